@@ -1,0 +1,89 @@
+"""The only module that knows TVM's versions apart.
+
+Everything else in the package imports what differs between the supported TVM releases from here.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from importlib import metadata
+
+#: The half-open range of ``apache-tvm`` releases that the package was tested with.
+TVM_RANGE = ((0, 26), (0, 28))
+
+#: ``apache-tvm-ffi`` releases from this one on break ``tvm.ir.save_json`` (it segfaults on any module).
+FFI_BAD_FROM = (0, 1, 15)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numeric release of a version string: ``"0.27.0.post1"`` is ``(0, 27, 0)``."""
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    if match is None:
+        raise ValueError(f"not a version: {text!r}")
+    return tuple(int(part) for part in match.group().split("."))
+
+
+def check_versions(tvm_version: str, ffi_version: str | None) -> None:
+    """Refuse an unsupported TVM and warn of a combination that is known to be broken.
+
+    Parameters
+    ----------
+    tvm_version : str
+        ``tvm.__version__`` of the running TVM.
+    ffi_version : str or None
+        The installed version of ``apache-tvm-ffi``; None when it is not known.
+
+    Raises
+    ------
+    ImportError
+        If the version of TVM lies outside :data:`TVM_RANGE`.
+    """
+    low, high = TVM_RANGE
+    if not low <= parse_version(tvm_version) < high:
+        wanted = f">={_dotted(low)},<{_dotted(high)}"
+        raise ImportError(
+            f"relax_grad needs apache-tvm {wanted}, but apache-tvm {tvm_version} is installed. "
+            f"Install a supported one with: pip install 'apache-tvm{wanted}'"
+        )
+    if ffi_version is not None and parse_version(ffi_version) >= FFI_BAD_FROM:
+        warnings.warn(
+            f"apache-tvm-ffi {ffi_version} crashes the process in tvm.ir.save_json with apache-tvm "
+            f"{tvm_version}. Install the version that works: "
+            f"pip install 'apache-tvm-ffi>=0.1.14.post0,<{_dotted(FFI_BAD_FROM)}'",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None when its metadata is missing."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _dotted(release: tuple[int, ...]) -> str:
+    return ".".join(map(str, release))
+
+
+def _check_running_versions() -> None:
+    try:
+        import tvm
+    except ImportError as error:
+        raise ImportError(
+            "relax_grad extends Apache TVM, which could not be imported "
+            f"({error}). Install it with: pip install 'apache-tvm>=0.26,<0.28'"
+        ) from error
+    check_versions(tvm.__version__, installed_version("apache-tvm-ffi"))
+
+
+_check_running_versions()
+
+try:  # 0.27 and later
+    from tvm.sym import Analyzer
+except ImportError:  # 0.26
+    from tvm.arith import Analyzer
+
+__all__ = ["Analyzer", "check_versions", "installed_version", "parse_version"]

@@ -1,0 +1,3 @@
+"""Legalization of the backward operators of indexing."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Legalization of the backward operators of pooling."""
+
+from __future__ import annotations

@@ -1,0 +1,145 @@
+"""How a backward operator is added to TVM from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Op
+from tvm.relax.op import grad as relax_op_grad
+
+from .._compat import Analyzer
+
+InferType = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
+Shape = Sequence["int | tirx.PrimExpr"]
+
+
+def declare_op(
+    name: str,
+    arguments: Sequence[tuple[str, str, str]],
+    infer_type: InferType,
+    builder: Callable[..., relax.Call],
+    attrs_type: str | None = None,
+) -> None:
+    """Add the operator ``relax.grad.<name>`` and its builder ``tvm.relax.op.grad.<name>``.
+
+    TVMScript prints a call of it as ``R.grad.<name>(...)`` and parses that back with the builder,
+    so the builder takes the arguments in order and then the attributes by their names.
+
+    Parameters
+    ----------
+    name : str
+        The name under ``relax.grad``.
+    arguments : Sequence[tuple[str, str, str]]
+        Name, type and description of each argument.
+    infer_type : Callable
+        Checks a call and returns the type of its result.
+    builder : Callable
+        Makes a call of the operator.
+    attrs_type : str, optional
+        The type key of the attributes, for example ``"relax.attrs.Conv2DAttrs"``.
+    """
+    op_name = f"relax.grad.{name}"
+    if op_name not in Op.list_op_names():
+        tvm.ir._ffi_api.RegisterOp(op_name, (builder.__doc__ or "").partition("\n")[0])
+        op = Op.get(op_name)
+        op.set_num_inputs(len(arguments))
+        for argument in arguments:
+            op.add_argument(*argument)
+        if attrs_type is not None:
+            op.set_attrs_type_key(attrs_type)
+        op.set_attr("FInferType", infer_type)
+        op.set_attr("FPurity", True)
+    setattr(relax_op_grad, name, builder)
+
+
+def tensor_type(call: relax.Call, index: int, name: str) -> relax.TensorType:
+    """Return the type of a tensor argument.
+
+    Raises
+    ------
+    TypeError
+        If the argument is not a tensor.
+    """
+    arg_type = call.args[index].ty
+    if not isinstance(arg_type, relax.TensorType):
+        raise TypeError(f"{call.op.name}: {name} must be a tensor, but its type is {arg_type}")
+    return arg_type
+
+
+def shape_values(call: relax.Call, index: int, name: str) -> list[tirx.PrimExpr] | None:
+    """Return the dimensions of a shape argument, or None when they are not known.
+
+    Raises
+    ------
+    TypeError
+        If the argument is not a shape.
+    """
+    arg_type = call.args[index].ty
+    if not isinstance(arg_type, relax.ShapeType):
+        raise TypeError(f"{call.op.name}: {name} must be a shape, but its type is {arg_type}")
+    return None if arg_type.values is None else list(arg_type.values)
+
+
+def check_shape(
+    call: relax.Call, name: str, got: relax.TensorType, forward: relax.TensorType
+) -> None:
+    """Refuse a gradient whose shape provably differs from what the forward operator returns.
+
+    Raises
+    ------
+    ValueError
+        Names the operator, the argument, and the shapes expected and found.
+    """
+    if got.ndim not in (-1, forward.ndim):
+        raise ValueError(
+            f"{call.op.name}: {name} must have {forward.ndim} dimensions, as the result of the "
+            f"forward operator has ({forward}), but its type is {got}"
+        )
+    if not (isinstance(got.shape, relax.ShapeExpr) and isinstance(forward.shape, relax.ShapeExpr)):
+        return
+    analyzer = Analyzer()
+    for found, wanted in zip(got.shape.values, forward.shape.values, strict=True):
+        if analyzer.can_prove(found != wanted):
+            raise ValueError(
+                f"{call.op.name}: {name} must have the shape {_text(forward.shape.values)} that "
+                f"the forward operator returns, but it has {_text(got.shape.values)}"
+            )
+
+
+def check_layouts(call: relax.Call, **layouts: tuple[str, str]) -> None:
+    """Refuse a layout that is not a permutation of the plain one.
+
+    Parameters
+    ----------
+    call : relax.Call
+        The call that the layouts belong to.
+    **layouts : tuple[str, str]
+        The attribute's name, its value and the plain layout, for example ``("NHWC", "NCHW")``.
+
+    Raises
+    ------
+    ValueError
+        Names the operator, the attribute and the layout found.
+    """
+    for name, (found, plain) in layouts.items():
+        if sorted(found) != sorted(plain):
+            raise ValueError(
+                f"{call.op.name}: {name} must be a permutation of {plain!r}, but it is {found!r}; "
+                "a layout with packed channels must be unpacked before the operator"
+            )
+
+
+def dtype_of(tensor: relax.TensorType) -> str:
+    """Return the dtype of a tensor type as a string."""
+    return str(getattr(tensor.dtype, "dtype", tensor.dtype))
+
+
+def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
+    """Make a shape expression of a sequence of dimensions; an expression stays as it is."""
+    return shape if isinstance(shape, relax.Expr) else relax.ShapeExpr(list(shape))
+
+
+def _text(shape: Shape) -> str:
+    return "(" + ", ".join(map(str, shape)) + ")"

@@ -1,0 +1,3 @@
+"""The backward operators of indexing."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""The backward operators of the losses."""
+
+from __future__ import annotations

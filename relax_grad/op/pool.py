@@ -1,0 +1,3 @@
+"""The backward operators of pooling."""
+
+from __future__ import annotations

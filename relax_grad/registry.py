@@ -1,0 +1,158 @@
+"""How gradient rules and legalizations are registered, and at which level.
+
+TVM keeps one value per operator attribute together with a level; a higher level replaces a lower
+one and an equal level is an error. TVM itself and users who give no level register at
+:data:`TVM_LEVEL`. So that a user's own registration wins, before and after the import:
+
+- what TVM does not have is registered one level below (:data:`NEW_LEVEL`);
+- what corrects TVM's own takes over TVM's level: the stock value is removed and ours is put in its
+  place. A user who overrides a stock rule needs a level above ``TVM_LEVEL``, with and without
+  relax_grad.
+
+Modules declare with :func:`register_gradient` and :func:`register_legalize`; :func:`install`, which
+``import relax_grad`` calls, carries the declarations out once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from .errors import GradientError
+
+TVM_LEVEL = 10
+NEW_LEVEL = TVM_LEVEL - 1
+
+GradientRule = Callable[
+    [relax.Var, relax.Call, relax.Var, relax.BlockBuilder],
+    "list[relax.Expr]",
+]
+LegalizeRule = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One attribute that relax_grad gives to one operator.
+
+    Attributes
+    ----------
+    op_name : str
+        The operator, for example ``"relax.nn.conv2d"``.
+    attr : str
+        The attribute: ``"FPrimalGradient"`` or ``"FLegalize"``.
+    function : Callable
+        What is registered.
+    corrects : str or None
+        For what replaces TVM's own: what is wrong with TVM's. None for what TVM does not have.
+    """
+
+    op_name: str
+    attr: str
+    function: Callable
+    corrects: str | None
+
+
+_declarations: dict[tuple[str, str], Declaration] = {}
+_installed: set[tuple[str, str]] = set()
+
+
+def declarations() -> list[Declaration]:
+    """Return everything that relax_grad registers, in order of operator name."""
+    return [_declarations[key] for key in sorted(_declarations)]
+
+
+def register_gradient(
+    op_name: str, *, corrects: str | None = None
+) -> Callable[[GradientRule], GradientRule]:
+    """Declare the gradient rule of an operator.
+
+    Parameters
+    ----------
+    op_name : str
+        The operator's name.
+    corrects : str, optional
+        For a rule that replaces TVM's own: what is wrong with TVM's, in one line.
+
+    Returns
+    -------
+    decorator : Callable
+        Takes a rule ``(orig_var, orig_call, output_grad, ctx) -> list[Expr]`` that returns one
+        partial for each argument of the call, and returns it unchanged.
+    """
+
+    def decorate(rule: GradientRule) -> GradientRule:
+        _declare(Declaration(op_name, "FPrimalGradient", _guarded(op_name, rule), corrects))
+        return rule
+
+    return decorate
+
+
+def register_legalize(
+    op_name: str, *, corrects: str | None = None
+) -> Callable[[LegalizeRule], LegalizeRule]:
+    """Declare the legalization of an operator; see :func:`register_gradient`."""
+
+    def decorate(rule: LegalizeRule) -> LegalizeRule:
+        _declare(Declaration(op_name, "FLegalize", rule, corrects))
+        return rule
+
+    return decorate
+
+
+def install() -> None:
+    """Register every declaration with the running TVM that is not registered yet."""
+    known_ops = set(Op.list_op_names())
+    for key, declaration in _declarations.items():
+        if key not in _installed and declaration.op_name in known_ops:
+            _install(declaration)
+            _installed.add(key)
+
+
+def _declare(declaration: Declaration) -> None:
+    key = (declaration.op_name, declaration.attr)
+    if key in _declarations and key not in _installed:
+        raise ValueError(f"{declaration.attr} of {declaration.op_name} is declared twice")
+    _declarations[key] = declaration
+
+
+def _install(declaration: Declaration) -> None:
+    op = Op.get(declaration.op_name)
+    level = NEW_LEVEL if declaration.corrects is None else TVM_LEVEL
+    try:
+        op.set_attr(declaration.attr, declaration.function, level)
+    except tvm.error.InternalError:
+        # Something is registered at exactly this level. At TVM's level that is the stock value;
+        # one level below, it is a user's, which wins.
+        if declaration.corrects is not None:
+            op.reset_attr(declaration.attr)
+            op.set_attr(declaration.attr, declaration.function, level)
+
+
+def _guarded(op_name: str, rule: GradientRule) -> GradientRule:
+    """Make a rule's failure an error that names the operator and the binding.
+
+    TVM crashes the process when a rule returns something that is not a list of expressions.
+    """
+
+    @functools.wraps(rule)
+    def checked(orig_var, orig_call, output_grad, ctx):
+        try:
+            partials = rule(orig_var, orig_call, output_grad, ctx)
+        except GradientError as error:
+            raise GradientError(
+                f"gradient of {op_name}, binding {orig_var.name!r}: {error}"
+            ) from error
+        expected = len(orig_call.args)
+        if not isinstance(partials, list) or len(partials) != expected:
+            raise GradientError(
+                f"gradient of {op_name}, binding {orig_var.name!r}: the rule must return a list of "
+                f"{expected} expressions, one for each argument, but it returned {partials!r}"
+            )
+        return partials
+
+    return checked

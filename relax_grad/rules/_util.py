@@ -1,0 +1,100 @@
+"""The concerns that gradient rules repeat, each under a name."""
+
+from __future__ import annotations
+
+from tvm import relax, tirx
+from tvm.relax.op.grad import no_grad
+
+from .._compat import Analyzer
+from ..errors import GradientError
+
+__all__ = [
+    "broadcast_like",
+    "cast_like",
+    "dtype_of",
+    "is_static",
+    "no_grad",
+    "same_shape",
+    "shape_arg",
+    "shape_of",
+    "unbroadcast",
+    "zero",
+]
+
+
+def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
+    """Return the dimensions of a tensor; they may be symbolic.
+
+    Raises
+    ------
+    GradientError
+        If the tensor's shape is not known as a list of dimensions.
+    """
+    shape = expr.ty.shape
+    if not isinstance(shape, relax.ShapeExpr):
+        raise GradientError(
+            f"the shape of {expr} must be known, static or symbolic, but its type is {expr.ty}; "
+            "give it one with relax.match_cast"
+        )
+    return list(shape.values)
+
+
+def dtype_of(expr: relax.Expr) -> str:
+    """Return the dtype of a tensor as a string."""
+    dtype = expr.ty.dtype
+    return str(getattr(dtype, "dtype", dtype))
+
+
+def is_static(expr: relax.Expr) -> bool:
+    """Tell whether every dimension of a tensor is a constant."""
+    shape = expr.ty.shape
+    return isinstance(shape, relax.ShapeExpr) and all(
+        isinstance(dim, tirx.IntImm) for dim in shape.values
+    )
+
+
+def shape_arg(expr: relax.Expr) -> relax.Expr:
+    """Return a tensor's shape in the form in which a backward operator takes it.
+
+    A static shape is written out. A symbolic one is read off the tensor: the stock Gradient pass
+    cannot walk over a shape expression that holds symbolic variables, so a backward graph with one
+    could not be differentiated again. TVM's own operators do not infer a usable type from that form;
+    :func:`broadcast_like` and :func:`unbroadcast` stand in for the two that are needed.
+    """
+    return expr.ty.shape if is_static(expr) else relax.op.shape_of(expr)
+
+
+def same_shape(a: list[tirx.PrimExpr], b: list[tirx.PrimExpr]) -> bool:
+    """Tell whether two shapes are provably equal."""
+    analyzer = Analyzer()
+    return len(a) == len(b) and all(
+        analyzer.can_prove_equal(x, y) for x, y in zip(a, b, strict=True)
+    )
+
+
+def broadcast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
+    """Broadcast a gradient to the shape of ``like``; the two have the same dtype."""
+    if is_static(like):
+        return relax.op.broadcast_to(grad, like.ty.shape)
+    return relax.op.multiply(grad, relax.op.ones_like(like))
+
+
+def unbroadcast(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
+    """Sum a gradient over the axes along which ``like`` was broadcast."""
+    grad = ctx.normalize(grad)
+    if same_shape(shape_of(grad), shape_of(like)):
+        return grad
+    if is_static(like):
+        return relax.op.collapse_sum_to(grad, like.ty.shape)
+    return relax.op.collapse_sum_like(grad, like)
+
+
+def cast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
+    """Cast a normalized gradient to the dtype of ``like`` where the two differ."""
+    dtype = dtype_of(like)
+    return grad if dtype_of(grad) == dtype else relax.op.astype(grad, dtype)
+
+
+def zero(like: relax.Expr) -> relax.Expr:
+    """Return the scalar constant 0 in the dtype of ``like``."""
+    return relax.const(0, dtype_of(like))

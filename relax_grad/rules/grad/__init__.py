@@ -1,0 +1,8 @@
+"""Gradients of the backward operators themselves, which give second and higher order.
+
+A backward operator is linear in its output gradient. Its own gradient with respect to that is the
+forward operator's derivative along a direction; where the forward operator is linear, that is the
+forward operator.
+"""
+
+from . import conv, index, loss, manipulate, pool

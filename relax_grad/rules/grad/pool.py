@@ -1,0 +1,3 @@
+"""Gradients of the backward operators of pooling."""
+
+from __future__ import annotations

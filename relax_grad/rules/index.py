@@ -1,0 +1,3 @@
+"""Gradients of indexing."""
+
+from __future__ import annotations

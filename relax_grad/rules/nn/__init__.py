@@ -1,0 +1,3 @@
+"""Gradient rules of ``relax.op.nn``."""
+
+from . import conv, loss, norm, pool

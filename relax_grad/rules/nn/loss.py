@@ -1,0 +1,3 @@
+"""Gradients of the losses."""
+
+from __future__ import annotations

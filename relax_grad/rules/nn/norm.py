@@ -1,0 +1,3 @@
+"""Gradients of the normalisations."""
+
+from __future__ import annotations

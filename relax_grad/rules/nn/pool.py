@@ -1,0 +1,3 @@
+"""Gradients of pooling."""
+
+from __future__ import annotations

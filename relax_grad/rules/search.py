@@ -1,0 +1,3 @@
+"""Gradients of selection and search."""
+
+from __future__ import annotations

@@ -1,0 +1,256 @@
+"""Build, differentiate and run the programs that the gradient checks compare.
+
+The program of order 1 is ``L1(inputs, cotangents) = sum over outputs of <output, cotangent>``. The program
+of order k + 1 is ``L(k+1)(..., directions) = sum over gradients of Lk of <gradient, direction>``, built of
+the bindings of the differentiated program, so that its gradient is the next order's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor parameter of a checked program: its name, its value and its type."""
+
+    name: str
+    value: np.ndarray
+    type: relax.TensorType
+
+    @property
+    def is_float(self) -> bool:
+        return dtype_of(self.type) in _FLOATS
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module whose function ``main`` returns one scalar, with the values of its parameters."""
+
+    module: tvm.IRModule
+    arguments: tuple[Argument, ...]
+
+    def values(self) -> list[np.ndarray]:
+        return [argument.value for argument in self.arguments]
+
+
+def dtype_of(tensor_type: relax.TensorType) -> str:
+    """Return the dtype of a tensor type as a string."""
+    return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
+
+
+def make_arguments(
+    inputs: Sequence, dtype: str | None, symbolic: Mapping[int, Mapping[int, str]]
+) -> list:
+    """Turn the inputs of a check into arguments; what is not an array stays as it is.
+
+    Parameters
+    ----------
+    inputs : Sequence
+        Arrays, (nested) tuples and lists of arrays, and values that are passed through.
+    dtype : str or None
+        What floating-point arrays are cast to; None leaves them as they are.
+    symbolic : Mapping[int, Mapping[int, str]]
+        Names for the symbolic axes of an input, by input and axis.
+    """
+    dims: dict[str, tirx.Var] = {}
+
+    def argument(name: str, value: np.ndarray, names: Mapping[int, str]) -> Argument:
+        if dtype is not None and value.dtype.name in _FLOATS:
+            value = value.astype(numpy_dtype(dtype))
+        shape = [
+            dims.setdefault(names[axis], tirx.Var(names[axis], "int64")) if axis in names else size
+            for axis, size in enumerate(value.shape)
+        ]
+        return Argument(name, value, relax.TensorType(shape, value.dtype.name))
+
+    def convert(name: str, value, names: Mapping[int, str]):
+        if isinstance(value, (np.ndarray, np.generic)):
+            return argument(name, np.asarray(value), names)
+        if isinstance(value, (tuple, list)) and _holds_array(value):
+            return tuple(convert(f"{name}_{i}", item, names) for i, item in enumerate(value))
+        return value
+
+    return [convert(f"x{i}", value, symbolic.get(i, {})) for i, value in enumerate(inputs)]
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """Return the NumPy dtype of a TVM dtype, bfloat16 included (from ml_dtypes, which TVM brings)."""
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype)
+
+
+def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Program:
+    """Build ``L1``: the inner product of the function's floating-point outputs with random cotangents."""
+    params: list[relax.Var] = []
+    tensors: list[Argument] = []
+
+    def to_expr(argument):
+        if isinstance(argument, Argument):
+            params.append(relax.Var(argument.name, argument.type))
+            tensors.append(argument)
+            return params[-1]
+        if isinstance(argument, tuple) and _holds(argument, Argument):
+            return relax.Tuple([to_expr(item) for item in argument])
+        return argument
+
+    call_args = [to_expr(argument) for argument in arguments]
+    static = [
+        relax.Var(tensor.name, relax.TensorType(tensor.value.shape, dtype_of(tensor.type)))
+        for tensor in tensors
+    ]
+    outputs = _float_leaves(_output_type(function, params, call_args, attrs))
+    # Cotangents need values: the static types of the same outputs say how many.
+    known = dict(zip(params, static, strict=True))
+    static_args = [_substitute(arg, known) for arg in call_args]
+    shapes = [
+        [int(dim) for dim in leaf.shape.values]
+        for _, leaf in _float_leaves(_output_type(function, static, static_args, attrs))
+    ]
+    cotangents = [
+        Argument(
+            f"cotangent{i}",
+            rng.uniform(-1, 1, shape).astype(numpy_dtype(dtype_of(leaf))),
+            leaf,
+        )
+        for i, (shape, (_, leaf)) in enumerate(zip(shapes, outputs, strict=True))
+    ]
+    weights = [relax.Var(argument.name, argument.type) for argument in cotangents]
+
+    bb = relax.BlockBuilder()
+    with bb.function("main", [*params, *weights]):
+        with bb.dataflow():
+            result = bb.emit(function(*call_args, **attrs))
+            leaves = [_project(result, path) for path, _ in outputs]
+            loss = bb.emit_output(_inner_products(bb, leaves, weights))
+        bb.emit_func_output(loss)
+    return Program(bb.get(), (*tensors, *cotangents))
+
+
+def differentiate(program: Program, wrt: Sequence[str]) -> tvm.IRModule:
+    """Return the module with ``main_adjoint``, differentiated with respect to the named parameters."""
+    by_name = {param.name: param for param in program.module["main"].params}
+    return relax.transform.Gradient("main", [by_name[name] for name in wrt])(program.module)
+
+
+def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str], rng) -> Program:
+    """Build ``L(k+1)`` of the differentiated ``Lk``, with random directions as new parameters."""
+    adjoint = relax.utils.copy_with_new_vars(differentiated["main_adjoint"])
+    by_name = {argument.name: argument for argument in program.arguments}
+    order = 1 + sum(argument.name.startswith("direction") for argument in program.arguments)
+    directions = [
+        Argument(
+            f"direction{order}_{name}",
+            rng.uniform(-1, 1, by_name[name].value.shape).astype(by_name[name].value.dtype),
+            by_name[name].type,
+        )
+        for name in wrt
+    ]
+    # The copy has symbolic variables of its own; a direction has the type of its gradient there.
+    (block,) = adjoint.body.blocks
+    gradients = list(adjoint.body.body.fields[1].fields)
+    params = [
+        relax.Var(direction.name, gradient.ty)
+        for direction, gradient in zip(directions, gradients, strict=True)
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", [*adjoint.params, *params]):
+        with bb.dataflow():
+            for binding in block.bindings:
+                bb.emit_normalized(binding)
+            loss = bb.emit_output(_inner_products(bb, gradients, params))
+        bb.emit_func_output(loss)
+    arguments = tuple(
+        replace(argument, type=param.ty)
+        for argument, param in zip(program.arguments, adjoint.params, strict=True)
+    )
+    directions = [
+        replace(direction, type=param.ty)
+        for direction, param in zip(directions, params, strict=True)
+    ]
+    return Program(bb.get(), (*arguments, *directions))
+
+
+def executable(module: tvm.IRModule, name: str, target) -> Callable[[Sequence[np.ndarray]], object]:
+    """Compile a module and return one of its functions as one from arrays to (nested) arrays."""
+    target = tvm.target.Target(target)
+    device = tvm.runtime.Device(target.get_target_device_type(), 0)
+    machine = relax.VirtualMachine(tvm.compile(module, target=target), device)
+
+    def run(values: Sequence[np.ndarray]):
+        return _to_numpy(machine[name](*(tvm.runtime.tensor(value, device) for value in values)))
+
+    return run
+
+
+def _to_numpy(value):
+    if hasattr(value, "numpy"):
+        return value.numpy()
+    return [_to_numpy(item) for item in value]
+
+
+def _holds(value, kind) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(_holds(item, kind) for item in value)
+    return isinstance(value, kind)
+
+
+def _holds_array(value) -> bool:
+    return _holds(value, (np.ndarray, np.generic))
+
+
+def _substitute(arg, known: Mapping):
+    if isinstance(arg, relax.Tuple):
+        return relax.Tuple([_substitute(field, known) for field in arg.fields])
+    return known.get(arg, arg) if isinstance(arg, relax.Var) else arg
+
+
+def _output_type(function, params, call_args, attrs) -> relax.Type:
+    bb = relax.BlockBuilder()
+    with bb.function("probe", params):
+        result = bb.emit(function(*call_args, **attrs))
+        bb.emit_func_output(result)
+    return result.ty
+
+
+def _float_leaves(output_type: relax.Type, path: tuple[int, ...] = ()) -> list:
+    """Return path and type of each floating-point tensor in a (nested) type."""
+    if isinstance(output_type, relax.TupleType):
+        return [
+            leaf
+            for i, field in enumerate(output_type.fields)
+            for leaf in _float_leaves(field, (*path, i))
+        ]
+    if isinstance(output_type, relax.TensorType) and dtype_of(output_type) in _FLOATS:
+        return [(path, output_type)]
+    return []
+
+
+def _project(value: relax.Expr, path: tuple[int, ...]) -> relax.Expr:
+    for index in path:
+        value = relax.TupleGetItem(value, index)
+    return value
+
+
+def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
+    """Return the sum over all pairs of the inner product, as a scalar of the widest dtype."""
+    dtypes = [dtype_of(weight.ty) for weight in weights]
+    dtype = "float64" if "float64" in dtypes else "float32"
+    total = None
+    for value, weight, own in zip(values, weights, dtypes, strict=True):
+        product = bb.emit(relax.op.multiply(value, weight))
+        if own != dtype:
+            product = bb.emit(relax.op.astype(product, dtype))
+        term = bb.emit(relax.op.sum(product))
+        total = term if total is None else bb.emit(relax.op.add(total, term))
+    return total

@@ -1,0 +1,306 @@
+"""The gradient checker: differentiate, compile, run, and compare with numbers found otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+from tvm_ffi import structural_equal
+
+from ..errors import GradientCheckError
+from . import _program
+from ._program import Argument, Program, dtype_of, numpy_dtype
+
+#: Relative tolerance by dtype: of float64 against finite differences, of the others against float64.
+TOLERANCES = {"float64": 2e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
+
+#: Step of the central differences, relative to an input of size 1: balances truncation (its square)
+#: against rounding (its inverse times the machine epsilon).
+_STEPS = {"float64": 6e-6, "float32": 1e-2}
+
+_DIRECTIONS = 3
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """What a check that passed has measured.
+
+    Attributes
+    ----------
+    operator : str
+        The operator or function that was checked.
+    order : int
+        The highest order that was checked.
+    max_error : float
+        The largest error found, relative to the scale of what it was compared with.
+    comparisons : int
+        The number of numbers compared.
+    """
+
+    operator: str
+    order: int
+    max_error: float
+    comparisons: int
+
+
+def check_gradients(
+    fn_or_op: str | Callable[..., relax.Expr],
+    inputs: Sequence,
+    *,
+    wrt: Sequence[int | str] | None = None,
+    order: int = 1,
+    target="llvm",
+    rtol: float | None = None,
+    atol: float | None = None,
+    symbolic: Mapping[int, Mapping[int, str]] | None = None,
+    seed: int = 0,
+    **attrs,
+) -> GradientReport:
+    """Check the gradient of an operator, or of a function built of operators.
+
+    Builds the function, differentiates it with ``relax.transform.Gradient`` and compiles both for the
+    target. The gradient in float64 is compared with central differences in random directions, and that
+    in the dtype of the inputs element by element with the one in float64. Each gradient must have the
+    type and the shape of its input.
+
+    Parameters
+    ----------
+    fn_or_op : str or Callable
+        The name of an operator (``"relax.nn.conv2d"``), its builder (``relax.op.nn.conv2d``), or a
+        function from Relax expressions to a Relax expression.
+    inputs : Sequence
+        The arguments: arrays become tensor parameters, (nested) tuples of arrays become tuples, and
+        anything else is passed on as it is. Integer arrays are held fixed.
+    wrt : Sequence[int or str], optional
+        The inputs to differentiate with respect to, by index, or by name (``"x0"``, or ``"x0_1"`` for
+        an element of a tuple); by default every floating-point array.
+    order : int
+        The highest order to check. From order 2 on, the gradient of the gradient is checked with
+        respect to the inputs and to the output's cotangents.
+    target : str or tvm.target.Target
+        What to compile for.
+    rtol, atol : float, optional
+        Replace the tolerances, which go by the dtype of the inputs (:data:`TOLERANCES`).
+    symbolic : Mapping[int, Mapping[int, str]], optional
+        Names for the axes of an input that shall have symbolic extents: ``{0: {0: "n"}}`` makes the
+        batch of the first input symbolic.
+    seed : int
+        The seed of the cotangents and directions.
+    **attrs
+        Attributes of the operator.
+
+    Returns
+    -------
+    report : GradientReport
+        What was measured.
+
+    Raises
+    ------
+    GradientCheckError
+        Names the operator, the argument, the worst element and both numbers.
+    ValueError
+        If there is nothing to differentiate with respect to.
+
+    Examples
+    --------
+    >>> import numpy as np, relax_grad.testing
+    >>> rng = np.random.default_rng(0)
+    >>> x, w = rng.normal(size=(1, 3, 8, 8)), rng.normal(size=(4, 3, 3, 3))
+    >>> report = relax_grad.testing.check_gradients("relax.nn.conv2d", [x, w], strides=2, order=2)
+    >>> report.max_error < 1e-6
+    True
+    """
+    name, function = resolve(fn_or_op)
+    check = _Check(name, target, rtol, atol, seed)
+
+    def program(dtype: str | None) -> Program:
+        arguments = _program.make_arguments(inputs, dtype, symbolic or {})
+        return _program.first_order(function, arguments, attrs, np.random.default_rng(seed))
+
+    own, reference = program(None), program("float64")
+    floats = [argument for argument in own.arguments if argument.is_float]
+    wrt_names = select_wrt(own.arguments, wrt)
+    for level in range(1, order + 1):
+        if level == 2:
+            wrt_names += [a.name for a in floats if a.name.startswith("cotangent")]
+        own, reference = check.level(level, own, reference, wrt_names, last=level == order)
+    return GradientReport(name, order, check.max_error, check.comparisons)
+
+
+class _Check:
+    """The state of one check: its settings and what it has measured."""
+
+    def __init__(self, name, target, rtol, atol, seed):
+        self.name, self.target, self.rtol, self.atol, self.seed = name, target, rtol, atol, seed
+        self.max_error = 0.0
+        self.comparisons = 0
+
+    def level(self, order, own: Program, reference: Program, wrt, last: bool):
+        """Check one order and return the programs of the next one."""
+        gradients = self._gradients(order, own, wrt)
+        if _dtypes(own) == _dtypes(reference):
+            exact = gradients
+        else:
+            exact = self._gradients(order, reference, wrt)
+            self._compare_elements(order, own, wrt, gradients, exact)
+        self._compare_directions(order, reference, wrt, exact)
+        if last:
+            return own, reference
+
+        def advance(program):
+            rng = np.random.default_rng(self.seed + order)
+            differentiated = _program.differentiate(program, wrt)
+            return _program.next_order(program, differentiated, wrt, rng)
+
+        return advance(own), advance(reference)
+
+    def _gradients(self, order, program: Program, wrt) -> list[np.ndarray]:
+        differentiated = _program.differentiate(program, wrt)
+        types = differentiated["main_adjoint"].ret_ty.fields[1].fields
+        arguments = _by_name(program)
+        for name, gradient_type in zip(wrt, types, strict=True):
+            if not structural_equal(gradient_type, arguments[name].type, map_free_vars=True):
+                raise GradientCheckError(
+                    f"{self.name}, order {order}: the gradient of {name} has the type {gradient_type}, "
+                    f"but {name} has the type {arguments[name].type}"
+                )
+        run = _program.executable(differentiated, "main_adjoint", self.target)
+        values = program.values()
+        before = [value.copy() for value in values]
+        gradients = run(values)[1]
+        for argument, value in zip(program.arguments, before, strict=True):
+            if not np.array_equal(argument.value, value, equal_nan=argument.is_float):
+                raise GradientCheckError(f"{self.name}: input {argument.name} was overwritten")
+        for name, gradient in zip(wrt, gradients, strict=True):
+            if gradient.shape != arguments[name].value.shape:
+                raise GradientCheckError(
+                    f"{self.name}, order {order}: the gradient of {name} has the shape "
+                    f"{gradient.shape}, but {name} has the shape {arguments[name].value.shape}"
+                )
+        return [gradient.astype("float64") for gradient in gradients]
+
+    def _compare_elements(self, order, own: Program, wrt, gradients, exact) -> None:
+        arguments = _by_name(own)
+        for name, found, expected in zip(wrt, gradients, exact, strict=True):
+            if not expected.size:
+                continue
+            rtol, atol = self._tolerances(dtype_of(arguments[name].type))
+            scale = np.abs(expected).max()
+            error = np.abs(found - expected)
+            self._record(error.max() / max(scale, 1.0), expected.size)
+            if not np.all(error <= atol + rtol * scale):
+                worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
+                raise self._failure(order, name, worst, found[worst], expected[worst], "float64")
+
+    def _compare_directions(self, order, program: Program, wrt, gradients) -> None:
+        """Compare with central differences along random directions, in one input at a time."""
+        loss = _program.executable(program.module, "main", self.target)
+        names = [argument.name for argument in program.arguments]
+        dtype = max((dtype_of(a.type) for a in program.arguments if a.is_float), key=_width)
+        step = _STEPS.get(dtype, _STEPS["float32"])
+        rtol, atol = self._tolerances(dtype)
+        rng = np.random.default_rng(self.seed)
+
+        def difference(index, direction):
+            ends = []
+            for sign in (1, -1):
+                values = program.values()
+                moved = values[index].astype("float64") + sign * step * direction
+                values[index] = moved.astype(values[index].dtype)
+                ends.append(float(loss(values)))
+            return (ends[0] - ends[1]) / (2 * step)
+
+        for name, gradient in zip(wrt, gradients, strict=True):
+            index = names.index(name)
+            for _ in range(_DIRECTIONS if gradient.size else 0):
+                direction = rng.choice([-1.0, 1.0], gradient.shape)
+                direction *= rng.uniform(0.5, 1.0, gradient.shape)
+                expected = difference(index, direction)
+                found = float(np.sum(gradient * direction))
+                scale = float(np.sqrt(np.sum((gradient * direction) ** 2)))
+                error = abs(found - expected)
+                self._record(error / max(scale, 1.0), 1)
+                if not error <= atol + rtol * max(scale, abs(expected)):
+                    self._locate(order, name, gradient, lambda d, i=index: difference(i, d))
+                    raise GradientCheckError(
+                        f"{self.name}, order {order}: the gradient of {name} along a random direction is "
+                        f"{found:.9g}, but central differences give {expected:.9g}"
+                    )
+
+    def _locate(self, order, name, gradient, difference) -> None:
+        """Find the element that is most wrong, and raise for it."""
+        worst, largest = None, 0.0
+        for position in np.ndindex(gradient.shape):
+            direction = np.zeros(gradient.shape)
+            direction[position] = 1.0
+            expected = difference(direction)
+            error = abs(gradient[position] - expected)
+            if worst is None or not error <= largest:
+                worst, largest = (position, gradient[position], expected), error
+        raise self._failure(order, name, *worst, "central differences")
+
+    def _failure(self, order, name, position, found, expected, method) -> GradientCheckError:
+        at = ", ".join(map(str, (int(i) for i in position)))
+        return GradientCheckError(
+            f"{self.name}, order {order}: the gradient of {name} is wrong; the worst element is "
+            f"[{at}], where the gradient is {found:.9g}, but {method} gives {expected:.9g}"
+        )
+
+    def _tolerances(self, dtype: str) -> tuple[float, float]:
+        rtol = TOLERANCES[dtype] if self.rtol is None else self.rtol
+        return rtol, (rtol if self.atol is None else self.atol)
+
+    def _record(self, error: float, comparisons: int) -> None:
+        self.max_error = max(self.max_error, float(error))
+        self.comparisons += comparisons
+
+
+def resolve(fn_or_op: str | Callable) -> tuple[str, Callable]:
+    """Return the name and the builder of an operator or a function."""
+    if callable(fn_or_op):
+        return getattr(fn_or_op, "__name__", repr(fn_or_op)), fn_or_op
+    builder = relax.op
+    for part in fn_or_op.removeprefix("relax.").split("."):
+        builder = getattr(builder, part, None)
+        if builder is None:
+            raise ValueError(f"no builder in tvm.relax.op for an operator named {fn_or_op!r}")
+    return fn_or_op, builder
+
+
+def select_wrt(arguments: Sequence[Argument], wrt: Sequence[int | str] | None) -> list[str]:
+    """Return the names of the inputs to differentiate with respect to.
+
+    Raises
+    ------
+    ValueError
+        If an input that is named does not exist or is no floating-point tensor, or if there is none.
+    """
+    inputs = [a for a in arguments if not a.name.startswith("cotangent")]
+    floats = [a.name for a in inputs if a.is_float]
+    if wrt is None:
+        selected = floats
+    else:
+        selected = [item if isinstance(item, str) else f"x{item}" for item in wrt]
+    for name in selected:
+        if name not in floats:
+            raise ValueError(
+                f"wrt names {name}, which is no floating-point tensor; the inputs are "
+                + ", ".join(f"{a.name}: {a.type}" for a in inputs)
+            )
+    if not selected:
+        raise ValueError("there is no floating-point input to differentiate with respect to")
+    return selected
+
+
+def _by_name(program: Program) -> dict:
+    return {argument.name: argument for argument in program.arguments}
+
+
+def _dtypes(program: Program) -> list[str]:
+    return [dtype_of(argument.type) for argument in program.arguments]
+
+
+def _width(dtype: str) -> int:
+    return numpy_dtype(dtype).itemsize

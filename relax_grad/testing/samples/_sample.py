@@ -1,0 +1,106 @@
+"""The form of an operator sample, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .._program import numpy_dtype
+from ..check import GradientReport, check_gradients
+
+SampleMaker = Callable[[np.random.Generator], "Iterator[Sample]"]
+
+_makers: dict[str, SampleMaker] = {}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call of an operator to check gradients on.
+
+    Attributes
+    ----------
+    inputs : Sequence
+        The arguments, as :func:`relax_grad.testing.check_gradients` takes them; floating-point arrays
+        in float64.
+    attrs : Mapping
+        The attributes of the operator.
+    function : str or Callable, optional
+        What to check instead of the operator alone, for an operator whose arguments its builder does
+        not take in this form.
+    wrt : Sequence[int or str], optional
+        The inputs to differentiate with respect to; by default every floating-point array.
+    order : int
+        The highest order to check.
+    symbolic : Mapping[int, Mapping[int, str]], optional
+        The axes that can be symbolic, as in ``check_gradients``.
+    torch : Callable, optional
+        The same function in PyTorch: takes the module ``torch`` and then a tensor for each array among
+        the inputs (a tuple of tensors for a tuple), and returns a tensor or a tuple of tensors.
+    dtypes : Sequence[str]
+        The dtypes to check besides float64.
+    smooth : bool
+        False at a point where the function has a kink, so that finite differences say nothing and
+        only PyTorch is compared with.
+    note : str
+        What is special about this sample.
+    op : str
+        The operator; filled in by :func:`samples`.
+    """
+
+    inputs: Sequence
+    attrs: Mapping = field(default_factory=dict)
+    function: str | Callable | None = None
+    wrt: Sequence[int | str] | None = None
+    order: int = 2
+    symbolic: Mapping[int, Mapping[int, str]] | None = None
+    torch: Callable | None = None
+    dtypes: Sequence[str] = ("float32", "float16")
+    smooth: bool = True
+    note: str = ""
+    op: str = ""
+
+    def check(
+        self, *, symbolic: bool = False, dtype: str = "float64", **settings
+    ) -> GradientReport:
+        """Check the gradient of this sample; ``settings`` are those of ``check_gradients``."""
+        return check_gradients(
+            self.function or self.op,
+            cast(self.inputs, dtype),
+            wrt=self.wrt,
+            symbolic=self.symbolic if symbolic else None,
+            **{"order": self.order, **settings},
+            **self.attrs,
+        )
+
+
+def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:
+    """Give an operator its samples: decorates a generator of :class:`Sample` that takes a NumPy generator."""
+
+    def decorate(maker: SampleMaker) -> SampleMaker:
+        if op in _makers:
+            raise ValueError(f"{op} has samples already")
+        _makers[op] = maker
+        return maker
+
+    return decorate
+
+
+def sampled_operators() -> list[str]:
+    """Return the names of the operators that have samples."""
+    return sorted(_makers)
+
+
+def samples(op: str) -> list[Sample]:
+    """Return the samples of an operator; the same ones at every call."""
+    return [replace(sample, op=op) for sample in _makers[op](np.random.default_rng(0))]
+
+
+def cast(inputs, dtype: str):
+    """Cast the floating-point arrays in (nested) inputs."""
+    if isinstance(inputs, np.ndarray) and np.issubdtype(inputs.dtype, np.floating):
+        return inputs.astype(numpy_dtype(dtype))
+    if isinstance(inputs, (tuple, list)):
+        return type(inputs)(cast(value, dtype) for value in inputs)
+    return inputs

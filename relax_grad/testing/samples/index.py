@@ -1,0 +1,3 @@
+"""Samples of indexing."""
+
+from __future__ import annotations

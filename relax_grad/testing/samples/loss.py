@@ -1,0 +1,3 @@
+"""Samples of the losses."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Samples of the operators that move elements about."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Samples of the normalisations."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Samples of pooling."""
+
+from __future__ import annotations

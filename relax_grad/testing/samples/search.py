@@ -1,0 +1,3 @@
+"""Samples of selection and search."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Samples of reductions and scans."""
+
+from __future__ import annotations

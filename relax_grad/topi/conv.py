@@ -1,0 +1,205 @@
+"""Tensor expressions of the gradients of convolution, for any rank, layout and grouping.
+
+With ``y = conv(x, w)`` of stride ``s``, dilation ``d`` and padding ``p`` along a spatial axis, an output
+element reads ``x[y * s + k * d - p]`` for each kernel element ``k``. So
+
+- the weight gradient is ``dw[k] = sum over n, y of dy[y] * x[y * s + k * d - p]``,
+- the data gradient is ``dx[i] = sum over o, k of dy[(i + p - k * d) / s] * w[k]``, over those ``k`` for
+  which the division leaves no remainder.
+
+Both first copy the tensor that is read at an offset into one that holds zeros wherever the offset
+leaves it, so that the sum itself has no condition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import te, tirx, topi
+
+from ._util import Shape, accumulation_dtype, axes, cast, spatial_names
+
+
+def conv_backward_data(
+    output_grad: te.Tensor,
+    weight: te.Tensor,
+    data_shape: Shape,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    data_layout: str,
+    kernel_layout: str,
+    out_layout: str,
+    out_dtype: str,
+) -> te.Tensor:
+    """Gradient of a convolution with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result, in ``out_layout``.
+    weight : te.Tensor
+        The weight, in ``kernel_layout``; its channel axis ``I`` counts the channels of one group.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data, in ``data_layout``.
+    strides, dilation : Sequence[int]
+        One for each spatial axis, in the order of ``data_layout``.
+    padding : Sequence[int]
+        Zeros before each spatial axis, then zeros after each; those after are not needed.
+    groups : int
+        The number of groups.
+    data_layout, kernel_layout, out_layout : str
+        Permutations of ``N``, ``C`` and the spatial axes, or of ``O``, ``I`` and the spatial axes.
+    out_dtype : str
+        The dtype of the result.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` and dtype ``out_dtype``.
+    """
+    spatial = spatial_names(data_layout, "NC")
+    dtype = accumulation_dtype(output_grad.dtype, weight.dtype, out_dtype)
+    kernel = [weight.shape[axis] for axis in axes(kernel_layout, spatial)]
+    extents = [data_shape[axis] for axis in axes(data_layout, spatial)]
+    out_channels, in_per_group = (weight.shape[axis] for axis in axes(kernel_layout, "OI"))
+    out_per_group = out_channels // groups
+
+    spread = _spread(
+        output_grad,
+        axes(out_layout, spatial),
+        extents=[e + (k - 1) * d for e, k, d in zip(extents, kernel, dilation, strict=True)],
+        origins=[(k - 1) * d - p for k, d, p in zip(kernel, dilation, padding, strict=False)],
+        steps=strides,
+        dtype=dtype,
+    )
+    out_channel = te.reduce_axis((0, out_per_group), "o")
+    taps = [
+        te.reduce_axis((0, size), f"k{name.lower()}")
+        for name, size in zip(spatial, kernel, strict=True)
+    ]
+
+    def partial(*index):
+        at = dict(zip(data_layout, index, strict=True))
+        group = at["C"] // in_per_group
+        grad_at = {"N": at["N"], "C": group * out_per_group + out_channel}
+        weight_at = {"O": group * out_per_group + out_channel, "I": at["C"] % in_per_group}
+        for name, size, step, tap in zip(spatial, kernel, dilation, taps, strict=True):
+            # Element (i + p - k * d) / s of output_grad stands at i + (K - 1 - k) * d in spread.
+            grad_at[name] = at[name] + (size - 1 - tap) * step
+            weight_at[name] = tap
+        return te.sum(
+            spread(*(grad_at[name] for name in out_layout))
+            * weight(*(weight_at[name] for name in kernel_layout)).astype(dtype),
+            axis=[out_channel, *taps],
+        )
+
+    return cast(te.compute(data_shape, partial, name="conv_backward_data"), out_dtype)
+
+
+def conv_backward_weight(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    weight_shape: Shape,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    data_layout: str,
+    kernel_layout: str,
+    out_layout: str,
+    out_dtype: str,
+) -> te.Tensor:
+    """Gradient of a convolution with respect to its weight.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result, in ``out_layout``.
+    data : te.Tensor
+        The data, in ``data_layout``.
+    weight_shape : Sequence[int or PrimExpr]
+        The shape of the weight, in ``kernel_layout``.
+    strides, padding, dilation, groups, data_layout, kernel_layout, out_layout, out_dtype
+        As in :func:`conv_backward_data`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``weight_shape`` and dtype ``out_dtype``.
+    """
+    spatial = spatial_names(data_layout, "NC")
+    dtype = accumulation_dtype(output_grad.dtype, data.dtype, out_dtype)
+    kernel = [weight_shape[axis] for axis in axes(kernel_layout, spatial)]
+    outputs = [output_grad.shape[axis] for axis in axes(out_layout, spatial)]
+    out_channels, in_per_group = (weight_shape[axis] for axis in axes(kernel_layout, "OI"))
+    out_per_group = out_channels // groups
+
+    padded = _spread(
+        data,
+        axes(data_layout, spatial),
+        # Up to the last element that a window reads: data beyond it does not count.
+        extents=[
+            _at_least_0((o - 1) * s + (k - 1) * d + 1)
+            for o, s, k, d in zip(outputs, strides, kernel, dilation, strict=True)
+        ],
+        origins=padding[: len(spatial)],
+        steps=[1] * len(spatial),
+        dtype=dtype,
+    )
+    batch = te.reduce_axis((0, output_grad.shape[out_layout.index("N")]), "n")
+    windows = [
+        te.reduce_axis((0, size), name.lower()) for name, size in zip(spatial, outputs, strict=True)
+    ]
+
+    def partial(*index):
+        at = dict(zip(kernel_layout, index, strict=True))
+        grad_at = {"N": batch, "C": at["O"]}
+        data_at = {"N": batch, "C": at["O"] // out_per_group * in_per_group + at["I"]}
+        for name, stride, step, window in zip(spatial, strides, dilation, windows, strict=True):
+            grad_at[name] = window
+            data_at[name] = window * stride + at[name] * step
+        return te.sum(
+            output_grad(*(grad_at[name] for name in out_layout)).astype(dtype)
+            * padded(*(data_at[name] for name in data_layout)),
+            axis=[batch, *windows],
+        )
+
+    return cast(te.compute(weight_shape, partial, name="conv_backward_weight"), out_dtype)
+
+
+def _spread(
+    tensor: te.Tensor,
+    spatial_axes: Sequence[int],
+    extents: Shape,
+    origins: Shape,
+    steps: Sequence[int],
+    dtype: str,
+) -> te.Tensor:
+    """Copy a tensor into zeros: element ``i`` of each spatial axis goes to ``origin + i * step``.
+
+    Elements that fall outside ``[0, extent)`` are left out.
+    """
+    shape = list(tensor.shape)
+    for axis, extent in zip(spatial_axes, extents, strict=True):
+        shape[axis] = extent
+
+    def element(*index):
+        index = list(index)
+        inside = []
+        for axis, origin, step in zip(spatial_axes, origins, steps, strict=True):
+            offset = index[axis] - origin
+            index[axis] = offset // step
+            inside += [offset >= 0, index[axis] < tensor.shape[axis]]
+            if step != 1:
+                inside.append(offset % step == 0)
+        value = tensor(*index).astype(dtype)
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype))
+
+    return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)
+
+
+def _at_least_0(extent: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Clip the extent of an axis that an empty output leaves below zero; symbolic ones are trusted."""
+    return tirx.max(extent, 0) if isinstance(extent, tirx.IntImm) else extent

@@ -1,0 +1,3 @@
+"""Tensor expressions of the gradients of indexing."""
+
+from __future__ import annotations

@@ -1,0 +1,45 @@
+"""Every sample of every operator: orders, dtypes, symbolic shapes, and parity with PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+
+from relax_grad.testing import check_against_torch
+from relax_grad.testing.samples import sampled_operators, samples
+
+SAMPLES = [
+    pytest.param(sample, id=f"{op.removeprefix('relax.')}-{i}")
+    for op in sampled_operators()
+    for i, sample in enumerate(samples(op))
+]
+SMOOTH = [param for param in SAMPLES if param.values[0].smooth]
+
+
+@pytest.mark.parametrize("sample", SMOOTH)
+def test_gradient_of_every_order(sample):
+    sample.check()
+
+
+@pytest.mark.parametrize("sample", SMOOTH)
+def test_dtypes(sample):
+    for dtype in sample.dtypes:
+        sample.check(dtype=dtype)
+
+
+@pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].symbolic])
+def test_symbolic_shapes(sample):
+    sample.check(symbolic=True)
+
+
+@pytest.mark.parametrize("sample", [p for p in SAMPLES if p.values[0].torch])
+def test_same_as_torch(sample, torch):
+    check_against_torch(
+        sample.function or sample.op, sample.inputs, sample.torch, wrt=sample.wrt, **sample.attrs
+    )
+
+
+@pytest.mark.parametrize("op", sampled_operators())
+def test_a_kink_is_compared_with_torch(op):
+    """A sample that finite differences say nothing about must be checked in some other way."""
+    for sample in samples(op):
+        assert sample.smooth or sample.torch is not None
