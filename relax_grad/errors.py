@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from tvm_ffi import register_error
 
+
+@register_error  # so that it keeps its class on its way through TVM's C++ passes
 class GradientError(ValueError):
     """A gradient rule cannot be right for this call.
 

@@ -32,7 +32,8 @@ def declare_op(
     name : str
         The name under ``relax.grad``.
     arguments : Sequence[tuple[str, str, str]]
-        Name, type and description of each argument.
+        Name, type and description of each argument; a type that starts with ``Optional`` marks
+        one that a call may leave out, at the end.
     infer_type : Callable
         Checks a call and returns the type of its result.
     builder : Callable
@@ -49,9 +50,52 @@ def declare_op(
             op.add_argument(*argument)
         if attrs_type is not None:
             op.set_attrs_type_key(attrs_type)
-        op.set_attr("FInferType", infer_type)
+        op.set_attr("FInferType", _checked(infer_type, arguments, attrs_type))
         op.set_attr("FPurity", True)
     setattr(relax_op_grad, name, builder)
+
+
+def _checked(
+    infer_type: InferType, arguments: Sequence[tuple[str, str, str]], attrs_type: str | None
+) -> InferType:
+    """Refuse a call that is not of the operator's form before its type is inferred."""
+
+    required = sum(not kind.startswith("Optional") for _, kind, _ in arguments)
+
+    def checked(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+        if not required <= len(call.args) <= len(arguments):
+            names = ", ".join(name for name, _, _ in arguments)
+            raise TypeError(
+                f"{call.op.name} takes the arguments ({names}), of which {required} are required, "
+                f"but the call has {len(call.args)}"
+            )
+        found = type_key(call.attrs)
+        if attrs_type is not None and found != attrs_type:
+            raise TypeError(f"{call.op.name} needs attributes of {attrs_type}, but has {found}")
+        return infer_type(call, ctx)
+
+    return checked
+
+
+def type_key(attrs: tvm.ir.Attrs | None) -> str | None:
+    """Return the type key of an attributes node; None for a call without attributes."""
+    return None if attrs is None else attrs.__tvm_ffi_type_info__.type_key
+
+
+def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call) -> relax.Type:
+    """Return what TVM infers for the forward operator, to hold a backward call's arguments against.
+
+    Raises
+    ------
+    ValueError
+        Names the backward operator and says what TVM finds wrong.
+    """
+    try:
+        return ctx.normalize(forward).ty
+    except (ValueError, TypeError, tvm.error.InternalError) as error:
+        raise ValueError(
+            f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}"
+        ) from error
 
 
 def tensor_type(call: relax.Call, index: int, name: str) -> relax.TensorType:
@@ -131,6 +175,21 @@ def check_layouts(call: relax.Call, **layouts: tuple[str, str]) -> None:
             )
 
 
+def check_positive(call: relax.Call, *names: str) -> None:
+    """Refuse attributes (integers or arrays of them) that are not positive.
+
+    Raises
+    ------
+    ValueError
+        Names the operator, the attribute and the value found.
+    """
+    for name in names:
+        found = getattr(call.attrs, name)
+        values = [found] if isinstance(found, int) else [int(value) for value in found]
+        if any(value <= 0 for value in values):
+            raise ValueError(f"{call.op.name}: {name} must be positive, but it is {found}")
+
+
 def dtype_of(tensor: relax.TensorType) -> str:
     """Return the dtype of a tensor type as a string."""
     return str(getattr(tensor.dtype, "dtype", tensor.dtype))
@@ -142,4 +201,5 @@ def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
 
 
 def _text(shape: Shape) -> str:
-    return "(" + ", ".join(map(str, shape)) + ")"
+    dims = (str(dim.value if isinstance(dim, tirx.IntImm) else dim) for dim in shape)
+    return f"({', '.join(dims)})"

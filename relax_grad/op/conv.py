@@ -17,9 +17,11 @@ from ._declare import (
     Shape,
     as_shape,
     check_layouts,
+    check_positive,
     check_shape,
     declare_op,
     dtype_of,
+    forward_type,
     shape_values,
     tensor_type,
 )
@@ -116,11 +118,12 @@ def _checked_result(call, ctx, output_grad, data_shape, weight_shape, dtype, res
         kernel_layout=(attrs.kernel_layout, "OIHW"),
         out_layout=(attrs.out_layout, "NCHW"),
     )
+    check_positive(call, "strides", "dilation", "groups")
     data, weight = (
         relax.Var(name, relax.TensorType(shape, "float32") if shape else relax.TensorType(ndim=4))
         for name, shape in (("data", data_shape), ("weight", weight_shape))
     )
-    forward = ctx.normalize(relax.Call(Op.get("relax.nn.conv2d"), [data, weight], attrs)).ty
+    forward = forward_type(call, ctx, relax.Call(Op.get("relax.nn.conv2d"), [data, weight], attrs))
     check_shape(call, "output_grad", output_grad, forward)
     if result_shape is None:
         return relax.TensorType(dtype=dtype, ndim=4)

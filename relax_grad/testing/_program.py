@@ -14,6 +14,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from ..errors import GradientCheckError
+
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -188,7 +190,12 @@ def executable(module: tvm.IRModule, name: str, target) -> Callable[[Sequence[np
     machine = relax.VirtualMachine(tvm.compile(module, target=target), device)
 
     def run(values: Sequence[np.ndarray]):
-        return _to_numpy(machine[name](*(tvm.runtime.tensor(value, device) for value in values)))
+        tensors = [tvm.runtime.tensor(value, device) for value in values]
+        result = _to_numpy(machine[name](*tensors))
+        for i, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
+            if tensor.numpy().tobytes() != value.tobytes():
+                raise GradientCheckError(f"{name} has overwritten its parameter {i}")
+        return result
 
     return run
 

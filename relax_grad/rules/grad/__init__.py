@@ -5,4 +5,4 @@ forward operator's derivative along a direction; where the forward operator is l
 forward operator.
 """
 
-from . import conv, index, loss, manipulate, pool
+from . import conv, index, loss, manipulate, marker, pool, statistical

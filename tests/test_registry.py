@@ -1,0 +1,176 @@
+"""Registration: levels, order with a user's own, idempotence, and errors of rules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+import relax_grad
+from relax_grad import registry
+from relax_grad.errors import GradientError
+
+
+def run_python(code: str) -> str:
+    """Run code in a fresh interpreter and return what it prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+DIFFERENTIATE = """
+    import tvm
+    from tvm import relax
+    called = []
+    def mine(orig_var, orig_call, output_grad, ctx):
+        called.append(orig_call.op.name)
+        return [relax.op.zeros_like(arg) for arg in orig_call.args]
+    def differentiate():
+        x = relax.Var("x", relax.TensorType((1, 2, 5, 5), "float32"))
+        w = relax.Var("w", relax.TensorType((3, 2, 3, 3), "float32"))
+        bb = relax.BlockBuilder()
+        with bb.function("main", [x, w]):
+            with bb.dataflow():
+                y = bb.emit(relax.op.tile(relax.op.nn.conv2d(x, w), (1, 1, 2, 1)))
+                loss = bb.emit_output(relax.op.sum(y))
+            bb.emit_func_output(loss)
+        return relax.transform.Gradient("main")(bb.get()).script()
+"""
+
+
+@pytest.mark.parametrize("first", ["user", "package"])
+@pytest.mark.parametrize(("op", "level"), [("relax.tile", 10), ("relax.nn.conv2d", 11)])
+def test_a_users_rule_wins_in_any_order(first, op, level):
+    """At the default level for what TVM does not have, one above it for what TVM has."""
+    steps = [
+        f"relax.op.register_gradient({op!r}, mine, level={level})",
+        "import relax_grad",
+    ]
+    if first == "package":
+        steps.reverse()
+    code = (
+        DIFFERENTIATE + f"\n    {steps[0]}\n    {steps[1]}\n    differentiate()\n    print(called)"
+    )
+    assert run_python(code) == f"[{op!r}]"
+
+
+def test_import_replaces_the_stock_rule():
+    code = DIFFERENTIATE + "\n    import relax_grad\n    print(differentiate())"
+    script = run_python(code)
+    assert "R.grad.conv2d_backward_data" in script
+    assert "R.grad.conv2d_backward_weight" in script
+
+
+def test_import_is_idempotent():
+    code = """
+        import sys, tvm
+        import relax_grad
+        get = lambda: tvm.ir.Op.get("relax.nn.conv2d").get_attr("FPrimalGradient")
+        before = get()
+        relax_grad.registry.install()
+        for name in [n for n in sys.modules if n.split(".")[0] == "relax_grad"]:
+            del sys.modules[name]
+        import relax_grad
+        import importlib
+        importlib.reload(relax_grad)
+        print("same" if get() is not None and before is not None else "gone")
+    """
+    assert run_python(code) == "same"
+
+
+def test_every_declaration_is_installed_and_says_what_it_corrects():
+    for declaration in registry.declarations():
+        op = Op.get(declaration.op_name)
+        assert op.get_attr(declaration.attr) is not None, declaration
+        assert declaration.corrects != "", declaration
+
+
+def test_corrections_are_what_the_stock_has():
+    """A declaration says that it corrects exactly where stock TVM registers something."""
+    keys = [(d.op_name, d.attr) for d in registry.declarations()]
+    code = f"""
+        import tvm
+        from tvm import relax
+        ops = set(tvm.ir.Op.list_op_names())
+        for op, attr in {keys!r}:
+            if op in ops and tvm.ir.Op.get(op).get_attr(attr) is not None:
+                print(op, attr)
+    """
+    stock = {tuple(line.split()) for line in run_python(code).splitlines()}
+    corrected = {(d.op_name, d.attr) for d in registry.declarations() if d.corrects is not None}
+    assert corrected == stock
+
+
+def _differentiate_exp(rule):
+    """Differentiate a function of one operator whose rule is replaced for the occasion."""
+    op = Op.get("relax.erf")
+    before = op.get_attr("FPrimalGradient")
+    op.reset_attr("FPrimalGradient")
+    op.set_attr("FPrimalGradient", registry._guarded("relax.erf", rule), 10)
+    try:
+        x = relax.Var("x", relax.TensorType((2,), "float32"))
+        bb = relax.BlockBuilder()
+        with bb.function("main", [x]):
+            with bb.dataflow():
+                y = bb.emit(relax.op.erf(x), name_hint="the_binding")
+                loss = bb.emit_output(relax.op.sum(y))
+            bb.emit_func_output(loss)
+        return relax.transform.Gradient("main")(bb.get())
+    finally:
+        op.reset_attr("FPrimalGradient")
+        if before is not None:
+            op.set_attr("FPrimalGradient", before, 10)
+
+
+@pytest.mark.parametrize("returned", [None, [], [1, 2], (), "text"])
+def test_a_rule_that_returns_nonsense_is_an_error(returned):
+    with pytest.raises(GradientError, match=r"relax\.erf, binding 'the_binding'.*list of 1"):
+        _differentiate_exp(lambda *args: returned)
+
+
+def test_a_rule_that_cannot_names_operator_binding_and_reason():
+    def rule(orig_var, orig_call, output_grad, ctx):
+        raise GradientError("not today")
+
+    with pytest.raises(
+        GradientError, match=r"gradient of relax\.erf, binding 'the_binding': not today"
+    ):
+        _differentiate_exp(rule)
+
+
+def test_a_second_declaration_is_refused():
+    with pytest.raises(ValueError, match="declared twice"):
+
+        @relax_grad.register_gradient("relax.no_such_operator")
+        def first(*args):
+            return []
+
+        @relax_grad.register_gradient("relax.no_such_operator")
+        def second(*args):
+            return []
+
+    del registry._declarations["relax.no_such_operator", "FPrimalGradient"]
+
+
+def test_an_operator_that_this_tvm_lacks_is_passed_over():
+    @relax_grad.register_gradient("relax.no_such_operator")
+    def rule(*args):
+        return []
+
+    try:
+        registry.install()
+        assert "relax.no_such_operator" not in Op.list_op_names()
+    finally:
+        del registry._declarations["relax.no_such_operator", "FPrimalGradient"]
+
+
+def test_stock_rules_that_nothing_corrects_stay():
+    assert Op.get("relax.exp").get_attr("FPrimalGradient") is not None
+    assert tvm.__version__

@@ -1,0 +1,174 @@
+"""The checker finds what is wrong, says where, and accepts what is right."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.ir import Op
+
+from relax_grad.errors import GradientCheckError
+from relax_grad.testing import check_against_torch, check_gradients
+
+X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
+
+
+@contextlib.contextmanager
+def rule_of(op_name, rule):
+    """Put another rule in the place of an operator's own for a while."""
+    op = Op.get(op_name)
+    before = op.get_attr("FPrimalGradient")
+    op.reset_attr("FPrimalGradient")
+    op.set_attr("FPrimalGradient", rule, 10)
+    try:
+        yield
+    finally:
+        op.reset_attr("FPrimalGradient")
+        op.set_attr("FPrimalGradient", before, 10)
+
+
+def exp_rule(change):
+    """The rule of exp with a change to the gradient that it returns."""
+
+    def rule(orig_var, orig_call, output_grad, ctx):
+        return [change(relax.op.multiply(output_grad, orig_var), orig_call.args[0])]
+
+    return rule
+
+
+def test_a_right_gradient_is_measured():
+    report = check_gradients("relax.exp", [X], order=3)
+    assert report.operator == "relax.exp"
+    assert report.order == 3
+    assert 0 < report.max_error < 1e-8
+    assert report.comparisons > 6
+
+
+def test_a_wrong_element_is_named_with_both_numbers():
+    wrong = np.ones((2, 3))
+    wrong[1, 2] = 1.001
+    rule = exp_rule(lambda grad, x: relax.op.multiply(grad, relax.const(wrong, "float64")))
+    with rule_of("relax.exp", rule), pytest.raises(GradientCheckError) as failure:
+        check_gradients("relax.exp", [X], rtol=1e-5)
+    message = str(failure.value)
+    assert "relax.exp, order 1: the gradient of x0 is wrong" in message
+    assert "[1, 2]" in message
+    numbers = re.findall(r"gradient is ([-\d.]+), but central differences give ([-\d.]+)", message)
+    found, expected = map(float, numbers[0])
+    assert found / expected == pytest.approx(1.001, rel=1e-6)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1.01, float("nan"), float("inf")])
+def test_a_wrong_factor_fails(factor):
+    rule = exp_rule(lambda grad, x: relax.op.multiply(grad, relax.const(factor, "float64")))
+    with rule_of("relax.exp", rule), pytest.raises(GradientCheckError, match="x0"):
+        check_gradients("relax.exp", [X])
+
+
+def test_a_wrong_second_order_fails_at_order_2_only():
+    def rule(orig_var, orig_call, output_grad, ctx):
+        held = relax.op.grad.no_grad(orig_var)
+        return [relax.op.multiply(output_grad, held)]
+
+    with rule_of("relax.exp", rule):
+        check_gradients("relax.exp", [X], order=1)
+        with pytest.raises(GradientCheckError, match="order 2"):
+            check_gradients("relax.exp", [X], order=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda grad, x: relax.op.sum(grad, 0, keepdims=True), "type"),
+        (lambda grad, x: relax.op.astype(grad, "float32"), "type"),
+    ],
+)
+def test_a_gradient_of_another_type_fails(change, what):
+    with rule_of("relax.exp", exp_rule(change)), pytest.raises(GradientCheckError, match=what):
+        check_gradients("relax.exp", [X])
+
+
+def test_a_gradient_that_is_wrong_in_one_dtype_only_fails():
+    def rule(orig_var, orig_call, output_grad, ctx):
+        grad = relax.op.multiply(output_grad, orig_var)
+        if str(orig_var.ty.dtype) == "float32" or "float32" in str(orig_var.ty):
+            grad = relax.op.multiply(grad, relax.const(1.01, "float32"))
+        return [grad]
+
+    with rule_of("relax.exp", rule):
+        check_gradients("relax.exp", [X])
+        with pytest.raises(GradientCheckError, match="float64 gives"):
+            check_gradients("relax.exp", [X.astype("float32")])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_dtypes(dtype):
+    check_gradients("relax.multiply", [X.astype(dtype), X[0].astype(dtype)], order=2)
+
+
+def test_a_function_that_goes_through_float32_is_checked_with_a_step_to_match():
+    check_gradients(lambda x: relax.op.astype(relax.op.exp(x), "float32"), [X])
+
+
+def test_functions_tuples_and_several_outputs():
+    def function(pair, scale):
+        product = relax.op.multiply(pair[0], scale)
+        return relax.Tuple([product, relax.op.exp(pair[1])])
+
+    report = check_gradients(function, [(X, X[0]), np.array(0.5)], order=2)
+    assert report.max_error < 1e-8
+
+
+def test_wrt_selects():
+    index = np.array([0, 1])
+    check_gradients("relax.take", [X, index], axis=0)
+    check_gradients("relax.multiply", [X, X[0]], wrt=[1])
+    check_gradients(lambda pair: relax.op.concat(pair, 0), [(X, X)], wrt=["x0_1"])
+
+
+@pytest.mark.parametrize("wrt", [[1], [7], ["y"]])
+def test_wrt_that_cannot_be_differentiated_is_an_error(wrt):
+    with pytest.raises(ValueError, match=r"no floating-point tensor.*x0: .*float64.*x1: .*int64"):
+        check_gradients("relax.take", [X, np.array([0])], wrt=wrt, axis=0)
+
+
+def test_nothing_to_differentiate_is_an_error():
+    with pytest.raises(ValueError, match="no floating-point input"):
+        check_gradients("relax.add", [np.array([1]), np.array([2])])
+
+
+@pytest.mark.parametrize("name", ["relax.nn.conv2", "no_such", "", "relax.op"])
+def test_an_unknown_operator_is_an_error(name):
+    with pytest.raises(ValueError, match="operator"):
+        check_gradients(name, [X])
+
+
+def test_symbolic_axes():
+    check_gradients("relax.multiply", [X, X], symbolic={0: {0: "n"}, 1: {0: "n"}}, order=2)
+
+
+def test_empty_tensors():
+    report = check_gradients("relax.exp", [np.zeros((0, 3))])
+    assert report.comparisons == 0
+
+
+class TestTorch:
+    def test_agreement(self, torch):
+        assert check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x)) < 1e-12
+
+    def test_a_different_gradient_fails(self, torch):
+        with pytest.raises(GradientCheckError, match=r"gradient of x0 differs.*\[1, 0\]"):
+            check_against_torch(
+                "relax.exp", [X], lambda torch, x: x.detach().exp() + 0 * x.sum(), rtol=1e-9
+            )
+
+    def test_a_different_value_fails(self, torch):
+        with pytest.raises(GradientCheckError, match="the result differs"):
+            check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x) + 1)
+
+    def test_a_different_shape_fails(self, torch):
+        with pytest.raises(GradientCheckError, match="output 0 has the shape"):
+            check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x)[:1])
