@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from . import (
     _compat,  # first: refuses an unsupported TVM before anything else touches it
     legalize,
@@ -15,6 +17,14 @@ from .registry import register_gradient, register_legalize
 __version__ = "0.1.0"
 
 registry.install()
+
+
+def __getattr__(name: str):
+    """Import ``relax_grad.testing`` when it is first asked for: differentiating does not need it."""
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "GradientCheckError",

@@ -9,6 +9,8 @@ import re
 import warnings
 from importlib import metadata
 
+import numpy as np
+
 #: The half-open range of ``apache-tvm`` releases that the package was tested with.
 TVM_RANGE = ((0, 26), (0, 28))
 
@@ -17,11 +19,17 @@ FFI_BAD_FROM = (0, 1, 15)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return the numeric release of a version string: ``"0.27.0.post1"`` is ``(0, 27, 0)``."""
-    match = re.match(r"\d+(?:\.\d+)*", text)
+    """Return the numeric release of a version string: ``"0.27.0.post1"`` is ``(0, 27, 0)``.
+
+    Raises
+    ------
+    ValueError
+        If the string does not begin with a release.
+    """
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
     if match is None:
         raise ValueError(f"not a version: {text!r}")
-    return tuple(int(part) for part in match.group().split("."))
+    return tuple(int(part) for part in match[1].split("."))
 
 
 def check_versions(tvm_version: str, ffi_version: str | None) -> None:
@@ -41,10 +49,9 @@ def check_versions(tvm_version: str, ffi_version: str | None) -> None:
     """
     low, high = TVM_RANGE
     if not low <= parse_version(tvm_version) < high:
-        wanted = f">={_dotted(low)},<{_dotted(high)}"
         raise ImportError(
-            f"relax_grad needs apache-tvm {wanted}, but apache-tvm {tvm_version} is installed. "
-            f"Install a supported one with: pip install 'apache-tvm{wanted}'"
+            f"relax_grad needs apache-tvm {_wanted()}, but apache-tvm {tvm_version} is installed. "
+            f"Install a supported one with: pip install 'apache-tvm{_wanted()}'"
         )
     if ffi_version is not None and parse_version(ffi_version) >= FFI_BAD_FROM:
         warnings.warn(
@@ -52,7 +59,7 @@ def check_versions(tvm_version: str, ffi_version: str | None) -> None:
             f"{tvm_version}. Install the version that works: "
             f"pip install 'apache-tvm-ffi>=0.1.14.post0,<{_dotted(FFI_BAD_FROM)}'",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=5,  # the line that imports relax_grad: the import system's frames do not count
         )
 
 
@@ -62,6 +69,11 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _wanted() -> str:
+    low, high = TVM_RANGE
+    return f">={_dotted(low)},<{_dotted(high)}"
 
 
 def _dotted(release: tuple[int, ...]) -> str:
@@ -74,16 +86,31 @@ def _check_running_versions() -> None:
     except ImportError as error:
         raise ImportError(
             "relax_grad extends Apache TVM, which could not be imported "
-            f"({error}). Install it with: pip install 'apache-tvm>=0.26,<0.28'"
+            f"({error}). Install it with: pip install 'apache-tvm{_wanted()}'"
         ) from error
     check_versions(tvm.__version__, installed_version("apache-tvm-ffi"))
 
 
 _check_running_versions()
 
+import tvm  # noqa: E402
+
 try:  # 0.27 and later
+    from tvm.ir import GenericConst
     from tvm.sym import Analyzer
+
+    _CONSTANT = (GenericConst, "value")
 except ImportError:  # 0.26
     from tvm.arith import Analyzer
+    from tvm.relax import Constant
 
-__all__ = ["Analyzer", "check_versions", "installed_version", "parse_version"]
+    _CONSTANT = (Constant, "data")
+
+
+def constant_value(expr) -> np.ndarray | None:
+    """Return the value of a constant tensor, or None for any other expression."""
+    value = getattr(expr, _CONSTANT[1]) if isinstance(expr, _CONSTANT[0]) else None
+    return value.numpy() if isinstance(value, tvm.runtime.Tensor) else None
+
+
+__all__ = ["Analyzer", "check_versions", "constant_value", "installed_version", "parse_version"]

@@ -1,12 +1,51 @@
-"""Legalization of the backward operators of convolution."""
+"""Legalization of the backward operators of convolution, and of conv2d in every layout."""
 
 from __future__ import annotations
 
 from tvm import relax
+from tvm.relax.transform.legalize_ops.nn import _nn_conv2d as tvm_conv2d
 
 from .. import topi
 from ..registry import register_legalize
+from ..topi._util import axes
 from ._util import int_list, shape_values
+
+
+@register_legalize(
+    "relax.nn.conv2d",
+    corrects="where a layout has W before H, takes strides, padding, dilation and the kernel by position "
+    "and not, as its type inference does, by name; leaves calls with an out_layout of their own",
+)
+def _conv2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attrs = call.attrs
+    layouts = [attrs.data_layout, attrs.kernel_layout, attrs.out_layout]
+    plain = [_height_first(layout) for layout in layouts]
+    plain[2] = plain[0]
+    if plain == layouts or any(len(layout) != 4 for layout in layouts):
+        return tvm_conv2d(bb, call)
+    data, weight = map(_permute, call.args, layouts, plain)
+    result = relax.op.nn.conv2d(
+        data,
+        weight,
+        strides=attrs.strides,
+        padding=attrs.padding,
+        dilation=attrs.dilation,
+        groups=attrs.groups,
+        data_layout=plain[0],
+        kernel_layout=plain[1],
+        out_dtype=attrs.out_dtype,
+    )
+    return _permute(result, plain[2], layouts[2])
+
+
+def _height_first(layout: str) -> str:
+    """Exchange H and W where W comes first: TVM's convolution takes the spatial axes in this order."""
+    swap = str.maketrans("HW", "WH")
+    return layout.translate(swap) if layout.find("W") < layout.find("H") else layout
+
+
+def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
+    return tensor if layout == to else relax.op.permute_dims(tensor, axes(layout, to))
 
 
 @register_legalize("relax.grad.conv2d_backward_data")

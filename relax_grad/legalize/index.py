@@ -1,3 +1,132 @@
-"""Legalization of the backward operators of indexing."""
+"""Legalization of take and gather_elements and of their backward operators."""
 
 from __future__ import annotations
+
+from tvm import relax, tirx
+from tvm.relax.transform.legalize_ops.index import _take as _stock_take
+
+from .._compat import Analyzer, constant_value
+from ..registry import register_legalize
+from ..topi import index as topi_index
+from . import index_slice  # noqa: F401  (registers its legalizations)
+from ._util import shape_values
+
+
+@register_legalize(
+    "relax.take",
+    corrects="fast reads out of bounds for negative and for large indices, clip and wrap for an empty "
+    "axis; nan does not compile for axis=None nor for integers",
+)
+def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if _stock_take_is_right(call):
+        return _stock_take(bb, call)
+    return _call_take(bb, call, "nan")
+
+
+@register_legalize("relax.grad.take_derivative")
+def _take_derivative(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _call_take(bb, call, "zero")
+
+
+@register_legalize(
+    "relax.grad.take_backward",
+    corrects="writes out of bounds for a negative axis and for indices outside of it, ignores mode, and "
+    "takes indices of rank 1 only",
+)
+def _take_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, x, indices = call.args
+    return bb.call_te(
+        topi_index.take_backward,
+        output_grad,
+        indices,
+        list(x.ty.shape.values),
+        **_take_attrs(call),
+        primfunc_name_hint="take_backward",
+    )
+
+
+@register_legalize(
+    "relax.gather_elements",
+    corrects="reads out of bounds for negative and for large indices; refuses empty indices",
+)
+def _gather_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _call_gather_elements(bb, call, "nan")
+
+
+@register_legalize("relax.grad.gather_elements_derivative")
+def _gather_elements_derivative(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _call_gather_elements(bb, call, "zero")
+
+
+@register_legalize("relax.grad.gather_elements_backward_data")
+def _gather_elements_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data_shape, indices = call.args
+    return bb.call_te(
+        topi_index.gather_elements_backward_data,
+        output_grad,
+        indices,
+        shape_values(data_shape),
+        axis=int(call.attrs.axis),
+        primfunc_name_hint="gather_elements_backward_data",
+    )
+
+
+def _call_take(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Expr:
+    return bb.call_te(
+        topi_index.take,
+        *call.args,
+        **_take_attrs(call),
+        fill=fill,
+        primfunc_name_hint=call.op.name.split(".")[-1],
+    )
+
+
+def _call_gather_elements(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Expr:
+    return bb.call_te(
+        topi_index.gather_elements,
+        *call.args,
+        axis=int(call.attrs.axis),
+        fill=fill,
+        primfunc_name_hint=call.op.name.split(".")[-1],
+    )
+
+
+def _take_attrs(call: relax.Call) -> dict:
+    axis = call.attrs.axis
+    return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode}
+
+
+def _stock_take_is_right(call: relax.Call) -> bool:
+    """Tell whether TVM's own lowering reads inside the axis for every value of the indices."""
+    x, indices = call.args
+    axis = call.attrs.axis
+    # TVM casts unsigned indices to signed ones as if none were too large.
+    if "uint" in str(indices.ty.dtype) or (
+        axis is None and not isinstance(indices.ty, relax.TensorType)
+    ):
+        return False
+    extent = x.ty.shape.values[0 if axis is None else int(axis)]
+    mode = call.attrs.mode
+    if mode == "nan":
+        return axis is not None and "float" in str(x.ty.dtype)
+    if mode in ("clip", "wrap"):
+        return isinstance(extent, tirx.IntImm) and int(extent) > 0
+    return _provably_inside(indices, extent)
+
+
+def _provably_inside(indices: relax.Expr, extent: tirx.PrimExpr) -> bool:
+    """Tell whether all indices are known, as numbers or by symbols, to be elements of the axis."""
+    values = constant_value(indices)
+    if values is not None:
+        return not values.size or (values.min() >= 0 and _below(int(values.max()), extent))
+    if isinstance(indices.ty, relax.TensorType):
+        return False
+    return _proves(indices >= 0) and _below(indices, extent)
+
+
+def _below(index: int | tirx.PrimExpr, extent: tirx.PrimExpr) -> bool:
+    return _proves(extent > index)
+
+
+def _proves(condition: tirx.PrimExpr) -> bool:
+    return Analyzer().can_prove(condition)

@@ -1,3 +1,69 @@
-"""Legalization of the backward operators of the losses."""
+"""Legalization of the losses that read a class by its index, and of their backward operators."""
 
 from __future__ import annotations
+
+from tvm import relax
+
+from ..registry import register_legalize
+from ..topi import loss as topi_loss
+
+
+@register_legalize(
+    "relax.nn.nll_loss",
+    corrects="reads out of bounds at a target that is neither a class nor ignored, and accumulates "
+    "half precision in half precision",
+)
+def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    predictions, targets, *weights = call.args
+    return bb.call_te(
+        topi_loss.nll_loss,
+        predictions,
+        targets,
+        weights[0] if weights else None,
+        **_attrs(call),
+        primfunc_name_hint="nll_loss",
+    )
+
+
+@register_legalize(
+    "relax.grad.nll_loss_backward",
+    corrects="reads weights out of bounds at an ignored target, divides a mean by the weight sum of "
+    "other targets, and makes NaN of the gradient where all targets are ignored",
+)
+def _nll_loss_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, predictions, targets, *weights = call.args
+    return bb.call_te(
+        topi_loss.nll_loss_backward,
+        output_grad,
+        predictions,
+        targets,
+        weights[0] if weights else None,
+        **_attrs(call),
+        primfunc_name_hint="nll_loss_backward",
+    )
+
+
+@register_legalize("relax.grad.nll_loss_backward_weights")
+def _nll_loss_backward_weights(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(
+        topi_loss.nll_loss_backward_weights,
+        *call.args,
+        **_attrs(call),
+        primfunc_name_hint="nll_loss_backward_weights",
+    )
+
+
+@register_legalize("relax.grad.cross_entropy_with_logits_backward")
+def _cross_entropy_with_logits_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, factor = call.args
+    return bb.call_te(
+        topi_loss.cross_entropy_with_logits_backward,
+        output_grad,
+        factor,
+        factor.ty.shape.values[0] if factor.ty.ndim > 1 else None,
+        primfunc_name_hint="cross_entropy_with_logits_backward",
+    )
+
+
+def _attrs(call: relax.Call) -> dict:
+    return {"reduction": call.attrs.reduction, "ignore_index": int(call.attrs.ignore_index)}

@@ -1,3 +1,3 @@
 """Dedicated backward operators: declaration, type inference and builder."""
 
-from . import conv, index, loss, manipulate, pool
+from . import conv, index, loss, manipulate, pool, statistical

@@ -20,7 +20,6 @@ from ._declare import (
     check_positive,
     check_shape,
     declare_op,
-    dtype_of,
     forward_type,
     shape_values,
     tensor_type,
@@ -97,7 +96,7 @@ def _infer_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Typ
     output_grad = tensor_type(call, 0, "output_grad")
     data_shape = shape_values(call, 1, "data_shape")
     weight = tensor_type(call, 2, "weight")
-    dtype = call.attrs.out_dtype or dtype_of(output_grad)
+    dtype = call.attrs.out_dtype or output_grad.dtype
     return _checked_result(call, ctx, output_grad, data_shape, weight.shape, dtype, data_shape)
 
 
@@ -105,7 +104,7 @@ def _infer_backward_weight(call: relax.Call, ctx: relax.BlockBuilder) -> relax.T
     output_grad = tensor_type(call, 0, "output_grad")
     data = tensor_type(call, 1, "data")
     weight_shape = shape_values(call, 2, "weight_shape")
-    dtype = call.attrs.out_dtype or dtype_of(output_grad)
+    dtype = call.attrs.out_dtype or output_grad.dtype
     return _checked_result(call, ctx, output_grad, data.shape, weight_shape, dtype, weight_shape)
 
 

@@ -1,3 +1,161 @@
-"""The backward operators of indexing."""
+"""The backward operator of gather_elements, and the derivatives of take and gather_elements.
+
+TVM has the backward operator of take. An index that means no element contributes 0 to a gradient, while
+the forward operators put NaN in its place. So what transposes the backward operators is not the forward
+operator, but its derivative along a direction, which is 0 there.
+"""
 
 from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+from tvm.relax.utils import convert_to_expr
+
+from . import index_slice  # noqa: F401  (declares its operators)
+from ._declare import (
+    Shape,
+    as_shape,
+    check_shape,
+    declare_op,
+    dtype_of,
+    shape_values,
+    tensor_type,
+)
+
+
+def take_derivative(
+    x_direction: relax.Expr,
+    indices: relax.Expr | int,
+    axis: int | None = None,
+    mode: str = "fast",
+) -> relax.Call:
+    """Derivative of take along a direction of its data.
+
+    Parameters
+    ----------
+    x_direction : relax.Expr
+        The direction, of the shape of the data.
+    indices : relax.Expr or int
+        The indices: an integer tensor of any rank, or a scalar.
+    axis, mode
+        As given to ``relax.op.take``.
+
+    Returns
+    -------
+    result : relax.Call
+        ``take(x_direction, indices)``, with 0 where an index means no element.
+    """
+    indices = convert_to_expr(indices)
+    attrs = relax.op.take(x_direction, indices, axis, mode).attrs
+    return relax.Call(Op.get("relax.grad.take_derivative"), [x_direction, indices], attrs)
+
+
+def gather_elements_derivative(
+    data_direction: relax.Expr, indices: relax.Expr, axis: int = 0
+) -> relax.Call:
+    """Derivative of gather_elements along a direction of its data.
+
+    Parameters
+    ----------
+    data_direction : relax.Expr
+        The direction, of the shape of the data.
+    indices : relax.Expr
+        The indices, of the rank of the data.
+    axis : int
+        As given to ``relax.op.gather_elements``.
+
+    Returns
+    -------
+    result : relax.Call
+        ``gather_elements(data_direction, indices)``, with 0 where an index means no element.
+    """
+    attrs = relax.op.gather_elements(data_direction, indices, axis).attrs
+    return relax.Call(
+        Op.get("relax.grad.gather_elements_derivative"), [data_direction, indices], attrs
+    )
+
+
+def gather_elements_backward_data(
+    output_grad: relax.Expr, data_shape: relax.Expr | Shape, indices: relax.Expr, axis: int = 0
+) -> relax.Call:
+    """Gradient of gather_elements with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``gather_elements(data, indices, axis)``.
+    data_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of the data.
+    indices : relax.Expr
+        The indices, of the rank of the data; what means no element contributes nothing.
+    axis : int
+        As given to ``relax.op.gather_elements``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``.
+    """
+    attrs = relax.op.gather_elements(output_grad, indices, axis).attrs
+    return relax.Call(
+        Op.get("relax.grad.gather_elements_backward_data"),
+        [output_grad, as_shape(data_shape), indices],
+        attrs,
+    )
+
+
+def _infer_take_derivative(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    tensor_type(call, 0, "x_direction")
+    return ctx.normalize(relax.Call(Op.get("relax.take"), call.args, call.attrs)).ty
+
+
+def _infer_gather_elements_derivative(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    tensor_type(call, 0, "data_direction")
+    tensor_type(call, 1, "indices")
+    return ctx.normalize(relax.Call(Op.get("relax.gather_elements"), call.args, call.attrs)).ty
+
+
+def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    output_grad = tensor_type(call, 0, "output_grad")
+    data_shape = shape_values(call, 1, "data_shape")
+    tensor_type(call, 2, "indices")
+    dtype = dtype_of(output_grad)
+    if data_shape is None:
+        return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
+    data = relax.Var("data", relax.TensorType(data_shape, dtype))
+    forward = relax.Call(Op.get("relax.gather_elements"), [data, call.args[2]], call.attrs)
+    check_shape(call, "output_grad", output_grad, ctx.normalize(forward).ty)
+    return relax.TensorType(data_shape, dtype)
+
+
+declare_op(
+    "take_derivative",
+    [
+        ("x_direction", "Tensor", "The direction, of the shape of the data."),
+        ("indices", "Tensor", "The indices."),
+    ],
+    _infer_take_derivative,
+    take_derivative,
+    "relax.attrs.TakeAttrs",
+)
+declare_op(
+    "gather_elements_derivative",
+    [
+        ("data_direction", "Tensor", "The direction, of the shape of the data."),
+        ("indices", "Tensor", "The indices."),
+    ],
+    _infer_gather_elements_derivative,
+    gather_elements_derivative,
+    "relax.attrs.GatherElementsAttrs",
+)
+declare_op(
+    "gather_elements_backward_data",
+    [
+        ("output_grad", "Tensor", "The gradient with respect to the result of gather_elements."),
+        ("data_shape", "Shape", "The shape of the data."),
+        ("indices", "Tensor", "The indices."),
+    ],
+    _infer_gather_elements_backward,
+    gather_elements_backward_data,
+    "relax.attrs.GatherElementsAttrs",
+)

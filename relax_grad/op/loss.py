@@ -1,3 +1,115 @@
-"""The backward operators of the losses."""
+"""The backward operators of the losses.
+
+``nll_loss_backward`` is TVM's own; here are the one for the weights, which TVM lacks, and the one of
+``cross_entropy_with_logits``.
+"""
 
 from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+
+from ._declare import check_shape, declare_op, dtype_of, forward_type, tensor_type
+
+
+def nll_loss_backward_weights(
+    output_grad: relax.Expr,
+    predictions: relax.Expr,
+    targets: relax.Expr,
+    weights: relax.Expr,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+) -> relax.Call:
+    """Gradient of nll_loss with respect to its weights.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``nll_loss``.
+    predictions, targets, weights, reduction, ignore_index
+        As given to ``relax.op.nn.nll_loss``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the shape and dtype of ``weights``. A target outside ``[0, C)`` that is not
+        ``ignore_index``, which PyTorch refuses, makes all of it NaN.
+    """
+    attrs = relax.op.nn.nll_loss(
+        predictions, targets, weights, reduction=reduction, ignore_index=ignore_index
+    ).attrs
+    return relax.Call(
+        Op.get("relax.grad.nll_loss_backward_weights"),
+        [output_grad, predictions, targets, weights],
+        attrs,
+    )
+
+
+def cross_entropy_with_logits_backward(output_grad: relax.Expr, factor: relax.Expr) -> relax.Call:
+    """Gradient of cross_entropy_with_logits with respect to either argument.
+
+    The operator is bilinear, ``-sum(predictions * labels) / N`` (without ``N`` for vectors), so its
+    gradient with respect to one argument is the same function of the other.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``cross_entropy_with_logits``, a scalar.
+    factor : relax.Expr
+        The other argument: the labels for the gradient of the predictions, and the reverse.
+
+    Returns
+    -------
+    result : relax.Call
+        ``-output_grad * factor / N``, of the shape and dtype of ``factor``.
+    """
+    return relax.Call(
+        Op.get("relax.grad.cross_entropy_with_logits_backward"), [output_grad, factor]
+    )
+
+
+def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    output_grad, _, _, weights = (
+        tensor_type(call, index, name)
+        for index, name in enumerate(("output_grad", "predictions", "targets", "weights"))
+    )
+    forward = relax.Call(Op.get("relax.nn.nll_loss"), call.args[1:], call.attrs)
+    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
+    if isinstance(weights.shape, relax.ShapeExpr):
+        return relax.TensorType(weights.shape, dtype_of(weights))
+    return relax.TensorType(dtype=dtype_of(weights), ndim=1)
+
+
+def _infer_cross_entropy_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    output_grad = tensor_type(call, 0, "output_grad")
+    factor = tensor_type(call, 1, "factor")
+    forward = relax.Call(Op.get("relax.nn.cross_entropy_with_logits"), [call.args[1], call.args[1]])
+    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
+    return factor
+
+
+declare_op(
+    "nll_loss_backward_weights",
+    [
+        ("output_grad", "Tensor", "The gradient with respect to the result of nll_loss."),
+        ("predictions", "Tensor", "The predictions."),
+        ("targets", "Tensor", "The targets."),
+        ("weights", "Tensor", "The weight of each class."),
+    ],
+    _infer_nll_loss_backward_weights,
+    nll_loss_backward_weights,
+    "relax.attrs.NLLLossAttrs",
+)
+declare_op(
+    "cross_entropy_with_logits_backward",
+    [
+        (
+            "output_grad",
+            "Tensor",
+            "The gradient with respect to the result of cross_entropy_with_logits.",
+        ),
+        ("factor", "Tensor", "The other argument."),
+    ],
+    _infer_cross_entropy_backward,
+    cross_entropy_with_logits_backward,
+)

@@ -33,5 +33,9 @@ def axes(layout: str, names: str) -> list[int]:
 
 
 def spatial_names(layout: str, others: str) -> str:
-    """Return a layout's axes without the named ones, in order: ``("NHWC", "NC")`` gives ``"HW"``."""
-    return "".join(name for name in layout if name not in others)
+    """Return a layout's axes without the named ones: ``("NWHC", "NC")`` gives ``"HW"``.
+
+    They are in the order D, H, W, in which attributes list strides, padding and dilation, whatever the
+    order in the layout.
+    """
+    return "".join(sorted(name for name in layout if name not in others))

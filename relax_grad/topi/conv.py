@@ -44,9 +44,10 @@ def conv_backward_data(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data, in ``data_layout``.
     strides, dilation : Sequence[int]
-        One for each spatial axis, in the order of ``data_layout``.
+        One for each spatial axis, in the order D, H, W.
     padding : Sequence[int]
-        Zeros before each spatial axis, then zeros after each; those after are not needed.
+        Zeros before each spatial axis, then zeros after each, in the same order; those after are not
+        needed.
     groups : int
         The number of groups.
     data_layout, kernel_layout, out_layout : str
@@ -95,7 +96,8 @@ def conv_backward_data(
             axis=[out_channel, *taps],
         )
 
-    return cast(te.compute(data_shape, partial, name="conv_backward_data"), out_dtype)
+    total = te.compute(data_shape, partial, name="conv_backward_data")
+    return cast(_zero_where_empty(total, [out_per_group, *kernel]), out_dtype)
 
 
 def conv_backward_weight(
@@ -166,7 +168,8 @@ def conv_backward_weight(
             axis=[batch, *windows],
         )
 
-    return cast(te.compute(weight_shape, partial, name="conv_backward_weight"), out_dtype)
+    total = te.compute(weight_shape, partial, name="conv_backward_weight")
+    return cast(_zero_where_empty(total, [batch.dom.extent, *outputs]), out_dtype)
 
 
 def _spread(
@@ -200,6 +203,24 @@ def _spread(
     return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)
 
 
+def _zero_where_empty(total: te.Tensor, extents: Shape) -> te.Tensor:
+    """Return 0 for a sum over an empty axis, which the loops of a reduction leave undefined."""
+    extents = [extent for extent in extents if not (_is_static(extent) and int(extent) > 0)]
+    if not extents:
+        return total
+    filled = tirx.all(*(extent > 0 for extent in extents))
+    return te.compute(
+        total.shape,
+        lambda *i: tirx.if_then_else(filled, total(*i), tirx.const(0, total.dtype)),
+        name=f"{total.op.name}_or_zero",
+        tag=topi.tag.INJECTIVE,
+    )
+
+
+def _is_static(extent: int | tirx.PrimExpr) -> bool:
+    return isinstance(extent, (int, tirx.IntImm))
+
+
 def _at_least_0(extent: tirx.PrimExpr) -> tirx.PrimExpr:
     """Clip the extent of an axis that an empty output leaves below zero; symbolic ones are trusted."""
-    return tirx.max(extent, 0) if isinstance(extent, tirx.IntImm) else extent
+    return tirx.max(extent, 0) if _is_static(extent) else extent

@@ -1,3 +1,327 @@
-"""Tensor expressions of the gradients of indexing."""
+"""Tensor expressions of take, gather_elements and their gradients.
+
+An index outside the axis never becomes an address: :func:`position` says for every mode which element
+an index means and whether there is one, and everything that reads or writes by an index asks it.
+"""
 
 from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+
+from tvm import te, tirx, topi
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from .._compat import Analyzer
+from ._util import Shape, accumulation_dtype, cast
+
+#: Elements of an axis behind the indexed one that a parallel task of a scatter owns.
+_CHUNK = 64
+
+
+def position(
+    index: tirx.PrimExpr, extent: tirx.PrimExpr, mode: str
+) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+    """Return the element of an axis that an index means, and whether there is one.
+
+    Parameters
+    ----------
+    index : PrimExpr
+        An integer of any width, signed or not, with any value.
+    extent : PrimExpr
+        The extent of the axis, which may be 0.
+    mode : str
+        ``"fast"``: negative indices count from the end, as in NumPy and PyTorch; ``"clip"``: moved to
+        the nearest element; ``"wrap"``: modulo the extent; ``"nan"``: taken as it is.
+
+    Returns
+    -------
+    element : PrimExpr
+        An int64, which is an element of the axis where ``inside`` holds.
+    inside : PrimExpr
+        The condition that the element exists.
+    """
+    extent = as_int64(extent)
+    divisor = tirx.max(extent, 1)  # the axis may be empty
+    signed = not str(index.ty.dtype).startswith("uint")
+    if not signed:
+        # Both keep the element that is meant, and fit into int64.
+        index = index.astype("uint64")
+        if mode == "wrap":
+            index = tirx.truncmod(index, divisor.astype("uint64"))
+        else:
+            index = tirx.min(index, tirx.const(2**63 - 1, "uint64"))
+    element = index.astype("int64")
+    if mode == "clip":
+        return tirx.max(tirx.min(element, extent - 1), 0), extent > 0
+    if mode == "wrap":
+        return tirx.floormod(element, divisor), extent > 0
+    if mode == "fast" and signed:
+        element = tirx.Select(element < 0, element + extent, element)
+    elif mode not in ("fast", "nan"):
+        raise ValueError(f"mode must be fast, clip, wrap or nan, but it is {mode!r}")
+    return element, tirx.all(element >= 0, element < extent)
+
+
+def take(
+    x: te.Tensor, indices: te.Tensor | tirx.PrimExpr, axis: int | None, mode: str, fill: str
+) -> te.Tensor:
+    """Take elements along an axis: ``topi.take`` that reads nothing outside the axis.
+
+    Parameters
+    ----------
+    x : te.Tensor
+        The data.
+    indices : te.Tensor or PrimExpr
+        Indices of any rank, with any values; a scalar counts as rank 0.
+    axis : int or None
+        The axis; None, for data of rank 1, is its only one.
+    mode : str
+        What an index means, see :func:`position`.
+    fill : str
+        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+
+    Returns
+    -------
+    result : te.Tensor
+        The indexed axis is replaced by the axes of the indices.
+    """
+    axis = 0 if axis is None else axis % len(x.shape)
+    index_shape = _index_shape(indices)
+    before, behind = axis, axis + len(index_shape)
+
+    def element(*at):
+        where, inside = position(_index_at(indices, at[before:behind]), x.shape[axis], mode)
+        return tirx.if_then_else(
+            inside, x(*at[:before], where, *at[behind:]), _filling(x.dtype, fill)
+        )
+
+    return te.compute(
+        [*x.shape[:axis], *index_shape, *x.shape[axis + 1 :]],
+        element,
+        name="take",
+        tag=topi.tag.INJECTIVE,
+    )
+
+
+def take_backward(
+    output_grad: te.Tensor,
+    indices: te.Tensor | tirx.PrimExpr,
+    x_shape: Shape,
+    axis: int | None,
+    mode: str,
+) -> te.Tensor:
+    """Gradient of take with respect to its data: ``dx[.., i, ..]`` sums what was taken from ``i``.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result.
+    indices, axis, mode
+        As in :func:`take`; what means no element contributes nothing.
+    x_shape : Sequence[int or PrimExpr]
+        The shape of the data.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``x_shape`` in the dtype of ``output_grad``; sums of half precision are
+        accumulated in float32.
+    """
+    axis = 0 if axis is None else axis % len(x_shape)
+    if not _index_shape(indices):
+        return _take_one_backward(output_grad, indices, x_shape, axis, mode)
+    dtype = accumulation_dtype(output_grad.dtype)
+    before, extent, behind = x_shape[:axis], x_shape[axis], x_shape[axis + 1 :]
+    # A task owns a piece of the axis behind the indexed one, so that tasks never add to the same
+    # element, and an embedding (axis 0) runs in parallel too.
+    chunk = max(1, _CHUNK // _static_size(behind[1:]))
+    chunks = tirx.ceildiv(behind[0], chunk) if behind else 1
+
+    def body(grad, index, out):
+        with T.parallel(_product(before) * chunks) as task:
+            outer = _unravel(tirx.floordiv(task, chunks), before)
+            start = tirx.floormod(task, chunks) * chunk
+            inner = [tirx.min(chunk, behind[0] - start), *behind[1:]] if behind else []
+
+            def place(at):
+                return [start + at[0], *at[1:]] if behind else []
+
+            with _loops([extent, *inner]) as (i, *at):
+                T.buffer_store(out, tirx.const(0, dtype), [*outer, i, *place(at)])
+            with _loops(index.shape) as at_index:
+                where, inside = position(index[tuple(at_index)], extent, mode)
+                with T.If(inside), T.Then(), _loops(inner) as at:
+                    taken = grad[(*outer, *at_index, *place(at))].astype(dtype)
+                    _add(out, [*outer, where, *place(at)], taken)
+
+    result = _extern(body, [output_grad, indices], x_shape, dtype, "take_backward")
+    return cast(result, output_grad.dtype)
+
+
+def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -> te.Tensor:
+    """Gather along an axis, one index for each result: ``topi.gather`` that reads nothing outside.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        The data.
+    indices : te.Tensor
+        Indices, of the rank of the data, with any values; negative ones count from the end.
+    axis : int
+        The axis.
+    fill : str
+        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape of the indices.
+    """
+    axis %= len(data.shape)
+    analyzer = Analyzer()
+    # ONNX wants the same extent along the other axes and PyTorch no larger one; a larger one must
+    # not read elsewhere.
+    too_long = [
+        i
+        for i, (size, wanted) in enumerate(zip(data.shape, indices.shape, strict=True))
+        if i != axis and not analyzer.can_prove(wanted <= size)
+    ]
+
+    def element(*at):
+        where, inside = position(indices(*at), data.shape[axis], "fast")
+        inside = tirx.all(inside, *(at[i] < data.shape[i] for i in too_long))
+        return tirx.if_then_else(
+            inside, data(*at[:axis], where, *at[axis + 1 :]), _filling(data.dtype, fill)
+        )
+
+    return te.compute(indices.shape, element, name="gather_elements", tag=topi.tag.INJECTIVE)
+
+
+def gather_elements_backward_data(
+    output_grad: te.Tensor, indices: te.Tensor, data_shape: Shape, axis: int
+) -> te.Tensor:
+    """Gradient of gather_elements with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result, of the shape of the indices.
+    indices, axis
+        As in :func:`gather_elements`; what means no element contributes nothing.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``; sums of half precision are
+        accumulated in float32.
+    """
+    axis %= len(data_shape)
+    dtype = accumulation_dtype(output_grad.dtype)
+    others = [*data_shape[:axis], *data_shape[axis + 1 :]]
+    extent = data_shape[axis]
+
+    def body(grad, index, out):
+        rows = [*index.shape[:axis], *index.shape[axis + 1 :]]
+        with T.parallel(_product(others)) as row:
+            at = _unravel(row, others)
+
+            def along(i):
+                return [*at[:axis], i, *at[axis:]]
+
+            with T.serial(extent) as i:
+                T.buffer_store(out, tirx.const(0, dtype), along(i))
+            has_indices = tirx.all(
+                tirx.const(True, "bool"), *(a < size for a, size in zip(at, rows, strict=True))
+            )
+            with T.If(has_indices), T.Then(), T.serial(index.shape[axis]) as k:
+                where, inside = position(index[tuple(along(k))], extent, "fast")
+                with T.If(inside), T.Then():
+                    _add(out, along(where), grad[tuple(along(k))].astype(dtype))
+
+    result = _extern(body, [output_grad, indices], data_shape, dtype, "gather_elements_backward")
+    return cast(result, output_grad.dtype)
+
+
+def _take_one_backward(output_grad, index, x_shape, axis, mode) -> te.Tensor:
+    """Gradient of take with one index: nothing to sum, so each element looks for its own."""
+
+    def element(*at):
+        where, inside = position(_index_at(index, ()), x_shape[axis], mode)
+        return tirx.if_then_else(
+            tirx.all(inside, at[axis] == where),
+            output_grad(*at[:axis], *at[axis + 1 :]),
+            tirx.const(0, output_grad.dtype),
+        )
+
+    return te.compute(x_shape, element, name="take_backward", tag=topi.tag.INJECTIVE)
+
+
+def _index_shape(indices: te.Tensor | tirx.PrimExpr) -> list[tirx.PrimExpr]:
+    return list(indices.shape) if isinstance(indices, te.Tensor) else []
+
+
+def _index_at(indices: te.Tensor | tirx.PrimExpr, at: Sequence) -> tirx.PrimExpr:
+    return indices(*at) if isinstance(indices, te.Tensor) else indices
+
+
+def _filling(dtype: str, fill: str) -> tirx.PrimExpr:
+    is_float = str(dtype).startswith(("float", "bfloat"))
+    return tirx.const(float("nan") if fill == "nan" and is_float else 0, dtype)
+
+
+def _extern(body, inputs: Sequence[te.Tensor], shape: Shape, dtype: str, name: str) -> te.Tensor:
+    """Make a tensor of statements: ``body`` takes the buffers of the inputs and of the result."""
+
+    if any(isinstance(extent, (int, tirx.IntImm)) and int(extent) == 0 for extent in shape):
+        return te.compute(shape, lambda *_: tirx.const(0, dtype), name=name)
+
+    def generate(ins, outs):
+        with IRBuilder() as builder:
+            body(*ins, *outs)
+            return builder.get()
+
+    out = tirx.decl_buffer(shape, dtype, "out", layout=None)
+    return te.extern([shape], inputs, generate, dtype=dtype, out_buffers=[out], name=name, tag=name)
+
+
+@contextlib.contextmanager
+def _loops(extents: Sequence) -> Iterator[list[tirx.Var]]:
+    """Open a serial loop for each extent."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(T.serial(extent)) for extent in extents]
+
+
+def _add(buffer: tirx.Buffer, at: Sequence, value: tirx.PrimExpr) -> None:
+    T.buffer_store(buffer, buffer[tuple(at)] + value, list(at))
+
+
+def _unravel(flat: tirx.PrimExpr, shape: Shape) -> list[tirx.PrimExpr]:
+    """Split the number of an element into its indices."""
+    at = []
+    for i, extent in reversed(list(enumerate(shape))):
+        # The first index needs no remainder.
+        at.append(tirx.floormod(flat, extent) if i else flat)
+        flat = tirx.floordiv(flat, extent)
+    return at[::-1]
+
+
+def _product(shape: Shape) -> tirx.PrimExpr:
+    return functools.reduce(operator.mul, shape, tirx.const(1, "int64"))
+
+
+def _static_size(shape: Shape) -> int:
+    """Return the number of elements, or :data:`_CHUNK`, a large one, where it is not known."""
+    if all(isinstance(extent, (int, tirx.IntImm)) for extent in shape):
+        return max(1, functools.reduce(operator.mul, map(int, shape), 1))
+    return _CHUNK
+
+
+def as_int64(value: int | tirx.PrimExpr) -> tirx.PrimExpr:
+    """Make an index or an extent an expression of dtype int64."""
+    return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")

@@ -1,3 +1,297 @@
-"""Tensor expressions of the gradients of the losses."""
+"""Tensor expressions of the losses that read a class by its index, and of their gradients.
+
+A position is one element of ``targets``; ``x[p, c]`` is the prediction of class ``c`` there, ``w[c]`` the
+weight of the class (1 without weights). ``nll_loss`` gives each position the loss ``-w[t] * x[p, t]`` of its
+target ``t``, and ``mean`` divides the sum of the losses by the sum ``W`` of the weights ``w[t]``. So
+
+- the gradient of the predictions is ``-w[c] * dy[p] / W`` where ``c`` is the target, and 0 elsewhere,
+- the gradient of the weights is, for class ``c``, the sum over the positions with that target of
+  ``-x[p, c] * dy[p]``; for ``mean``, where ``W`` varies too, of ``-(x[p, c] + L) * dy / W`` with the loss
+  ``L``.
+
+A target that is ``ignore_index`` counts nothing, whether or not it names a class. Any other target outside
+``[0, C)`` is an error of the caller, which PyTorch raises; here it makes NaN of all that it takes part in.
+Nothing is read or written at a target that does not name a class.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from tvm import te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ._util import Shape, accumulation_dtype, cast
+
+
+def nll_loss(
+    predictions: te.Tensor,
+    targets: te.Tensor,
+    weights: te.Tensor | None,
+    reduction: str,
+    ignore_index: int,
+) -> te.Tensor:
+    """Negative log likelihood loss.
+
+    Parameters
+    ----------
+    predictions : te.Tensor
+        A tensor of shape ``(N, C, d1, ..., dk)``, or ``(C,)`` without a batch.
+    targets : te.Tensor
+        Integers of shape ``(N, d1, ..., dk)``, or ``()`` without a batch.
+    weights : te.Tensor, optional
+        The weight of each class, of shape ``(C,)``; all 1 where it is None.
+    reduction : str
+        ``"none"``, ``"sum"`` or ``"mean"``.
+    ignore_index : int
+        The target that counts nothing.
+
+    Returns
+    -------
+    result : te.Tensor
+        The loss in the dtype of ``predictions``: of the shape of ``targets`` for ``"none"``, else a
+        scalar. The mean of nothing is NaN.
+    """
+    loss = _Loss(predictions, targets, weights, reduction, ignore_index)
+    return cast(loss.forward(), predictions.dtype)
+
+
+def nll_loss_backward(
+    output_grad: te.Tensor,
+    predictions: te.Tensor,
+    targets: te.Tensor,
+    weights: te.Tensor | None,
+    reduction: str,
+    ignore_index: int,
+) -> te.Tensor:
+    """Gradient of :func:`nll_loss` with respect to its predictions.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the loss.
+    predictions, targets, weights, reduction, ignore_index
+        As for :func:`nll_loss`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and dtype of ``predictions``. It is 0 at an ignored target, even where all
+        targets are ignored and the mean itself is NaN, and NaN for every class at an invalid target.
+    """
+    loss = _Loss(predictions, targets, weights, reduction, ignore_index)
+    scale = loss.scale(output_grad)
+
+    def partial(*index):
+        class_index = index[loss.class_axis]
+        position = [*index[: loss.class_axis], *index[loss.class_axis + 1 :]]
+        target = loss.target(position)
+        # Every read is within bounds whichever way it goes, so Select leaves the loop without a branch.
+        return tirx.Select(
+            target == loss.ignore_index,
+            loss.const(0),
+            tirx.Select(
+                target == class_index.astype("int64"),
+                -loss.weight(class_index) * scale(position),
+                tirx.Select(loss.names_class(target), loss.const(0), loss.const(float("nan"))),
+            ),
+        ).astype(predictions.dtype)
+
+    return te.compute(predictions.shape, partial, name="nll_loss_backward")
+
+
+def nll_loss_backward_weights(
+    output_grad: te.Tensor,
+    predictions: te.Tensor,
+    targets: te.Tensor,
+    weights: te.Tensor,
+    reduction: str,
+    ignore_index: int,
+) -> te.Tensor:
+    """Gradient of :func:`nll_loss` with respect to its weights.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the loss.
+    predictions, targets, weights, reduction, ignore_index
+        As for :func:`nll_loss`; the values of ``weights`` count for ``"mean"`` only.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and dtype of ``weights``. It is 0 for a class that is no target, and NaN
+        throughout where a target is invalid, since that could have been any class.
+    """
+    loss = _Loss(predictions, targets, weights, reduction, ignore_index)
+    scale = loss.scale(output_grad)
+    mean = loss.forward() if reduction == "mean" else None
+
+    def partial(position):
+        def of_class(class_index):
+            prediction = loss.prediction(position, class_index)
+            return -(prediction if mean is None else prediction + mean()) * scale(position)
+
+        return loss.select(position, of_class)
+
+    # Whatever names no class goes to a bin of its own: 0 if it is ignored, NaN if it is invalid.
+    bins = loss.num_classes + 1
+
+    def bin_of(position):
+        target = loss.target(position)
+        return tirx.if_then_else(
+            loss.names_class(target), target, tirx.Cast("int64", loss.num_classes)
+        )
+
+    # Without a batch there is one position, and it has no axes.
+    shape, ndim = targets.shape or [1], len(targets.shape)
+    partials = te.compute(shape, lambda *i: partial(i[:ndim]), name="partials")
+    bin_indices = te.compute(shape, lambda *i: bin_of(i[:ndim]), name="bins")
+    sums = _sum_by_bin(partials, bin_indices, bins)
+    return te.compute(
+        weights.shape,
+        lambda c: (sums(c) + sums(loss.num_classes)).astype(weights.dtype),
+        name="nll_loss_backward_weights",
+    )
+
+
+def cross_entropy_with_logits_backward(
+    output_grad: te.Tensor, factor: te.Tensor, batch_size: tirx.PrimExpr | None
+) -> te.Tensor:
+    """Gradient of ``-sum(x * y) / N`` with respect to one factor, given the other.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        A scalar.
+    factor : te.Tensor
+        The other factor.
+    batch_size : PrimExpr, optional
+        ``N``; None does not divide.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and dtype of ``factor``.
+    """
+    dtype = accumulation_dtype(output_grad.dtype, factor.dtype)
+    scale = output_grad().astype(dtype)
+    if batch_size is not None:
+        scale = scale / tirx.Cast(dtype, batch_size)
+    return te.compute(
+        factor.shape,
+        lambda *i: (-factor(*i).astype(dtype) * scale).astype(factor.dtype),
+        name="cross_entropy_with_logits_backward",
+    )
+
+
+class _Loss:
+    """What the loss and its gradients share: what is read at a position, and the two reductions."""
+
+    def __init__(self, predictions, targets, weights, reduction, ignore_index):
+        self.predictions, self.targets, self.weights = predictions, targets, weights
+        self.reduction = reduction
+        self.ignore_index = tirx.const(int(ignore_index), "int64")
+        self.class_axis = 0 if len(predictions.shape) == 1 else 1
+        self.num_classes = predictions.shape[self.class_axis]
+        dtypes = [tensor.dtype for tensor in (predictions, weights) if tensor is not None]
+        self.dtype = accumulation_dtype(*dtypes)
+
+    def const(self, value: float) -> tirx.PrimExpr:
+        return tirx.const(value, self.dtype)
+
+    def target(self, position) -> tirx.PrimExpr:
+        return self.targets(*position).astype("int64")
+
+    def names_class(self, target: tirx.PrimExpr) -> tirx.PrimExpr:
+        return tirx.all(target >= 0, target < self.num_classes)
+
+    def prediction(self, position, class_index: tirx.PrimExpr) -> tirx.PrimExpr:
+        index = [*position[: self.class_axis], class_index, *position[self.class_axis :]]
+        return self.predictions(*index).astype(self.dtype)
+
+    def weight(self, class_index: tirx.PrimExpr) -> tirx.PrimExpr:
+        if self.weights is None:
+            return self.const(1)
+        return self.weights(class_index).astype(self.dtype)
+
+    def select(self, position, of_class: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> tirx.PrimExpr:
+        """Return ``of_class`` of a target that names a class; it is not evaluated for any other."""
+        target = self.target(position)
+        return tirx.if_then_else(
+            target == self.ignore_index,
+            self.const(0),
+            tirx.if_then_else(self.names_class(target), of_class(target), self.const(float("nan"))),
+        )
+
+    def forward(self) -> te.Tensor:
+        """Return the loss in the dtype that it is accumulated in."""
+
+        def term(*position):
+            return self.select(position, lambda c: -self.prediction(position, c) * self.weight(c))
+
+        if self.reduction == "none":
+            return te.compute(self.targets.shape, term, name="nll_loss")
+        total = _total(self.targets.shape, term, "loss_sum")
+        if self.reduction == "sum":
+            return total
+        return te.compute((), lambda *_: total() / self.weight_sum(), name="nll_loss")
+
+    @cached_property
+    def weight_sum(self) -> te.Tensor:
+        """Return the sum of the weights of all targets."""
+        return _total(
+            self.targets.shape, lambda *position: self.select(position, self.weight), "weight_sum"
+        )
+
+    def scale(self, output_grad: te.Tensor) -> Callable[[list], tirx.PrimExpr]:
+        """Return what gives, for a position, the gradient with respect to its ``-w[t] * x[p, t]``."""
+        if self.reduction == "none":
+            return lambda position: output_grad(*position).astype(self.dtype)
+        if self.reduction == "sum":
+            return lambda position: output_grad().astype(self.dtype)
+        scale = te.compute(
+            (), lambda *_: output_grad().astype(self.dtype) / self.weight_sum(), name="scale"
+        )
+        return lambda position: scale()
+
+
+def _total(shape: Shape, value: Callable[..., tirx.PrimExpr], name: str) -> te.Tensor:
+    """Return the sum of a function of the position over all positions, as a scalar."""
+    if not shape:
+        return te.compute((), lambda *_: value(), name=name)
+    axes = [te.reduce_axis((0, extent)) for extent in shape]
+    total = te.compute((), lambda *_: te.sum(value(*axes), axis=axes), name=name)
+    if all(isinstance(extent, tirx.IntImm) and extent.value > 0 for extent in shape):
+        return total
+    # A reduction over an empty axis leaves its result uninitialised.
+    empty = tirx.any(*(extent < 1 for extent in shape))
+    return te.compute(
+        (), lambda *_: tirx.if_then_else(empty, tirx.const(0, total.dtype), total()), name=name
+    )
+
+
+def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) -> te.Tensor:
+    """Return for each bin the sum of the values whose index, which lies in ``[0, bins)``, is that bin.
+
+    One pass over the values instead of one for each bin, which gathering them would take.
+    """
+
+    def generate(values, bin_indices, sums):
+        with IRBuilder() as clear, T.serial(bins) as i:
+            T.buffer_store(sums, tirx.const(0, sums.dtype), [i])
+        with IRBuilder() as add, T.grid(*values.shape) as axes:
+            position = tuple(axes) if len(values.shape) > 1 else axes
+            i = bin_indices[position]
+            T.buffer_store(sums, sums[i] + values[position], [i])
+        return tirx.SeqStmt([clear.get(), add.get()])
+
+    return te.extern(
+        [(bins,)],
+        [values, bin_indices],
+        lambda ins, outs: generate(*ins, *outs),
+        dtype=str(values.dtype),
+        name="sum_by_class",
+    )

@@ -1,3 +1,345 @@
-"""Tensor expressions of the gradients of pooling."""
+"""Tensor expressions of the gradients of pooling, for any rank and any layout.
+
+Along a spatial axis of stride ``s``, dilation ``d`` and padding ``p``, tap ``t`` of window ``o`` stands at
+element ``o * s + t * d - p``, which may lie outside of the data. So element ``i`` is tap ``t`` of window
+``(i + p - t * d) / s`` where that divides, and a gradient with respect to the data is a sum over taps:
+every element gathers from the windows that it belongs to, and nothing is written twice.
+
+Attributes that are given along the spatial axes are in the order depth, height, width, whatever the
+layout, as in the pooling operators.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import te, tirx
+
+from ._util import Shape, accumulation_dtype, cast
+
+Index = Mapping[str, "tirx.PrimExpr"]
+
+#: The spatial axes in the order in which sizes, strides, padding and dilation are given.
+_SPATIAL = "DHW"
+
+
+def max_pool_backward(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    pool_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    layout: str,
+    out_layout: str,
+) -> te.Tensor:
+    """Gradient of max pooling with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result, in ``out_layout``.
+    data : te.Tensor
+        The data, in ``layout``.
+    pool_size, strides, dilation : Sequence[int]
+        One for each spatial axis.
+    padding : Sequence[int]
+        The padding before each spatial axis, then that after each.
+    layout, out_layout : str
+        Permutations of ``N``, ``C`` and the spatial axes.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and dtype of ``data``. Each window gives its gradient to one element
+        (:func:`_winner`), and one that holds nothing but padding gives it to none.
+    """
+    windows = _Windows.of(layout, pool_size, strides, padding, dilation)
+    winner = _winner(windows, data, output_grad.shape, layout, out_layout)
+    dtype = accumulation_dtype(output_grad.dtype)
+
+    def partial(window: Index, taps: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+        at = [window[name] for name in out_layout]
+        won = winner(*at) == windows.flat(taps)
+        return tirx.if_then_else(won, output_grad(*at).astype(dtype), tirx.const(0, dtype))
+
+    outputs = dict(zip(out_layout, output_grad.shape, strict=True))
+    result = _gather(windows, data.shape, layout, outputs, partial, dtype, "max_pool_backward")
+    return cast(result, str(data.dtype))
+
+
+def max_pool_jvp(
+    data_tangent: te.Tensor,
+    data: te.Tensor,
+    out_shape: Shape,
+    pool_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    layout: str,
+    out_layout: str,
+) -> te.Tensor:
+    """Derivative of max pooling along a direction.
+
+    Parameters
+    ----------
+    data_tangent : te.Tensor
+        The direction, of the shape of the data.
+    data : te.Tensor
+        The data, in ``layout``.
+    out_shape : Sequence[int or PrimExpr]
+        The shape of the result, in ``out_layout``.
+    pool_size, strides, padding, dilation, layout, out_layout
+        As in :func:`max_pool_backward`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``out_shape`` and the dtype of ``data_tangent``: the tangent of the element
+        that :func:`max_pool_backward` gives a window's gradient to; 0 where there is none.
+    """
+    windows = _Windows.of(layout, pool_size, strides, padding, dilation)
+    winner = _winner(windows, data, out_shape, layout, out_layout)
+
+    def tangent(*index):
+        taps = windows.unflat(winner(*index))
+        element = windows.element(dict(zip(out_layout, index, strict=True)), taps)
+        # The winner is an element of the data, so only a window without one reads nothing.
+        value = data_tangent(*(element[name] for name in layout))
+        return tirx.if_then_else(winner(*index) >= 0, value, tirx.const(0, data_tangent.dtype))
+
+    return te.compute(out_shape, tangent, name="max_pool_jvp")
+
+
+def avg_pool_backward(
+    output_grad: te.Tensor,
+    data_shape: Shape,
+    pool_size: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    count_include_pad: bool,
+    layout: str,
+    out_layout: str,
+    out_dtype: str,
+) -> te.Tensor:
+    """Gradient of average pooling with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result, in ``out_layout``.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data, in ``layout``.
+    count_include_pad : bool
+        Whether a window is divided by the number of its elements that lie in the data or in the
+        padding, or by that of those in the data. What ``ceil_mode`` adds beyond the padding never
+        counts.
+    out_dtype : str
+        The dtype of the result.
+    pool_size, strides, padding, dilation, layout, out_layout
+        As in :func:`max_pool_backward`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` and dtype ``out_dtype``.
+    """
+    windows = _Windows.of(layout, pool_size, strides, padding, dilation)
+    extents = dict(zip(layout, data_shape, strict=True))
+    dtype = accumulation_dtype(output_grad.dtype, out_dtype)
+
+    def share(*index):
+        window = dict(zip(out_layout, index, strict=True))
+        return output_grad(*index).astype(dtype) / windows.count(
+            window, extents, count_include_pad
+        ).astype(dtype)
+
+    shares = te.compute(output_grad.shape, share, name="avg_pool_share")
+    result = _gather(
+        windows,
+        data_shape,
+        layout,
+        dict(zip(out_layout, output_grad.shape, strict=True)),
+        lambda window, taps: shares(*(window[name] for name in out_layout)),
+        dtype,
+        "avg_pool_backward",
+    )
+    return cast(result, out_dtype)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Where the windows of a pooling lie; every sequence has one item for each spatial axis."""
+
+    names: str
+    sizes: Sequence[int]
+    strides: Sequence[int]
+    before: Sequence[int]
+    after: Sequence[int]
+    dilation: Sequence[int]
+
+    @classmethod
+    def of(cls, layout, pool_size, strides, padding, dilation) -> _Windows:
+        names = "".join(name for name in _SPATIAL if name in layout)
+        # block_builder.call_te makes expressions of integers.
+        sizes, strides, padding, dilation = (
+            [int(value) for value in values] for values in (pool_size, strides, padding, dilation)
+        )
+        before, after = padding[: len(names)], padding[len(names) :]
+        return cls(names, sizes, strides, before, after, dilation)
+
+    def taps(self) -> list[tirx.IterVar]:
+        """Return one reduction axis for each spatial axis, over the taps of a window."""
+        return [
+            te.reduce_axis((0, size), f"k{name.lower()}")
+            for name, size in zip(self.names, self.sizes, strict=True)
+        ]
+
+    def flat(self, taps: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+        """Return a tap's position in its window, row by row."""
+        position = taps[0]
+        for size, tap in zip(self.sizes[1:], taps[1:], strict=True):
+            position = position * size + tap
+        return position
+
+    def unflat(self, position: tirx.PrimExpr) -> list[tirx.PrimExpr]:
+        """Return the tap at a position of its window."""
+        taps = []
+        for size in reversed(self.sizes):
+            taps.insert(0, tirx.floormod(position, size))
+            position = tirx.floordiv(position, size)
+        return taps
+
+    def element(self, window: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
+        """Return the element of the data, or of its padding, at which a tap of a window stands."""
+        at = dict(window)
+        for name, stride, before, step, tap in zip(
+            self.names, self.strides, self.before, self.dilation, taps, strict=True
+        ):
+            at[name] = window[name] * stride + tap * step - before
+        return at
+
+    def inside(self, element: Index, extents: Index) -> tirx.PrimExpr:
+        """Tell whether an element lies in the data and not in its padding."""
+        bounds = ((element[name] >= 0, element[name] < extents[name]) for name in self.names)
+        return tirx.all(*(condition for pair in bounds for condition in pair))
+
+    def containing(self, element: Index, taps: Sequence[tirx.PrimExpr], outputs: Index):
+        """Return the window of which the element is the given tap, and whether there is one."""
+        window, exists = dict(element), []
+        for name, stride, before, step, tap in zip(
+            self.names, self.strides, self.before, self.dilation, taps, strict=True
+        ):
+            offset = element[name] + before - tap * step
+            window[name] = tirx.floordiv(offset, stride)
+            exists += [offset >= 0, window[name] < outputs[name]]
+            if stride != 1:
+                exists.append(tirx.floormod(offset, stride) == 0)
+        return window, tirx.all(*exists)
+
+    def count(self, window: Index, extents: Index, include_pad: bool) -> tirx.PrimExpr:
+        """Return what average pooling divides the sum over a window by, where the sum is not empty."""
+        total = 1
+        for name, size, stride, before, after, step in zip(
+            self.names,
+            self.sizes,
+            self.strides,
+            self.before,
+            self.after,
+            self.dilation,
+            strict=True,
+        ):
+            start = window[name] * stride - before
+            first = 0 if include_pad else tirx.floordiv(tirx.max(-start, 0) + step - 1, step)
+            end = extents[name] + (after if include_pad else 0)
+            last = tirx.min(size - 1, tirx.floordiv(end - 1 - start, step))
+            total *= tirx.max(last - first + 1, 1)
+        return total
+
+
+def _winner(
+    windows: _Windows, data: te.Tensor, out_shape: Shape, layout: str, out_layout: str
+) -> te.Tensor:
+    """Return for each window the position in it of its largest element, or -1.
+
+    Of equal elements the first wins, a NaN wins over any number, and the last of several NaNs wins;
+    padding never does. That is what PyTorch's CPU kernel finds by walking over a window and moving on
+    where ``value > largest or isnan(value)``. A window that holds nothing but padding has -1.
+
+    One reduction finds the largest number of a window and a second one the position: two of one value
+    each compile many times faster than one of a pair, and no schedule can change what they find.
+    """
+    dtype = accumulation_dtype(data.dtype)
+    lowest = tirx.const(float("-inf"), dtype)
+    extents = dict(zip(layout, data.shape, strict=True))
+    number = math.prod(windows.sizes)
+
+    def read(index, taps):
+        element = windows.element(dict(zip(out_layout, index, strict=True)), taps)
+        value = data(*(element[name] for name in layout)).astype(dtype)
+        return windows.inside(element, extents), value
+
+    def largest_number(*index):
+        taps = windows.taps()
+        inside, value = read(index, taps)
+        candidate = tirx.Select(tirx.isnan(value), lowest, value)
+        return _largest(tirx.if_then_else(inside, candidate, lowest), axis=taps)
+
+    largest = te.compute(out_shape, largest_number, name="max_pool_largest")
+
+    def highest_rank(*index):
+        # The rank of a NaN is number + position, so that the last one wins; that of another element as
+        # large as any is number - 1 - position, so that the first one does.
+        taps = windows.taps()
+        inside, value = read(index, taps)
+        # Relax's index dtype: te promotes some of the integers of a narrower one to it, but not all.
+        position = windows.flat(taps).astype("int64")
+        none = tirx.const(-1, "int64")
+        rank = tirx.Select(
+            tirx.isnan(value),
+            number + position,
+            tirx.Select(value == largest(*index), number - 1 - position, none),
+        )
+        return te.max(tirx.if_then_else(inside, rank, none), axis=taps)
+
+    rank = te.compute(out_shape, highest_rank, name="max_pool_rank")
+    return te.compute(
+        out_shape,
+        lambda *i: tirx.Select(
+            rank(*i) >= number,
+            rank(*i) - number,
+            tirx.Select(rank(*i) >= 0, number - 1 - rank(*i), tirx.const(-1, "int64")),
+        ),
+        name="max_pool_winner",
+    )
+
+
+#: The reduction ``te.max`` starts at the least finite number, which is above negative infinity.
+_largest = te.comm_reducer(
+    lambda x, y: tirx.max(x, y),
+    lambda dtype: tirx.const(float("-inf"), dtype),
+    name="largest",
+)
+
+
+def _gather(
+    windows: _Windows,
+    shape: Shape,
+    layout: str,
+    outputs: Index,
+    partial: Callable[[Index, Sequence[tirx.PrimExpr]], tirx.PrimExpr],
+    dtype: str,
+    name: str,
+) -> te.Tensor:
+    """Sum ``partial(window, taps)`` for each element over the windows that it is a tap of."""
+    taps = windows.taps()
+
+    def total(*index):
+        window, exists = windows.containing(dict(zip(layout, index, strict=True)), taps, outputs)
+        value = tirx.if_then_else(exists, partial(window, taps), tirx.const(0, dtype))
+        return te.sum(value, axis=taps)
+
+    return te.compute(shape, total, name=name)

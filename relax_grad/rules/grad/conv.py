@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from tvm import relax
 from tvm.relax.op import grad as backward
-from tvm.relax.op.nn import conv2d
 
 from ...registry import register_gradient
 from .._util import dtype_of, no_grad, shape_arg
-from ..nn.conv import conv_attrs
+from ..nn.conv import conv2d_like, conv_attrs
 
 
 @register_gradient("relax.grad.conv2d_backward_data")
@@ -22,7 +20,7 @@ def conv2d_backward_data(orig_var, orig_call, output_grad, ctx):
     dy, data_shape, weight = orig_call.args
     attrs = conv_attrs(orig_call)
     return [
-        _conv2d_like(output_grad, weight, attrs, dy),
+        conv2d_like(output_grad, weight, attrs, dy),
         no_grad(data_shape),
         backward.conv2d_backward_weight(
             dy, output_grad, shape_arg(weight), **attrs, out_dtype=dtype_of(weight)
@@ -41,24 +39,9 @@ def conv2d_backward_weight(orig_var, orig_call, output_grad, ctx):
     dy, data, weight_shape = orig_call.args
     attrs = conv_attrs(orig_call)
     return [
-        _conv2d_like(data, output_grad, attrs, dy),
+        conv2d_like(data, output_grad, attrs, dy),
         backward.conv2d_backward_data(
             dy, shape_arg(data), output_grad, **attrs, out_dtype=dtype_of(data)
         ),
         no_grad(weight_shape),
     ]
-
-
-def _conv2d_like(data: relax.Expr, weight: relax.Expr, attrs: dict, like: relax.Expr) -> relax.Expr:
-    """Return ``conv2d(data, weight)`` in the layout and the dtype of ``like``.
-
-    TVM compiles a convolution only where it returns the layout of its data, and accumulates in the
-    dtype that it returns.
-    """
-    data_layout, out_layout = attrs["data_layout"], attrs["out_layout"]
-    dtype = dtype_of(like)
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
-    result = conv2d(data, weight, **{**attrs, "out_layout": data_layout}, out_dtype=wide)
-    if out_layout != data_layout:
-        result = relax.op.permute_dims(result, [data_layout.index(name) for name in out_layout])
-    return result if wide == dtype else relax.op.astype(result, dtype)

@@ -1,3 +1,3 @@
 """Gradient rules of ``relax.op.nn``."""
 
-from . import conv, loss, norm, pool
+from . import activation, conv, loss, norm, pool

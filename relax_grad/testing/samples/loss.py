@@ -1,3 +1,115 @@
-"""Samples of the losses."""
+"""Samples of the losses, and of the softmax in front of them."""
 
 from __future__ import annotations
+
+import numpy as np
+
+from ._sample import Sample, register_samples
+
+# The shape of the predictions, the targets that replace random ones, the attributes, with weights or without.
+_NLL_LOSS = {
+    "plain": ((4, 3), (), {}, False),
+    "weights": ((4, 3), (), {}, True),
+    "weights and an ignored target outside of the classes": ((5, 3), (-100, -100), {}, True),
+    "an ignored target above the classes": ((4, 3), (255,), {"ignore_index": 255}, True),
+    "an ignored class": ((6, 3), (1, 1), {"ignore_index": 1, "reduction": "sum"}, True),
+    "no reduction": ((5, 3), (-1,), {"ignore_index": -1, "reduction": "none"}, True),
+    "no weights, no reduction": ((3, 2, 2), (-100,), {"reduction": "none"}, False),
+    "an image": ((2, 4, 2, 3), (-100, -100), {}, True),
+    "one class": ((3, 1), (), {}, True),
+}
+
+
+@register_samples("relax.nn.nll_loss")
+def nll_loss(rng):
+    for note, (shape, special, attrs, weighted) in _NLL_LOSS.items():
+        yield _nll_loss(rng, shape, special, attrs, weighted, note)
+    for reduction in ("mean", "sum", "none"):
+        yield _nll_loss(
+            rng, (4,), (), {"reduction": reduction}, True, f"no batch, {reduction}", None
+        )
+    yield _nll_loss(
+        rng, (3, 4), (), {}, True, "int32 targets, used repeatedly", targets=np.int32([2, 2, 0])
+    )
+    yield _nll_loss(rng, (2, 3), (-100, -100), {"reduction": "sum"}, True, "nothing but ignored")
+
+
+def _nll_loss(rng, shape, special, attrs, weighted, note, batch="n", targets=None):
+    if targets is None:
+        targets = rng.integers(0, shape[0 if len(shape) == 1 else 1], shape[:1] + shape[2:])
+        targets = np.asarray(targets if len(shape) > 1 else targets[0])
+        targets.reshape(-1)[: len(special)] = special
+    inputs = [rng.normal(size=shape), targets]
+    if weighted:
+        inputs.append(rng.uniform(0.5, 1.5, shape[0 if len(shape) == 1 else 1]))
+    return Sample(
+        inputs,
+        attrs,
+        symbolic={0: {0: batch}, 1: {0: batch}} if batch else None,
+        torch=_torch_weighted(**attrs) if weighted else _torch_nll_loss(**attrs),
+        note=note,
+    )
+
+
+def _torch_nll_loss(**attrs):
+    def forward(torch, predictions, targets):
+        return torch.nn.functional.nll_loss(predictions, targets, **attrs)
+
+    return forward
+
+
+def _torch_weighted(reduction="mean", ignore_index=-100):
+    """nll_loss out of operators that PyTorch can differentiate by the weights too, which it cannot for its own."""
+
+    def forward(torch, predictions, targets, weights):
+        counted = targets != ignore_index
+        classes = torch.where(counted, targets, 0).long()
+        by_class = predictions.movedim(0 if predictions.ndim == 1 else 1, -1)
+        factors = weights[classes] * counted
+        losses = -by_class.gather(-1, classes[..., None])[..., 0] * factors
+        if reduction == "none":
+            return losses
+        return losses.sum() / (factors.sum() if reduction == "mean" else 1)
+
+    return forward
+
+
+@register_samples("relax.nn.cross_entropy_with_logits")
+def cross_entropy_with_logits(rng):
+    for shape in ((4, 3), (2, 3, 2), (5,), (1, 3)):
+        batch = {0: "n"}
+        yield Sample(
+            [rng.normal(size=shape), rng.uniform(size=shape)],
+            symbolic={0: batch, 1: batch},
+            torch=_torch_cross_entropy_with_logits,
+            note=f"{len(shape)} dimensions",
+        )
+
+
+def _torch_cross_entropy_with_logits(torch, predictions, labels):
+    return -(predictions * labels).sum() / (len(predictions) if predictions.ndim > 1 else 1)
+
+
+def _softmax_samples(name):
+    def maker(rng):
+        for shape, axis in (((3, 5), -1), ((3, 5), 0), ((2, 3, 2), 1), ((4,), 0), ((3, 1), -1)):
+            yield Sample(
+                [rng.normal(size=shape)],
+                {"axis": axis},
+                symbolic={0: {0: "n"}},
+                torch=lambda torch, x, axis=axis: getattr(torch, name)(x, axis),
+                note=f"axis {axis} of {len(shape)}",
+            )
+        yield Sample(
+            [100 * rng.normal(size=(3, 4))],
+            {"axis": -1},
+            torch=lambda torch, x: getattr(torch, name)(x, -1),
+            smooth=False,
+            note="saturated: finite differences see a corner",
+        )
+
+    return maker
+
+
+register_samples("relax.nn.log_softmax")(_softmax_samples("log_softmax"))
+register_samples("relax.nn.softmax")(_softmax_samples("softmax"))

@@ -1,0 +1,61 @@
+# Every target makes the virtual environment .venv and installs what it needs there.
+#   PYTHON   the Python (3.10 or later) that .venv is made with
+#   WORKERS  the processes that the tests run in
+#   ARGS     what is passed on to pytest or to the example
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# One stamp for each set of extras; it is stale when what the metadata are made of is newer.
+STAMP := $(VENV)/.installed-
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow dev torch lint format docs clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
+	$(BIN)/python examples/train_resnet9.py $(ARGS)
+
+test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it is installed
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-slow: $(STAMP)test,examples,docs ## run the long sweeps
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development but PyTorch
+
+torch: $(BIN)/python ## install the PyTorch that the tests compare with
+	$(BIN)/python -m pip install torch==2.13.0
+
+lint: $(STAMP)lint ## check the style
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: $(STAMP)lint ## mend the style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(STAMP)docs ## build the documentation in docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+clean: ## remove what was built
+	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis
+	find relax_grad tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## remove the virtual environment too
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("relax_grad needs Python 3.10 or later, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(STAMP)%: setup.py pyproject.toml README.md LICENSE | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch '$@'

@@ -1,0 +1,446 @@
+"""The command line: ``relax-grad check`` checks the gradients of the TVM build that is installed."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.util
+import json
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+import tvm
+
+from . import __version__, _compat
+from .registry import declarations
+from .testing import check_against_torch
+from .testing.samples import Sample, sampled_operators, samples
+
+_EPILOG = """\
+examples:
+  relax-grad check                        every operator, at each sample's highest order
+  relax-grad check conv2d nn.max_pool2d   two operators
+  relax-grad check 'grad.*' --order 1     the backward operators, first order only
+  relax-grad check --all --torch          every dtype and symbolic shapes too, and PyTorch
+
+exit codes:
+  0  every check passed        2    the command line is wrong
+  1  a check failed            130  interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : Sequence[str], optional
+        The arguments without the program's name; by default those of the process.
+
+    Returns
+    -------
+    code : int
+        The exit code: 0 if every check passed, 1 if one failed, 130 if interrupted. A wrong command
+        line exits with code 2, as argparse does.
+    """
+    parser, check = _parsers()
+    args = parser.parse_args(argv)
+    try:
+        operators = select(args.operators)
+    except ValueError as error:
+        check.error(str(error))
+    if args.list:
+        for operator in operators:
+            print(operator)
+        return 0
+    if args.torch and importlib.util.find_spec("torch") is None:
+        check.error("--torch needs PyTorch: pip install 'relax_grad[torch]'")
+    try:
+        return _check(operators, args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def select(patterns: Sequence[str]) -> list[str]:
+    """Return the operators with samples that are named, each once; all of them for no name.
+
+    Parameters
+    ----------
+    patterns : Sequence[str]
+        Names with or without the prefixes before a dot (``"relax.nn.conv2d"``, ``"nn.conv2d"``,
+        ``"conv2d"``), in which ``*`` and ``?`` stand for any characters and any one character.
+
+    Raises
+    ------
+    ValueError
+        If a name fits no operator; names those that are spelled alike.
+    """
+    known = sampled_operators()
+    if not patterns:
+        return known
+    found = []
+    for pattern in patterns:
+        fitting = [name for name in known if _fits(name, pattern)]
+        if not fitting:
+            raise ValueError(_no_such_operator(pattern, known))
+        found += fitting
+    return list(dict.fromkeys(found))
+
+
+@dataclass
+class Outcome:
+    """What the checks of one operator have found.
+
+    Attributes
+    ----------
+    operator : str
+        The operator's name.
+    samples : int
+        The number of samples that were checked in some way.
+    skipped : int
+        The number of samples that only PyTorch can check and that were not compared with it.
+    order : int
+        The highest order that was checked.
+    max_error : float
+        The largest relative error of the checks that passed.
+    seconds : float
+        The time all checks took.
+    failures : list[tuple[str, Exception]]
+        Each check that failed: which one it was, and its exception.
+    """
+
+    operator: str
+    samples: int = 0
+    skipped: int = 0
+    order: int = 0
+    max_error: float = 0.0
+    seconds: float = 0.0
+    failures: list[tuple[str, Exception]] = field(default_factory=list)
+
+    def record(self, name: str, check: Callable[[], tuple[float, int]]) -> None:
+        """Run a check that returns its error and its order, and keep what came of it."""
+        try:
+            error, order = check()
+        except Exception as exception:
+            self.failures.append((name, exception))
+        else:
+            self.max_error = max(self.max_error, error)
+            self.order = max(self.order, order)
+
+    def line(self, width: int) -> str:
+        """Return the report of the operator in one line, its name padded to ``width``."""
+        count = _count(self.samples, "sample")
+        order = f"order {self.order}" if self.order else "-"
+        error = f"max error {self.max_error:.1e}" if self.order else "-"
+        verdict = "FAILED" if self.failures else "ok" if self.samples else "skipped"
+        if self.skipped and self.samples:
+            verdict += f" ({self.skipped} skipped)"
+        return (
+            f"{self.operator:<{width}}  {count:>10}  {order:<7}  {error:<17}  "
+            f"{self.seconds:6.1f} s  {verdict}"
+        )
+
+
+def check_operator(
+    operator: str,
+    *,
+    target="llvm",
+    order: int | None = None,
+    all_kinds: bool = False,
+    torch: bool = False,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run the samples of an operator; a check that fails does not keep the others from running.
+
+    Parameters
+    ----------
+    operator : str
+        The name of an operator that has samples.
+    target : str or tvm.target.Target
+        What to compile for.
+    order : int, optional
+        The highest order to check; by default each sample's own.
+    all_kinds : bool
+        Whether to check the sample's other dtypes and its symbolic shapes too.
+    torch : bool
+        Whether to compare with PyTorch the samples that have a reference there.
+    interrupted : Callable[[], bool]
+        Asked after each check whether to stop.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If ``interrupted`` says so.
+    """
+    outcome = Outcome(operator)
+    start = time.perf_counter()
+    try:
+        found = samples(operator)
+    except Exception as error:
+        found = []
+        outcome.failures.append(("making the samples", error))
+    for index, sample in enumerate(found):
+        name = f"sample {index}" + (f" ({sample.note})" if sample.note else "")
+        cap = sample.order if order is None else min(order, sample.order)
+        checks = list(_checks(sample, target, cap, all_kinds, torch))
+        outcome.samples += bool(checks)
+        outcome.skipped += not checks
+        for kind, check in checks:
+            outcome.record(f"{name}, {kind}", check)
+            if interrupted():
+                raise KeyboardInterrupt
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def _checks(
+    sample: Sample, target, order: int, all_kinds: bool, torch: bool
+) -> Iterator[tuple[str, Callable[[], tuple[float, int]]]]:
+    """Yield each check of a sample: its kind, and a function that returns the error and the order."""
+
+    def gradients(**settings):
+        report = sample.check(order=order, target=target, **settings)
+        return report.max_error, report.order
+
+    def parity():
+        error = check_against_torch(
+            sample.function or sample.op,
+            sample.inputs,
+            sample.torch,
+            wrt=sample.wrt,
+            target=target,
+            **sample.attrs,
+        )
+        return error, 1
+
+    if sample.smooth:
+        yield "float64", gradients
+        if all_kinds:
+            for dtype in sample.dtypes:
+                yield dtype, lambda dtype=dtype: gradients(dtype=dtype)
+            if sample.symbolic:
+                yield "symbolic shape", lambda: gradients(symbolic=True)
+    if torch and sample.torch is not None:
+        yield "PyTorch", parity
+
+
+def _check(operators: Sequence[str], args: argparse.Namespace) -> int:
+    width = max(map(len, operators), default=0)
+    outcomes = []
+    start = time.perf_counter()
+    with _interrupts() as interrupted, _output(len(operators)) as (write, begin):
+        write(f"{_versions()}, target {args.target.kind.name}")
+        for operator in operators:
+            begin(operator)
+            outcome = check_operator(
+                operator,
+                target=args.target,
+                order=args.order,
+                all_kinds=args.all,
+                torch=args.torch,
+                interrupted=interrupted,
+            )
+            outcomes.append(outcome)
+            write(outcome.line(width), "red" if outcome.failures else None)
+            for name, error in outcome.failures:
+                write(f"    {name}: {_message(error, args.verbose)}")
+    for line in _summary(outcomes, time.perf_counter() - start, everything=not args.operators):
+        print(line)
+    return 1 if any(outcome.failures for outcome in outcomes) else 0
+
+
+def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> Iterator[str]:
+    failed = sum(bool(outcome.failures) for outcome in outcomes)
+    skipped = sum(outcome.skipped for outcome in outcomes)
+    count = sum(outcome.samples for outcome in outcomes)
+    yield ""
+    if skipped:
+        yield (
+            f"Skipped {_count(skipped, 'sample')} at a kink, where finite differences say nothing: "
+            "--torch compares with PyTorch."
+        )
+    if everything:
+        known = set(sampled_operators())
+        # Backward operators without samples of their own are what order 2 of the others is made of.
+        unsampled = [
+            name
+            for name in _differentiable()
+            if name not in known and not name.startswith("relax.grad.")
+        ]
+        if unsampled:
+            yield f"No samples to check the rule on: {', '.join(unsampled)}."
+    verdict = f"{_count(failed, 'operator')} FAILED" if failed else "all ok"
+    yield f"{_count(len(outcomes), 'operator')}, {_count(count, 'sample')}, {seconds:.0f} s: {verdict}"
+
+
+@contextmanager
+def _interrupts():
+    """Yield how to ask whether the user has pressed Ctrl-C.
+
+    Python's KeyboardInterrupt is not enough: one that is raised in a rule or in another function
+    that TVM calls back comes out of TVM as a RuntimeError.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False  # only the main thread may handle signals
+        return
+
+    received = []
+
+    def interrupt(signum, frame):
+        received.append(signum)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def _output(total: int):
+    """Yield how to write a line, and how to say which operator is next."""
+    if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
+        yield (lambda line, style=None: print(line, flush=True)), (lambda operator: None)
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(highlight=False), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        done = iter(range(total))
+
+        def write(line: str, style: str | None = None) -> None:
+            progress.console.print(line, style=style, markup=False, soft_wrap=True)
+
+        def begin(operator: str) -> None:
+            progress.update(task, completed=next(done), description=operator)
+
+        yield write, begin
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(
+        prog="relax-grad",
+        description="Checks the gradients that relax_grad registers with the installed TVM.",
+    )
+    parser.add_argument("--version", action="version", version=_versions())
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    check = commands.add_parser(
+        "check",
+        help="check gradients numerically against this TVM build",
+        description="Differentiates, compiles and runs samples of each operator, and compares the "
+        "gradients with central differences in float64.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    check.add_argument(
+        "operators",
+        nargs="*",
+        metavar="OPERATOR",
+        help="what to check: relax.nn.conv2d, nn.conv2d, conv2d, or a pattern such as 'nn.*'; by "
+        "default every operator",
+    )
+    check.add_argument(
+        "--target",
+        type=_target,
+        default="llvm",  # a string default goes through type too
+        help="the target to compile for, as a name or in JSON (default: llvm)",
+    )
+    check.add_argument(
+        "--order",
+        type=_order,
+        metavar="N",
+        help="check no order higher than N (default: each sample's own, mostly 2)",
+    )
+    check.add_argument(
+        "--all", action="store_true", help="check the other dtypes and symbolic shapes too"
+    )
+    check.add_argument(
+        "--torch",
+        action="store_true",
+        help="compare with PyTorch too; the only check of a sample at a kink",
+    )
+    check.add_argument("--list", action="store_true", help="list the operators, check nothing")
+    check.add_argument("--verbose", action="store_true", help="show the traceback of every failure")
+    return parser, check
+
+
+def _order(text: str) -> int:
+    order = int(text)
+    if order < 1:
+        raise argparse.ArgumentTypeError(f"the lowest order is 1, not {text}")
+    return order
+
+
+def _target(text: str) -> tvm.target.Target:
+    try:
+        target = tvm.target.Target(json.loads(text) if text.startswith("{") else text)
+        device = tvm.runtime.Device(target.get_target_device_type(), 0)
+    except Exception as error:
+        raise argparse.ArgumentTypeError(f"no target {text!r}: {_last_line(error)}") from error
+    if not device.exist:
+        raise argparse.ArgumentTypeError(f"no device of target {text!r} on this machine")
+    return target
+
+
+def _versions() -> str:
+    ffi = _compat.installed_version("apache-tvm-ffi") or "of unknown version"
+    return f"relax_grad {__version__}, apache-tvm {tvm.__version__}, apache-tvm-ffi {ffi}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _differentiable() -> list[str]:
+    return [d.op_name for d in declarations() if d.attr == "FPrimalGradient"]
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def _no_such_operator(pattern: str, known: Sequence[str]) -> str:
+    without_samples = [name for name in _differentiable() if _fits(name, pattern)]
+    if without_samples:
+        name = without_samples[0]
+        reason = f"{name} has a gradient rule, but no samples to check it on"
+        if name.startswith("relax.grad."):
+            reason += "; order 2 of its forward operator's samples checks it"
+        return reason
+    spellings = {}
+    for name in known:
+        parts = name.split(".")
+        spellings.update({".".join(parts[i:]): name for i in range(len(parts))})
+    close = difflib.get_close_matches(pattern, spellings, n=5, cutoff=0.5)
+    names = list(dict.fromkeys(spellings[spelling] for spelling in close))
+    hint = f"did you mean {' or '.join(names)}?" if names else "--list shows the operators"
+    return f"no operator {pattern!r}; {hint}"
+
+
+def _message(error: Exception, verbose: bool) -> str:
+    if verbose:
+        return "".join(traceback.format_exception(error)).rstrip()
+    return f"{type(error).__name__}: {_last_line(error)}"
+
+
+def _last_line(error: Exception) -> str:
+    """Return the end of an error's message: TVM's own carry a C++ traceback in front of it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "(no message)"

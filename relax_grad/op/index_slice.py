@@ -1,0 +1,138 @@
+"""The backward operators of strided slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import relax, tirx
+from tvm.ir import Op
+from tvm.relax.utils import convert_to_expr
+
+from ._declare import (
+    Shape,
+    as_shape,
+    check_shape,
+    declare_op,
+    dtype_of,
+    shape_values,
+    tensor_type,
+)
+
+
+def strided_slice_backward_data(
+    output_grad: relax.Expr,
+    data_shape: relax.Expr | Shape,
+    axes: relax.Expr | Sequence[int],
+    begin: relax.Expr | Sequence[int | tirx.PrimExpr],
+    end: relax.Expr | Sequence[int | tirx.PrimExpr],
+    strides: relax.Expr | Sequence[int | tirx.PrimExpr],
+    assume_inbound: bool = False,
+) -> relax.Call:
+    """Gradient of strided_slice with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``strided_slice(data, axes, begin, end, strides)``.
+    data_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of the data.
+    axes, begin, end, strides, assume_inbound
+        As given to ``relax.op.strided_slice``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``.
+    """
+    axes, begin, end, strides = map(convert_to_expr, (axes, begin, end, strides))
+    attrs = relax.op.strided_slice(output_grad, axes, begin, end, strides, assume_inbound).attrs
+    return relax.Call(
+        Op.get("relax.grad.strided_slice_backward_data"),
+        [output_grad, as_shape(data_shape), axes, begin, end, strides],
+        attrs,
+    )
+
+
+def dynamic_strided_slice_backward_data(
+    output_grad: relax.Expr,
+    data_shape: relax.Expr | Shape,
+    begin: relax.Expr,
+    end: relax.Expr,
+    strides: relax.Expr,
+) -> relax.Call:
+    """Gradient of dynamic_strided_slice with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``dynamic_strided_slice(data, begin, end,
+        strides)``. Its shape need not be known when it is compiled.
+    data_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of the data.
+    begin, end, strides : relax.Expr
+        As given to ``relax.op.dynamic_strided_slice``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``.
+    """
+    return relax.Call(
+        Op.get("relax.grad.dynamic_strided_slice_backward_data"),
+        [output_grad, as_shape(data_shape), begin, end, strides],
+    )
+
+
+def _infer_strided_slice_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    return _checked_result(call, ctx, "relax.strided_slice", attrs=call.attrs)
+
+
+def _infer_dynamic_slice_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    for i, name in enumerate(("begin", "end", "strides"), start=2):
+        tensor_type(call, i, name)
+    return _checked_result(call, ctx, "relax.dynamic_strided_slice")
+
+
+def _checked_result(call, ctx, forward_name, attrs=None) -> relax.Type:
+    """Hold the gradient against the type that the forward operator returns."""
+    output_grad = tensor_type(call, 0, "output_grad")
+    data_shape = shape_values(call, 1, "data_shape")
+    dtype = dtype_of(output_grad)
+    if data_shape is None:
+        return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
+    data = relax.Var("data", relax.TensorType(data_shape, dtype))
+    forward = relax.Call(Op.get(forward_name), [data, *call.args[2:]], attrs)
+    check_shape(call, "output_grad", output_grad, ctx.normalize(forward).ty)
+    return relax.TensorType(data_shape, dtype)
+
+
+_SLICE = [
+    ("output_grad", "Tensor", "The gradient with respect to the result of the slice."),
+    ("data_shape", "Shape", "The shape of the data."),
+]
+declare_op(
+    "strided_slice_backward_data",
+    [
+        *_SLICE,
+        ("axes", "Tuple", "The axes that are sliced."),
+        ("begin", "Tuple", "Where the slice begins."),
+        ("end", "Tuple", "Where the slice ends."),
+        ("strides", "Tuple", "The strides."),
+    ],
+    _infer_strided_slice_backward,
+    strided_slice_backward_data,
+    "relax.attrs.StridedSliceAttrs",
+)
+declare_op(
+    "dynamic_strided_slice_backward_data",
+    [
+        *_SLICE,
+        ("begin", "Tensor", "Where the slice begins."),
+        ("end", "Tensor", "Where the slice ends."),
+        ("strides", "Tensor", "The strides."),
+    ],
+    _infer_dynamic_slice_backward,
+    dynamic_strided_slice_backward_data,
+)
+# Its legalization gives an unknown shape names.
+Op.get("relax.grad.dynamic_strided_slice_backward_data").set_attr("RequiresArgumentShapes", False)

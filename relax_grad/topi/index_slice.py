@@ -1,0 +1,230 @@
+"""Tensor expressions of strided slices and their gradients.
+
+A slice takes ``y[k] = x[begin + k * stride]`` along an axis. So element ``i`` of the data was taken where
+``i - begin`` is a multiple of the stride, by ``k = (i - begin) / stride``, if the slice has that many
+elements: each element of the gradient finds its own one, and an output's extent is all that is needed of
+``end``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import te, tirx, topi
+
+from ._util import Shape
+from .index import as_int64
+
+#: A constant stride up to this one cannot overflow where it is added to an index.
+_SAFE_STRIDE = 2**31
+
+
+def strided_slice_backward_data(
+    output_grad: te.Tensor,
+    data_shape: Shape,
+    axes: Sequence[int],
+    begin: Sequence[tirx.PrimExpr],
+    strides: Sequence[tirx.PrimExpr],
+    assume_inbound: bool,
+) -> te.Tensor:
+    """Gradient of strided_slice with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data.
+    axes : Sequence[int]
+        The axes that are sliced; a negative one counts from the last.
+    begin, strides : Sequence[PrimExpr]
+        One for each of the axes.
+    assume_inbound : bool
+        Whether ``begin`` is taken as it is. ``topi.strided_slice`` does so only where something is
+        symbolic; where everything is constant, it clips in either case.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``.
+    """
+    ndim = len(data_shape)
+    static = all(isinstance(value, (int, tirx.IntImm)) for value in (*data_shape, *begin, *strides))
+    starts = {}
+    for axis, first, stride in zip(axes, begin, strides, strict=True):
+        axis %= ndim
+        if static or not assume_inbound:
+            first = canonical_begin(first, data_shape[axis], stride)
+        starts[axis] = (first, stride)
+    return _slice_backward(output_grad, data_shape, starts, "strided_slice_backward_data")
+
+
+def strided_slice(
+    x: te.Tensor,
+    output_shape: Shape,
+    axes: Sequence[int],
+    begin: Sequence[tirx.PrimExpr],
+    strides: Sequence[tirx.PrimExpr],
+) -> te.Tensor:
+    """Strided slice of data with symbolic extents, that clips where it begins.
+
+    Parameters
+    ----------
+    x : te.Tensor
+        The data.
+    output_shape : Sequence[PrimExpr]
+        The shape of the result, which says where the slice ends.
+    axes, begin, strides
+        As in :func:`strided_slice_backward_data`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``output_shape``.
+    """
+    starts = {
+        axis % len(x.shape): (
+            canonical_begin(first, x.shape[axis], stride),
+            _bounded_stride(stride, x.shape[axis]),
+        )
+        for axis, first, stride in zip(axes, begin, strides, strict=True)
+    }
+
+    def element(*at):
+        at = list(at)
+        for axis, (first, stride) in starts.items():
+            at[axis] = first + at[axis] * stride
+        return x(*at)
+
+    return te.compute(output_shape, element, name="strided_slice", tag=topi.tag.INJECTIVE)
+
+
+def dynamic_strided_slice(
+    x: te.Tensor, begin: te.Tensor, strides: te.Tensor, output_shape: Shape
+) -> te.Tensor:
+    """Strided slice whose begin and strides are known at run time only.
+
+    Parameters
+    ----------
+    x : te.Tensor
+        The data.
+    begin, strides : te.Tensor
+        Vectors with one element for each axis, with any values.
+    output_shape : Sequence[PrimExpr]
+        The shape of the result: :func:`dynamic_strided_slice_shape`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``output_shape``.
+    """
+
+    def element(*at):
+        return x(
+            *(
+                canonical_begin(begin(axis), extent, strides(axis)) + k * strides(axis)
+                for axis, (k, extent) in enumerate(zip(at, x.shape, strict=True))
+            )
+        )
+
+    return te.compute(output_shape, element, name="dynamic_slice", tag=topi.tag.INJECTIVE)
+
+
+def dynamic_strided_slice_shape(
+    x: te.Tensor, begin: te.Tensor, end: te.Tensor, strides: te.Tensor
+) -> te.Tensor:
+    """Shape of a strided slice, a vector of int64; an axis that is sliced backwards to or past its
+    begin, or with stride 0, is empty.
+    """
+
+    def extent_of(axis, extent):
+        stride = _bounded_stride(strides(axis), extent)
+        span = _canonical(end(axis), extent, stride) - _canonical(begin(axis), extent, stride)
+        forward = tirx.if_then_else(stride < 0, -span, span)
+        count = tirx.floordiv(forward + tirx.abs(stride) - 1, tirx.max(tirx.abs(stride), 1))
+        return tirx.if_then_else(stride == 0, tirx.const(0, "int64"), tirx.max(count, 0))
+
+    def element(i):
+        result = tirx.const(0, "int64")
+        for axis, extent in enumerate(x.shape):
+            result = tirx.if_then_else(i == axis, extent_of(axis, extent), result)
+        return result
+
+    return te.compute((len(x.shape),), element, name="dynamic_slice_shape")
+
+
+def dynamic_strided_slice_backward_data(
+    output_grad: te.Tensor, data_shape: Shape, begin: te.Tensor, strides: te.Tensor
+) -> te.Tensor:
+    """Gradient of dynamic_strided_slice with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data.
+    begin, strides : te.Tensor
+        Vectors of int64 with one element for each axis, with any values.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``.
+    """
+    starts = {}
+    for axis, extent in enumerate(data_shape):
+        starts[axis] = (canonical_begin(begin(axis), extent, strides(axis)), strides(axis))
+    return _slice_backward(output_grad, data_shape, starts, "dynamic_slice_backward_data")
+
+
+def canonical_begin(
+    begin: tirx.PrimExpr, extent: tirx.PrimExpr, stride: tirx.PrimExpr
+) -> tirx.PrimExpr:
+    """Return the element at which a slice begins, as ``topi.strided_slice`` finds it.
+
+    A negative ``begin`` counts from the end; the result is clipped to ``[0, extent]``, or to
+    ``[-1, extent - 1]`` for a negative stride.
+    """
+    return _canonical(begin, extent, stride)
+
+
+def _canonical(index, extent, stride):
+    index, extent, stride = as_int64(index), as_int64(extent), as_int64(stride)
+    index = tirx.if_then_else(index < 0, index + extent, index)
+    low = tirx.if_then_else(stride < 0, tirx.const(-1, "int64"), tirx.const(0, "int64"))
+    return tirx.min(tirx.max(index, low), low + extent)
+
+
+def _bounded_stride(stride: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Bound a stride by the extent: a larger one also takes the first element only, and could overflow."""
+    stride = as_int64(stride)
+    if isinstance(stride, tirx.IntImm) and abs(int(stride)) <= _SAFE_STRIDE:
+        return stride
+    bound = tirx.max(as_int64(extent), 1)
+    return tirx.max(tirx.min(stride, bound), -bound)
+
+
+def _slice_backward(output_grad, data_shape, starts, name) -> te.Tensor:
+    """Look up each element of the data in the slice; ``starts`` maps axes to begin and stride."""
+
+    def element(*at):
+        at = list(at)
+        inside = []
+        for axis, (begin, stride) in starts.items():
+            begin, stride = as_int64(begin), _bounded_stride(stride, data_shape[axis])
+            distance = tirx.if_then_else(stride < 0, begin - at[axis], at[axis] - begin)
+            step = tirx.max(tirx.abs(stride), 1)
+            at[axis] = tirx.floordiv(distance, step)
+            inside += [
+                stride != 0,
+                distance >= 0,
+                tirx.floormod(distance, step) == 0,
+                at[axis] < output_grad.shape[axis],
+            ]
+        if not inside:
+            return output_grad(*at)
+        zero = tirx.const(0, output_grad.dtype)
+        return tirx.if_then_else(tirx.all(*inside), output_grad(*at), zero)
+
+    return te.compute(data_shape, element, name=name, tag=topi.tag.INJECTIVE)

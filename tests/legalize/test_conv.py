@@ -1,0 +1,159 @@
+"""Legalization of the backward operators of convolution, and of conv2d in every layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax.op import grad as backward
+
+NHWC = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+
+
+def tensor(name, *shape, dtype="float32"):
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def module(build, *params):
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit_output(bb.emit(build(*params)))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def transpose(array, plain, layout):
+    return np.ascontiguousarray(array.transpose([plain.index(name) for name in layout]))
+
+
+def run(mod, *inputs):
+    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
+
+
+@pytest.mark.parametrize("batch", [2, None], ids=["static", "symbolic"])
+def test_one_function_named_after_the_operator(batch):
+    n = tirx.Var("n", "int64") if batch is None else batch
+    grad, data = tensor("dy", n, 6, 6, 4), tensor("x", n, 8, 8, 3)
+    weight = tensor("w", 3, 3, 3, 4)
+    for build, name in (
+        (lambda g, x, w: backward.conv2d_backward_data(g, x.ty.shape, w, **NHWC), "data"),
+        (lambda g, x, w: backward.conv2d_backward_weight(g, x, w.ty.shape, **NHWC), "weight"),
+    ):
+        before = module(build, grad, data, weight)
+        after = relax.transform.LegalizeOps()(before)
+        tvm.ir.assert_structural_equal(after["main"].ret_ty, before["main"].ret_ty, True)
+        assert f"conv2d_backward_{name}" in [gv.name_hint for gv in after.get_global_vars()]
+        assert "R.grad." not in after["main"].script()
+
+
+def reference(data, weight, strides, padding, dilation, groups):
+    """conv2d in NCHW and OIHW, written out."""
+    top, left, bottom, right = padding
+    padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    batch, _, height, width = padded.shape
+    channels, in_group, rows, columns = weight.shape
+    reach = [(k - 1) * d + 1 for k, d in zip((rows, columns), dilation, strict=True)]
+    out = [(e - r) // s + 1 for e, r, s in zip((height, width), reach, strides, strict=True)]
+    result = np.zeros((batch, channels, *out))
+    for o in range(channels):
+        first = o // (channels // groups) * in_group
+        for y, x in np.ndindex(*out):
+            top, left = y * strides[0], x * strides[1]
+            window = padded[
+                :,
+                first : first + in_group,
+                top : top + reach[0] : dilation[0],
+                left : left + reach[1] : dilation[1],
+            ]
+            result[:, o, y, x] = (window * weight[o]).sum((1, 2, 3))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("data_layout", "kernel_layout", "out_layout"),
+    [
+        ("NCHW", "OIHW", None),
+        ("NHWC", "HWIO", None),
+        ("CNHW", "IHWO", None),
+        ("NCWH", "OIHW", None),
+        ("NCHW", "OIWH", None),
+        ("WNHC", "WIOH", None),
+        ("NCHW", "OIHW", "NHWC"),
+        ("WCHN", "HIOW", "CHNW"),
+    ],
+)
+def test_conv2d_takes_axes_by_name(data_layout, kernel_layout, out_layout):
+    """Strides and kernel axes belong to H and W wherever those stand, as type inference has it."""
+    attrs = {"strides": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 2), "groups": 2}
+    rng = np.random.default_rng(0)
+    data, weight = rng.normal(size=(2, 4, 6, 7)), rng.normal(size=(4, 2, 3, 2))
+    inputs = transpose(data, "NCHW", data_layout), transpose(weight, "OIHW", kernel_layout)
+    mod = module(
+        lambda x, w: relax.op.nn.conv2d(
+            x,
+            w,
+            **attrs,
+            data_layout=data_layout,
+            kernel_layout=kernel_layout,
+            out_layout=out_layout,
+        ),
+        tensor("x", *inputs[0].shape, dtype="float64"),
+        tensor("w", *inputs[1].shape, dtype="float64"),
+    )
+    expected = transpose(reference(data, weight, **attrs), "NCHW", out_layout or data_layout)
+    np.testing.assert_allclose(run(mod, *inputs), expected, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("layouts", [{}, NHWC], ids=["NCHW", "NHWC"])
+def test_conv2d_is_left_to_tvm_where_tvm_is_right(layouts):
+    """No transposition is added, and the function is TVM's own."""
+    shapes = ((2, 8, 8, 3), (3, 3, 3, 4)) if layouts else ((2, 3, 8, 8), (4, 3, 3, 3))
+    before = module(
+        lambda x, w: relax.op.nn.conv2d(x, w, **layouts, out_dtype="float64"),
+        tensor("x", *shapes[0]),
+        tensor("w", *shapes[1]),
+    )
+    after = relax.transform.LegalizeOps()(before)
+    assert [gv.name_hint for gv in after.get_global_vars() if gv.name_hint != "main"] == ["conv2d"]
+    assert len(after["main"].body.blocks[0].bindings) == len(before["main"].body.blocks[0].bindings)
+
+
+def test_packed_conv2d_stays_as_it_is():
+    before = module(
+        lambda x, w: relax.op.nn.conv2d(x, w, data_layout="NCHW4c"),
+        tensor("x", 1, 1, 8, 8, 4),
+        tensor("w", 4, 4, 3, 3),
+    )
+    tvm.ir.assert_structural_equal(relax.transform.LegalizeOps()(before), before)
+
+
+def test_out_dtype():
+    """Each result has the dtype of its type, whatever those of the arguments."""
+    grad, data, weight = (
+        tensor("dy", 1, 2, 3, 3, dtype="float16"),
+        tensor("x", 1, 2, 4, 4, dtype="float16"),
+        tensor("w", 2, 2, 2, 2, dtype="float16"),
+    )
+    ones = [np.ones([int(d) for d in v.ty.shape.values], "float16") for v in (grad, data, weight)]
+    for dtype in ("float16", "float32", "float64"):
+        mod = module(
+            lambda g, x, w, t=dtype: backward.conv2d_backward_data(g, x.ty.shape, w, out_dtype=t),
+            grad,
+            data,
+            weight,
+        )
+        result = run(mod, *ones)
+        assert result.dtype == dtype
+        assert result.max() == 8
+        mod = module(
+            lambda g, x, w, t=dtype: backward.conv2d_backward_weight(g, x, w.ty.shape, out_dtype=t),
+            grad,
+            data,
+            weight,
+        )
+        result = run(mod, *ones)
+        assert result.dtype == dtype
+        assert result.max() == 9

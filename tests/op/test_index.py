@@ -1,0 +1,151 @@
+"""The operators of take and gather_elements: builders, type inference and round trips."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax.op import grad as backward
+from tvm.script import ir as I  # noqa: F401  (scripts name it)
+from tvm_ffi import structural_equal
+
+
+def var(name, shape=None, dtype="float32", ndim=-1):
+    return relax.Var(name, relax.TensorType(shape, dtype, ndim=ndim))
+
+
+def type_of(call):
+    return relax.BlockBuilder().normalize(call).ty
+
+
+def same(a, b):
+    return structural_equal(a, b, map_free_vars=True)
+
+
+def module(types, build):
+    """A module with one function that makes the call which ``build`` makes of its parameters."""
+    params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit_output(bb.emit(build(*params)))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def modules(n):
+    """One call of each operator on data of ``n`` rows."""
+
+    def tensor(*shape, dtype="float32"):
+        return relax.TensorType(shape, dtype)
+
+    indices = tensor(n, 2, dtype="int32")
+    return {
+        "take_derivative": module(
+            [tensor(n, 3), tensor(2, 4, dtype="int64")],
+            lambda x, i: backward.take_derivative(x, i, axis=-1, mode="wrap"),
+        ),
+        "take_derivative, scalar": module(
+            [tensor(n, 3)], lambda x: backward.take_derivative(x, relax.prim_value(-1), axis=1)
+        ),
+        "take_derivative, no axis": module(
+            [tensor(n), indices], lambda x, i: backward.take_derivative(x, i)
+        ),
+        "gather_elements_derivative": module(
+            [tensor(n, 3), indices], lambda x, i: backward.gather_elements_derivative(x, i, axis=1)
+        ),
+        "gather_elements_backward_data": module(
+            [tensor(n, 2), tensor(n, 3), indices],
+            lambda dy, x, i: backward.gather_elements_backward_data(
+                dy, relax.op.shape_of(x), i, axis=-1
+            ),
+        ),
+        "gather_elements_backward_data, shape": module(
+            [tensor(n, 2), indices],
+            lambda dy, i: backward.gather_elements_backward_data(dy, (n, 5), i, axis=1),
+        ),
+    }
+
+
+EXTENTS = {"static": lambda: 4, "symbolic": lambda: tirx.Var("n", "int64")}
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+@pytest.mark.parametrize("case", modules(4))
+def test_round_trips(case, extent):
+    before = modules(EXTENTS[extent]())[case]
+    script = before.script()
+    assert f"R.grad.{case.partition(',')[0]}(" in script
+    tvm.ir.assert_structural_equal(tvm.script.from_source(script), before)
+    tvm.ir.assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(before)), before)
+
+
+def test_types():
+    n = tirx.Var("n", "int64")
+    x, i = var("x", (n, 3), "float16"), var("i", (2, 5), "int64")
+    taken = type_of(backward.take_derivative(x, i, axis=0))
+    assert same(taken, relax.TensorType((2, 5, 3), "float16"))
+    i = var("i", (n, 7), "int32")
+    assert same(
+        type_of(backward.gather_elements_derivative(x, i, 1)), relax.TensorType((n, 7), "float16")
+    )
+    grad = var("dy", (n, 7), "float16")
+    assert same(type_of(backward.gather_elements_backward_data(grad, (n, 3), i, 1)), x.ty)
+
+
+def test_unknown_shapes():
+    grad, i = var("dy"), var("i", dtype="int64", ndim=2)
+    shape = relax.Var("s", relax.ShapeType(ndim=2))
+    rank2 = relax.TensorType(dtype="float32", ndim=2)
+    assert same(type_of(backward.gather_elements_backward_data(grad, shape, i)), rank2)
+    found = type_of(backward.gather_elements_backward_data(grad, (3, 2), i))
+    assert same(found, relax.TensorType((3, 2), "float32"))
+    assert same(type_of(backward.take_derivative(var("x", ndim=2), i, 0)).ndim, 3)
+
+
+def test_output_grad_must_have_the_shape_of_the_indices():
+    indices = var("i", (4, 2), "int64")
+    message = r"gather_elements_backward_data: output_grad .* \(4, 2\) .* \(4, 3\)"
+    with pytest.raises(ValueError, match=message):
+        type_of(backward.gather_elements_backward_data(var("dy", (4, 3)), (4, 9), indices, 1))
+    with pytest.raises(ValueError, match="output_grad must have 2 dimensions"):
+        type_of(backward.gather_elements_backward_data(var("dy", (4,)), (4, 9), indices, 1))
+
+
+def test_what_the_forward_operators_refuse():
+    grad, indices = var("dy", (4, 2)), var("i", (4, 2), "int64")
+    for axis in (2, -3):
+        with pytest.raises(ValueError, match="axis"):
+            type_of(backward.gather_elements_backward_data(grad, (4, 9), indices, axis))
+    with pytest.raises(ValueError, match="rank"):
+        type_of(backward.gather_elements_backward_data(grad, (4, 9, 1), indices, 0))
+    with pytest.raises(TypeError, match="dtype"):
+        type_of(backward.gather_elements_derivative(grad, var("i", (4, 2)), 0))
+    with pytest.raises(TypeError, match="dtype"):
+        type_of(backward.take_derivative(grad, var("i", (4, 2)), 0))
+    with pytest.raises(ValueError, match="1-dimensional"):
+        type_of(backward.take_derivative(grad, indices))
+
+
+def test_arguments_of_the_wrong_kind():
+    shape = relax.Var("s", relax.ShapeType(ndim=2))
+    grad, indices = var("dy", (4, 2)), var("i", (4, 2), "int64")
+    with pytest.raises(TypeError, match="take_derivative: x_direction must be a tensor"):
+        type_of(backward.take_derivative(shape, indices, 0))
+    with pytest.raises(TypeError, match="gather_elements_derivative: indices must be a tensor"):
+        type_of(backward.gather_elements_derivative(grad, shape, 0))
+    for arguments, name in (
+        ((shape, (4, 9), indices), "output_grad must be a tensor"),
+        ((grad, grad, indices), "data_shape must be a shape"),
+        ((grad, (4, 9), shape), "indices must be a tensor"),
+    ):
+        with pytest.raises(TypeError, match=f"gather_elements_backward_data: {name}"):
+            type_of(backward.gather_elements_backward_data(*arguments, 1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["take_derivative", "gather_elements_derivative", "gather_elements_backward_data"],
+)
+def test_operators_are_pure(name):
+    assert tvm.ir.Op.get(f"relax.grad.{name}").get_attr("FPurity")

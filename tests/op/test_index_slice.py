@@ -1,0 +1,134 @@
+"""The backward operators of strided slices: builders, type inference and round trips."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax.op import grad as backward
+from tvm.script import ir as I  # noqa: F401  (scripts name it)
+from tvm_ffi import structural_equal
+
+
+def var(name, shape=None, dtype="float32", ndim=-1):
+    return relax.Var(name, relax.TensorType(shape, dtype, ndim=ndim))
+
+
+def bounds(rank=3):
+    return [var(name, (rank,), "int64") for name in ("begin", "end", "strides")]
+
+
+def type_of(call):
+    return relax.BlockBuilder().normalize(call).ty
+
+
+def same(a, b):
+    return structural_equal(a, b, map_free_vars=True)
+
+
+def static(grad=None, shape=(4, 5, 2), **attrs):
+    slices = {"axes": [1], "begin": [-4], "end": [9], "strides": [2], **attrs}
+    grad = var("dy", (4, 2, 2)) if grad is None else grad
+    return backward.strided_slice_backward_data(grad, shape, **slices)
+
+
+def dynamic(grad=None, shape=(4, 5, 2), slices=None):
+    grad = var("dy", ndim=3) if grad is None else grad
+    return backward.dynamic_strided_slice_backward_data(grad, shape, *(slices or bounds()))
+
+
+def module(call, params):
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit_output(bb.emit(call))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def modules(n):
+    grad, x, slices = var("dy", (n, 2, 2)), var("x", (n, 5, 2)), bounds()
+    unknown = var("dy", ndim=3)
+    return {
+        "strided_slice": module(static(grad, (n, 5, 2)), [grad, x]),
+        "strided_slice, inbound": module(
+            static(grad, relax.op.shape_of(x), begin=[1], end=[5], assume_inbound=True), [grad, x]
+        ),
+        "dynamic_strided_slice": module(dynamic(grad, (n, 5, 2), slices), [grad, x, *slices]),
+        "dynamic_strided_slice, unknown": module(
+            dynamic(unknown, relax.op.shape_of(x), slices), [unknown, x, *slices]
+        ),
+    }
+
+
+EXTENTS = {"static": lambda: 4, "symbolic": lambda: tirx.Var("n", "int64")}
+
+
+@pytest.mark.parametrize("extent", EXTENTS)
+@pytest.mark.parametrize("case", modules(4))
+def test_round_trips(case, extent):
+    before = modules(EXTENTS[extent]())[case]
+    script = before.script()
+    assert f"R.grad.{case.partition(',')[0]}_backward_data(" in script
+    tvm.ir.assert_structural_equal(tvm.script.from_source(script), before)
+    tvm.ir.assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(before)), before)
+
+
+def test_result_has_the_given_shape_and_the_dtype_of_output_grad():
+    half = relax.TensorType((4, 5, 2), "float16")
+    assert same(type_of(static(var("dy", (4, 2, 2), "float16"))), half)
+    assert same(type_of(dynamic(var("dy", dtype="float16", ndim=3))), half)
+
+
+def test_symbolic_begin():
+    n, k = (tirx.Var(name, "int64") for name in "nk")
+    x = var("x", (n, 3))
+    forward = type_of(relax.op.strided_slice(x, [0], [k], [n], [2]))
+    found = static(relax.Var("dy", forward), (n, 3), axes=[0], begin=[k], end=[n])
+    assert same(type_of(found), x.ty)
+
+
+def test_unknown_shapes():
+    shape = relax.Var("s", relax.ShapeType(ndim=3))
+    rank3 = relax.TensorType(dtype="float32", ndim=3)
+    assert same(type_of(static(var("dy"), shape)), rank3)
+    assert same(type_of(dynamic(var("dy"), shape)), rank3)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2), (4, 5, 2), (3, 2, 2)], ids=str)
+def test_wrong_shape_of_output_grad(shape):
+    with pytest.raises(ValueError, match=r"strided_slice_backward_data: output_grad .*\(4, 2, 2\)"):
+        type_of(static(var("dy", shape)))
+
+
+@pytest.mark.parametrize("operator", [static, dynamic])
+def test_wrong_rank_of_output_grad(operator):
+    with pytest.raises(
+        ValueError, match=r"slice_backward_data: output_grad must have 3 dimensions"
+    ):
+        type_of(operator(var("dy", (4, 2))))
+
+
+def test_what_the_forward_operators_refuse():
+    with pytest.raises(ValueError, match="axis"):
+        type_of(static(axes=[3]))
+    with pytest.raises(tvm.error.InternalError, match="same length"):
+        static(begin=[1, 2])
+    with pytest.raises(tvm.error.InternalError, match="number of indices"):
+        type_of(dynamic(slices=bounds(2)))
+
+
+def test_arguments_of_the_wrong_kind():
+    shape = relax.Var("s", relax.ShapeType(ndim=3))
+    with pytest.raises(TypeError, match=": output_grad must be a tensor"):
+        type_of(static(shape))
+    with pytest.raises(TypeError, match=": data_shape must be a shape"):
+        type_of(static(shape=var("x", (4, 5, 2))))
+    begin, _, strides = bounds()
+    with pytest.raises(TypeError, match=": end must be a tensor"):
+        type_of(dynamic(slices=[begin, shape, strides]))
+
+
+@pytest.mark.parametrize("operator", [static, dynamic])
+def test_operators_are_pure(operator):
+    assert operator().op.get_attr("FPurity")

@@ -1,0 +1,98 @@
+"""max_pool2d_jvp: type inference, errors, TVMScript and JSON."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax.op.grad import max_pool2d_jvp
+from tvm.script import from_source
+from tvm_ffi import structural_equal
+
+ATTRS = {
+    "pool_size": (3, 2),
+    "strides": 2,
+    "padding": (0, 1, 2, 0),
+    "dilation": (1, 2),
+    "ceil_mode": True,
+    "layout": "NHWC",
+    "out_layout": "NCHW",
+}
+
+
+def tensor(*shape, dtype="float32", name="x"):
+    return relax.Var(name, relax.TensorType(list(shape), dtype))
+
+
+def infer(call):
+    return relax.BlockBuilder().normalize(call).ty
+
+
+def test_round_trip():
+    tangent, data = tensor(2, 7, 6, 3, name="v"), tensor(2, 7, 6, 3)
+    bb = relax.BlockBuilder()
+    with bb.function("main", [tangent, data]):
+        with bb.dataflow():
+            out = bb.emit_output(max_pool2d_jvp(tangent, data, **ATTRS))
+        bb.emit_func_output(out)
+    module = bb.get()
+    assert structural_equal(from_source(module.script(show_meta=True)), module)
+    assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)
+
+
+def test_type_is_that_of_max_pool2d():
+    n, h = tirx.Var("n", "int64"), tirx.Var("h", "int64")
+    for shape in ((2, 7, 6, 3), (n, h, 6, 3)):
+        data = tensor(*shape)
+        forward = infer(relax.op.nn.max_pool2d(data, **ATTRS))
+        assert structural_equal(infer(max_pool2d_jvp(data, data, **ATTRS)), forward)
+    half = tensor(2, 7, 6, 3, dtype="float16")
+    static = tensor(2, 7, 6, 3)
+    expected = relax.TensorType(infer(relax.op.nn.max_pool2d(static, **ATTRS)).shape, "float16")
+    assert structural_equal(infer(max_pool2d_jvp(half, static, **ATTRS)), expected)
+
+
+def test_type_of_an_unknown_shape():
+    unknown = relax.Var("x", relax.TensorType(dtype="float32", ndim=4))
+    result = infer(max_pool2d_jvp(unknown, unknown, 2))
+    assert (result.ndim, result.shape) == (4, None)
+
+
+X = tensor(1, 2, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: max_pool2d_jvp(tensor(1, 2, 6, 5), X, 2), ValueError, "data_tangent must have"),
+        (lambda: max_pool2d_jvp(tensor(2, 6, 6), X, 2), ValueError, "data_tangent must have"),
+        (lambda: max_pool2d_jvp(X, tensor(2, 6, 6), 2), ValueError, "do not fit relax.nn.max_poo"),
+        (
+            lambda: max_pool2d_jvp(relax.ShapeExpr([1, 2, 6, 6]), X, 2),
+            TypeError,
+            "data_tangent must be a tensor",
+        ),
+        (
+            lambda: max_pool2d_jvp(X, relax.ShapeExpr([1, 2, 6, 6]), 2),
+            TypeError,
+            "data must be a tensor",
+        ),
+        (
+            lambda: max_pool2d_jvp(tensor(1, 2, 6, 6, 4), tensor(1, 2, 6, 6, 4), layout="NCHW4c"),
+            ValueError,
+            "layout must be a permutation of 'NCHW'",
+        ),
+        (
+            lambda: max_pool2d_jvp(X, X, out_layout="NCHW2c"),
+            ValueError,
+            "out_layout must be a permutation",
+        ),
+        (lambda: max_pool2d_jvp(X, X, 2, strides=0), ValueError, "strides must be positive"),
+        (lambda: max_pool2d_jvp(X, X, (2, 0)), ValueError, "pool_size must be positive"),
+        (lambda: max_pool2d_jvp(X, X, 2, dilation=-1), ValueError, "dilation must be positive"),
+    ],
+)
+def test_refuses(make, error, message):
+    with pytest.raises(error, match=message) as caught:
+        infer(make())
+    assert "relax.grad.max_pool2d_jvp" in str(caught.value)

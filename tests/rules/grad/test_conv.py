@@ -1,0 +1,89 @@
+"""Gradients of the backward operators of convolution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.relax.op import grad as backward
+
+from relax_grad.testing import check_against_torch, check_gradients
+
+DATA, WEIGHT, OUTPUT = (2, 4, 7, 6), (6, 2, 3, 2), (2, 6, 4, 2)
+ATTRS = {"strides": (2, 3), "padding": (1, 0, 1, 0), "dilation": (1, 2), "groups": 2}
+
+
+def normal(*shapes, dtype="float64"):
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def transpose(array, plain, layout):
+    return array.transpose([plain.index(name) for name in layout])
+
+
+def test_same_as_torch(torch):
+    grad, data, weight = normal(OUTPUT, DATA, WEIGHT)
+    geometry = ((2, 3), (1, 0), (1, 2), 2)
+    check_against_torch(
+        lambda g, w: backward.conv2d_backward_data(g, DATA, w, **ATTRS),
+        [grad, weight],
+        lambda torch, g, w: torch.nn.grad.conv2d_input(DATA, w, g, *geometry),
+    )
+    check_against_torch(
+        lambda g, x: backward.conv2d_backward_weight(g, x, WEIGHT, **ATTRS),
+        [grad, data],
+        lambda torch, g, x: torch.nn.grad.conv2d_weight(x, WEIGHT, g, *geometry),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_order_2(dtype):
+    grad, data, weight = normal(OUTPUT, DATA, WEIGHT, dtype=dtype)
+    check_gradients("relax.grad.conv2d_backward_data", [grad, DATA, weight], order=2, **ATTRS)
+    check_gradients("relax.grad.conv2d_backward_weight", [grad, data, WEIGHT], order=2, **ATTRS)
+
+
+@pytest.mark.parametrize(
+    ("data_layout", "kernel_layout", "out_layout"),
+    [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NHWC"), ("CWNH", "IWHO", "HNCW")],
+)
+def test_layouts(data_layout, kernel_layout, out_layout):
+    """Also an out_layout that is not the data's."""
+    layouts = {
+        "data_layout": data_layout,
+        "kernel_layout": kernel_layout,
+        "out_layout": out_layout,
+    }
+    grad, data, weight = normal(OUTPUT, DATA, WEIGHT)
+    grad = transpose(grad, "NCHW", out_layout)
+    data = transpose(data, "NCHW", data_layout)
+    weight = transpose(weight, "OIHW", kernel_layout)
+    operator = "relax.grad.conv2d_backward_data"
+    check_gradients(operator, [grad, data.shape, weight], **ATTRS, **layouts)
+    operator = "relax.grad.conv2d_backward_weight"
+    check_gradients(operator, [grad, data, weight.shape], **ATTRS, **layouts)
+
+
+def test_symbolic_shapes_at_order_2():
+    """The shape is read off a tensor: the stock pass cannot differentiate one that is written out."""
+    grad, data, weight = normal(OUTPUT, DATA, WEIGHT)
+    symbolic = {0: {0: "n"}, 1: {0: "n"}}
+
+    def backward_data(g, x, w):
+        return backward.conv2d_backward_data(g, relax.op.shape_of(x), w, **ATTRS)
+
+    def backward_weight(g, x, w):
+        return backward.conv2d_backward_weight(g, x, relax.op.shape_of(w), **ATTRS)
+
+    inputs = [grad, data, weight]
+    check_gradients(backward_data, inputs, wrt=[0, 2], order=2, symbolic=symbolic)
+    check_gradients(backward_weight, inputs, wrt=[0, 1], order=2, symbolic=symbolic)
+
+
+def test_dtypes_of_their_own():
+    """Each gradient has the dtype of its argument; check_gradients holds the types against each other."""
+    grad, data, weight = normal(OUTPUT, DATA, WEIGHT, dtype="float16")
+    attrs = {**ATTRS, "out_dtype": "float32"}
+    check_gradients("relax.grad.conv2d_backward_data", [grad, DATA, weight], **attrs)
+    check_gradients("relax.grad.conv2d_backward_weight", [grad, data, WEIGHT], **attrs)

@@ -1,0 +1,438 @@
+"""Gradients of the convolutions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, tirx
+
+from relax_grad.testing import check_against_torch, check_gradients
+
+conv2d, conv2d_transpose = relax.op.nn.conv2d, relax.op.nn.conv2d_transpose
+
+
+def normal(*shapes, dtype="float64"):
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def transpose(array, plain, layout):
+    return np.ascontiguousarray(array.transpose([plain.index(name) for name in layout]))
+
+
+def torch_pad(torch, data, padding):
+    top, left, bottom, right = padding
+    return torch.nn.functional.pad(data, (left, right, top, bottom))
+
+
+def torch_conv2d(strides, padding, dilation, groups):
+    def forward(torch, data, weight):
+        data = torch_pad(torch, data, padding)
+        return torch.nn.functional.conv2d(data, weight, None, strides, 0, dilation, groups)
+
+    return forward
+
+
+def torch_conv2d_transpose(strides, padding, dilation, groups, output_padding):
+    def forward(torch, data, weight):
+        result = torch.nn.functional.conv_transpose2d(
+            data, weight, None, strides, 0, 0, groups, dilation
+        )
+        top, left, bottom, right = padding
+        down, over = output_padding
+        return torch_pad(torch, result, (-top, -left, down - bottom, over - right))
+
+    return forward
+
+
+@st.composite
+def geometries(draw, transposed=False):
+    """Shapes of data and weight in the plain layouts, and the attributes."""
+
+    def pair(low, high):
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    groups, batch = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    in_group, out_group = pair(1, 2)
+    kernel, strides, dilation = pair(1, 4), pair(1, 4), pair(1, 3)
+    padding = (*pair(0, 3), *pair(0, 3))
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
+    if transposed:
+        attrs["output_padding"] = tuple(draw(st.integers(0, s - 1)) for s in strides)
+        needed = [
+            -(-(before + after - r - extra + 1) // s) + 1
+            for before, after, r, extra, s in zip(
+                padding[:2], padding[2:], reach, attrs["output_padding"], strides, strict=True
+            )
+        ]
+    else:
+        needed = [r - a - b for r, a, b in zip(reach, padding[:2], padding[2:], strict=True)]
+    extents = [draw(st.integers(max(1, low), max(1, low) + 4)) for low in needed]
+    channels = (groups * in_group, out_group) if transposed else (groups * out_group, in_group)
+    return (batch, groups * in_group, *extents), (*channels, *kernel), attrs
+
+
+def layouts(plain):
+    return st.permutations(plain).map("".join)
+
+
+# conv2d
+
+
+def check_conv2d_against_torch(geometry):
+    data, weight, attrs = geometry
+    check_against_torch("relax.nn.conv2d", normal(data, weight), torch_conv2d(**attrs), **attrs)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(geometries())
+def test_conv2d_same_as_torch(torch, geometry):
+    check_conv2d_against_torch(geometry)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(geometries())
+def test_conv2d_same_as_torch_at_length(torch, geometry):
+    check_conv2d_against_torch(geometry)
+
+
+@pytest.mark.parametrize(
+    ("data", "weight", "strides", "padding", "dilation", "groups"),
+    [
+        pytest.param((1, 2, 3, 3), (2, 2, 5, 5), (1, 1), (1, 1, 1, 1), (1, 1), 1, id="wide kernel"),
+        pytest.param((1, 2, 9, 9), (2, 2, 1, 1), (4, 3), (0, 0, 0, 0), (1, 1), 1, id="1x1, stride"),
+        pytest.param((2, 4, 5, 5), (12, 1, 3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 4, id="depthwise"),
+        pytest.param((1, 1, 1, 1), (1, 1, 2, 4), (1, 1), (1, 3, 0, 0), (1, 1), 1, id="one element"),
+        pytest.param((1, 1, 3, 3), (1, 1, 2, 2), (5, 5), (0, 0, 0, 0), (2, 2), 1, id="one window"),
+        pytest.param(
+            (1, 1, 2, 2), (1, 1, 1, 1), (1, 1), (3, 2, 4, 1), (1, 1), 1, id="more padding"
+        ),
+    ],
+)
+def test_conv2d_edges(torch, data, weight, strides, padding, dilation, groups):
+    attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
+    check_conv2d_against_torch((data, weight, attrs))
+
+
+def check_layouts(run_rule, torch, geometry, names):
+    """Compare with the gradients of the plain layouts, transposed."""
+    data_shape, weight_shape, attrs = geometry
+    data_layout, kernel_layout, out_layout = names
+    data, weight = normal(data_shape, weight_shape)
+    leaves = [torch.from_numpy(array).requires_grad_() for array in (data, weight)]
+    output = torch_conv2d(**attrs)(torch, *leaves)
+    (grad,) = normal(tuple(output.shape))
+    expected = torch.autograd.grad(output, leaves, torch.from_numpy(grad))
+    found = run_rule(
+        conv2d,
+        [transpose(data, "NCHW", data_layout), transpose(weight, "OIHW", kernel_layout)],
+        [transpose(grad, "NCHW", out_layout)],
+        **attrs,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_layout=out_layout,
+    )
+    plain = [transpose(expected[0].numpy(), "NCHW", data_layout)]
+    plain.append(transpose(expected[1].numpy(), "OIHW", kernel_layout))
+    for got, wanted in zip(found, plain, strict=True):
+        np.testing.assert_allclose(got, wanted, 1e-10, 1e-10)
+
+
+ANY_LAYOUTS = st.tuples(layouts("NCHW"), layouts("OIHW"), layouts("NCHW"))
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(geometries(), ANY_LAYOUTS)
+def test_conv2d_any_layout(run_rule, torch, geometry, names):
+    check_layouts(run_rule, torch, geometry, names)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(geometries(), ANY_LAYOUTS)
+def test_conv2d_any_layout_at_length(run_rule, torch, geometry, names):
+    check_layouts(run_rule, torch, geometry, names)
+
+
+@pytest.mark.parametrize(
+    ("data_layout", "kernel_layout", "out_layout"),
+    [("NHWC", "HWIO", "NHWC"), ("WNCH", "OHWI", "WNCH"), ("NHWC", "WHOI", "CNWH")],
+)
+def test_conv2d_layouts_at_order_2(data_layout, kernel_layout, out_layout):
+    data, weight = normal((2, 4, 5, 4), (2, 2, 3, 2))
+    check_gradients(
+        "relax.nn.conv2d",
+        [transpose(data, "NCHW", data_layout), transpose(weight, "OIHW", kernel_layout)],
+        order=2,
+        strides=(2, 1),
+        padding=(1, 0, 0, 1),
+        groups=2,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_layout=out_layout,
+    )
+
+
+def test_conv2d_symbolic_extents_order_3():
+    check_gradients(
+        "relax.nn.conv2d",
+        normal((2, 2, 6, 5), (2, 2, 3, 2)),
+        order=3,
+        symbolic={0: {0: "n", 2: "h", 3: "w"}},
+        strides=(2, 3),
+        padding=(1, 1, 0, 1),
+        dilation=(1, 2),
+    )
+
+
+def test_conv2d_symbolic_weight():
+    check_gradients(
+        "relax.nn.conv2d",
+        normal((2, 3, 5, 5), (4, 3, 3, 2)),
+        symbolic={0: {1: "c"}, 1: {0: "o", 1: "c", 2: "k"}},
+        padding=1,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("float16", "float32"), ("float32", "float64")])
+def test_conv2d_out_dtype(dtype, out_dtype):
+    check_gradients(
+        "relax.nn.conv2d",
+        normal((2, 3, 5, 4), (2, 3, 3, 2), dtype=dtype),
+        # The cotangents have out_dtype, but no more digits than the data that they meet at order 2.
+        order=2,
+        rtol=2e-2 if dtype == "float16" else 2e-4,
+        out_dtype=out_dtype,
+    )
+
+
+def test_conv2d_accumulates_half_precision_in_float32(run_rule):
+    """A sum of 4096 ones stops at 2048 in float16."""
+
+    def ones(*shapes):
+        return [np.ones(shape, "float16") for shape in shapes]
+
+    data_grad, _ = run_rule(conv2d, ones((1, 1, 1, 1), (4096, 1, 1, 1)), ones((1, 4096, 1, 1)))
+    assert data_grad.item() == 4096
+    _, weight_grad = run_rule(conv2d, ones((4, 1, 32, 32), (1, 1, 1, 1)), ones((4, 1, 32, 32)))
+    assert weight_grad.item() == 4096
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_conv2d_symbolic_batch_at_several_extents(batch):
+    """Also at the empty batch, whose weight gradient is 0."""
+    n = tirx.Var("n", "int64")
+    params = [
+        relax.Var("x", relax.TensorType((n, 2, 4, 4), "float32")),
+        relax.Var("w", relax.TensorType((3, 2, 3, 3), "float32")),
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            loss = bb.emit_output(relax.op.sum(bb.emit(conv2d(*params, padding=1))))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main")(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    inputs = [np.ones((batch, 2, 4, 4), "float32"), np.ones((3, 2, 3, 3), "float32")]
+    data_grad, weight_grad = machine["main_adjoint"](*map(tvm.runtime.tensor, inputs))[1]
+    assert data_grad.shape == inputs[0].shape
+    windows = np.array([[9, 12, 9], [12, 16, 12], [9, 12, 9]])
+    np.testing.assert_array_equal(
+        weight_grad.numpy(), np.broadcast_to(batch * windows, weight_grad.shape)
+    )
+
+
+def test_conv2d_empty_batch(run_rule):
+    inputs = normal((0, 2, 4, 4), (3, 2, 3, 3))
+    data_grad, weight_grad = run_rule(conv2d, inputs, normal((0, 3, 2, 2)))
+    assert data_grad.shape == (0, 2, 4, 4)
+    assert not weight_grad.any()
+
+
+def operators(function):
+    names = []
+    relax.analysis.post_order_visit(
+        function, lambda e: names.append(e.op.name) if isinstance(e, relax.Call) else None
+    )
+    return sorted(names)
+
+
+def rule_operators(operator, *types, **attrs):
+    """The operators that a rule emits."""
+    params = [relax.Var(f"x{i}", tensor_type) for i, tensor_type in enumerate(types)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit(operator(*params, **attrs))
+            loss = bb.emit_output(relax.op.sum(result))
+        bb.emit_func_output(loss)
+    before = operators(bb.get()["main"])
+    after = operators(relax.transform.Gradient("main")(bb.get())["main_adjoint"])
+    for name in (*before, "relax.ones", "relax.broadcast_to"):  # and what sum's rule emits
+        after.remove(name)
+    return after
+
+
+def test_conv2d_emits_its_two_operators_and_nothing_else():
+    assert rule_operators(
+        conv2d,
+        relax.TensorType((2, 4, 8, 8), "float16"),
+        relax.TensorType((6, 2, 3, 3), "float16"),
+        groups=2,
+        dilation=2,
+        strides=3,
+        padding=(1, 2, 3, 4),
+    ) == ["relax.grad.conv2d_backward_data", "relax.grad.conv2d_backward_weight"]
+
+
+def test_conv2d_of_a_packed_layout_is_refused():
+    params = [
+        relax.Var("x", relax.TensorType((1, 1, 8, 8, 4), "float32")),
+        relax.Var("w", relax.TensorType((4, 4, 3, 3), "float32")),
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            y = bb.emit(conv2d(*params, data_layout="NCHW4c"))
+            loss = bb.emit_output(relax.op.sum(y))
+        bb.emit_func_output(loss)
+    with pytest.raises(ValueError, match=r"conv2d_backward_\w+: data_layout .*'NCHW4c'"):
+        relax.transform.Gradient("main")(bb.get())
+
+
+# conv2d_transpose
+
+
+def check_transpose_against_torch(geometry):
+    data, weight, attrs = geometry
+    check_against_torch(
+        "relax.nn.conv2d_transpose", normal(data, weight), torch_conv2d_transpose(**attrs), **attrs
+    )
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(geometries(transposed=True))
+def test_transpose_same_as_torch(torch, geometry):
+    check_transpose_against_torch(geometry)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(geometries(transposed=True))
+def test_transpose_same_as_torch_at_length(torch, geometry):
+    check_transpose_against_torch(geometry)
+
+
+@pytest.mark.parametrize("output_padding", [(0, 0), (1, 0), (2, 1), (0, 1), (-1, 0), (-2, -1)])
+def test_transpose_every_output_padding(output_padding):
+    """A positive one adds elements that no window reaches, a negative one crops the result."""
+    check_gradients(
+        "relax.nn.conv2d_transpose",
+        normal((1, 2, 3, 3), (2, 2, 2, 3)),
+        strides=(3, 2),
+        padding=(0, 1, 1, 0),
+        output_padding=output_padding,
+    )
+
+
+def test_transpose_order_3():
+    check_gradients(
+        "relax.nn.conv2d_transpose",
+        normal((1, 4, 3, 2), (4, 1, 2, 3)),
+        order=3,
+        strides=(2, 1),
+        padding=(1, 0, 0, 2),
+        dilation=(1, 2),
+        groups=2,
+    )
+
+
+def test_transpose_symbolic_extents_at_order_2():
+    check_gradients(
+        "relax.nn.conv2d_transpose",
+        normal((2, 2, 3, 4), (2, 2, 3, 2)),
+        order=2,
+        symbolic={0: {0: "n", 2: "h", 3: "w"}},
+        strides=(2, 3),
+        output_padding=(1, 2),
+        padding=(1, 0, 1, 0),
+    )
+
+
+def check_transpose_layouts(run_rule, torch, geometry, names):
+    data_shape, weight_shape, attrs = geometry
+    data_layout, kernel_layout, out_layout = names
+    data, weight = normal(data_shape, weight_shape)
+    leaves = [torch.from_numpy(array).requires_grad_() for array in (data, weight)]
+    output = torch_conv2d_transpose(**attrs)(torch, *leaves)
+    (grad,) = normal(tuple(output.shape))
+    expected = torch.autograd.grad(output, leaves, torch.from_numpy(grad))
+    found = run_rule(
+        conv2d_transpose,
+        [transpose(data, "NCHW", data_layout), transpose(weight, "IOHW", kernel_layout)],
+        [transpose(grad, "NCHW", out_layout)],
+        **attrs,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_layout=out_layout,
+    )
+    plain = [transpose(expected[0].numpy(), "NCHW", data_layout)]
+    plain.append(transpose(expected[1].numpy(), "IOHW", kernel_layout))
+    for got, wanted in zip(found, plain, strict=True):
+        np.testing.assert_allclose(got, wanted, 1e-10, 1e-10)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(geometries(transposed=True), ANY_LAYOUTS)
+def test_transpose_any_layout(run_rule, torch, geometry, names):
+    """TVM compiles conv2d_transpose in one layout only; its type inference takes them all."""
+    check_transpose_layouts(run_rule, torch, geometry, names)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(geometries(transposed=True), ANY_LAYOUTS)
+def test_transpose_any_layout_at_length(run_rule, torch, geometry, names):
+    check_transpose_layouts(run_rule, torch, geometry, names)
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), [("float16", "float32"), ("float32", "float64")])
+def test_transpose_out_dtype(dtype, out_dtype):
+    check_gradients(
+        "relax.nn.conv2d_transpose",
+        normal((2, 3, 3, 4), (3, 2, 3, 2), dtype=dtype),
+        order=2,
+        rtol=2e-2 if dtype == "float16" else 2e-4,
+        strides=2,
+        out_dtype=out_dtype,
+    )
+
+
+def test_transpose_accumulates_half_precision_in_float32(run_rule):
+    def ones(*shapes):
+        return [np.ones(shape, "float16") for shape in shapes]
+
+    data_grad, _ = run_rule(
+        conv2d_transpose, ones((1, 1, 1, 1), (1, 4096, 1, 1)), ones((1, 4096, 1, 1))
+    )
+    assert data_grad.item() == 4096
+    _, weight_grad = run_rule(
+        conv2d_transpose, ones((4, 1, 32, 32), (1, 1, 1, 1)), ones((4, 1, 32, 32))
+    )
+    assert weight_grad.item() == 4096
+
+
+def test_transpose_emits_two_operators_and_nothing_else():
+    assert rule_operators(
+        conv2d_transpose,
+        relax.TensorType((2, 4, 8, 8), "float32"),
+        relax.TensorType((4, 3, 3, 3), "float32"),
+        groups=2,
+        strides=3,
+        output_padding=(2, 1),
+    ) == ["relax.grad.conv2d_backward_weight", "relax.nn.conv2d"]

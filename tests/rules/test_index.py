@@ -1,0 +1,432 @@
+"""Gradients of indexing, and the forward operators that they are the gradients of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, tirx
+
+from relax_grad import GradientError
+from relax_grad.testing import _program, check_against_torch, check_gradients
+
+SMALLEST, LARGEST = np.iinfo("int64").min, np.iinfo("int64").max
+few = settings(max_examples=8, deadline=None, derandomize=True)
+many = settings(max_examples=200, deadline=None)
+
+
+def build(function, inputs, symbolic=None):
+    """A module whose main is the function of the inputs, and their values."""
+    arguments = _program.make_arguments(inputs, None, symbolic or {})
+    params = [relax.Var(argument.name, argument.type) for argument in arguments]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit_output(bb.emit(function(*params)))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def value_of(function, inputs, symbolic=None):
+    module = build(function, inputs, symbolic)
+    return _program.executable(module, "main", "llvm")(inputs)
+
+
+def gradient(function, inputs, order=1):
+    """The gradient of ``<function(inputs), cotangent>`` and the cotangent; at order 2, of the gradient's
+    product with a direction with respect to the cotangent, and that direction.
+    """
+    arguments = _program.make_arguments(inputs, None, {})
+    program = _program.first_order(function, arguments, {}, np.random.default_rng(0))
+    weight = "cotangent0"
+    if order == 2:
+        differentiated = _program.differentiate(program, ["x0"])
+        rng = np.random.default_rng(1)
+        program = _program.next_order(program, differentiated, ["x0"], rng)
+        weight = program.arguments[-1].name
+    by_name = {argument.name: argument.value for argument in program.arguments}
+    wrt = "x0" if order == 1 else "cotangent0"
+    run = _program.executable(_program.differentiate(program, [wrt]), "main_adjoint", "llvm")
+    return run(program.values())[1][0], by_name[weight]
+
+
+@st.composite
+def takes(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    size = shape[axis]
+    index_shape = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
+    count = int(np.prod(index_shape))
+    values = draw(st.lists(st.integers(-size, size - 1), min_size=count, max_size=count))
+    dtype = draw(st.sampled_from(["int32", "int64"]))
+    return shape, np.array(values, dtype).reshape(index_shape), axis
+
+
+def check_take(torch, case):
+    shape, indices, axis = case
+
+    def reference(torch, x, i):
+        i = torch.remainder(i.long(), shape[axis])
+        taken = x.index_select(axis, i.flatten())
+        return taken.unflatten(axis, i.shape) if i.ndim else taken.squeeze(axis)
+
+    x = np.random.default_rng(0).normal(size=shape)
+    check_against_torch("relax.take", [x, indices], reference, axis=axis)
+
+
+@few
+@given(takes())
+def test_take(torch, case):
+    check_take(torch, case)
+
+
+@pytest.mark.slow
+@many
+@given(takes())
+def test_many_takes(torch, case):
+    check_take(torch, case)
+
+
+@st.composite
+def gathers(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    index_shape = [draw(st.integers(1, size)) for size in shape]
+    index_shape[axis] = draw(st.integers(1, 5))
+    count = int(np.prod(index_shape))
+    values = draw(st.lists(st.integers(0, shape[axis] - 1), min_size=count, max_size=count))
+    return shape, np.array(values).reshape(index_shape), axis
+
+
+def check_gather(torch, case):
+    shape, indices, axis = case
+    data = np.random.default_rng(0).normal(size=shape)
+    check_against_torch(
+        "relax.gather_elements", [data, indices], lambda _, x, i: x.gather(axis, i), axis=axis
+    )
+
+
+@few
+@given(gathers())
+def test_gather_elements(torch, case):
+    check_gather(torch, case)
+
+
+@pytest.mark.slow
+@many
+@given(gathers())
+def test_many_gathers(torch, case):
+    check_gather(torch, case)
+
+
+@st.composite
+def slices(draw):
+    """Slices of some axes in any order, for which TVM infers an extent: none that ends before it begins."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
+    rank = len(shape)
+    chosen = draw(st.permutations(range(rank)))[: draw(st.integers(0, rank))]
+    # Not the largest int64: with a symbolic extent, TVM's type inference would overflow.
+    bound = st.one_of(st.integers(-8, 8), st.sampled_from([-(2**40), 2**31 - 1, 2**62]))
+    axes, bounds = [], []
+    for axis in chosen:
+        begin, end = draw(bound), draw(bound)
+        step = draw(st.integers(1, 3)) * draw(st.sampled_from([1, -1]))
+        first, last, _ = slice(begin, end, step).indices(shape[axis])
+        if (last - first) * step < 0:
+            begin, end = end, begin
+            first, last, _ = slice(begin, end, step).indices(shape[axis])
+        if (last - first) * step < 0:
+            continue
+        axes.append(axis - rank if draw(st.booleans()) else axis)
+        bounds.append([begin, end, step])
+    return shape, axes, *([list(kind) for kind in zip(*bounds, strict=True)] or [[], [], []])
+
+
+def check_slice(torch, case, symbolic):
+    shape, axes, begin, end, strides = case
+
+    def reference(torch, x):
+        for axis, bounds in zip(axes, zip(begin, end, strides, strict=True), strict=True):
+            taken = list(range(shape[axis]))[slice(*bounds)]
+            x = x.index_select(axis, torch.tensor(taken, dtype=torch.long))
+        return x
+
+    x = np.random.default_rng(0).normal(size=shape)
+    attrs = {"axes": axes, "begin": begin, "end": end, "strides": strides}
+    check_against_torch("relax.strided_slice", [x], reference, **attrs)
+    names = {0: {axis: f"n{axis}" for axis in range(len(shape))}}
+    # A sliced symbolic axis has an extent that TVM does not always find equal to itself when it
+    # broadcasts, which checking a gradient needs.
+    whole = {0: {a: n for a, n in names[0].items() if not {a, a - len(shape)} & set(axes)}}
+    check_gradients("relax.strided_slice", [x], symbolic=whole if symbolic else None, **attrs)
+    found = value_of(
+        lambda x: relax.op.strided_slice(x, axes, begin, end, strides),
+        [x],
+        names if symbolic else None,
+    )
+    np.testing.assert_array_equal(found, reference(torch, torch.from_numpy(x)).numpy())
+
+
+@few
+@given(slices(), st.booleans())
+def test_strided_slice(torch, case, symbolic):
+    check_slice(torch, case, symbolic)
+
+
+@pytest.mark.slow
+@many
+@given(slices(), st.booleans())
+def test_many_strided_slices(torch, case, symbolic):
+    check_slice(torch, case, symbolic)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize(
+    ("mode", "elements"),
+    [
+        ("fast", [None, None, 2, 0, None, None, 1]),
+        ("nan", [None, None, None, 0, None, None, 1]),
+        ("clip", [0, 0, 0, 0, 2, 2, 1]),
+        ("wrap", [SMALLEST % 3, 2, 2, 0, 0, LARGEST % 3, 1]),
+    ],
+)
+def test_indices_outside_of_the_axis(mode, elements, order):
+    """An index that means no element contributes nothing: not even a NaN, at any order."""
+    indices = np.array([SMALLEST, -4, -1, 0, 3, LARGEST, 1])
+    x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    inside = [k for k, where in enumerate(elements) if where is not None]
+
+    def take(x, i):
+        return relax.op.take(x, i, axis=0, mode=mode)
+
+    found = value_of(take, [x, indices])
+    expected = np.full((7, 2), np.nan)
+    expected[inside] = x[[elements[k] for k in inside]]
+    np.testing.assert_array_equal(found, expected)
+    found, weight = gradient(take, [x, indices], order)
+    if order == 1:
+        expected = np.zeros((3, 2))
+        np.add.at(expected, [elements[k] for k in inside], weight[inside])
+    else:
+        expected = np.zeros((7, 2))
+        expected[inside] = weight[[elements[k] for k in inside]]
+    np.testing.assert_allclose(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_indices_of_gather_elements_outside_of_the_axis(order):
+    indices = np.array([[SMALLEST, -4], [-1, 3], [LARGEST, 0], [1, 1]])
+    elements = [[None, None], [2, None], [None, 0], [1, 1]]
+    data = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+    def gather(data, i):
+        return relax.op.gather_elements(data, i, axis=0)
+
+    result, expected = np.full((4, 2), np.nan), np.zeros((3, 2) if order == 1 else (4, 2))
+    found, weight = gradient(gather, [data, indices], order)
+    for row, columns in enumerate(elements):
+        for column, where in enumerate(columns):
+            if where is not None:
+                result[row, column] = data[where, column]
+                if order == 1:
+                    expected[where, column] += weight[row, column]
+                else:
+                    expected[row, column] = weight[where, column]
+    np.testing.assert_array_equal(value_of(gather, [data, indices]), result)
+    np.testing.assert_allclose(found, expected, 1e-12)
+
+
+def test_more_rows_of_indices_than_of_data():
+    """PyTorch and ONNX refuse it, TVM does not: what is not there is not read."""
+    data, indices = np.array([[1.0, 2.0]]), np.array([[1], [0]])
+
+    def gather(data, i):
+        return relax.op.gather_elements(data, i, axis=1)
+
+    np.testing.assert_array_equal(value_of(gather, [data, indices]), [[2.0], [np.nan]])
+    found, weight = gradient(gather, [data, indices])
+    np.testing.assert_array_equal(found, [[0, weight[0, 0]]])
+
+
+@pytest.mark.parametrize("mode", ["fast", "clip", "wrap"])
+def test_empty_axis(mode):
+    """There is nothing to take, and nothing is read, whatever the index."""
+    x, indices = np.zeros((2, 0)), np.array([0, -1, 5])
+    for symbolic in (None, {0: {1: "n"}}):
+        found = value_of(
+            lambda x, i: relax.op.take(x, i, axis=1, mode=mode), [x, indices], symbolic
+        )
+        np.testing.assert_array_equal(found, np.full((2, 3), np.nan))
+
+
+def test_nan_of_integers_and_without_axis():
+    """TVM's own lowering compiles neither."""
+    for x, outside in ((np.array([5, 6], "int32"), 0), (np.array([5.0, 6.0]), np.nan)):
+        found = value_of(lambda x, i: relax.op.take(x, i, mode="nan"), [x, np.array([1, 2, -1])])
+        np.testing.assert_array_equal(found, [6, outside, outside])
+
+
+def test_an_index_that_is_a_parameter():
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    index = relax.Var("i", tvm.ir.PrimType("int64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, index]):
+        with bb.dataflow():
+            taken = bb.emit(relax.op.take(x, index, axis=1))
+            loss = bb.emit_output(relax.op.sum(taken))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main", [x])(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    values = np.array([[1, 2, 3], [4, 5, 6]], "float32")
+    for i, column in ((0, 0), (-1, 2), (3, None), (LARGEST, None)):
+        loss, (found,) = machine["main_adjoint"](tvm.runtime.tensor(values), i)
+        expected = np.zeros((2, 3))
+        if column is not None:
+            expected[:, column] = 1
+        np.testing.assert_array_equal(found.numpy(), expected)
+        np.testing.assert_array_equal(
+            loss.numpy(), np.nan if column is None else values[:, column].sum()
+        )
+
+
+STOCK = {
+    "constant": lambda x: relax.op.take(x, relax.const([0, 2]), axis=1),
+    "scalar": lambda x: relax.op.take(x, relax.prim_value(2), axis=1),
+    "clip": lambda x: relax.op.take(x, relax.const([0, 9]), axis=1, mode="clip"),
+    "wrap": lambda x: relax.op.take(x, relax.const([0, 9]), axis=1, mode="wrap"),
+    "nan": lambda x: relax.op.take(x, relax.const([0, 9]), axis=1, mode="nan"),
+    "slice": lambda x: relax.op.strided_slice(x, [1], [-2], [3]),
+}
+
+
+@pytest.mark.parametrize("case", STOCK)
+def test_what_is_right_in_tvm_is_left_as_it_is(case):
+    """Where no index can lie outside, the lowering is TVM's own, to the letter."""
+    from tvm.relax.transform.legalize_ops import index as stock
+
+    name = "relax.strided_slice" if case == "slice" else "relax.take"
+    lowering = stock._strided_slice if case == "slice" else stock._take
+    module = build(STOCK[case], [np.zeros((2, 3))])
+    expected = relax.transform.LegalizeOps(customize_legalize_map={name: lowering})(module)
+    tvm.ir.assert_structural_equal(relax.transform.LegalizeOps()(module), expected)
+
+
+def test_third_order():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 4))
+
+    def cube_of(function):
+        def cube(x, *indices):
+            y = function(x, *indices)
+            return relax.op.multiply(y, relax.op.multiply(y, y))
+
+        return cube
+
+    indices = np.array([[1, -1], [1, 0]])
+    take = cube_of(lambda x, i: relax.op.take(x, i, axis=1))
+    check_gradients(take, [x, indices], order=3, symbolic={0: {0: "n"}})
+    gather = cube_of(lambda x, i: relax.op.gather_elements(x, i, axis=1))
+    check_gradients(gather, [x, np.array([[1, 1], [0, 3], [-1, 2]])], order=3)
+    cut = cube_of(lambda x: relax.op.strided_slice(x, [1], [-1], [-9], [-2]))
+    check_gradients(cut, [x], order=3, symbolic={0: {0: "n"}})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_dtypes_that_repeat_an_index(dtype):
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(dtype)
+    indices = np.array([1, 1, 1, -2, 0])
+    check_gradients("relax.take", [x, indices], axis=0, order=2)
+    check_gradients("relax.gather_elements", [x[:, 0].copy(), indices], axis=0, order=2)
+
+
+def test_slice_of_unknown_bounds_is_refused():
+    """TVM cannot compile it either."""
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    bounds = relax.Var("b", relax.TupleType([tvm.ir.PrimType("int64")]))
+    zero, one = relax.Tuple([relax.prim_value(0)]), relax.Tuple([relax.prim_value(1)])
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, bounds]):
+        with bb.dataflow():
+            part = bb.emit(relax.op.strided_slice(x, zero, zero, bounds, one))
+            loss = bb.emit_output(relax.op.sum(part))
+        bb.emit_func_output(loss)
+    with pytest.raises(GradientError, match=r"relax.strided_slice.*'lv'.*written out as tuples"):
+        relax.transform.Gradient("main", [x])(bb.get())
+
+
+def test_inbound_backwards_is_refused():
+    """TVM infers an extent that is too long: R.Tensor((4,)) for the three elements 6, 4 and 2."""
+
+    def cut(x):
+        return relax.op.strided_slice(x, [0], [6], [0], [-2], assume_inbound=True)
+
+    with pytest.raises(
+        GradientError, match=r"relax.strided_slice.*negative stride with assume_inbound"
+    ):
+        check_gradients(cut, [np.zeros(7)])
+
+
+def dynamic_gradient(shape, begin, end, strides, symbolic=None):
+    x = np.random.default_rng(0).normal(size=shape)
+    bounds = [np.array(bound, "int64") for bound in (begin, end, strides)]
+
+    def total(x, *bounds):
+        return relax.op.sum(relax.op.dynamic_strided_slice(x, *bounds))
+
+    arguments = _program.make_arguments([x, *bounds], None, symbolic or {})
+    program = _program.first_order(total, arguments, {}, np.random.default_rng(0))
+    differentiated = _program.differentiate(program, ["x0"])
+    run = _program.executable(differentiated, "main_adjoint", "llvm")
+    loss, (found,) = run(program.values())
+    weight = float(program.arguments[-1].value)
+    taken = tuple(slice(*bound) for bound in zip(begin, end, strides, strict=True))
+    expected = np.zeros(shape)
+    expected[taken] = weight
+    np.testing.assert_allclose(found, expected, 1e-12)
+    if x[taken].size:  # TVM does not write the sum of nothing
+        np.testing.assert_allclose(loss, x[taken].sum() * weight, 1e-12)
+
+
+@pytest.mark.parametrize("symbolic", [None, {0: {0: "n", 1: "m"}}])
+@pytest.mark.parametrize(
+    ("begin", "end", "strides"),
+    [
+        ([0, 1], [4, 5], [1, 2]),
+        ([-3, -1], [-1, SMALLEST], [1, -2]),
+        ([SMALLEST, LARGEST], [LARGEST, SMALLEST], [LARGEST, SMALLEST]),
+        ([3, 0], [1, 5], [1, 1]),
+    ],
+)
+def test_dynamic_strided_slice(begin, end, strides, symbolic):
+    dynamic_gradient((4, 5), begin, end, strides, symbolic)
+
+
+def test_dynamic_strided_slice_of_constants():
+    """The bounds are constants; the shape of the result is found out at run time all the same."""
+
+    def cubes(x):
+        bounds = (relax.const(v, "int64") for v in ([-3, 0], [4, 5], [1, 2]))
+        cubes = relax.op.multiply(x, relax.op.multiply(x, x))
+        return relax.op.sum(relax.op.dynamic_strided_slice(cubes, *bounds))
+
+    check_gradients(cubes, [np.random.default_rng(0).normal(size=(4, 5))])
+
+
+def test_forward_of_a_symbolic_slice():
+    """A negative begin counts from the end and a negative axis from the last, in every release of TVM."""
+    x = np.arange(20.0).reshape(4, 5)
+    n = tirx.Var("n", "int64")
+    param = relax.Var("x", relax.TensorType((n, 5), "float64"))
+    for axes, begin, end, strides, expected in (
+        ([-1], [-2], [LARGEST], [1], x[:, -2:]),
+        ([0, -1], [-3, 9], [-1, -9], [2, -3], x[-3:-1:2, 9:-9:-3]),
+        ([0], [n - 1], [n], [1], x[3:4]),
+    ):
+        bb = relax.BlockBuilder()
+        with bb.function("main", [param]):
+            result = bb.emit(relax.op.strided_slice(param, axes, begin, end, strides))
+            bb.emit_func_output(result)
+        found = _program.executable(bb.get(), "main", "llvm")([x])
+        np.testing.assert_array_equal(found, expected)

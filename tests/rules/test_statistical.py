@@ -1,0 +1,139 @@
+"""Gradients of reductions: random shapes, large counts, large means, and the backward operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+from tvm.relax.op import grad as backward
+from tvm.script import from_source
+from tvm_ffi import structural_equal
+
+from relax_grad.testing import check_against_torch, check_gradients
+
+FORWARD = {
+    "relax.sum": lambda torch, x, axis, keep: x.sum(axis, keepdim=keep),
+    "relax.mean": lambda torch, x, axis, keep: x.mean(axis, keepdim=keep),
+    "relax.variance": lambda torch, x, axis, keep: x.var(axis, correction=0, keepdim=keep),
+}
+
+
+@st.composite
+def cases(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    axes = draw(st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True))
+    axes = [axis - len(shape) * draw(st.integers(0, 1)) for axis in axes]
+    return draw(st.sampled_from(sorted(FORWARD))), shape, axes, draw(st.booleans())
+
+
+def check(torch, case):
+    op, shape, axis, keepdims = case
+    check_against_torch(
+        op,
+        [np.random.default_rng(0).normal(size=shape)],
+        lambda torch, x: FORWARD[op](torch, x, axis, keepdims),
+        axis=axis,
+        keepdims=keepdims,
+    )
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(case=cases())
+def test_reduction(torch, case):
+    check(torch, case)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_reduction_many(torch, case):
+    check(torch, case)
+
+
+def program(build, *values):
+    """Return a module of what ``build(bb, *params)`` makes, its parameters and their values."""
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
+        for i, value in enumerate(values)
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(build(bb, *params))
+        bb.emit_func_output(out)
+    return bb.get(), params, [tvm.runtime.tensor(value) for value in values]
+
+
+def gradient(op, x, cotangent):
+    """Run the gradient of ``sum(cotangent * op(x))``."""
+    module, params, values = program(
+        lambda bb, x, g: relax.op.sum(bb.emit(relax.op.multiply(op(x), g))), x, cotangent
+    )
+    module = relax.transform.Gradient("main", params[:1])(module)
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    return machine["main_adjoint"](*values)[1][0].numpy()
+
+
+@pytest.mark.parametrize("count", [4097, 70000])
+def test_mean_backward_x_with_a_count_that_half_precision_does_not_hold(count):
+    grad = np.full(1, 1024, "float16")
+    module, _, values = program(lambda bb, g: backward.mean_backward_x(g, (count, 1), [0]), grad)
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    expected = np.full((count, 1), np.float32(1024) / np.float32(count)).astype("float16")
+    np.testing.assert_array_equal(machine["main"](*values).numpy(), expected)
+
+
+def test_variance_in_half_precision_with_many_elements():
+    x = np.random.default_rng(0).normal(3, 1, 4096).astype("float16")
+    found = gradient(relax.op.variance, x, np.full((), 512, "float16")).astype("float64")
+    wide = x.astype("float64")
+    expected = 512 * 2 / wide.size * (wide - wide.mean())
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-5)
+
+
+def test_variance_does_not_cancel_for_a_large_mean():
+    x = (np.random.default_rng(0).normal(size=64) + 1e4).astype("float32")
+    found = gradient(relax.op.variance, x, np.ones((), "float32"))
+    wide = x.astype("float64")
+    expected = 2 / wide.size * (wide - wide.mean())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-3 * np.abs(expected).max())
+
+
+def test_symbolic_count_to_second_order():
+    x = np.random.default_rng(0).normal(size=(3, 2))
+    for op in ("relax.mean", "relax.variance"):
+        check_gradients(op, [x], order=2, symbolic={0: {0: "n", 1: "m"}}, axis=[0, -1])
+
+
+@pytest.mark.parametrize(
+    ("attrs", "shape"),
+    [
+        ({}, ()),
+        ({"axis": [-1]}, (2,)),
+        ({"axis": [0], "keepdims": True}, (1, 3)),
+        ({"axis": []}, (2, 3)),
+    ],
+)
+def test_mean_backward_x(attrs, shape):
+    def function(grad):
+        return backward.mean_backward_x(grad, (2, 3), **attrs)
+
+    grad = np.random.default_rng(0).normal(size=shape)
+    check_gradients(function, [grad], order=2)
+    check_gradients(function, [grad.astype("float16")], order=2)
+
+    module, _, _ = program(lambda bb, grad: function(grad), grad.astype("float16"))
+    assert structural_equal(from_source(module.script(show_meta=True)), module)
+    assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)
+
+
+def test_mean_backward_x_refuses_what_does_not_fit():
+    bb = relax.BlockBuilder()
+    grad = relax.Var("g", relax.TensorType((2,), "float32"))
+    with pytest.raises(ValueError, match=r"relax\.grad\.mean_backward_x: output_grad must have"):
+        bb.normalize(backward.mean_backward_x(grad, (2, 3), axis=0))
+    with pytest.raises(TypeError, match="x_shape must be a shape"):
+        bb.normalize(backward.mean_backward_x(grad, grad, axis=0))

@@ -1,0 +1,106 @@
+"""The documentation: every Python block of every page runs, and Sphinx builds it without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relax_grad.registry import declarations
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(\S*)", re.MULTILINE)
+
+
+def python_of(page: str) -> str:
+    """Return the Python blocks of a page as one program with the line numbers of the page."""
+    lines = [""] * (page.count("\n") + 1)
+    for block in _BLOCK.finditer(page):
+        first = page.count("\n", 0, block.start(1))
+        code = block[1].splitlines()
+        lines[first : first + len(code)] = code
+    return "\n".join(lines).rstrip() + "\n"
+
+
+WITH_CODE = [page for page in PAGES if python_of(page.read_text()).strip()]
+
+
+def test_python_of_keeps_line_numbers():
+    page = "text\n```python\na = 1\n```\n\n```console\nls\n```\n```python\nb = a\n\nc = b\n```\n"
+    assert python_of(page) == "\n\na = 1\n\n\n\n\n\n\nb = a\n\nc = b\n"
+
+
+def test_pages_with_code_are_found():
+    assert {page.name for page in WITH_CODE} >= {
+        "README.md",
+        "backward_operators.md",
+        "checking.md",
+        "conventions.md",
+        "getting_started.md",
+        "limits.md",
+        "operators.md",
+        "rules.md",
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_code_goes_unrun(page):
+    """A block in another language than these would be shown, and never be run."""
+    languages = set(_FENCE.findall(page.read_text())) - {"", "python", "console"}
+    assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+def test_code_runs(page, tmp_path):
+    """In a process of its own, as a page may register what other tests must not see."""
+    program = tmp_path / f"{page.stem}.py"
+    program.write_text(python_of(page.read_text()))
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    result = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The folder of the pages that Sphinx builds."""
+    missing = [
+        name for name in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}; install with the extra docs")
+    folder = tmp_path_factory.mktemp("html")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
+    result = subprocess.run(
+        [*command, ROOT / "docs", folder, "-d", tmp_path_factory.mktemp("doctrees")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_every_registered_operator_is_in_the_table(html):
+    page = (html / "operators.html").read_text()
+    for declaration in declarations():
+        assert f">{declaration.op_name}<" in page, declaration.op_name
+
+
+def test_every_backward_builder_is_in_the_reference(html):
+    page = (html / "api.html").read_text()
+    for name in ("conv2d_backward_data", "conv2d_backward_weight"):
+        assert f'id="relax_grad.op.conv.{name}"' in page

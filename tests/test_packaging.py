@@ -1,0 +1,120 @@
+"""What pip is told of the package: read from the installed metadata and from the source tree."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import relax_grad
+from relax_grad import cli
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def distribution():
+    try:
+        return metadata.distribution("relax_grad")
+    except metadata.PackageNotFoundError:
+        pytest.skip("relax_grad is imported from a source tree that is not installed")
+
+
+@pytest.fixture(scope="module")
+def requirements(distribution):
+    """Requirement by extra, or by "" for none, and by distribution."""
+    found = {}
+    for text in distribution.requires:
+        requirement, _, marker = text.partition(";")
+        name = re.match(r"[\w-]+", requirement).group()
+        extra = re.search(r"extra == [\"'](\w+)[\"']", marker)
+        found.setdefault(extra[1] if extra else "", {})[name] = requirement[len(name) :].strip()
+    return found
+
+
+def test_name_and_version(distribution):
+    assert distribution.metadata["Name"].replace("-", "_") == "relax_grad"
+    assert distribution.version == relax_grad.__version__
+    assert distribution.metadata["Requires-Python"] == ">=3.10"
+
+
+def test_license(distribution):
+    assert distribution.metadata["License-Expression"] == "Apache-2.0"
+    assert distribution.metadata.get_all("License-File") == ["LICENSE"]
+    text = (ROOT / "LICENSE").read_text()
+    assert text.lstrip().startswith("Apache License\n")
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert text.rstrip().endswith("limitations under the License.")
+
+
+def test_what_is_needed_without_extras(requirements):
+    assert sorted(requirements[""]) == ["apache-tvm", "apache-tvm-ffi", "numpy"]
+    assert "<0.1.15" in requirements[""]["apache-tvm-ffi"]
+    assert "<2.3" in requirements[""]["numpy"]
+
+
+def test_extras(distribution, requirements):
+    extras = {"bench", "cli", "docs", "examples", "lint", "test", "torch"}
+    assert set(distribution.metadata.get_all("Provides-Extra")) == extras
+    assert requirements["torch"] == {"torch": "==2.13.0"}
+    assert "torch" not in requirements["test"]
+    # The command line's and the examples' progress bars, and the tests of the former, use rich.
+    for extra in ("cli", "test", "examples"):
+        assert "rich" in requirements[extra]
+
+
+def test_every_range_is_closed_above(requirements):
+    """A release that nobody has tried must not break an installation; furo counts by dates."""
+    for by_name in requirements.values():
+        for name, versions in by_name.items():
+            assert name == "furo" or "<" in versions or "==" in versions, (name, versions)
+
+
+def test_console_script(distribution):
+    (script,) = (e for e in distribution.entry_points if e.group == "console_scripts")
+    assert script.name == "relax-grad"
+    assert script.load() is cli.main
+
+
+def test_the_readme_is_the_long_description(distribution):
+    assert distribution.metadata["Description-Content-Type"] == "text/markdown"
+    description = distribution.metadata.get_payload() or distribution.metadata["Description"]
+    assert "python -m relax_grad check" in description
+
+
+def test_every_folder_of_modules_is_a_package():
+    """find_packages leaves out a folder without an ``__init__.py``, and a wheel its modules."""
+    folders = {path.parent for path in (ROOT / "relax_grad").rglob("*.py")}
+    assert len(folders) > 5
+    for folder in folders:
+        assert (folder / "__init__.py").is_file(), folder
+
+
+def test_types_are_marked():
+    assert (ROOT / "relax_grad/py.typed").is_file()
+    assert '"py.typed"' in (ROOT / "setup.py").read_text()
+
+
+def test_the_changelog_names_the_version():
+    assert f"## [{relax_grad.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_torch_pin_is_the_same_everywhere():
+    for file in ("Makefile", "setup.py", "README.md"):
+        assert set(re.findall(r"torch==([\d.]+\d)", (ROOT / file).read_text())) == {"2.13.0"}, file
+
+
+def test_make_help_lists_every_target():
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)[1].split()
+    try:
+        result = subprocess.run(
+            ["make", "--silent", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError:
+        pytest.skip("make is not installed")
+    listed = re.findall(r"^  make ([\w-]+) ", result.stdout, re.MULTILINE)
+    assert sorted(listed) == sorted(phony)
