@@ -113,4 +113,16 @@ def constant_value(expr) -> np.ndarray | None:
     return value.numpy() if isinstance(value, tvm.runtime.Tensor) else None
 
 
-__all__ = ["Analyzer", "check_versions", "constant_value", "installed_version", "parse_version"]
+def dtype_of(tensor_type) -> str:
+    """Return the dtype of a tensor type as a string; some types hold it wrapped in a type of its own."""
+    return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
+
+
+__all__ = [
+    "Analyzer",
+    "check_versions",
+    "constant_value",
+    "dtype_of",
+    "installed_version",
+    "parse_version",
+]

@@ -6,6 +6,7 @@ from tvm import relax
 from tvm.relax.transform.legalize_ops.nn import _nn_conv2d as tvm_conv2d
 
 from .. import topi
+from .._compat import dtype_of
 from ..registry import register_legalize
 from ..topi._util import axes
 from ._util import int_list, shape_values
@@ -84,5 +85,5 @@ def _attrs(call: relax.Call) -> dict:
         "data_layout": attrs.data_layout,
         "kernel_layout": attrs.kernel_layout,
         "out_layout": attrs.out_layout,
-        "out_dtype": str(getattr(call.ty.dtype, "dtype", call.ty.dtype)),
+        "out_dtype": dtype_of(call.ty),
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tvm import relax, topi
+from tvm.relax.transform.legalize_ops.manipulate import _repeat as _stock_repeat
 
+from .._compat import dtype_of
 from ..registry import register_legalize
 from ..topi import manipulate as topi_manipulate
 from ._util import int_list, shape_values
@@ -38,6 +40,8 @@ def _repeat_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
 
 @register_legalize("relax.repeat", corrects="refuses repeats=0 and a tensor of no dimensions")
 def _repeat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if int(call.attrs.repeats) > 0 and call.args[0].ty.ndim > 0:
+        return _stock_repeat(bb, call)
     return bb.call_te(
         topi_manipulate.repeat,
         call.args[0],
@@ -124,7 +128,7 @@ def _zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
         topi_manipulate.zeros,
         list(call.ty.shape.values),
-        str(getattr(call.ty.dtype, "dtype", call.ty.dtype)),
+        dtype_of(call.ty),
         primfunc_name_hint="empty",
     )
 

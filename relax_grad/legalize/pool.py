@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
+from .._compat import dtype_of
 from ..op.pool import check_pool2d_attrs, check_pool2d_backward
 from ..registry import register_legalize
 from ..topi.pool import avg_pool_backward, max_pool_backward, max_pool_jvp
@@ -38,7 +39,7 @@ def _avg_pool2d_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr
         output_grad,
         list(data.ty.shape.values),
         count_include_pad=bool(attrs.count_include_pad),
-        out_dtype=str(getattr(data.ty.dtype, "dtype", data.ty.dtype)),
+        out_dtype=dtype_of(data.ty),
         **_windows(attrs),
         primfunc_name_hint="avg_pool2d_backward",
     )

@@ -190,11 +190,6 @@ def check_positive(call: relax.Call, *names: str) -> None:
             raise ValueError(f"{call.op.name}: {name} must be positive, but it is {found}")
 
 
-def dtype_of(tensor: relax.TensorType) -> str:
-    """Return the dtype of a tensor type as a string."""
-    return str(getattr(tensor.dtype, "dtype", tensor.dtype))
-
-
 def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
     """Make a shape expression of a sequence of dimensions; an expression stays as it is."""
     return shape if isinstance(shape, relax.Expr) else relax.ShapeExpr(list(shape))

@@ -11,13 +11,13 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.utils import convert_to_expr
 
+from .._compat import dtype_of
 from . import index_slice  # noqa: F401  (declares its operators)
 from ._declare import (
     Shape,
     as_shape,
     check_shape,
     declare_op,
-    dtype_of,
     shape_values,
     tensor_type,
 )

@@ -8,12 +8,12 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.utils import convert_to_expr
 
+from .._compat import dtype_of
 from ._declare import (
     Shape,
     as_shape,
     check_shape,
     declare_op,
-    dtype_of,
     shape_values,
     tensor_type,
 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import check_shape, declare_op, dtype_of, forward_type, tensor_type
+from .._compat import dtype_of
+from ._declare import check_shape, declare_op, forward_type, tensor_type
 
 
 def nll_loss_backward_weights(

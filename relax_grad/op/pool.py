@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import Analyzer
+from .._compat import Analyzer, dtype_of
 from ._declare import (
     check_layouts,
     check_positive,
     check_shape,
     declare_op,
-    dtype_of,
     forward_type,
     tensor_type,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax, tirx
 from tvm.relax.op.grad import no_grad
 
-from .._compat import Analyzer
+from .. import _compat
 from ..errors import GradientError
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "shape_arg",
     "shape_of",
     "unbroadcast",
+    "wide_dtype",
+    "widen",
     "zero",
 ]
 
@@ -41,8 +43,7 @@ def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
 
 def dtype_of(expr: relax.Expr) -> str:
     """Return the dtype of a tensor as a string."""
-    dtype = expr.ty.dtype
-    return str(getattr(dtype, "dtype", dtype))
+    return _compat.dtype_of(expr.ty)
 
 
 def is_static(expr: relax.Expr) -> bool:
@@ -66,7 +67,7 @@ def shape_arg(expr: relax.Expr) -> relax.Expr:
 
 def same_shape(a: list[tirx.PrimExpr], b: list[tirx.PrimExpr]) -> bool:
     """Tell whether two shapes are provably equal."""
-    analyzer = Analyzer()
+    analyzer = _compat.Analyzer()
     return len(a) == len(b) and all(
         analyzer.can_prove_equal(x, y) for x, y in zip(a, b, strict=True)
     )
@@ -87,6 +88,18 @@ def unbroadcast(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> 
     if is_static(like):
         return relax.op.collapse_sum_to(grad, like.ty.shape)
     return relax.op.collapse_sum_like(grad, like)
+
+
+def wide_dtype(expr: relax.Expr) -> str:
+    """Return the dtype to accumulate in: float32 for half precision, otherwise the tensor's own."""
+    dtype = dtype_of(expr)
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def widen(expr: relax.Expr) -> relax.Expr:
+    """Cast half precision to the dtype to accumulate in."""
+    wide = wide_dtype(expr)
+    return expr if wide == dtype_of(expr) else relax.op.astype(expr, wide)
 
 
 def cast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:

@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..registry import register_gradient
-from ._util import broadcast_like, cast_like, dtype_of, shape_arg
+from ._util import broadcast_like, cast_like, dtype_of, shape_arg, widen
 
 
 @register_gradient("relax.sum", corrects="symbolic shapes end at order 1")
@@ -58,11 +58,6 @@ def variance(orig_var, orig_call, output_grad, ctx):
     share = backward.mean_backward_x(widen(output_grad), shape_arg(x), attrs.axis, attrs.keepdims)
     two = relax.const(2, dtype_of(wide))
     return [cast_like(ctx.normalize(two * deviation * share), x)]
-
-
-def widen(x: relax.Expr) -> relax.Expr:
-    """Cast half precision to float32."""
-    return relax.op.astype(x, "float32") if dtype_of(x) in ("float16", "bfloat16") else x
 
 
 def restore_axes(reduction: relax.Call, reduced: relax.Expr) -> relax.Expr:

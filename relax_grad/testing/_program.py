@@ -14,6 +14,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from .._compat import dtype_of
 from ..errors import GradientCheckError
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -41,11 +42,6 @@ class Program:
 
     def values(self) -> list[np.ndarray]:
         return [argument.value for argument in self.arguments]
-
-
-def dtype_of(tensor_type: relax.TensorType) -> str:
-    """Return the dtype of a tensor type as a string."""
-    return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
 
 
 def make_arguments(

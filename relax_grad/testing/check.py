@@ -9,9 +9,10 @@ import numpy as np
 from tvm import relax
 from tvm_ffi import structural_equal
 
+from .._compat import dtype_of
 from ..errors import GradientCheckError
 from . import _program
-from ._program import Argument, Program, dtype_of, numpy_dtype
+from ._program import Argument, Program, numpy_dtype
 
 #: Relative tolerance by dtype of a gradient against the one in float64.
 TOLERANCES = {"float64": 2e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1.5e-1}

@@ -7,7 +7,7 @@ from tvm.relax.op import grad as backward
 from tvm.relax.op.nn import avg_pool2d
 
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, no_grad
+from .._util import cast_like, no_grad, widen
 from ..nn.pool import pool2d_attrs
 
 
@@ -53,9 +53,7 @@ def avg_pool2d_backward(orig_var, orig_call, output_grad, ctx):
     layout, out_layout = attrs["layout"], attrs["out_layout"]
     # TVM accumulates in the dtype of the data, and compiles a pooling only where it returns the layout
     # of its data.
-    if dtype_of(dy) in ("float16", "bfloat16"):
-        output_grad = relax.op.astype(output_grad, "float32")
-    pooled = avg_pool2d(output_grad, **{**attrs, "out_layout": layout})
+    pooled = avg_pool2d(widen(output_grad), **{**attrs, "out_layout": layout})
     if out_layout != layout:
         pooled = relax.op.permute_dims(pooled, [layout.index(name) for name in out_layout])
     return [cast_like(ctx.normalize(pooled), dy), no_grad(data)]

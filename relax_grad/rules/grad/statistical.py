@@ -5,8 +5,7 @@ from __future__ import annotations
 from tvm import relax
 
 from ...registry import register_gradient
-from .._util import cast_like, no_grad
-from ..statistical import widen
+from .._util import cast_like, no_grad, widen
 
 
 @register_gradient("relax.grad.mean_backward_x")

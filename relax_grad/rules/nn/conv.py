@@ -7,7 +7,7 @@ from tvm.relax.op import grad as backward
 from tvm.relax.op.nn import conv2d as forward
 
 from ...registry import register_gradient
-from .._util import dtype_of, shape_arg
+from .._util import dtype_of, shape_arg, wide_dtype
 
 
 @register_gradient(
@@ -81,7 +81,7 @@ def conv2d_like(data: relax.Expr, weight: relax.Expr, attrs: dict, like: relax.E
     """
     data_layout, out_layout = attrs["data_layout"], attrs["out_layout"]
     dtype = dtype_of(like)
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    wide = wide_dtype(like)
     result = forward(data, weight, **{**attrs, "out_layout": data_layout}, out_dtype=wide)
     if out_layout != data_layout:
         result = relax.op.permute_dims(result, [data_layout.index(name) for name in out_layout])

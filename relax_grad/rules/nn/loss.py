@@ -6,8 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, is_static, no_grad
-from ..statistical import widen
+from .._util import cast_like, dtype_of, is_static, no_grad, wide_dtype, widen
 
 
 @register_gradient(
@@ -97,7 +96,7 @@ def _wide_result(orig_var: relax.Var, orig_call: relax.Call, ctx: relax.BlockBui
     TVM sums the exponentials in half precision, where the sum of a long axis stops growing.
     """
     (x,) = orig_call.args
-    if dtype_of(x) not in ("float16", "bfloat16"):
+    if wide_dtype(x) == dtype_of(x):
         return orig_var
     return ctx.normalize(relax.Call(orig_call.op, [ctx.normalize(widen(x))], orig_call.attrs))
 

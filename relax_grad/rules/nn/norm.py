@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, shape_of
+from .._util import cast_like, dtype_of, shape_of, wide_dtype, widen
 
 
 @register_gradient("relax.nn.batch_norm")
@@ -34,14 +34,11 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
     attrs = orig_call.attrs
     ndim = data.ty.ndim
     axes = [axis for axis in range(ndim) if axis != int(attrs.axis) % ndim]
-    dtype = dtype_of(data)
-    wide = "float32" if dtype in ("float16", "bfloat16") else dtype
+    wide, emit = wide_dtype(data), ctx.emit
 
-    def emit(expr):
-        return ctx.emit(expr)
-
-    def widen(expr):
-        return expr if wide == dtype else emit(op.astype(expr, wide))
+    def widened(expr):
+        wider = widen(expr)
+        return expr if wider is expr else emit(wider)
 
     def const(value):
         return relax.const(value, wide)
@@ -53,19 +50,19 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
         return op.expand_dims(expr, axes) if axes else expr
 
     y_grad, new_mean_grad, new_var_grad = (
-        widen(emit(relax.TupleGetItem(output_grad, i))) for i in range(3)
+        widened(emit(relax.TupleGetItem(output_grad, i))) for i in range(3)
     )
-    x = widen(data)
+    x = widened(data)
     if attrs.training:
         count = _count(ctx, x, axes)
         mean = emit(op.divide(total(x), count))
         centered = emit(op.subtract(x, per_channel(mean)))
         var = emit(op.divide(total(op.multiply(centered, centered)), count))
     else:
-        mean, var = widen(moving_mean), widen(moving_var)
+        mean, var = widened(moving_mean), widened(moving_var)
         centered = emit(op.subtract(x, per_channel(mean)))
     sigma = emit(op.sqrt(op.add(var, const(float(attrs.epsilon)))))
-    slope = emit(op.divide(widen(gamma) if attrs.scale else const(1.0), sigma))
+    slope = emit(op.divide(widened(gamma) if attrs.scale else const(1.0), sigma))
 
     beta_grad = total(y_grad)
     gamma_grad = emit(op.divide(total(op.multiply(y_grad, centered)), sigma))
