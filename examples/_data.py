@@ -18,7 +18,6 @@ _SIZE = 32
 _CLASSES = 10
 _CIFAR_TRAIN = [f"data_batch_{i}" for i in range(1, 6)]
 _CIFAR_TEST = "test_batch"
-_CROP_MARGIN = 4
 
 
 class DataError(ValueError):
@@ -37,8 +36,10 @@ class Dataset:
         Of shape ``(n, 3, 32, 32)`` and dtype uint8.
     train_labels, test_labels : np.ndarray
         Of shape ``(n,)`` and dtype int64, in ``[0, 10)``.
-    augment : bool
-        Whether a shifted or mirrored image still shows the same thing.
+    shift : int
+        By how many pixels an image may be shifted and still show the same thing.
+    mirror : bool
+        Whether an image that is mirrored still shows the same thing.
     """
 
     name: str
@@ -46,7 +47,8 @@ class Dataset:
     train_labels: np.ndarray
     test_images: np.ndarray
     test_labels: np.ndarray
-    augment: bool
+    shift: int
+    mirror: bool
 
     def __post_init__(self):
         # A part of the images tells the mean of all well enough, and keeps the float copy small.
@@ -61,16 +63,14 @@ class Dataset:
     def batches(
         self, size: int, rng: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the training data of one epoch in a new order, normalised.
+        """Yield the training data of one epoch in a new order, varied and normalised.
 
         The images that do not fill a last batch are left out: they come up in other epochs.
         """
         order = rng.permutation(len(self.train_labels))
         for start in range(0, len(order) - size + 1, size):
             picked = order[start : start + size]
-            images = self.train_images[picked]
-            if self.augment:
-                images = mirror_and_shift(images, rng)
+            images = vary(self.train_images[picked], self.shift, self.mirror, rng)
             yield self.normalise(images), self.train_labels[picked]
 
 
@@ -101,8 +101,9 @@ def load_digits() -> Dataset:
         stratify=digits.target,
         random_state=0,
     )
-    # A digit that is mirrored is no digit, and these fill their frame.
-    return Dataset("digits", train_images, train_labels, test_images, test_labels, augment=False)
+    return Dataset(
+        "digits", train_images, train_labels, test_images, test_labels, shift=2, mirror=False
+    )
 
 
 def load_cifar10(folder: Path) -> Dataset:
@@ -129,7 +130,9 @@ def load_cifar10(folder: Path) -> Dataset:
     train = [_read_cifar_file(folder / name) for name in _CIFAR_TRAIN]
     train_images, train_labels = map(np.concatenate, zip(*train, strict=True))
     test_images, test_labels = _read_cifar_file(folder / _CIFAR_TEST)
-    return Dataset("CIFAR-10", train_images, train_labels, test_images, test_labels, augment=True)
+    return Dataset(
+        "CIFAR-10", train_images, train_labels, test_images, test_labels, shift=4, mirror=True
+    )
 
 
 def scale_up(images: np.ndarray, size: int) -> np.ndarray:
@@ -140,13 +143,12 @@ def scale_up(images: np.ndarray, size: int) -> np.ndarray:
     return weights.T @ images @ weights
 
 
-def mirror_and_shift(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Mirror every other image, and shift each by up to 4 pixels with black at the edge."""
-    margin = _CROP_MARGIN
-    padded = np.pad(images, ((0, 0), (0, 0), (margin, margin), (margin, margin)))
+def vary(images: np.ndarray, shift: int, mirror: bool, rng: np.random.Generator) -> np.ndarray:
+    """Shift each image by up to ``shift`` pixels, with black at the edge, and mirror every other."""
+    padded = np.pad(images, ((0, 0), (0, 0), (shift, shift), (shift, shift)))
+    corners = rng.integers(0, 2 * shift + 1, (len(images), 2))
+    mirrored = rng.integers(0, 2, len(images)) if mirror else np.zeros(len(images))
     result = np.empty_like(images)
-    corners = rng.integers(0, 2 * margin + 1, (len(images), 2))
-    mirrored = rng.integers(0, 2, len(images))
     for i, (top, left) in enumerate(corners):
         crop = padded[i, :, top : top + _SIZE, left : left + _SIZE]
         result[i] = crop[:, :, ::-1] if mirrored[i] else crop
@@ -156,16 +158,20 @@ def mirror_and_shift(images: np.ndarray, rng: np.random.Generator) -> np.ndarray
 class _ArrayUnpickler(pickle.Unpickler):
     """Reads arrays and plain values and nothing else: a pickle can name any function to call."""
 
-    _ALLOWED: ClassVar = {
-        "_reconstruct": np.empty(0).__reduce__()[0],
-        "ndarray": np.ndarray,
+    # By name alone, because NumPy has moved these between its modules.
+    _NUMPY: ClassVar = {
+        "_frombuffer": np.empty(1).__reduce_ex__(5)[0],
+        "_reconstruct": np.empty(1).__reduce_ex__(2)[0],
         "dtype": np.dtype,
+        "ndarray": np.ndarray,
     }
+    # Python 3 writes bytes for Python 2 as calls of these.
+    _BYTES: ClassVar = {("__builtin__", "bytes"), ("_codecs", "encode")}
 
     def find_class(self, module: str, name: str):
-        if module.partition(".")[0] == "numpy" and name in self._ALLOWED:
-            return self._ALLOWED[name]
-        if (module, name) == ("_codecs", "encode"):  # How Python 3 writes bytes for Python 2.
+        if module.partition(".")[0] == "numpy" and name in self._NUMPY:
+            return self._NUMPY[name]
+        if (module, name) in self._BYTES:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no array needs")
 

@@ -58,13 +58,12 @@ def training_module(
     """
     module, layers = loss_module(network, batch_size, layout)
     images, labels = (relax.Var(var.name, var.ty) for var in module["loss"].params[:2])
-    parameters, statistics = _vars(layers.parameters), _vars(layers.statistics)
+    parameters = _tuple_var("parameters", layers.parameters)
+    statistics = _tuple_var("statistics", layers.statistics)
     bb = relax.BlockBuilder(module)
     adjoint = module.get_global_var("loss_adjoint")
-    update = bb.add_func(optimizer.init(parameters).get_function(), "update")
-
-    parameters = relax.Var("parameters", relax.TupleType([var.ty for var in parameters]))
-    statistics = relax.Var("statistics", relax.TupleType([var.ty for var in statistics]))
+    optimizer.init(_vars(layers.parameters))
+    update = bb.add_func(optimizer.get_function(), "update")
     state = relax.Var("optimizer_state", update.ty.params[2])
     with bb.function("train_step", [images, labels, parameters, statistics, state]):
         with bb.dataflow():
@@ -72,10 +71,10 @@ def training_module(
             results = bb.emit(adjoint(*arguments))
             outputs, gradients = _fields(results)
             updated = bb.emit(update(parameters, gradients, state))
-            loss, scores, *statistics = _fields(outputs)
-            result = bb.emit_output(
-                relax.Tuple([loss, scores, updated[0], relax.Tuple(statistics), updated[1]])
-            )
+            loss, scores, *new_statistics = _fields(outputs)
+            new_parameters, new_state = _fields(updated)
+            kept = [new_parameters, relax.Tuple(new_statistics), new_state]
+            result = bb.emit_output(relax.Tuple([loss, scores, *kept]))
         bb.emit_func_output(result)
     _add_predict(bb, network, layout)
     return relax.transform.DeadCodeElimination(["train_step", "predict"])(bb.get()), layers
@@ -121,14 +120,13 @@ class Trainer:
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
         """Train on one batch; return its loss and its scores from before the update."""
-        loss, scores, self.parameters, self.statistics, self.optimizer_state = self._machine[
-            "train_step"
-        ](
+        loss, scores, *kept = self._machine["train_step"](
             *self._to_device([images, labels]),
             self.parameters,
             self.statistics,
             self.optimizer_state,
         )
+        self.parameters, self.statistics, self.optimizer_state = map(list, kept)
         return float(loss.numpy()), scores.numpy()
 
     def predict(self, images: np.ndarray) -> np.ndarray:
@@ -142,6 +140,10 @@ class Trainer:
 
 def _vars(slots: Sequence[Slot]) -> list[relax.Var]:
     return [slot.var for slot in slots]
+
+
+def _tuple_var(name: str, slots: Sequence[Slot]) -> relax.Var:
+    return relax.Var(name, relax.TupleType([slot.var.ty for slot in slots]))
 
 
 def _fields(value: relax.Expr) -> list[relax.Expr]:

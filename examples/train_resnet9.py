@@ -49,7 +49,7 @@ OPTIMIZERS = {
     "sgd": lambda rate: MomentumSGD(rate, momentum=0.9),
     "adam": lambda rate: Adam(rate),
 }
-DEFAULT_RATES = {"sgd": 0.02, "adam": 0.001}
+DEFAULT_RATES = {"sgd": 0.05, "adam": 0.001}
 CHECKED_IMAGES = 8
 EVALUATED_AT_ONCE = 500
 
@@ -228,8 +228,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="the folder cifar-10-batches-py of CIFAR-10's Python version; "
         "without it, train on the handwritten digits that come with scikit-learn",
     )
-    parser.add_argument("--epochs", type=positive_int, default=12, help="passes over the data")
-    parser.add_argument("--batch-size", type=positive_int, default=32, help="images per step")
+    parser.add_argument("--epochs", type=positive_int, default=20, help="passes over the data")
+    parser.add_argument("--batch-size", type=positive_int, default=128, help="images per step")
     parser.add_argument(
         "--optimizer",
         choices=sorted(OPTIMIZERS),

@@ -93,7 +93,8 @@ def _call_gather_elements(bb: relax.BlockBuilder, call: relax.Call, fill: str) -
 
 def _take_attrs(call: relax.Call) -> dict:
     axis = call.attrs.axis
-    return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode}
+    # TVM's own builder of take_backward leaves mode empty.
+    return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode or "fast"}
 
 
 def _stock_take_is_right(call: relax.Call) -> bool:

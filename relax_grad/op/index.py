@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tvm import relax
 from tvm.ir import Op
+from tvm.relax.op import grad as relax_op_grad
 from tvm.relax.utils import convert_to_expr
 
 from .._compat import dtype_of
@@ -21,6 +22,36 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+
+
+def take_backward(
+    output_grad: relax.Expr,
+    x: relax.Expr,
+    indices: relax.Expr | int,
+    axis: int | None = None,
+    mode: str = "fast",
+) -> relax.Call:
+    """Gradient of take with respect to its data: TVM's operator, whose builder leaves out ``mode``.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``take(x, indices, axis, mode)``.
+    x : relax.Expr
+        The data, of which only the shape is read.
+    indices : relax.Expr or int
+        The indices: an integer tensor of any rank, or a scalar.
+    axis, mode
+        As given to ``relax.op.take``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the type of ``x``; an index that means no element contributes nothing.
+    """
+    indices = convert_to_expr(indices)
+    attrs = relax.op.take(x, indices, axis, mode).attrs
+    return relax.Call(Op.get("relax.grad.take_backward"), [output_grad, x, indices], attrs)
 
 
 def take_derivative(
@@ -128,6 +159,8 @@ def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -
     return relax.TensorType(data_shape, dtype)
 
 
+# TVMScript prints the mode of a take_backward, which TVM's own builder would not parse back.
+relax_op_grad.take_backward = take_backward
 declare_op(
     "take_derivative",
     [

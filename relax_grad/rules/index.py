@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.ir import Op
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
@@ -25,14 +24,17 @@ def take(orig_var, orig_call, output_grad, ctx):
     the gradients of what was taken from it; an index that means no element contributes nothing.
     """
     x, indices = orig_call.args
-    return [take_backward_of(orig_call, output_grad, x, indices), no_grad(indices)]
+    return [
+        backward.take_backward(output_grad, x, indices, **take_attrs(orig_call)),
+        no_grad(indices),
+    ]
 
 
-def take_backward_of(call: relax.Call, output_grad, x, indices) -> relax.Call:
-    """Return take_backward with the attributes of a call; TVM's builder leaves out mode."""
-    return relax.Call(
-        Op.get("relax.grad.take_backward"), [output_grad, x, indices], attrs=call.attrs
-    )
+def take_attrs(call: relax.Call) -> dict:
+    """Return the attributes of take or of one of its backward operators."""
+    axis = call.attrs.axis
+    # TVM's own builder of take_backward leaves mode empty.
+    return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode or "fast"}
 
 
 @register_gradient("relax.gather_elements")

@@ -179,13 +179,13 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
     return Program(bb.get(), (*arguments, *directions))
 
 
-def executable(module: tvm.IRModule, name: str, target) -> Callable[[Sequence[np.ndarray]], object]:
-    """Compile a module and return one of its functions as one from arrays to (nested) arrays."""
+def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
+    """Compile a module; return what runs a function of it, by name, from arrays to (nested) arrays."""
     target = tvm.target.Target(target)
     device = tvm.runtime.Device(target.get_target_device_type(), 0)
     machine = relax.VirtualMachine(tvm.compile(module, target=target), device)
 
-    def run(values: Sequence[np.ndarray]):
+    def run(name: str, values: Sequence[np.ndarray]):
         tensors = [tvm.runtime.tensor(value, device) for value in values]
         result = _to_numpy(machine[name](*tensors))
         for i, (tensor, value) in enumerate(zip(tensors, values, strict=True)):

@@ -146,24 +146,23 @@ class _Check:
 
     def level(self, order, own: Program, reference: Program, wrt, last: bool):
         """Check one order and return the programs of the next one."""
-        gradients = self._gradients(order, own, wrt)
-        if _dtypes(own) == _dtypes(reference):
-            exact = gradients
-        else:
-            exact = self._gradients(order, reference, wrt)
+        differentiated, run, gradients = self._differentiate(order, own, wrt)
+        exact, reference_module = gradients, differentiated
+        if _dtypes(own) != _dtypes(reference):
+            reference_module, run, exact = self._differentiate(order, reference, wrt)
             self._compare_elements(order, own, wrt, gradients, exact)
-        self._compare_directions(order, reference, wrt, exact)
+        self._compare_directions(order, reference, run, wrt, exact)
         if last:
             return own, reference
 
-        def advance(program):
+        def advance(program, module):
             rng = np.random.default_rng(self.seed + order)
-            differentiated = _program.differentiate(program, wrt)
-            return _program.next_order(program, differentiated, wrt, rng)
+            return _program.next_order(program, module, wrt, rng)
 
-        return advance(own), advance(reference)
+        return advance(own, differentiated), advance(reference, reference_module)
 
-    def _gradients(self, order, program: Program, wrt) -> list[np.ndarray]:
+    def _differentiate(self, order, program: Program, wrt):
+        """Return the differentiated module, what runs its functions, and the gradients."""
         differentiated = _program.differentiate(program, wrt)
         types = differentiated["main_adjoint"].ret_ty.fields[1].fields
         arguments = _by_name(program)
@@ -173,15 +172,15 @@ class _Check:
                     f"{self.name}, order {order}: the gradient of {name} has the type {gradient_type}, "
                     f"but {name} has the type {arguments[name].type}"
                 )
-        run = _program.executable(differentiated, "main_adjoint", self.target)
-        gradients = run(program.values())[1]
+        run = _program.compile_module(differentiated, self.target)
+        gradients = run("main_adjoint", program.values())[1]
         for name, gradient in zip(wrt, gradients, strict=True):
             if gradient.shape != arguments[name].value.shape:
                 raise GradientCheckError(
                     f"{self.name}, order {order}: the gradient of {name} has the shape "
                     f"{gradient.shape}, but {name} has the shape {arguments[name].value.shape}"
                 )
-        return [gradient.astype("float64") for gradient in gradients]
+        return differentiated, run, [gradient.astype("float64") for gradient in gradients]
 
     def _compare_elements(self, order, own: Program, wrt, gradients, exact) -> None:
         arguments = _by_name(own)
@@ -199,9 +198,8 @@ class _Check:
                     order, name, worst, found[worst], expected[worst], "float64 gives"
                 )
 
-    def _compare_directions(self, order, program: Program, wrt, gradients) -> None:
+    def _compare_directions(self, order, program: Program, run, wrt, gradients) -> None:
         """Compare with central differences along random directions, in one input at a time."""
-        loss = _program.executable(program.module, "main", self.target)
         names = [argument.name for argument in program.arguments]
         dtype = min((dtype_of(a.type) for a in program.arguments if a.is_float), key=_width)
         step, default = _DIFFERENCES[dtype]
@@ -214,7 +212,7 @@ class _Check:
                 values = program.values()
                 moved = values[index].astype("float64") + offset * step * direction
                 values[index] = moved.astype(values[index].dtype)
-                return float(loss(values))
+                return float(run("main", values))
 
             # The central difference of fourth order.
             return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)

@@ -52,7 +52,7 @@ def check_against_torch(
     program = _program.first_order(function, arguments, attrs, rng)
     names = select_wrt(program.arguments, wrt)
     differentiated = _program.differentiate(program, names)
-    loss, found = _program.executable(differentiated, "main_adjoint", target)(program.values())
+    loss, found = _program.compile_module(differentiated, target)("main_adjoint", program.values())
 
     leaves = {}
 

@@ -3,7 +3,8 @@
 Along a spatial axis of stride ``s``, dilation ``d`` and padding ``p``, tap ``t`` of window ``o`` stands at
 element ``o * s + t * d - p``, which may lie outside of the data. So element ``i`` is tap ``t`` of window
 ``(i + p - t * d) / s`` where that divides, and a gradient with respect to the data is a sum over taps:
-every element gathers from the windows that it belongs to, and nothing is written twice.
+every element gathers from the windows that it belongs to, and nothing is written twice. What is
+gathered is first spread out so that the sum itself has neither a division nor a condition.
 
 Attributes that are given along the spatial axes are in the order depth, height, width, whatever the
 layout, as in the pooling operators.
@@ -12,10 +13,10 @@ layout, as in the pooling operators.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 from ._util import Shape, accumulation_dtype, cast
 
@@ -59,15 +60,18 @@ def max_pool_backward(
     windows = _Windows.of(layout, pool_size, strides, padding, dilation)
     winner = _winner(windows, data, output_grad.shape, layout, out_layout)
     dtype = accumulation_dtype(output_grad.dtype)
+    winners = windows.spread(winner, data.shape, layout, out_layout, "int64", -1)
+    grads = windows.spread(output_grad, data.shape, layout, out_layout, dtype, 0)
+    last = math.prod(windows.sizes) - 1
+    taps = windows.taps()
 
-    def partial(window: Index, taps: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
-        at = [window[name] for name in out_layout]
-        won = winner(*at) == windows.flat(taps)
-        return tirx.if_then_else(won, output_grad(*at).astype(dtype), tirx.const(0, dtype))
+    def partial(*index):
+        at = windows.spread_index(dict(zip(layout, index, strict=True)), taps)
+        at = [at[name] for name in layout]
+        won = winners(*at) == last - windows.flat(taps)
+        return te.sum(tirx.Select(won, grads(*at), tirx.const(0, dtype)), axis=taps)
 
-    outputs = dict(zip(out_layout, output_grad.shape, strict=True))
-    result = _gather(windows, data.shape, layout, outputs, partial, dtype, "max_pool_backward")
-    return cast(result, str(data.dtype))
+    return cast(te.compute(data.shape, partial, name="max_pool_backward"), str(data.dtype))
 
 
 def max_pool_jvp(
@@ -157,17 +161,21 @@ def avg_pool_backward(
             window, extents, count_include_pad
         ).astype(dtype)
 
-    shares = te.compute(output_grad.shape, share, name="avg_pool_share")
-    result = _gather(
-        windows,
+    shares = windows.spread(
+        te.compute(output_grad.shape, share, name="avg_pool_share"),
         data_shape,
         layout,
-        dict(zip(out_layout, output_grad.shape, strict=True)),
-        lambda window, taps: shares(*(window[name] for name in out_layout)),
+        out_layout,
         dtype,
-        "avg_pool_backward",
+        0,
     )
-    return cast(result, out_dtype)
+    taps = windows.taps()
+
+    def partial(*index):
+        at = windows.spread_index(dict(zip(layout, index, strict=True)), taps)
+        return te.sum(shares(*(at[name] for name in layout)), axis=taps)
+
+    return cast(te.compute(data_shape, partial, name="avg_pool_backward"), out_dtype)
 
 
 @dataclass(frozen=True)
@@ -227,18 +235,49 @@ class _Windows:
         bounds = ((element[name] >= 0, element[name] < extents[name]) for name in self.names)
         return tirx.all(*(condition for pair in bounds for condition in pair))
 
-    def containing(self, element: Index, taps: Sequence[tirx.PrimExpr], outputs: Index):
-        """Return the window of which the element is the given tap, and whether there is one."""
-        window, exists = dict(element), []
-        for name, stride, before, step, tap in zip(
-            self.names, self.strides, self.before, self.dilation, taps, strict=True
-        ):
-            offset = element[name] + before - tap * step
-            window[name] = tirx.floordiv(offset, stride)
-            exists += [offset >= 0, window[name] < outputs[name]]
-            if stride != 1:
-                exists.append(tirx.floormod(offset, stride) == 0)
-        return window, tirx.all(*exists)
+    def spread(
+        self,
+        tensor: te.Tensor,
+        data_shape: Shape,
+        layout: str,
+        out_layout: str,
+        dtype: str,
+        fill: int,
+    ) -> te.Tensor:
+        """Copy what belongs to windows to where :meth:`spread_index` finds it, in ``layout``.
+
+        Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to where there is no window.
+        """
+        shape = list(data_shape)
+        for name, size, step in zip(self.names, self.sizes, self.dilation, strict=True):
+            shape[layout.index(name)] += (size - 1) * step
+        outputs = dict(zip(out_layout, tensor.shape, strict=True))
+
+        def element(*index):
+            at, exists = dict(zip(layout, index, strict=True)), []
+            for name, size, stride, before, step in zip(
+                self.names, self.sizes, self.strides, self.before, self.dilation, strict=True
+            ):
+                offset = at[name] - ((size - 1) * step - before)
+                at[name] = tirx.floordiv(offset, stride)
+                exists += [offset >= 0, at[name] < outputs[name]]
+                if stride != 1:
+                    exists.append(tirx.floormod(offset, stride) == 0)
+            value = tensor(*(at[name] for name in out_layout)).astype(dtype)
+            return tirx.if_then_else(tirx.all(*exists), value, tirx.const(fill, dtype))
+
+        return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)
+
+    def spread_index(self, element: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
+        """Return where in a spread tensor the window stands of which the element is a certain tap.
+
+        The taps are counted from the last one, so that no index falls as a loop variable rises: TVM's
+        simplification of iteration maps gets the floor of a falling one wrong.
+        """
+        at = dict(element)
+        for name, step, tap in zip(self.names, self.dilation, taps, strict=True):
+            at[name] = element[name] + tap * step
+        return at
 
     def count(self, window: Index, extents: Index, include_pad: bool) -> tirx.PrimExpr:
         """Return what average pooling divides the sum over a window by, where the sum is not empty."""
@@ -323,23 +362,3 @@ _largest = te.comm_reducer(
     lambda dtype: tirx.const(float("-inf"), dtype),
     name="largest",
 )
-
-
-def _gather(
-    windows: _Windows,
-    shape: Shape,
-    layout: str,
-    outputs: Index,
-    partial: Callable[[Index, Sequence[tirx.PrimExpr]], tirx.PrimExpr],
-    dtype: str,
-    name: str,
-) -> te.Tensor:
-    """Sum ``partial(window, taps)`` for each element over the windows that it is a tap of."""
-    taps = windows.taps()
-
-    def total(*index):
-        window, exists = windows.containing(dict(zip(layout, index, strict=True)), taps, outputs)
-        value = tirx.if_then_else(exists, partial(window, taps), tirx.const(0, dtype))
-        return te.sum(value, axis=taps)
-
-    return te.compute(shape, total, name=name)

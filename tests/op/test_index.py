@@ -41,6 +41,14 @@ def modules(n):
 
     indices = tensor(n, 2, dtype="int32")
     return {
+        "take_backward": module(
+            [tensor(n, 2, 4), tensor(n, 3), tensor(2, 4, dtype="int64")],
+            lambda dy, x, i: backward.take_backward(dy, x, i, axis=-1, mode="clip"),
+        ),
+        "take_backward, scalar": module(
+            [tensor(n), tensor(n, 3)],
+            lambda dy, x: backward.take_backward(dy, x, relax.prim_value(-1), axis=1),
+        ),
         "take_derivative": module(
             [tensor(n, 3), tensor(2, 4, dtype="int64")],
             lambda x, i: backward.take_derivative(x, i, axis=-1, mode="wrap"),

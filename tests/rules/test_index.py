@@ -31,7 +31,7 @@ def build(function, inputs, symbolic=None):
 
 def value_of(function, inputs, symbolic=None):
     module = build(function, inputs, symbolic)
-    return _program.executable(module, "main", "llvm")(inputs)
+    return _program.compile_module(module, "llvm")("main", inputs)
 
 
 def gradient(function, inputs, order=1):
@@ -48,8 +48,8 @@ def gradient(function, inputs, order=1):
         weight = program.arguments[-1].name
     by_name = {argument.name: argument.value for argument in program.arguments}
     wrt = "x0" if order == 1 else "cotangent0"
-    run = _program.executable(_program.differentiate(program, [wrt]), "main_adjoint", "llvm")
-    return run(program.values())[1][0], by_name[weight]
+    run = _program.compile_module(_program.differentiate(program, [wrt]), "llvm")
+    return run("main_adjoint", program.values())[1][0], by_name[weight]
 
 
 @st.composite
@@ -378,8 +378,8 @@ def dynamic_gradient(shape, begin, end, strides, symbolic=None):
     arguments = _program.make_arguments([x, *bounds], None, symbolic or {})
     program = _program.first_order(total, arguments, {}, np.random.default_rng(0))
     differentiated = _program.differentiate(program, ["x0"])
-    run = _program.executable(differentiated, "main_adjoint", "llvm")
-    loss, (found,) = run(program.values())
+    run = _program.compile_module(differentiated, "llvm")
+    loss, (found,) = run("main_adjoint", program.values())
     weight = float(program.arguments[-1].value)
     taken = tuple(slice(*bound) for bound in zip(begin, end, strides, strict=True))
     expected = np.zeros(shape)
@@ -428,5 +428,5 @@ def test_forward_of_a_symbolic_slice():
         with bb.function("main", [param]):
             result = bb.emit(relax.op.strided_slice(param, axes, begin, end, strides))
             bb.emit_func_output(result)
-        found = _program.executable(bb.get(), "main", "llvm")([x])
+        found = _program.compile_module(bb.get(), "llvm")("main", [x])
         np.testing.assert_array_equal(found, expected)

@@ -7,7 +7,7 @@ from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
 from .._util import no_grad, shape_arg
-from ..index import take_backward_of
+from ..index import take_attrs
 
 
 @register_gradient("relax.grad.take_backward")
@@ -19,11 +19,8 @@ def take_backward(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[take_derivative(dx_grad, indices), no_grad, no_grad]``.
     """
     _, x, indices = orig_call.args
-    axis = orig_call.attrs.axis
     return [
-        backward.take_derivative(
-            output_grad, indices, None if axis is None else int(axis), orig_call.attrs.mode
-        ),
+        backward.take_derivative(output_grad, indices, **take_attrs(orig_call)),
         no_grad(x),
         no_grad(indices),
     ]
@@ -38,7 +35,10 @@ def take_derivative(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[take_backward(y'_grad, x', indices), no_grad]``.
     """
     x_direction, indices = orig_call.args
-    return [take_backward_of(orig_call, output_grad, x_direction, indices), no_grad(indices)]
+    return [
+        backward.take_backward(output_grad, x_direction, indices, **take_attrs(orig_call)),
+        no_grad(indices),
+    ]
 
 
 @register_gradient("relax.grad.gather_elements_backward_data")

@@ -18,11 +18,7 @@ def test_take_backward_and_derivative(mode):
     x, indices = RNG.normal(size=(3, 4)), np.array([[1, -1], [9, 1]])
 
     def take_backward(dy, i):
-        attrs = relax.op.take(dy, i, axis=1, mode=mode).attrs
-        template = relax.op.zeros((3, 4), "float64")
-        return relax.Call(
-            relax.op.grad.take_backward(dy, template, i).op, [dy, template, i], attrs=attrs
-        )
+        return backward.take_backward(dy, relax.op.zeros((3, 4), "float64"), i, axis=1, mode=mode)
 
     def take_derivative(x, i):
         return backward.take_derivative(x, i, axis=1, mode=mode)
@@ -30,6 +26,16 @@ def test_take_backward_and_derivative(mode):
     check_gradients(take_backward, [RNG.normal(size=(3, 2, 2)), indices], order=3)
     check_gradients(take_derivative, [x, indices], order=3)
     check_gradients(take_derivative, [x, indices], order=2, symbolic={0: {0: "n", 1: "m"}})
+
+
+def test_take_backward_without_mode():
+    """TVM's own builder leaves the mode empty, which is "fast"."""
+    from tvm.relax.op.grad import _ffi_api
+
+    def take_backward(dy, i):
+        return _ffi_api.take_backward(dy, relax.op.zeros((4,), "float64"), i, 0)
+
+    check_gradients(take_backward, [RNG.normal(size=(3,)), np.array([-1, 3, 9])], order=2)
 
 
 def test_gather_elements_backward_and_derivative():
