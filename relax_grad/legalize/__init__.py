@@ -1,3 +1,3 @@
 """From operator to tensor expression (FLegalize)."""
 
-from . import conv, index, loss, manipulate, pool, statistical
+from . import conv, index, loss, manipulate, norm, pool, statistical

@@ -259,6 +259,15 @@ def test_zeros_of_either_sign_are_equal():
     check_max_pool(PLAIN, data, np.random.default_rng(0), "float64")
 
 
+@pytest.mark.parametrize("layout", ["NCW", "NWC", "CWN"])
+def test_one_element_and_one_window_over_it(layout):
+    """The window of a tap is ``(1 - tap) / 2`` here, whose floor TVM's simplifier gets wrong in an index."""
+    case = Case((2, 2, 1), (2, 2, 1), (3,), (2,), (1, 0), (1,), layout, layout)
+    rng = np.random.default_rng(0)
+    check_max_pool(case, rng.normal(size=case.data_shape), rng, "float64")
+    check_avg_pool(case, rng, "float64", True)
+
+
 def test_no_windows():
     case = Case((1, 2, 3, 3), (1, 2, 0, 0), (4, 4), (1, 1), (0,) * 4, (1, 1), "NCHW", "NCHW")
     rng = np.random.default_rng(0)
