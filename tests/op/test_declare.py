@@ -1,0 +1,104 @@
+"""What every backward operator refuses before it looks at shapes."""
+
+from __future__ import annotations
+
+import pytest
+from tvm import relax
+from tvm.ir import Op
+from tvm.relax.op import grad as backward
+
+from relax_grad import registry
+from relax_grad.op import _declare
+
+DATA = relax.Var("data", relax.TensorType((2, 4, 9, 9), "float32"))
+WEIGHT = relax.Var("weight", relax.TensorType((6, 4, 3, 3), "float32"))
+OUTPUT_GRAD = relax.Var("output_grad", relax.TensorType((2, 6, 7, 7), "float32"))
+SHAPE = relax.ShapeExpr([6, 4, 3, 3])
+ATTRS = relax.op.nn.conv2d(DATA, WEIGHT).attrs
+
+
+def infer(call):
+    return relax.BlockBuilder().normalize(call).ty
+
+
+def weight_call(arguments=(OUTPUT_GRAD, DATA, SHAPE), attrs=ATTRS):
+    return relax.Call(Op.get("relax.grad.conv2d_backward_weight"), list(arguments), attrs)
+
+
+def test_the_type_of_a_right_call():
+    assert [int(dim) for dim in infer(weight_call()).shape] == [6, 4, 3, 3]
+
+
+def test_too_few_arguments():
+    with pytest.raises(
+        TypeError, match=r"conv2d_backward_weight takes.*output_grad, data, w.*has 2"
+    ):
+        infer(weight_call([OUTPUT_GRAD, DATA]))
+
+
+@pytest.mark.parametrize("attrs", [None, relax.op.nn.max_pool2d(DATA).attrs])
+def test_missing_and_wrong_attributes(attrs):
+    with pytest.raises(TypeError, match=r"conv2d_backward_weight needs.*Conv2DAttrs.*has"):
+        infer(weight_call(attrs=attrs))
+
+
+def test_a_shape_in_the_place_of_a_tensor_and_the_reverse():
+    with pytest.raises(TypeError, match="data must be a tensor"):
+        infer(weight_call([OUTPUT_GRAD, SHAPE, SHAPE]))
+    with pytest.raises(TypeError, match="weight_shape must be a shape"):
+        infer(weight_call([OUTPUT_GRAD, DATA, WEIGHT]))
+
+
+def test_shapes_that_do_not_match_are_shown_side_by_side():
+    wrong = relax.Var("output_grad", relax.TensorType((2, 6, 7, 8), "float32"))
+    with pytest.raises(
+        ValueError,
+        match=r"output_grad must have the shape \(2, 6, 7, 7\).*but it has \(2, 6, 7, 8\)",
+    ):
+        infer(weight_call([wrong, DATA, SHAPE]))
+
+
+def test_what_the_forward_operator_refuses_is_refused_under_the_own_name():
+    with pytest.raises(
+        ValueError, match=r"conv2d_backward_weight: .* fit relax\.nn\.conv2d.*channel"
+    ):
+        infer(backward.conv2d_backward_weight(OUTPUT_GRAD, DATA, (6, 3, 3, 3)))
+
+
+@pytest.mark.parametrize("name", ["strides", "dilation"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_attributes_that_must_be_positive(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be positive, but it is"):
+        infer(backward.conv2d_backward_weight(OUTPUT_GRAD, DATA, SHAPE, **{name: value}))
+
+
+def test_an_operator_is_declared_once():
+    """A second declaration leaves the operator as it is and sets the builder again."""
+    builder = backward.conv2d_backward_weight
+    before = Op.get("relax.grad.conv2d_backward_weight").get_attr("FInferType")
+    _declare.declare_op("conv2d_backward_weight", [], lambda call, ctx: None, builder)
+    assert Op.get("relax.grad.conv2d_backward_weight").get_attr("FInferType").same_as(before)
+    assert backward.conv2d_backward_weight is builder
+
+
+def own_operators():
+    """The backward operators that this package adds: those it legalizes without correcting TVM."""
+    return sorted(
+        declaration.op_name
+        for declaration in registry.declarations()
+        if declaration.op_name.startswith("relax.grad.")
+        and declaration.attr == "FLegalize"
+        and declaration.corrects is None
+    )
+
+
+@pytest.mark.parametrize("name", own_operators())
+def test_every_operator_is_complete(name):
+    """Each has a builder, type inference, purity, a legalization, a gradient, and named arguments."""
+    op = Op.get(name)
+    for attr in ("FInferType", "FPurity", "FLegalize", "FPrimalGradient"):
+        assert op.get_attr(attr) is not None, attr
+    assert callable(getattr(backward, name.rpartition(".")[2]))
+    assert op.num_inputs > 0
+    with pytest.raises(TypeError, match=name):
+        infer(relax.Call(op, [], None))
