@@ -21,6 +21,8 @@ def declare_op(
     infer_type: InferType,
     builder: Callable[..., relax.Call],
     attrs_type: str | None = None,
+    *,
+    requires_argument_shapes: bool = True,
 ) -> None:
     """Add the operator ``relax.grad.<name>`` and its builder ``tvm.relax.op.grad.<name>``.
 
@@ -40,6 +42,8 @@ def declare_op(
         Makes a call of the operator.
     attrs_type : str, optional
         The type key of the attributes, for example ``"relax.attrs.Conv2DAttrs"``.
+    requires_argument_shapes : bool
+        False for an operator whose legalization gives unknown extents of its arguments a name.
     """
     op_name = f"relax.grad.{name}"
     if op_name not in Op.list_op_names():
@@ -52,6 +56,7 @@ def declare_op(
             op.set_attrs_type_key(attrs_type)
         op.set_attr("FInferType", _checked(infer_type, arguments, attrs_type))
         op.set_attr("FPurity", True)
+        op.set_attr("RequiresArgumentShapes", requires_argument_shapes)
     setattr(relax_op_grad, name, builder)
 
 

@@ -133,6 +133,5 @@ declare_op(
     ],
     _infer_dynamic_slice_backward,
     dynamic_strided_slice_backward_data,
+    requires_argument_shapes=False,
 )
-# Its legalization gives an unknown shape names.
-Op.get("relax.grad.dynamic_strided_slice_backward_data").set_attr("RequiresArgumentShapes", False)

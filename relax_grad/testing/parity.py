@@ -89,7 +89,8 @@ def _compare(name, what, found, expected, rtol) -> float:
     if not expected.size:
         return 0.0
     same = (found == expected) | (np.isnan(found) & np.isnan(expected))
-    error = np.where(same, 0.0, np.abs(found - expected))
+    with np.errstate(invalid="ignore"):  # infinities of one sign are the same
+        error = np.where(same, 0.0, np.abs(found - expected))
     scale = max(1.0, np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
     if not np.all(error <= rtol * scale):
         worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
