@@ -46,7 +46,7 @@ docs: $(STAMP)docs ## build the documentation in docs/_build/html
 
 clean: ## remove what was built
 	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis
-	find relax_grad tests examples benchmarks docs -name __pycache__ -prune -exec rm -rf {} +
+	find relax_grad tests examples docs -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove the virtual environment too
 	rm -rf $(VENV)

@@ -111,10 +111,14 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
     # Cotangents need values: the static types of the same outputs say how many.
     known = dict(zip(params, static, strict=True))
     static_args = [_substitute(arg, known) for arg in call_args]
-    shapes = [
-        [int(dim) for dim in leaf.shape.values]
-        for _, leaf in _float_leaves(_output_type(function, static, static_args, attrs))
-    ]
+    leaves = [leaf for _, leaf in _float_leaves(_output_type(function, static, static_args, attrs))]
+    for leaf in leaves:
+        if not isinstance(leaf.shape, relax.ShapeExpr):
+            raise ValueError(
+                f"an output has the type {leaf}, whose shape is not known even for inputs of known "
+                "shape; reduce it within the function that is checked, for example by relax.op.sum"
+            )
+    shapes = [[int(dim) for dim in leaf.shape.values] for leaf in leaves]
     cotangents = [
         Argument(
             f"cotangent{i}",

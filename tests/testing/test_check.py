@@ -146,6 +146,13 @@ def test_an_unknown_operator_is_an_error(name):
         check_gradients(name, [X])
 
 
+def test_an_output_of_unknown_shape_is_an_error():
+    bounds = [np.array(bound) for bound in ([0, 0], [2, 2], [1, 1])]
+    with pytest.raises(ValueError, match=r"whose shape is not known.*relax\.op\.sum"):
+        check_gradients("relax.dynamic_strided_slice", [X, *bounds])
+    check_gradients(lambda *args: relax.op.sum(relax.op.dynamic_strided_slice(*args)), [X, *bounds])
+
+
 def test_symbolic_axes():
     check_gradients("relax.multiply", [X, X], symbolic={0: {0: "n"}, 1: {0: "n"}}, order=2)
 
