@@ -206,22 +206,29 @@ def _bounded_stride(stride: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimEx
 
 
 def _slice_backward(output_grad, data_shape, starts, name) -> te.Tensor:
-    """Look up each element of the data in the slice; ``starts`` maps axes to begin and stride."""
+    """Look up each element of the data in the slice; ``starts`` maps axes to begin and stride.
+
+    Positions are counted from the lowest element of the slice, which is its last for a negative
+    stride: TVM miscompiles an index that divides something which falls as the loop variable rises,
+    such as ``(3 - i) // 2``.
+    """
 
     def element(*at):
         at = list(at)
         inside = []
         for axis, (begin, stride) in starts.items():
             begin, stride = as_int64(begin), _bounded_stride(stride, data_shape[axis])
-            distance = tirx.if_then_else(stride < 0, begin - at[axis], at[axis] - begin)
-            step = tirx.max(tirx.abs(stride), 1)
-            at[axis] = tirx.floordiv(distance, step)
+            last = as_int64(output_grad.shape[axis]) - 1
+            falls, step = stride < 0, tirx.max(tirx.abs(stride), 1)
+            distance = at[axis] - tirx.if_then_else(falls, begin - last * step, begin)
+            count = tirx.floordiv(distance, step)
             inside += [
                 stride != 0,
                 distance >= 0,
                 tirx.floormod(distance, step) == 0,
-                at[axis] < output_grad.shape[axis],
+                count <= last,
             ]
+            at[axis] = tirx.if_then_else(falls, last - count, count)
         if not inside:
             return output_grad(*at)
         zero = tirx.const(0, output_grad.dtype)

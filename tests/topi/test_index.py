@@ -69,12 +69,17 @@ class Fenced:
         return all(np.array_equal(p, np.full_like(p, self._fill), True) for p in self._outside)
 
 
+def int64(size):
+    """An extent as in Relax: TVM simplifies indices of int32 differently."""
+    return tirx.IntImm("int64", size)
+
+
 def run(expression, inputs, shape, dtype, symbolic=False):
     """Compile ``expression(*placeholders)`` and run it between fences."""
     sizes = {}
 
     def extent(size):
-        return sizes.setdefault(size, tirx.Var(f"n{size}", "int64")) if symbolic else size
+        return sizes.setdefault(size, tirx.Var(f"n{size}", "int64")) if symbolic else int64(size)
 
     placeholders = [
         te.placeholder([extent(size) for size in array.shape], array.dtype.name, name=f"x{i}")

@@ -24,7 +24,7 @@ def run(expression, inputs, shape, symbolic=False):
         te.placeholder(
             [tirx.Var(f"n{i}_{k}", "int64") for k in range(array.ndim)]
             if symbolic and array.dtype.kind == "f"
-            else array.shape,
+            else [const(extent) for extent in array.shape],  # int64, as in Relax
             array.dtype.name,
             name=f"x{i}",
         )
@@ -104,6 +104,19 @@ def cases(draw):
     # Python's slices refuse a stride of 0.
     step = st.one_of(st.integers(1, 4), st.integers(-4, -1), st.sampled_from([LARGEST, SMALLEST]))
     return shape, *([draw(kind) for _ in shape] for kind in (bound, bound, step))
+
+
+@pytest.mark.parametrize("extent", range(1, 7))
+def test_every_small_slice_with_a_negative_stride(extent):
+    """TVM miscompiles (3 - i) // 2 in an index, which such a slice must not be written with."""
+    bounds = [
+        (begin, begin - taken * stride, -stride)
+        for stride in (1, 2, 3)
+        for begin in range(extent)
+        for taken in range(1, begin // stride + 2)
+    ]
+    for begin, end, stride in bounds:
+        check_slice((extent,), [begin], [end if end >= 0 else end - extent], [stride])
 
 
 few = settings(max_examples=12, deadline=None, derandomize=True)

@@ -12,7 +12,10 @@ from relax_grad.topi import manipulate
 
 def run(build, *values, out_shape):
     """Compile ``build(*placeholders)`` and run it."""
-    tensors = [te.placeholder(value.shape, value.dtype.name) for value in values]
+    shapes = [[tirx.IntImm("int64", size) for size in value.shape] for value in values]
+    tensors = [
+        te.placeholder(shape, value.dtype.name) for shape, value in zip(shapes, values, strict=True)
+    ]
     result = build(*tensors)
     function = tvm.compile(te.create_prim_func([*tensors, result]), target="llvm")
     out = tvm.runtime.tensor(np.full(out_shape, np.nan, values[0].dtype))

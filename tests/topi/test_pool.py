@@ -9,7 +9,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import te
+from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from relax_grad.topi import pool
@@ -128,7 +128,11 @@ def fenced(shape, dtype, value=None):
 
 def run(expression, *inputs, change=None):
     """Compile ``expression(*placeholders)`` and run it on arrays that lie between NaN."""
-    tensors = [te.placeholder(a.shape, a.dtype.name, f"x{i}") for i, a in enumerate(inputs)]
+    shapes = [[tirx.IntImm("int64", size) for size in a.shape] for a in inputs]
+    tensors = [
+        te.placeholder(shape, a.dtype.name, f"x{i}")
+        for i, (shape, a) in enumerate(zip(shapes, inputs, strict=True))
+    ]
     result = expression(*tensors)
     function = te.create_prim_func([*tensors, result])
     kernel = tvm.compile(change(function) if change else function, target="llvm")

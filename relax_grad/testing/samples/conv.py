@@ -115,6 +115,7 @@ def _torch_conv2d_transpose(strides=1, padding=0, output_padding=0, dilation=1, 
         full = torch.nn.functional.conv_transpose2d(
             data, weight, None, strides, 0, 0, groups, dilation
         )
-        return torch.nn.functional.pad(full, (-left, over - right, -top, down - bottom))
+        widened = torch.nn.functional.pad(full, (0, over, 0, down))
+        return torch.nn.functional.pad(widened, (-left, -right, -top, -bottom))
 
     return forward

@@ -43,7 +43,8 @@ def torch_conv2d_transpose(strides, padding, dilation, groups, output_padding):
         )
         top, left, bottom, right = padding
         down, over = output_padding
-        return torch_pad(torch, result, (-top, -left, down - bottom, over - right))
+        widened = torch_pad(torch, result, (0, 0, down, over))
+        return torch_pad(torch, widened, (-top, -left, -bottom, -right))
 
     return forward
 
