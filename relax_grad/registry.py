@@ -23,10 +23,13 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from ._compat import Analyzer, dtype_of
 from .errors import GradientError
 
 TVM_LEVEL = 10
 NEW_LEVEL = TVM_LEVEL - 1
+
+_NO_GRAD = Op.get("relax.grad.no_grad")
 
 GradientRule = Callable[
     [relax.Var, relax.Call, relax.Var, relax.BlockBuilder],
@@ -59,6 +62,7 @@ class Declaration:
 
 _declarations: dict[tuple[str, str], Declaration] = {}
 _installed: set[tuple[str, str]] = set()
+_ready = False
 
 
 def declarations() -> list[Declaration]:
@@ -105,9 +109,15 @@ def register_legalize(
 
 
 def install() -> None:
-    """Register every declaration with the running TVM that is not registered yet."""
+    """Register every declaration with the running TVM that is not registered yet.
+
+    From then on a declaration takes effect at once.
+    """
+    global _ready
+    _ready = True
     known_ops = set(Op.list_op_names())
     for key, declaration in _declarations.items():
+        # The releases of TVM differ in the operators that they have.
         if key not in _installed and declaration.op_name in known_ops:
             _install(declaration)
             _installed.add(key)
@@ -115,9 +125,13 @@ def install() -> None:
 
 def _declare(declaration: Declaration) -> None:
     key = (declaration.op_name, declaration.attr)
-    if key in _declarations and key not in _installed:
+    if key in _declarations:
         raise ValueError(f"{declaration.attr} of {declaration.op_name} is declared twice")
+    if _ready and declaration.op_name not in Op.list_op_names():
+        raise ValueError(f"this TVM has no operator named {declaration.op_name!r}")
     _declarations[key] = declaration
+    if _ready:
+        install()
 
 
 def _install(declaration: Declaration) -> None:
@@ -141,18 +155,61 @@ def _guarded(op_name: str, rule: GradientRule) -> GradientRule:
 
     @functools.wraps(rule)
     def checked(orig_var, orig_call, output_grad, ctx):
+        where = f"gradient of {op_name}, binding {orig_var.name!r}"
         try:
             partials = rule(orig_var, orig_call, output_grad, ctx)
-        except GradientError as error:
-            raise GradientError(
-                f"gradient of {op_name}, binding {orig_var.name!r}: {error}"
-            ) from error
-        expected = len(orig_call.args)
-        if not isinstance(partials, list) or len(partials) != expected:
-            raise GradientError(
-                f"gradient of {op_name}, binding {orig_var.name!r}: the rule must return a list of "
-                f"{expected} expressions, one for each argument, but it returned {partials!r}"
-            )
-        return partials
+            expected = len(orig_call.args)
+            if not isinstance(partials, list) or len(partials) != expected:
+                raise GradientError(
+                    f"the rule must return a list of {expected} expressions, one for each "
+                    f"argument, but it returned {partials!r}"
+                )
+            return [
+                _normalized(ctx, partial, argument)
+                for partial, argument in zip(partials, orig_call.args, strict=True)
+            ]
+        except (GradientError, TypeError, ValueError) as error:
+            raise GradientError(f"{where}: {error}") from error
 
     return checked
+
+
+def _normalized(ctx: relax.BlockBuilder, partial: relax.Expr, argument: relax.Expr) -> relax.Expr:
+    """Normalize a partial and hold its type against that of its argument."""
+    if not isinstance(partial, relax.Expr):
+        raise GradientError(f"the rule must return expressions, but it returned {partial!r}")
+    if isinstance(partial, relax.Call) and partial.op == _NO_GRAD:
+        return partial
+    partial = ctx.normalize(partial)
+    if _differ(partial.ty, argument.ty):
+        raise GradientError(
+            f"the gradient of an argument must have its type {argument.ty}, but it has {partial.ty}"
+        )
+    return partial
+
+
+def _differ(found: relax.Type, expected: relax.Type) -> bool:
+    """Tell whether two types provably differ in dtype, rank or extents."""
+    if isinstance(expected, relax.TupleType):
+        return (
+            not isinstance(found, relax.TupleType)
+            or len(found.fields) != len(expected.fields)
+            or any(map(_differ, found.fields, expected.fields))
+        )
+    if not (isinstance(found, relax.TensorType) and isinstance(expected, relax.TensorType)):
+        return False
+    if (
+        found.dtype is not None
+        and expected.dtype is not None
+        and dtype_of(found) != dtype_of(expected)
+    ):
+        return True
+    if -1 not in (found.ndim, expected.ndim) and found.ndim != expected.ndim:
+        return True
+    if not all(isinstance(ty.shape, relax.ShapeExpr) for ty in (found, expected)):
+        return False
+    analyzer = Analyzer()
+    return any(
+        analyzer.can_prove(a != b)
+        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+    )

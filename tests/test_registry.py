@@ -108,7 +108,7 @@ def test_corrections_are_what_the_stock_has():
     assert corrected == stock
 
 
-def _differentiate_exp(rule):
+def _differentiate_erf(rule):
     """Differentiate a function of one operator whose rule is replaced for the occasion."""
     op = Op.get("relax.erf")
     before = op.get_attr("FPrimalGradient")
@@ -132,7 +132,7 @@ def _differentiate_exp(rule):
 @pytest.mark.parametrize("returned", [None, [], [1, 2], (), "text"])
 def test_a_rule_that_returns_nonsense_is_an_error(returned):
     with pytest.raises(GradientError, match=r"relax\.erf, binding 'the_binding'.*list of 1"):
-        _differentiate_exp(lambda *args: returned)
+        _differentiate_erf(lambda *args: returned)
 
 
 def test_a_rule_that_cannot_names_operator_binding_and_reason():
@@ -142,29 +142,52 @@ def test_a_rule_that_cannot_names_operator_binding_and_reason():
     with pytest.raises(
         GradientError, match=r"gradient of relax\.erf, binding 'the_binding': not today"
     ):
-        _differentiate_exp(rule)
+        _differentiate_erf(rule)
 
 
 def test_a_second_declaration_is_refused():
-    declare = relax_grad.register_gradient("relax.no_such_operator")
-    declare(lambda *args: [])
-    try:
-        with pytest.raises(ValueError, match="declared twice"):
-            declare(lambda *args: [])
-    finally:
-        del registry._declarations["relax.no_such_operator", "FPrimalGradient"]
+    with pytest.raises(ValueError, match=r"FPrimalGradient of relax\.nn\.conv2d is declared twice"):
+        relax_grad.register_gradient("relax.nn.conv2d")(lambda *args: [])
 
 
-def test_an_operator_that_this_tvm_lacks_is_passed_over():
-    @relax_grad.register_gradient("relax.no_such_operator")
-    def rule(*args):
-        return []
+def test_a_declaration_after_the_import_takes_effect_at_once():
+    code = """
+        import relax_grad, tvm
+        from tvm import relax
 
+        @relax_grad.register_gradient("relax.floor")
+        def floor(orig_var, orig_call, output_grad, ctx):
+            return [output_grad]
+
+        print(tvm.ir.Op.get("relax.floor").get_attr("FPrimalGradient") is not None)
+    """
+    assert run_python(code) == "True"
+
+
+def test_an_unknown_operator_is_refused():
+    with pytest.raises(ValueError, match="no operator named"):
+        relax_grad.register_gradient("relax.no_such_operator")(lambda *args: [])
+
+
+def test_an_operator_that_this_tvm_lacks_is_passed_over_at_the_import(monkeypatch):
+    monkeypatch.setattr(registry, "_ready", False)
+    relax_grad.register_gradient("relax.no_such_operator")(lambda *args: [])
     try:
         registry.install()
         assert "relax.no_such_operator" not in Op.list_op_names()
     finally:
         del registry._declarations["relax.no_such_operator", "FPrimalGradient"]
+
+
+@pytest.mark.parametrize("change", ["shape", "dtype"])
+def test_a_partial_of_another_type_is_refused(change):
+    def rule(orig_var, orig_call, output_grad, ctx):
+        if change == "shape":
+            return [relax.op.expand_dims(output_grad, [0])]
+        return [relax.op.astype(output_grad, "float64")]
+
+    with pytest.raises(GradientError, match=r"'the_binding': .*must have its type.*but it has"):
+        _differentiate_erf(rule)
 
 
 def test_stock_rules_that_nothing_corrects_stay():

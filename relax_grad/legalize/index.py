@@ -23,8 +23,8 @@ def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _call_take(bb, call, "nan")
 
 
-@register_legalize("relax.grad.take_derivative")
-def _take_derivative(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+@register_legalize("relax.grad.take_jvp")
+def _take_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _call_take(bb, call, "zero")
 
 
@@ -53,8 +53,8 @@ def _gather_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _call_gather_elements(bb, call, "nan")
 
 
-@register_legalize("relax.grad.gather_elements_derivative")
-def _gather_elements_derivative(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+@register_legalize("relax.grad.gather_elements_jvp")
+def _gather_elements_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _call_gather_elements(bb, call, "zero")
 
 

@@ -54,7 +54,7 @@ def take_backward(
     return relax.Call(Op.get("relax.grad.take_backward"), [output_grad, x, indices], attrs)
 
 
-def take_derivative(
+def take_jvp(
     x_direction: relax.Expr,
     indices: relax.Expr | int,
     axis: int | None = None,
@@ -78,10 +78,10 @@ def take_derivative(
     """
     indices = convert_to_expr(indices)
     attrs = relax.op.take(x_direction, indices, axis, mode).attrs
-    return relax.Call(Op.get("relax.grad.take_derivative"), [x_direction, indices], attrs)
+    return relax.Call(Op.get("relax.grad.take_jvp"), [x_direction, indices], attrs)
 
 
-def gather_elements_derivative(
+def gather_elements_jvp(
     data_direction: relax.Expr, indices: relax.Expr, axis: int = 0
 ) -> relax.Call:
     """Derivative of gather_elements along a direction of its data.
@@ -101,9 +101,7 @@ def gather_elements_derivative(
         ``gather_elements(data_direction, indices)``, with 0 where an index means no element.
     """
     attrs = relax.op.gather_elements(data_direction, indices, axis).attrs
-    return relax.Call(
-        Op.get("relax.grad.gather_elements_derivative"), [data_direction, indices], attrs
-    )
+    return relax.Call(Op.get("relax.grad.gather_elements_jvp"), [data_direction, indices], attrs)
 
 
 def gather_elements_backward_data(
@@ -135,12 +133,12 @@ def gather_elements_backward_data(
     )
 
 
-def _infer_take_derivative(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+def _infer_take_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     tensor_type(call, 0, "x_direction")
     return ctx.normalize(relax.Call(Op.get("relax.take"), call.args, call.attrs)).ty
 
 
-def _infer_gather_elements_derivative(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+def _infer_gather_elements_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     tensor_type(call, 0, "data_direction")
     tensor_type(call, 1, "indices")
     return ctx.normalize(relax.Call(Op.get("relax.gather_elements"), call.args, call.attrs)).ty
@@ -162,23 +160,23 @@ def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -
 # TVMScript prints the mode of a take_backward, which TVM's own builder would not parse back.
 relax_op_grad.take_backward = take_backward
 declare_op(
-    "take_derivative",
+    "take_jvp",
     [
         ("x_direction", "Tensor", "The direction, of the shape of the data."),
         ("indices", "Tensor", "The indices."),
     ],
-    _infer_take_derivative,
-    take_derivative,
+    _infer_take_jvp,
+    take_jvp,
     "relax.attrs.TakeAttrs",
 )
 declare_op(
-    "gather_elements_derivative",
+    "gather_elements_jvp",
     [
         ("data_direction", "Tensor", "The direction, of the shape of the data."),
         ("indices", "Tensor", "The indices."),
     ],
-    _infer_gather_elements_derivative,
-    gather_elements_derivative,
+    _infer_gather_elements_jvp,
+    gather_elements_jvp,
     "relax.attrs.GatherElementsAttrs",
 )
 declare_op(

@@ -7,7 +7,7 @@ from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
 from ..registry import register_gradient
-from ._util import no_grad, shape_arg
+from ._util import no_grad, shape_arg, shape_of
 
 
 @register_gradient(
@@ -77,6 +77,11 @@ def strided_slice(orig_var, orig_call, output_grad, ctx):
         raise GradientError(
             "TVM infers a wrong extent for a negative stride with assume_inbound; without assume_inbound "
             "it infers the right one"
+        )
+    if any(isinstance(dim, tirx.IntImm) and int(dim) < 0 for dim in shape_of(orig_var)):
+        raise GradientError(
+            f"TVM infers the shape {orig_var.ty.shape} with a negative extent, as where end lies "
+            "before begin; make the two equal for an empty slice"
         )
     steps = strides[0] if strides else relax.Tuple([tirx.IntImm("int64", 1) for _ in axes.fields])
     return [

@@ -128,7 +128,7 @@ def reshape(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient(
     "relax.concat",
-    corrects="refuses axis=None, a single tensor, and symbolic or empty extents along the axis",
+    corrects="refuses a single tensor, and symbolic or empty extents along the axis",
 )
 def concat(orig_var, orig_call, output_grad, ctx):
     """Gradient of concat.

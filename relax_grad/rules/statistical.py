@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from ..errors import GradientError
 from ..registry import register_gradient
 from ._util import broadcast_like, cast_like, dtype_of, shape_arg, widen
 
@@ -66,4 +67,6 @@ def restore_axes(reduction: relax.Call, reduced: relax.Expr) -> relax.Expr:
     if keepdims or axis is None or len(axis) == 0:
         return reduced
     ndim = reduction.args[0].ty.ndim
+    if ndim < 0:
+        raise GradientError(f"the rank of {reduction.args[0]} must be known")
     return relax.op.expand_dims(reduced, sorted(int(a) % ndim for a in axis))

@@ -58,6 +58,7 @@ def make_arguments(
     symbolic : Mapping[int, Mapping[int, str]]
         Names for the symbolic axes of an input, by input and axis.
     """
+    _check_symbolic(inputs, symbolic)
     dims: dict[str, tirx.Var] = {}
 
     def argument(name: str, value: np.ndarray, names: Mapping[int, str]) -> Argument:
@@ -77,6 +78,22 @@ def make_arguments(
         return value
 
     return [convert(f"x{i}", value, symbolic.get(i, {})) for i, value in enumerate(inputs)]
+
+
+def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]]) -> None:
+    """Refuse a name for an axis that does not exist, and one name for two extents."""
+    extents: dict[str, int] = {}
+    for i, names in symbolic.items():
+        if not (0 <= i < len(inputs) and isinstance(inputs[i], np.ndarray)):
+            raise ValueError(f"symbolic names axes of input {i}, which is no array")
+        shape = inputs[i].shape
+        for axis, name in names.items():
+            if not 0 <= axis < len(shape):
+                raise ValueError(f"symbolic names axis {axis} of input {i}, whose shape is {shape}")
+            if extents.setdefault(name, shape[axis]) != shape[axis]:
+                raise ValueError(
+                    f"symbolic gives the name {name!r} to the extents {extents[name]} and {shape[axis]}"
+                )
 
 
 def numpy_dtype(dtype: str) -> np.dtype:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import tvm
 from tvm import relax
 from tvm_ffi import structural_equal
 
@@ -25,6 +26,9 @@ _DIFFERENCES = {
     "float16": (2.5e-1, 1e-1),
     "bfloat16": (5e-1, 3e-1),
 }
+
+#: Rounding errors of the loss, relative to its size, that the differences see: some tens of epsilons.
+_EPSILONS = {"float64": 1e-14, "float32": 4e-5, "float16": 2.5e-2, "bfloat16": 1.5e-1}
 
 _DIRECTIONS = 3
 
@@ -89,7 +93,8 @@ def check_gradients(
         What to compile for.
     rtol, atol : float, optional
         Replace the tolerances, which go by dtype (:data:`TOLERANCES`). A difference is accepted up to
-        ``atol + rtol * scale`` with the scale of the gradient; by default ``atol`` is ``rtol``.
+        ``atol + rtol * scale`` with the scale of the gradient. By default ``atol`` is what rounding
+        leaves of a gradient of 0.
     symbolic : Mapping[int, Mapping[int, str]], optional
         Names for the axes of an input that shall have symbolic extents: ``{0: {0: "n"}}`` makes the
         batch of the first input symbolic.
@@ -107,8 +112,9 @@ def check_gradients(
     ------
     GradientCheckError
         Names the operator, the argument, the worst element and both numbers.
-    ValueError
-        If there is nothing to differentiate with respect to.
+    TypeError, ValueError
+        If an argument of the check itself is wrong, or there is nothing to differentiate with respect
+        to.
 
     Examples
     --------
@@ -120,13 +126,23 @@ def check_gradients(
     True
     """
     name, function = resolve(fn_or_op)
+    if not isinstance(order, int) or order < 1:
+        raise ValueError(f"order must be a positive integer, but it is {order!r}")
+    for tolerance_name, tolerance in (("rtol", rtol), ("atol", atol)):
+        if tolerance is not None and not tolerance >= 0:
+            raise ValueError(f"{tolerance_name} must not be negative, but it is {tolerance!r}")
     check = _Check(name, target, rtol, atol, seed)
 
     def program(dtype: str | None) -> Program:
         arguments = _program.make_arguments(inputs, dtype, symbolic or {})
         return _program.first_order(function, arguments, attrs, np.random.default_rng(seed))
 
-    own, reference = program(None), program("float64")
+    own = program(None)
+    try:
+        reference = program("float64")
+    except (TypeError, ValueError, tvm.error.InternalError):
+        # The function holds something of another dtype, such as a constant of float32.
+        reference = own
     floats = [argument for argument in own.arguments if argument.is_float]
     wrt_names = select_wrt(own.arguments, wrt)
     for level in range(1, order + 1):
@@ -204,7 +220,9 @@ class _Check:
         dtype = min((dtype_of(a.type) for a in program.arguments if a.is_float), key=_width)
         step, default = _DIFFERENCES[dtype]
         rtol = default if self.rtol is None else self.rtol
-        atol = rtol if self.atol is None else self.atol
+        size = max(1.0, abs(float(run("main", program.values()))))
+        rounding = _EPSILONS[dtype] * size / step
+        atol = rounding if self.atol is None else self.atol
         rng = np.random.default_rng(self.seed)
 
         def difference(index, direction):
@@ -226,7 +244,7 @@ class _Check:
                 found = float(np.sum(gradient * direction))
                 scale = float(np.sqrt(np.sum((gradient * direction) ** 2)))
                 error = abs(found - expected)
-                self._record(error / max(scale, 1.0), 1)
+                self._record(error / max(scale, rounding / rtol if rtol else 1.0, 1e-300), 1)
                 if not error <= atol + rtol * max(scale, abs(expected)):
                     self._locate(order, name, gradient, lambda d, i=index: difference(i, d))
                     raise GradientCheckError(
@@ -236,13 +254,13 @@ class _Check:
 
     def _locate(self, order, name, gradient, difference) -> None:
         """Find the element that is most wrong, and raise for it."""
-        worst, largest = None, 0.0
+        worst, largest = None, -1.0
         for position in np.ndindex(gradient.shape):
             direction = np.zeros(gradient.shape)
             direction[position] = 1.0
             expected = difference(direction)
-            error = abs(gradient[position] - expected)
-            if worst is None or not error <= largest:
+            error = np.nan_to_num(abs(gradient[position] - expected), nan=np.inf)
+            if error > largest:
                 worst, largest = (position, gradient[position], expected), error
         raise self._failure(order, name, *worst, "central differences give")
 
@@ -262,6 +280,8 @@ def resolve(fn_or_op: str | Callable) -> tuple[str, Callable]:
     """Return the name and the builder of an operator or a function."""
     if callable(fn_or_op):
         return getattr(fn_or_op, "__name__", repr(fn_or_op)), fn_or_op
+    if not isinstance(fn_or_op, str):
+        raise TypeError(f"expected the name of an operator or a function, but got {fn_or_op!r}")
     builder = relax.op
     for part in fn_or_op.removeprefix("relax.").split("."):
         builder = getattr(builder, part, None)
@@ -283,7 +303,9 @@ def select_wrt(arguments: Sequence[Argument], wrt: Sequence[int | str] | None) -
     if wrt is None:
         selected = floats
     else:
-        selected = [item if isinstance(item, str) else f"x{item}" for item in wrt]
+        items = [wrt] if isinstance(wrt, (int, str)) else wrt
+        selected = [item if isinstance(item, str) else f"x{item}" for item in items]
+        selected = list(dict.fromkeys(selected))
     for name in selected:
         if name not in floats:
             raise ValueError(
@@ -291,7 +313,10 @@ def select_wrt(arguments: Sequence[Argument], wrt: Sequence[int | str] | None) -
                 + ", ".join(f"{a.name}: {a.type}" for a in inputs)
             )
     if not selected:
-        raise ValueError("there is no floating-point input to differentiate with respect to")
+        raise ValueError(
+            "there is no floating-point input to differentiate with respect to; the inputs are "
+            + ", ".join(f"{a.name}: {a.type}" for a in inputs)
+        )
     return selected
 
 

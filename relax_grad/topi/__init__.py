@@ -1,4 +1,4 @@
-"""Tensor expressions of the backward operators: pure te, for any target, static or symbolic."""
+"""Tensor expressions of the backward operators: pure te, static or symbolic, without a schedule."""
 
 from .conv import conv_backward_data, conv_backward_weight
 

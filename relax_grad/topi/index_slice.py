@@ -18,6 +18,9 @@ from .index import as_int64
 #: A constant stride up to this one cannot overflow where it is added to an index.
 _SAFE_STRIDE = 2**31
 
+#: Further off than any extent.
+_FAR = 2**48
+
 
 def strided_slice_backward_data(
     output_grad: te.Tensor,
@@ -54,7 +57,7 @@ def strided_slice_backward_data(
     for axis, first, stride in zip(axes, begin, strides, strict=True):
         axis %= ndim
         if static or not assume_inbound:
-            first = canonical_begin(first, data_shape[axis], stride)
+            first = canonical_index(first, data_shape[axis], stride)
         starts[axis] = (first, stride)
     return _slice_backward(output_grad, data_shape, starts, "strided_slice_backward_data")
 
@@ -84,7 +87,7 @@ def strided_slice(
     """
     starts = {
         axis % len(x.shape): (
-            canonical_begin(first, x.shape[axis], stride),
+            canonical_index(first, x.shape[axis], stride),
             _bounded_stride(stride, x.shape[axis]),
         )
         for axis, first, stride in zip(axes, begin, strides, strict=True)
@@ -122,7 +125,7 @@ def dynamic_strided_slice(
     def element(*at):
         return x(
             *(
-                canonical_begin(begin(axis), extent, strides(axis)) + k * strides(axis)
+                canonical_index(begin(axis), extent, strides(axis)) + k * strides(axis)
                 for axis, (k, extent) in enumerate(zip(at, x.shape, strict=True))
             )
         )
@@ -139,7 +142,9 @@ def dynamic_strided_slice_shape(
 
     def extent_of(axis, extent):
         stride = _bounded_stride(strides(axis), extent)
-        span = _canonical(end(axis), extent, stride) - _canonical(begin(axis), extent, stride)
+        span = canonical_index(end(axis), extent, stride) - canonical_index(
+            begin(axis), extent, stride
+        )
         forward = tirx.if_then_else(stride < 0, -span, span)
         count = tirx.floordiv(forward + tirx.abs(stride) - 1, tirx.max(tirx.abs(stride), 1))
         return tirx.if_then_else(stride == 0, tirx.const(0, "int64"), tirx.max(count, 0))
@@ -174,23 +179,21 @@ def dynamic_strided_slice_backward_data(
     """
     starts = {}
     for axis, extent in enumerate(data_shape):
-        starts[axis] = (canonical_begin(begin(axis), extent, strides(axis)), strides(axis))
+        starts[axis] = (canonical_index(begin(axis), extent, strides(axis)), strides(axis))
     return _slice_backward(output_grad, data_shape, starts, "dynamic_slice_backward_data")
 
 
-def canonical_begin(
-    begin: tirx.PrimExpr, extent: tirx.PrimExpr, stride: tirx.PrimExpr
+def canonical_index(
+    index: int | tirx.PrimExpr, extent: tirx.PrimExpr, stride: tirx.PrimExpr
 ) -> tirx.PrimExpr:
-    """Return the element at which a slice begins, as ``topi.strided_slice`` finds it.
+    """Return the element at which a slice begins or ends, as ``topi.strided_slice`` finds it.
 
-    A negative ``begin`` counts from the end; the result is clipped to ``[0, extent]``, or to
+    A negative index counts from the end; the result is clipped to ``[0, extent]``, or to
     ``[-1, extent - 1]`` for a negative stride.
     """
-    return _canonical(begin, extent, stride)
-
-
-def _canonical(index, extent, stride):
     index, extent, stride = as_int64(index), as_int64(extent), as_int64(stride)
+    if isinstance(index, tirx.IntImm):  # no further off than any extent: TVM would overflow
+        index = as_int64(max(-_FAR, min(int(index), _FAR)))
     index = tirx.if_then_else(index < 0, index + extent, index)
     low = tirx.if_then_else(stride < 0, tirx.const(-1, "int64"), tirx.const(0, "int64"))
     return tirx.min(tirx.max(index, low), low + extent)

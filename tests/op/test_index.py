@@ -49,18 +49,16 @@ def modules(n):
             [tensor(n), tensor(n, 3)],
             lambda dy, x: backward.take_backward(dy, x, relax.prim_value(-1), axis=1),
         ),
-        "take_derivative": module(
+        "take_jvp": module(
             [tensor(n, 3), tensor(2, 4, dtype="int64")],
-            lambda x, i: backward.take_derivative(x, i, axis=-1, mode="wrap"),
+            lambda x, i: backward.take_jvp(x, i, axis=-1, mode="wrap"),
         ),
-        "take_derivative, scalar": module(
-            [tensor(n, 3)], lambda x: backward.take_derivative(x, relax.prim_value(-1), axis=1)
+        "take_jvp, scalar": module(
+            [tensor(n, 3)], lambda x: backward.take_jvp(x, relax.prim_value(-1), axis=1)
         ),
-        "take_derivative, no axis": module(
-            [tensor(n), indices], lambda x, i: backward.take_derivative(x, i)
-        ),
-        "gather_elements_derivative": module(
-            [tensor(n, 3), indices], lambda x, i: backward.gather_elements_derivative(x, i, axis=1)
+        "take_jvp, no axis": module([tensor(n), indices], lambda x, i: backward.take_jvp(x, i)),
+        "gather_elements_jvp": module(
+            [tensor(n, 3), indices], lambda x, i: backward.gather_elements_jvp(x, i, axis=1)
         ),
         "gather_elements_backward_data": module(
             [tensor(n, 2), tensor(n, 3), indices],
@@ -91,12 +89,10 @@ def test_round_trips(case, extent):
 def test_types():
     n = tirx.Var("n", "int64")
     x, i = var("x", (n, 3), "float16"), var("i", (2, 5), "int64")
-    taken = type_of(backward.take_derivative(x, i, axis=0))
+    taken = type_of(backward.take_jvp(x, i, axis=0))
     assert same(taken, relax.TensorType((2, 5, 3), "float16"))
     i = var("i", (n, 7), "int32")
-    assert same(
-        type_of(backward.gather_elements_derivative(x, i, 1)), relax.TensorType((n, 7), "float16")
-    )
+    assert same(type_of(backward.gather_elements_jvp(x, i, 1)), relax.TensorType((n, 7), "float16"))
     grad = var("dy", (n, 7), "float16")
     assert same(type_of(backward.gather_elements_backward_data(grad, (n, 3), i, 1)), x.ty)
 
@@ -108,7 +104,7 @@ def test_unknown_shapes():
     assert same(type_of(backward.gather_elements_backward_data(grad, shape, i)), rank2)
     found = type_of(backward.gather_elements_backward_data(grad, (3, 2), i))
     assert same(found, relax.TensorType((3, 2), "float32"))
-    assert same(type_of(backward.take_derivative(var("x", ndim=2), i, 0)).ndim, 3)
+    assert same(type_of(backward.take_jvp(var("x", ndim=2), i, 0)).ndim, 3)
 
 
 def test_output_grad_must_have_the_shape_of_the_indices():
@@ -128,20 +124,20 @@ def test_what_the_forward_operators_refuse():
     with pytest.raises(ValueError, match="rank"):
         type_of(backward.gather_elements_backward_data(grad, (4, 9, 1), indices, 0))
     with pytest.raises(TypeError, match="dtype"):
-        type_of(backward.gather_elements_derivative(grad, var("i", (4, 2)), 0))
+        type_of(backward.gather_elements_jvp(grad, var("i", (4, 2)), 0))
     with pytest.raises(TypeError, match="dtype"):
-        type_of(backward.take_derivative(grad, var("i", (4, 2)), 0))
+        type_of(backward.take_jvp(grad, var("i", (4, 2)), 0))
     with pytest.raises(ValueError, match="1-dimensional"):
-        type_of(backward.take_derivative(grad, indices))
+        type_of(backward.take_jvp(grad, indices))
 
 
 def test_arguments_of_the_wrong_kind():
     shape = relax.Var("s", relax.ShapeType(ndim=2))
     grad, indices = var("dy", (4, 2)), var("i", (4, 2), "int64")
-    with pytest.raises(TypeError, match="take_derivative: x_direction must be a tensor"):
-        type_of(backward.take_derivative(shape, indices, 0))
-    with pytest.raises(TypeError, match="gather_elements_derivative: indices must be a tensor"):
-        type_of(backward.gather_elements_derivative(grad, shape, 0))
+    with pytest.raises(TypeError, match="take_jvp: x_direction must be a tensor"):
+        type_of(backward.take_jvp(shape, indices, 0))
+    with pytest.raises(TypeError, match="gather_elements_jvp: indices must be a tensor"):
+        type_of(backward.gather_elements_jvp(grad, shape, 0))
     for arguments, name in (
         ((shape, (4, 9), indices), "output_grad must be a tensor"),
         ((grad, grad, indices), "data_shape must be a shape"),
@@ -153,7 +149,7 @@ def test_arguments_of_the_wrong_kind():
 
 @pytest.mark.parametrize(
     "name",
-    ["take_derivative", "gather_elements_derivative", "gather_elements_backward_data"],
+    ["take_jvp", "gather_elements_jvp", "gather_elements_backward_data"],
 )
 def test_operators_are_pure(name):
     assert tvm.ir.Op.get(f"relax.grad.{name}").get_attr("FPurity")

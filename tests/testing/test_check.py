@@ -157,6 +157,59 @@ def test_symbolic_axes():
     check_gradients("relax.multiply", [X, X], symbolic={0: {0: "n"}, 1: {0: "n"}}, order=2)
 
 
+@pytest.mark.parametrize(
+    ("symbolic", "message"),
+    [
+        ({5: {0: "n"}}, "input 5, which is no array"),
+        ({0: {7: "n"}}, "axis 7 of input 0"),
+        ({0: {-1: "n"}}, "axis -1 of input 0"),
+        ({0: {0: "n", 1: "n"}}, "'n' to the extents 2 and 3"),
+    ],
+)
+def test_symbolic_axes_that_do_not_exist_are_an_error(symbolic, message):
+    with pytest.raises(ValueError, match=message):
+        check_gradients("relax.exp", [X], symbolic=symbolic)
+
+
+@pytest.mark.parametrize("order", [0, -1, 1.5, None])
+def test_an_order_that_checks_nothing_is_an_error(order):
+    with pytest.raises(ValueError, match="order must be a positive integer"):
+        check_gradients("relax.exp", [X], order=order)
+
+
+def test_what_is_no_operator_is_an_error():
+    with pytest.raises(TypeError, match="name of an operator or a function"):
+        check_gradients(3, [X])
+
+
+def test_wrt_takes_one_input_without_a_list():
+    for wrt in (0, "x0", [0, 0]):
+        check_gradients("relax.multiply", [X, X], wrt=wrt)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-3, 1e5])
+def test_a_gradient_that_is_silently_zero_fails_at_any_scale(scale):
+    def function(x):
+        return relax.op.grad.no_grad(relax.op.multiply(x, relax.const(scale, "float64")))
+
+    with pytest.raises(GradientCheckError, match=r"where the gradient is (-)?0, but central"):
+        check_gradients(function, [X])
+
+
+def test_the_element_that_is_not_a_number_is_the_worst():
+    with pytest.raises(
+        GradientCheckError, match=r"worst element is \[1\], where the gradient is .*inf"
+    ):
+        check_gradients("relax.sqrt", [np.array([1.0, 0.0, 4.0])])
+
+
+def test_a_constant_of_the_inputs_own_dtype():
+    def function(x):
+        return relax.op.multiply(x, relax.const(2.0, "float32"))
+
+    check_gradients(function, [X.astype("float32")], order=2)
+
+
 def test_empty_tensors():
     report = check_gradients("relax.exp", [np.zeros((0, 3))])
     assert report.comparisons == 0

@@ -16,21 +16,21 @@ def take_backward(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``dx = take_backward(dy, x, indices)``, which reads only the shape of x.
 
-    Backward form: ``[take_derivative(dx_grad, indices), no_grad, no_grad]``.
+    Backward form: ``[take_jvp(dx_grad, indices), no_grad, no_grad]``.
     """
     _, x, indices = orig_call.args
     return [
-        backward.take_derivative(output_grad, indices, **take_attrs(orig_call)),
+        backward.take_jvp(output_grad, indices, **take_attrs(orig_call)),
         no_grad(x),
         no_grad(indices),
     ]
 
 
-@register_gradient("relax.grad.take_derivative")
-def take_derivative(orig_var, orig_call, output_grad, ctx):
-    """Gradient of take_derivative.
+@register_gradient("relax.grad.take_jvp")
+def take_jvp(orig_var, orig_call, output_grad, ctx):
+    """Gradient of take_jvp.
 
-    Forward form: ``y' = take_derivative(x', indices)``.
+    Forward form: ``y' = take_jvp(x', indices)``.
 
     Backward form: ``[take_backward(y'_grad, x', indices), no_grad]``.
     """
@@ -47,21 +47,21 @@ def gather_elements_backward_data(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``ddata = gather_elements_backward_data(dy, data.shape, indices, axis)``.
 
-    Backward form: ``[gather_elements_derivative(ddata_grad, indices, axis), no_grad, no_grad]``.
+    Backward form: ``[gather_elements_jvp(ddata_grad, indices, axis), no_grad, no_grad]``.
     """
     _, data_shape, indices = orig_call.args
     return [
-        backward.gather_elements_derivative(output_grad, indices, int(orig_call.attrs.axis)),
+        backward.gather_elements_jvp(output_grad, indices, int(orig_call.attrs.axis)),
         no_grad(data_shape),
         no_grad(indices),
     ]
 
 
-@register_gradient("relax.grad.gather_elements_derivative")
-def gather_elements_derivative(orig_var, orig_call, output_grad, ctx):
-    """Gradient of gather_elements_derivative.
+@register_gradient("relax.grad.gather_elements_jvp")
+def gather_elements_jvp(orig_var, orig_call, output_grad, ctx):
+    """Gradient of gather_elements_jvp.
 
-    Forward form: ``y' = gather_elements_derivative(data', indices, axis)``.
+    Forward form: ``y' = gather_elements_jvp(data', indices, axis)``.
 
     Backward form: ``[gather_elements_backward_data(y'_grad, data'.shape, indices, axis), no_grad]``.
     """

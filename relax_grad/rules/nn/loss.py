@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from ...errors import GradientError
 from ...registry import register_gradient
 from .._util import cast_like, dtype_of, is_static, no_grad, wide_dtype, widen
 
@@ -47,6 +48,8 @@ def cross_entropy_with_logits(orig_var, orig_call, output_grad, ctx):
     constant ``N`` of the dtype at hand.
     """
     x, y = orig_call.args
+    if x.ty.ndim < 0:
+        raise GradientError(f"the rank of {x} must be known")
     if x.ty.ndim > 1:
         if not is_static(x) or dtype_of(x) not in ("float32", "float64"):
             return [

@@ -20,12 +20,12 @@ def test_take_backward_and_derivative(mode):
     def take_backward(dy, i):
         return backward.take_backward(dy, relax.op.zeros((3, 4), "float64"), i, axis=1, mode=mode)
 
-    def take_derivative(x, i):
-        return backward.take_derivative(x, i, axis=1, mode=mode)
+    def take_jvp(x, i):
+        return backward.take_jvp(x, i, axis=1, mode=mode)
 
     check_gradients(take_backward, [RNG.normal(size=(3, 2, 2)), indices], order=3)
-    check_gradients(take_derivative, [x, indices], order=3)
-    check_gradients(take_derivative, [x, indices], order=2, symbolic={0: {0: "n", 1: "m"}})
+    check_gradients(take_jvp, [x, indices], order=3)
+    check_gradients(take_jvp, [x, indices], order=2, symbolic={0: {0: "n", 1: "m"}})
 
 
 def test_take_backward_without_mode():
@@ -45,7 +45,7 @@ def test_gather_elements_backward_and_derivative():
         return backward.gather_elements_backward_data(dy, (3, 5), i, axis=1)
 
     def gather_derivative(x, i):
-        return backward.gather_elements_derivative(x, i, axis=1)
+        return backward.gather_elements_jvp(x, i, axis=1)
 
     check_gradients(gather_backward, [RNG.normal(size=(3, 2)), indices], order=3)
     check_gradients(gather_derivative, [RNG.normal(size=(3, 4)), indices], order=3)
