@@ -83,13 +83,15 @@ def conv_backward_data(
 
     def partial(*index):
         at = dict(zip(data_layout, index, strict=True))
-        group = at["C"] // in_per_group
+        group = at["C"] // in_per_group if groups > 1 else 0
+        in_channel = at["C"] % in_per_group if groups > 1 else at["C"]
         grad_at = {"N": at["N"], "C": group * out_per_group + out_channel}
-        weight_at = {"O": group * out_per_group + out_channel, "I": at["C"] % in_per_group}
+        weight_at = {"O": group * out_per_group + out_channel, "I": in_channel}
         for name, size, step, tap in zip(spatial, kernel, dilation, taps, strict=True):
-            # Element (i + p - k * d) / s of output_grad stands at i + (K - 1 - k) * d in spread.
-            grad_at[name] = at[name] + (size - 1 - tap) * step
-            weight_at[name] = tap
+            # Element (i + p - k * d) / s of output_grad stands at i + (K - 1 - k) * d in spread. The
+            # taps run backwards: TVM's schedule for reductions on GPUs fails on an index that falls.
+            grad_at[name] = at[name] + tap * step
+            weight_at[name] = size - 1 - tap
         return te.sum(
             spread(*(grad_at[name] for name in out_layout))
             * weight(*(weight_at[name] for name in kernel_layout)).astype(dtype),
@@ -158,7 +160,8 @@ def conv_backward_weight(
     def partial(*index):
         at = dict(zip(kernel_layout, index, strict=True))
         grad_at = {"N": batch, "C": at["O"]}
-        data_at = {"N": batch, "C": at["O"] // out_per_group * in_per_group + at["I"]}
+        group = at["O"] // out_per_group if groups > 1 else 0
+        data_at = {"N": batch, "C": group * in_per_group + at["I"]}
         for name, stride, step, window in zip(spatial, strides, dilation, windows, strict=True):
             grad_at[name] = window
             data_at[name] = window * stride + at[name] * step

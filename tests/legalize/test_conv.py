@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import tvm
@@ -157,3 +159,20 @@ def test_out_dtype():
         result = run(mod, *ones)
         assert result.dtype == dtype
         assert result.max() == 9
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="TVM compiles for CUDA with nvcc")
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("strides", [1, 2])
+def test_gradients_compile_for_cuda(strides, groups):
+    """With TVM's default schedules, which fail for groups of more than one channel; needs no GPU."""
+    data = relax.Var("data", relax.TensorType((1, 4, 6, 6), "float32"))
+    weight = relax.Var("weight", relax.TensorType((4, 4 // groups, 3, 3), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [data, weight]):
+        with bb.dataflow():
+            result = bb.emit(relax.op.nn.conv2d(data, weight, strides=strides, groups=groups))
+            loss = bb.emit_output(relax.op.sum(result))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main")(bb.get())
+    tvm.compile(module, tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host="llvm"))
