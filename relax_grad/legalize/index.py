@@ -6,6 +6,7 @@ from tvm import relax, tirx
 from tvm.relax.transform.legalize_ops.index import _take as _stock_take
 
 from .._compat import Analyzer, constant_value
+from ..op.index import take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index
 from . import index_slice  # noqa: F401  (registers its legalizations)
@@ -40,7 +41,7 @@ def _take_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         output_grad,
         indices,
         list(x.ty.shape.values),
-        **_take_attrs(call),
+        **take_attrs(call),
         primfunc_name_hint="take_backward",
     )
 
@@ -75,7 +76,7 @@ def _call_take(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Exp
     return bb.call_te(
         topi_index.take,
         *call.args,
-        **_take_attrs(call),
+        **take_attrs(call),
         fill=fill,
         primfunc_name_hint=call.op.name.split(".")[-1],
     )
@@ -89,12 +90,6 @@ def _call_gather_elements(bb: relax.BlockBuilder, call: relax.Call, fill: str) -
         fill=fill,
         primfunc_name_hint=call.op.name.split(".")[-1],
     )
-
-
-def _take_attrs(call: relax.Call) -> dict:
-    axis = call.attrs.axis
-    # TVM's own builder of take_backward leaves mode empty.
-    return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode or "fast"}
 
 
 def _stock_take_is_right(call: relax.Call) -> bool:

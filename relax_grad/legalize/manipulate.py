@@ -7,6 +7,7 @@ from tvm.relax.transform.legalize_ops.manipulate import _repeat as _stock_repeat
 
 from .._compat import dtype_of
 from ..registry import register_legalize
+from ..topi import _util as topi_util
 from ..topi import manipulate as topi_manipulate
 from ._util import int_list, shape_values
 
@@ -121,12 +122,12 @@ def _collapse_sum(bb: relax.BlockBuilder, data: relax.Expr, shape: list) -> rela
 
 def _is_empty(call: relax.Call) -> bool:
     shape = call.ty.shape
-    return isinstance(shape, relax.ShapeExpr) and topi_manipulate.is_empty(shape.values)
+    return isinstance(shape, relax.ShapeExpr) and topi_util.is_empty(shape.values)
 
 
 def _zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
-        topi_manipulate.zeros,
+        topi_util.zeros,
         list(call.ty.shape.values),
         dtype_of(call.ty),
         primfunc_name_hint="empty",

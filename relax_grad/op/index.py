@@ -133,6 +133,13 @@ def gather_elements_backward_data(
     )
 
 
+def take_attrs(call: relax.Call) -> dict:
+    """Return the attributes of take or of one of its backward operators."""
+    axis = call.attrs.axis
+    # TVM's own builder of take_backward leaves mode empty.
+    return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode or "fast"}
+
+
 def _infer_take_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     tensor_type(call, 0, "x_direction")
     return ctx.normalize(relax.Call(Op.get("relax.take"), call.args, call.attrs)).ty

@@ -6,6 +6,7 @@ from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
+from ..op.index import take_attrs
 from ..registry import register_gradient
 from ._util import no_grad, shape_arg, shape_of
 
@@ -28,13 +29,6 @@ def take(orig_var, orig_call, output_grad, ctx):
         backward.take_backward(output_grad, x, indices, **take_attrs(orig_call)),
         no_grad(indices),
     ]
-
-
-def take_attrs(call: relax.Call) -> dict:
-    """Return the attributes of take or of one of its backward operators."""
-    axis = call.attrs.axis
-    # TVM's own builder of take_backward leaves mode empty.
-    return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode or "fast"}
 
 
 @register_gradient("relax.gather_elements")

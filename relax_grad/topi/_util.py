@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 Shape = Sequence["int | tirx.PrimExpr"]
 
@@ -39,3 +39,32 @@ def spatial_names(layout: str, others: str) -> str:
     order in the layout.
     """
     return "".join(sorted(name for name in layout if name not in others))
+
+
+def is_static(extent: int | tirx.PrimExpr) -> bool:
+    """Tell whether an extent is a constant."""
+    return isinstance(extent, (int, tirx.IntImm))
+
+
+def is_empty(shape: Shape) -> bool:
+    """Tell whether an extent is known to be 0."""
+    return any(is_static(extent) and int(extent) == 0 for extent in shape)
+
+
+def zeros(shape: Shape, dtype: str) -> te.Tensor:
+    """Return a tensor of zeros."""
+    return te.compute(shape, lambda *_: tirx.const(0, dtype), name="zeros", tag=topi.tag.INJECTIVE)
+
+
+def zero_where_empty(total: te.Tensor, extents: Shape) -> te.Tensor:
+    """Return 0 for a sum over an empty axis, which the loops of a reduction leave undefined."""
+    extents = [extent for extent in extents if not (is_static(extent) and int(extent) > 0)]
+    if not extents:
+        return total
+    filled = tirx.all(*(extent > 0 for extent in extents))
+    return te.compute(
+        total.shape,
+        lambda *i: tirx.if_then_else(filled, total(*i), tirx.const(0, total.dtype)),
+        name=f"{total.op.name}_or_zero",
+        tag=topi.tag.INJECTIVE,
+    )

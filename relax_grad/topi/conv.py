@@ -17,7 +17,15 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, axes, cast, spatial_names
+from ._util import (
+    Shape,
+    accumulation_dtype,
+    axes,
+    cast,
+    is_static,
+    spatial_names,
+    zero_where_empty,
+)
 
 
 def conv_backward_data(
@@ -99,7 +107,7 @@ def conv_backward_data(
         )
 
     total = te.compute(data_shape, partial, name="conv_backward_data")
-    return cast(_zero_where_empty(total, [out_per_group, *kernel]), out_dtype)
+    return cast(zero_where_empty(total, [out_per_group, *kernel]), out_dtype)
 
 
 def conv_backward_weight(
@@ -172,7 +180,7 @@ def conv_backward_weight(
         )
 
     total = te.compute(weight_shape, partial, name="conv_backward_weight")
-    return cast(_zero_where_empty(total, [batch.dom.extent, *outputs]), out_dtype)
+    return cast(zero_where_empty(total, [batch.dom.extent, *outputs]), out_dtype)
 
 
 def _spread(
@@ -206,24 +214,6 @@ def _spread(
     return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)
 
 
-def _zero_where_empty(total: te.Tensor, extents: Shape) -> te.Tensor:
-    """Return 0 for a sum over an empty axis, which the loops of a reduction leave undefined."""
-    extents = [extent for extent in extents if not (_is_static(extent) and int(extent) > 0)]
-    if not extents:
-        return total
-    filled = tirx.all(*(extent > 0 for extent in extents))
-    return te.compute(
-        total.shape,
-        lambda *i: tirx.if_then_else(filled, total(*i), tirx.const(0, total.dtype)),
-        name=f"{total.op.name}_or_zero",
-        tag=topi.tag.INJECTIVE,
-    )
-
-
-def _is_static(extent: int | tirx.PrimExpr) -> bool:
-    return isinstance(extent, (int, tirx.IntImm))
-
-
 def _at_least_0(extent: tirx.PrimExpr) -> tirx.PrimExpr:
     """Clip the extent of an axis that an empty output leaves below zero; symbolic ones are trusted."""
-    return tirx.max(extent, 0) if _is_static(extent) else extent
+    return tirx.max(extent, 0) if is_static(extent) else extent

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from .._compat import Analyzer
-from ._util import Shape, accumulation_dtype, cast
+from ._util import Shape, accumulation_dtype, cast, is_empty, zero_where_empty, zeros
 
 
 def tile_backward_data(
@@ -189,7 +189,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     total = te.compute(shape, element, name="collapse_sum")
     symbolic = [extent for extent in extents if not isinstance(extent, tirx.IntImm)]
     if symbolic:
-        total = _zero_where_empty(total, symbolic)
+        total = zero_where_empty(total, symbolic)
     return cast(total, data.dtype)
 
 
@@ -226,31 +226,6 @@ def concat_backward_tensors(
         parts.append(part(shape, begin))
         begin = begin + shape[axis]
     return parts
-
-
-def is_empty(shape: Shape) -> bool:
-    """Tell whether an extent is known to be 0."""
-    return any(
-        extent == 0 if isinstance(extent, int) else getattr(extent, "value", None) == 0
-        for extent in shape
-    )
-
-
-def zeros(shape: Shape, dtype: str) -> te.Tensor:
-    """Return a tensor of zeros."""
-    return te.compute(shape, lambda *_: tirx.const(0, dtype), name="zeros", tag=topi.tag.INJECTIVE)
-
-
-def _zero_where_empty(total: te.Tensor, extents: Shape) -> te.Tensor:
-    """Return 0 for a sum over no element at all, which the loops of a reduction leave undefined."""
-    return te.compute(
-        total.shape,
-        lambda *i: tirx.if_then_else(
-            tirx.all(*(extent > 0 for extent in extents)), total(*i), tirx.const(0, total.dtype)
-        ),
-        name=f"{total.op.name}_or_zero",
-        tag=topi.tag.INJECTIVE,
-    )
 
 
 def _ravel(index: Sequence[tirx.PrimExpr], shape: Shape) -> tirx.PrimExpr:

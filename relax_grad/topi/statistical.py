@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx
 
-from ._util import Shape, accumulation_dtype
-from .manipulate import is_empty, zeros
+from ._util import Shape, accumulation_dtype, is_empty, zeros
 
 
 def mean_backward_x(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from ...op.index import take_attrs
 from ...registry import register_gradient
 from .._util import no_grad, shape_arg
-from ..index import take_attrs
 
 
 @register_gradient("relax.grad.take_backward")
