@@ -118,6 +118,19 @@ def dtype_of(tensor_type) -> str:
     return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
 
 
+def shapes_differ(found, expected) -> bool:
+    """Tell whether two tensor types provably differ in rank or in an extent."""
+    if -1 not in (found.ndim, expected.ndim) and found.ndim != expected.ndim:
+        return True
+    if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected)):
+        return False
+    analyzer = Analyzer()
+    return any(
+        analyzer.can_prove(a != b)
+        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+    )
+
+
 __all__ = [
     "Analyzer",
     "check_versions",
@@ -125,4 +138,5 @@ __all__ = [
     "dtype_of",
     "installed_version",
     "parse_version",
+    "shapes_differ",
 ]

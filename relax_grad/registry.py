@@ -23,7 +23,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ._compat import Analyzer, dtype_of
+from ._compat import dtype_of, shapes_differ
 from .errors import GradientError
 
 TVM_LEVEL = 10
@@ -204,12 +204,4 @@ def _differ(found: relax.Type, expected: relax.Type) -> bool:
         and dtype_of(found) != dtype_of(expected)
     ):
         return True
-    if -1 not in (found.ndim, expected.ndim) and found.ndim != expected.ndim:
-        return True
-    if not all(isinstance(ty.shape, relax.ShapeExpr) for ty in (found, expected)):
-        return False
-    analyzer = Analyzer()
-    return any(
-        analyzer.can_prove(a != b)
-        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
-    )
+    return shapes_differ(found, expected)

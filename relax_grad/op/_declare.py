@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
 
-from .._compat import Analyzer
+from .._compat import shapes_differ
 
 InferType = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
 Shape = Sequence["int | tirx.PrimExpr"]
@@ -92,13 +92,14 @@ def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call)
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         Names the backward operator and says what TVM finds wrong.
     """
     try:
         return ctx.normalize(forward).ty
     except (ValueError, TypeError, tvm.error.InternalError) as error:
-        raise ValueError(
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
             f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}"
         ) from error
 
@@ -146,15 +147,11 @@ def check_shape(
             f"{call.op.name}: {name} must have {forward.ndim} dimensions, as the result of the "
             f"forward operator has ({forward}), but its type is {got}"
         )
-    if not (isinstance(got.shape, relax.ShapeExpr) and isinstance(forward.shape, relax.ShapeExpr)):
-        return
-    analyzer = Analyzer()
-    for found, wanted in zip(got.shape.values, forward.shape.values, strict=True):
-        if analyzer.can_prove(found != wanted):
-            raise ValueError(
-                f"{call.op.name}: {name} must have the shape {_text(forward.shape.values)} that "
-                f"the forward operator returns, but it has {_text(got.shape.values)}"
-            )
+    if shapes_differ(got, forward):
+        raise ValueError(
+            f"{call.op.name}: {name} must have the shape {_text(forward.shape.values)} that "
+            f"the forward operator returns, but it has {_text(got.shape.values)}"
+        )
 
 
 def check_layouts(call: relax.Call, **layouts: tuple[str, str]) -> None:

@@ -19,6 +19,7 @@ from ._declare import (
     as_shape,
     check_shape,
     declare_op,
+    forward_type,
     shape_values,
     tensor_type,
 )
@@ -142,13 +143,14 @@ def take_attrs(call: relax.Call) -> dict:
 
 def _infer_take_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     tensor_type(call, 0, "x_direction")
-    return ctx.normalize(relax.Call(Op.get("relax.take"), call.args, call.attrs)).ty
+    return forward_type(call, ctx, relax.Call(Op.get("relax.take"), call.args, call.attrs))
 
 
 def _infer_gather_elements_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     tensor_type(call, 0, "data_direction")
     tensor_type(call, 1, "indices")
-    return ctx.normalize(relax.Call(Op.get("relax.gather_elements"), call.args, call.attrs)).ty
+    forward = relax.Call(Op.get("relax.gather_elements"), call.args, call.attrs)
+    return forward_type(call, ctx, forward)
 
 
 def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -160,7 +162,7 @@ def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -
         return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
     data = relax.Var("data", relax.TensorType(data_shape, dtype))
     forward = relax.Call(Op.get("relax.gather_elements"), [data, call.args[2]], call.attrs)
-    check_shape(call, "output_grad", output_grad, ctx.normalize(forward).ty)
+    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
     return relax.TensorType(data_shape, dtype)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import Analyzer, dtype_of
+from .._compat import dtype_of, shapes_differ
 from ._declare import (
     check_layouts,
     check_positive,
@@ -122,7 +122,7 @@ def _infer_max_pool2d_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Ty
     attrs = check_pool2d_attrs(call)
     forward = _forward_type(call, ctx, attrs)
     tangent, data = tensor_type(call, 0, "data_tangent"), call.args[1].ty
-    if not _may_be_same_shape(tangent, data):
+    if shapes_differ(tangent, data):
         raise ValueError(
             f"{call.op.name}: data_tangent must have the shape of data, whose type is {data}, but "
             f"its type is {tangent}"
@@ -137,17 +137,6 @@ def _forward_type(call: relax.Call, ctx: relax.BlockBuilder, attrs) -> relax.Ten
     """Return the type of max_pool2d of the call's data; avg_pool2d's is the same."""
     data = relax.Var("data", tensor_type(call, 1, "data"))
     return forward_type(call, ctx, relax.Call(Op.get("relax.nn.max_pool2d"), [data], attrs))
-
-
-def _may_be_same_shape(a: relax.TensorType, b: relax.TensorType) -> bool:
-    if -1 not in (a.ndim, b.ndim) and a.ndim != b.ndim:
-        return False
-    if not (isinstance(a.shape, relax.ShapeExpr) and isinstance(b.shape, relax.ShapeExpr)):
-        return True
-    analyzer = Analyzer()
-    return not any(
-        analyzer.can_prove(x != y) for x, y in zip(a.shape.values, b.shape.values, strict=True)
-    )
 
 
 declare_op(

@@ -68,3 +68,35 @@ def zero_where_empty(total: te.Tensor, extents: Shape) -> te.Tensor:
         name=f"{total.op.name}_or_zero",
         tag=topi.tag.INJECTIVE,
     )
+
+
+def spread(
+    tensor: te.Tensor,
+    spatial_axes: Sequence[int],
+    extents: Shape,
+    origins: Shape,
+    steps: Sequence[int],
+    dtype: str,
+    fill: int = 0,
+) -> te.Tensor:
+    """Copy a tensor to where each element ``i`` of a spatial axis stands at ``origin + i * step``.
+
+    Elements that fall outside ``[0, extent)`` are left out; ``fill`` is what stands elsewhere.
+    """
+    shape = list(tensor.shape)
+    for axis, extent in zip(spatial_axes, extents, strict=True):
+        shape[axis] = extent
+
+    def element(*index):
+        index = list(index)
+        inside = []
+        for axis, origin, step in zip(spatial_axes, origins, steps, strict=True):
+            offset = index[axis] - origin
+            index[axis] = offset // step
+            inside += [offset >= 0, index[axis] < tensor.shape[axis]]
+            if step != 1:
+                inside.append(offset % step == 0)
+        value = tensor(*index).astype(dtype)
+        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(fill, dtype))
+
+    return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)

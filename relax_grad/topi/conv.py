@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm import te, tirx, topi
+from tvm import te, tirx
 
 from ._util import (
     Shape,
@@ -24,6 +24,7 @@ from ._util import (
     cast,
     is_static,
     spatial_names,
+    spread,
     zero_where_empty,
 )
 
@@ -75,7 +76,7 @@ def conv_backward_data(
     out_channels, in_per_group = (weight.shape[axis] for axis in axes(kernel_layout, "OI"))
     out_per_group = out_channels // groups
 
-    spread = _spread(
+    spread_grad = spread(
         output_grad,
         axes(out_layout, spatial),
         extents=[e + (k - 1) * d for e, k, d in zip(extents, kernel, dilation, strict=True)],
@@ -96,12 +97,12 @@ def conv_backward_data(
         grad_at = {"N": at["N"], "C": group * out_per_group + out_channel}
         weight_at = {"O": group * out_per_group + out_channel, "I": in_channel}
         for name, size, step, tap in zip(spatial, kernel, dilation, taps, strict=True):
-            # Element (i + p - k * d) / s of output_grad stands at i + (K - 1 - k) * d in spread. The
+            # Element (i + p - k * d) / s of output_grad stands at i + (K - 1 - k) * d in spread_grad. The
             # taps run backwards: TVM's schedule for reductions on GPUs fails on an index that falls.
             grad_at[name] = at[name] + tap * step
             weight_at[name] = size - 1 - tap
         return te.sum(
-            spread(*(grad_at[name] for name in out_layout))
+            spread_grad(*(grad_at[name] for name in out_layout))
             * weight(*(weight_at[name] for name in kernel_layout)).astype(dtype),
             axis=[out_channel, *taps],
         )
@@ -148,7 +149,7 @@ def conv_backward_weight(
     out_channels, in_per_group = (weight_shape[axis] for axis in axes(kernel_layout, "OI"))
     out_per_group = out_channels // groups
 
-    padded = _spread(
+    padded = spread(
         data,
         axes(data_layout, spatial),
         # Up to the last element that a window reads: data beyond it does not count.
@@ -181,37 +182,6 @@ def conv_backward_weight(
 
     total = te.compute(weight_shape, partial, name="conv_backward_weight")
     return cast(zero_where_empty(total, [batch.dom.extent, *outputs]), out_dtype)
-
-
-def _spread(
-    tensor: te.Tensor,
-    spatial_axes: Sequence[int],
-    extents: Shape,
-    origins: Shape,
-    steps: Sequence[int],
-    dtype: str,
-) -> te.Tensor:
-    """Copy a tensor into zeros: element ``i`` of each spatial axis goes to ``origin + i * step``.
-
-    Elements that fall outside ``[0, extent)`` are left out.
-    """
-    shape = list(tensor.shape)
-    for axis, extent in zip(spatial_axes, extents, strict=True):
-        shape[axis] = extent
-
-    def element(*index):
-        index = list(index)
-        inside = []
-        for axis, origin, step in zip(spatial_axes, origins, steps, strict=True):
-            offset = index[axis] - origin
-            index[axis] = offset // step
-            inside += [offset >= 0, index[axis] < tensor.shape[axis]]
-            if step != 1:
-                inside.append(offset % step == 0)
-        value = tensor(*index).astype(dtype)
-        return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype))
-
-    return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)
 
 
 def _at_least_0(extent: tirx.PrimExpr) -> tirx.PrimExpr:

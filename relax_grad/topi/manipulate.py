@@ -187,10 +187,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
         return te.sum(value, axis=summed) if summed else value
 
     total = te.compute(shape, element, name="collapse_sum")
-    symbolic = [extent for extent in extents if not isinstance(extent, tirx.IntImm)]
-    if symbolic:
-        total = zero_where_empty(total, symbolic)
-    return cast(total, data.dtype)
+    return cast(zero_where_empty(total, extents), data.dtype)
 
 
 def concat_backward_tensors(

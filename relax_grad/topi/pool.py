@@ -16,9 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import te, tirx, topi
+from tvm import te, tirx
 
-from ._util import Shape, accumulation_dtype, cast
+from ._util import Shape, accumulation_dtype, axes, cast, spread
 
 Index = Mapping[str, "tirx.PrimExpr"]
 
@@ -61,13 +61,13 @@ def max_pool_backward(
     winner = _winner(windows, data, output_grad.shape, layout, out_layout)
     dtype = accumulation_dtype(output_grad.dtype)
     winners = windows.spread(winner, data.shape, layout, out_layout, "int64", -1)
-    grads = windows.spread(output_grad, data.shape, layout, out_layout, dtype, 0)
+    grads = windows.spread(output_grad, data.shape, layout, out_layout, dtype)
     last = math.prod(windows.sizes) - 1
     taps = windows.taps()
 
     def partial(*index):
         at = windows.spread_index(dict(zip(layout, index, strict=True)), taps)
-        at = [at[name] for name in layout]
+        at = [at[name] for name in out_layout]
         won = winners(*at) == last - windows.flat(taps)
         return te.sum(tirx.Select(won, grads(*at), tirx.const(0, dtype)), axis=taps)
 
@@ -167,13 +167,12 @@ def avg_pool_backward(
         layout,
         out_layout,
         dtype,
-        0,
     )
     taps = windows.taps()
 
     def partial(*index):
         at = windows.spread_index(dict(zip(layout, index, strict=True)), taps)
-        return te.sum(shares(*(at[name] for name in layout)), axis=taps)
+        return te.sum(shares(*(at[name] for name in out_layout)), axis=taps)
 
     return cast(te.compute(data_shape, partial, name="avg_pool_backward"), out_dtype)
 
@@ -242,31 +241,23 @@ class _Windows:
         layout: str,
         out_layout: str,
         dtype: str,
-        fill: int,
+        fill: int = 0,
     ) -> te.Tensor:
-        """Copy what belongs to windows to where :meth:`spread_index` finds it, in ``layout``.
+        """Copy what belongs to windows, in ``out_layout``, to where :meth:`spread_index` finds it.
 
         Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to where there is no window.
         """
-        shape = list(data_shape)
-        for name, size, step in zip(self.names, self.sizes, self.dilation, strict=True):
-            shape[layout.index(name)] += (size - 1) * step
-        outputs = dict(zip(out_layout, tensor.shape, strict=True))
-
-        def element(*index):
-            at, exists = dict(zip(layout, index, strict=True)), []
-            for name, size, stride, before, step in zip(
-                self.names, self.sizes, self.strides, self.before, self.dilation, strict=True
-            ):
-                offset = at[name] - ((size - 1) * step - before)
-                at[name] = tirx.floordiv(offset, stride)
-                exists += [offset >= 0, at[name] < outputs[name]]
-                if stride != 1:
-                    exists.append(tirx.floormod(offset, stride) == 0)
-            value = tensor(*(at[name] for name in out_layout)).astype(dtype)
-            return tirx.if_then_else(tirx.all(*exists), value, tirx.const(fill, dtype))
-
-        return te.compute(shape, element, name=f"{tensor.op.name}_spread", tag=topi.tag.INJECTIVE)
+        extents = [data_shape[axis] for axis in axes(layout, self.names)]
+        reach = [(size - 1) * step for size, step in zip(self.sizes, self.dilation, strict=True)]
+        return spread(
+            tensor,
+            axes(out_layout, self.names),
+            extents=[extent + r for extent, r in zip(extents, reach, strict=True)],
+            origins=[r - before for r, before in zip(reach, self.before, strict=True)],
+            steps=self.strides,
+            dtype=dtype,
+            fill=fill,
+        )
 
     def spread_index(self, element: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
         """Return where in a spread tensor the window stands of which the element is a certain tap.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ...errors import GradientError
 from ...op.pool import check_pool2d_attrs
 from ...registry import register_gradient
 
@@ -46,13 +45,10 @@ def pool2d_attrs(call: relax.Call) -> dict:
 
     Raises
     ------
-    GradientError
+    ValueError
         If no gradient is defined for them.
     """
-    try:
-        attrs = check_pool2d_attrs(call)
-    except ValueError as error:
-        raise GradientError(str(error)) from error
+    attrs = check_pool2d_attrs(call)
     return {
         "pool_size": attrs.pool_size,
         "strides": attrs.strides,

@@ -1,0 +1,32 @@
+"""The comparison with PyTorch finds what differs, and says where."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relax_grad.errors import GradientCheckError
+from relax_grad.testing import check_against_torch
+
+X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
+
+
+def test_agreement(torch):
+    assert check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x)) < 1e-12
+
+
+def test_a_different_gradient_fails(torch):
+    with pytest.raises(GradientCheckError, match=r"gradient of x0 differs.*\[1, 0\]"):
+        check_against_torch(
+            "relax.exp", [X], lambda torch, x: x.detach().exp() + 0 * x.sum(), rtol=1e-9
+        )
+
+
+def test_a_different_value_fails(torch):
+    with pytest.raises(GradientCheckError, match="the result differs"):
+        check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x) + 1)
+
+
+def test_a_different_shape_fails(torch):
+    with pytest.raises(GradientCheckError, match="output 0 has the shape"):
+        check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x)[:1])
