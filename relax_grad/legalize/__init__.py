@@ -1,3 +1,18 @@
 """From operator to tensor expression (FLegalize)."""
 
-from . import conv, index, loss, manipulate, norm, pool, statistical
+from . import (
+    attention,
+    conv,
+    image,
+    index,
+    index_write,
+    linear_algebra,
+    loss,
+    manipulate,
+    norm,
+    pad,
+    pool,
+    sorting,
+    statistical,
+    vision,
+)

@@ -1,3 +1,18 @@
 """Dedicated backward operators: declaration, type inference and builder."""
 
-from . import conv, index, loss, manipulate, pool, statistical
+from . import (
+    attention,
+    conv,
+    image,
+    index,
+    index_write,
+    linear_algebra,
+    loss,
+    manipulate,
+    norm,
+    pad,
+    pool,
+    sorting,
+    statistical,
+    vision,
+)

@@ -1,3 +1,21 @@
 """Gradient rules, one module per family, named as in ``tvm.relax.op``."""
 
-from . import grad, index, manipulate, nn, search, statistical
+from . import (
+    base,
+    binary,
+    ccl,
+    create,
+    datatype,
+    grad,
+    image,
+    index,
+    linear_algebra,
+    manipulate,
+    nn,
+    qdq,
+    search,
+    sorting,
+    statistical,
+    unary,
+    vision,
+)

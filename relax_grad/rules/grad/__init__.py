@@ -5,4 +5,20 @@ forward operator's derivative along a direction; where the forward operator is l
 forward operator.
 """
 
-from . import conv, index, loss, manipulate, marker, pool, statistical
+from . import (
+    attention,
+    conv,
+    image,
+    index,
+    index_write,
+    linear_algebra,
+    loss,
+    manipulate,
+    marker,
+    norm,
+    pad,
+    pool,
+    sorting,
+    statistical,
+    vision,
+)

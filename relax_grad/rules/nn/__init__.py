@@ -1,3 +1,12 @@
 """Gradient rules of ``relax.op.nn``."""
 
-from . import activation, conv, loss, norm, pool
+from . import (
+    activation,
+    attention,
+    conv,
+    dropout,
+    loss,
+    norm,
+    pad,
+    pool,
+)

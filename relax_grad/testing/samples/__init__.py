@@ -1,6 +1,30 @@
 """Samples of every operator with a gradient: what the checker, the tests and the command line run."""
 
-from . import activation, conv, index, loss, manipulate, norm, pool, search, statistical
+from . import (
+    activation,
+    attention,
+    base,
+    binary,
+    ccl,
+    conv,
+    create,
+    datatype,
+    dropout,
+    image,
+    index,
+    linear_algebra,
+    loss,
+    manipulate,
+    norm,
+    pad,
+    pool,
+    qdq,
+    search,
+    sorting,
+    statistical,
+    unary,
+    vision,
+)
 from ._sample import Sample, register_samples, sampled_operators, samples
 
 __all__ = ["Sample", "register_samples", "sampled_operators", "samples"]

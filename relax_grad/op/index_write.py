@@ -1,0 +1,1 @@
+"""The backward operators of the operators that write at indices."""

@@ -1,0 +1,1 @@
+"""Gradients of element-wise functions of two or more arguments."""

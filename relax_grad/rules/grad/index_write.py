@@ -1,0 +1,1 @@
+"""Gradients of the backward operators of the operators that write at indices."""

@@ -1,0 +1,1 @@
+"""Samples of element-wise functions of two or more arguments."""

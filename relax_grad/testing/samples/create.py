@@ -1,0 +1,1 @@
+"""Samples of the operators that create tensors."""

@@ -1,0 +1,1 @@
+"""Samples of changes of dtype."""

@@ -1,0 +1,1 @@
+"""Samples of element-wise functions of one argument."""

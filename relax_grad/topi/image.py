@@ -1,0 +1,1 @@
+"""Tensor expressions of the gradients of image operators."""
