@@ -10,8 +10,10 @@ import pytest
 from tvm import relax
 from tvm.ir import Op
 
+from relax_grad._compat import dtype_of
 from relax_grad.errors import GradientCheckError
 from relax_grad.testing import check_gradients
+from relax_grad.testing._program import numpy_dtype
 
 X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
 
@@ -45,6 +47,23 @@ def test_a_right_gradient_is_measured():
     assert report.order == 3
     assert 0 < report.max_error < 1e-8
     assert report.comparisons > 6
+
+
+def test_bfloat16_reaches_the_rule_and_an_error_in_it_is_found():
+    seen = []
+
+    def change(grad, x):
+        seen.append((dtype_of(grad.ty), dtype_of(x.ty)))
+        return relax.op.multiply(grad, relax.const(factor, dtype_of(x.ty)))
+
+    value = X.astype(numpy_dtype("bfloat16"))
+    for factor in (1.0, 1.5):
+        fails = pytest.raises(GradientCheckError) if factor != 1 else contextlib.nullcontext()
+        # Differences in float64 see the change of the rule too: only bfloat16 is wrong here.
+        rule = exp_rule(lambda g, x: change(g, x) if dtype_of(x.ty) == "bfloat16" else g)
+        with rule_of("relax.exp", rule), fails:
+            check_gradients("relax.exp", [value], order=2)
+        assert ("bfloat16", "bfloat16") in seen
 
 
 def test_a_wrong_element_is_named_with_both_numbers():

@@ -56,7 +56,7 @@ class Sample:
     order: int = 2
     symbolic: Mapping[int, Mapping[int, str]] | None = None
     torch: Callable | None = None
-    dtypes: Sequence[str] = ("float32", "float16")
+    dtypes: Sequence[str] = ("float32", "float16", "bfloat16")
     smooth: bool = True
     note: str = ""
     op: str = ""
