@@ -13,6 +13,7 @@ from . import (
     manipulate,
     nn,
     qdq,
+    scan,
     search,
     sorting,
     statistical,

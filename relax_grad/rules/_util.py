@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from tvm import relax, tirx
 from tvm.relax.op.grad import no_grad
 
@@ -12,6 +14,7 @@ __all__ = [
     "broadcast_like",
     "cast_like",
     "dtype_of",
+    "float_only",
     "is_static",
     "no_grad",
     "same_shape",
@@ -106,6 +109,28 @@ def cast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Cast a normalized gradient to the dtype of ``like`` where the two differ."""
     dtype = dtype_of(like)
     return grad if dtype_of(grad) == dtype else relax.op.astype(grad, dtype)
+
+
+def float_only(rule):
+    """Make a rule of an operator of one argument say that integers have no gradient.
+
+    That is so for an argument of integers, and for a result that is rounded to integers. The result of
+    floating point may be an element of a tuple.
+    """
+
+    @functools.wraps(rule)
+    def checked(orig_var, orig_call, output_grad, ctx):
+        (x,) = orig_call.args
+        fields = getattr(orig_var.ty, "fields", [orig_var.ty])
+        if _is_float(x.ty) and any(map(_is_float, fields)):
+            return rule(orig_var, orig_call, output_grad, ctx)
+        return [no_grad(x)]
+
+    return checked
+
+
+def _is_float(tensor_type: relax.TensorType) -> bool:
+    return _compat.dtype_of(tensor_type).startswith(("float", "bfloat"))
 
 
 def zero(like: relax.Expr) -> relax.Expr:
