@@ -122,15 +122,15 @@ def float_only(rule):
     def checked(orig_var, orig_call, output_grad, ctx):
         (x,) = orig_call.args
         fields = getattr(orig_var.ty, "fields", [orig_var.ty])
-        if _is_float(x.ty) and any(map(_is_float, fields)):
-            return rule(orig_var, orig_call, output_grad, ctx)
-        return [no_grad(x)]
+        if _is_integer(x.ty) or all(map(_is_integer, fields)):
+            return [no_grad(x)]
+        return rule(orig_var, orig_call, output_grad, ctx)
 
     return checked
 
 
-def _is_float(tensor_type: relax.TensorType) -> bool:
-    return _compat.dtype_of(tensor_type).startswith(("float", "bfloat"))
+def _is_integer(tensor_type: relax.TensorType) -> bool:
+    return _compat.dtype_of(tensor_type).startswith(("int", "uint", "bool"))
 
 
 def zero(like: relax.Expr) -> relax.Expr:

@@ -44,7 +44,7 @@ def topk(orig_var, orig_call, output_grad, ctx):
     extent = shape_of(x)[axis]
     if isinstance(extent, tirx.IntImm) and k > int(extent):
         raise GradientError(
-            f"k must not be larger than the extent {extent} of the axis, beyond which TVM fills the result "
+            f"k must not be larger than the extent {int(extent)} of the axis, beyond which TVM fills the result "
             f"with uninitialised memory, but it is {k}; k=-1 takes all elements"
         )
     grad = output_grad

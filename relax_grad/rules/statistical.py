@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
@@ -20,6 +20,7 @@ from ._util import (
 
 
 @register_gradient("relax.sum", corrects="symbolic shapes end at order 1")
+@float_only
 def sum(orig_var, orig_call, output_grad, ctx):
     """Gradient of sum.
 
@@ -35,6 +36,7 @@ def sum(orig_var, orig_call, output_grad, ctx):
     "relax.mean",
     corrects="refuses a symbolic extent, and rounds the count in half precision",
 )
+@float_only
 def mean(orig_var, orig_call, output_grad, ctx):
     """Gradient of mean.
 
@@ -53,6 +55,7 @@ def mean(orig_var, orig_call, output_grad, ctx):
     corrects="refuses a symbolic extent, cancels for a mean far from 0, and loses 2 / N**2 to underflow "
     "in half precision",
 )
+@float_only
 def variance(orig_var, orig_call, output_grad, ctx):
     """Gradient of variance.
 
@@ -105,7 +108,10 @@ def max(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their maximum, as
     ``torch.amax``, and 0 elsewhere.
     """
-    return [_share_among_equals(orig_call, orig_var, output_grad, ctx)]
+    (x,) = orig_call.args
+    # Of nothing but -inf, TVM's maximum is the least finite number.
+    candidates = relax.op.maximum(x, _const(tirx.min_value(dtype_of(x)), x))
+    return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
 
 
 @register_gradient("relax.min")
@@ -118,7 +124,10 @@ def min(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their minimum, as
     ``torch.amin``, and 0 elsewhere.
     """
-    return [_share_among_equals(orig_call, orig_var, output_grad, ctx)]
+    (x,) = orig_call.args
+    # Of nothing but inf, TVM's minimum is the largest finite number.
+    candidates = relax.op.minimum(x, _const(tirx.max_value(dtype_of(x)), x))
+    return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
 
 
 @register_gradient("relax.median")
@@ -133,9 +142,9 @@ def median(orig_var, orig_call, output_grad, ctx):
     element that is the median. Over several axes, which give no index, it is shared by all elements that
     are equal to the median, as in PyTorch.
     """
-    if isinstance(orig_var.ty, relax.TensorType):
-        return [_share_among_equals(orig_call, orig_var, output_grad, ctx)]
     (x,) = orig_call.args
+    if isinstance(orig_var.ty, relax.TensorType):
+        return [_share_among_equals(orig_call, x, orig_var, output_grad, ctx)]
     grad = relax.TupleGetItem(output_grad, 0)
     if len(orig_call.attrs.axis) == 0:
         return [grad]
@@ -170,7 +179,11 @@ def prod(orig_var, orig_call, output_grad, ctx):
 
 
 def _share_among_equals(
-    reduction: relax.Call, reduced: relax.Expr, output_grad: relax.Expr, ctx: relax.BlockBuilder
+    reduction: relax.Call,
+    candidates: relax.Expr,
+    reduced: relax.Expr,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
 ) -> relax.Expr:
     """Share the gradient evenly among the elements that are equal to the result of a reduction.
 
@@ -178,10 +191,14 @@ def _share_among_equals(
     """
     (x,) = reduction.args
     found = ctx.emit(restore_axes(reduction, reduced))
-    equal = ctx.emit(relax.op.astype(relax.op.equal(x, found), wide_dtype(x)))
+    equal = ctx.emit(relax.op.astype(relax.op.equal(candidates, found), wide_dtype(x)))
     count = relax.op.sum(equal, reduction.attrs.axis, keepdims=True)
     grad = restore_axes(reduction, widen(output_grad))
     return cast_like(ctx.normalize(equal * grad / count), x)
+
+
+def _const(value: tirx.PrimExpr, like: relax.Expr) -> relax.Expr:
+    return relax.const(float(value.value), dtype_of(like))
 
 
 def _reduced_axes(reduction: relax.Call) -> list[int]:
