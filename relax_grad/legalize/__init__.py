@@ -1,6 +1,7 @@
 """From operator to tensor expression (FLegalize)."""
 
 from . import (
+    activation,
     attention,
     conv,
     image,
@@ -12,7 +13,9 @@ from . import (
     norm,
     pad,
     pool,
+    qdq,
     sorting,
     statistical,
+    unary,
     vision,
 )
