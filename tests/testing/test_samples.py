@@ -33,6 +33,16 @@ def test_dtypes_to_second_order(sample):
         sample.check(dtype=dtype, order=2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("op", sampled_operators())
+def test_third_order(op):
+    """Of the operator's first sample that is smooth and has a second derivative."""
+    sample = next((s for s in samples(op) if s.smooth and s.order > 1), None)
+    if sample is None:
+        pytest.skip(f"no sample of {op} has a second derivative")
+    sample.check(order=3)
+
+
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].symbolic])
 def test_symbolic_shapes(sample):
     sample.check(symbolic=True)
