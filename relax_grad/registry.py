@@ -262,7 +262,7 @@ def _install(declaration: Declaration) -> None:
             op.set_attr(declaration.attr, function, level)
 
 
-def _guarded(op_name: str, rule: GradientRule, quantized: bool) -> GradientRule:
+def _guarded(op_name: str, rule: GradientRule, quantized: bool = False) -> GradientRule:
     """Make a rule's failure an error that names the operator and the binding.
 
     TVM crashes the process when a rule returns something that is not a list of expressions.

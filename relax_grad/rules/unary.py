@@ -28,15 +28,10 @@ def _erf(x: relax.Expr, y: relax.Expr, grad: relax.Expr) -> relax.Expr:
     return grad * _const(2 / math.sqrt(math.pi), x) * relax.op.exp(relax.op.negative(x * x))
 
 
-def _abs(x: relax.Expr, y: relax.Expr, grad: relax.Expr) -> relax.Expr:
-    falling = relax.op.where(relax.op.less(x, zero(x)), relax.op.negative(grad), zero(x))
-    return relax.op.where(relax.op.greater(x, zero(x)), grad, falling)
-
-
 #: The backward form of each operator, in words and as expressions. At the edges of a domain they are
 #: PyTorch's: infinite where the slope is, NaN where the function is.
 _PARTIALS: dict[str, tuple[str, Partial]] = {
-    "abs": ("y_grad * sign(x), which is 0 at 0", _abs),
+    "abs": ("y_grad * sign(x)", lambda x, y, grad: grad * relax.op.sign(x)),
     "acos": (
         "-y_grad / sqrt(1 - x**2)",
         lambda x, y, grad: relax.op.negative(grad) * relax.op.rsqrt(_one_minus_square(x)),

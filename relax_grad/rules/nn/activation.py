@@ -108,7 +108,7 @@ def gelu_tanh(orig_var, orig_call, output_grad, ctx):
     one, half = _const(1, x), _const(0.5, x)
     inner = _const(scale, x) * x * (one + _const(cubic, x) * x * x)
     tanh = relax.op.tanh(inner)
-    slope = x * (one - tanh) * (one + tanh)
+    slope = x * ((one - tanh) * (one + tanh))
     rise = _const(scale / 2, x) * (slope + _const(3 * cubic, x) * (slope * x * x))
     return _cast_partial(grad * (half + half * tanh + rise), orig_call, ctx)
 
