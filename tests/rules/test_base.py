@@ -49,7 +49,8 @@ def run(module, *passes):
 
 
 def devices():
-    return [relax.VDevice("llvm", index) for index in (0, 1)]
+    vdevice = relax.VDevice if hasattr(relax, "VDevice") else tvm.ir.VDevice  # TVM 0.26
+    return [vdevice("llvm", index) for index in (0, 1)]
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -36,7 +36,12 @@ def _casts(rng, operator):
     x = rng.integers(-8, 8, (2, 3)) / 4.0  # which every dtype holds
     for dtype in ("float64", "float32", "float16"):
         yield Sample(
-            [x], {"dtype": dtype}, function=operator, symbolic={0: {0: "n"}}, note=f"to {dtype}"
+            [x],
+            {"dtype": dtype},
+            function=operator,
+            symbolic={0: {0: "n"}},
+            dtypes=(),
+            note=f"to {dtype}",
         )
 
     def there_and_back(x):
@@ -46,6 +51,7 @@ def _casts(rng, operator):
         [x],
         function=there_and_back,
         torch=lambda torch, x: x.bfloat16().double(),
+        dtypes=(),
         smooth=False,
         note="through bfloat16, whose rounding finite differences see",
     )

@@ -70,7 +70,7 @@ def dequantize(rng):
             {"axis": axis},
             function=function,
             symbolic={0: {1 if axis == 0 else 0: "n"}},
-            dtypes=("float16",),
+            dtypes=(),
             note=note,
         )
 
