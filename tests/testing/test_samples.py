@@ -16,14 +16,9 @@ SMOOTH = [param for param in SAMPLES if param.values[0].smooth]
 
 
 @pytest.mark.parametrize("sample", SMOOTH)
-def test_gradient_of_every_order(sample):
-    sample.check()
-
-
-@pytest.mark.parametrize("sample", SMOOTH)
-def test_dtypes(sample):
-    for dtype in sample.dtypes:
-        sample.check(dtype=dtype, order=1)
+def test_gradient_of_every_order_and_dtype(sample):
+    """In float64 to the sample's order, which checks type and mutation too; in the others to the first."""
+    sample.check(dtypes=sample.dtypes)
 
 
 @pytest.mark.slow
