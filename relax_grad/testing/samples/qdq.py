@@ -74,6 +74,16 @@ def dequantize(rng):
             note=note,
         )
 
+    def of_floats(data, scale, zero_point):
+        return function(relax.op.astype(data, "float32"), scale, zero_point)
+
+    yield Sample(
+        [rng.normal(size=(2, 3)), np.array(0.25), scalar],
+        function=of_floats,
+        dtypes=(),
+        note="floating-point data",
+    )
+
 
 def _fake_quantize(x, scale, zero_point, axis, out_dtype):
     x, scale = relax.op.astype(x, "float32"), relax.op.astype(scale, "float32")
