@@ -15,6 +15,7 @@ __all__ = [
     "cast_like",
     "dtype_of",
     "float_only",
+    "is_float",
     "is_static",
     "no_grad",
     "same_shape",
@@ -47,6 +48,22 @@ def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
 def dtype_of(expr: relax.Expr) -> str:
     """Return the dtype of a tensor as a string."""
     return _compat.dtype_of(expr.ty)
+
+
+def is_float(expr: relax.Expr) -> bool:
+    """Tell whether a tensor holds floating-point numbers, to which alone a gradient belongs.
+
+    Raises
+    ------
+    GradientError
+        If the tensor's dtype is not known.
+    """
+    if expr.ty.dtype is None:
+        raise GradientError(
+            f"the dtype of {expr} must be known, but its type is {expr.ty}; give it one with "
+            "relax.match_cast"
+        )
+    return dtype_of(expr).startswith(("float", "bfloat"))
 
 
 def is_static(expr: relax.Expr) -> bool:
@@ -114,23 +131,18 @@ def cast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
 def float_only(rule):
     """Make a rule of an operator of one argument say that integers have no gradient.
 
-    That is so for an argument of integers, and for a result that is rounded to integers. The result of
-    floating point may be an element of a tuple.
+    That is so for an argument of integers, and for a result that is rounded to integers. A tuple counts as
+    floating point.
     """
 
     @functools.wraps(rule)
     def checked(orig_var, orig_call, output_grad, ctx):
         (x,) = orig_call.args
-        fields = getattr(orig_var.ty, "fields", [orig_var.ty])
-        if _is_integer(x.ty) or all(map(_is_integer, fields)):
-            return [no_grad(x)]
-        return rule(orig_var, orig_call, output_grad, ctx)
+        if is_float(x) and (isinstance(orig_var.ty, relax.TupleType) or is_float(orig_var)):
+            return rule(orig_var, orig_call, output_grad, ctx)
+        return [no_grad(x)]
 
     return checked
-
-
-def _is_integer(tensor_type: relax.TensorType) -> bool:
-    return _compat.dtype_of(tensor_type).startswith(("int", "uint", "bool"))
 
 
 def zero(like: relax.Expr) -> relax.Expr:

@@ -8,7 +8,9 @@ from tvm import relax, topi
 from tvm.relax.transform.legalize_ops import index as stock_index
 from tvm.relax.transform.legalize_ops import manipulate as stock_manipulate
 from tvm.relax.transform.legalize_ops import nn as stock_nn
+from tvm.relax.transform.legalize_ops import qdq as stock_qdq
 from tvm.relax.transform.legalize_ops import statistical as stock_statistical
+from tvm.relax.transform.legalize_ops.common import _call_topi_without_attr
 
 
 def tensor(name, *shape, dtype="float32"):
@@ -52,6 +54,16 @@ CASES = {
         [IMAGES, *CHANNELS],
         {"axis": 1, "training": True},
         stock_nn._nn_batch_norm,
+    ),
+    "tanh": ("relax.tanh", [X], {}, _call_topi_without_attr(topi.tanh, "tir_tanh")),
+    "gelu": ("relax.nn.gelu", [X], {}, stock_nn._nn_gelu),
+    "softplus": ("relax.nn.softplus", [X], {"beta": 2.0}, stock_nn._nn_softplus),
+    "prelu": ("relax.nn.prelu", [IMAGES, CHANNELS[0]], {}, stock_nn._nn_prelu),
+    "dequantize": (
+        "relax.dequantize",
+        [tensor("q", 4, 5, dtype="int8"), VECTOR, tensor("z", 5, dtype="int8")],
+        {},
+        stock_qdq._dequantize,
     ),
 }
 
