@@ -62,7 +62,9 @@ def extern(
         dtype=[kind for _, kind in types],
         out_buffers=[
             tirx.decl_buffer(extents, kind, label, layout=None)
-            for (extents, kind), label in zip(types, ("out", "state")[: len(types)][::-1], strict=True)
+            for (extents, kind), label in zip(
+                types, ("out", "state")[: len(types)][::-1], strict=True
+            )
         ],
         name=name,
         tag=name,

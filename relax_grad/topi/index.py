@@ -1,7 +1,7 @@
 """Tensor expressions of take, gather_elements and their gradients.
 
 An index outside the axis never becomes an address: :func:`position` says for every mode which element
-an index means and whether there is one, and everything that reads or writes by an index asks it.
+an index means and whether there is one.
 """
 
 from __future__ import annotations
@@ -13,51 +13,9 @@ from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
 from ._loops import Chunks, add, extern, loops, product, unravel
+from ._places import Elements, scatter
+from ._position import filling, position
 from ._util import Shape, accumulation_dtype, cast
-
-
-def position(
-    index: tirx.PrimExpr, extent: tirx.PrimExpr, mode: str
-) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-    """Return the element of an axis that an index means, and whether there is one.
-
-    Parameters
-    ----------
-    index : PrimExpr
-        An integer of any width, signed or not, with any value.
-    extent : PrimExpr
-        The extent of the axis, which may be 0.
-    mode : str
-        ``"fast"``: negative indices count from the end, as in NumPy and PyTorch; ``"clip"``: moved to
-        the nearest element; ``"wrap"``: modulo the extent; ``"nan"``: taken as it is.
-
-    Returns
-    -------
-    element : PrimExpr
-        An int64, which is an element of the axis where ``inside`` holds.
-    inside : PrimExpr
-        The condition that the element exists.
-    """
-    extent = as_int64(extent)
-    divisor = tirx.max(extent, 1)  # the axis may be empty
-    signed = not str(index.ty.dtype).startswith("uint")
-    if not signed:
-        # Both keep the element that is meant, and fit into int64.
-        index = index.astype("uint64")
-        if mode == "wrap":
-            index = tirx.truncmod(index, divisor.astype("uint64"))
-        else:
-            index = tirx.min(index, tirx.const(2**63 - 1, "uint64"))
-    element = index.astype("int64")
-    if mode == "clip":
-        return tirx.max(tirx.min(element, extent - 1), 0), extent > 0
-    if mode == "wrap":
-        return tirx.floormod(element, divisor), extent > 0
-    if mode == "fast" and signed:
-        element = tirx.Select(element < 0, element + extent, element)
-    elif mode not in ("fast", "nan"):
-        raise ValueError(f"mode must be fast, clip, wrap or nan, but it is {mode!r}")
-    return element, tirx.all(element >= 0, element < extent)
 
 
 def take(
@@ -206,31 +164,8 @@ def gather_elements_backward_data(
         A tensor of shape ``data_shape`` in the dtype of ``output_grad``; sums of half precision are
         accumulated in float32.
     """
-    axis %= len(data_shape)
-    dtype = accumulation_dtype(output_grad.dtype)
-    others = [*data_shape[:axis], *data_shape[axis + 1 :]]
-    extent = data_shape[axis]
-
-    def body(grad, index, out):
-        rows = [*index.shape[:axis], *index.shape[axis + 1 :]]
-        with T.parallel(product(others)) as row:
-            at = unravel(row, others)
-
-            def along(i):
-                return [*at[:axis], i, *at[axis:]]
-
-            with T.serial(extent) as i:
-                T.buffer_store(out, tirx.const(0, dtype), along(i))
-            has_indices = tirx.all(
-                tirx.const(True, "bool"), *(a < size for a, size in zip(at, rows, strict=True))
-            )
-            with T.If(has_indices), T.Then(), T.serial(index.shape[axis]) as k:
-                where, inside = position(index[tuple(along(k))], extent, "fast")
-                with T.If(inside), T.Then():
-                    add(out, along(where), grad[tuple(along(k))].astype(dtype))
-
-    result = extern(body, [output_grad, indices], data_shape, dtype, "gather_elements_backward")
-    return cast(result, output_grad.dtype)
+    places = Elements(data_shape, indices.shape, axis)
+    return scatter(None, [indices], output_grad, places, "add")
 
 
 def _take_one_backward(output_grad, index, x_shape, axis, mode) -> te.Tensor:
@@ -253,14 +188,3 @@ def _index_shape(indices: te.Tensor | tirx.PrimExpr) -> list[tirx.PrimExpr]:
 
 def _index_at(indices: te.Tensor | tirx.PrimExpr, at: Sequence) -> tirx.PrimExpr:
     return indices(*at) if isinstance(indices, te.Tensor) else indices
-
-
-def filling(dtype: str, fill: str) -> tirx.PrimExpr:
-    """Return what stands where an index means no element: ``fill`` is ``"nan"`` (0 for integers) or ``"zero"``."""
-    is_float = str(dtype).startswith(("float", "bfloat"))
-    return tirx.const(float("nan") if fill == "nan" and is_float else 0, dtype)
-
-
-def as_int64(value: int | tirx.PrimExpr) -> tirx.PrimExpr:
-    """Make an index or an extent an expression of dtype int64."""
-    return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")
