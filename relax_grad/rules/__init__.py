@@ -14,6 +14,7 @@ from . import (
     linear_algebra,
     manipulate,
     nn,
+    nondifferentiable,
     qdq,
     search,
     sorting,
