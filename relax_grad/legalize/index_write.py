@@ -6,7 +6,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.transform.legalize_ops import manipulate as stock
 
-from ..op.index_write import index_tuple, listed_shape
+from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_legalize
 from ..topi import index_write as topi_write
 from ._util import shape_values
@@ -19,7 +19,7 @@ from .index_nd import tensors
     "the data's extents, and accumulates half precision in half precision",
 )
 def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if _is_gpu():
+    if _is_left_to_tvm(call):
         return stock._scatter_elements(bb, call)
     return bb.call_te(
         topi_write.scatter_elements,
@@ -36,7 +36,7 @@ def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     "in half precision",
 )
 def _scatter_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if _is_gpu():
+    if _is_left_to_tvm(call):
         return stock._scatter_nd(bb, call)
     return bb.call_te(
         topi_write.scatter_nd, *call.args, call.attrs.reduction, primfunc_name_hint="scatter_nd"
@@ -146,6 +146,8 @@ for _name in ("scatter_elements_scan", "scatter_nd_scan"):
     register_legalize(f"relax.grad.{_name}_reverse")(_scan)
 
 
-def _is_gpu() -> bool:
+def _is_left_to_tvm(call: relax.Call) -> bool:
+    """Tell whether TVM has a kernel with threads of its own, for GPUs, or refuses the reduction."""
     target = tvm.target.Target.current(allow_none=True)
-    return target is not None and "gpu" in target.keys
+    is_gpu = target is not None and "gpu" in target.keys
+    return is_gpu or call.attrs.reduction not in REDUCTIONS[call.op.name]

@@ -26,6 +26,12 @@ from ._declare import (
 )
 from .index_nd import as_tuple, points_type, tuple_of_tensors
 
+#: What TVM can compile; its scatter_nd has no mean.
+REDUCTIONS = {
+    "relax.scatter_elements": ("update", "add", "mul", "mean", "max", "min"),
+    "relax.scatter_nd": ("update", "add", "mul", "max", "min"),
+}
+
 
 def scatter_elements_backward_updates(
     output_grad: relax.Expr, indices: relax.Expr, axis: int = 0, reduction: str = "update"

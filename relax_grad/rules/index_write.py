@@ -15,7 +15,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
-from ..op.index_write import index_tuple, listed_shape
+from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_gradient
 from ._util import (
     cast_like,
@@ -204,11 +204,8 @@ def index_put(orig_var, orig_call, output_grad, ctx):
     data, indices, values = orig_call.args
     listed = listed_shape(ctx, data, indices, values)
     writer = put_writer(index_tuple(indices))
-    if orig_call.attrs.accumulate:
-        kept, written = output_grad, writer.read(output_grad)
-    else:
-        kept = writer.write(output_grad, relax.op.zeros_like(values), "update")
-        written = writer.written(output_grad, "update")
+    partials = _add if orig_call.attrs.accumulate else _update
+    kept, written = partials(writer, orig_call, orig_var, output_grad, ctx)
     if listed is None:
         written = unbroadcast(ctx, written, values)
     else:
@@ -237,9 +234,10 @@ def slice_scatter(orig_var, orig_call, output_grad, ctx):
 def _scatter(writer, orig_var, orig_call, output_grad, ctx):
     indices = orig_call.args[1]
     reduction = orig_call.attrs.reduction
-    if reduction not in _PARTIALS:
+    if reduction not in REDUCTIONS[orig_call.op.name]:
         raise GradientError(
-            f"reduction must be one of {', '.join(_PARTIALS)}, but it is {reduction!r}"
+            f"reduction must be one of {', '.join(REDUCTIONS[orig_call.op.name])}, as TVM can compile, "
+            f"but it is {reduction!r}"
         )
     kept, written = _PARTIALS[reduction](writer, orig_call, orig_var, output_grad, ctx)
     return [kept, no_grad(indices), written]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 
@@ -85,19 +86,25 @@ def add(buffer: tirx.Buffer, at: Sequence, value: tirx.PrimExpr) -> None:
     T.buffer_store(buffer, buffer[tuple(at)] + value, list(at))
 
 
-def unravel(flat: tirx.PrimExpr, shape: Shape) -> list[tirx.PrimExpr]:
-    """Split the number of an element into its indices."""
-    at = []
-    for i, extent in reversed(list(enumerate(shape))):
-        # The first index needs no remainder.
-        at.append(tirx.floormod(flat, extent) if i else flat)
-        flat = tirx.floordiv(flat, extent)
-    return at[::-1]
+@contextlib.contextmanager
+def tasks(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
+    """Open a parallel loop over all elements of a shape and yield the indices of one.
 
-
-def product(shape: Shape) -> tirx.PrimExpr:
-    """Return the number of elements."""
-    return functools.reduce(operator.mul, shape, tirx.const(1, "int64"))
+    Only constants are divided by: under what TVM's simplifier knows within a loop, it takes a division out
+    of one that an extent of 0 skips. So what follows a symbolic extent runs serially.
+    """
+    together = list(
+        itertools.takewhile(lambda i: i == 0 or is_static(extents[i]), range(len(extents)))
+    )
+    fused, rest = extents[: len(together)], extents[len(together) :]
+    with T.parallel(functools.reduce(operator.mul, fused, tirx.const(1, "int64"))) as flat:
+        at = []
+        for i, extent in reversed(list(enumerate(fused))):
+            # The first index needs no remainder.
+            at.append(tirx.floormod(flat, extent) if i else flat)
+            flat = tirx.floordiv(flat, extent)
+        with loops(rest) as inner:
+            yield [*at[::-1], *inner]
 
 
 class Chunks:

@@ -18,7 +18,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
-from ._loops import Chunks, extern, loops, product, unravel
+from ._loops import Chunks, extern, loops, tasks
 from ._position import position
 from ._util import Shape, accumulation_dtype, cast
 
@@ -36,10 +36,8 @@ class Elements:
         self.data_shape = data_shape
         self.update_shape = index_shape
         self._axis = axis % len(data_shape)
-        self._before = list(data_shape[: self._axis])
-        behind = data_shape[self._axis + 1 :]
-        self._chunks = Chunks(behind)
-        self.tasks = product(self._before) * self._chunks.count
+        self._chunks = Chunks(data_shape[self._axis + 1 :])
+        self.tasks = [*data_shape[: self._axis], self._chunks.count]
         self.is_one_task = len(data_shape) == 1
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
@@ -47,22 +45,22 @@ class Elements:
         return _beyond(*map(self._others, (at, self.update_shape, self.data_shape)))
 
     @contextlib.contextmanager
-    def own(self, task: tirx.PrimExpr) -> Iterator[list[tirx.PrimExpr]]:
+    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        before, chunk = self._split(task)
+        *before, chunk = task
         with loops([self.data_shape[self._axis]]) as i, self._chunks.loops(chunk) as behind:
             yield [*before, *i, *behind]
 
     @contextlib.contextmanager
     def visit(
-        self, task: tirx.PrimExpr, readers: Sequence[Reader], reverse: bool
+        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
     ) -> Iterator[tuple]:
         """Loop over the indices of the task's elements.
 
         Yields the condition that there is an element, and what loops over the elements of the update
         and of the data that belong together.
         """
-        before, chunk = self._split(task)
+        *before, chunk = task
         (read,) = readers
         with contextlib.ExitStack() as stack:
             k = stack.enter_context(loops([self.update_shape[self._axis]], reverse))
@@ -82,10 +80,6 @@ class Elements:
 
     def _others(self, values: Sequence) -> list:
         return [*values[: self._axis], *values[self._axis + 1 :]]
-
-    def _split(self, task: tirx.PrimExpr) -> tuple[list[tirx.PrimExpr], tirx.PrimExpr]:
-        count = self._chunks.count
-        return unravel(tirx.floordiv(task, count), self._before), tirx.floormod(task, count)
 
 
 class Points:
@@ -125,7 +119,7 @@ class Points:
         self._index_of = index_of
         behind = data_shape[batch_dims + count :]
         self._chunks = Chunks(behind)
-        self.tasks = product(self._batch) * self._chunks.count
+        self.tasks = [*self._batch, self._chunks.count]
         self.is_one_task = not self._batch and not behind
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
@@ -133,18 +127,18 @@ class Points:
         return _beyond(at[: len(self._batch)], self._point_batch, self._batch)
 
     @contextlib.contextmanager
-    def own(self, task: tirx.PrimExpr) -> Iterator[list[tirx.PrimExpr]]:
+    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        batch, chunk = self._split(task)
+        *batch, chunk = task
         with loops(self._indexed) as i, self._chunks.loops(chunk) as behind:
             yield [*batch, *i, *behind]
 
     @contextlib.contextmanager
     def visit(
-        self, task: tirx.PrimExpr, readers: Sequence[Reader], reverse: bool
+        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
     ) -> Iterator[tuple]:
         """Loop over the points; see :meth:`Elements.visit`."""
-        batch, chunk = self._split(task)
+        *batch, chunk = task
         with contextlib.ExitStack() as stack:
             if beyond := _beyond(batch, self._batch, self._point_batch):
                 stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
@@ -170,10 +164,6 @@ class Points:
         ]
         inside = tirx.all(tirx.const(True, "bool"), *(condition for _, condition in found))
         return [*batch, *(where for where, _ in found)], inside
-
-    def _split(self, task: tirx.PrimExpr) -> tuple[list[tirx.PrimExpr], tirx.PrimExpr]:
-        count = self._chunks.count
-        return unravel(tirx.floordiv(task, count), self._batch), tirx.floormod(task, count)
 
 
 Places = Elements | Points
@@ -386,17 +376,18 @@ REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] =
 
 def _run(places: Places, start: Callable, work: Callable) -> None:
     """Let every task give its elements a start value and then do its work."""
-    with T.seq_scope():
-        if places.is_one_task:
-            # There is nothing else to divide among tasks.
-            with contextlib.ExitStack() as stack:
-                first = [stack.enter_context(T.parallel(e)) for e in places.data_shape[:1]]
-                start([*first, *stack.enter_context(loops(places.data_shape[1:]))])
-        with T.parallel(places.tasks) as task:
-            if not places.is_one_task:
-                with places.own(task) as at:
-                    start(at)
-            work(task)
+    if places.is_one_task:
+        # There is nothing else to divide among tasks. One loop around both makes them one statement.
+        with T.serial(1):
+            first, rest = places.data_shape[:1], places.data_shape[1:]
+            with tasks(first or [1]) as at, loops(rest) as behind:
+                start([*at[: len(first)], *behind])
+            work([0])
+        return
+    with tasks(places.tasks) as task:
+        with places.own(task) as at:
+            start(at)
+        work(task)
 
 
 def _readers(buffers: Sequence[tirx.Buffer]) -> list[Reader]:

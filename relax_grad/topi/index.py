@@ -12,7 +12,7 @@ from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
-from ._loops import Chunks, add, extern, loops, product, unravel
+from ._loops import Chunks, add, extern, loops, tasks
 from ._places import Elements, scatter
 from ._position import filling, position
 from ._util import Shape, accumulation_dtype, cast
@@ -91,9 +91,7 @@ def take_backward(
     chunks = Chunks(behind)
 
     def body(grad, index, out):
-        with T.parallel(product(before) * chunks.count) as task:
-            outer = unravel(tirx.floordiv(task, chunks.count), before)
-            chunk = tirx.floormod(task, chunks.count)
+        with tasks([*before, chunks.count]) as (*outer, chunk):
             with loops([extent]) as (i,), chunks.loops(chunk) as at:
                 T.buffer_store(out, tirx.const(0, dtype), [*outer, i, *at])
             with loops(index.shape) as at_index:
