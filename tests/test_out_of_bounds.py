@@ -61,6 +61,73 @@ def test_gather_elements():
     check_out_of_bounds(cases)
 
 
+def test_gather_nd_and_index_tensor():
+    cases = []
+    index = extremes(5, "int64")
+    for name, shape, indices, batch_dims in (
+        ("rows", (5, 3), index.reshape(3, 4, 1), 0),
+        ("elements", (4, 5), np.stack([index, index[::-1]], -1), 0),
+        ("batch", (3, 5), index.reshape(3, 4, 1), 1),
+    ):
+        attrs = {"batch_dims": batch_dims}
+        cases.append(Case(name, "relax.gather_nd", [random(*shape), indices], attrs, nan=True))
+    for dtype in ("int32", "int64"):
+        index = extremes(5, dtype)
+        for shape, indices in (
+            ((5, 3), (index,)),
+            ((5, 4), (index.reshape(12, 1), index[:4])),
+        ):
+            inputs = [random(*shape), indices]
+            cases.append(Case(f"{shape} {dtype}", "relax.index_tensor", inputs, nan=True))
+    check_out_of_bounds(cases)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "dtype"),
+    [("update", "int64"), ("add", "int32"), ("mul", "int64"), ("max", "int32")],
+)
+def test_scatters(reduction, dtype):
+    index, attrs = extremes(5, dtype), {"reduction": reduction}
+    cases = []
+    for name, shape, index_shape, axis in (
+        ("1d", (5,), (12,), 0),
+        ("fewer columns", (5, 4), (4, 3), 0),
+        ("more columns", (5, 2), (4, 3), -2),
+    ):
+        inputs = [random(*shape), index.reshape(index_shape), random(*index_shape)]
+        cases.append(Case(name, "relax.scatter_elements", inputs, {**attrs, "axis": axis}))
+    inputs = [random(5, 2), index.reshape(12, 1), random(12, 2)]
+    cases.append(Case("nd rows", "relax.scatter_nd", inputs, attrs))
+    inputs = [random(4, 5), np.stack([index, index[::-1]], -1), random(12)]
+    cases.append(Case("nd elements", "relax.scatter_nd", inputs, attrs))
+    check_out_of_bounds(cases)
+
+
+def test_index_put_and_slice_scatter():
+    cases = []
+    for dtype, accumulate in (("int32", False), ("int64", True)):
+        index = extremes(5, dtype)
+        for name, shape, indices, values in (
+            ("1d", (5,), (index,), (12,)),
+            ("broadcast", (5, 4), (index.reshape(12, 1), index[:4]), (4,)),
+            ("one value", (5, 4), (index, index[::-1].copy()), ()),
+        ):
+            inputs = [random(*shape), indices, random(*values)]
+            attrs = {"accumulate": accumulate}
+            what = f"{name} {dtype} {accumulate}"
+            cases.append(Case(what, "relax.index_put", inputs, attrs))
+    for src, start, end, step in (
+        (1, 4, 5, 1),
+        (0, 3, 3, 1),
+        (9, -2, 7, 1),
+        (3, 10**9, 10**9 + 5, 2),
+    ):
+        inputs = [random(5, 2), random(src, 2)]
+        attrs = {"start": start, "end": end, "step": step}
+        cases.append(Case(f"slice {start}", "relax.slice_scatter", inputs, attrs))
+    check_out_of_bounds(cases)
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_nll_loss(reduction):
     cases = []

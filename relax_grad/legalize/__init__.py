@@ -6,6 +6,7 @@ from . import (
     conv,
     image,
     index,
+    index_nd,
     index_write,
     linear_algebra,
     loss,

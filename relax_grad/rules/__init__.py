@@ -9,6 +9,8 @@ from . import (
     grad,
     image,
     index,
+    index_nd,
+    index_write,
     linear_algebra,
     manipulate,
     nn,

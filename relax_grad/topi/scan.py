@@ -9,8 +9,8 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
+from ._loops import Chunks, extern, tasks
 from ._util import Shape, accumulation_dtype, cast
-from .index import _CHUNK, _extern, _loops, _product, _static_size, _unravel
 
 
 def linear_scan(
@@ -105,26 +105,21 @@ def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) 
     """
     shape = list(inputs[0].shape)
     outer, extent, behind = shape[:axis], shape[axis], shape[axis + 1 :]
-    chunk = max(1, _CHUNK // _static_size(behind[1:]))
-    chunks = tirx.ceildiv(behind[0], chunk) if behind else 1
+    chunks = Chunks(behind)
 
     def body(*buffers):
         *data, out = buffers
-        with T.parallel(_product(outer) * chunks) as task:
-            at_outer = _unravel(tirx.floordiv(task, chunks), outer)
-            start = tirx.floormod(task, chunks) * chunk
-            inner = [tirx.min(chunk, behind[0] - start), *behind[1:]] if behind else []
+        with tasks([*outer, chunks.count]) as (*at_outer, chunk):
 
             def index(i, at):
-                i = extent - 1 - i if reverse else i
-                return (*at_outer, i, *([start + at[0], *at[1:]] if behind else []))
+                return (*at_outer, extent - 1 - i if reverse else i, *at)
 
             with T.If(extent > 0), T.Then():
-                with _loops(inner) as at:
+                with chunks.loops(chunk) as at:
                     here = index(0, at)
                     T.buffer_store(out, first(data, here), list(here))
-                with T.serial(extent - 1) as i, _loops(inner) as at:
+                with T.serial(extent - 1) as i, chunks.loops(chunk) as at:
                     before, here = index(i, at), index(i + 1, at)
                     T.buffer_store(out, step(data, out[before], before, here), list(here))
 
-    return _extern(body, inputs, shape, dtype, name)
+    return extern(body, inputs, shape, dtype, name)

@@ -12,6 +12,8 @@ from . import (
     dropout,
     image,
     index,
+    index_nd,
+    index_write,
     linear_algebra,
     loss,
     manipulate,
