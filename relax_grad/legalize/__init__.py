@@ -3,6 +3,7 @@
 from . import (
     attention,
     conv,
+    dropout,
     image,
     index,
     index_write,
