@@ -9,9 +9,11 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax import op
 
-from .._compat import Analyzer, dtype_of
+from .._compat import Analyzer, dtype_of, shapes_differ
 from ._declare import declare_op, tensor_type
 from .norm import divide_by_count
+
+_SEQSTARTS = ((1, "seqstart_q"), (2, "seqstart_k"))
 
 
 def attention_weights(
@@ -84,7 +86,7 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
     """
     query, key, value, *others = call.args
     _check_masks(call)
-    wide = "float64" if "float64" in map(dtype_of, _types(*call.args[:3])) else "float32"
+    wide = "float64" if "float64" in (dtype_of(a.ty) for a in call.args[:3]) else "float32"
 
     def widened(expr):
         return expr if dtype_of(expr.ty) == wide else bb.emit(op.astype(expr, wide))
@@ -102,12 +104,12 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
         scores = op.add(scores, widened(others[0]))
     elif call.op.name == "relax.nn.attention_var_len":
         seqstarts = others[:2]
-    weights = relax.Call(
-        Op.get("relax.grad.attention_weights"),
-        [bb.emit(scores), *seqstarts],
-        attention_weights(
-            query, causal_mask=call.attrs.causal_mask, window_size=_window(call)
-        ).attrs,
+    window_size = call.attrs.window_size
+    weights = attention_weights(
+        bb.emit(scores),
+        *seqstarts,
+        causal_mask=call.attrs.causal_mask,
+        window_size=None if window_size is None else int(window_size),
     )
     return Attention(queries, scale, keys, values, bb.emit(weights))
 
@@ -148,11 +150,6 @@ def _scale(bb: relax.BlockBuilder, call: relax.Call, dtype: str) -> relax.Expr:
     return bb.emit(op.sqrt(bb.emit(share)))
 
 
-def _window(call: relax.Call) -> int | None:
-    window_size = call.attrs.window_size
-    return None if window_size is None else int(window_size)
-
-
 def _check_masks(call: relax.Call) -> None:
     causal_mask = call.attrs.causal_mask
     if causal_mask not in (None, "TopLeft", "BottomRight"):
@@ -177,10 +174,6 @@ def _check_masks(call: relax.Call) -> None:
         )
 
 
-def _types(*expressions: relax.Expr) -> list[relax.Type]:
-    return [expression.ty for expression in expressions]
-
-
 def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     scores = tensor_type(call, 0, "scores")
     if scores.ndim != 4:
@@ -197,12 +190,17 @@ def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax
         )
     if len(call.args) == 2:
         raise ValueError(f"{call.op.name}: seqstart_q and seqstart_k must be given together")
-    for index, name in list(enumerate(("scores", "seqstart_q", "seqstart_k")))[1 : len(call.args)]:
-        seqstart = tensor_type(call, index, name)
+    seqstarts = [tensor_type(call, i, name) for i, name in _SEQSTARTS[: len(call.args) - 1]]
+    for (_, name), seqstart in zip(_SEQSTARTS, seqstarts, strict=False):
         if seqstart.ndim != 1 or not dtype_of(seqstart).startswith("int"):
             raise ValueError(
                 f"{call.op.name}: {name} must be a vector of integers, but its type is {seqstart}"
             )
+    if seqstarts and shapes_differ(*seqstarts):
+        raise ValueError(
+            f"{call.op.name}: there must be as many sequences of queries as of keys, but the types of "
+            f"seqstart_q and seqstart_k are {seqstarts[0]} and {seqstarts[1]}"
+        )
     return scores
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tvm import te, tirx, topi
+from tvm import te, tirx
 
 from ._util import accumulation_dtype, cast, is_empty, zeros
 

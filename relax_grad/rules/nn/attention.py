@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tvm import relax
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
