@@ -29,6 +29,6 @@ def test_divide_by_count_infers():
         bb.normalize(backward.divide_by_count(data, (n, 2), [0, 2]))
     with pytest.raises(TypeError, match="of_shape must be a shape"):
         bb.normalize(backward.divide_by_count(data, data))
+    unknown = relax.Var("s", relax.ShapeType(ndim=-1))
     with pytest.raises(ValueError, match="rank of of_shape must be known"):
-        unknown = relax.Var("s", relax.ShapeType(ndim=-1))
         bb.normalize(backward.divide_by_count(data, unknown))
