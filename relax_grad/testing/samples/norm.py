@@ -28,7 +28,8 @@ _BATCH_NORM = {
 def batch_norm(rng):
     for note, (shape, attrs) in _BATCH_NORM.items():
         inputs = _batch_norm_inputs(rng, shape, attrs["axis"])
-        yield Sample(inputs, attrs, note=note)
+        narrow = _dtypes(note in ("training", "running statistics"))
+        yield Sample(inputs, attrs, dtypes=narrow, note=note)
     for training in (True, False):
         attrs = {"axis": 1, "training": training, "momentum": 0.2}
         yield Sample(
@@ -36,6 +37,7 @@ def batch_norm(rng):
             attrs,
             function=_statistics_first,
             symbolic={0: {0: "n", 2: "w"}},
+            dtypes=(),
             note="symbolic extents around the channels",
         )
         yield Sample(
@@ -45,6 +47,7 @@ def batch_norm(rng):
             wrt=[0, 1, 2],
             symbolic={0: {0: "n"}},
             torch=_torch_batch_norm(training),
+            dtypes=(),
             note="only the normalized data is used",
         )
 
