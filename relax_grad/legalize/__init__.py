@@ -1,6 +1,7 @@
 """From operator to tensor expression (FLegalize)."""
 
 from . import (
+    activation,
     attention,
     conv,
     dropout,
@@ -13,7 +14,9 @@ from . import (
     norm,
     pad,
     pool,
+    qdq,
     sorting,
     statistical,
+    unary,
     vision,
 )

@@ -12,6 +12,7 @@ __all__ = [
     "broadcast_like",
     "cast_like",
     "dtype_of",
+    "is_float",
     "is_static",
     "no_grad",
     "same_shape",
@@ -44,6 +45,22 @@ def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
 def dtype_of(expr: relax.Expr) -> str:
     """Return the dtype of a tensor as a string."""
     return _compat.dtype_of(expr.ty)
+
+
+def is_float(expr: relax.Expr) -> bool:
+    """Tell whether a tensor holds floating-point numbers, to which alone a gradient belongs.
+
+    Raises
+    ------
+    GradientError
+        If the tensor's dtype is not known.
+    """
+    if expr.ty.dtype is None:
+        raise GradientError(
+            f"the dtype of {expr} must be known, but its type is {expr.ty}; give it one with "
+            "relax.match_cast"
+        )
+    return dtype_of(expr).startswith(("float", "bfloat"))
 
 
 def is_static(expr: relax.Expr) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, topi
 from tvm.relax.transform.legalize_ops import index as stock_index
 from tvm.relax.transform.legalize_ops import manipulate as stock_manipulate
 from tvm.relax.transform.legalize_ops import nn as stock_nn
+from tvm.relax.transform.legalize_ops import qdq as stock_qdq
+from tvm.relax.transform.legalize_ops.common import _call_topi_without_attr
 
 
 def tensor(name, *shape, dtype="float32"):
@@ -71,6 +73,16 @@ CASES = {
         stock_nn._nn_instance_norm,
     ),
     "attention": ("relax.nn.attention", QUERIES, {"scale": 0.5}, stock_nn._nn_attention),
+    "tanh": ("relax.tanh", [X], {}, _call_topi_without_attr(topi.tanh, "tir_tanh")),
+    "gelu": ("relax.nn.gelu", [X], {}, stock_nn._nn_gelu),
+    "softplus": ("relax.nn.softplus", [X], {"beta": 2.0}, stock_nn._nn_softplus),
+    "prelu": ("relax.nn.prelu", [IMAGES, CHANNELS[0]], {}, stock_nn._nn_prelu),
+    "dequantize": (
+        "relax.dequantize",
+        [tensor("q", 4, 5, dtype="int8"), VECTOR, tensor("z", 5, dtype="int8")],
+        {},
+        stock_qdq._dequantize,
+    ),
 }
 
 
