@@ -15,6 +15,7 @@ from . import (
     pad,
     pool,
     qdq,
+    scan,
     sorting,
     statistical,
     unary,

@@ -12,6 +12,7 @@ from . import (
     norm,
     pad,
     pool,
+    scan,
     sorting,
     statistical,
     vision,
