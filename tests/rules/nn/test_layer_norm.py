@@ -227,3 +227,21 @@ def test_large_symbolic_count():
     count = 2**24 + 2**10
     found = machine["main"](tvm.runtime.tensor(np.zeros((count, 1), "int8"))).numpy()
     assert found == np.float32(1) / np.float32(count)
+
+
+def test_empty_symbolic_batch():
+    """Nothing to sum over gives gamma and beta a gradient of 0."""
+    n = tirx.Var("n", "int64")
+    params = [relax.Var("x", relax.TensorType([n, 3], "float32"))]
+    params += [relax.Var(name, relax.TensorType([3], "float32")) for name in ("gamma", "beta")]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            y = bb.emit(nn.layer_norm(*params, axes=[1]))
+            loss = bb.emit_output(relax.op.sum(y))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main")(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    values = [np.zeros((0, 3), "float32"), *np.ones((2, 3), "float32")]
+    for grad in machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]:
+        assert not grad.numpy().any()
