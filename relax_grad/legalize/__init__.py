@@ -4,6 +4,7 @@ from . import (
     activation,
     attention,
     conv,
+    dropout,
     image,
     index,
     index_nd,

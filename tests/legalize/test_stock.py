@@ -21,6 +21,7 @@ N = tvm.tirx.Var("n", "int64")
 X, VECTOR, INDEX = tensor("x", 4, 5), tensor("v", 5), tensor("i", 3, dtype="int64")
 IMAGES, KERNEL = tensor("x", N, 4, 9, 8), tensor("w", 6, 2, 3, 3)
 CHANNELS = [tensor(name, 4) for name in "gbmv"]
+QUERIES = [tensor(name, N, 3, 2, 4) for name in "qkv"]
 
 CASES = {
     "take clip": ("relax.take", [X, INDEX], {"axis": 1, "mode": "clip"}, stock_index._take),
@@ -73,6 +74,31 @@ CASES = {
         {"axis": 1, "training": True},
         stock_nn._nn_batch_norm,
     ),
+    "layer_norm": (
+        "relax.nn.layer_norm",
+        [IMAGES, tensor("g", 4, 8), tensor("b", 4, 8)],
+        {"axes": [1, -1]},
+        stock_nn._nn_layer_norm,
+    ),
+    "rms_norm": (
+        "relax.nn.rms_norm",
+        [IMAGES, tensor("w", 9, 8)],
+        {"axes": [2, -1]},
+        stock_nn._nn_rms_norm,
+    ),
+    "group_norm": (
+        "relax.nn.group_norm",
+        [IMAGES, *CHANNELS[:2]],
+        {"num_groups": 2, "channel_axis": 1, "axes": [2, 3]},
+        stock_nn._nn_group_norm,
+    ),
+    "instance_norm": (
+        "relax.nn.instance_norm",
+        [IMAGES, *CHANNELS[:2]],
+        {"channel_axis": 1, "axes": [2, 3]},
+        stock_nn._nn_instance_norm,
+    ),
+    "attention": ("relax.nn.attention", QUERIES, {"scale": 0.5}, stock_nn._nn_attention),
     "tanh": ("relax.tanh", [X], {}, _call_topi_without_attr(topi.tanh, "tir_tanh")),
     "gelu": ("relax.nn.gelu", [X], {}, stock_nn._nn_gelu),
     "softplus": ("relax.nn.softplus", [X], {"beta": 2.0}, stock_nn._nn_softplus),
