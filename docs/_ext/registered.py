@@ -10,7 +10,11 @@ from tvm.relax.op import grad as relax_op_grad
 
 from relax_grad.registry import Declaration, declarations
 
-_WHAT = {"FPrimalGradient": "gradient", "FLegalize": "legalization"}
+_WHAT = {
+    "FPrimalGradient": "gradient",
+    "FLegalize": "legalization",
+    "FInferType": "type inference",
+}
 
 
 class Generated(SphinxDirective):

@@ -53,20 +53,6 @@ def _repeat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
-@register_legalize("relax.grad.concat_backward_tensors")
-def _concat_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    output_grad, shapes = call.args
-    axis = call.attrs.axis
-    parts = bb.call_te(
-        topi_manipulate.concat_backward_tensors,
-        output_grad,
-        [list(field.values) for field in shapes.ty.fields],
-        0 if axis is None else int(axis),
-        primfunc_name_hint="concat_backward_tensors",
-    )
-    return relax.Tuple([parts]) if len(shapes.ty.fields) == 1 else parts
-
-
 @register_legalize(
     "relax.collapse_sum_to",
     corrects="accumulates half precision in half precision and leaves a sum over an empty axis undefined",

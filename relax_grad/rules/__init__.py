@@ -11,6 +11,8 @@ from . import (
     index,
     linear_algebra,
     manipulate,
+    manipulate_join,
+    manipulate_order,
     nn,
     qdq,
     search,
