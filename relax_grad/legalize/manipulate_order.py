@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.relax.transform.legalize_ops.manipulate import _layout_transform as tvm_layout_transform
 from tvm.relax.transform.legalize_ops.manipulate import _reverse_sequence as tvm_reverse_sequence
 
 from ..registry import register_legalize
 from ..topi import manipulate_order as topi_order
 from ..topi._util import is_static
-from ._util import shape_values
+from ._util import is_empty, shape_values, zeros
 
 
 @register_legalize(
@@ -30,20 +31,32 @@ def _reverse_sequence(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
+@register_legalize(
+    "relax.layout_transform",
+    corrects="an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'",
+)
+def _layout_transform(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return zeros(bb, call) if is_empty(call) else tvm_layout_transform(bb, call)
+
+
 @register_legalize("relax.grad.layout_transform_backward_x")
 def _layout_transform_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
     output_grad, x_shape = call.args
+    index_map = call.attrs.index_map  # which call_te does not take for an argument
     return bb.call_te(
-        topi_order.layout_transform_backward_x,
+        lambda grad, shape: topi_order.layout_transform_backward_x(grad, shape, index_map),
         output_grad,
         shape_values(x_shape),
-        call.attrs.index_map,
         primfunc_name_hint="layout_transform_backward_x",
     )
 
 
 @register_legalize("relax.nn.pixel_shuffle", corrects="calls a function that TVM does not have")
 def _pixel_shuffle(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
     return bb.call_te(
         topi_order.pixel_shuffle,
         call.args[0],
@@ -54,6 +67,8 @@ def _pixel_shuffle(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize("relax.grad.pixel_shuffle_backward_data")
 def _pixel_shuffle_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
     output_grad, data_shape = call.args
     return bb.call_te(
         topi_order.pixel_shuffle_backward_data,

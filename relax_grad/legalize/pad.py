@@ -9,7 +9,7 @@ from ..op.pad import PAD_MODES
 from ..registry import register_legalize
 from ..topi import pad as topi_pad
 from ..topi._util import is_static
-from ._util import int_list, shape_values
+from ._util import int_list, is_empty, shape_values, zeros
 
 
 @register_legalize(
@@ -33,6 +33,8 @@ def _pad(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize("relax.grad.pad_backward_data")
 def _pad_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
     output_grad, data_shape = call.args
     return bb.call_te(
         topi_pad.pad_backward_data,

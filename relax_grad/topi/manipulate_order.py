@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 from tvm.tirx import IndexMap
 
-from ._util import Shape, is_empty, zeros
+from ._util import Shape
 
 
 def reverse_sequence(
@@ -59,8 +59,6 @@ def layout_transform_backward_x(
     result : te.Tensor
         A tensor of shape ``x_shape`` and the dtype of ``output_grad``.
     """
-    if is_empty(x_shape):
-        return zeros(x_shape, output_grad.dtype)
     return te.compute(
         x_shape,
         lambda *index: output_grad(*index_map.map_indices(list(index))),
@@ -92,8 +90,6 @@ def pixel_shuffle(data: te.Tensor, upscale_factor: int) -> te.Tensor:
         return data(*outer, (c * r + h % r) * r + w % r, h // r, w // r)
 
     shape = [*batch, channels // (r * r), height * r, width * r]
-    if is_empty(shape):
-        return zeros(shape, data.dtype)
     return te.compute(shape, element, name="pixel_shuffle", tag=topi.tag.INJECTIVE)
 
 
@@ -116,8 +112,6 @@ def pixel_shuffle_backward_data(
     result : te.Tensor
         A tensor of shape ``data_shape`` and the dtype of ``output_grad``.
     """
-    if is_empty(data_shape):
-        return zeros(data_shape, output_grad.dtype)
     r = upscale_factor
 
     def element(*index):

@@ -86,7 +86,7 @@ def pad_backward_data(
         A tensor of shape ``data_shape`` and the dtype of ``output_grad``; half precision is accumulated
         in float32.
     """
-    if is_empty([*data_shape, *output_grad.shape]):
+    if is_empty(output_grad.shape):
         return zeros(data_shape, output_grad.dtype)
     unpad = {
         "constant": _crop,
@@ -100,6 +100,9 @@ def pad_backward_data(
         if before or after:
             extent = int(extent) if is_static(extent) else extent
             grad = (_crop if max(before, after) <= 0 else unpad)(grad, axis, extent, before, after)
+    if grad is output_grad:
+        # A tensor expression must compute something.
+        return te.compute(data_shape, lambda *i: grad(*i), name="pad_backward")
     return cast(grad, output_grad.dtype)
 
 
@@ -127,6 +130,7 @@ def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) ->
     """Besides its own place, the first element has all places before, and the last all behind."""
     crops = min(before, after) < 0
     size = grad.shape[axis]
+    none = tirx.const(0, accumulation_dtype(grad.dtype))
 
     def edge(count, start, name):
         place = te.reduce_axis((0, count), name)
@@ -141,7 +145,7 @@ def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) ->
     def element(i, read):
         value = read(i + before, crops)
         for at, total in edges:
-            value += tirx.if_then_else(i == at, read(0, False, total), tirx.const(0, value.dtype))
+            value += tirx.if_then_else(i == at, read(0, False, total), none)
         return value
 
     return _along(grad, axis, extent, element)
