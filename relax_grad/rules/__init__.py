@@ -14,6 +14,7 @@ from . import (
     manipulate_join,
     manipulate_order,
     nn,
+    nondifferentiable,
     qdq,
     search,
     sorting,
