@@ -7,6 +7,9 @@ from tvm import relax, tirx
 from .._compat import dtype_of
 from ..topi import _util as topi_util
 
+#: What TVM's legalization of an operator that moves elements does wrong if it does not use zeros.
+EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"
+
 
 def shape_values(shape: relax.Expr) -> list[tirx.PrimExpr]:
     """Return the dimensions of a shape argument, whether it is written out or a variable."""

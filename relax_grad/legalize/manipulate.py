@@ -7,9 +7,7 @@ from tvm.relax.transform.legalize_ops.manipulate import _repeat as _stock_repeat
 
 from ..registry import register_legalize
 from ..topi import manipulate as topi_manipulate
-from ._util import int_list, is_empty, shape_values, zeros
-
-_EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"
+from ._util import EMPTY, int_list, is_empty, shape_values, zeros
 
 
 @register_legalize("relax.grad.tile_backward_data")
@@ -67,14 +65,14 @@ def _collapse_sum_like(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _collapse_sum(bb, call.args[0], shape_values(call.args[1].ty.shape))
 
 
-@register_legalize("relax.squeeze", corrects=_EMPTY)
+@register_legalize("relax.squeeze", corrects=EMPTY)
 def _squeeze(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if is_empty(call):
         return zeros(bb, call)
     return bb.call_te(topi.squeeze, call.args[0], call.attrs.axis, primfunc_name_hint="squeeze")
 
 
-@register_legalize("relax.expand_dims", corrects=_EMPTY)
+@register_legalize("relax.expand_dims", corrects=EMPTY)
 def _expand_dims(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if is_empty(call):
         return zeros(bb, call)
@@ -86,7 +84,7 @@ def _expand_dims(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
-@register_legalize("relax.permute_dims", corrects=_EMPTY)
+@register_legalize("relax.permute_dims", corrects=EMPTY)
 def _permute_dims(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if is_empty(call):
         return zeros(bb, call)

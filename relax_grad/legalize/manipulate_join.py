@@ -6,11 +6,12 @@ from tvm import relax, tirx
 from tvm.relax.transform.legalize_ops.manipulate import _concat as tvm_concat
 from tvm.relax.transform.legalize_ops.manipulate import _meshgrid as tvm_meshgrid
 from tvm.relax.transform.legalize_ops.manipulate import _split as tvm_split
+from tvm.relax.transform.legalize_ops.manipulate import _stack as tvm_stack
 
 from ..registry import register_legalize
 from ..topi import manipulate_join as topi_join
 from ..topi._util import is_static
-from ._util import int_list, shape_values
+from ._util import EMPTY, int_list, is_empty, shape_values, zeros
 
 
 @register_legalize("relax.concat", corrects="refuses axis=None")
@@ -73,6 +74,11 @@ def _split_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         axis,
         primfunc_name_hint="split_backward_x",
     )
+
+
+@register_legalize("relax.stack", corrects=EMPTY)
+def _stack(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return zeros(bb, call) if is_empty(call) else tvm_stack(bb, call)
 
 
 @register_legalize("relax.grad.stack_backward_tensors")

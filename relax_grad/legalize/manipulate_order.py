@@ -9,7 +9,7 @@ from tvm.relax.transform.legalize_ops.manipulate import _reverse_sequence as tvm
 from ..registry import register_legalize
 from ..topi import manipulate_order as topi_order
 from ..topi._util import is_static
-from ._util import is_empty, shape_values, zeros
+from ._util import EMPTY, is_empty, shape_values, zeros
 
 
 @register_legalize(
@@ -31,10 +31,7 @@ def _reverse_sequence(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
-@register_legalize(
-    "relax.layout_transform",
-    corrects="an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'",
-)
+@register_legalize("relax.layout_transform", corrects=EMPTY)
 def _layout_transform(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return zeros(bb, call) if is_empty(call) else tvm_layout_transform(bb, call)
 

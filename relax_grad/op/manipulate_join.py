@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 from tvm.ir import Op
 
+from .._compat import Analyzer
 from ..registry import register_infer_type
 from ._declare import (
     Shape,
@@ -112,7 +113,38 @@ def stack_backward_tensors(output_grad: relax.Expr, axis: int | None = 0) -> rel
     )
 
 
+_tvm_infer_split = Op.get("relax.split").get_attr("FInferType")
 _tvm_infer_meshgrid = Op.get("relax.meshgrid").get_attr("FInferType")
+
+
+@register_infer_type(
+    "relax.split",
+    corrects="infers different extents of parts within a function and within the Gradient pass, which does "
+    "not know that a symbolic extent is not negative",
+)
+def _infer_split(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    parts = _tvm_infer_split(call, ctx)
+    data, attrs = call.args[0].ty, call.attrs
+    if (
+        isinstance(parts, relax.TensorType)
+        or isinstance(attrs.indices_or_sections, tirx.IntImm)
+        or not isinstance(data.shape, relax.ShapeExpr)
+    ):
+        return parts
+    extent = data.shape.values[int(attrs.axis)]
+    if isinstance(extent, tirx.IntImm):
+        return parts
+    analyzer = Analyzer()
+    indices = [int(index) for index in attrs.indices_or_sections]
+    begins = [0, *(tirx.min(index, extent) if index > 0 else 0 for index in indices)]
+    fields = []
+    for field, begin, end in zip(parts.fields, begins, [*begins[1:], extent], strict=True):
+        shape = list(field.shape.values)
+        # Without the maximum where the end cannot lie before the begin: it would stay in the type.
+        length = end if isinstance(begin, int) else tirx.max(end - begin, 0)
+        shape[int(attrs.axis)] = analyzer.simplify(length)
+        fields.append(relax.TensorType(shape, field.dtype, vdevice=field.vdevice))
+    return relax.TupleType(fields)
 
 
 @register_infer_type(
@@ -150,7 +182,7 @@ def _infer_concat(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return relax.TupleType(types)
 
 
-def _infer_split(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+def _infer_split_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     grads = call.args[0].ty
     if not (
         isinstance(grads, relax.TupleType)
@@ -209,7 +241,7 @@ declare_op(
         ("output_grads", "Tuple", "The gradients with respect to the results of split."),
         ("x_shape", "Shape", "The shape of the data."),
     ],
-    _infer_split,
+    _infer_split_backward,
     split_backward_x,
     "relax.attrs.SplitAttrs",
 )

@@ -106,6 +106,7 @@ def stack(rng):
         ("a single tensor", (2,), 1, 1),
         ("0-d", (), 2, 0),
         ("empty", (2, 0), 2, 1),
+        ("a single empty tensor", (0,), 1, 0),
     ):
         yield Sample(
             [tuple(rng.normal(size=shape) for _ in range(count))],
