@@ -14,6 +14,7 @@ from . import (
     norm,
     pad,
     pool,
+    scan,
     sorting,
     statistical,
     vision,

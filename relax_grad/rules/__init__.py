@@ -16,6 +16,7 @@ from . import (
     nn,
     nondifferentiable,
     qdq,
+    scan,
     search,
     sorting,
     statistical,

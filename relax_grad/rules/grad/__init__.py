@@ -17,6 +17,7 @@ from . import (
     norm,
     pad,
     pool,
+    scan,
     sorting,
     statistical,
     vision,

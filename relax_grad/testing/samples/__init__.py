@@ -21,6 +21,7 @@ from . import (
     pad,
     pool,
     qdq,
+    scan,
     search,
     sorting,
     statistical,
