@@ -9,9 +9,9 @@ one and an equal level is an error. TVM itself and users who give no level regis
   place. A user who overrides a stock rule needs a level above ``TVM_LEVEL``, with and without
   relax_grad.
 
-Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable` and
-:func:`register_legalize`; :func:`install`, which ``import relax_grad`` calls, carries the declarations
-out once. :func:`classify` says what is known of an operator.
+Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable`,
+:func:`register_legalize` and :func:`register_infer_type`; :func:`install`, which ``import relax_grad``
+calls, carries the declarations out once. :func:`classify` says what is known of an operator.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ GradientRule = Callable[
     "list[relax.Expr]",
 ]
 LegalizeRule = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+InferTypeRule = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Declaration:
     op_name : str
         The operator, for example ``"relax.nn.conv2d"``.
     attr : str
-        The attribute: ``"FPrimalGradient"`` or ``"FLegalize"``.
+        The attribute: ``"FPrimalGradient"``, ``"FLegalize"`` or ``"FInferType"``.
     function : Callable
         What is registered.
     corrects : str or None
@@ -148,6 +149,16 @@ def register_legalize(
 
     def decorate(rule: LegalizeRule) -> LegalizeRule:
         _declare(Declaration(op_name, "FLegalize", rule, corrects))
+        return rule
+
+    return decorate
+
+
+def register_infer_type(op_name: str, *, corrects: str) -> Callable[[InferTypeRule], InferTypeRule]:
+    """Declare the type inference of an operator of TVM's; see :func:`register_gradient`."""
+
+    def decorate(rule: InferTypeRule) -> InferTypeRule:
+        _declare(Declaration(op_name, "FInferType", rule, corrects))
         return rule
 
     return decorate

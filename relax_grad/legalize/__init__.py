@@ -12,6 +12,8 @@ from . import (
     linear_algebra,
     loss,
     manipulate,
+    manipulate_join,
+    manipulate_order,
     norm,
     pad,
     pool,

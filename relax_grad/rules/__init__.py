@@ -13,6 +13,8 @@ from . import (
     index_write,
     linear_algebra,
     manipulate,
+    manipulate_join,
+    manipulate_order,
     nn,
     nondifferentiable,
     qdq,

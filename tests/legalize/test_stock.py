@@ -55,6 +55,38 @@ CASES = {
     "permute_dims": ("relax.permute_dims", [X], {}, stock_manipulate._permute_dims),
     "squeeze": ("relax.squeeze", [tensor("x", 1, 3), [0]], {}, stock_manipulate._squeeze),
     "expand_dims": ("relax.expand_dims", [X, [0, -1]], {}, stock_manipulate._expand_dims),
+    "concat": ("relax.concat", [[X, X]], {"axis": 1}, stock_manipulate._concat),
+    "split": ("relax.split", [X, [1, 3]], {"axis": 1}, stock_manipulate._split),
+    "split into equal parts": ("relax.split", [X, 2], {}, stock_manipulate._split),
+    "split into symbolic parts": ("relax.split", [IMAGES, 2], {}, stock_manipulate._split),
+    "stack": ("relax.stack", [[X, X]], {"axis": -1}, stock_manipulate._stack),
+    "meshgrid": ("relax.meshgrid", [[INDEX, INDEX]], {}, stock_manipulate._meshgrid),
+    "reverse_sequence": (
+        "relax.reverse_sequence",
+        [tensor("x", 3, 5), INDEX],
+        {"seq_axis": 1, "batch_axis": 0},
+        stock_manipulate._reverse_sequence,
+    ),
+    "layout_transform": (
+        "relax.layout_transform",
+        [X, lambda i, j: (j, i)],
+        {},
+        stock_manipulate._layout_transform,
+    ),
+    "pad constant": ("relax.nn.pad", [IMAGES, [0, 0] * 3 + [2, 9]], {}, stock_nn._nn_pad),
+    "pad reflect": (
+        "relax.nn.pad",
+        [IMAGES, [0, 0] * 3 + [7, -1]],
+        {"pad_mode": "reflect"},
+        stock_nn._nn_pad,
+    ),
+    "pad replicate": (
+        "relax.nn.pad",
+        [VECTOR, [7, 9]],
+        {"pad_mode": "replicate"},
+        stock_nn._nn_pad,
+    ),
+    "pad circular": ("relax.nn.pad", [VECTOR, [7, 9]], {"pad_mode": "circular"}, stock_nn._nn_pad),
     "conv2d": (
         "relax.nn.conv2d",
         [IMAGES, KERNEL],
@@ -119,7 +151,11 @@ def test_what_tvm_does_right_stays(case):
     for part in op_name.split(".")[1:]:
         builder = getattr(builder, part)
     bb = relax.BlockBuilder()
-    with bb.function("main", [arg for arg in arguments if isinstance(arg, relax.Var)]):
+    params = []
+    for arg in arguments:
+        items = arg if isinstance(arg, list) else [arg]
+        params += [item for item in items if isinstance(item, relax.Var) and item not in params]
+    with bb.function("main", params):
         with bb.dataflow():
             result = bb.emit_output(builder(*arguments, **attrs))
         bb.emit_func_output(result)
