@@ -2,6 +2,8 @@
 
 from . import (
     attention,
+    binary,
+    ccl,
     conv,
     image,
     index,

@@ -12,6 +12,7 @@ __all__ = [
     "broadcast_like",
     "cast_like",
     "dtype_of",
+    "is_float",
     "is_static",
     "no_grad",
     "same_shape",
@@ -44,6 +45,11 @@ def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
 def dtype_of(expr: relax.Expr) -> str:
     """Return the dtype of a tensor as a string."""
     return _compat.dtype_of(expr.ty)
+
+
+def is_float(expr: relax.Expr) -> bool:
+    """Tell whether an expression is a floating-point tensor, which alone can have a gradient."""
+    return isinstance(expr.ty, relax.TensorType) and dtype_of(expr).startswith(("float", "bfloat"))
 
 
 def is_static(expr: relax.Expr) -> bool:

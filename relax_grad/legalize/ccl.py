@@ -1,0 +1,1 @@
+"""Legalization of the backward operators of collective communication."""

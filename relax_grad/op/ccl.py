@@ -1,0 +1,1 @@
+"""The backward operators of collective communication."""

@@ -1,0 +1,1 @@
+"""Gradients of the backward operators of collective communication."""
