@@ -153,21 +153,26 @@ def _rule(function: _Function):
         if not is_float(orig_var):
             return [no_grad(argument) for argument in orig_call.args]
         operands = [output_grad, *orig_call.args, orig_var]
-        if function.in_float32:
+        widens = function.in_float32 and wide_dtype(orig_var) != dtype_of(orig_var)
+        if widens:
             operands = [_widened(ctx, operand) for operand in operands]
-        return [
-            cast_like(ctx.normalize(unbroadcast(ctx, partial(*operands), argument)), argument)
-            if is_float(argument)
-            else no_grad(argument)
-            for partial, argument in zip(function.partials, orig_call.args, strict=True)
-        ]
+        partials = []
+        for partial, argument in zip(function.partials, orig_call.args, strict=True):
+            if not is_float(argument):
+                partials.append(no_grad(argument))
+                continue
+            grad = unbroadcast(ctx, partial(*operands), argument)
+            if widens:
+                grad = cast_like(ctx.normalize(grad), argument)
+            partials.append(grad)
+        return partials
 
     return elementwise
 
 
 def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
     """Cast half precision to float32; a constant stays a constant, other casts are made once."""
-    if not is_float(expr) or wide_dtype(expr) == dtype_of(expr):
+    if not is_float(expr):
         return expr
     value = constant_value(expr)
     if value is None:
