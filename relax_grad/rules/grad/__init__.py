@@ -15,7 +15,6 @@ from . import (
     linear_algebra,
     loss,
     manipulate,
-    marker,
     norm,
     pad,
     pool,
