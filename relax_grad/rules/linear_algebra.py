@@ -83,6 +83,9 @@ def _is_broadcast(x: relax.Expr, grad: relax.Expr) -> bool:
 
 def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
     """Return matmul's partial as an einsum that sums over the batch axes of extent 1 as well."""
+    like, factor = (a, b) if position == 0 else (b, a)
+    if _is_empty(grad) or _is_empty(like):  # einsum infers that extents of 0 and 1 make 1
+        return op.zeros_like(like)
     batch = string.ascii_uppercase[: max(a.ty.ndim, b.ty.ndim, 2) - 2]
     labels = []
     for x, matrix, vector in ((a, "ik", "k"), (b, "kj", "k")):
@@ -91,7 +94,6 @@ def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
     rows, columns = "i" * (a.ty.ndim > 1), "j" * (b.ty.ndim > 1)
     extents = dict(zip(batch + rows + columns, shape_of(grad), strict=True))
     own, other = labels[position], labels[1 - position]
-    like, factor = (a, b) if position == 0 else (b, a)
     lost = [
         axis
         for axis, (letter, extent) in enumerate(zip(own, shape_of(like), strict=True))
@@ -226,6 +228,11 @@ def _transpose(x: relax.Expr) -> relax.Expr:
     """Swap the last two axes."""
     *batch, row, column = range(x.ty.ndim)
     return op.permute_dims(x, [*batch, column, row])
+
+
+def _is_empty(x: relax.Expr) -> bool:
+    """Tell whether a tensor is known to have no elements."""
+    return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in shape_of(x))
 
 
 def _is_one(extent: tirx.PrimExpr) -> bool:

@@ -39,24 +39,3 @@ def full_like(rng):
         torch=lambda torch, x, fill_value: fill_value.expand(x.shape),
         note="like integers, to another dtype",
     )
-
-
-@register_samples("relax.zeros_like")
-def zeros_like(rng):
-    yield from _constant(rng, relax.op.zeros_like, lambda torch, x: torch.zeros_like(x) + 0 * x)
-
-
-@register_samples("relax.ones_like")
-def ones_like(rng):
-    yield from _constant(rng, relax.op.ones_like, lambda torch, x: torch.ones_like(x) + 0 * x)
-
-
-def _constant(rng, builder, torch):
-    for note, shape in (("plain", (2, 3)), ("empty", (0, 3))):
-        yield Sample(
-            [rng.normal(size=shape)],
-            symbolic={0: {0: "n"}} if note == "plain" else None,
-            torch=torch,
-            order=1,
-            note=note,
-        )
