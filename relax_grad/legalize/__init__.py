@@ -1,6 +1,7 @@
 """From operator to tensor expression (FLegalize)."""
 
 from . import (
+    activation,
     attention,
     binary,
     ccl,
@@ -14,7 +15,10 @@ from . import (
     norm,
     pad,
     pool,
+    qdq,
+    scan,
     sorting,
     statistical,
+    unary,
     vision,
 )

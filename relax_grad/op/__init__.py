@@ -13,6 +13,7 @@ from . import (
     norm,
     pad,
     pool,
+    scan,
     sorting,
     statistical,
     vision,

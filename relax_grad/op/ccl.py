@@ -159,9 +159,7 @@ def _declare(builder, forward_op: str, shape_name: str, attrs_type: str) -> None
     )
 
 
-_declare(
-    allgather_backward_x, "relax.ccl.allgather", "x_shape", "relax.attrs.AllGatherAttrs"
-)
+_declare(allgather_backward_x, "relax.ccl.allgather", "x_shape", "relax.attrs.AllGatherAttrs")
 _declare(
     scatter_from_worker0_backward_x,
     "relax.ccl.scatter_from_worker0",

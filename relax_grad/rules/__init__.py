@@ -14,6 +14,7 @@ from . import (
     nn,
     nondifferentiable,
     qdq,
+    scan,
     search,
     sorting,
     statistical,

@@ -15,10 +15,11 @@ from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
 from ..registry import register_gradient
-from ._util import is_float, no_grad, shape_arg, zero
+from ._util import float_only, shape_arg, zero
 
 
 @register_gradient("relax.ccl.allreduce")
+@float_only
 def allreduce(orig_var, orig_call, output_grad, ctx):
     """Gradient of ccl.allreduce.
 
@@ -29,8 +30,6 @@ def allreduce(orig_var, orig_call, output_grad, ctx):
     no composition of collectives is right where an ``x`` is 0.
     """
     (x,) = orig_call.args
-    if not is_float(x):
-        return [no_grad(x)]
     op_type, in_group = str(orig_call.attrs.op_type), bool(orig_call.attrs.in_group)
     if op_type in ("sum", "avg"):
         return [op.ccl.allreduce(output_grad, op_type, in_group)]
@@ -47,6 +46,7 @@ def allreduce(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.ccl.allgather")
+@float_only
 def allgather(orig_var, orig_call, output_grad, ctx):
     """Gradient of ccl.allgather.
 
@@ -56,8 +56,6 @@ def allgather(orig_var, orig_call, output_grad, ctx):
     workers' gradients, of which each takes its own part. The workers of a group are numbered in a row.
     """
     (x,) = orig_call.args
-    if not is_float(x):
-        return [no_grad(x)]
     attrs = orig_call.attrs
     return [
         backward.allgather_backward_x(
@@ -67,6 +65,7 @@ def allgather(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.ccl.broadcast_from_worker0")
+@float_only
 def broadcast_from_worker0(orig_var, orig_call, output_grad, ctx):
     """Gradient of ccl.broadcast_from_worker0.
 
@@ -76,12 +75,11 @@ def broadcast_from_worker0(orig_var, orig_call, output_grad, ctx):
     worker 0, and 0 on the others, whose ``x`` nobody reads.
     """
     (x,) = orig_call.args
-    if not is_float(x):
-        return [no_grad(x)]
     return [backward.broadcast_from_worker0_backward_x(output_grad)]
 
 
 @register_gradient("relax.ccl.scatter_from_worker0")
+@float_only
 def scatter_from_worker0(orig_var, orig_call, output_grad, ctx):
     """Gradient of ccl.scatter_from_worker0.
 
@@ -91,8 +89,6 @@ def scatter_from_worker0(orig_var, orig_call, output_grad, ctx):
     gradients put together on worker 0, and 0 on the others, whose ``x`` nobody reads.
     """
     (x,) = orig_call.args
-    if not is_float(x):
-        return [no_grad(x)]
     attrs = orig_call.attrs
     return [
         backward.scatter_from_worker0_backward_x(
@@ -102,6 +98,7 @@ def scatter_from_worker0(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.dist.redistribute_replica_to_shard")
+@float_only
 def redistribute_replica_to_shard(orig_var, orig_call, output_grad, ctx):
     """Gradient of dist.redistribute_replica_to_shard.
 
@@ -112,8 +109,6 @@ def redistribute_replica_to_shard(orig_var, orig_call, output_grad, ctx):
     the gradient at the worker's own part, and 0 elsewhere.
     """
     (x,) = orig_call.args
-    if not is_float(x):
-        return [no_grad(x)]
     attrs = orig_call.attrs
     return [
         backward.redistribute_replica_to_shard_backward_input(

@@ -148,9 +148,7 @@ def einsum(orig_var, orig_call, output_grad, ctx):
     return [
         relax.Tuple(
             [
-                _einsum_operand(
-                    operand, own, [(output_grad, output), *terms[:i], *terms[i + 1 :]]
-                )
+                _einsum_operand(operand, own, [(output_grad, output), *terms[:i], *terms[i + 1 :]])
                 for i, (operand, own) in enumerate(terms)
             ]
         )

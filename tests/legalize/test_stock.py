@@ -10,6 +10,9 @@ from tvm.relax.transform.legalize_ops import index as stock_index
 from tvm.relax.transform.legalize_ops import linear_algebra as stock_linear_algebra
 from tvm.relax.transform.legalize_ops import manipulate as stock_manipulate
 from tvm.relax.transform.legalize_ops import nn as stock_nn
+from tvm.relax.transform.legalize_ops import qdq as stock_qdq
+from tvm.relax.transform.legalize_ops import statistical as stock_statistical
+from tvm.relax.transform.legalize_ops.common import _call_topi_without_attr
 
 
 def tensor(name, *shape, dtype="float32"):
@@ -51,11 +54,28 @@ CASES = {
         {"groups": 2, "strides": 2, "padding": (1, 0, 2, 1)},
         stock_nn._nn_conv2d,
     ),
+    "mean": ("relax.mean", [IMAGES, [1, -1]], {}, stock_statistical._mean),
+    "variance": ("relax.variance", [X], {"keepdims": True}, stock_statistical._variance),
+    "std": ("relax.std", [X, [0]], {}, stock_statistical._std),
+    "median": ("relax.median", [X, [1]], {"keepdims": True}, stock_statistical._median),
+    "median of all": ("relax.median", [X], {}, stock_statistical._median),
+    "sum": ("relax.sum", [IMAGES, [2]], {}, stock_statistical._statistical(topi.sum)),
+    "prod": ("relax.prod", [X, [0]], {}, stock_statistical._statistical(topi.prod)),
     "batch_norm": (
         "relax.nn.batch_norm",
         [IMAGES, *CHANNELS],
         {"axis": 1, "training": True},
         stock_nn._nn_batch_norm,
+    ),
+    "tanh": ("relax.tanh", [X], {}, _call_topi_without_attr(topi.tanh, "tir_tanh")),
+    "gelu": ("relax.nn.gelu", [X], {}, stock_nn._nn_gelu),
+    "softplus": ("relax.nn.softplus", [X], {"beta": 2.0}, stock_nn._nn_softplus),
+    "prelu": ("relax.nn.prelu", [IMAGES, CHANNELS[0]], {}, stock_nn._nn_prelu),
+    "dequantize": (
+        "relax.dequantize",
+        [tensor("q", 4, 5, dtype="int8"), VECTOR, tensor("z", 5, dtype="int8")],
+        {},
+        stock_qdq._dequantize,
     ),
 }
 

@@ -63,8 +63,6 @@ def test_einsum_backward_operand_refuses_what_does_not_fit():
 def test_einsum_backward_operand_of_an_unknown_shape():
     grad = relax.Var("g", relax.TensorType((2,), "float32"))
     shape = relax.Var("s", relax.ShapeType(ndim=2))
-    call = relax.BlockBuilder().normalize(
-        backward.einsum_backward_operand(grad, shape, "ij->i")
-    )
+    call = relax.BlockBuilder().normalize(backward.einsum_backward_operand(grad, shape, "ij->i"))
     assert call.ty.ndim == 2
     assert call.ty.shape is None

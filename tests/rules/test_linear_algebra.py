@@ -19,9 +19,7 @@ from relax_grad.testing import check_against_torch, check_gradients
 from relax_grad.testing._program import numpy_dtype
 
 (MATMUL,) = (
-    d.function
-    for d in declarations()
-    if (d.op_name, d.attr) == ("relax.matmul", "FPrimalGradient")
+    d.function for d in declarations() if (d.op_name, d.attr) == ("relax.matmul", "FPrimalGradient")
 )
 
 
@@ -211,7 +209,8 @@ def test_outer_in_half_precision():
 def test_static_float32_stays_as_tvm_has_it(partials_of, shape1, shape2):
     types = [relax.TensorType(shape, "float32") for shape in (shape1, shape2)]
     found, expected = (
-        partials_of(relax.op.matmul, rule, types) for rule in (MATMUL.__wrapped__, stock.matmul_grad)
+        partials_of(relax.op.matmul, rule, types)
+        for rule in (MATMUL.__wrapped__, stock.matmul_grad)
     )
     assert structural_equal(found, expected)
 
@@ -271,9 +270,7 @@ def test_backward_operator_round_trip():
     grad = relax.Var("g", relax.TensorType((3, 2), "float16"))
     bb = relax.BlockBuilder()
     with bb.function("main", [grad]):
-        bb.emit_func_output(
-            bb.emit(backward.einsum_backward_operand(grad, (2, 2, 3), "iij->ji"))
-        )
+        bb.emit_func_output(bb.emit(backward.einsum_backward_operand(grad, (2, 2, 3), "iij->ji")))
     module = bb.get()
     assert structural_equal(from_source(module.script(show_meta=True)), module)
     assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)

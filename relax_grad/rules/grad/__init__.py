@@ -18,6 +18,7 @@ from . import (
     norm,
     pad,
     pool,
+    scan,
     sorting,
     statistical,
     vision,

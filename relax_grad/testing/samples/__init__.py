@@ -19,6 +19,7 @@ from . import (
     pad,
     pool,
     qdq,
+    scan,
     search,
     sorting,
     statistical,

@@ -12,7 +12,6 @@ import tvm
 import tvm_ffi
 from tvm.ir import Op, Range
 from tvm.relax.distributed import DeviceMesh, Placement
-from tvm.relax.op import ccl
 from tvm.relax.op import distributed as dist
 from tvm.relax.op import grad as backward
 
@@ -48,9 +47,7 @@ def _one_worker():
 
 
 def _sample(function, rng, shape, note="", **attrs):
-    return Sample(
-        [rng.normal(size=shape)], attrs, function=function, within=_one_worker, note=note
-    )
+    return Sample([rng.normal(size=shape)], attrs, function=function, within=_one_worker, note=note)
 
 
 @register_samples("relax.ccl.allreduce")
