@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from .._compat import constant_value
@@ -152,7 +152,7 @@ def _rule(function: _Function):
         """
         if not is_float(orig_var):
             return [no_grad(argument) for argument in orig_call.args]
-        operands = [output_grad, *orig_call.args, orig_var]
+        operands = [output_grad, *map(_tensor, orig_call.args), orig_var]
         widens = function.in_float32 and wide_dtype(orig_var) != dtype_of(orig_var)
         if widens:
             operands = [_widened(ctx, operand) for operand in operands]
@@ -168,6 +168,11 @@ def _rule(function: _Function):
         return partials
 
     return elementwise
+
+
+def _tensor(expr: relax.Expr) -> relax.Expr:
+    """Make a constant of a number, which TVM takes in the place of a tensor."""
+    return relax.const(expr.value, dtype_of(expr)) if isinstance(expr, tirx.FloatImm) else expr
 
 
 def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:

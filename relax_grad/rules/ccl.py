@@ -74,7 +74,6 @@ def broadcast_from_worker0(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[broadcast_from_worker0_backward_x(y_grad)]``: the sum of the workers' gradients on
     worker 0, and 0 on the others, whose ``x`` nobody reads.
     """
-    (x,) = orig_call.args
     return [backward.broadcast_from_worker0_backward_x(output_grad)]
 
 

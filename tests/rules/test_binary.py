@@ -129,6 +129,19 @@ def test_integers_have_no_gradient():
     np.testing.assert_array_equal(gradients(function, x), [[8.0, 18.0]])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_number_in_the_place_of_a_tensor(dtype):
+    x = np.array([1.0, 2.0], dtype)
+    number = tvm.tirx.FloatImm(dtype, 3.0)
+    for op, expected in (
+        (relax.op.multiply, [3, 3]),
+        (relax.op.power, [3, 12]),
+        (relax.op.minimum, [1, 1]),
+    ):
+        found = gradients(lambda x, op=op: op(x, number), x)
+        np.testing.assert_allclose(found, [expected], rtol=1e-3)
+
+
 def test_a_symbolic_broadcast_to_third_order():
     rng = np.random.default_rng(0)
     check_gradients(
