@@ -3,6 +3,8 @@
 from . import (
     activation,
     attention,
+    binary,
+    ccl,
     conv,
     dropout,
     image,

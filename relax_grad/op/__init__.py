@@ -2,6 +2,7 @@
 
 from . import (
     attention,
+    ccl,
     conv,
     image,
     index,

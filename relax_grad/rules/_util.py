@@ -51,13 +51,15 @@ def dtype_of(expr: relax.Expr) -> str:
 
 
 def is_float(expr: relax.Expr) -> bool:
-    """Tell whether a tensor holds floating-point numbers, to which alone a gradient belongs.
+    """Tell whether this is a tensor of floating-point numbers, to which alone a gradient belongs.
 
     Raises
     ------
     GradientError
         If the tensor's dtype is not known.
     """
+    if not isinstance(expr.ty, relax.TensorType):
+        return False
     if expr.ty.dtype is None:
         raise GradientError(
             f"the dtype of {expr} must be known, but its type is {expr.ty}; give it one with "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import tvm
 from tvm import relax, topi
+from tvm.relax.transform.legalize_ops import binary as stock_binary
 from tvm.relax.transform.legalize_ops import index as stock_index
+from tvm.relax.transform.legalize_ops import linear_algebra as stock_linear_algebra
 from tvm.relax.transform.legalize_ops import manipulate as stock_manipulate
 from tvm.relax.transform.legalize_ops import nn as stock_nn
 from tvm.relax.transform.legalize_ops import qdq as stock_qdq
@@ -19,11 +21,21 @@ def tensor(name, *shape, dtype="float32"):
 
 N = tvm.tirx.Var("n", "int64")
 X, VECTOR, INDEX = tensor("x", 4, 5), tensor("v", 5), tensor("i", 3, dtype="int64")
+TUPLE = relax.Var("t", relax.TupleType([X.ty, VECTOR.ty]))
 IMAGES, KERNEL = tensor("x", N, 4, 9, 8), tensor("w", 6, 2, 3, 3)
 CHANNELS = [tensor(name, 4) for name in "gbmv"]
 QUERIES = [tensor(name, N, 3, 2, 4) for name in "qkv"]
 
 CASES = {
+    "power": ("relax.power", [X, VECTOR], {}, stock_binary._binary(topi.power)),
+    "atan2": ("relax.atan2", [X, VECTOR], {}, stock_binary._binary(topi.atan2)),
+    "mod": ("relax.mod", [X, VECTOR], {}, stock_binary._binary(topi.mod)),
+    "einsum": (
+        "relax.einsum",
+        [TUPLE],
+        {"subscripts": "...j,j->..."},
+        stock_linear_algebra._einsum,
+    ),
     "take clip": ("relax.take", [X, INDEX], {"axis": 1, "mode": "clip"}, stock_index._take),
     "take wrap": ("relax.take", [X, INDEX], {"axis": 0, "mode": "wrap"}, stock_index._take),
     "strided_slice": (

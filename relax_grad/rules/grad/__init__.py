@@ -7,6 +7,7 @@ forward operator.
 
 from . import (
     attention,
+    ccl,
     conv,
     image,
     index,
