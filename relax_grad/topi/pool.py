@@ -248,7 +248,15 @@ def adaptive_avg_pool_backward(
 
 def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimExpr) -> tuple:
     """Return where one of a number of adaptive windows over an axis begins and ends."""
+    if _is_one(number):
+        return tirx.const(0, at.dtype), over
+    if _is_one(over):
+        return tirx.const(0, at.dtype), tirx.const(1, at.dtype)
     return tirx.floordiv(at * over, number), tirx.floordiv((at + 1) * over + number - 1, number)
+
+
+def _is_one(extent: tirx.PrimExpr) -> bool:
+    return is_static(extent) and int(extent) == 1
 
 
 def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -258,6 +266,8 @@ def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr
         if output == 0 or extent % output == 0:
             return 1  # windows of a whole number of elements do not overlap
         return output // extent if output % extent == 0 else output // extent + 2
+    if _is_one(output):
+        return 1
     # An empty axis has no element to gather, but the loop's extent is still computed.
     return tirx.floordiv(output - 1, tirx.max(extent, 1)) + 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-
 from ._sample import Sample, register_samples
 
 # Shapes of data and weight in the plain layouts, and attributes, by operator.
