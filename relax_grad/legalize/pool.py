@@ -34,8 +34,9 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if rank_of(call) == 1 and call.attrs.output_size is None and _is_plain(call):
-        return _permute(call.args[0], call)
+        return _permute(call.args[0], layout, out_layout)
     return _to_out_layout(bb, call, output_size=call.attrs.output_size)
 
 
@@ -45,7 +46,8 @@ def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.E
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout or not _is_plain(call):
         return getattr(tvm_nn, f"_nn_{name}")(bb, call)
-    return _permute(getattr(relax.op.nn, name)(call.args[0], layout=layout, **attrs), call)
+    result = getattr(relax.op.nn, name)(call.args[0], layout=layout, **attrs)
+    return _permute(result, layout, out_layout)
 
 
 def _is_plain(call: relax.Call) -> bool:
@@ -54,11 +56,8 @@ def _is_plain(call: relax.Call) -> bool:
     return len(call.attrs.layout) == len(call.attrs.out_layout) == ndim
 
 
-def _permute(tensor: relax.Expr, call: relax.Call) -> relax.Expr:
-    layout, out_layout = call.attrs.layout, call.attrs.out_layout
-    if layout == out_layout:
-        return tensor
-    return relax.op.permute_dims(tensor, axes(layout, out_layout))
+def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
+    return tensor if layout == to else relax.op.permute_dims(tensor, axes(layout, to))
 
 
 def _max_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -94,12 +93,16 @@ def _max_pool_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data = call.args
+    layout, out_layout = call.attrs.layout, call.attrs.out_layout
+    if call.attrs.output_size is None:  # every element is a window of its own
+        same, dtype = _permute(output_grad, out_layout, layout), dtype_of(data.ty)
+        return same if dtype_of(output_grad.ty) == dtype else relax.op.astype(same, dtype)
     return bb.call_te(
         adaptive_avg_pool_backward,
         output_grad,
         list(data.ty.shape.values),
-        layout=call.attrs.layout,
-        out_layout=call.attrs.out_layout,
+        layout=layout,
+        out_layout=out_layout,
         out_dtype=dtype_of(data.ty),
         primfunc_name_hint=_name(call),
     )

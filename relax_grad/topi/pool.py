@@ -248,10 +248,11 @@ def adaptive_avg_pool_backward(
 
 def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimExpr) -> tuple:
     """Return where one of a number of adaptive windows over an axis begins and ends."""
+    # The simplifier divides by 0 in what these two cases come to below, for a symbolic extent.
     if _is_one(number):
-        return tirx.const(0, at.dtype), over
+        return tirx.const(0, "int64"), over
     if _is_one(over):
-        return tirx.const(0, at.dtype), tirx.const(1, at.dtype)
+        return tirx.const(0, "int64"), tirx.const(1, "int64")
     return tirx.floordiv(at * over, number), tirx.floordiv((at + 1) * over + number - 1, number)
 
 
