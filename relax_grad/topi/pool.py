@@ -212,7 +212,7 @@ def adaptive_avg_pool_backward(
     result : te.Tensor
         A tensor of shape ``data_shape`` and dtype ``out_dtype``.
     """
-    if is_empty(data_shape):
+    if is_empty(data_shape) or is_empty(output_grad.shape):
         return zeros(data_shape, out_dtype)
     names = spatial_names(layout, "NC")
     extents = [data_shape[axis] for axis in axes(layout, names)]
@@ -264,7 +264,7 @@ def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr
     """Return a bound of how many adaptive windows an element belongs to; at least 1."""
     if is_static(extent) and is_static(output):
         extent, output = int(extent), int(output)
-        if output == 0 or extent % output == 0:
+        if extent % output == 0:
             return 1  # windows of a whole number of elements do not overlap
         return output // extent if output % extent == 0 else output // extent + 2
     if _is_one(output):
