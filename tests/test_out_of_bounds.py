@@ -165,6 +165,25 @@ def test_pooling():
             cases.append(
                 Case(f"{op} {i} nan", op, [np.full((1, 2, 7, 8), np.nan)], attrs, nan=True)
             )
+    for rank in (1, 3):
+        shape = (1, 2, 7, 4, 5)[: rank + 2]
+        sizes = {"pool_size": (3, 1, 2)[:rank], "strides": (2, 3, 4)[:rank]}
+        padding = (3, 0, 1, 0, 2, 4)[: 2 * rank]
+        for kind in ("max", "avg"):
+            op = f"relax.nn.{kind}_pool{rank}d"
+            for ceil_mode in (False, True):
+                attrs = {**sizes, "padding": padding, "ceil_mode": ceil_mode}
+                name = f"{op} {ceil_mode}"
+                cases.append(Case(name, op, [random(*shape)], attrs, nan=kind == "avg"))
+    for rank, extents, windows in (
+        (1, (5,), (7,)),
+        (1, (7,), (3,)),
+        (2, (5, 3), (1, 4)),
+        (3, (2, 4, 3), (3, 2, 1)),
+    ):
+        op = f"relax.nn.adaptive_avg_pool{rank}d"
+        name = f"{op} {extents} {windows}"
+        cases.append(Case(name, op, [random(1, 2, *extents)], {"output_size": windows}))
     check_out_of_bounds(cases)
 
 
@@ -183,6 +202,22 @@ def test_convolution():
                     ((2, 2), (5, 5), {"padding": (2, 2, 2, 2)}),
                     ((9, 9), (3, 3), {"dilation": (3, 4), "strides": 2}),
                     ((4, 4), (1, 1), {"strides": 7, "padding": 5}),
+                ]
+            )
+        ]
+        + [
+            Case(
+                f"conv{rank}d{suffix} {i}",
+                f"relax.nn.conv{rank}d{suffix}",
+                [random(1, 2, *(5, 4, 3)[:rank]), random(2, 2, *(3, 2, 1)[:rank])],
+                attrs,
+            )
+            for rank in (1, 3)
+            for suffix in ("", "_transpose")
+            for i, attrs in enumerate(
+                [
+                    {"strides": (3, 1, 2)[:rank], "padding": (0, 1, 2, 1, 0, 1)[: 2 * rank]},
+                    {"strides": 2, "dilation": 2, "padding": (1, 2, 1)[:rank]},
                 ]
             )
         ]

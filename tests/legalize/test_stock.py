@@ -23,6 +23,7 @@ N = tvm.tirx.Var("n", "int64")
 X, VECTOR, INDEX = tensor("x", 4, 5), tensor("v", 5), tensor("i", 3, dtype="int64")
 TUPLE = relax.Var("t", relax.TupleType([X.ty, VECTOR.ty]))
 IMAGES, KERNEL = tensor("x", N, 4, 9, 8), tensor("w", 6, 2, 3, 3)
+SEQUENCES, VOLUMES = tensor("x", N, 9, 4), tensor("x", N, 4, 5, 4, 6)
 CHANNELS = [tensor(name, 4) for name in "gbmv"]
 QUERIES = [tensor(name, N, 3, 2, 4) for name in "qkv"]
 
@@ -112,6 +113,55 @@ CASES = {
     "median of all": ("relax.median", [X], {}, stock_statistical._median),
     "sum": ("relax.sum", [IMAGES, [2]], {}, stock_statistical._statistical(topi.sum)),
     "prod": ("relax.prod", [X, [0]], {}, stock_statistical._statistical(topi.prod)),
+    "conv1d": (
+        "relax.nn.conv1d",
+        [SEQUENCES, tensor("w", 3, 6, 2)],
+        {"groups": 2, "data_layout": "NWC", "kernel_layout": "WOI", "strides": 2},
+        stock_nn._nn_conv1d,
+    ),
+    "conv3d": (
+        "relax.nn.conv3d",
+        [VOLUMES, tensor("w", 6, 2, 2, 1, 3)],
+        {"groups": 2, "padding": (1, 0, 2, 1, 0, 2)},
+        stock_nn._nn_conv3d,
+    ),
+    "conv1d_transpose": (
+        "relax.nn.conv1d_transpose",
+        [tensor("x", N, 4, 9), tensor("w", 4, 3, 2)],
+        {"strides": 2, "output_padding": 1},
+        stock_nn._nn_conv1d_transpose,
+    ),
+    "conv2d_transpose": (
+        "relax.nn.conv2d_transpose",
+        [IMAGES, tensor("w", 4, 3, 2, 2)],
+        {"groups": 2, "padding": 1},
+        stock_nn._nn_conv2d_transpose,
+    ),
+    "conv3d_transpose": (
+        "relax.nn.conv3d_transpose",
+        [VOLUMES, tensor("w", 4, 3, 2, 2, 1)],
+        {"dilation": 2},
+        stock_nn._nn_conv3d_transpose,
+    ),
+    **{
+        f"{kind}_pool{rank}d": (
+            f"relax.nn.{kind}_pool{rank}d",
+            [x],
+            {"pool_size": 2, "padding": 1},
+            getattr(stock_nn, f"_nn_{kind}_pool{rank}d"),
+        )
+        for kind in ("max", "avg")
+        for rank, x in enumerate([SEQUENCES, IMAGES, VOLUMES], 1)
+    },
+    **{
+        f"adaptive_avg_pool{rank}d": (
+            f"relax.nn.adaptive_avg_pool{rank}d",
+            [x],
+            {"output_size": 3 if rank == 1 else None},
+            getattr(stock_nn, f"_nn_adaptive_avg_pool{rank}d"),
+        )
+        for rank, x in enumerate([SEQUENCES, IMAGES, VOLUMES], 1)
+    },
     "batch_norm": (
         "relax.nn.batch_norm",
         [IMAGES, *CHANNELS],
