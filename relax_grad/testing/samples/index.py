@@ -183,3 +183,61 @@ def _sum_of_dynamic_slice(x, begin, end, strides):
 def _torch_sum_of_dynamic_slice(torch, x, begin, end, strides):
     bounds = [bound.tolist() for bound in (begin, end, strides)]
     return _torch_slice(range(x.ndim), *bounds)(torch, x**3).sum()
+
+
+@register_samples("relax.grad.take_backward")
+def take_backward(rng):
+    yield Sample(
+        [rng.normal(size=(2, 3)), rng.normal(size=(2, 4)), np.array([1, -1, 9])],
+        {"axis": 1},
+        wrt=[0],
+        symbolic={0: {0: "n"}, 1: {0: "n", 1: "m"}},
+        note="repeated, one outside",
+    )
+
+
+@register_samples("relax.grad.take_jvp")
+def take_jvp(rng):
+    yield Sample(
+        [rng.normal(size=(2, 4)), np.array([[1], [-1], [9]])],
+        {"axis": -1},
+        symbolic={0: {0: "n", 1: "m"}},
+        note="one outside",
+    )
+
+
+@register_samples("relax.grad.gather_elements_backward_data")
+def gather_elements_backward_data(rng):
+    for indices in (np.array([[1, -1, 1], [9, 0, 0]]), np.array([[1, 1, 9], [3, 0, 0]], "uint8")):
+        yield Sample(
+            [rng.normal(size=(2, 3)), (2, 4), indices], {"axis": 1}, note="repeated, one outside"
+        )
+
+
+@register_samples("relax.grad.gather_elements_jvp")
+def gather_elements_jvp(rng):
+    yield Sample(
+        [rng.normal(size=(2, 4)), np.array([[1, -1, 1], [9, 0, 0]])],
+        {"axis": 1},
+        symbolic={0: {0: "n", 1: "m"}, 1: {0: "n"}},
+        note="repeated, one outside",
+    )
+
+
+@register_samples("relax.grad.strided_slice_backward_data")
+def strided_slice_backward_data(rng):
+    yield Sample(
+        [rng.normal(size=(2, 3)), (5, 3)],
+        {"axes": [0], "begin": [-1], "end": [0], "strides": [-2]},
+        note="backwards",
+    )
+
+
+@register_samples("relax.grad.dynamic_strided_slice_backward_data")
+def dynamic_strided_slice_backward_data(rng):
+    bounds = [np.array(bound) for bound in ([1, 0], [4, 3], [2, 1])]
+    yield Sample(
+        [rng.normal(size=(2, 3)), (5, 3), *bounds],
+        order=1,
+        note="steps; its gradient names an extent by match_cast, which TVM cannot differentiate",
+    )
