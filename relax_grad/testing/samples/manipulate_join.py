@@ -84,6 +84,7 @@ def split(rng):
     )
     for note, parts, torch in (
         ("an index, symbolic along the axis", [3], lambda torch, x: x.tensor_split([3])),
+        ("an index beyond the end", [7], lambda torch, x: x.tensor_split([7])),
         ("sections, symbolic along the axis", 2, lambda torch, x: x.split(3)),
     ):
         yield Sample(
