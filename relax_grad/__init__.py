@@ -11,6 +11,7 @@ from . import (
     registry,
     rules,
 )
+from .coverage import MissingGradient, missing_gradients
 from .errors import GradientCheckError, GradientError
 from .registry import register_gradient, register_legalize
 
@@ -29,7 +30,9 @@ def __getattr__(name: str):
 __all__ = [
     "GradientCheckError",
     "GradientError",
+    "MissingGradient",
     "__version__",
+    "missing_gradients",
     "register_gradient",
     "register_legalize",
 ]

@@ -9,8 +9,9 @@ one and an equal level is an error. TVM itself and users who give no level regis
   place. A user who overrides a stock rule needs a level above ``TVM_LEVEL``, with and without
   relax_grad.
 
-Modules declare with :func:`register_gradient` and :func:`register_legalize`; :func:`install`, which
-``import relax_grad`` calls, carries the declarations out once.
+Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable` and
+:func:`register_legalize`; :func:`install`, which ``import relax_grad`` calls, carries the declarations
+out once. :func:`classify` says what is known of an operator.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
+from tvm.relax.op.grad import no_grad as _no_grad
 
 from ._compat import dtype_of, shapes_differ
 from .errors import GradientError
@@ -29,7 +32,7 @@ from .errors import GradientError
 TVM_LEVEL = 10
 NEW_LEVEL = TVM_LEVEL - 1
 
-_NO_GRAD = Op.get("relax.grad.no_grad")
+_NO_GRAD_OP = Op.get("relax.grad.no_grad")
 
 GradientRule = Callable[
     [relax.Var, relax.Call, relax.Var, relax.BlockBuilder],
@@ -60,8 +63,46 @@ class Declaration:
     corrects: str | None
 
 
+@dataclass(frozen=True)
+class Classification:
+    """What is known of the gradient of one operator of the running TVM.
+
+    Attributes
+    ----------
+    op_name : str
+        The operator.
+    kind : str
+        ``"differentiable"``, ``"non-differentiable"`` or ``"unclassified"``.
+    rule : str or None
+        Whose rule it is: ``"relax_grad"``, ``"TVM"``, ``"the pass"`` (the Gradient pass itself handles
+        the operator) or ``"user"`` (registered over that of relax_grad). None without a rule.
+    reason : str or None
+        For an operator that is not differentiable: why.
+    refused : bool
+        Whether a gradient that reaches the operator is an error. The other operators without a
+        gradient count as constants.
+    corrects : str or None
+        For a rule that replaces TVM's own: what is wrong with TVM's.
+    """
+
+    op_name: str
+    kind: str
+    rule: str | None = None
+    reason: str | None = None
+    refused: bool = False
+    corrects: str | None = None
+
+
+#: Operators that the Gradient pass handles itself.
+_PASS_OPS = frozenset(
+    ("relax.call_tir_with_grad", "relax.grad.end_checkpoint", "relax.grad.start_checkpoint")
+)
+
+_reasons: dict[str, str] = {}
+_refused: set[str] = set()
 _declarations: dict[tuple[str, str], Declaration] = {}
-_installed: set[tuple[str, str]] = set()
+#: What TVM holds for each declaration that was carried out, to tell it from what a user registers.
+_installed: dict[tuple[str, str], object] = {}
 _ready = False
 
 
@@ -108,6 +149,72 @@ def register_legalize(
     return decorate
 
 
+def register_nondifferentiable(
+    op_name: str, reason: str, *, remedy: str | None = None, stock: bool = False
+) -> None:
+    """Declare that an operator has no gradient.
+
+    Parameters
+    ----------
+    op_name : str
+        The operator's name.
+    reason : str
+        Why it has none.
+    remedy : str, optional
+        For an operator whose result does depend on floating-point arguments: what to do instead. A
+        gradient that reaches the operator is then a :class:`relax_grad.GradientError`. Without it the
+        operator counts as a constant.
+    stock : bool
+        Whether TVM has such a rule of its own, which stays.
+    """
+    if op_name in _reasons:
+        raise ValueError(f"{op_name} is declared non-differentiable twice")
+    _reasons[op_name] = reason
+    if remedy is not None:
+        _refused.add(op_name)
+
+    def constant(orig_var, orig_call, output_grad, ctx):
+        return [_no_grad(argument) for argument in orig_call.args]
+
+    def refused(orig_var, orig_call, output_grad, ctx):
+        raise GradientError(f"{reason}; {remedy}")
+
+    if not stock:
+        register_gradient(op_name)(constant if remedy is None else refused)
+
+
+def operators() -> list[str]:
+    """Return the names of all Relax operators of the running TVM, those of relax_grad included."""
+    return sorted(name for name in Op.list_op_names() if name.startswith("relax."))
+
+
+def classify(op_name: str) -> Classification:
+    """Say what is known of the gradient of an operator.
+
+    Raises
+    ------
+    ValueError
+        If the running TVM has no such operator.
+    """
+    if op_name not in Op.list_op_names():
+        raise ValueError(f"this TVM has no operator named {op_name!r}")
+    if op_name in _PASS_OPS:
+        return Classification(op_name, "differentiable", "the pass")
+    found = Op.get(op_name).get_attr("FPrimalGradient")
+    key = (op_name, "FPrimalGradient")
+    if found is None:
+        return Classification(op_name, "unclassified")
+    if key in _declarations and found != _installed.get(key):
+        return Classification(op_name, "differentiable", "user")
+    rule = "relax_grad" if key in _declarations else "TVM"
+    if op_name in _reasons:
+        return Classification(
+            op_name, "non-differentiable", rule, _reasons[op_name], op_name in _refused
+        )
+    corrects = _declarations[key].corrects if key in _declarations else None
+    return Classification(op_name, "differentiable", rule, corrects=corrects)
+
+
 def install() -> None:
     """Register every declaration with the running TVM that is not registered yet.
 
@@ -120,13 +227,15 @@ def install() -> None:
         # The releases of TVM differ in the operators that they have.
         if key not in _installed and declaration.op_name in known_ops:
             _install(declaration)
-            _installed.add(key)
 
 
 def _declare(declaration: Declaration) -> None:
     key = (declaration.op_name, declaration.attr)
     if key in _declarations:
-        raise ValueError(f"{declaration.attr} of {declaration.op_name} is declared twice")
+        raise ValueError(
+            f"{declaration.attr} of {declaration.op_name} is declared twice; to override it, register "
+            "your own with TVM, for example by relax.op.register_gradient"
+        )
     if _ready and declaration.op_name not in Op.list_op_names():
         raise ValueError(f"this TVM has no operator named {declaration.op_name!r}")
     _declarations[key] = declaration
@@ -136,15 +245,17 @@ def _declare(declaration: Declaration) -> None:
 
 def _install(declaration: Declaration) -> None:
     op = Op.get(declaration.op_name)
+    function = tvm_ffi.convert(declaration.function)
+    _installed[declaration.op_name, declaration.attr] = function
     level = NEW_LEVEL if declaration.corrects is None else TVM_LEVEL
     try:
-        op.set_attr(declaration.attr, declaration.function, level)
+        op.set_attr(declaration.attr, function, level)
     except tvm.error.InternalError:
         # Something is registered at exactly this level. At TVM's level that is the stock value;
         # one level below, it is a user's, which wins.
         if declaration.corrects is not None:
             op.reset_attr(declaration.attr)
-            op.set_attr(declaration.attr, declaration.function, level)
+            op.set_attr(declaration.attr, function, level)
 
 
 def _guarded(op_name: str, rule: GradientRule) -> GradientRule:
@@ -178,7 +289,7 @@ def _normalized(ctx: relax.BlockBuilder, partial: relax.Expr, argument: relax.Ex
     """Normalize a partial and hold its type against that of its argument."""
     if not isinstance(partial, relax.Expr):
         raise GradientError(f"the rule must return expressions, but it returned {partial!r}")
-    if isinstance(partial, relax.Call) and partial.op == _NO_GRAD:
+    if isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP:
         return partial
     partial = ctx.normalize(partial)
     if _differ(partial.ty, argument.ty):

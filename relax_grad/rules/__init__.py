@@ -12,6 +12,7 @@ from . import (
     linear_algebra,
     manipulate,
     nn,
+    nondifferentiable,
     qdq,
     search,
     sorting,

@@ -22,15 +22,38 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class Argument:
-    """One tensor parameter of a checked program: its name, its value and its type."""
+    """One tensor parameter of a checked program.
+
+    The stock Gradient pass takes no parameter in bfloat16. Such an argument is a parameter in float32
+    whose value fits bfloat16, and the program casts it before the function sees it.
+
+    Attributes
+    ----------
+    name : str
+        The name of the parameter.
+    value : np.ndarray
+        Its value.
+    type : relax.TensorType
+        Its type.
+    dtype : str
+        The dtype that the function sees.
+    """
 
     name: str
     value: np.ndarray
     type: relax.TensorType
+    dtype: str
 
     @property
     def is_float(self) -> bool:
-        return dtype_of(self.type) in _FLOATS
+        return self.dtype in _FLOATS
+
+
+def _argument(name: str, value: np.ndarray, shape: Sequence) -> Argument:
+    dtype = value.dtype.name
+    if dtype == "bfloat16":
+        value = value.astype("float32")
+    return Argument(name, value, relax.TensorType(shape, value.dtype.name), dtype)
 
 
 @dataclass(frozen=True)
@@ -68,7 +91,7 @@ def make_arguments(
             dims.setdefault(names[axis], tirx.Var(names[axis], "int64")) if axis in names else size
             for axis, size in enumerate(value.shape)
         ]
-        return Argument(name, value, relax.TensorType(shape, value.dtype.name))
+        return _argument(name, value, shape)
 
     def convert(name: str, value, names: Mapping[int, str]):
         if isinstance(value, (np.ndarray, np.generic)):
@@ -107,27 +130,27 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Program:
     """Build ``L1``: the inner product of the function's floating-point outputs with random cotangents."""
-    params: list[relax.Var] = []
     tensors: list[Argument] = []
+    seen: list[relax.Var] = []  # what the function sees of the tensors
 
     def to_expr(argument):
         if isinstance(argument, Argument):
-            params.append(relax.Var(argument.name, argument.type))
             tensors.append(argument)
-            return params[-1]
+            shape = list(argument.type.shape.values)
+            seen.append(relax.Var(argument.name, relax.TensorType(shape, argument.dtype)))
+            return seen[-1]
         if isinstance(argument, tuple) and _holds(argument, Argument):
             return relax.Tuple([to_expr(item) for item in argument])
         return argument
 
     call_args = [to_expr(argument) for argument in arguments]
     static = [
-        relax.Var(tensor.name, relax.TensorType(tensor.value.shape, dtype_of(tensor.type)))
+        relax.Var(tensor.name, relax.TensorType(tensor.value.shape, tensor.dtype))
         for tensor in tensors
     ]
-    outputs = _float_leaves(_output_type(function, params, call_args, attrs))
+    outputs = _float_leaves(_output_type(function, seen, call_args, attrs))
     # Cotangents need values: the static types of the same outputs say how many.
-    known = dict(zip(params, static, strict=True))
-    static_args = [_substitute(arg, known) for arg in call_args]
+    static_args = _substitute_all(call_args, seen, static)
     leaves = [leaf for _, leaf in _float_leaves(_output_type(function, static, static_args, attrs))]
     for leaf in leaves:
         if not isinstance(leaf.shape, relax.ShapeExpr):
@@ -136,20 +159,29 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
                 "shape; reduce it within the function that is checked, for example by relax.op.sum"
             )
     shapes = [[int(dim) for dim in leaf.shape.values] for leaf in leaves]
-    cotangents = [
-        Argument(
-            f"cotangent{i}",
-            rng.uniform(-1, 1, shape).astype(numpy_dtype(dtype_of(leaf))),
-            leaf,
-        )
-        for i, (shape, (_, leaf)) in enumerate(zip(shapes, outputs, strict=True))
-    ]
+    cotangents = []
+    for i, (shape, (_, leaf)) in enumerate(zip(shapes, outputs, strict=True)):
+        value = rng.uniform(-1, 1, shape).astype(numpy_dtype(dtype_of(leaf)))
+        cotangent = _argument(f"cotangent{i}", value, shape)
+        if cotangent.dtype == dtype_of(cotangent.type):
+            cotangent = replace(cotangent, type=leaf)
+        elif isinstance(leaf.shape, relax.ShapeExpr):
+            leaf_type = relax.TensorType(list(leaf.shape.values), dtype_of(cotangent.type))
+            cotangent = replace(cotangent, type=leaf_type)
+        cotangents.append(cotangent)
+    params = [relax.Var(argument.name, argument.type) for argument in tensors]
     weights = [relax.Var(argument.name, argument.type) for argument in cotangents]
 
     bb = relax.BlockBuilder()
     with bb.function("main", [*params, *weights]):
         with bb.dataflow():
-            result = bb.emit(function(*call_args, **attrs))
+            cast = [
+                param
+                if argument.dtype == dtype_of(param.ty)
+                else bb.emit(relax.op.astype(param, argument.dtype))
+                for argument, param in zip(tensors, params, strict=True)
+            ]
+            result = bb.emit(function(*_substitute_all(call_args, seen, cast), **attrs))
             leaves = [_project(result, path) for path, _ in outputs]
             loss = bb.emit_output(_inner_products(bb, leaves, weights))
         bb.emit_func_output(loss)
@@ -167,14 +199,11 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
     adjoint = relax.utils.copy_with_new_vars(differentiated["main_adjoint"])
     by_name = {argument.name: argument for argument in program.arguments}
     order = 1 + sum(argument.name.startswith("direction") for argument in program.arguments)
-    directions = [
-        Argument(
-            f"direction{order}_{name}",
-            rng.uniform(-1, 1, by_name[name].value.shape).astype(by_name[name].value.dtype),
-            by_name[name].type,
-        )
-        for name in wrt
-    ]
+    directions = []
+    for name in wrt:
+        argument = by_name[name]
+        value = rng.uniform(-1, 1, argument.value.shape).astype(argument.value.dtype)
+        directions.append(replace(argument, name=f"direction{order}_{name}", value=value))
     # The copy has symbolic variables of its own; a direction has the type of its gradient there.
     (block,) = adjoint.body.blocks
     gradients = list(adjoint.body.body.fields[1].fields)
@@ -198,6 +227,23 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         for direction, param in zip(directions, params, strict=True)
     ]
     return Program(bb.get(), (*arguments, *directions))
+
+
+def compile_levels(modules: Sequence[tvm.IRModule], target) -> Callable:
+    """Compile ``main`` of the modules as ``main_1``, ``main_2``, ..., with their adjoint functions.
+
+    Compiled together, the orders share the kernels that they have in common.
+    """
+    together = tvm.IRModule()
+    for order, module in enumerate(modules, start=1):
+        for variable, function in module.functions_items():
+            name = variable.name_hint
+            if name in ("main", "main_adjoint"):
+                name = f"main_{order}{name.removeprefix('main')}"
+                together[name] = function.with_attr("global_symbol", name)
+            else:  # what the function itself brought along; calls refer to it by its variable
+                together[variable] = function
+    return compile_module(together, target)
 
 
 def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
@@ -231,6 +277,12 @@ def _holds(value, kind) -> bool:
 
 def _holds_array(value) -> bool:
     return _holds(value, (np.ndarray, np.generic))
+
+
+def _substitute_all(call_args, variables, values) -> list:
+    """Put values in the place of variables; symbolic extents of the arguments stay those of the values."""
+    known = dict(zip(variables, values, strict=True))
+    return [_substitute(arg, known) for arg in call_args]
 
 
 def _substitute(arg, known: Mapping):
@@ -272,6 +324,9 @@ def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
     dtype = "float64" if "float64" in dtypes else "float32"
     total = None
     for value, weight, own in zip(values, weights, dtypes, strict=True):
+        value = bb.normalize(value)
+        if dtype_of(value.ty) != own:  # bfloat16, whose weight is in float32
+            value = bb.emit(relax.op.astype(value, own))
         product = bb.emit(relax.op.multiply(value, weight))
         if own != dtype:
             product = bb.emit(relax.op.astype(product, dtype))

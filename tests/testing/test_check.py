@@ -10,8 +10,10 @@ import pytest
 from tvm import relax
 from tvm.ir import Op
 
+from relax_grad._compat import dtype_of
 from relax_grad.errors import GradientCheckError
 from relax_grad.testing import check_gradients
+from relax_grad.testing._program import numpy_dtype
 
 X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
 
@@ -45,6 +47,22 @@ def test_a_right_gradient_is_measured():
     assert report.order == 3
     assert 0 < report.max_error < 1e-8
     assert report.comparisons > 6
+
+
+def test_bfloat16_reaches_the_rule_and_an_error_in_it_is_found():
+    def change(grad, x):
+        # Differences in float64 see a change of the rule too: only bfloat16 gets one here.
+        if dtype_of(x.ty) != "bfloat16":
+            return grad
+        return relax.op.multiply(grad, relax.const(factor, "bfloat16"))
+
+    value = X.astype(numpy_dtype("bfloat16"))
+    with rule_of("relax.exp", exp_rule(change)):
+        factor = 1.0
+        check_gradients("relax.exp", [value], order=2)
+        factor = 1.5
+        with pytest.raises(GradientCheckError, match="float64 gives"):
+            check_gradients("relax.exp", [value], order=2)
 
 
 def test_a_wrong_element_is_named_with_both_numbers():

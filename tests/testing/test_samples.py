@@ -23,7 +23,14 @@ def test_gradient_of_every_order(sample):
 @pytest.mark.parametrize("sample", SMOOTH)
 def test_dtypes(sample):
     for dtype in sample.dtypes:
-        sample.check(dtype=dtype)
+        sample.check(dtype=dtype, order=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].order > 1])
+def test_dtypes_to_second_order(sample):
+    for dtype in sample.dtypes:
+        sample.check(dtype=dtype, order=2)
 
 
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].symbolic])

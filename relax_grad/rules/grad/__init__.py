@@ -14,7 +14,6 @@ from . import (
     linear_algebra,
     loss,
     manipulate,
-    marker,
     norm,
     pad,
     pool,

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from tvm import relax
+from tvm.ir import Op
 
+from .. import _program
 from .._program import numpy_dtype
-from ..check import GradientReport, check_gradients
+from ..check import GradientReport, check_gradients, resolve
 
 SampleMaker = Callable[[np.random.Generator], "Iterator[Sample]"]
 
@@ -56,7 +59,7 @@ class Sample:
     order: int = 2
     symbolic: Mapping[int, Mapping[int, str]] | None = None
     torch: Callable | None = None
-    dtypes: Sequence[str] = ("float32", "float16")
+    dtypes: Sequence[str] = ("float32", "float16", "bfloat16")
     smooth: bool = True
     note: str = ""
     op: str = ""
@@ -73,6 +76,26 @@ class Sample:
             **{"order": self.order, **settings},
             **self.attrs,
         )
+
+    def partials(self) -> list[list[relax.Expr]]:
+        """Return what the operator's rule returns for each call of it in the sample's function."""
+        _, function = resolve(self.function or self.op)
+        arguments = _program.make_arguments(self.inputs, None, {})
+        rng = np.random.default_rng(0)
+        main = _program.first_order(function, arguments, self.attrs, rng).module["main"]
+        op = Op.get(self.op)
+        rule = op.get_attr("FPrimalGradient")
+        found = []
+        for binding in main.body.blocks[0].bindings:
+            if isinstance(binding.value, relax.Call) and binding.value.op == op:
+                grad = relax.Var("output_grad", binding.var.ty)
+                bb = relax.BlockBuilder()
+                with bb.function("probe", [*main.params, grad]):
+                    with bb.dataflow():
+                        found.append(list(rule(binding.var, binding.value, grad, bb)))
+                        bb.emit_output(grad)
+                    bb.emit_func_output(grad)
+        return found
 
 
 def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:

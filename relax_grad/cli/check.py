@@ -1,4 +1,4 @@
-"""The command line: ``relax-grad check`` checks the gradients of the TVM build that is installed."""
+"""``relax-grad check`` checks the gradients of the TVM build that is installed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fnmatch import fnmatchcase
 
 import tvm
 
-from . import __version__, _compat
-from .registry import declarations
-from .testing import check_against_torch
-from .testing.samples import Sample, sampled_operators, samples
+from ..registry import declarations
+from ..testing import check_against_torch
+from ..testing.samples import Sample, sampled_operators, samples
+from ._text import count_of, versions
 
 _EPILOG = """\
 examples:
   relax-grad check                        every operator, at each sample's highest order
   relax-grad check conv2d nn.max_pool2d   two operators
   relax-grad check 'grad.*' --order 1     the backward operators, first order only
-  relax-grad check --all --torch          every dtype and symbolic shapes too, and PyTorch
+  relax-grad check --all                  every dtype, symbolic shapes, and PyTorch if installed
 
 exit codes:
   0  every check passed        2    the command line is wrong
@@ -36,32 +36,20 @@ exit codes:
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    argv : Sequence[str], optional
-        The arguments without the program's name; by default those of the process.
-
-    Returns
-    -------
-    code : int
-        The exit code: 0 if every check passed, 1 if one failed, 130 if interrupted. A wrong command
-        line exits with code 2, as argparse does.
-    """
-    parser, check = _parsers()
-    args = parser.parse_args(argv)
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return 0 if every check passed, 1 if one failed, 130 if interrupted."""
     try:
         operators = select(args.operators)
     except ValueError as error:
-        check.error(str(error))
+        args.error(str(error))
     if args.list:
         for operator in operators:
             print(operator)
         return 0
-    if args.torch and importlib.util.find_spec("torch") is None:
-        check.error("--torch needs PyTorch: pip install 'relax_grad[torch]'")
+    has_torch = importlib.util.find_spec("torch") is not None
+    if args.torch and not has_torch:
+        args.error("--torch needs PyTorch: pip install 'relax_grad[torch]'")
+    args.torch = has_torch and (args.torch or args.all)
     try:
         return _check(operators, args)
     except KeyboardInterrupt:
@@ -137,7 +125,7 @@ class Outcome:
 
     def line(self, width: int) -> str:
         """Return the report of the operator in one line, its name padded to ``width``."""
-        count = _count(self.samples, "sample")
+        count = count_of(self.samples, "sample")
         order = f"order {self.order}" if self.order else "-"
         error = f"max error {self.max_error:.1e}" if self.order else "-"
         verdict = "FAILED" if self.failures else "ok" if self.samples else "skipped"
@@ -237,7 +225,7 @@ def _check(operators: Sequence[str], args: argparse.Namespace) -> int:
     outcomes = []
     start = time.perf_counter()
     with _interrupts() as interrupted, _output(len(operators)) as (write, begin):
-        write(f"{_versions()}, target {args.target.kind.name}")
+        write(f"{versions()}, target {args.target.kind.name}")
         for operator in operators:
             begin(operator)
             outcome = check_operator(
@@ -264,7 +252,7 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
     yield ""
     if skipped:
         yield (
-            f"Skipped {_count(skipped, 'sample')} at a kink, where finite differences say nothing: "
+            f"Skipped {count_of(skipped, 'sample')} at a kink, where finite differences say nothing: "
             "--torch compares with PyTorch."
         )
     if everything:
@@ -277,8 +265,8 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
         ]
         if unsampled:
             yield f"No samples to check the rule on: {', '.join(unsampled)}."
-    verdict = f"{_count(failed, 'operator')} FAILED" if failed else "all ok"
-    yield f"{_count(len(outcomes), 'operator')}, {_count(count, 'sample')}, {seconds:.0f} s: {verdict}"
+    verdict = f"{count_of(failed, 'operator')} FAILED" if failed else "all ok"
+    yield f"{count_of(len(outcomes), 'operator')}, {count_of(count, 'sample')}, {seconds:.0f} s: {verdict}"
 
 
 @contextmanager
@@ -334,13 +322,8 @@ def _output(total: int):
         yield write, begin
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(
-        prog="relax-grad",
-        description="Checks the gradients that relax_grad registers with the installed TVM.",
-    )
-    parser.add_argument("--version", action="version", version=_versions())
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+def add_parser(commands) -> None:
+    """Add the command to the parser's subcommands."""
     check = commands.add_parser(
         "check",
         help="check gradients numerically against this TVM build",
@@ -369,7 +352,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="check no order higher than N (default: each sample's own, mostly 2)",
     )
     check.add_argument(
-        "--all", action="store_true", help="check the other dtypes and symbolic shapes too"
+        "--all",
+        action="store_true",
+        help="check the other dtypes and symbolic shapes too, and compare with PyTorch if it is installed",
     )
     check.add_argument(
         "--torch",
@@ -378,7 +363,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     check.add_argument("--list", action="store_true", help="list the operators, check nothing")
     check.add_argument("--verbose", action="store_true", help="show the traceback of every failure")
-    return parser, check
+    check.set_defaults(run=run, error=check.error)
 
 
 def _order(text: str) -> int:
@@ -397,15 +382,6 @@ def _target(text: str) -> tvm.target.Target:
     if not device.exist:
         raise argparse.ArgumentTypeError(f"no device of target {text!r} on this machine")
     return target
-
-
-def _versions() -> str:
-    ffi = _compat.installed_version("apache-tvm-ffi") or "of unknown version"
-    return f"relax_grad {__version__}, apache-tvm {tvm.__version__}, apache-tvm-ffi {ffi}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _differentiable() -> list[str]:

@@ -1,0 +1,283 @@
+"""What is known of the gradients of all operators, and which gradients a function lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from ._compat import dtype_of
+from .registry import Classification, classify, operators
+
+__all__ = [
+    "MissingGradient",
+    "OperatorCoverage",
+    "coverage",
+    "differentiable_arguments",
+    "missing_gradients",
+]
+
+
+@dataclass(frozen=True)
+class OperatorCoverage:
+    """The gradient of one operator.
+
+    Attributes
+    ----------
+    classification : relax_grad.registry.Classification
+        Whether there is one and whose it is, or why there is none.
+    arguments : tuple[str, ...]
+        The arguments that get a gradient, by name.
+    """
+
+    classification: Classification
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MissingGradient:
+    """A binding that gradients would have to pass, whose operator has none.
+
+    Attributes
+    ----------
+    binding : str
+        The name of the variable that is bound.
+    operator : str
+        What is called.
+    reason : str
+        Why there is no gradient.
+    span : tvm.ir.Span or None
+        Where the call stands in the source, if TVM knows.
+    """
+
+    binding: str
+    operator: str
+    reason: str
+    span: tvm.ir.Span | None = None
+
+    def __str__(self) -> str:
+        at = "" if self.span is None else f" at {self.span}"
+        return f"binding {self.binding!r}{at}: {self.operator}: {self.reason}"
+
+
+def coverage() -> list[OperatorCoverage]:
+    """Return what is known of every ``relax.*`` operator of the running TVM, in order of name."""
+    found = []
+    for op_name in operators():
+        classification = classify(op_name)
+        arguments = ()
+        if classification.kind == "differentiable" and classification.rule != "the pass":
+            arguments = differentiable_arguments(op_name)
+        found.append(OperatorCoverage(classification, arguments))
+    return found
+
+
+def differentiable_arguments(op_name: str) -> tuple[str, ...]:
+    """Return the names of the arguments that get a gradient in at least one of the operator's samples.
+
+    Every sample's call is handed to the operator's rule; nothing is compiled.
+    """
+    from .testing.samples import sampled_operators, samples
+
+    if op_name not in sampled_operators():
+        return ()
+    found: set[int] = set()
+    count = 0
+    for sample in samples(op_name):
+        for partials in sample.partials():
+            count = max(count, len(partials))
+            found |= {i for i, partial in enumerate(partials) if not _is_no_grad(partial)}
+    names = [argument.name for argument in Op.get(op_name).arguments]
+    names += [f"argument {i}" for i in range(len(names), count)]
+    return tuple(names[i] for i in sorted(found))
+
+
+def missing_gradients(
+    mod: tvm.IRModule,
+    func_name: str,
+    require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
+    *,
+    target_index: int = 0,
+) -> list[MissingGradient]:
+    """Return every binding that keeps a function from being differentiated for lack of a gradient.
+
+    Only what lies between ``require_grads`` and the target counts: a result of integers, a constant, or
+    an operator that counts as a constant ends a path.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        The module.
+    func_name : str
+        The name of the function.
+    require_grads : relax.Var or str or Sequence, optional
+        The parameters to differentiate with respect to, themselves or by name; by default all that hold
+        floating-point tensors.
+    target_index : int
+        Which element of the function's result is differentiated, where the result is a tuple.
+
+    Returns
+    -------
+    missing : list[MissingGradient]
+        In the order of the function; empty where no gradient is missing.
+
+    Raises
+    ------
+    TypeError
+        If ``mod`` is no module or ``func_name`` names no Relax function.
+    ValueError
+        If the function or a parameter does not exist, or the result has no such element.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> from tvm import relax
+    >>> x = relax.Var("x", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         y = bb.emit(relax.op.call_pure_packed("mystery", x, ty_args=x.ty), name_hint="y")
+    ...         loss = bb.emit_output(relax.op.sum(y))
+    ...     _ = bb.emit_func_output(loss)
+    >>> for missing in relax_grad.missing_gradients(bb.get(), "main"):
+    ...     print(missing.binding, missing.operator)
+    y relax.call_pure_packed
+    """
+    function = _function(mod, func_name)
+    sources = _sources(function, func_name, require_grads)
+    bindings = list(_bindings(function.body))
+    varied = set(sources)
+    for variable, value in bindings:
+        if _holds_floats(variable.ty) and _passes(value) and varied & set(_used(value)):
+            varied.add(variable)
+    wanted = set(_used(_target(function, func_name, target_index)))
+    for variable, value in reversed(bindings):
+        if variable in wanted and _passes(value):
+            wanted |= set(_used(value))
+    return [
+        MissingGradient(variable.name, *obstacle, _span(variable, value))
+        for variable, value in bindings
+        if variable in varied and variable in wanted
+        for obstacle in _obstacles(value)
+    ]
+
+
+def _function(mod: tvm.IRModule, func_name: str) -> relax.Function:
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}")
+    names = [variable.name_hint for variable in mod.get_global_vars()]
+    if func_name not in names:
+        raise ValueError(
+            f"the module has no function {func_name!r}; it has {', '.join(sorted(names)) or 'none'}"
+        )
+    function = mod[func_name]
+    if not isinstance(function, relax.Function):
+        raise TypeError(
+            f"{func_name} must be a Relax function, but it is a {type(function).__name__}"
+        )
+    return function
+
+
+def _sources(function: relax.Function, func_name: str, require_grads) -> list[relax.Var]:
+    if require_grads is None:
+        return [param for param in function.params if _holds_floats(param.ty)]
+    if isinstance(require_grads, (str, relax.Var)):
+        require_grads = [require_grads]
+    by_name = {param.name: param for param in function.params}
+    sources = []
+    for item in require_grads:
+        if isinstance(item, str) and item in by_name:
+            item = by_name[item]
+        if not any(param.same_as(item) for param in function.params):
+            raise ValueError(
+                f"require_grads names {item}, which is no parameter of {func_name}; its parameters are "
+                + ", ".join(by_name)
+            )
+        sources.append(item)
+    return sources
+
+
+def _target(function: relax.Function, func_name: str, target_index: int) -> relax.Expr:
+    result = function.body.body
+    bound = dict(_bindings(function.body)).get(result)
+    result = bound if isinstance(bound, relax.Tuple) else result
+    count = len(result.fields) if isinstance(result, relax.Tuple) else 1
+    if not 0 <= target_index < count:
+        raise ValueError(
+            f"target_index must lie between 0 and {count - 1}, as {func_name} returns "
+            f"{'one value' if count == 1 else f'{count} values'}, but it is {target_index}"
+        )
+    return result.fields[target_index] if isinstance(result, relax.Tuple) else result
+
+
+def _bindings(body: relax.Expr) -> Iterator[tuple[relax.Var, relax.Expr]]:
+    """Yield each variable of a body and what is bound to it, those of branches first."""
+    if not isinstance(body, relax.SeqExpr):
+        return
+    for block in body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.If):
+                yield from _bindings(value.true_branch)
+                yield from _bindings(value.false_branch)
+            yield binding.var, value
+
+
+def _used(value: relax.Expr) -> list[relax.Var]:
+    """Return the variables that a value is made of; of a conditional, what its branches result in."""
+    if isinstance(value, relax.If):
+        branches = (value.true_branch, value.false_branch)
+        return [
+            variable
+            for branch in branches
+            for variable in _used(branch.body if isinstance(branch, relax.SeqExpr) else branch)
+        ]
+    return relax.analysis.free_vars(value)
+
+
+def _passes(value: relax.Expr) -> bool:
+    """Tell whether gradients pass a value, or would pass it if its operator had one."""
+    if not (isinstance(value, relax.Call) and isinstance(value.op, Op)):
+        return True
+    found = classify(value.op.name)
+    return found.kind != "non-differentiable" or found.refused
+
+
+def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
+    """Yield what keeps gradients from passing a value: what is called, and why it has no gradient."""
+    if not isinstance(value, relax.Call):
+        return
+    callee = value.op
+    if isinstance(callee, Op):
+        found = classify(callee.name)
+        if found.kind == "unclassified":
+            yield (
+                callee.name,
+                "no gradient is registered; register one with relax_grad.register_gradient",
+            )
+        elif found.refused:
+            yield callee.name, found.reason
+    elif isinstance(callee, relax.ExternFunc):
+        yield str(callee.global_symbol), "TVM cannot look into an external function"
+    else:
+        name = callee.name_hint if isinstance(callee, relax.GlobalVar) else str(callee)
+        yield name, "the Gradient pass does not follow calls of other functions; inline it first"
+
+
+def _is_no_grad(partial: relax.Expr) -> bool:
+    return isinstance(partial, relax.Call) and partial.op == Op.get("relax.grad.no_grad")
+
+
+def _span(variable: relax.Var, value: relax.Expr) -> tvm.ir.Span | None:
+    return value.span if value.span is not None else variable.span
+
+
+def _holds_floats(found: relax.Type) -> bool:
+    if isinstance(found, relax.TupleType):
+        return any(map(_holds_floats, found.fields))
+    if not isinstance(found, relax.TensorType):
+        return isinstance(found, relax.ObjectType)  # of which nothing is known
+    return found.dtype is None or "float" in dtype_of(found)

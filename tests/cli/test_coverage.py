@@ -1,0 +1,77 @@
+"""``relax-grad coverage``: its three forms, and what it returns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from relax_grad import cli
+from relax_grad.cli import coverage as command
+from relax_grad.coverage import OperatorCoverage
+from relax_grad.registry import Classification, operators
+
+
+def run(capsys, *argv) -> tuple[int, str]:
+    code = cli.main(["coverage", *argv])
+    return code, capsys.readouterr().out
+
+
+def test_text_has_a_line_for_each_operator(capsys):
+    code, out = run(capsys)
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("relax.")] == operators()
+    assert lines[-1].startswith(f"{len(operators())} operators: ")
+    assert lines[-1].endswith(" 0 unclassified")
+
+
+def test_markdown_is_a_table(capsys):
+    code, out = run(capsys, "--markdown")
+    assert code == 0
+    table = [line for line in out.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(operators())
+    assert len({line.replace("\\|", "").count("|") for line in table}) == 1
+    assert any(
+        line.startswith("| `relax.nn.conv2d` | yes | relax_grad | data, weight") for line in table
+    )
+
+
+def test_json_can_be_read_by_a_program(capsys):
+    code, out = run(capsys, "--json")
+    assert code == 0
+    found = {item["operator"]: item for item in json.loads(out)}
+    assert sorted(found) == operators()
+    assert found["relax.nn.nll_loss"]["arguments"] == ["predictions", "weights"]
+    assert found["relax.argmax"]["kind"] == "non-differentiable"
+    assert "integers" in found["relax.argmax"]["reason"]
+    assert found["relax.unique"]["refused"]
+
+
+def test_an_unclassified_operator_is_shown_and_changes_the_exit_code(capsys, monkeypatch):
+    unknown = OperatorCoverage(Classification("relax.brand_new", "unclassified"), ())
+    monkeypatch.setattr(command, "coverage", lambda: [unknown])
+    code, out = run(capsys)
+    assert code == 1
+    assert "relax.brand_new  unclassified" in out
+    assert "1 operator: 0 differentiable, 0 non-differentiable, 1 unclassified" in out
+
+
+def test_the_forms_exclude_each_other(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["coverage", "--json", "--markdown"])
+    assert exit_info.value.code == 2
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "relax_grad", "coverage"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    _, errors = process.communicate()
+    assert "Traceback" not in errors

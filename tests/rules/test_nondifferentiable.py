@@ -1,0 +1,140 @@
+"""Operators without a gradient: constants for the gradient, or refused where a gradient reaches them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax.op.grad import no_grad
+
+from relax_grad.errors import GradientError
+from relax_grad.testing import check_gradients
+
+X = np.array([[1.5, -2.25, 0.25], [3.75, 0.5, -0.75]])
+
+
+def gradient(function, value=X):
+    """The gradient of ``sum(function(x))``."""
+    x = relax.Var("x", relax.TensorType(value.shape, value.dtype.name))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            loss = bb.emit_output(relax.op.sum(bb.emit(function(bb, x))))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main")(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    return machine["main_adjoint"](tvm.runtime.tensor(value))[1][0].numpy()
+
+
+def test_no_grad_is_a_constant_factor():
+    def product(x, held):
+        return relax.op.multiply(x, no_grad(relax.op.multiply(held, held)))
+
+    check_gradients(product, [X, X + 5], wrt=[0], order=1)
+    found = gradient(lambda bb, x: relax.op.multiply(x, no_grad(x)))
+    np.testing.assert_allclose(found, X)
+
+
+@pytest.mark.parametrize("name", ["ceil", "floor", "round", "sign", "trunc"])
+def test_a_piecewise_constant_factor_stays_a_factor(name):
+    def function(bb, x):
+        return relax.op.multiply(x, getattr(relax.op, name)(x))
+
+    expected = np.rint(X) if name == "round" else getattr(np, name)(X)
+    np.testing.assert_allclose(gradient(function), expected)
+
+
+def test_floor_divide_counts_as_a_constant_in_both_arguments():
+    def function(bb, x):
+        other = relax.op.add(x, relax.const(10.0, "float64"))
+        return relax.op.add(relax.op.multiply(x, x), relax.op.floor_divide(other, x))
+
+    np.testing.assert_allclose(gradient(function), 2 * X)
+
+
+MASKS = {
+    "argmax": lambda x: relax.op.argmax(x, axis=1, keepdims=True),
+    "argmin": lambda x: relax.op.argmin(x, axis=1, keepdims=True),
+    "argsort": relax.op.argsort,
+    "bucketize": lambda x: relax.op.bucketize(x, relax.const([0.0, 1.0], "float64")),
+    "isnan": relax.op.isnan,
+    "isinf": relax.op.isinf,
+    "isfinite": relax.op.isfinite,
+    "greater": lambda x: relax.op.greater(x, relax.const(0.0, "float64")),
+    "logical": lambda x: relax.op.logical_not(
+        relax.op.logical_and(relax.op.isnan(x), relax.op.isinf(x))
+    ),
+    "one_hot": lambda x: relax.op.one_hot(relax.op.argmax(x, axis=1), 1.0, 0.0, 3, 1),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_what_is_computed_without_a_gradient_scales_the_others(name):
+    """A mask made of the input itself is a constant for the gradient, cast to floating point or not."""
+
+    def function(bb, x):
+        mask = relax.op.astype(bb.emit(MASKS[name](x)), "float64")
+        return relax.op.multiply(bb.emit(relax.op.multiply(x, x)), mask)
+
+    def mask_only(bb, x):
+        mask = relax.op.astype(bb.emit(MASKS[name](x)), "float64")
+        return relax.op.add(relax.op.multiply(x, relax.op.zeros_like(x)), mask)
+
+    x = relax.Var("x", relax.TensorType(X.shape, "float64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(relax.op.astype(bb.emit(MASKS[name](x)), "float64"))
+        bb.emit_func_output(out)
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    mask = machine["main"](tvm.runtime.tensor(X)).numpy()
+    np.testing.assert_allclose(gradient(function), 2 * X * mask)
+    np.testing.assert_allclose(gradient(mask_only), 0 * X)
+
+
+CREATED = {
+    "arange": lambda: relax.op.arange(0, 3, 1, "float64"),
+    "eye": lambda: relax.op.eye(2, 3, 0, "float64"),
+    "hamming_window": lambda: relax.op.hamming_window(3, True, 0.54, 0.46, "float32"),
+    "ones": lambda: relax.op.ones((2, 3), "float64"),
+}
+
+
+@pytest.mark.parametrize("name", CREATED)
+def test_what_is_created_upstream_of_the_loss_does_not_stop_the_pass(name):
+    def function(bb, x):
+        created = relax.op.astype(bb.emit(CREATED[name]()), "float64")
+        return relax.op.multiply(bb.emit(relax.op.multiply(x, x)), bb.emit(created))
+
+    found = gradient(function)
+    assert found.shape == X.shape
+    ratio = found / (2 * X)
+    assert np.isfinite(ratio).all()
+    assert (ratio != 0).any()
+
+
+def test_eye_like_is_a_constant():
+    found = gradient(lambda bb, x: relax.op.multiply(x, relax.op.eye_like(x)))
+    np.testing.assert_allclose(found, np.eye(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("build", "operator", "reason"),
+    [
+        (lambda x: relax.op.unique(x, axis=0), "relax.unique", "selects an unknown number"),
+        (
+            lambda x: relax.op.call_pure_packed("f", x, ty_args=x.ty),
+            "relax.call_pure_packed",
+            "cannot look into",
+        ),
+        (
+            lambda x: relax.op.call_dps_packed("f", (x,), x.ty),
+            "relax.call_dps_packed",
+            "cannot look into",
+        ),
+    ],
+)
+def test_a_result_that_depends_on_its_arguments_is_refused(build, operator, reason):
+    with pytest.raises(GradientError, match=f"{operator}, binding '.*': .*{reason}"):
+        gradient(lambda bb, x: bb.emit(build(x)))
