@@ -158,9 +158,7 @@ def _call_resize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _call_grid_sample(bb: relax.BlockBuilder, function, call, *arguments) -> relax.Expr:
     attrs = grid_sample_attrs(call)
     del attrs["layout"]
-    return bb.call_te(
-        function, *arguments, **attrs, primfunc_name_hint=call.op.name.split(".")[-1]
-    )
+    return bb.call_te(function, *arguments, **attrs, primfunc_name_hint=call.op.name.split(".")[-1])
 
 
 def _stock_resize_is_right(call: relax.Call, layouts: tuple[str, str]) -> bool:

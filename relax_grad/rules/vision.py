@@ -7,8 +7,8 @@ from tvm.relax.op import grad as backward
 
 from ..op.vision import roi_attrs
 from ..registry import register_gradient
-from ._util import broadcast_like, cast_like, dtype_of, no_grad, shape_of, wide_dtype, widen
-from .manipulate import reshape_like
+from ._util import cast_like, dtype_of, no_grad, wide_dtype, widen
+from .manipulate import _reshape_like
 
 
 @register_gradient("relax.vision.roi_align")
@@ -59,7 +59,7 @@ def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
     loc_grad, anchor_grad = _boxes(ctx, orig_call.attrs, boxes, loc_pred, anchor, boxes_grad)
     return [
         _cast(ctx, _scores(ctx, orig_call.attrs, cls_pred, scores_grad), cls_pred),
-        _cast(ctx, reshape_like(loc_grad, loc_pred), loc_pred),
+        _cast(ctx, _reshape_like(loc_grad, loc_pred), loc_pred),
         _cast(ctx, anchor_grad, anchor),
     ]
 
@@ -78,7 +78,7 @@ def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
 
     variances = [float(variance) for variance in attrs.variances]
     v_xy, v_wh = relax.const(variances[:2], dtype), relax.const(variances[2:], dtype)
-    offset, scale = halves(reshape_like(ctx.emit(widen(loc_pred)), boxes))
+    offset, scale = halves(_reshape_like(ctx.emit(widen(loc_pred)), boxes))
     low, high = halves(widen(anchor))
     size = ctx.emit(op.subtract(high, low))
     centre = ctx.emit(op.multiply(op.add(low, high), relax.const(0.5, dtype)))
@@ -87,9 +87,8 @@ def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
     half = ctx.emit(op.multiply(growth, size))
 
     # The boxes have y before x.
-    y_min, x_min, y_max, x_max = (
-        relax.TupleGetItem(ctx.emit(op.split(grad, 4, axis=-1)), i) for i in range(4)
-    )
+    sides = ctx.emit(op.split(grad, 4, axis=-1))
+    y_min, x_min, y_max, x_max = (relax.TupleGetItem(sides, i) for i in range(4))
     min_grad, max_grad = joined(x_min, y_min), joined(x_max, y_max)
     if attrs.clip:
         middle = ctx.emit(op.add(op.multiply(step, size), centre))
@@ -102,9 +101,7 @@ def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
         op.multiply(op.multiply(middle_grad, size), v_xy),
         op.multiply(op.multiply(half_grad, half), v_wh),
     )
-    size_grad = ctx.emit(
-        op.add(op.multiply(middle_grad, step), op.multiply(half_grad, growth))
-    )
+    size_grad = ctx.emit(op.add(op.multiply(middle_grad, step), op.multiply(half_grad, growth)))
     centre_grad = ctx.emit(op.multiply(middle_grad, relax.const(0.5, dtype)))
     corners = joined(op.subtract(centre_grad, size_grad), op.add(centre_grad, size_grad))
     return loc_grad, op.sum(corners, axis=[0], keepdims=True)

@@ -60,7 +60,9 @@ class _Axis:
             return tirx.const(float(value), t.ty.dtype)
 
         values = [
-            functools.reduce(lambda total, c: total * t + const(c), p.coeffs[1:], const(p.coeffs[0]))
+            functools.reduce(
+                lambda total, c: total * t + const(c), p.coeffs[1:], const(p.coeffs[0])
+            )
             for p in polynomials
         ]
         chosen = values[-1]
@@ -252,23 +254,24 @@ def grid_sample_backward_grid(
         return zeros(grid.shape, grid.dtype)
     axes = _taps(grid, extents, **attrs)
     dtype = accumulation_dtype(data.dtype, grid.dtype)
-    shape = [batch, *grid.shape[2:]]
-    parts = {}
-    for extra, axis in enumerate(axes):
-        weights = _weights(axes, grid, directions, extra, dtype)
-        if weights is None:
-            continue
+
+    def part(weights):
         taps = _tap_axes(axes)
         channel = te.reduce_axis((0, channels), "channel")
 
-        def element(n, *sample, weights=weights, taps=taps, channel=channel):
+        def element(n, *sample):
             value = output_grad(n, channel, *sample).astype(dtype) * weights(n, *taps, *sample)
-            return te.sum(
-                value * _read(data, n, channel, axes, taps, sample, dtype), axis=[*taps, channel]
-            )
+            tap = _read(data, n, channel, axes, taps, sample, dtype)
+            return te.sum(value * tap, axis=[*taps, channel])
 
-        total = te.compute(shape, element, name="grid_sample_backward_grid")
-        parts[axis.channel] = zero_where_empty(total, [channels])
+        total = te.compute([batch, *grid.shape[2:]], element, name="grid_sample_backward_grid")
+        return zero_where_empty(total, [channels])
+
+    parts = {}
+    for i, axis in enumerate(axes):
+        weights = _weights(axes, grid, directions, i, dtype)
+        if weights is not None:
+            parts[axis.channel] = part(weights)
     if not parts:
         return zeros(grid.shape, grid.dtype)
 

@@ -136,21 +136,23 @@ class Axis:
         at = self.coordinate(x)
         return tirx.all(at >= self._const(0), at <= self._float(self.extent - 1))
 
-    def window(self, i: tirx.PrimExpr | None = None) -> tirx.PrimExpr:
-        """Return the first output that may have element ``i`` as a tap; without ``i``, their number.
-
-        The coordinate rises with the output, and an element is a tap where it lies less than ``reach``
-        away. Both are integer arithmetic, so that no rounding error can move the window off a tap.
-        """
+    def window_length(self) -> tirx.PrimExpr:
+        """Return how many outputs there are at most that may have the same element as a tap."""
         if self.crops:  # whose coordinates may fall, or all be the same
-            return self.size if i is None else tirx.const(0, "int64")
-        reach = 2 if self.method == "cubic" else 1
-        rise, run = self.size, _at_least_1(self.extent)
-        if self.mode == "align_corners":
-            rise, run = self.size - 1, _at_least_1(self.extent - 1)
-        if i is None:
-            return tirx.min(tirx.floordiv(2 * reach * rise + run - 1, run) + 2, self.size)
-        begin = i - reach
+            return self.size
+        rise, run = self._slope()
+        return tirx.min(tirx.floordiv(2 * self._reach * rise + run - 1, run) + 2, self.size)
+
+    def window_begin(self, i: tirx.PrimExpr) -> tirx.PrimExpr:
+        """Return the first output that may have element ``i`` as a tap.
+
+        The coordinate rises with the output, and an element is a tap where it lies less than ``_reach``
+        away. The arithmetic is that of integers, so that no rounding error moves the window off a tap.
+        """
+        if self.crops:
+            return tirx.const(0, "int64")
+        rise, run = self._slope()
+        begin = i - self._reach
         if self.mode in ("half_pixel", "pytorch_half_pixel"):
             above, below = (2 * begin + 1) * rise - run, 2 * run
         elif self.mode == "tf_half_pixel_for_nn":
@@ -158,6 +160,16 @@ class Axis:
         else:
             above, below = begin * rise, run
         return tirx.floordiv(tirx.max(above, 0), below)
+
+    @property
+    def _reach(self) -> int:
+        return 2 if self.method == "cubic" else 1
+
+    def _slope(self) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+        """Return the number of outputs for a number of elements."""
+        if self.mode == "align_corners":
+            return self.size - 1, _at_least_1(self.extent - 1)
+        return self.size, _at_least_1(self.extent)
 
     def _nearest(self, at: tirx.PrimExpr) -> tirx.PrimExpr:
         rounding = self.rounding
@@ -310,8 +322,8 @@ def resize_backward_data(
 
 def _transpose(grad: te.Tensor, axis: int, rule: Axis, dtype: str) -> te.Tensor:
     """Apply the transpose of the resize of one axis."""
-    count = rule.window()
-    first = te.compute((rule.extent,), rule.window, name="first")
+    count = rule.window_length()
+    first = te.compute((rule.extent,), lambda i: rule.window_begin(i), name="first")
 
     def weight(i, k):
         x = first(i) + k

@@ -59,16 +59,12 @@ def grid_sample_jvp(orig_var, orig_call, output_grad, ctx):
     data, grid, *_ = orig_call.args
     directions, attrs = _directions(orig_call, 2), grid_sample_attrs(orig_call)
     partials = [
-        backward.grid_sample_backward_data(
-            output_grad, shape_arg(data), grid, directions, **attrs
-        ),
+        backward.grid_sample_backward_data(output_grad, shape_arg(data), grid, directions, **attrs),
         backward.grid_sample_backward_grid(output_grad, data, grid, directions, **attrs),
     ]
     return partials + _of_directions(
         directions,
-        lambda others: backward.grid_sample_backward_grid(
-            output_grad, data, grid, others, **attrs
-        ),
+        lambda others: backward.grid_sample_backward_grid(output_grad, data, grid, others, **attrs),
     )
 
 
@@ -155,9 +151,6 @@ def _of_directions(directions, partial_without) -> list[relax.Expr]:
         return []
     return [
         relax.Tuple(
-            [
-                partial_without(directions[:i] + directions[i + 1 :])
-                for i in range(len(directions))
-            ]
+            [partial_without(directions[:i] + directions[i + 1 :]) for i in range(len(directions))]
         )
     ]
