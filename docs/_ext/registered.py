@@ -8,6 +8,8 @@ from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 from tvm.relax.op import grad as relax_op_grad
 
+from relax_grad.cli.coverage import row, summary
+from relax_grad.coverage import coverage
 from relax_grad.registry import Declaration, declarations
 
 _WHAT = {"FPrimalGradient": "gradient", "FLegalize": "legalization"}
@@ -24,19 +26,36 @@ class Generated(SphinxDirective):
         return self.parse_text_to_nodes(StringList(list(self.lines()), source))
 
 
+class OperatorCoverage(Generated):
+    """The table of every operator of the installed TVM: its gradient, or why there is none."""
+
+    def lines(self):
+        found = coverage()
+        yield from [f"{summary(found)}.", ""]
+        yield from [".. list-table::", "   :header-rows: 1", "   :widths: 30 10 12 20 28", ""]
+        yield from ["   * - operator", "     - gradient", "     - rule"]
+        yield from ["     - of the arguments", "     - reason"]
+        for item in found:
+            name, kind, rule, arguments, _ = row(item)
+            yield f"   * - ``{name}``"
+            cells = (kind, rule, arguments, item.classification.reason or "")
+            yield from (f"     - {_escaped(cell)}" for cell in cells)
+
+
 class RegisteredOperators(Generated):
-    """A table of operators: what is registered, and what it corrects."""
+    """A table of operators: what is registered in the place of TVM's own, and what that does wrong."""
 
     def lines(self):
         yield from [".. list-table::", "   :header-rows: 1", "   :widths: 35 20 45", ""]
         yield from ["   * - operator", "     - registered", "     - what TVM's own does wrong"]
-        rows = {}
+        by_operator = {}
         for declaration in declarations():
-            rows.setdefault(declaration.op_name, []).append(declaration)
-        for op_name, row in rows.items():
+            if declaration.corrects or declaration.attr == "FLegalize":
+                by_operator.setdefault(declaration.op_name, []).append(declaration)
+        for op_name, found in by_operator.items():
             yield f"   * - ``{op_name}``"
-            yield f"     - {', '.join(_WHAT[d.attr] for d in row)}"
-            yield f"     - {'; '.join(_correction(d, len(row) > 1) for d in row if d.corrects)}"
+            yield f"     - {', '.join(_WHAT[d.attr] for d in found)}"
+            yield f"     - {'; '.join(_correction(d, len(found) > 1) for d in found if d.corrects)}"
 
 
 class BackwardBuilders(Generated):
@@ -53,12 +72,18 @@ class BackwardBuilders(Generated):
 
 
 def _correction(declaration: Declaration, several: bool) -> str:
-    text = declaration.corrects.replace("\\", "\\\\").replace("*", "\\*").replace("`", "\\`")
-    text = text.replace("|", "\\|").replace("_", "\\_")
+    text = _escaped(declaration.corrects)
     return f"{_WHAT[declaration.attr]}: {text}" if several else text
 
 
+def _escaped(text: str) -> str:
+    for character in "\\*`|_":
+        text = text.replace(character, f"\\{character}")
+    return text
+
+
 def setup(app):
+    app.add_directive("operator-coverage", OperatorCoverage)
     app.add_directive("registered-operators", RegisteredOperators)
     app.add_directive("backward-builders", BackwardBuilders)
     return {"parallel_read_safe": True}

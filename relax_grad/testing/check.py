@@ -60,6 +60,7 @@ def check_gradients(
     *,
     wrt: Sequence[int | str] | None = None,
     order: int = 1,
+    dtypes: Sequence[str] = (),
     target="llvm",
     rtol: float | None = None,
     atol: float | None = None,
@@ -89,6 +90,8 @@ def check_gradients(
     order : int
         The highest order to check. From order 2 on, the gradient of the gradient is checked with
         respect to the inputs and to the output's cotangents.
+    dtypes : Sequence[str]
+        Further dtypes in which to check the first order: the floating-point inputs are cast to each.
     target : str or tvm.target.Target
         What to compile for.
     rtol, atol : float, optional
@@ -151,6 +154,9 @@ def check_gradients(
         reference = _Chain(name, reference, names, order, target, seed)
     for level in range(1, order + 1):
         check.level(level, own, reference)
+    for dtype in dtypes:
+        narrow = _Chain(f"{name} in {dtype}", program(dtype), names, 1, target, seed)
+        check.elements(1, narrow, reference)
     return GradientReport(name, order, check.max_error, check.comparisons)
 
 
@@ -227,15 +233,16 @@ class _Check:
 
     def level(self, order: int, own: _Chain, reference: _Chain) -> None:
         """Check one order."""
-        exact = reference.gradients(order)
         if own is not reference:
-            level = own.level(order)
-            self._compare_elements(order, level.program, level.wrt, own.gradients(order), exact)
-        self._compare_directions(order, reference, exact)
+            self.elements(order, own, reference)
+        self._compare_directions(order, reference, reference.gradients(order))
 
-    def _compare_elements(self, order, own: Program, wrt, gradients, exact) -> None:
-        arguments = _by_name(own)
-        for name, found, expected in zip(wrt, gradients, exact, strict=True):
+    def elements(self, order: int, own: _Chain, reference: _Chain) -> None:
+        """Compare the gradients in the function's own dtypes with those of the reference."""
+        level = own.level(order)
+        arguments = _by_name(level.program)
+        pairs = zip(own.gradients(order), reference.gradients(order), strict=True)
+        for name, (found, expected) in zip(level.wrt, pairs, strict=True):
             if not expected.size:
                 continue
             rtol = TOLERANCES[arguments[name].dtype] if self.rtol is None else self.rtol
@@ -245,8 +252,8 @@ class _Check:
             self._record(error.max() / max(scale, 1.0), expected.size)
             if not np.all(error <= atol + rtol * scale):
                 worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
-                raise self._failure(
-                    order, name, worst, found[worst], expected[worst], "float64 gives"
+                raise _failure(
+                    own.name, order, name, worst, found[worst], expected[worst], "float64 gives"
                 )
 
     def _compare_directions(self, order, chain: _Chain, gradients) -> None:
@@ -298,18 +305,19 @@ class _Check:
             error = np.nan_to_num(abs(gradient[position] - expected), nan=np.inf)
             if error > largest:
                 worst, largest = (position, gradient[position], expected), error
-        raise self._failure(order, name, *worst, "central differences give")
-
-    def _failure(self, order, name, position, found, expected, source) -> GradientCheckError:
-        at = ", ".join(map(str, (int(i) for i in position)))
-        return GradientCheckError(
-            f"{self.name}, order {order}: the gradient of {name} is wrong; the worst element is "
-            f"[{at}], where the gradient is {found:.9g}, but {source} {expected:.9g}"
-        )
+        raise _failure(self.name, order, name, *worst, "central differences give")
 
     def _record(self, error: float, comparisons: int) -> None:
         self.max_error = max(self.max_error, float(error))
         self.comparisons += comparisons
+
+
+def _failure(function, order, name, position, found, expected, source) -> GradientCheckError:
+    at = ", ".join(map(str, (int(i) for i in position)))
+    return GradientCheckError(
+        f"{function}, order {order}: the gradient of {name} is wrong; the worst element is "
+        f"[{at}], where the gradient is {found:.9g}, but {source} {expected:.9g}"
+    )
 
 
 def resolve(fn_or_op: str | Callable) -> tuple[str, Callable]:

@@ -63,6 +63,9 @@ def test_bfloat16_reaches_the_rule_and_an_error_in_it_is_found():
         factor = 1.5
         with pytest.raises(GradientCheckError, match="float64 gives"):
             check_gradients("relax.exp", [value], order=2)
+        check_gradients("relax.exp", [X], dtypes=("float32", "float16"))
+        with pytest.raises(GradientCheckError, match=r"relax\.exp in bfloat16, order 1: .*float64"):
+            check_gradients("relax.exp", [X], dtypes=("float32", "bfloat16"))
 
 
 def test_a_wrong_element_is_named_with_both_numbers():

@@ -16,14 +16,9 @@ SMOOTH = [param for param in SAMPLES if param.values[0].smooth]
 
 
 @pytest.mark.parametrize("sample", SMOOTH)
-def test_gradient_of_every_order(sample):
-    sample.check()
-
-
-@pytest.mark.parametrize("sample", SMOOTH)
-def test_dtypes(sample):
-    for dtype in sample.dtypes:
-        sample.check(dtype=dtype, order=1)
+def test_gradient_of_every_order_and_dtype(sample):
+    """In float64 to the sample's order, which checks type and mutation too; in the others to the first."""
+    sample.check(dtypes=sample.dtypes)
 
 
 @pytest.mark.slow
@@ -31,6 +26,16 @@ def test_dtypes(sample):
 def test_dtypes_to_second_order(sample):
     for dtype in sample.dtypes:
         sample.check(dtype=dtype, order=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", sampled_operators())
+def test_third_order(op):
+    """Of the operator's first sample that is smooth and has a second derivative."""
+    sample = next((s for s in samples(op) if s.smooth and s.order > 1), None)
+    if sample is None:
+        pytest.skip(f"no sample of {op} has a second derivative")
+    sample.check(order=3)
 
 
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].symbolic])
