@@ -135,3 +135,67 @@ def test_slicing():
         if len(range(5)[begin:end:stride])
     ]
     check_out_of_bounds(cases[::3])
+
+
+WILD = [np.nan, np.inf, -np.inf, 1e30, -1e30, 3e9, -3e9, 1e4, -1e4, 1.0, -1.0, 0.3]
+
+
+@pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
+def test_grid_sample(method):
+    cases = []
+    grid = np.array(list(itertools.product(WILD, WILD)), "float64").T.reshape(1, 2, 12, 12)
+    for padding_mode, align_corners in itertools.product(
+        ["zeros", "border", "reflection"], [False, True]
+    ):
+        attrs = {"method": method, "padding_mode": padding_mode, "align_corners": align_corners}
+        for shape in ((1, 1, 3, 4), (1, 2, 1, 5)):
+            name = f"{padding_mode} {align_corners} {shape}"
+            inputs = [random(*shape).astype("float32"), grid.astype("float32")]
+            cases.append(Case(name, "relax.image.grid_sample", inputs, attrs, nan=True))
+    check_out_of_bounds(cases[:: 2 if method == "bicubic" else 1])
+
+
+@pytest.mark.parametrize("op", ["roi_align", "roi_pool"])
+def test_regions(op):
+    # Neither infinite nor huge, but not in the batch, or beyond the data.
+    far = [[batch, -50, 3, 90, 4] for batch in (0, 1, 2, -1, 1e9, -1e9, np.nan, np.inf)]
+    wild = [[1, *corners] for corners in itertools.product([np.nan, np.inf, -1e30, 2.0], repeat=4)]
+    rois = np.array([*far, *wild], "float32")
+    attrs = {"pooled_size": 2, "spatial_scale": 1.0}
+    settings = [attrs]
+    if op == "roi_align":
+        settings = [
+            {**attrs, "mode": mode, "sample_ratio": ratio, "aligned": mode == "avg"}
+            for mode, ratio in itertools.product(["avg", "max"], [-1, 2])
+        ]
+    check_out_of_bounds(
+        [
+            Case(f"{i}", f"relax.vision.{op}", [random(2, 2, 3, 4).astype("float32"), rois], each)
+            for i, each in enumerate(settings)
+        ]
+    )
+
+
+def test_resize():
+    check_out_of_bounds(
+        [
+            Case(
+                f"{method} {mode} {roi} {size}",
+                "relax.image.resize2d",
+                [random(1, 1, 3, 7).astype("float32")],
+                {
+                    "size": size,
+                    "roi": roi,
+                    "method": method,
+                    "coordinate_transformation_mode": mode,
+                },
+            )
+            for method in ("nearest_neighbor", "linear", "cubic")
+            for mode, roi in (
+                ("half_pixel", None),
+                ("align_corners", None),
+                ("tf_crop_and_resize", (-5.0, 7.0, 1e6, -1e6)),
+            )
+            for size in ((1, 20), (11, 1))
+        ]
+    )

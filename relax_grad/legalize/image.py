@@ -15,8 +15,8 @@ from ..topi import resize as topi_resize
 from ._util import shape_values
 
 _RESIZE_WRONG = (
-    "ignores out_dtype, computes float64 in float32, refuses an empty result and align_corners to one "
-    "element, and nearest_neighbor of symbolic extents; {}"
+    "ignores out_dtype, computes float64 in float32, refuses an empty result, align_corners and regions of "
+    "one element, and nearest_neighbor of symbolic extents; {}"
 )
 
 
@@ -170,7 +170,10 @@ def _stock_resize_is_right(call: relax.Call, layouts: tuple[str, str]) -> bool:
         (packed or attrs.layout in layouts)
         and dtype_of(call.ty) == dtype_of(data.ty) != "float64"
         and not topi_util.is_empty(call.ty.shape.values)
-        and not (mode == "align_corners" and not all(map(_above_1, shape_values(call.args[1]))))
+        and (
+            mode not in ("align_corners", "tf_crop_and_resize")
+            or all(map(_above_1, shape_values(call.args[1])))
+        )
         and not (mode == "asymmetric" and symbolic)
     )
 

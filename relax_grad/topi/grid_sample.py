@@ -19,7 +19,7 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._util import Shape, accumulation_dtype, cast, is_empty, zero_where_empty, zeros
+from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
 from .index import _add, _extern, _loops, _product, _unravel
 
 _SPLINE = -0.75
@@ -292,8 +292,10 @@ def _regular(i, extent, align_corners: bool, dtype: str) -> tirx.PrimExpr:
 
     at, size = i.astype(dtype), tirx.const(1, "int64") * extent
     if align_corners:
-        steps = tirx.max(size - 1, 1).astype(dtype)
-        return tirx.if_then_else(size > 1, const(-1) + at * (const(2 - 1e-7) / steps), const(0))
+        if is_static(extent) and int(extent) == 1:
+            return const(0)
+        place = const(-1) + at * (const(2 - 1e-7) / (size - 1).astype(dtype))
+        return place if is_static(extent) else tirx.if_then_else(size > 1, place, const(0))
     size = size.astype(dtype)
     return const(-1) + const(1) / size + at * (const(2) / size)
 

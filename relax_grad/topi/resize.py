@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import te, tirx, topi
@@ -74,20 +74,21 @@ class Axis:
         return self.mode == "tf_crop_and_resize"
 
     def coordinate(self, x: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Return where an output lies in the data."""
-        extent, size = self._float(self.extent), self._float(self.size)
-        scale = extent / size
+        """Return where an output lies in the data.
+
+        The order of the operations is topi's, so that ``nearest_neighbor`` rounds as it does. A compiler
+        that fuses multiplications and additions may still break a tie differently in two functions.
+        """
+        scale = self._ratio(self.extent, self.size)
         at = self._float(x)
         if self.mode == "half_pixel":
             return (at + self._const(0.5)) * scale - self._const(0.5)
         if self.mode == "pytorch_half_pixel":
-            return tirx.if_then_else(
-                self.size > 1,
-                (at + self._const(0.5)) * scale - self._const(0.5),
-                self._const(0),
+            return self._if_several(
+                lambda: (at + self._const(0.5)) * scale - self._const(0.5), self._const(0)
             )
         if self.mode == "align_corners":
-            return self._float(self.extent - 1) / self._float(_at_least_1(self.size - 1)) * at
+            return self._ratio(self.extent - 1, self.size - 1) * at
         if self.mode == "asymmetric":
             return scale * at
         if self.mode == "tf_half_pixel_for_nn":
@@ -95,11 +96,12 @@ class Axis:
         if self.crops:
             begin, end = self.roi
             last = self._float(self.extent - 1)
-            return tirx.if_then_else(
-                self.size > 1,
-                self._const(begin) * last
-                + at * self._const(end - begin) * last / self._float(_at_least_1(self.size - 1)),
-                self._const(0.5) * self._const(begin + end) * last,
+            return self._if_several(
+                lambda: (
+                    self._const(begin) * last
+                    + at * self._const(end - begin) * last / self._float(self.size - 1)
+                ),
+                self._const(0.5 * (begin + end)) * last,
             )
         raise ValueError(f"no coordinate_transformation_mode {self.mode!r} is known")
 
@@ -170,6 +172,22 @@ class Axis:
         if self.mode == "align_corners":
             return self.size - 1, _at_least_1(self.extent - 1)
         return self.size, _at_least_1(self.extent)
+
+    def _ratio(self, a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
+        """Divide two extents, or what is left of them; 0 where there is nothing to divide by."""
+        if is_static(b):
+            return self._float(a) / self._float(b) if int(b) > 0 else self._const(0)
+        # An index or an output that this is multiplied by is 0 then. (TVM does not compile a product
+        # with a plain quotient of two symbolic extents.)
+        return self._float(a) / tirx.max(self._float(b), self._const(1))
+
+    def _if_several(
+        self, value: Callable[[], tirx.PrimExpr], otherwise: tirx.PrimExpr
+    ) -> tirx.PrimExpr:
+        """Return a value that needs more than one output, as what divides by their number less 1."""
+        if is_static(self.size):
+            return value() if int(self.size) > 1 else otherwise
+        return tirx.if_then_else(self.size > 1, value(), otherwise)
 
     def _nearest(self, at: tirx.PrimExpr) -> tirx.PrimExpr:
         rounding = self.rounding

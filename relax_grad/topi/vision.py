@@ -184,10 +184,10 @@ def roi_align_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attr
 
     def element(*index):
         r, c, *bin_ = (index[axis] for axis in at)
-        total = tirx.const(0, dtype)
+        batch, total = regions.batch[r], tirx.const(0, dtype)
         for (y, wy), (x, wx) in _corners(positions, weights, (r, c, *bin_)):
-            value = direction[_place(at, tirx.max(regions.batch[r], 0), c, y, x)].astype(dtype)
-            inside = tirx.all(y >= 0, x >= 0)
+            value = direction[_place(at, batch, c, y, x)].astype(dtype)
+            inside = tirx.all(batch >= 0, y >= 0, x >= 0)
             total += tirx.if_then_else(inside, wy * wx * value, tirx.const(0, dtype))
         return total.astype(direction.dtype)
 
@@ -299,7 +299,7 @@ def roi_pool_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs
         r, c, *bin_ = (index[axis] for axis in at)
         which = winner[(r, c, *bin_)]
         y, x = _row_and_column(tirx.max(which, 0), width)
-        value = direction[_place(at, tirx.max(regions.batch[r], 0), c, y, x)]
+        value = direction[_place(at, regions.batch[r], c, y, x)]
         return tirx.if_then_else(which >= 0, value, tirx.const(0, direction.dtype))
 
     return te.compute(shape, element, name="roi_pool_jvp", tag=topi.tag.INJECTIVE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tvm
 from tvm import relax
+from tvm.relax.transform.legalize_ops import image as stock_image
 from tvm.relax.transform.legalize_ops import index as stock_index
 from tvm.relax.transform.legalize_ops import manipulate as stock_manipulate
 from tvm.relax.transform.legalize_ops import nn as stock_nn
@@ -20,6 +21,36 @@ IMAGES, KERNEL = tensor("x", N, 4, 9, 8), tensor("w", 6, 2, 3, 3)
 CHANNELS = [tensor(name, 4) for name in "gbmv"]
 
 CASES = {
+    "resize2d": (
+        "relax.image.resize2d",
+        [IMAGES, (5, 12)],
+        {"layout": "NHWC", "method": "cubic"},
+        stock_image._image_resize2d,
+    ),
+    "resize2d of packed channels": (
+        "relax.image.resize2d",
+        [tensor("x", 1, 2, 3, 4, 4), (5, 6)],
+        {"layout": "NCHW4c"},
+        stock_image._image_resize2d,
+    ),
+    "resize3d": (
+        "relax.image.resize3d",
+        [tensor("x", N, 2, 3, 4, 5), (5, 6, 7)],
+        {"coordinate_transformation_mode": "align_corners", "cubic_exclude": 1},
+        stock_image._image_resize3d,
+    ),
+    "affine_grid": (
+        "relax.image.affine_grid",
+        [tensor("x", N, 2, 3), (4, 5)],
+        {},
+        stock_image._image_affine_grid,
+    ),
+    "grid_sample": (
+        "relax.image.grid_sample",
+        [IMAGES, tensor("g", N, 2, 5, 6)],
+        {"padding_mode": "reflection", "align_corners": True},
+        stock_image._image_grid_sample,
+    ),
     "take clip": ("relax.take", [X, INDEX], {"axis": 1, "mode": "clip"}, stock_index._take),
     "take wrap": ("relax.take", [X, INDEX], {"axis": 0, "mode": "wrap"}, stock_index._take),
     "strided_slice": (
