@@ -177,8 +177,8 @@ class Axis:
         """Divide two extents, or what is left of them; 0 where there is nothing to divide by."""
         if is_static(b):
             return self._float(a) / self._float(b) if int(b) > 0 else self._const(0)
-        # An index or an output that this is multiplied by is 0 then. (TVM does not compile a product
-        # with a plain quotient of two symbolic extents.)
+        # Where b is 0, there is one output, number 0, and its number is what this is multiplied by. (TVM
+        # does not compile a product with a plain quotient of two symbolic extents.)
         return self._float(a) / tirx.max(self._float(b), self._const(1))
 
     def _if_several(
