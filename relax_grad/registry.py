@@ -9,9 +9,9 @@ one and an equal level is an error. TVM itself and users who give no level regis
   place. A user who overrides a stock rule needs a level above ``TVM_LEVEL``, with and without
   relax_grad.
 
-Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable` and
-:func:`register_legalize`; :func:`install`, which ``import relax_grad`` calls, carries the declarations
-out once. :func:`classify` says what is known of an operator.
+Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable`,
+:func:`register_legalize` and :func:`register_infer_type`; :func:`install`, which ``import relax_grad``
+calls, carries the declarations out once. :func:`classify` says what is known of an operator.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ GradientRule = Callable[
     "list[relax.Expr]",
 ]
 LegalizeRule = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+InferTypeRule = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Declaration:
     op_name : str
         The operator, for example ``"relax.nn.conv2d"``.
     attr : str
-        The attribute: ``"FPrimalGradient"`` or ``"FLegalize"``.
+        The attribute: ``"FPrimalGradient"``, ``"FLegalize"`` or ``"FInferType"``.
     function : Callable
         What is registered.
     corrects : str or None
@@ -112,7 +113,7 @@ def declarations() -> list[Declaration]:
 
 
 def register_gradient(
-    op_name: str, *, corrects: str | None = None
+    op_name: str, *, corrects: str | None = None, quantized: bool = False
 ) -> Callable[[GradientRule], GradientRule]:
     """Declare the gradient rule of an operator.
 
@@ -122,6 +123,9 @@ def register_gradient(
         The operator's name.
     corrects : str, optional
         For a rule that replaces TVM's own: what is wrong with TVM's, in one line.
+    quantized : bool
+        True for an operator that reads quantized numbers: the partial of an integer or float8 argument
+        may be a float32 tensor, the gradient with respect to the numbers that it stands for.
 
     Returns
     -------
@@ -131,7 +135,8 @@ def register_gradient(
     """
 
     def decorate(rule: GradientRule) -> GradientRule:
-        _declare(Declaration(op_name, "FPrimalGradient", _guarded(op_name, rule), corrects))
+        guarded = _guarded(op_name, rule, quantized)
+        _declare(Declaration(op_name, "FPrimalGradient", guarded, corrects))
         return rule
 
     return decorate
@@ -144,6 +149,16 @@ def register_legalize(
 
     def decorate(rule: LegalizeRule) -> LegalizeRule:
         _declare(Declaration(op_name, "FLegalize", rule, corrects))
+        return rule
+
+    return decorate
+
+
+def register_infer_type(op_name: str, *, corrects: str) -> Callable[[InferTypeRule], InferTypeRule]:
+    """Declare the type inference of an operator of TVM's; see :func:`register_gradient`."""
+
+    def decorate(rule: InferTypeRule) -> InferTypeRule:
+        _declare(Declaration(op_name, "FInferType", rule, corrects))
         return rule
 
     return decorate
@@ -258,7 +273,7 @@ def _install(declaration: Declaration) -> None:
             op.set_attr(declaration.attr, function, level)
 
 
-def _guarded(op_name: str, rule: GradientRule) -> GradientRule:
+def _guarded(op_name: str, rule: GradientRule, quantized: bool = False) -> GradientRule:
     """Make a rule's failure an error that names the operator and the binding.
 
     TVM crashes the process when a rule returns something that is not a list of expressions.
@@ -276,7 +291,7 @@ def _guarded(op_name: str, rule: GradientRule) -> GradientRule:
                     f"argument, but it returned {partials!r}"
                 )
             return [
-                _normalized(ctx, partial, argument)
+                _normalized(ctx, partial, argument, quantized)
                 for partial, argument in zip(partials, orig_call.args, strict=True)
             ]
         except (GradientError, TypeError, ValueError) as error:
@@ -285,18 +300,33 @@ def _guarded(op_name: str, rule: GradientRule) -> GradientRule:
     return checked
 
 
-def _normalized(ctx: relax.BlockBuilder, partial: relax.Expr, argument: relax.Expr) -> relax.Expr:
+def _normalized(
+    ctx: relax.BlockBuilder, partial: relax.Expr, argument: relax.Expr, quantized: bool
+) -> relax.Expr:
     """Normalize a partial and hold its type against that of its argument."""
     if not isinstance(partial, relax.Expr):
         raise GradientError(f"the rule must return expressions, but it returned {partial!r}")
     if isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP:
         return partial
     partial = ctx.normalize(partial)
-    if _differ(partial.ty, argument.ty):
+    expected = argument.ty
+    if quantized and _is_quantized(expected):
+        ndim = expected.ndim if expected.shape is None else -1
+        expected = relax.TensorType(expected.shape, "float32", ndim=ndim)
+    if _differ(partial.ty, expected):
         raise GradientError(
-            f"the gradient of an argument must have its type {argument.ty}, but it has {partial.ty}"
+            f"the gradient of an argument must have its type {expected}, but it has {partial.ty}"
         )
     return partial
+
+
+def _is_quantized(tensor_type: relax.Type) -> bool:
+    """Tell whether a type is that of a tensor of integers or float8."""
+    return (
+        isinstance(tensor_type, relax.TensorType)
+        and tensor_type.dtype is not None
+        and dtype_of(tensor_type).startswith(("int", "uint", "float8"))
+    )
 
 
 def _differ(found: relax.Type, expected: relax.Type) -> bool:

@@ -13,6 +13,10 @@ from relax_grad import registry
 from relax_grad.coverage import coverage, differentiable_arguments
 from relax_grad.testing.samples import sampled_operators
 
+#: Operators that the checker cannot run, and therefore without samples: a pass of their own lowers them,
+#: or their arguments need a device. tests/rules/test_base.py checks them.
+UNSAMPLED = {"relax.builtin.stop_lift_params", "relax.hint_on_device", "relax.to_vdevice"}
+
 
 def tensor(name, *shape, dtype="float32"):
     return relax.Var(name, relax.TensorType(shape, dtype))
@@ -51,7 +55,7 @@ def test_every_differentiable_operator_has_samples_and_an_argument_with_a_gradie
         and item.classification.rule != "the pass"
         and not item.arguments
     ]
-    assert without == []
+    assert sorted(without) == sorted(UNSAMPLED)
 
 
 def test_only_differentiable_operators_have_samples():

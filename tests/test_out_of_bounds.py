@@ -61,6 +61,73 @@ def test_gather_elements():
     check_out_of_bounds(cases)
 
 
+def test_gather_nd_and_index_tensor():
+    cases = []
+    index = extremes(5, "int64")
+    for name, shape, indices, batch_dims in (
+        ("rows", (5, 3), index.reshape(3, 4, 1), 0),
+        ("elements", (4, 5), np.stack([index, index[::-1]], -1), 0),
+        ("batch", (3, 5), index.reshape(3, 4, 1), 1),
+    ):
+        attrs = {"batch_dims": batch_dims}
+        cases.append(Case(name, "relax.gather_nd", [random(*shape), indices], attrs, nan=True))
+    for dtype in ("int32", "int64"):
+        index = extremes(5, dtype)
+        for shape, indices in (
+            ((5, 3), (index,)),
+            ((5, 4), (index.reshape(12, 1), index[:4])),
+        ):
+            inputs = [random(*shape), indices]
+            cases.append(Case(f"{shape} {dtype}", "relax.index_tensor", inputs, nan=True))
+    check_out_of_bounds(cases)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "dtype"),
+    [("update", "int64"), ("add", "int32"), ("mul", "int64"), ("max", "int32")],
+)
+def test_scatters(reduction, dtype):
+    index, attrs = extremes(5, dtype), {"reduction": reduction}
+    cases = []
+    for name, shape, index_shape, axis in (
+        ("1d", (5,), (12,), 0),
+        ("fewer columns", (5, 4), (4, 3), 0),
+        ("more columns", (5, 2), (4, 3), -2),
+    ):
+        inputs = [random(*shape), index.reshape(index_shape), random(*index_shape)]
+        cases.append(Case(name, "relax.scatter_elements", inputs, {**attrs, "axis": axis}))
+    inputs = [random(5, 2), index.reshape(12, 1), random(12, 2)]
+    cases.append(Case("nd rows", "relax.scatter_nd", inputs, attrs))
+    inputs = [random(4, 5), np.stack([index, index[::-1]], -1), random(12)]
+    cases.append(Case("nd elements", "relax.scatter_nd", inputs, attrs))
+    check_out_of_bounds(cases)
+
+
+def test_index_put_and_slice_scatter():
+    cases = []
+    for dtype, accumulate in (("int32", False), ("int64", True)):
+        index = extremes(5, dtype)
+        for name, shape, indices, values in (
+            ("1d", (5,), (index,), (12,)),
+            ("broadcast", (5, 4), (index.reshape(12, 1), index[:4]), (4,)),
+            ("one value", (5, 4), (index, index[::-1].copy()), ()),
+        ):
+            inputs = [random(*shape), indices, random(*values)]
+            attrs = {"accumulate": accumulate}
+            what = f"{name} {dtype} {accumulate}"
+            cases.append(Case(what, "relax.index_put", inputs, attrs))
+    for src, start, end, step in (
+        (1, 4, 5, 1),
+        (0, 3, 3, 1),
+        (9, -2, 7, 1),
+        (3, 10**9, 10**9 + 5, 2),
+    ):
+        inputs = [random(5, 2), random(src, 2)]
+        attrs = {"start": start, "end": end, "step": step}
+        cases.append(Case(f"slice {start}", "relax.slice_scatter", inputs, attrs))
+    check_out_of_bounds(cases)
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_nll_loss(reduction):
     cases = []
@@ -98,6 +165,25 @@ def test_pooling():
             cases.append(
                 Case(f"{op} {i} nan", op, [np.full((1, 2, 7, 8), np.nan)], attrs, nan=True)
             )
+    for rank in (1, 3):
+        shape = (1, 2, 7, 4, 5)[: rank + 2]
+        sizes = {"pool_size": (3, 1, 2)[:rank], "strides": (2, 3, 4)[:rank]}
+        padding = (3, 0, 1, 0, 2, 4)[: 2 * rank]
+        for kind in ("max", "avg"):
+            op = f"relax.nn.{kind}_pool{rank}d"
+            for ceil_mode in (False, True):
+                attrs = {**sizes, "padding": padding, "ceil_mode": ceil_mode}
+                name = f"{op} {ceil_mode}"
+                cases.append(Case(name, op, [random(*shape)], attrs, nan=kind == "avg"))
+    for rank, extents, windows in (
+        (1, (5,), (7,)),
+        (1, (7,), (3,)),
+        (2, (5, 3), (1, 4)),
+        (3, (2, 4, 3), (3, 2, 1)),
+    ):
+        op = f"relax.nn.adaptive_avg_pool{rank}d"
+        name = f"{op} {extents} {windows}"
+        cases.append(Case(name, op, [random(1, 2, *extents)], {"output_size": windows}))
     check_out_of_bounds(cases)
 
 
@@ -116,6 +202,22 @@ def test_convolution():
                     ((2, 2), (5, 5), {"padding": (2, 2, 2, 2)}),
                     ((9, 9), (3, 3), {"dilation": (3, 4), "strides": 2}),
                     ((4, 4), (1, 1), {"strides": 7, "padding": 5}),
+                ]
+            )
+        ]
+        + [
+            Case(
+                f"conv{rank}d{suffix} {i}",
+                f"relax.nn.conv{rank}d{suffix}",
+                [random(1, 2, *(5, 4, 3)[:rank]), random(2, 2, *(3, 2, 1)[:rank])],
+                attrs,
+            )
+            for rank in (1, 3)
+            for suffix in ("", "_transpose")
+            for i, attrs in enumerate(
+                [
+                    {"strides": (3, 1, 2)[:rank], "padding": (0, 1, 2, 1, 0, 1)[: 2 * rank]},
+                    {"strides": 2, "dilation": 2, "padding": (1, 2, 1)[:rank]},
                 ]
             )
         ]

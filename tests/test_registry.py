@@ -193,6 +193,28 @@ def test_a_partial_of_another_type_is_refused(change):
         _differentiate_erf(rule)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "float8_e4m3fn"])
+def test_only_a_rule_that_says_so_gives_quantized_numbers_a_float32_partial(dtype):
+    x = relax.Var("x", relax.TensorType((2,), dtype))
+    grad = relax.Var("grad", relax.TensorType((2,), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, grad]):
+        y = bb.emit(relax.op.abs(x))
+        call = bb.lookup_binding(y)
+
+        def rule(partial, **settings):
+            return registry._guarded("relax.abs", lambda *args: [partial], **settings)
+
+        (partial,) = rule(grad, quantized=True)(y, call, grad, bb)
+        assert partial.same_as(grad)
+        with pytest.raises(GradientError, match=f'must have its type.*dtype="{dtype}".*"float32"'):
+            rule(grad)(y, call, grad, bb)
+        for wrong in (relax.op.astype(grad, "float64"), relax.op.expand_dims(grad, 0)):
+            with pytest.raises(GradientError, match="must have its type"):
+                rule(wrong, quantized=True)(y, call, grad, bb)
+        bb.emit_func_output(y)
+
+
 def test_stock_rules_that_nothing_corrects_stay():
     assert "relax.exp" not in [declaration.op_name for declaration in registry.declarations()]
     assert Op.get("relax.exp").get_attr("FPrimalGradient") is not None

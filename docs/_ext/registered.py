@@ -12,7 +12,11 @@ from relax_grad.cli.coverage import row, summary
 from relax_grad.coverage import coverage
 from relax_grad.registry import Declaration, declarations
 
-_WHAT = {"FPrimalGradient": "gradient", "FLegalize": "legalization"}
+_WHAT = {
+    "FPrimalGradient": "gradient",
+    "FLegalize": "legalization",
+    "FInferType": "type inference",
+}
 
 
 class Generated(SphinxDirective):

@@ -1,18 +1,28 @@
 """From operator to tensor expression (FLegalize)."""
 
 from . import (
+    activation,
     attention,
+    binary,
+    ccl,
     conv,
+    dropout,
     image,
     index,
+    index_nd,
     index_write,
     linear_algebra,
     loss,
     manipulate,
+    manipulate_join,
+    manipulate_order,
     norm,
     pad,
     pool,
+    qdq,
+    scan,
     sorting,
     statistical,
+    unary,
     vision,
 )

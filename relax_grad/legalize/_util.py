@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from tvm import relax, tirx
 
+from .._compat import dtype_of
+from ..topi import _util as topi_util
+
+#: What TVM's legalization of an operator that moves elements does wrong if it does not use zeros.
+EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"
+
 
 def shape_values(shape: relax.Expr) -> list[tirx.PrimExpr]:
     """Return the dimensions of a shape argument, whether it is written out or a variable."""
@@ -13,3 +19,23 @@ def shape_values(shape: relax.Expr) -> list[tirx.PrimExpr]:
 def int_list(values) -> list[int]:
     """Return an attribute that is an array of integers as a list of Python's."""
     return [int(value) for value in values]
+
+
+def is_empty(call: relax.Call) -> bool:
+    """Tell whether the result of a call is known to have no elements."""
+    shape = call.ty.shape
+    return isinstance(shape, relax.ShapeExpr) and topi_util.is_empty(shape.values)
+
+
+def zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Return the result of a call that has no elements.
+
+    It takes no argument: TVM makes a reshape of a function from an empty tensor to another, and takes the
+    extent 0 in it for "as in the data".
+    """
+    return bb.call_te(
+        topi_util.zeros,
+        list(call.ty.shape.values),
+        dtype_of(call.ty),
+        primfunc_name_hint="empty",
+    )

@@ -1,1 +1,68 @@
-"""Legalization of the backward operators of attention."""
+"""Legalization of attention, where TVM's is wrong, and of its weights."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax import op
+from tvm.relax.transform.legalize_ops.nn import _nn_attention as tvm_attention
+
+from .._compat import Analyzer, dtype_of
+from ..op.attention import for_heads, take_apart
+from ..registry import register_legalize
+from ..topi import attention as topi_attention
+
+
+@register_legalize(
+    "relax.nn.attention",
+    corrects="reads out of bounds where heads share keys, is NaN where every score that a causal mask leaves is "
+    "far below 0, refuses a window, and sums half precision in half precision",
+)
+def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    query, key, value = call.args
+    attrs, dtype, heads = call.attrs, dtype_of(query.ty), query.ty.shape.values[2]
+    if (
+        attrs.causal_mask is None
+        and attrs.window_size is None
+        and dtype in ("float32", "float64")
+        and all(dtype_of(other.ty) == dtype for other in (key, value))
+        and all(Analyzer().can_prove_equal(o.ty.shape.values[2], heads) for o in (key, value))
+    ):
+        return tvm_attention(bb, call)
+    return _compute(bb, call)
+
+
+@register_legalize(
+    "relax.nn.attention_bias",
+    corrects="as for attention, and is NaN for a query to which a bias of minus infinity leaves no key",
+)
+def _attention_bias(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _compute(bb, call)
+
+
+@register_legalize("relax.nn.attention_var_len", corrects="is not legalized at all")
+def _attention_var_len(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _compute(bb, call)
+
+
+@register_legalize("relax.grad.attention_weights")
+def _attention_weights(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    scores, *seqstarts = call.args
+    window_size = call.attrs.window_size
+    return bb.call_te(
+        topi_attention.attention_weights,
+        scores,
+        seqstarts,
+        call.attrs.causal_mask,
+        None if window_size is None else int(window_size),
+        primfunc_name_hint="attention_weights",
+    )
+
+
+def _compute(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Return the attention out of its parts, in float32 at least."""
+    parts = take_apart(bb, call)
+    values = for_heads(bb, parts.value, call.args[0].ty.shape.values[2])
+    result = bb.emit(op.matmul(parts.weights, bb.emit(op.permute_dims(values, [0, 1, 3, 2]))))
+    result = bb.emit(op.permute_dims(result, [0, 2, 1, 3]))
+    dtype = dtype_of(call.ty)
+    return result if dtype_of(result.ty) == dtype else op.astype(result, dtype)

@@ -1,56 +1,68 @@
-"""Legalization of the backward operators of convolution, and of conv2d in every layout."""
+"""Legalization of the backward operators of convolution, and of the convolutions in every layout."""
 
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.nn import _nn_conv2d as tvm_conv2d
+from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
 from .. import topi
 from .._compat import dtype_of
+from ..op._rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
-from ..topi._util import axes
+from ..topi._util import axes, spatial_names
 from ._util import int_list, shape_values
 
 
-@register_legalize(
-    "relax.nn.conv2d",
-    corrects="where a layout has W before H, takes strides, padding, dilation and the kernel by position "
-    "and not, as its type inference does, by name; leaves calls with an out_layout of their own",
-)
-def _conv2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _conv(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = call.attrs
+    data_layout = _in_order(attrs.data_layout)
+    return _in_layouts(bb, call, data_layout, _in_order(attrs.kernel_layout))
+
+
+def _conv_transpose(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    spatial = spatial_axes(rank_of(call))
+    return _in_layouts(
+        bb, call, f"NC{spatial}", f"IO{spatial}", output_padding=call.attrs.output_padding
+    )
+
+
+def _in_layouts(
+    bb: relax.BlockBuilder, call: relax.Call, data_layout: str, kernel_layout: str, **more
+) -> relax.Expr:
+    """Compute a convolution in these layouts, which TVM compiles, whatever its own are."""
+    attrs, name = call.attrs, call.op.name.rpartition(".")[2]
     layouts = [attrs.data_layout, attrs.kernel_layout, attrs.out_layout]
-    plain = [_height_first(layout) for layout in layouts]
-    plain[2] = plain[0]
-    if plain == layouts or any(len(layout) != 4 for layout in layouts):
-        return tvm_conv2d(bb, call)
+    plain = [data_layout, kernel_layout, data_layout]
+    packed = any(len(layout) != rank_of(call) + 2 for layout in layouts)
+    if plain == layouts or packed:
+        return getattr(tvm_nn, f"_nn_{name}")(bb, call)
     data, weight = map(_permute, call.args, layouts, plain)
-    result = relax.op.nn.conv2d(
+    result = getattr(relax.op.nn, name)(
         data,
         weight,
         strides=attrs.strides,
         padding=attrs.padding,
         dilation=attrs.dilation,
         groups=attrs.groups,
-        data_layout=plain[0],
-        kernel_layout=plain[1],
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
         out_dtype=attrs.out_dtype,
+        **more,
     )
-    return _permute(result, plain[2], layouts[2])
+    return _permute(result, data_layout, attrs.out_layout)
 
 
-def _height_first(layout: str) -> str:
-    """Exchange H and W where W comes first: TVM's convolution takes the spatial axes in this order."""
-    swap = str.maketrans("HW", "WH")
-    return layout.translate(swap) if layout.find("W") < layout.find("H") else layout
+def _in_order(layout: str) -> str:
+    """Put D before H before W: TVM's convolution takes the spatial axes in the order of the layout."""
+    names = iter(spatial_names(layout, "NCOI"))
+    return "".join(name if name in "NCOI" else next(names) for name in layout)
 
 
 def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
     return tensor if layout == to else relax.op.permute_dims(tensor, axes(layout, to))
 
 
-@register_legalize("relax.grad.conv2d_backward_data")
-def _conv2d_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data_shape, weight = call.args
     return bb.call_te(
         topi.conv_backward_data,
@@ -58,12 +70,11 @@ def _conv2d_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
         weight,
         shape_values(data_shape),
         **_attrs(call),
-        primfunc_name_hint="conv2d_backward_data",
+        primfunc_name_hint=f"conv{rank_of(call)}d_backward_data",
     )
 
 
-@register_legalize("relax.grad.conv2d_backward_weight")
-def _conv2d_backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, weight_shape = call.args
     return bb.call_te(
         topi.conv_backward_weight,
@@ -71,7 +82,7 @@ def _conv2d_backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.E
         data,
         shape_values(weight_shape),
         **_attrs(call),
-        primfunc_name_hint="conv2d_backward_weight",
+        primfunc_name_hint=f"conv{rank_of(call)}d_backward_weight",
     )
 
 
@@ -87,3 +98,18 @@ def _attrs(call: relax.Call) -> dict:
         "out_layout": attrs.out_layout,
         "out_dtype": dtype_of(call.ty),
     }
+
+
+for _rank in RANKS:
+    register_legalize(
+        f"relax.nn.conv{_rank}d",
+        corrects="where a layout has W before H or H before D, takes strides, padding, dilation and the "
+        "kernel by position and not, as its type inference does, by name; leaves calls with an "
+        "out_layout of their own",
+    )(_conv)
+    register_legalize(
+        f"relax.nn.conv{_rank}d_transpose",
+        corrects="leaves calls with a layout other than the plain one",
+    )(_conv_transpose)
+    register_legalize(f"relax.grad.conv{_rank}d_backward_data")(_backward_data)
+    register_legalize(f"relax.grad.conv{_rank}d_backward_weight")(_backward_weight)

@@ -107,10 +107,10 @@ def _stock_take_is_right(call: relax.Call) -> bool:
         return axis is not None and "float" in str(x.ty.dtype)
     if mode in ("clip", "wrap"):
         return isinstance(extent, tirx.IntImm) and int(extent) > 0
-    return _provably_inside(indices, extent)
+    return provably_inside(indices, extent)
 
 
-def _provably_inside(indices: relax.Expr, extent: tirx.PrimExpr) -> bool:
+def provably_inside(indices: relax.Expr, extent: tirx.PrimExpr) -> bool:
     """Tell whether all indices are known, as numbers or by symbols, to be elements of the axis."""
     values = constant_value(indices)
     if values is not None:

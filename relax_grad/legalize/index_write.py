@@ -1,1 +1,153 @@
-"""Legalization of the backward operators of the operators that write at indices."""
+"""Legalization of the operators that write at indices and of their backward operators."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.transform.legalize_ops import manipulate as stock
+
+from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
+from ..registry import register_legalize
+from ..topi import index_write as topi_write
+from ._util import shape_values
+from .index_nd import tensors
+
+
+@register_legalize(
+    "relax.scatter_elements",
+    corrects="writes out of bounds for indices outside the axis, takes a smaller index tensor for one of "
+    "the data's extents, and accumulates half precision in half precision",
+)
+def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if _is_left_to_tvm(call):
+        return stock._scatter_elements(bb, call)
+    return bb.call_te(
+        topi_write.scatter_elements,
+        *call.args,
+        int(call.attrs.axis),
+        call.attrs.reduction,
+        primfunc_name_hint="scatter_elements",
+    )
+
+
+@register_legalize(
+    "relax.scatter_nd",
+    corrects="writes out of bounds for negative and for large indices, and accumulates half precision "
+    "in half precision",
+)
+def _scatter_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if _is_left_to_tvm(call):
+        return stock._scatter_nd(bb, call)
+    return bb.call_te(
+        topi_write.scatter_nd, *call.args, call.attrs.reduction, primfunc_name_hint="scatter_nd"
+    )
+
+
+@register_legalize(
+    "relax.index_put",
+    corrects="writes out of bounds for indices outside the data, reads out of bounds for values that are "
+    "broadcast, writes equal indices from several threads at once, and refuses symbolic indices",
+)
+def _index_put(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, indices, values = call.args
+    listed = listed_shape(bb, data, indices, values)
+    return bb.call_te(
+        topi_write.index_put,
+        data,
+        tensors(bb, index_tuple(indices)),
+        values if listed is None else bb.emit(relax.op.reshape(values, listed)),
+        bool(call.attrs.accumulate),
+        primfunc_name_hint="index_put",
+    )
+
+
+@register_legalize(
+    "relax.slice_scatter",
+    corrects="takes a slice that begins before the axis or is empty for another one, and refuses symbolic "
+    "extents",
+)
+def _slice_scatter(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, src, start, end, step = call.args
+    axis = int(call.attrs.axis)
+    extent = data.ty.shape.values[axis]
+    bounds = [start, end, step, extent]
+    if all(isinstance(bound, tirx.IntImm) for bound in bounds):
+        start, end, step, extent = map(int, bounds)
+        if 0 <= start < end <= extent:
+            return stock._slice_scatter(bb, call)
+    return bb.call_te(
+        topi_write.slice_scatter, data, src, start, step, axis, primfunc_name_hint="slice_scatter"
+    )
+
+
+@register_legalize("relax.grad.scatter_elements_backward_updates")
+def _scatter_elements_backward_updates(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(
+        topi_write.scatter_elements_backward_updates,
+        *call.args,
+        int(call.attrs.axis),
+        call.attrs.reduction,
+        primfunc_name_hint="scatter_elements_backward_updates",
+    )
+
+
+@register_legalize("relax.grad.scatter_nd_backward_updates")
+def _scatter_nd_backward_updates(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(
+        topi_write.scatter_nd_backward_updates,
+        *call.args,
+        primfunc_name_hint="scatter_nd_backward_updates",
+    )
+
+
+@register_legalize("relax.grad.index_put_backward_values")
+def _index_put_backward_values(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, indices = call.args
+    return bb.call_te(
+        topi_write.index_put_backward_values,
+        output_grad,
+        tensors(bb, indices),
+        primfunc_name_hint="index_put_backward_values",
+    )
+
+
+@register_legalize("relax.grad.slice_scatter_backward_src")
+def _slice_scatter_backward_src(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, src_shape, start, _, step = call.args
+    return bb.call_te(
+        topi_write.slice_scatter_backward_src,
+        output_grad,
+        shape_values(src_shape),
+        start,
+        step,
+        int(call.attrs.axis),
+        primfunc_name_hint="slice_scatter_backward_src",
+    )
+
+
+def _scan(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    start, indices, factors, *terms = call.args
+    name = call.op.name.split(".")[-1]
+    axis = [int(call.attrs.axis)] if name.startswith("scatter_elements") else []
+    return bb.call_te(
+        getattr(topi_write, name.removesuffix("_reverse")),
+        start,
+        indices,
+        factors,
+        terms[0] if terms else None,
+        *axis,
+        name.endswith("_reverse"),
+        primfunc_name_hint=name,
+    )
+
+
+for _name in ("scatter_elements_scan", "scatter_nd_scan"):
+    register_legalize(f"relax.grad.{_name}")(_scan)
+    register_legalize(f"relax.grad.{_name}_reverse")(_scan)
+
+
+def _is_left_to_tvm(call: relax.Call) -> bool:
+    """Tell whether TVM has a kernel with threads of its own, for GPUs, or refuses the reduction."""
+    target = tvm.target.Target.current(allow_none=True)
+    is_gpu = target is not None and "gpu" in target.keys
+    return is_gpu or call.attrs.reduction not in REDUCTIONS[call.op.name]

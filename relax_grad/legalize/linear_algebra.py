@@ -1,1 +1,56 @@
-"""Legalization of the backward operators of linear algebra."""
+"""Legalization of linear algebra: the backward operators, and einsum where TVM's is wrong."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.transform.legalize_ops.linear_algebra import _einsum as stock_einsum
+
+from .._compat import dtype_of
+from ..op.linear_algebra import einsum_labels
+from ..registry import register_legalize
+from ..topi import linear_algebra as topi_linear_algebra
+from ..topi._util import is_static
+from ._util import shape_values
+
+
+@register_legalize(
+    "relax.einsum",
+    corrects="accumulates half precision in half precision, leaves a sum over an empty axis undefined, "
+    "and refuses to sum over an ellipsis",
+)
+def _einsum(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    (operands,) = call.args
+    types = operands.ty.fields
+    labels, output = einsum_labels(str(call.attrs.subscripts), [ty.ndim for ty in types])
+    never_empty = all(
+        letter in output or (is_static(extent) and int(extent) > 0)
+        for ty, letters in zip(types, labels, strict=True)
+        for letter, extent in zip(letters, ty.shape.values, strict=True)
+    )
+    inputs, _, result = str(call.attrs.subscripts).partition("->")
+    ellipsis_kept = "..." not in inputs or not result or "..." in result
+    if dtype_of(call.ty) not in ("float16", "bfloat16") and never_empty and ellipsis_kept:
+        return stock_einsum(bb, call)
+    fields = (
+        list(operands.fields)
+        if isinstance(operands, relax.Tuple)
+        else [bb.emit(relax.TupleGetItem(operands, i)) for i in range(len(types))]
+    )
+    return bb.call_te(
+        topi_linear_algebra.einsum, fields, labels, output, primfunc_name_hint="einsum"
+    )
+
+
+@register_legalize("relax.grad.einsum_backward_operand")
+def _einsum_backward_operand(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, operand_shape = call.args
+    shape = shape_values(operand_shape)
+    (labels,), output = einsum_labels(str(call.attrs.subscripts), [len(shape)])
+    return bb.call_te(
+        topi_linear_algebra.einsum_backward_operand,
+        output_grad,
+        shape,
+        labels,
+        output,
+        primfunc_name_hint="einsum_backward_operand",
+    )

@@ -5,13 +5,9 @@ from __future__ import annotations
 from tvm import relax, topi
 from tvm.relax.transform.legalize_ops.manipulate import _repeat as _stock_repeat
 
-from .._compat import dtype_of
 from ..registry import register_legalize
-from ..topi import _util as topi_util
 from ..topi import manipulate as topi_manipulate
-from ._util import int_list, shape_values
-
-_EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"
+from ._util import EMPTY, int_list, is_empty, shape_values, zeros
 
 
 @register_legalize("relax.grad.tile_backward_data")
@@ -53,20 +49,6 @@ def _repeat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
-@register_legalize("relax.grad.concat_backward_tensors")
-def _concat_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    output_grad, shapes = call.args
-    axis = call.attrs.axis
-    parts = bb.call_te(
-        topi_manipulate.concat_backward_tensors,
-        output_grad,
-        [list(field.values) for field in shapes.ty.fields],
-        0 if axis is None else int(axis),
-        primfunc_name_hint="concat_backward_tensors",
-    )
-    return relax.Tuple([parts]) if len(shapes.ty.fields) == 1 else parts
-
-
 @register_legalize(
     "relax.collapse_sum_to",
     corrects="accumulates half precision in half precision and leaves a sum over an empty axis undefined",
@@ -83,17 +65,17 @@ def _collapse_sum_like(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _collapse_sum(bb, call.args[0], shape_values(call.args[1].ty.shape))
 
 
-@register_legalize("relax.squeeze", corrects=_EMPTY)
+@register_legalize("relax.squeeze", corrects=EMPTY)
 def _squeeze(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if _is_empty(call):
-        return _zeros(bb, call)
+    if is_empty(call):
+        return zeros(bb, call)
     return bb.call_te(topi.squeeze, call.args[0], call.attrs.axis, primfunc_name_hint="squeeze")
 
 
-@register_legalize("relax.expand_dims", corrects=_EMPTY)
+@register_legalize("relax.expand_dims", corrects=EMPTY)
 def _expand_dims(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if _is_empty(call):
-        return _zeros(bb, call)
+    if is_empty(call):
+        return zeros(bb, call)
     return bb.call_te(
         topi_manipulate.expand_dims,
         call.args[0],
@@ -102,10 +84,10 @@ def _expand_dims(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
-@register_legalize("relax.permute_dims", corrects=_EMPTY)
+@register_legalize("relax.permute_dims", corrects=EMPTY)
 def _permute_dims(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if _is_empty(call):
-        return _zeros(bb, call)
+    if is_empty(call):
+        return zeros(bb, call)
     return bb.call_te(topi.transpose, call.args[0], call.attrs.axes, primfunc_name_hint="transpose")
 
 
@@ -118,20 +100,6 @@ def _reshape(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 def _collapse_sum(bb: relax.BlockBuilder, data: relax.Expr, shape: list) -> relax.Expr:
     return bb.call_te(topi_manipulate.collapse_sum, data, shape, primfunc_name_hint="collapse_sum")
-
-
-def _is_empty(call: relax.Call) -> bool:
-    shape = call.ty.shape
-    return isinstance(shape, relax.ShapeExpr) and topi_util.is_empty(shape.values)
-
-
-def _zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
-        topi_util.zeros,
-        list(call.ty.shape.values),
-        dtype_of(call.ty),
-        primfunc_name_hint="empty",
-    )
 
 
 def _axis(call: relax.Call) -> int | None:

@@ -1,12 +1,23 @@
-"""Legalization of the normalisations, where TVM's is wrong."""
+"""Legalization of the normalisations, where TVM's is wrong, and of their backward operators."""
 
 from __future__ import annotations
 
-from tvm import relax
+from collections.abc import Sequence
+
+from tvm import relax, tirx
+from tvm.relax import op
 from tvm.relax.transform.legalize_ops.nn import _nn_batch_norm as tvm_batch_norm
+from tvm.relax.transform.legalize_ops.nn import _nn_group_norm as tvm_group_norm
+from tvm.relax.transform.legalize_ops.nn import _nn_instance_norm as tvm_instance_norm
+from tvm.relax.transform.legalize_ops.nn import _nn_layer_norm as tvm_layer_norm
+from tvm.relax.transform.legalize_ops.nn import _nn_rms_norm as tvm_rms_norm
 
 from .._compat import dtype_of
 from ..registry import register_legalize
+from ..topi import norm as topi_norm
+from ._util import int_list, shape_values
+
+_HALF = ("float16", "bfloat16")
 
 
 @register_legalize(
@@ -18,7 +29,7 @@ def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Compute half precision in float32, and count a negative axis from the start."""
     attrs = call.attrs
     dtypes = [dtype_of(argument.ty) for argument in call.args]
-    half = "float16" in dtypes or "bfloat16" in dtypes
+    half = any(dtype in _HALF for dtype in dtypes)
     if int(attrs.axis) >= 0 and not half:
         return tvm_batch_norm(bb, call)
     arguments = [
@@ -43,3 +54,130 @@ def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
             for i, field in enumerate(call.ty.fields)
         ]
     )
+
+
+@register_legalize(
+    "relax.nn.layer_norm",
+    corrects="ignores center=False and scale=False, reads gamma and beta in the wrong order where axes do not "
+    "rise, and refuses float64 and bfloat16",
+)
+def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, attrs = call.args[0], call.attrs
+    axes = _axes(data, attrs.axes)
+    if (
+        dtype_of(data.ty) in ("float32", "float16")
+        and attrs.scale
+        and attrs.center
+        and axes == sorted(axes)
+    ):
+        return tvm_layer_norm(bb, call)
+    return _compute(bb, call, data, axes, axes)
+
+
+@register_legalize(
+    "relax.nn.rms_norm",
+    corrects="computes float64 in float32, reads the weight in the wrong order where axes do not rise, and does "
+    "not compile but over the last axes and not over every one",
+)
+def _rms_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data = call.args[0]
+    axes, ndim = _axes(data, call.attrs.axes), data.ty.ndim
+    last = list(range(ndim - len(axes), ndim))
+    if dtype_of(data.ty) != "float64" and axes == last and len(axes) < ndim:
+        return tvm_rms_norm(bb, call)
+    return _compute(bb, call, data, axes, axes, center=False)
+
+
+@register_legalize(
+    "relax.nn.group_norm",
+    corrects="ignores center=False and scale=False, and refuses float64",
+)
+def _group_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, attrs = call.args[0], call.attrs
+    if dtype_of(data.ty) in ("float32", "float16") and attrs.scale and attrs.center:
+        return tvm_group_norm(bb, call)
+    (channel,) = _axes(data, [attrs.channel_axis])
+    groups, extents = int(attrs.num_groups), list(data.ty.shape.values)
+    extents[channel : channel + 1] = [groups, tirx.floordiv(extents[channel], groups)]
+    axes = [axis + (axis > channel) for axis in _axes(data, attrs.axes)] + [channel + 1]
+    grouped = bb.emit(op.reshape(data, extents))
+    result = _compute(bb, call, grouped, axes, [channel, channel + 1])
+    return op.reshape(result, data.ty.shape)
+
+
+@register_legalize(
+    "relax.nn.instance_norm",
+    corrects="ignores center=False and scale=False, refuses float64, bfloat16 and a negative channel axis, and "
+    "counts in half precision",
+)
+def _instance_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, attrs = call.args[0], call.attrs
+    if (
+        dtype_of(data.ty) == "float32"
+        and attrs.scale
+        and attrs.center
+        and int(attrs.channel_axis) >= 0
+    ):
+        return tvm_instance_norm(bb, call)
+    return _compute(bb, call, data, _axes(data, attrs.axes), _axes(data, [attrs.channel_axis]))
+
+
+@register_legalize("relax.grad.divide_by_count")
+def _divide_by_count(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, of_shape = call.args
+    extents = shape_values(of_shape)
+    axis = range(len(extents)) if call.attrs.axis is None else call.attrs.axis
+    return bb.call_te(
+        topi_norm.divide_by_count,
+        data,
+        extents,
+        [int(a) % len(extents) for a in axis],
+        primfunc_name_hint="divide_by_count",
+    )
+
+
+def _axes(data: relax.Expr, axes) -> list[int]:
+    return [axis % data.ty.ndim for axis in int_list(axes)]
+
+
+def _compute(
+    bb: relax.BlockBuilder,
+    call: relax.Call,
+    data: relax.Expr,
+    axes: Sequence[int],
+    parameter_axes: Sequence[int],
+    center: bool = True,
+) -> relax.Expr:
+    """Normalize over the axes; gamma and beta, if any, have the extents of ``parameter_axes``.
+
+    Half precision is computed in float32. Without ``center``, the mean is taken to be 0.
+    """
+    half = dtype_of(data.ty) in _HALF
+
+    def wide(expr):
+        return bb.emit(op.astype(expr, "float32")) if half else expr
+
+    def average(expr):
+        return bb.emit(op.mean(expr, list(axes), keepdims=True)) if axes else expr
+
+    def spread(parameter):
+        if len(parameter_axes) != parameter.ty.ndim:  # of the channels, which are in groups
+            extents = [data.ty.shape.values[axis] for axis in parameter_axes]
+            parameter = bb.emit(op.reshape(parameter, extents))
+        order = sorted(range(len(parameter_axes)), key=parameter_axes.__getitem__)
+        others = [axis for axis in range(data.ty.ndim) if axis not in parameter_axes]
+        parameter = bb.emit(op.permute_dims(wide(parameter), order))
+        return bb.emit(op.expand_dims(parameter, others)) if others else parameter
+
+    result = wide(data)
+    if center:
+        result = bb.emit(op.subtract(result, average(result)))
+    variance = average(bb.emit(op.multiply(result, result)))
+    epsilon = relax.const(float(call.attrs.epsilon), dtype_of(result.ty))
+    sigma = bb.emit(op.sqrt(bb.emit(op.add(variance, epsilon))))
+    result = bb.emit(op.divide(result, sigma))
+    if getattr(call.attrs, "scale", True):
+        result = bb.emit(op.multiply(result, spread(call.args[1])))
+    if getattr(call.attrs, "center", False):
+        result = bb.emit(op.add(result, spread(call.args[2])))
+    return bb.emit(op.astype(result, dtype_of(data.ty))) if half else result

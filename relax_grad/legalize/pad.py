@@ -1,1 +1,54 @@
-"""Legalization of the backward operators of padding."""
+"""Legalization of padding, where TVM's is wrong, and of its backward operator."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.transform.legalize_ops.nn import _nn_pad as tvm_pad
+
+from ..op.pad import PAD_MODES
+from ..registry import register_legalize
+from ..topi import pad as topi_pad
+from ..topi._util import is_static
+from ._util import int_list, is_empty, shape_values, zeros
+
+
+@register_legalize(
+    "relax.nn.pad",
+    corrects="reflects once only and reads out of bounds where that is not enough; an empty axis is read "
+    "out of bounds, or divided by; a mode that it does not know pads with pad_value",
+)
+def _pad(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    mode, widths = str(call.attrs.pad_mode), int_list(call.attrs.pad_width)
+    if mode not in PAD_MODES:
+        raise ValueError(
+            f"relax.nn.pad: pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, not {mode!r}"
+        )
+    extents = shape_values(call.args[0].ty.shape)
+    if mode == "constant" or all(
+        map(_tvm_takes, extents, widths[::2], widths[1::2], [mode] * len(extents))
+    ):
+        return tvm_pad(bb, call)
+    return bb.call_te(topi_pad.pad, call.args[0], widths, mode, primfunc_name_hint="pad")
+
+
+@register_legalize("relax.grad.pad_backward_data")
+def _pad_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
+    output_grad, data_shape = call.args
+    return bb.call_te(
+        topi_pad.pad_backward_data,
+        output_grad,
+        shape_values(data_shape),
+        int_list(call.attrs.pad_width),
+        str(call.attrs.pad_mode),
+        primfunc_name_hint="pad_backward_data",
+    )
+
+
+def _tvm_takes(extent, before: int, after: int, mode: str) -> bool:
+    """Tell whether TVM reads within bounds along an axis, whatever a symbolic extent turns out to be."""
+    if not is_static(extent):
+        return before == after == 0
+    widest = int(extent) - 1 if mode == "reflect" else max(before, after)
+    return int(extent) > 0 and max(before, after) <= widest

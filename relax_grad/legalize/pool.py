@@ -1,38 +1,74 @@
-"""Legalization of the backward operators of pooling."""
+"""Legalization of the backward operators of pooling, and of pooling to another layout."""
 
 from __future__ import annotations
 
 from tvm import relax
+from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
 from .._compat import dtype_of
-from ..op.pool import check_pool2d_attrs, check_pool2d_backward
+from ..op._rank import RANKS, rank_of
+from ..op.pool import check_pool_attrs, check_pool_backward
 from ..registry import register_legalize
-from ..topi.pool import avg_pool_backward, max_pool_backward, max_pool_jvp
+from ..topi._util import axes
+from ..topi.pool import (
+    adaptive_avg_pool_backward,
+    avg_pool_backward,
+    max_pool_backward,
+    max_pool_jvp,
+)
 from ._util import int_list
 
 
-@register_legalize(
-    "relax.grad.max_pool2d_backward",
-    corrects="reads the argmax out of bounds where the windows do not tile the data, breaks ties and "
-    "NaN differently from PyTorch, and has no dilation and no layout of its own for the result",
-)
-def _max_pool2d_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    attrs = check_pool2d_backward(call, bb)
-    return bb.call_te(
-        max_pool_backward,
-        *call.args,
-        **_windows(attrs),
-        primfunc_name_hint="max_pool2d_backward",
+def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attrs = call.attrs
+    return _to_out_layout(
+        bb,
+        call,
+        pool_size=attrs.pool_size,
+        strides=attrs.strides,
+        padding=attrs.padding,
+        dilation=attrs.dilation,
+        ceil_mode=attrs.ceil_mode,
+        count_include_pad=attrs.count_include_pad,
     )
 
 
-@register_legalize(
-    "relax.grad.avg_pool2d_backward",
-    corrects="divides by another area than the forward operator where ceil_mode or the padding cuts a "
-    "window off, and has no dilation and no layout of its own for the result",
-)
-def _avg_pool2d_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    attrs = check_pool2d_backward(call, bb)
+def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    layout, out_layout = call.attrs.layout, call.attrs.out_layout
+    if rank_of(call) == 1 and call.attrs.output_size is None and _is_plain(call):
+        return _permute(call.args[0], layout, out_layout)
+    return _to_out_layout(bb, call, output_size=call.attrs.output_size)
+
+
+def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.Expr:
+    """Pool in the layout of the data, which TVM compiles, and transpose what is not in the right one."""
+    name = _name(call)
+    layout, out_layout = call.attrs.layout, call.attrs.out_layout
+    if layout == out_layout or not _is_plain(call):
+        return getattr(tvm_nn, f"_nn_{name}")(bb, call)
+    result = getattr(relax.op.nn, name)(call.args[0], layout=layout, **attrs)
+    return _permute(result, layout, out_layout)
+
+
+def _is_plain(call: relax.Call) -> bool:
+    """Tell whether neither layout packs the channels."""
+    ndim = rank_of(call) + 2
+    return len(call.attrs.layout) == len(call.attrs.out_layout) == ndim
+
+
+def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
+    return tensor if layout == to else relax.op.permute_dims(tensor, axes(layout, to))
+
+
+def _max_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attrs = check_pool_backward(call, bb)
+    return bb.call_te(
+        max_pool_backward, *call.args, **_windows(attrs), primfunc_name_hint=_name(call)
+    )
+
+
+def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attrs = check_pool_backward(call, bb)
     output_grad, data = call.args
     return bb.call_te(
         avg_pool_backward,
@@ -41,18 +77,34 @@ def _avg_pool2d_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr
         count_include_pad=bool(attrs.count_include_pad),
         out_dtype=dtype_of(data.ty),
         **_windows(attrs),
-        primfunc_name_hint="avg_pool2d_backward",
+        primfunc_name_hint=_name(call),
     )
 
 
-@register_legalize("relax.grad.max_pool2d_jvp")
-def _max_pool2d_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+def _max_pool_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
         max_pool_jvp,
         *call.args,
         list(call.ty.shape.values),
-        **_windows(check_pool2d_attrs(call)),
-        primfunc_name_hint="max_pool2d_jvp",
+        **_windows(check_pool_attrs(call)),
+        primfunc_name_hint=_name(call),
+    )
+
+
+def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data = call.args
+    layout, out_layout = call.attrs.layout, call.attrs.out_layout
+    if call.attrs.output_size is None:  # every element is a window of its own
+        same, dtype = _permute(output_grad, out_layout, layout), dtype_of(data.ty)
+        return same if dtype_of(output_grad.ty) == dtype else relax.op.astype(same, dtype)
+    return bb.call_te(
+        adaptive_avg_pool_backward,
+        output_grad,
+        list(data.ty.shape.values),
+        layout=layout,
+        out_layout=out_layout,
+        out_dtype=dtype_of(data.ty),
+        primfunc_name_hint=_name(call),
     )
 
 
@@ -65,3 +117,30 @@ def _windows(attrs) -> dict:
         "layout": attrs.layout,
         "out_layout": attrs.out_layout,
     }
+
+
+def _name(call: relax.Call) -> str:
+    return call.op.name.rpartition(".")[2]
+
+
+#: What is wrong with TVM's own, for the operators that it has.
+_CORRECTS = {
+    "max_pool2d": "reads the argmax out of bounds where the windows do not tile the data, breaks ties "
+    "and NaN differently from PyTorch, and has no dilation and no layout of its own for the result",
+    "avg_pool2d": "divides by another area than the forward operator where ceil_mode or the padding "
+    "cuts a window off, and has no dilation and no layout of its own for the result",
+}
+_OUT_LAYOUT = "leaves calls with an out_layout of their own"
+
+for _rank in RANKS:
+    for _kind, _backward in (("max", _max_pool_backward), ("avg", _avg_pool_backward)):
+        _pooling = f"{_kind}_pool{_rank}d"
+        register_legalize(f"relax.nn.{_pooling}", corrects=_OUT_LAYOUT)(_pool)
+        register_legalize(f"relax.grad.{_pooling}_backward", corrects=_CORRECTS.get(_pooling))(
+            _backward
+        )
+    register_legalize(f"relax.grad.max_pool{_rank}d_jvp")(_max_pool_jvp)
+    _pooling = f"adaptive_avg_pool{_rank}d"
+    _corrects = f"{_OUT_LAYOUT}, and fails without an output_size" if _rank == 1 else _OUT_LAYOUT
+    register_legalize(f"relax.nn.{_pooling}", corrects=_corrects)(_adaptive_avg_pool)
+    register_legalize(f"relax.grad.{_pooling}_backward")(_adaptive_avg_pool_backward)

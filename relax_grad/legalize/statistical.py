@@ -1,12 +1,92 @@
-"""Legalization of the backward operators of reductions."""
+"""Legalization of reductions where TVM's is wrong, and of their backward operators."""
 
 from __future__ import annotations
 
-from tvm import relax
+import math
 
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from .._compat import dtype_of
 from ..registry import register_legalize
+from ..topi import _util as topi_util
 from ..topi import statistical as topi_statistical
-from ._util import shape_values
+from ._util import int_list, shape_values
+
+#: For each reduction, what computes it over axes that may be empty, and what it is over nothing.
+_REDUCTIONS = {
+    "relax.sum": (topi_statistical.sum, 0),
+    "relax.prod": (topi_statistical.prod, 1),
+    "relax.mean": (topi_statistical.mean, float("nan")),
+    "relax.variance": (topi_statistical.variance, float("nan")),
+    "relax.std": (topi_statistical.std, float("nan")),
+}
+
+_MEDIAN = Op.get("relax.median").get_attr("FLegalize")
+
+
+def _legalize_reduction(op_name: str) -> None:
+    reduce, of_nothing = _REDUCTIONS[op_name]
+    stock = Op.get(op_name).get_attr("FLegalize")
+
+    @register_legalize(
+        op_name,
+        corrects="over a symbolic axis that is empty it returns uninitialised memory; a mean over an axis "
+        "known to be empty does not compile",
+    )
+    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        dtype, name = dtype_of(call.ty), op_name.split(".")[-1]
+        numbers = ("float",) if math.isnan(of_nothing) else ("float", "int")
+        if not _may_be_empty(call) or not any(kind in dtype for kind in numbers):
+            return stock(bb, call)
+        if topi_util.is_empty(_extents(call)):
+            shape = list(call.ty.shape.values)
+            return bb.call_te(
+                topi_statistical.full, shape, of_nothing, dtype, primfunc_name_hint=name
+            )
+        return bb.call_te(
+            reduce, call.args[0], _axes(call), bool(call.attrs.keepdims), primfunc_name_hint=name
+        )
+
+
+for _name in _REDUCTIONS:
+    _legalize_reduction(_name)
+
+
+@register_legalize(
+    "relax.median",
+    corrects="over several axes it reads outside the tensor, over none it returns another type, keepdims is "
+    "ignored without axes, and bfloat16 is sorted as something else",
+)
+def _median(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    (x,) = call.args
+    axes, keepdims = _axes(call), bool(call.attrs.keepdims)
+    if dtype_of(x.ty) == "bfloat16":
+        wide = relax.op.median(relax.op.astype(x, "float32"), call.attrs.axis, keepdims)
+        if isinstance(call.ty, relax.TensorType):
+            return relax.op.astype(wide, "bfloat16")
+        wide = bb.emit(wide)
+        value = relax.op.astype(relax.TupleGetItem(wide, 0), "bfloat16")
+        return relax.Tuple([value, relax.TupleGetItem(wide, 1)])
+    if call.attrs.axis is not None and len(axes) == 0:
+        index = bb.call_te(
+            topi_util.zeros, list(x.ty.shape.values), "int64", primfunc_name_hint="index"
+        )
+        return relax.Tuple([x, index])
+    one_axis = call.attrs.axis is not None and len(axes) == 1
+    if (one_axis or (call.attrs.axis is None and not keepdims)) and not _may_be_empty(call):
+        return _MEDIAN(bb, call)
+    value_type = call.ty.fields[0] if isinstance(call.ty, relax.TupleType) else call.ty
+    found = bb.call_te(
+        topi_statistical.median,
+        x,
+        axes,
+        list(value_type.shape.values),
+        primfunc_name_hint="median",
+    )
+    if isinstance(call.ty, relax.TupleType):
+        return found
+    return relax.TupleGetItem(bb.emit(found), 0)
 
 
 @register_legalize("relax.grad.mean_backward_x")
@@ -22,3 +102,23 @@ def _mean_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         bool(call.attrs.keepdims),
         primfunc_name_hint="mean_backward_x",
     )
+
+
+def _may_be_empty(reduction: relax.Call) -> bool:
+    """Tell whether an axis that is reduced is empty or symbolic."""
+    return not all(
+        topi_util.is_static(extent) and int(extent) > 0 for extent in _extents(reduction)
+    )
+
+
+def _extents(reduction: relax.Call) -> list[tirx.PrimExpr]:
+    """Return the extents of the axes that are reduced."""
+    shape = reduction.args[0].ty.shape.values
+    return [shape[axis] for axis in _axes(reduction)]
+
+
+def _axes(reduction: relax.Call) -> list[int]:
+    """Return the axes of a reduction, none of them negative."""
+    ndim = reduction.args[0].ty.ndim
+    axis = reduction.attrs.axis
+    return list(range(ndim)) if axis is None else [axis % ndim for axis in int_list(axis)]

@@ -6,7 +6,8 @@ from tvm import relax
 
 from ..op.vision import roi_attrs
 from ..registry import register_legalize
-from ..topi import vision as topi_vision
+from ..topi import roi_align as topi_roi_align
+from ..topi import roi_pool as topi_roi_pool
 
 
 @register_legalize(
@@ -15,7 +16,7 @@ from ..topi import vision as topi_vision
     "undefined, and returns the regions' dtype where it is wider than the data's",
 )
 def _roi_align(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, topi_vision.roi_align, call)
+    return _call(bb, topi_roi_align, call)
 
 
 @register_legalize(
@@ -24,18 +25,22 @@ def _roi_align(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     "bin",
 )
 def _roi_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, topi_vision.roi_pool, call)
+    return _call(bb, topi_roi_pool, call)
 
 
 @register_legalize("relax.grad.roi_align_backward_data")
 @register_legalize("relax.grad.roi_align_jvp")
+def _roi_align_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _call(bb, topi_roi_align, call)
+
+
 @register_legalize("relax.grad.roi_pool_backward_data")
 @register_legalize("relax.grad.roi_pool_jvp")
-def _backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, getattr(topi_vision, call.op.name.split(".")[-1]), call)
+def _roi_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _call(bb, topi_roi_pool, call)
 
 
-def _call(bb: relax.BlockBuilder, function, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
-        function, *call.args, **roi_attrs(call), primfunc_name_hint=call.op.name.split(".")[-1]
-    )
+def _call(bb: relax.BlockBuilder, module, call: relax.Call) -> relax.Expr:
+    name = call.op.name.split(".")[-1]
+    function = getattr(module, name)
+    return bb.call_te(function, *call.args, **roi_attrs(call), primfunc_name_hint=name)

@@ -1,1 +1,217 @@
-"""The backward operators of attention."""
+"""Attention in the parts that its forward and its gradient are made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+from tvm.ir import Op
+from tvm.relax import op
+
+from .._compat import Analyzer, dtype_of, shapes_differ
+from ._declare import declare_op, tensor_type
+from .norm import divide_by_count
+
+_SEQSTARTS = ((1, "seqstart_q"), (2, "seqstart_k"))
+
+
+def attention_weights(
+    scores: relax.Expr,
+    seqstart_q: relax.Expr | None = None,
+    seqstart_k: relax.Expr | None = None,
+    scale: None = None,
+    causal_mask: str | None = None,
+    window_size: int | None = None,
+) -> relax.Call:
+    """Softmax over the keys that each query sees.
+
+    ``relax.op.nn.softmax`` of masked scores needs a mask as large as the scores, which symbolic extents and
+    sequences of different lengths do not give a constant for, and is NaN where a query sees no key.
+
+    Parameters
+    ----------
+    scores : relax.Expr
+        The scores with scale and bias, of shape ``(batch, heads, queries, keys)``.
+    seqstart_q, seqstart_k : relax.Expr, optional
+        As given to ``relax.op.nn.attention_var_len``.
+    scale
+        Not used: the scores have been scaled.
+    causal_mask, window_size
+        As given to ``relax.op.nn.attention``.
+
+    Returns
+    -------
+    result : relax.Call
+        The weights, of the type of the scores; half precision is computed in float32. A key that is not seen
+        has weight 0, and so have all keys where a query sees none, or none with a score above minus infinity.
+    """
+    seqstarts = [seqstart for seqstart in (seqstart_q, seqstart_k) if seqstart is not None]
+    attrs = op.nn.attention(scores, scores, scores, None, scale, causal_mask, window_size).attrs
+    return relax.Call(Op.get("relax.grad.attention_weights"), [scores, *seqstarts], attrs)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The parts of an attention call, in float32 at least, each of them bound to a variable.
+
+    Attributes
+    ----------
+    query : relax.Expr
+        The scaled queries with their features before their positions: ``(batch, heads, features,
+        queries)``.
+    scale : relax.Expr
+        What they were scaled by.
+    key, value : relax.Expr
+        ``(batch, heads of the keys, features, keys)`` and ``(batch, heads of the values, features,
+        keys)``.
+    weights : relax.Expr
+        ``(batch, heads, queries, keys)``.
+    """
+
+    query: relax.Expr
+    scale: relax.Expr
+    key: relax.Expr
+    value: relax.Expr
+    weights: relax.Expr
+
+
+def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
+    """Emit the weights of an attention call, and what they are made of.
+
+    Raises
+    ------
+    ValueError
+        If what the call asks for has no agreed meaning.
+    """
+    query, key, value, *others = call.args
+    _check_masks(call)
+    wide = "float64" if "float64" in (dtype_of(a.ty) for a in call.args[:3]) else "float32"
+
+    def widened(expr):
+        return expr if dtype_of(expr.ty) == wide else bb.emit(op.astype(expr, wide))
+
+    def features_first(expr):
+        return bb.emit(op.permute_dims(widened(expr), [0, 2, 3, 1]))
+
+    scale = _scale(bb, call, wide)
+    queries = bb.emit(op.multiply(features_first(query), scale))
+    keys, values = features_first(key), features_first(value)
+    heads = query.ty.shape.values[2]
+    scores = op.matmul(op.permute_dims(queries, [0, 1, 3, 2]), for_heads(bb, keys, heads))
+    seqstarts = []
+    if call.op.name == "relax.nn.attention_bias":
+        scores = op.add(scores, widened(others[0]))
+    elif call.op.name == "relax.nn.attention_var_len":
+        seqstarts = others[:2]
+    window_size = call.attrs.window_size
+    weights = attention_weights(
+        bb.emit(scores),
+        *seqstarts,
+        causal_mask=call.attrs.causal_mask,
+        window_size=None if window_size is None else int(window_size),
+    )
+    return Attention(queries, scale, keys, values, bb.emit(weights))
+
+
+def for_heads(bb: relax.BlockBuilder, expr: relax.Expr, heads: tirx.PrimExpr) -> relax.Expr:
+    """Repeat the heads (axis 1) of keys or values for the queries' heads that share them."""
+    repeats = shared_by(expr, heads)
+    return expr if repeats == 1 else bb.emit(op.repeat(expr, repeats, 1))
+
+
+def shared_by(expr: relax.Expr, heads: tirx.PrimExpr) -> int:
+    """Return how many of the queries' heads share a head (axis 1) of keys or values.
+
+    Raises
+    ------
+    ValueError
+        If that is not known.
+    """
+    own = expr.ty.shape.values[1]
+    if Analyzer().can_prove_equal(own, heads):
+        return 1
+    if not (isinstance(own, tirx.IntImm) and isinstance(heads, tirx.IntImm)):
+        raise ValueError(
+            f"the number of heads must be the same, or constant, but the queries have {heads} and the "
+            f"keys or values {own}"
+        )
+    return int(heads) // int(own)
+
+
+def _scale(bb: relax.BlockBuilder, call: relax.Call, dtype: str) -> relax.Expr:
+    """Return the scale as a scalar; by default one over the root of the number of features."""
+    features = call.args[0].ty.shape.values[3]
+    if call.attrs.scale is not None:
+        return relax.const(float(call.attrs.scale), dtype)
+    if isinstance(features, tirx.IntImm):
+        return relax.const(1 / math.sqrt(int(features)), dtype)
+    share = divide_by_count(relax.const(1.0, dtype), op.shape_of(call.args[0]), [3])
+    return bb.emit(op.sqrt(bb.emit(share)))
+
+
+def _check_masks(call: relax.Call) -> None:
+    causal_mask = call.attrs.causal_mask
+    if causal_mask not in (None, "TopLeft", "BottomRight"):
+        raise ValueError(
+            f"causal_mask must be 'TopLeft' or 'BottomRight', but it is {causal_mask!r}"
+        )
+    if call.attrs.window_size is None:
+        return
+    if causal_mask is None:
+        raise ValueError("a window is defined with a causal mask only; give causal_mask")
+    if causal_mask == "TopLeft":
+        return
+    if call.op.name == "relax.nn.attention_var_len":
+        same = call.args[3].same_as(call.args[4])
+    else:
+        lengths = [argument.ty.shape.values[1] for argument in call.args[:2]]
+        same = Analyzer().can_prove_equal(*lengths)
+    if not same:
+        raise ValueError(
+            "a window at the bottom right is defined for as many queries as keys only: implementations "
+            "differ in which keys it holds otherwise; use causal_mask='TopLeft'"
+        )
+
+
+def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    scores = tensor_type(call, 0, "scores")
+    if scores.ndim != 4:
+        raise ValueError(
+            f"{call.op.name}: scores must have the 4 dimensions (batch, heads, queries, keys), but its type "
+            f"is {scores}"
+        )
+    if call.attrs.scale is not None:
+        raise ValueError(f"{call.op.name}: the scores must have been scaled; leave out scale")
+    if call.attrs.causal_mask not in (None, "TopLeft", "BottomRight"):
+        raise ValueError(
+            f"{call.op.name}: causal_mask must be 'TopLeft' or 'BottomRight', but it is "
+            f"{call.attrs.causal_mask!r}"
+        )
+    if len(call.args) == 2:
+        raise ValueError(f"{call.op.name}: seqstart_q and seqstart_k must be given together")
+    seqstarts = [tensor_type(call, i, name) for i, name in _SEQSTARTS[: len(call.args) - 1]]
+    for (_, name), seqstart in zip(_SEQSTARTS, seqstarts, strict=False):
+        if seqstart.ndim != 1 or not dtype_of(seqstart).startswith("int"):
+            raise ValueError(
+                f"{call.op.name}: {name} must be a vector of integers, but its type is {seqstart}"
+            )
+    if seqstarts and shapes_differ(*seqstarts):
+        raise ValueError(
+            f"{call.op.name}: there must be as many sequences of queries as of keys, but the types of "
+            f"seqstart_q and seqstart_k are {seqstarts[0]} and {seqstarts[1]}"
+        )
+    return scores
+
+
+declare_op(
+    "attention_weights",
+    [
+        ("scores", "Tensor", "The scores."),
+        ("seqstart_q", "Optional[Tensor]", "Where each sequence of queries starts."),
+        ("seqstart_k", "Optional[Tensor]", "Where each sequence of keys starts."),
+    ],
+    _infer_attention_weights,
+    attention_weights,
+    "relax.attrs.AttentionAttrs",
+)

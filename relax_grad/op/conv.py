@@ -1,11 +1,12 @@
 """The backward operators of convolution.
 
-``conv2d_backward_data`` and ``conv2d_backward_weight`` are linear in both of their tensors, and with
-the convolution itself they are closed under differentiation: the gradient of each is built of the
-other two (:mod:`relax_grad.rules.grad`).
+``conv{1,2,3}d_backward_data`` and ``conv{1,2,3}d_backward_weight`` are linear in both of their
+tensors, and with the convolution itself they are closed under differentiation: the gradient of each is
+built of the other two (:mod:`relax_grad.rules.grad`). A transposed convolution is the data gradient of
+a convolution, and needs no operator of its own.
 
-Arguments and attributes are those of ``relax.op.nn.conv2d``, with the output gradient in front and the
-shape of what is produced in the place of the tensor itself, as in ``torch.nn.grad``.
+Arguments and attributes are those of ``relax.op.nn.conv{1,2,3}d``, with the output gradient in front and
+the shape of what is produced in the place of the tensor itself, as in ``torch.nn.grad``.
 """
 
 from __future__ import annotations
@@ -24,72 +25,77 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from ._rank import RANKS, named, rank_of, spatial_axes
 
 
-def conv2d_backward_data(
-    output_grad: relax.Expr, data_shape: relax.Expr | Shape, weight: relax.Expr, **attrs
-) -> relax.Call:
-    """Gradient of conv2d with respect to its data.
+def _backward_data(rank: int):
+    """Return the builder of the gradient of a convolution of this rank with respect to its data."""
 
-    Parameters
-    ----------
-    output_grad : relax.Expr
-        The gradient with respect to the result of ``conv2d(data, weight, **attrs)``, in
-        ``out_layout``.
-    data_shape : relax.Expr or Sequence[int or PrimExpr]
-        The shape of the data, in ``data_layout``.
-    weight : relax.Expr
-        The weight, in ``kernel_layout``.
-    **attrs
-        ``strides``, ``padding``, ``dilation``, ``groups``, ``data_layout``, ``kernel_layout`` and
-        ``out_layout`` as given to ``relax.op.nn.conv2d``. ``out_dtype`` is the dtype of the result,
-        by default that of ``output_grad``; half precision is accumulated in float32.
+    def build(
+        output_grad: relax.Expr, data_shape: relax.Expr | Shape, weight: relax.Expr, **attrs
+    ) -> relax.Call:
+        """Gradient of {forward} with respect to its data.
 
-    Returns
-    -------
-    result : relax.Call
-        A tensor of shape ``data_shape``.
-    """
-    return relax.Call(
-        Op.get("relax.grad.conv2d_backward_data"),
-        [output_grad, as_shape(data_shape), weight],
-        _conv2d_attrs(attrs),
-    )
+        Parameters
+        ----------
+        output_grad : relax.Expr
+            The gradient with respect to the result of ``{forward}(data, weight, **attrs)``, in
+            ``out_layout``.
+        data_shape : relax.Expr or Sequence[int or PrimExpr]
+            The shape of the data, in ``data_layout``.
+        weight : relax.Expr
+            The weight, in ``kernel_layout``.
+        **attrs
+            ``strides``, ``padding``, ``dilation``, ``groups``, ``data_layout``, ``kernel_layout`` and
+            ``out_layout`` as given to ``relax.op.nn.{forward}``. ``out_dtype`` is the dtype of the
+            result, by default that of ``output_grad``; half precision is accumulated in float32.
 
+        Returns
+        -------
+        result : relax.Call
+            A tensor of shape ``data_shape``.
+        """
+        op = Op.get(f"relax.grad.conv{rank}d_backward_data")
+        return relax.Call(op, [output_grad, as_shape(data_shape), weight], _attrs(rank, attrs))
 
-def conv2d_backward_weight(
-    output_grad: relax.Expr, data: relax.Expr, weight_shape: relax.Expr | Shape, **attrs
-) -> relax.Call:
-    """Gradient of conv2d with respect to its weight.
-
-    Parameters
-    ----------
-    output_grad : relax.Expr
-        The gradient with respect to the result of ``conv2d(data, weight, **attrs)``, in
-        ``out_layout``.
-    data : relax.Expr
-        The data, in ``data_layout``.
-    weight_shape : relax.Expr or Sequence[int or PrimExpr]
-        The shape of the weight, in ``kernel_layout``.
-    **attrs
-        As for :func:`conv2d_backward_data`.
-
-    Returns
-    -------
-    result : relax.Call
-        A tensor of shape ``weight_shape``.
-    """
-    return relax.Call(
-        Op.get("relax.grad.conv2d_backward_weight"),
-        [output_grad, data, as_shape(weight_shape)],
-        _conv2d_attrs(attrs),
-    )
+    return named(build, f"conv{rank}d_backward_data", forward=f"conv{rank}d")
 
 
-def _conv2d_attrs(attrs: dict) -> relax.op.op_attrs.Conv2DAttrs:
+def _backward_weight(rank: int):
+    """Return the builder of the gradient of a convolution of this rank with respect to its weight."""
+
+    def build(
+        output_grad: relax.Expr, data: relax.Expr, weight_shape: relax.Expr | Shape, **attrs
+    ) -> relax.Call:
+        """Gradient of {forward} with respect to its weight.
+
+        Parameters
+        ----------
+        output_grad : relax.Expr
+            The gradient with respect to the result of ``{forward}(data, weight, **attrs)``, in
+            ``out_layout``.
+        data : relax.Expr
+            The data, in ``data_layout``.
+        weight_shape : relax.Expr or Sequence[int or PrimExpr]
+            The shape of the weight, in ``kernel_layout``.
+        **attrs
+            As for ``{forward}_backward_data``.
+
+        Returns
+        -------
+        result : relax.Call
+            A tensor of shape ``weight_shape``.
+        """
+        op = Op.get(f"relax.grad.conv{rank}d_backward_weight")
+        return relax.Call(op, [output_grad, data, as_shape(weight_shape)], _attrs(rank, attrs))
+
+    return named(build, f"conv{rank}d_backward_weight", forward=f"conv{rank}d")
+
+
+def _attrs(rank: int, attrs: dict) -> relax.op.op_attrs.Attrs:
     """Complete the attributes in the way the forward operator does."""
-    unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=4))
-    return relax.op.nn.conv2d(unused, unused, **attrs).attrs
+    unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=rank + 2))
+    return getattr(relax.op.nn, f"conv{rank}d")(unused, unused, **attrs).attrs
 
 
 def _infer_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -110,44 +116,58 @@ def _infer_backward_weight(call: relax.Call, ctx: relax.BlockBuilder) -> relax.T
 
 def _checked_result(call, ctx, output_grad, data_shape, weight_shape, dtype, result_shape):
     """Hold the three shapes against each other by the type inference of the forward operator."""
-    attrs = call.attrs
+    attrs, rank = call.attrs, rank_of(call)
+    spatial = spatial_axes(rank)
     check_layouts(
         call,
-        data_layout=(attrs.data_layout, "NCHW"),
-        kernel_layout=(attrs.kernel_layout, "OIHW"),
-        out_layout=(attrs.out_layout, "NCHW"),
+        data_layout=(attrs.data_layout, f"NC{spatial}"),
+        kernel_layout=(attrs.kernel_layout, f"OI{spatial}"),
+        out_layout=(attrs.out_layout, f"NC{spatial}"),
     )
     check_positive(call, "strides", "dilation", "groups")
     data, weight = (
-        relax.Var(name, relax.TensorType(shape, "float32") if shape else relax.TensorType(ndim=4))
+        relax.Var(
+            name,
+            relax.TensorType(shape, "float32") if shape else relax.TensorType(ndim=rank + 2),
+        )
         for name, shape in (("data", data_shape), ("weight", weight_shape))
     )
-    forward = forward_type(call, ctx, relax.Call(Op.get("relax.nn.conv2d"), [data, weight], attrs))
+    forward_op = Op.get(f"relax.nn.conv{rank}d")
+    forward = forward_type(call, ctx, relax.Call(forward_op, [data, weight], attrs))
     check_shape(call, "output_grad", output_grad, forward)
     if result_shape is None:
-        return relax.TensorType(dtype=dtype, ndim=4)
+        return relax.TensorType(dtype=dtype, ndim=rank + 2)
     return relax.TensorType(result_shape, dtype)
 
 
-declare_op(
-    "conv2d_backward_data",
-    [
-        ("output_grad", "Tensor", "The gradient with respect to the result of conv2d."),
-        ("data_shape", "Shape", "The shape of the data."),
+def _declare(rank: int):
+    """Add the two operators of a rank and return their builders."""
+    backward_data, backward_weight = _backward_data(rank), _backward_weight(rank)
+    output_grad = (
+        "output_grad",
+        "Tensor",
+        f"The gradient with respect to the result of conv{rank}d.",
+    )
+    data_shape, weight = (
+        ("data_shape", "Shape", "The data's shape."),
         ("weight", "Tensor", "The weight."),
-    ],
-    _infer_backward_data,
-    conv2d_backward_data,
-    "relax.attrs.Conv2DAttrs",
-)
-declare_op(
-    "conv2d_backward_weight",
-    [
-        ("output_grad", "Tensor", "The gradient with respect to the result of conv2d."),
+    )
+    data, weight_shape = (
         ("data", "Tensor", "The data."),
-        ("weight_shape", "Shape", "The shape of the weight."),
-    ],
-    _infer_backward_weight,
-    conv2d_backward_weight,
-    "relax.attrs.Conv2DAttrs",
-)
+        ("weight_shape", "Shape", "The weight's shape."),
+    )
+    for builder, arguments, infer_type in (
+        (backward_data, [output_grad, data_shape, weight], _infer_backward_data),
+        (backward_weight, [output_grad, data, weight_shape], _infer_backward_weight),
+    ):
+        declare_op(
+            builder.__name__, arguments, infer_type, builder, f"relax.attrs.Conv{rank}DAttrs"
+        )
+    return backward_data, backward_weight
+
+
+(
+    (conv1d_backward_data, conv1d_backward_weight),
+    (conv2d_backward_data, conv2d_backward_weight),
+    (conv3d_backward_data, conv3d_backward_weight),
+) = map(_declare, RANKS)

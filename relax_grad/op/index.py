@@ -23,6 +23,7 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from .index_nd import int64_like
 
 
 def take_backward(
@@ -92,7 +93,7 @@ def gather_elements_jvp(
     data_direction : relax.Expr
         The direction, of the shape of the data.
     indices : relax.Expr
-        The indices, of the rank of the data.
+        The indices, of the rank of the data and of any integer dtype.
     axis : int
         As given to ``relax.op.gather_elements``.
 
@@ -148,20 +149,20 @@ def _infer_take_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 
 def _infer_gather_elements_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     tensor_type(call, 0, "data_direction")
-    tensor_type(call, 1, "indices")
-    forward = relax.Call(Op.get("relax.gather_elements"), call.args, call.attrs)
+    indices = int64_like(tensor_type(call, 1, "indices"))
+    forward = relax.Call(Op.get("relax.gather_elements"), [call.args[0], indices], call.attrs)
     return forward_type(call, ctx, forward)
 
 
 def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad = tensor_type(call, 0, "output_grad")
     data_shape = shape_values(call, 1, "data_shape")
-    tensor_type(call, 2, "indices")
+    indices = int64_like(tensor_type(call, 2, "indices"))
     dtype = dtype_of(output_grad)
     if data_shape is None:
         return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
     data = relax.Var("data", relax.TensorType(data_shape, dtype))
-    forward = relax.Call(Op.get("relax.gather_elements"), [data, call.args[2]], call.attrs)
+    forward = relax.Call(Op.get("relax.gather_elements"), [data, indices], call.attrs)
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
     return relax.TensorType(data_shape, dtype)
 

@@ -44,7 +44,7 @@ def tile_backward_data(
     return relax.Call(
         Op.get("relax.grad.tile_backward_data"),
         [output_grad, as_shape(data_shape)],
-        relax.op.tile(_unused(), repeats).attrs,
+        relax.op.tile(unused(), repeats).attrs,
     )
 
 
@@ -74,42 +74,11 @@ def repeat_backward_data(
     return relax.Call(
         Op.get("relax.grad.repeat_backward_data"),
         [output_grad, as_shape(data_shape)],
-        relax.op.repeat(_unused(), repeats, axis).attrs,
+        relax.op.repeat(unused(), repeats, axis).attrs,
     )
 
 
-def concat_backward_tensors(
-    output_grad: relax.Expr, shapes: relax.Expr | Sequence[relax.Expr | Shape], axis: int | None = 0
-) -> relax.Call:
-    """Gradient of concat with respect to its tensors.
-
-    Unlike ``relax.op.split`` it takes symbolic and empty extents along the axis, and always returns a
-    tuple.
-
-    Parameters
-    ----------
-    output_grad : relax.Expr
-        The gradient with respect to the result of ``concat(tensors, axis)``.
-    shapes : relax.Expr or Sequence[relax.Expr or Sequence[int or PrimExpr]]
-        The shape of each tensor.
-    axis : int, optional
-        As given to ``relax.op.concat``.
-
-    Returns
-    -------
-    result : relax.Call
-        A tuple with a tensor for each shape, of the dtype of ``output_grad``.
-    """
-    if not isinstance(shapes, relax.Expr):
-        shapes = relax.Tuple([as_shape(shape) for shape in shapes])
-    return relax.Call(
-        Op.get("relax.grad.concat_backward_tensors"),
-        [output_grad, shapes],
-        relax.op.concat([_unused()], axis).attrs,
-    )
-
-
-def _unused() -> relax.Var:
+def unused() -> relax.Var:
     """Return a tensor to call a forward builder with for the sake of its attributes."""
     return relax.Var("unused", relax.TensorType(dtype="float32"))
 
@@ -117,19 +86,25 @@ def _unused() -> relax.Var:
 def _infer_tile(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     if any(int(count) < 0 for count in call.attrs.repeats):
         raise ValueError(f"{call.op.name}: repeats must be 0 or more, not {call.attrs.repeats}")
-    return _infer_data(call, ctx, "relax.tile")
+    return infer_data(call, ctx, "relax.tile")
 
 
 def _infer_repeat(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     if int(call.attrs.repeats) < 0:
         raise ValueError(f"{call.op.name}: repeats must be 0 or more, not {call.attrs.repeats}")
-    return _infer_data(call, ctx, "relax.repeat")
+    return infer_data(call, ctx, "relax.repeat")
 
 
-def _infer_data(call: relax.Call, ctx: relax.BlockBuilder, forward_op: str) -> relax.Type:
-    """Hold the output gradient against the type inference of the forward operator."""
+def infer_data(
+    call: relax.Call, ctx: relax.BlockBuilder, forward_op: str, shape_name: str = "data_shape"
+) -> relax.Type:
+    """Hold the output gradient against the type inference of the forward operator.
+
+    For an operator that takes the output gradient and the shape of the data, which is the shape of its
+    result.
+    """
     output_grad = tensor_type(call, 0, "output_grad")
-    data_type = _type_of_shape(output_grad, shape_values(call, 1, "data_shape"), call.args[1].ty)
+    data_type = type_of_shape(output_grad, shape_values(call, 1, shape_name), call.args[1].ty)
     data = relax.Var("data", data_type)
     forward = forward_type(call, ctx, relax.Call(Op.get(forward_op), [data], call.attrs))
     if forward.ndim != -1:
@@ -137,26 +112,7 @@ def _infer_data(call: relax.Call, ctx: relax.BlockBuilder, forward_op: str) -> r
     return data_type
 
 
-def _infer_concat(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad = tensor_type(call, 0, "output_grad")
-    shapes = call.args[1].ty
-    if not (
-        isinstance(shapes, relax.TupleType)
-        and len(shapes.fields) > 0
-        and all(isinstance(field, relax.ShapeType) for field in shapes.fields)
-    ):
-        raise TypeError(
-            f"{call.op.name}: shapes must be a tuple of one or more shapes, but its type is {shapes}"
-        )
-    types = [_type_of_shape(output_grad, field.values, field) for field in shapes.fields]
-    tensors = relax.Var("tensors", relax.TupleType(types))
-    forward = forward_type(call, ctx, relax.Call(Op.get("relax.concat"), [tensors], call.attrs))
-    if forward.ndim != -1:
-        check_shape(call, "output_grad", output_grad, forward)
-    return relax.TupleType(types)
-
-
-def _type_of_shape(like: relax.TensorType, values, shape: relax.ShapeType) -> relax.TensorType:
+def type_of_shape(like: relax.TensorType, values, shape: relax.ShapeType) -> relax.TensorType:
     """Return the type of a tensor of the given shape, with the dtype and the device of another."""
     if values is None:
         return relax.TensorType(dtype=like.dtype, ndim=shape.ndim, vdevice=like.vdevice)
@@ -182,14 +138,4 @@ declare_op(
     _infer_repeat,
     repeat_backward_data,
     "relax.attrs.RepeatAttrs",
-)
-declare_op(
-    "concat_backward_tensors",
-    [
-        ("output_grad", "Tensor", "The gradient with respect to the result of concat."),
-        ("shapes", "Tuple", "The shape of each tensor."),
-    ],
-    _infer_concat,
-    concat_backward_tensors,
-    "relax.attrs.ConcatAttrs",
 )

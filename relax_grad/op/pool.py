@@ -1,12 +1,15 @@
 """The backward operators of pooling.
 
-TVM has ``max_pool2d_backward`` and ``avg_pool2d_backward``. Both are linear in the output gradient.
-The transpose of the second is ``avg_pool2d`` itself; that of the first is ``max_pool2d_jvp``, which is
-added here, and with which the family is closed under differentiation (:mod:`relax_grad.rules.grad`).
+TVM has ``max_pool2d_backward`` and ``avg_pool2d_backward``; those of one and three spatial axes and of
+adaptive pooling are added here in the same form. All are linear in the output gradient. The transpose of
+average pooling's is average pooling itself; that of ``max_pool{1,2,3}d_backward`` is
+``max_pool{1,2,3}d_jvp``, with which the family is closed under differentiation
+(:mod:`relax_grad.rules.grad`).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 from tvm import relax
@@ -21,50 +24,145 @@ from ._declare import (
     forward_type,
     tensor_type,
 )
-
-#: How many integers each attribute may hold; the forward operator's builder completes them.
-_LENGTHS = {"pool_size": (1, 2), "strides": (1, 2), "dilation": (1, 2), "padding": (1, 2, 4)}
+from ._rank import RANKS, named, rank_of, spatial_axes
 
 
-def max_pool2d_jvp(
-    data_tangent: relax.Expr,
-    data: relax.Expr,
-    pool_size: int | Sequence[int] = (1, 1),
-    strides: int | Sequence[int] = (1, 1),
-    padding: int | Sequence[int] = (0, 0, 0, 0),
-    dilation: int | Sequence[int] = (1, 1),
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    layout: str = "NCHW",
-    out_layout: str | None = None,
-) -> relax.Call:
-    """Derivative of max_pool2d along a direction: the tangent of each window's largest element.
+def _jvp(rank: int):
+    """Return the builder of the derivative of max pooling of this rank."""
 
-    It is the transpose of ``relax.grad.max_pool2d_backward``, and chooses the same element where
-    several of a window are equally large.
+    def build(
+        data_tangent: relax.Expr,
+        data: relax.Expr,
+        pool_size: int | Sequence[int] = 1,
+        strides: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+        count_include_pad: bool = False,
+        layout: str = f"NC{spatial_axes(rank)}",
+        out_layout: str | None = None,
+    ) -> relax.Call:
+        """Derivative of {forward} along a direction: the tangent of each window's largest element.
 
-    Parameters
-    ----------
-    data_tangent : relax.Expr
-        The direction, of the shape of the data.
-    data : relax.Expr
-        The data of ``max_pool2d``.
-    pool_size, strides, padding, dilation, ceil_mode, count_include_pad, layout, out_layout
-        As given to ``relax.op.nn.max_pool2d``.
+        It is the transpose of ``relax.grad.{forward}_backward``, and chooses the same element where
+        several of a window are equally large.
 
-    Returns
-    -------
-    result : relax.Call
-        A tensor of the shape that max_pool2d returns, in ``out_layout``, and of the dtype of
-        ``data_tangent``; 0 for a window that holds nothing but padding.
-    """
-    attrs = _pool2d_attrs(
+        Parameters
+        ----------
+        data_tangent : relax.Expr
+            The direction, of the shape of the data.
+        data : relax.Expr
+            The data of ``{forward}``.
         pool_size, strides, padding, dilation, ceil_mode, count_include_pad, layout, out_layout
-    )
-    return relax.Call(Op.get("relax.grad.max_pool2d_jvp"), [data_tangent, data], attrs)
+            As given to ``relax.op.nn.{forward}``.
+
+        Returns
+        -------
+        result : relax.Call
+            A tensor of the shape that {forward} returns, in ``out_layout``, and of the dtype of
+            ``data_tangent``; 0 for a window that holds nothing but padding.
+        """
+        attrs = _pool_attrs(
+            rank,
+            pool_size,
+            strides,
+            padding,
+            dilation,
+            ceil_mode,
+            count_include_pad,
+            layout,
+            out_layout,
+        )
+        return relax.Call(Op.get(f"relax.grad.max_pool{rank}d_jvp"), [data_tangent, data], attrs)
+
+    return named(build, f"max_pool{rank}d_jvp", forward=f"max_pool{rank}d")
 
 
-def check_pool2d_attrs(call: relax.Call) -> relax.op.op_attrs.Pool2DAttrs:
+def _backward(kind: str, rank: int):
+    """Return the builder of the gradient of maximum or average pooling of this rank."""
+    forward = f"{kind}_pool{rank}d"
+    default = inspect.signature(getattr(relax.op.nn, forward)).parameters["count_include_pad"]
+
+    def build(
+        output_grad: relax.Expr,
+        data: relax.Expr,
+        pool_size: int | Sequence[int] = 1,
+        strides: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+        count_include_pad: bool = default.default,
+        layout: str = f"NC{spatial_axes(rank)}",
+        out_layout: str | None = None,
+    ) -> relax.Call:
+        """Gradient of {forward} with respect to its data.
+
+        Parameters
+        ----------
+        output_grad : relax.Expr
+            The gradient with respect to the result of {forward}, in ``out_layout``.
+        data : relax.Expr
+            The data of ``{forward}``, in ``layout``.
+        pool_size, strides, padding, dilation, ceil_mode, count_include_pad, layout, out_layout
+            As given to ``relax.op.nn.{forward}``.
+
+        Returns
+        -------
+        result : relax.Call
+            A tensor of the type of ``data``.
+        """
+        attrs = _pool_attrs(
+            rank,
+            pool_size,
+            strides,
+            padding,
+            dilation,
+            ceil_mode,
+            count_include_pad,
+            layout,
+            out_layout,
+        )
+        return relax.Call(Op.get(f"relax.grad.{forward}_backward"), [output_grad, data], attrs)
+
+    return named(build, f"{forward}_backward", forward=forward)
+
+
+def _adaptive_backward(rank: int):
+    """Return the builder of the gradient of adaptive average pooling of this rank."""
+    forward = f"adaptive_avg_pool{rank}d"
+
+    def build(
+        output_grad: relax.Expr,
+        data: relax.Expr,
+        output_size: int | Sequence[int] | None = None,
+        layout: str = f"NC{spatial_axes(rank)}",
+        out_layout: str | None = None,
+    ) -> relax.Call:
+        """Gradient of {forward} with respect to its data.
+
+        Parameters
+        ----------
+        output_grad : relax.Expr
+            The gradient with respect to the result of {forward}, in ``out_layout``.
+        data : relax.Expr
+            The data of ``{forward}``, in ``layout``; only its type is used.
+        output_size, layout, out_layout
+            As given to ``relax.op.nn.{forward}``.
+
+        Returns
+        -------
+        result : relax.Call
+            A tensor of the type of ``data``.
+        """
+        unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=rank + 2))
+        make = getattr(relax.op.nn, forward)
+        attrs = make(unused, output_size, layout, out_layout).attrs
+        return relax.Call(Op.get(f"relax.grad.{forward}_backward"), [output_grad, data], attrs)
+
+    return named(build, f"{forward}_backward", forward=forward)
+
+
+def check_pool_attrs(call: relax.Call) -> relax.op.op_attrs.Attrs:
     """Return the attributes of a pooling call, completed in the way the forward operator does.
 
     Raises
@@ -72,17 +170,20 @@ def check_pool2d_attrs(call: relax.Call) -> relax.op.op_attrs.Pool2DAttrs:
     ValueError
         Names the operator and the attribute that no gradient is defined for.
     """
-    attrs = call.attrs
-    check_layouts(call, layout=(attrs.layout, "NCHW"), out_layout=(attrs.out_layout, "NCHW"))
+    attrs, rank = call.attrs, rank_of(call)
+    _check_layouts(call)
     check_positive(call, "pool_size", "strides", "dilation")
-    for name, lengths in _LENGTHS.items():
+    for name in ("pool_size", "strides", "dilation", "padding"):
+        # The forward operator's builder completes what is given once for all axes.
+        lengths = sorted({1, rank, 2 * rank} if name == "padding" else {1, rank})
         value = [int(extent) for extent in getattr(attrs, name)]
         if len(value) not in lengths:
             raise ValueError(
                 f"{call.op.name}: {name} must hold {' or '.join(map(str, lengths))} integers, but "
                 f"it is {value}"
             )
-    return _pool2d_attrs(
+    return _pool_attrs(
+        rank,
         attrs.pool_size,
         attrs.strides,
         attrs.padding,
@@ -94,32 +195,48 @@ def check_pool2d_attrs(call: relax.Call) -> relax.op.op_attrs.Pool2DAttrs:
     )
 
 
-def check_pool2d_backward(
-    call: relax.Call, ctx: relax.BlockBuilder
-) -> relax.op.op_attrs.Pool2DAttrs:
-    """Check a call of ``max_pool2d_backward`` or ``avg_pool2d_backward`` and return its attributes.
+def check_adaptive_attrs(call: relax.Call) -> relax.op.op_attrs.Attrs:
+    """Return the attributes of an adaptive pooling call.
 
-    TVM infers the type of these operators without looking at anything but the type of the data.
+    Raises
+    ------
+    ValueError
+        Names the operator and the layout that no gradient is defined for.
+    """
+    _check_layouts(call)
+    return call.attrs
+
+
+def check_pool_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.op.op_attrs.Attrs:
+    """Check a call of a maximum or average pooling's backward operator and return its attributes.
+
+    TVM infers the type of those that it has without looking at anything but the type of the data.
 
     Raises
     ------
     TypeError, ValueError
         Names the operator, the argument or attribute, what was expected and what was found.
     """
-    attrs = check_pool2d_attrs(call)
+    attrs = check_pool_attrs(call)
     output_grad = tensor_type(call, 0, "output_grad")
     check_shape(call, "output_grad", output_grad, _forward_type(call, ctx, attrs))
     return attrs
 
 
-def _pool2d_attrs(pool_size, *attrs) -> relax.op.op_attrs.Pool2DAttrs:
+def _check_layouts(call: relax.Call) -> None:
+    plain = f"NC{spatial_axes(rank_of(call))}"
+    attrs = call.attrs
+    check_layouts(call, layout=(attrs.layout, plain), out_layout=(attrs.out_layout, plain))
+
+
+def _pool_attrs(rank: int, pool_size, *attrs) -> relax.op.op_attrs.Attrs:
     """Complete the attributes in the way the forward operator does."""
-    unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=4))
-    return relax.op.nn.max_pool2d(unused, pool_size, *attrs).attrs
+    unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=rank + 2))
+    return getattr(relax.op.nn, f"max_pool{rank}d")(unused, pool_size, *attrs).attrs
 
 
-def _infer_max_pool2d_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    attrs = check_pool2d_attrs(call)
+def _infer_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    attrs = check_pool_attrs(call)
     forward = _forward_type(call, ctx, attrs)
     tangent, data = tensor_type(call, 0, "data_tangent"), call.args[1].ty
     if shapes_differ(tangent, data):
@@ -133,19 +250,65 @@ def _infer_max_pool2d_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Ty
     return relax.TensorType(dtype=dtype, ndim=forward.ndim)
 
 
-def _forward_type(call: relax.Call, ctx: relax.BlockBuilder, attrs) -> relax.TensorType:
-    """Return the type of max_pool2d of the call's data; avg_pool2d's is the same."""
+def _infer_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    check_pool_backward(call, ctx)
+    return call.args[1].ty
+
+
+def _infer_adaptive_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    attrs = check_adaptive_attrs(call)
+    output_grad = tensor_type(call, 0, "output_grad")
+    forward = _forward_type(call, ctx, attrs, f"adaptive_avg_pool{rank_of(call)}d")
+    check_shape(call, "output_grad", output_grad, forward)
+    return call.args[1].ty
+
+
+def _forward_type(
+    call: relax.Call, ctx: relax.BlockBuilder, attrs, forward: str | None = None
+) -> relax.TensorType:
+    """Return the type of a pooling of the call's data; that of the maximum is that of the average."""
     data = relax.Var("data", tensor_type(call, 1, "data"))
-    return forward_type(call, ctx, relax.Call(Op.get("relax.nn.max_pool2d"), [data], attrs))
+    op = Op.get(f"relax.nn.{forward or f'max_pool{rank_of(call)}d'}")
+    return forward_type(call, ctx, relax.Call(op, [data], attrs))
 
 
-declare_op(
-    "max_pool2d_jvp",
-    [
-        ("data_tangent", "Tensor", "The direction to differentiate along."),
-        ("data", "Tensor", "The data."),
-    ],
-    _infer_max_pool2d_jvp,
-    max_pool2d_jvp,
-    "relax.attrs.Pool2DAttrs",
+_ARGUMENTS = [
+    ("output_grad", "Tensor", "The gradient with respect to the result of the pooling."),
+    ("data", "Tensor", "The data."),
+]
+_TANGENT = ("data_tangent", "Tensor", "The direction to differentiate along.")
+
+
+def _declare_jvp(rank: int):
+    """Add the derivative of max pooling of a rank and return its builder."""
+    builder = _jvp(rank)
+    arguments = [_TANGENT, _ARGUMENTS[1]]
+    declare_op(builder.__name__, arguments, _infer_jvp, builder, f"relax.attrs.Pool{rank}DAttrs")
+    return builder
+
+
+def _declare_backward(kind: str, rank: int):
+    """Add the backward operator of a pooling of a rank and return its builder."""
+    builder = _backward(kind, rank)
+    attrs = f"relax.attrs.Pool{rank}DAttrs"
+    declare_op(builder.__name__, _ARGUMENTS, _infer_backward, builder, attrs)
+    return builder
+
+
+def _declare_adaptive(rank: int):
+    """Add the backward operator of the adaptive average pooling of a rank and return its builder."""
+    builder = _adaptive_backward(rank)
+    attrs = f"relax.attrs.AdaptivePool{rank}DAttrs"
+    declare_op(builder.__name__, _ARGUMENTS, _infer_adaptive_backward, builder, attrs)
+    return builder
+
+
+max_pool1d_jvp, max_pool2d_jvp, max_pool3d_jvp = map(_declare_jvp, RANKS)
+
+# TVM has those of rank 2.
+max_pool1d_backward, max_pool3d_backward = (_declare_backward("max", rank) for rank in (1, 3))
+avg_pool1d_backward, avg_pool3d_backward = (_declare_backward("avg", rank) for rank in (1, 3))
+
+adaptive_avg_pool1d_backward, adaptive_avg_pool2d_backward, adaptive_avg_pool3d_backward = map(
+    _declare_adaptive, RANKS
 )

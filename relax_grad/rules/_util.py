@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from tvm import relax, tirx
 from tvm.relax.op.grad import no_grad
 
@@ -12,6 +14,8 @@ __all__ = [
     "broadcast_like",
     "cast_like",
     "dtype_of",
+    "float_only",
+    "is_float",
     "is_static",
     "no_grad",
     "same_shape",
@@ -44,6 +48,24 @@ def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
 def dtype_of(expr: relax.Expr) -> str:
     """Return the dtype of a tensor as a string."""
     return _compat.dtype_of(expr.ty)
+
+
+def is_float(expr: relax.Expr) -> bool:
+    """Tell whether this is a tensor of floating-point numbers, to which alone a gradient belongs.
+
+    Raises
+    ------
+    GradientError
+        If the tensor's dtype is not known.
+    """
+    if not isinstance(expr.ty, relax.TensorType):
+        return False
+    if expr.ty.dtype is None:
+        raise GradientError(
+            f"the dtype of {expr} must be known, but its type is {expr.ty}; give it one with "
+            "relax.match_cast"
+        )
+    return dtype_of(expr).startswith(("float", "bfloat"))
 
 
 def is_static(expr: relax.Expr) -> bool:
@@ -106,6 +128,23 @@ def cast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Cast a normalized gradient to the dtype of ``like`` where the two differ."""
     dtype = dtype_of(like)
     return grad if dtype_of(grad) == dtype else relax.op.astype(grad, dtype)
+
+
+def float_only(rule):
+    """Make a rule of an operator of one argument say that integers have no gradient.
+
+    That is so for an argument of integers, and for a result that is rounded to integers. A tuple counts as
+    floating point.
+    """
+
+    @functools.wraps(rule)
+    def checked(orig_var, orig_call, output_grad, ctx):
+        (x,) = orig_call.args
+        if is_float(x) and (isinstance(orig_var.ty, relax.TupleType) or is_float(orig_var)):
+            return rule(orig_var, orig_call, output_grad, ctx)
+        return [no_grad(x)]
+
+    return checked
 
 
 def zero(like: relax.Expr) -> relax.Expr:

@@ -1,1 +1,67 @@
 """Gradients of the operators that only pass tensors on."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+from ..errors import GradientError
+from ..registry import register_gradient
+
+
+@register_gradient("relax.builtin.stop_lift_params")
+def stop_lift_params(orig_var, orig_call, output_grad, ctx):
+    """Gradient of stop_lift_params.
+
+    Forward form: ``y = stop_lift_params(x)``, which is ``x``.
+
+    Backward form: ``[y_grad]``.
+    """
+    return [output_grad]
+
+
+@register_gradient("relax.to_vdevice")
+def to_vdevice(orig_var, orig_call, output_grad, ctx):
+    """Gradient of to_vdevice.
+
+    Forward form: ``y = to_vdevice(x, dst_vdevice)``, a copy of ``x``.
+
+    Backward form: ``[to_vdevice(y_grad, vdevice of x)]``.
+
+    Raises
+    ------
+    GradientError
+        If the type of ``x`` does not say on which device it is.
+    """
+    (x,) = orig_call.args
+    if x.ty.vdevice is None:
+        raise GradientError(
+            f"the gradient goes back to the device of {x}, but its type {x.ty} names none; give the "
+            "parameters of the function a vdevice, or run relax.transform.RealizeVDevice first"
+        )
+    return [relax.op.to_vdevice(output_grad, x.ty.vdevice)]
+
+
+@register_gradient("relax.hint_on_device")
+def hint_on_device(orig_var, orig_call, output_grad, ctx):
+    """Gradient of hint_on_device.
+
+    Forward form: ``y = hint_on_device(x, dst_vdevice)``, which is ``x``, on another device if need be.
+
+    Backward form: ``[to_vdevice(y_grad, vdevice of x)]``, or ``[y_grad]`` where ``x`` is on the device
+    already; the hint puts it there where its type names no device.
+    """
+    (x,) = orig_call.args
+    source = x.ty.vdevice
+    if source is None or _is_hinted(source, orig_call.attrs):
+        return [output_grad]
+    return [relax.op.to_vdevice(output_grad, source)]
+
+
+def _is_hinted(vdevice, hint) -> bool:
+    """Tell whether a virtual device is the one that ``hint_on_device`` names."""
+    found = (
+        vdevice.target.get_target_device_type(),
+        int(vdevice.vdevice_id),
+        str(vdevice.memory_scope),
+    )
+    return found == (int(hint.device_type), int(hint.index), str(hint.memory_scope))

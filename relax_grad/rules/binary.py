@@ -1,1 +1,189 @@
-"""Gradients of element-wise functions of two or more arguments."""
+"""Gradients of element-wise functions of two or more arguments.
+
+The functions are data: :data:`_PARTIALS` has the derivatives of each, and one rule does what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.relax import op
+
+from .._compat import constant_value
+from ..registry import register_gradient
+from ._util import cast_like, dtype_of, is_float, no_grad, unbroadcast, wide_dtype, widen, zero
+
+#: Makes the partial of an argument from ``(y_grad, *arguments, y)``.
+Partial = Callable[..., relax.Expr]
+
+_SYMBOLIC = "symbolic broadcasts end at order 1, and an integer tensor gets a gradient"
+
+
+@dataclass(frozen=True)
+class _Function:
+    """The derivatives of an element-wise function, and what is wrong with TVM's.
+
+    ``in_float32`` says that half precision has to be computed in float32, because an intermediate
+    result can overflow where the partial does not, or because the errors of several steps add up.
+    """
+
+    partials: tuple[Partial, ...]
+    in_float32: bool = False
+    corrects: str | None = None
+
+
+def _power_x1(g, x1, x2, y):
+    """Derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also where ``x1 = 0``."""
+    exponent = constant_value(x2)
+    if exponent is not None and np.all(exponent != 0):
+        return g * x2 * op.power(x1, relax.const(exponent - 1, dtype_of(x2)))
+    slope = g * x2 * op.power(x1, x2 - _const(1, x2))
+    return op.where(op.equal(x2, zero(x2)), zero(g), slope)
+
+
+def _power_x2(g, x1, x2, y):
+    """Derivative of ``x1 ** x2`` by ``x2``: 0 for ``x1 = 0`` and ``x2 >= 0``."""
+    slope = g * y * op.log(x1)
+    base = constant_value(x1)
+    if base is not None and np.all(base != 0):
+        return slope
+    flat = op.logical_and(op.equal(x1, zero(x1)), op.greater_equal(x2, zero(x2)))
+    return op.where(flat, zero(g), slope)
+
+
+def _atan2_share(g, numerator, x1, x2):
+    """Return ``g * numerator / (x1**2 + x2**2)``; 0 at the origin, as PyTorch has it."""
+    square = x1 * x1 + x2 * x2
+    origin = op.equal(square, zero(x1))
+    share = g * numerator / op.where(origin, _const(1, x1), square)
+    return op.where(origin, zero(x1), share)
+
+
+def _chosen(lost: Callable[..., relax.Expr]) -> Partial:
+    """Pass the gradient on, unless ``lost(x1, x2)``; each of two equal arguments gets half of it."""
+
+    def partial(g, x1, x2, y):
+        half = g * _const(0.5, g)
+        return op.where(op.equal(x1, x2), half, op.where(lost(x1, x2), zero(g), g))
+
+    return partial
+
+
+def _const(value: float, like: relax.Expr) -> relax.Expr:
+    return relax.const(value, dtype_of(like))
+
+
+_PARTIALS = {
+    "relax.add": _Function(
+        (lambda g, x1, x2, y: g, lambda g, x1, x2, y: g),
+        corrects=_SYMBOLIC,
+    ),
+    "relax.subtract": _Function(
+        (lambda g, x1, x2, y: g, lambda g, x1, x2, y: -g),
+        corrects=_SYMBOLIC,
+    ),
+    "relax.multiply": _Function(
+        (lambda g, x1, x2, y: g * x2, lambda g, x1, x2, y: g * x1),
+        corrects=_SYMBOLIC,
+    ),
+    "relax.divide": _Function(
+        (lambda g, x1, x2, y: g / x2, lambda g, x1, x2, y: -g * y / x2),
+        in_float32=True,
+        corrects=f"overflows in half precision where the gradient does not; {_SYMBOLIC}",
+    ),
+    "relax.power": _Function(
+        (_power_x1, _power_x2),
+        in_float32=True,
+        corrects=f"is NaN at x1 = 0 where the derivative is 0; {_SYMBOLIC}",
+    ),
+    "relax.maximum": _Function(
+        (_chosen(op.less), _chosen(op.greater)),
+        corrects=f"gives one of two equal arguments all; {_SYMBOLIC}",
+    ),
+    "relax.minimum": _Function(
+        (_chosen(op.greater), _chosen(op.less)),
+        corrects=f"gives one of two equal arguments all; {_SYMBOLIC}",
+    ),
+    "relax.atan2": _Function(
+        (
+            lambda g, x1, x2, y: _atan2_share(g, x2, x1, x2),
+            lambda g, x1, x2, y: _atan2_share(-g, x1, x1, x2),
+        ),
+        in_float32=True,
+    ),
+    # exp(x1 - y), which 1 / (1 + exp(x2 - x1)) is without the rounding of y.
+    "relax.log_add_exp": _Function(
+        (
+            lambda g, x1, x2, y: g * op.sigmoid(x1 - x2),
+            lambda g, x1, x2, y: g * op.sigmoid(x2 - x1),
+        ),
+        in_float32=True,
+    ),
+    # x1 - x2 * trunc(x1 / x2), and with floor: the quotient is constant between the jumps.
+    "relax.mod": _Function(
+        (lambda g, x1, x2, y: g, lambda g, x1, x2, y: -g * op.trunc(x1 / x2)),
+        in_float32=True,
+    ),
+    "relax.floor_mod": _Function(
+        (lambda g, x1, x2, y: g, lambda g, x1, x2, y: -g * op.floor(x1 / x2)),
+        in_float32=True,
+    ),
+    "relax.ewise_fma": _Function(
+        (
+            lambda g, x1, x2, x3, y: g * x2,
+            lambda g, x1, x2, x3, y: g * x1,
+            lambda g, x1, x2, x3, y: g,
+        ),
+    ),
+}
+
+
+def _rule(function: _Function):
+    def elementwise(orig_var, orig_call, output_grad, ctx):
+        """Gradient of an element-wise function.
+
+        Forward form: ``y = f(x1, x2, ...)``, with broadcasting.
+
+        Backward form: ``[y_grad * df/dx1, y_grad * df/dx2, ...]``, each summed over the axes along which
+        its argument was broadcast.
+        """
+        if not is_float(orig_var):
+            return [no_grad(argument) for argument in orig_call.args]
+        operands = [output_grad, *map(_tensor, orig_call.args), orig_var]
+        widens = function.in_float32 and wide_dtype(orig_var) != dtype_of(orig_var)
+        if widens:
+            operands = [_widened(ctx, operand) for operand in operands]
+        partials = []
+        for partial, argument in zip(function.partials, orig_call.args, strict=True):
+            if not is_float(argument):
+                partials.append(no_grad(argument))
+                continue
+            grad = unbroadcast(ctx, partial(*operands), argument)
+            if widens:
+                grad = cast_like(ctx.normalize(grad), argument)
+            partials.append(grad)
+        return partials
+
+    return elementwise
+
+
+def _tensor(expr: relax.Expr) -> relax.Expr:
+    """Make a constant of a number, which TVM takes in the place of a tensor."""
+    return relax.const(expr.value, dtype_of(expr)) if isinstance(expr, tirx.FloatImm) else expr
+
+
+def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
+    """Cast half precision to float32; a constant stays a constant, other casts are made once."""
+    if not is_float(expr):
+        return expr
+    value = constant_value(expr)
+    if value is None:
+        return ctx.emit(widen(expr))
+    return relax.const(value.astype(wide_dtype(expr)))
+
+
+for _name, _function in _PARTIALS.items():
+    register_gradient(_name, corrects=_function.corrects)(_rule(_function))

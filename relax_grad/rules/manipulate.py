@@ -126,47 +126,16 @@ def reshape(orig_var, orig_call, output_grad, ctx):
     return [_reshape_like(output_grad, x), no_grad(shape)]
 
 
-@register_gradient(
-    "relax.concat",
-    corrects="refuses a single tensor, and symbolic or empty extents along the axis",
-)
-def concat(orig_var, orig_call, output_grad, ctx):
-    """Gradient of concat.
+@register_gradient("relax.nn.batch_flatten")
+def batch_flatten(orig_var, orig_call, output_grad, ctx):
+    """Gradient of batch_flatten.
 
-    Forward form: ``y = concat((x1, x2, ...), axis)``.
+    Forward form: ``y = batch_flatten(x)``, which leaves the first axis.
 
-    Backward form: ``[split(y_grad, [x1.shape[axis], x1.shape[axis] + x2.shape[axis], ...], axis)]``,
-    by ``concat_backward_tensors`` where split does not take the extents.
+    Backward form: ``[reshape(y_grad, x.shape)]``.
     """
-    (tensors,) = orig_call.args
-    fields = (
-        list(tensors.fields)
-        if isinstance(tensors, relax.Tuple)
-        else [relax.TupleGetItem(tensors, i) for i in range(len(tensors.ty.fields))]
-    )
-    if len(fields) == 1:
-        return [relax.Tuple([output_grad])]
-    axis = 0 if orig_call.attrs.axis is None else int(orig_call.attrs.axis)
-    fields = [ctx.normalize(field) for field in fields]
-    extents = [shape_of(field)[axis] for field in fields]
-    if all(_is_const(extent) and int(extent) > 0 for extent in extents):
-        ends = [sum(map(int, extents[:i])) for i in range(1, len(extents))]
-        return [relax.op.split(output_grad, ends, axis)]
-    shapes = [shape_arg(field) for field in fields]
-    return [backward.concat_backward_tensors(output_grad, shapes, axis)]
-
-
-@register_gradient("relax.split", corrects="refuses a split into one")
-def split(orig_var, orig_call, output_grad, ctx):
-    """Gradient of split.
-
-    Forward form: ``y1, y2, ... = split(x, indices_or_sections, axis)``; a split into one is ``y = x``.
-
-    Backward form: ``[concat((y1_grad, y2_grad, ...), axis)]``.
-    """
-    if isinstance(orig_var.ty, relax.TensorType):
-        return [output_grad]
-    return [relax.op.concat(output_grad, int(orig_call.attrs.axis))]
+    (x,) = orig_call.args
+    return [_reshape_like(output_grad, x)]
 
 
 def _reshape_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:

@@ -56,7 +56,7 @@ _REFUSED = {
         builtin.alloc_tensor memory.alloc_storage memory.alloc_tensor memory.ensure_zero_offset
         memory.view vm.alloc_storage vm.alloc_tensor vm.call_tir_dyn
     """,
-    DISTRIBUTED: "dist.call_tir_local_view",
+    DISTRIBUTED: "dist.call_tir_local_view dist.redistribute",
 }
 
 _REMEDIES = {

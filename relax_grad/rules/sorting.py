@@ -1,1 +1,72 @@
-"""Gradients of sorting."""
+"""Gradients of sorting: to each element that was moved, the gradient of where it was moved to."""
+
+from __future__ import annotations
+
+from tvm import relax, tirx
+from tvm.relax.op import grad as backward
+
+from ..errors import GradientError
+from ..registry import register_gradient
+from ._util import dtype_of, float_only, no_grad, shape_arg, shape_of
+
+
+@register_gradient("relax.sort")
+@float_only
+def sort(orig_var, orig_call, output_grad, ctx):
+    """Gradient of sort.
+
+    Forward form: ``y = sort(x, axis, descending)``.
+
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, argsort(x, axis, descending), axis)]``.
+    """
+    (x,) = orig_call.args
+    attrs = orig_call.attrs
+    axis = _checked_axis(orig_call)
+    index = ctx.emit(relax.op.argsort(x, axis, attrs.descending, "int64"))
+    return [backward.gather_elements_backward_data(output_grad, shape_arg(x), index, axis)]
+
+
+@register_gradient("relax.topk")
+@float_only
+def topk(orig_var, orig_call, output_grad, ctx):
+    """Gradient of topk.
+
+    Forward form: ``y, index = topk(x, k, axis, ret_type, largest, dtype)``, or one of the two.
+
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``; an index that the call
+    does not return, or not as an integer, is found again. Nothing where only the index is returned.
+    """
+    (x,) = orig_call.args
+    attrs = orig_call.attrs
+    if attrs.ret_type == "indices":
+        return [no_grad(x)]
+    axis, k = _checked_axis(orig_call), int(attrs.k)
+    extent = shape_of(x)[axis]
+    if isinstance(extent, tirx.IntImm) and k > int(extent):
+        raise GradientError(
+            f"k must not be larger than the extent {int(extent)} of the axis, beyond which TVM fills the result "
+            f"with uninitialised memory, but it is {k}; k=-1 takes all elements"
+        )
+    grad = output_grad
+    index = None
+    if attrs.ret_type == "both":
+        grad = ctx.emit(relax.TupleGetItem(output_grad, 0))
+        index = ctx.emit(relax.TupleGetItem(orig_var, 1))
+    if index is None or "int" not in dtype_of(index):
+        index = ctx.emit(relax.op.topk(x, k, axis, "indices", attrs.largest, "int64"))
+    return [backward.gather_elements_backward_data(grad, shape_arg(x), index, axis)]
+
+
+def _checked_axis(call: relax.Call) -> int:
+    """Return the axis, none of it negative, of a call that TVM sorts right."""
+    (x,) = call.args
+    ndim, axis = len(shape_of(x)), int(call.attrs.axis)
+    if not -ndim <= axis < ndim:
+        raise GradientError(
+            f"axis must lie in [{-ndim}, {ndim}) for a tensor of {ndim} dimensions, but it is {axis}"
+        )
+    if dtype_of(x) == "bfloat16":
+        raise GradientError(
+            "TVM sorts bfloat16 wrongly; cast to float32 before it and back behind it"
+        )
+    return axis % ndim

@@ -1,16 +1,26 @@
-"""Gradients of reductions and scans."""
+"""Gradients of reductions."""
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
 from ..registry import register_gradient
-from ._util import broadcast_like, cast_like, dtype_of, shape_arg, widen
+from ._util import (
+    broadcast_like,
+    cast_like,
+    dtype_of,
+    float_only,
+    shape_arg,
+    wide_dtype,
+    widen,
+    zero,
+)
 
 
 @register_gradient("relax.sum", corrects="symbolic shapes end at order 1")
+@float_only
 def sum(orig_var, orig_call, output_grad, ctx):
     """Gradient of sum.
 
@@ -26,6 +36,7 @@ def sum(orig_var, orig_call, output_grad, ctx):
     "relax.mean",
     corrects="refuses a symbolic extent, and rounds the count in half precision",
 )
+@float_only
 def mean(orig_var, orig_call, output_grad, ctx):
     """Gradient of mean.
 
@@ -44,6 +55,7 @@ def mean(orig_var, orig_call, output_grad, ctx):
     corrects="refuses a symbolic extent, cancels for a mean far from 0, and loses 2 / N**2 to underflow "
     "in half precision",
 )
+@float_only
 def variance(orig_var, orig_call, output_grad, ctx):
     """Gradient of variance.
 
@@ -59,6 +71,143 @@ def variance(orig_var, orig_call, output_grad, ctx):
     share = backward.mean_backward_x(widen(output_grad), shape_arg(x), attrs.axis, attrs.keepdims)
     two = relax.const(2, dtype_of(wide))
     return [cast_like(ctx.normalize(two * deviation * share), x)]
+
+
+@register_gradient("relax.std")
+@float_only
+def std(orig_var, orig_call, output_grad, ctx):
+    """Gradient of std.
+
+    Forward form: ``y = std(x, axis, keepdims)``, the root of the mean of the squared deviations.
+
+    Backward form: ``[(x - mean(x, axis)) * mean_backward_x(y_grad / y, x.shape, axis, keepdims)]``, in float32
+    at least, and 0 where ``y`` is 0, as in PyTorch.
+    """
+    (x,) = orig_call.args
+    attrs = orig_call.attrs
+    wide = ctx.emit(widen(x))
+    # Squared deviations may leave the range of half precision; the deviation itself is no such number.
+    half = dtype_of(x) != dtype_of(wide)
+    y = ctx.emit(relax.op.std(wide, attrs.axis, attrs.keepdims)) if half else orig_var
+    flat = ctx.emit(relax.op.equal(y, zero(wide)))
+    # Not divided by 0 either: the gradient of the quotient must not be NaN there.
+    safe = relax.op.where(flat, relax.const(1, dtype_of(wide)), y)
+    scaled = relax.op.where(flat, zero(wide), widen(output_grad) / safe)
+    share = backward.mean_backward_x(scaled, shape_arg(x), attrs.axis, attrs.keepdims)
+    deviation = wide - relax.op.mean(wide, attrs.axis, keepdims=True)
+    return [cast_like(ctx.normalize(deviation * share), x)]
+
+
+@register_gradient("relax.max")
+@float_only
+def max(orig_var, orig_call, output_grad, ctx):
+    """Gradient of max.
+
+    Forward form: ``y = max(x, axis, keepdims)``.
+
+    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their maximum, as
+    ``torch.amax``, and 0 elsewhere.
+    """
+    (x,) = orig_call.args
+    # Of nothing but -inf, TVM's maximum is the least finite number.
+    candidates = relax.op.maximum(x, _const(tirx.min_value(dtype_of(x)), x))
+    return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
+
+
+@register_gradient("relax.min")
+@float_only
+def min(orig_var, orig_call, output_grad, ctx):
+    """Gradient of min.
+
+    Forward form: ``y = min(x, axis, keepdims)``.
+
+    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their minimum, as
+    ``torch.amin``, and 0 elsewhere.
+    """
+    (x,) = orig_call.args
+    # Of nothing but inf, TVM's minimum is the largest finite number.
+    candidates = relax.op.minimum(x, _const(tirx.max_value(dtype_of(x)), x))
+    return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
+
+
+@register_gradient("relax.median")
+@float_only
+def median(orig_var, orig_call, output_grad, ctx):
+    """Gradient of median.
+
+    Forward form: ``y, index = median(x, [axis], keepdims)``, or ``y = median(x, axis, keepdims)`` over several
+    axes.
+
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``, the gradient to the
+    element that is the median. Over several axes, which give no index, it is shared by all elements that
+    are equal to the median, as in PyTorch.
+    """
+    (x,) = orig_call.args
+    if isinstance(orig_var.ty, relax.TensorType):
+        return [_share_among_equals(orig_call, x, orig_var, output_grad, ctx)]
+    grad = relax.TupleGetItem(output_grad, 0)
+    if len(orig_call.attrs.axis) == 0:
+        return [grad]
+    index = ctx.emit(restore_axes(orig_call, relax.TupleGetItem(orig_var, 1)))
+    grad = ctx.emit(restore_axes(orig_call, grad))
+    axis = int(orig_call.attrs.axis[0])
+    return [backward.gather_elements_backward_data(grad, shape_arg(x), index, axis)]
+
+
+@register_gradient("relax.prod")
+@float_only
+def prod(orig_var, orig_call, output_grad, ctx):
+    """Gradient of prod, without a division, so that any number of elements may be 0.
+
+    Forward form: ``y = prod(x, axis, keepdims)``.
+
+    Backward form: ``[y_grad * linear_scan(x, axis) * linear_scan_reverse(x, axis)]``: the products of the
+    elements before and behind each. Several axes are taken one after the other. In float32 at least.
+    """
+    (x,) = orig_call.args
+    axes = _reduced_axes(orig_call)
+    factors = [ctx.emit(widen(x))]  # what goes into the product over each axis
+    for axis in axes[:-1]:
+        factors.append(ctx.emit(relax.op.prod(factors[-1], axis, keepdims=True)))
+    partial = restore_axes(orig_call, widen(output_grad))
+    for axis, factor in reversed(list(zip(axes, factors, strict=False))):
+        others = backward.linear_scan(factor, axis=axis) * backward.linear_scan_reverse(
+            factor, axis=axis
+        )
+        partial = partial * others
+    return [cast_like(ctx.normalize(partial), x)]
+
+
+def _share_among_equals(
+    reduction: relax.Call,
+    candidates: relax.Expr,
+    reduced: relax.Expr,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+) -> relax.Expr:
+    """Share the gradient evenly among the elements that are equal to the result of a reduction.
+
+    Where none is, because the result is NaN, the gradient is NaN, as in PyTorch.
+    """
+    (x,) = reduction.args
+    found = ctx.emit(restore_axes(reduction, reduced))
+    equal = ctx.emit(relax.op.astype(relax.op.equal(candidates, found), wide_dtype(x)))
+    count = relax.op.sum(equal, reduction.attrs.axis, keepdims=True)
+    grad = restore_axes(reduction, widen(output_grad))
+    return cast_like(ctx.normalize(equal * grad / count), x)
+
+
+def _const(value: tirx.PrimExpr, like: relax.Expr) -> relax.Expr:
+    return relax.const(float(value.value), dtype_of(like))
+
+
+def _reduced_axes(reduction: relax.Call) -> list[int]:
+    """Return the axes of a reduction, none of them negative."""
+    (x,) = reduction.args
+    if x.ty.ndim < 0:
+        raise GradientError(f"the rank of {x} must be known, but its type is {x.ty}")
+    axis = reduction.attrs.axis
+    return list(range(x.ty.ndim)) if axis is None else [int(a) % x.ty.ndim for a in axis]
 
 
 def restore_axes(reduction: relax.Call, reduced: relax.Expr) -> relax.Expr:

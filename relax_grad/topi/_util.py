@@ -58,14 +58,19 @@ def zeros(shape: Shape, dtype: str) -> te.Tensor:
 
 def zero_where_empty(total: te.Tensor, extents: Shape) -> te.Tensor:
     """Return 0 for a sum over an empty axis, which the loops of a reduction leave undefined."""
+    return fill_where_empty(total, extents, 0)
+
+
+def fill_where_empty(total: te.Tensor, extents: Shape, fill: int) -> te.Tensor:
+    """Return ``fill`` for a reduction over an empty axis, which its loops leave undefined."""
     extents = [extent for extent in extents if not (is_static(extent) and int(extent) > 0)]
     if not extents:
         return total
     filled = tirx.all(*(extent > 0 for extent in extents))
     return te.compute(
         total.shape,
-        lambda *i: tirx.if_then_else(filled, total(*i), tirx.const(0, total.dtype)),
-        name=f"{total.op.name}_or_zero",
+        lambda *i: tirx.if_then_else(filled, total(*i), tirx.const(fill, total.dtype)),
+        name=f"{total.op.name}_or_{fill}",
         tag=topi.tag.INJECTIVE,
     )
 

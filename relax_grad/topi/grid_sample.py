@@ -19,8 +19,8 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
+from ._loops import add, extern, loops, tasks
 from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
-from .index import _add, _extern, _loops, _product, _unravel
 
 _SPLINE = -0.75
 _NEAR = np.poly1d([_SPLINE + 2, -(_SPLINE + 3), 0, 1])
@@ -213,18 +213,17 @@ def grid_sample_backward_data(
 
     def body(grad, weight, *rest):
         *positions, out = rest
-        with T.parallel(_product(data_shape[:2])) as task:
-            n, c = _unravel(task, data_shape[:2])
-            with _loops(data_shape[2:]) as at:
+        with tasks(data_shape[:2]) as (n, c):
+            with loops(data_shape[2:]) as at:
                 T.buffer_store(out, tirx.const(0, dtype), [n, c, *at])
-            with _loops(grad.shape[2:]) as sample, _loops([len(a.weights) for a in axes]) as taps:
+            with loops(grad.shape[2:]) as sample, loops([len(a.weights) for a in axes]) as taps:
                 at = [p[(n, tap, *sample)] for p, tap in zip(positions, taps, strict=True)]
                 with T.If(tirx.all(*(i >= 0 for i in at))), T.Then():
                     value = grad[(n, c, *sample)].astype(dtype)
-                    _add(out, [n, c, *at], value * weight[(n, *taps, *sample)])
+                    add(out, [n, c, *at], value * weight[(n, *taps, *sample)])
 
     inputs = [output_grad, weights, *(axis.position for axis in axes)]
-    result = _extern(body, inputs, data_shape, dtype, "grid_sample_backward_data")
+    result = extern(body, inputs, data_shape, dtype, "grid_sample_backward_data")
     return cast(result, output_grad.dtype)
 
 

@@ -1,69 +1,21 @@
 """Tensor expressions of take, gather_elements and their gradients.
 
 An index outside the axis never becomes an address: :func:`position` says for every mode which element
-an index means and whether there is one, and everything that reads or writes by an index asks it.
+an index means and whether there is one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tvm import te, tirx, topi
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
+from ._loops import Chunks, add, extern, loops, tasks
+from ._places import Elements, scatter
+from ._position import filling, position
 from ._util import Shape, accumulation_dtype, cast
-
-#: Elements of an axis behind the indexed one that a parallel task of a scatter owns.
-_CHUNK = 64
-
-
-def position(
-    index: tirx.PrimExpr, extent: tirx.PrimExpr, mode: str
-) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-    """Return the element of an axis that an index means, and whether there is one.
-
-    Parameters
-    ----------
-    index : PrimExpr
-        An integer of any width, signed or not, with any value.
-    extent : PrimExpr
-        The extent of the axis, which may be 0.
-    mode : str
-        ``"fast"``: negative indices count from the end, as in NumPy and PyTorch; ``"clip"``: moved to
-        the nearest element; ``"wrap"``: modulo the extent; ``"nan"``: taken as it is.
-
-    Returns
-    -------
-    element : PrimExpr
-        An int64, which is an element of the axis where ``inside`` holds.
-    inside : PrimExpr
-        The condition that the element exists.
-    """
-    extent = as_int64(extent)
-    divisor = tirx.max(extent, 1)  # the axis may be empty
-    signed = not str(index.ty.dtype).startswith("uint")
-    if not signed:
-        # Both keep the element that is meant, and fit into int64.
-        index = index.astype("uint64")
-        if mode == "wrap":
-            index = tirx.truncmod(index, divisor.astype("uint64"))
-        else:
-            index = tirx.min(index, tirx.const(2**63 - 1, "uint64"))
-    element = index.astype("int64")
-    if mode == "clip":
-        return tirx.max(tirx.min(element, extent - 1), 0), extent > 0
-    if mode == "wrap":
-        return tirx.floormod(element, divisor), extent > 0
-    if mode == "fast" and signed:
-        element = tirx.Select(element < 0, element + extent, element)
-    elif mode not in ("fast", "nan"):
-        raise ValueError(f"mode must be fast, clip, wrap or nan, but it is {mode!r}")
-    return element, tirx.all(element >= 0, element < extent)
 
 
 def take(
@@ -96,7 +48,7 @@ def take(
     def element(*at):
         where, inside = position(_index_at(indices, at[before:behind]), x.shape[axis], mode)
         return tirx.if_then_else(
-            inside, x(*at[:before], where, *at[behind:]), _filling(x.dtype, fill)
+            inside, x(*at[:before], where, *at[behind:]), filling(x.dtype, fill)
         )
 
     return te.compute(
@@ -136,29 +88,18 @@ def take_backward(
         return _take_one_backward(output_grad, indices, x_shape, axis, mode)
     dtype = accumulation_dtype(output_grad.dtype)
     before, extent, behind = x_shape[:axis], x_shape[axis], x_shape[axis + 1 :]
-    # A task owns a piece of the axis behind the indexed one, so that tasks never add to the same
-    # element, and an embedding (axis 0) runs in parallel too.
-    chunk = max(1, _CHUNK // _static_size(behind[1:]))
-    chunks = tirx.ceildiv(behind[0], chunk) if behind else 1
+    chunks = Chunks(behind)
 
     def body(grad, index, out):
-        with T.parallel(_product(before) * chunks) as task:
-            outer = _unravel(tirx.floordiv(task, chunks), before)
-            start = tirx.floormod(task, chunks) * chunk
-            inner = [tirx.min(chunk, behind[0] - start), *behind[1:]] if behind else []
-
-            def place(at):
-                return [start + at[0], *at[1:]] if behind else []
-
-            with _loops([extent, *inner]) as (i, *at):
-                T.buffer_store(out, tirx.const(0, dtype), [*outer, i, *place(at)])
-            with _loops(index.shape) as at_index:
+        with tasks([*before, chunks.count]) as (*outer, chunk):
+            with loops([extent]) as (i,), chunks.loops(chunk) as at:
+                T.buffer_store(out, tirx.const(0, dtype), [*outer, i, *at])
+            with loops(index.shape) as at_index:
                 where, inside = position(index[tuple(at_index)], extent, mode)
-                with T.If(inside), T.Then(), _loops(inner) as at:
-                    taken = grad[(*outer, *at_index, *place(at))].astype(dtype)
-                    _add(out, [*outer, where, *place(at)], taken)
+                with T.If(inside), T.Then(), chunks.loops(chunk) as at:
+                    add(out, [*outer, where, *at], grad[(*outer, *at_index, *at)].astype(dtype))
 
-    result = _extern(body, [output_grad, indices], x_shape, dtype, "take_backward")
+    result = extern(body, [output_grad, indices], x_shape, dtype, "take_backward")
     return cast(result, output_grad.dtype)
 
 
@@ -195,7 +136,7 @@ def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -
         where, inside = position(indices(*at), data.shape[axis], "fast")
         inside = tirx.all(inside, *(at[i] < data.shape[i] for i in too_long))
         return tirx.if_then_else(
-            inside, data(*at[:axis], where, *at[axis + 1 :]), _filling(data.dtype, fill)
+            inside, data(*at[:axis], where, *at[axis + 1 :]), filling(data.dtype, fill)
         )
 
     return te.compute(indices.shape, element, name="gather_elements", tag=topi.tag.INJECTIVE)
@@ -221,31 +162,8 @@ def gather_elements_backward_data(
         A tensor of shape ``data_shape`` in the dtype of ``output_grad``; sums of half precision are
         accumulated in float32.
     """
-    axis %= len(data_shape)
-    dtype = accumulation_dtype(output_grad.dtype)
-    others = [*data_shape[:axis], *data_shape[axis + 1 :]]
-    extent = data_shape[axis]
-
-    def body(grad, index, out):
-        rows = [*index.shape[:axis], *index.shape[axis + 1 :]]
-        with T.parallel(_product(others)) as row:
-            at = _unravel(row, others)
-
-            def along(i):
-                return [*at[:axis], i, *at[axis:]]
-
-            with T.serial(extent) as i:
-                T.buffer_store(out, tirx.const(0, dtype), along(i))
-            has_indices = tirx.all(
-                tirx.const(True, "bool"), *(a < size for a, size in zip(at, rows, strict=True))
-            )
-            with T.If(has_indices), T.Then(), T.serial(index.shape[axis]) as k:
-                where, inside = position(index[tuple(along(k))], extent, "fast")
-                with T.If(inside), T.Then():
-                    _add(out, along(where), grad[tuple(along(k))].astype(dtype))
-
-    result = _extern(body, [output_grad, indices], data_shape, dtype, "gather_elements_backward")
-    return cast(result, output_grad.dtype)
+    places = Elements(data_shape, indices.shape, axis)
+    return scatter(None, [indices], output_grad, places, "add")
 
 
 def _take_one_backward(output_grad, index, x_shape, axis, mode) -> te.Tensor:
@@ -268,60 +186,3 @@ def _index_shape(indices: te.Tensor | tirx.PrimExpr) -> list[tirx.PrimExpr]:
 
 def _index_at(indices: te.Tensor | tirx.PrimExpr, at: Sequence) -> tirx.PrimExpr:
     return indices(*at) if isinstance(indices, te.Tensor) else indices
-
-
-def _filling(dtype: str, fill: str) -> tirx.PrimExpr:
-    is_float = str(dtype).startswith(("float", "bfloat"))
-    return tirx.const(float("nan") if fill == "nan" and is_float else 0, dtype)
-
-
-def _extern(body, inputs: Sequence[te.Tensor], shape: Shape, dtype: str, name: str) -> te.Tensor:
-    """Make a tensor of statements: ``body`` takes the buffers of the inputs and of the result."""
-
-    if any(isinstance(extent, (int, tirx.IntImm)) and int(extent) == 0 for extent in shape):
-        return te.compute(shape, lambda *_: tirx.const(0, dtype), name=name)
-
-    def generate(ins, outs):
-        with IRBuilder() as builder:
-            body(*ins, *outs)
-            return builder.get()
-
-    out = tirx.decl_buffer(shape, dtype, "out", layout=None)
-    return te.extern([shape], inputs, generate, dtype=dtype, out_buffers=[out], name=name, tag=name)
-
-
-@contextlib.contextmanager
-def _loops(extents: Sequence) -> Iterator[list[tirx.Var]]:
-    """Open a serial loop for each extent."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(T.serial(extent)) for extent in extents]
-
-
-def _add(buffer: tirx.Buffer, at: Sequence, value: tirx.PrimExpr) -> None:
-    T.buffer_store(buffer, buffer[tuple(at)] + value, list(at))
-
-
-def _unravel(flat: tirx.PrimExpr, shape: Shape) -> list[tirx.PrimExpr]:
-    """Split the number of an element into its indices."""
-    at = []
-    for i, extent in reversed(list(enumerate(shape))):
-        # The first index needs no remainder.
-        at.append(tirx.floormod(flat, extent) if i else flat)
-        flat = tirx.floordiv(flat, extent)
-    return at[::-1]
-
-
-def _product(shape: Shape) -> tirx.PrimExpr:
-    return functools.reduce(operator.mul, shape, tirx.const(1, "int64"))
-
-
-def _static_size(shape: Shape) -> int:
-    """Return the number of elements, or :data:`_CHUNK`, a large one, where it is not known."""
-    if all(isinstance(extent, (int, tirx.IntImm)) for extent in shape):
-        return max(1, functools.reduce(operator.mul, map(int, shape), 1))
-    return _CHUNK
-
-
-def as_int64(value: int | tirx.PrimExpr) -> tirx.PrimExpr:
-    """Make an index or an extent an expression of dtype int64."""
-    return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")

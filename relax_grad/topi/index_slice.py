@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
+from ._position import as_int64
 from ._util import Shape
-from .index import as_int64
 
 #: A constant stride up to this one cannot overflow where it is added to an index.
 _SAFE_STRIDE = 2**31

@@ -190,41 +190,6 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     return cast(zero_where_empty(total, extents), data.dtype)
 
 
-def concat_backward_tensors(
-    output_grad: te.Tensor, shapes: Sequence[Shape], axis: int
-) -> list[te.Tensor]:
-    """Gradient of concat with respect to its tensors: the slice that each has become.
-
-    Parameters
-    ----------
-    output_grad : te.Tensor
-        The gradient with respect to the result of ``concat(tensors, axis)``.
-    shapes : Sequence[Sequence[int or PrimExpr]]
-        The shape of each tensor.
-    axis : int
-        The axis along which they were concatenated.
-
-    Returns
-    -------
-    result : list[te.Tensor]
-        A tensor for each shape, of the dtype of ``output_grad``.
-    """
-
-    def part(shape, begin):
-        def element(*index):
-            at = list(index)
-            at[axis] = at[axis] + begin
-            return output_grad(*at)
-
-        return te.compute(shape, element, name="concat_backward", tag=topi.tag.INJECTIVE)
-
-    parts, begin = [], 0
-    for shape in shapes:
-        parts.append(part(shape, begin))
-        begin = begin + shape[axis]
-    return parts
-
-
 def _ravel(index: Sequence[tirx.PrimExpr], shape: Shape) -> tirx.PrimExpr:
     """Return the position of an element in a flattened tensor."""
     position = tirx.const(0, "int64")

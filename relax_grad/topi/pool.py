@@ -18,7 +18,17 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from ._util import Shape, accumulation_dtype, axes, cast, spread
+from ._util import (
+    Shape,
+    accumulation_dtype,
+    axes,
+    cast,
+    is_empty,
+    is_static,
+    spatial_names,
+    spread,
+    zeros,
+)
 
 Index = Mapping[str, "tirx.PrimExpr"]
 
@@ -175,6 +185,92 @@ def avg_pool_backward(
         return te.sum(shares(*(at[name] for name in out_layout)), axis=taps)
 
     return cast(te.compute(data_shape, partial, name="avg_pool_backward"), out_dtype)
+
+
+def adaptive_avg_pool_backward(
+    output_grad: te.Tensor, data_shape: Shape, layout: str, out_layout: str, out_dtype: str
+) -> te.Tensor:
+    """Gradient of adaptive average pooling with respect to its data.
+
+    Along an axis of ``H`` elements, window ``o`` of ``O`` holds the elements from ``floor(o * H / O)`` up
+    to ``ceil((o + 1) * H / O)``. So element ``i`` belongs to the windows from ``floor(i * O / H)`` up to
+    ``ceil((i + 1) * O / H)``: what it gathers from are adaptive windows too, with the roles exchanged.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result, in ``out_layout``.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data, in ``layout``.
+    layout, out_layout : str
+        Permutations of ``N``, ``C`` and the spatial axes.
+    out_dtype : str
+        The dtype of the result.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` and dtype ``out_dtype``.
+    """
+    if is_empty(data_shape) or is_empty(output_grad.shape):
+        return zeros(data_shape, out_dtype)
+    names = spatial_names(layout, "NC")
+    extents = [data_shape[axis] for axis in axes(layout, names)]
+    outputs = [output_grad.shape[axis] for axis in axes(out_layout, names)]
+    dtype = accumulation_dtype(output_grad.dtype, out_dtype)
+
+    def share(*index):
+        window = dict(zip(out_layout, index, strict=True))
+        count = tirx.const(1, dtype)
+        for name, extent, output in zip(names, extents, outputs, strict=True):
+            first, end = _adaptive_window(window[name], output, extent)
+            count *= (end - first).astype(dtype)
+        return output_grad(*index).astype(dtype) / count
+
+    shares = te.compute(output_grad.shape, share, name="adaptive_avg_pool_share")
+    taps = [
+        te.reduce_axis((0, _most_windows(extent, output)), f"k{name.lower()}")
+        for name, extent, output in zip(names, extents, outputs, strict=True)
+    ]
+
+    def partial(*index):
+        at = dict(zip(layout, index, strict=True))
+        inside = []
+        for name, extent, output, tap in zip(names, extents, outputs, taps, strict=True):
+            first, end = _adaptive_window(at[name], extent, output)
+            at[name] = first + tap
+            inside.append(at[name] < end)
+        value = shares(*(at[name] for name in out_layout))
+        return te.sum(tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype)), axis=taps)
+
+    return cast(te.compute(data_shape, partial, name="adaptive_avg_pool_backward"), out_dtype)
+
+
+def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimExpr) -> tuple:
+    """Return where one of a number of adaptive windows over an axis begins and ends."""
+    # The simplifier divides by 0 in what these two cases come to below, for a symbolic extent.
+    if _is_one(number):
+        return tirx.const(0, "int64"), over
+    if _is_one(over):
+        return tirx.const(0, "int64"), tirx.const(1, "int64")
+    return tirx.floordiv(at * over, number), tirx.floordiv((at + 1) * over + number - 1, number)
+
+
+def _is_one(extent: tirx.PrimExpr) -> bool:
+    return is_static(extent) and int(extent) == 1
+
+
+def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return a bound of how many adaptive windows an element belongs to; at least 1."""
+    if is_static(extent) and is_static(output):
+        extent, output = int(extent), int(output)
+        if extent % output == 0:
+            return 1  # windows of a whole number of elements do not overlap
+        return output // extent if output % extent == 0 else output // extent + 2
+    if _is_one(output):
+        return 1
+    # An empty axis has no element to gather, but the loop's extent is still computed.
+    return tirx.floordiv(output - 1, tirx.max(extent, 1)) + 2
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,86 @@
-"""Tensor expressions of the gradients of reductions."""
+"""Tensor expressions of reductions that may be empty, and of their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, is_empty, zeros
+from ._util import Shape, accumulation_dtype, fill_where_empty, is_empty, zeros
+
+
+def sum(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+    """Sum over axes that may be empty: ``topi.sum``, but 0 over nothing."""
+    return fill_where_empty(topi.sum(x, axes, keepdims), [x.shape[axis] for axis in axes], 0)
+
+
+def prod(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+    """Multiply over axes that may be empty: ``topi.prod``, but 1 over nothing."""
+    return fill_where_empty(topi.prod(x, axes, keepdims), [x.shape[axis] for axis in axes], 1)
+
+
+def mean(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+    """Average over axes that may be empty: NaN over nothing."""
+    return topi.divide(sum(x, axes, keepdims), _count(x.shape, axes))
+
+
+def variance(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+    """Average the squared deviations over axes that may be empty: NaN over nothing."""
+    deviation = x - mean(x, axes, True)
+    return mean(deviation * deviation, axes, keepdims)
+
+
+def std(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+    """Root of :func:`variance`."""
+    return topi.sqrt(variance(x, axes, keepdims))
+
+
+def median(x: te.Tensor, axes: Sequence[int], out_shape: Shape) -> tuple[te.Tensor, te.Tensor]:
+    """Median over any axes, the lower one of an even number of elements; NaN over nothing.
+
+    Parameters
+    ----------
+    x : te.Tensor
+        The data, of a dtype that TVM sorts.
+    axes : Sequence[int]
+        The axes that are reduced; none of them negative.
+    out_shape : Sequence[int or PrimExpr]
+        The extents of the axes that stay, and any number of extents 1.
+
+    Returns
+    -------
+    value, index : te.Tensor
+        Tensors of shape ``out_shape``: the median, and, in int64, where it stands in the flattened axes.
+    """
+    if is_empty(out_shape):
+        return zeros(out_shape, x.dtype), zeros(out_shape, "int64")
+    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
+    kept_shape = [x.shape[axis] for axis in kept]
+    count = _count(x.shape, axes)
+    of_nothing = float("nan") if "float" in str(x.dtype) else 0
+    if is_empty(x.shape):
+        return full(out_shape, of_nothing, x.dtype), zeros(out_shape, "int64")
+    rows = topi.reshape(topi.transpose(x, [*kept, *axes]), [*kept_shape, count])
+    order = topi.argsort(rows, axis=len(kept), dtype="int64")
+
+    def middle(*at):
+        index = order(*at, tirx.floordiv(count - 1, 2))
+        return tirx.if_then_else(count > 0, index, tirx.const(0, "int64"))
+
+    def element(*at):
+        value = rows(*at, index(*at))
+        return tirx.if_then_else(count > 0, value, tirx.const(of_nothing, x.dtype))
+
+    index = te.compute(kept_shape, middle, name="median_index")
+    value = te.compute(kept_shape, element, name="median")
+    return topi.reshape(value, out_shape), topi.reshape(index, out_shape)
+
+
+def full(shape: Shape, fill: float, dtype: str) -> te.Tensor:
+    """Return a tensor of one number."""
+    return te.compute(
+        shape, lambda *_: tirx.const(fill, dtype), name="full", tag=topi.tag.INJECTIVE
+    )
 
 
 def mean_backward_x(
@@ -34,9 +108,7 @@ def mean_backward_x(
     if is_empty(x_shape):
         return zeros(x_shape, output_grad.dtype)
     dtype = accumulation_dtype(output_grad.dtype)
-    count = tirx.const(1, "int64")
-    for axis in axes:
-        count = count * x_shape[axis]
+    count = _count(x_shape, axes)
 
     def element(*index):
         if keepdims:
@@ -47,3 +119,11 @@ def mean_backward_x(
         return mean.astype(output_grad.dtype)
 
     return te.compute(x_shape, element, name="mean_backward_x")
+
+
+def _count(shape: Shape, axes: Sequence[int]) -> tirx.PrimExpr:
+    """Return the number of elements that are reduced to one."""
+    count = tirx.const(1, "int64")
+    for axis in axes:
+        count = count * shape[axis]
+    return count

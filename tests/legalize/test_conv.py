@@ -1,4 +1,4 @@
-"""Legalization of the backward operators of convolution, and of conv2d in every layout."""
+"""Legalization of the backward operators of convolution, and of the convolutions in every layout."""
 
 from __future__ import annotations
 
@@ -106,6 +106,110 @@ def test_conv2d_takes_axes_by_name(data_layout, kernel_layout, out_layout):
         tensor("w", *inputs[1].shape, dtype="float64"),
     )
     expected = transpose(reference(data, weight, **attrs), "NCHW", out_layout or data_layout)
+    np.testing.assert_allclose(run(mod, *inputs), expected, 1e-12, 1e-12)
+
+
+def pads(padding):
+    """Padding as PyTorch takes it: before and after each axis, the last axis first."""
+    rank = len(padding) // 2
+    return [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
+
+
+@pytest.mark.parametrize(
+    ("data_layout", "kernel_layout", "out_layout"),
+    [
+        ("NCW", "OIW", "WNC"),
+        ("NWC", "WIO", None),
+        ("NDHWC", "DHWIO", "NCDHW"),
+        ("NCHDW", "OIDHW", None),
+        ("NWHDC", "OIHWD", None),
+        ("WCHND", "DIWHO", "HNWDC"),
+    ],
+)
+def test_conv_of_other_ranks_takes_axes_by_name(torch, data_layout, kernel_layout, out_layout):
+    rank = len(data_layout) - 2
+    spatial = "DHW"[-rank:]
+    attrs = {"strides": (2, 1, 3)[:rank], "dilation": (1, 2, 1)[:rank], "groups": 2}
+    padding = (1, 0, 2, 0, 1, 0)[: 2 * rank]
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(2, 4, *(4, 5, 6)[:rank]))
+    weight = rng.normal(size=(6, 2, *(2, 1, 3)[:rank]))
+    padded = torch.nn.functional.pad(torch.from_numpy(data), pads(padding))
+    conv = getattr(torch.nn.functional, f"conv{rank}d")
+    expected = conv(
+        padded,
+        torch.from_numpy(weight),
+        None,
+        attrs["strides"],
+        0,
+        attrs["dilation"],
+        attrs["groups"],
+    )
+    inputs = (
+        transpose(data, f"NC{spatial}", data_layout),
+        transpose(weight, f"OI{spatial}", kernel_layout),
+    )
+    mod = module(
+        lambda x, w: getattr(relax.op.nn, f"conv{rank}d")(
+            x,
+            w,
+            **attrs,
+            padding=padding,
+            data_layout=data_layout,
+            kernel_layout=kernel_layout,
+            out_layout=out_layout,
+        ),
+        tensor("x", *inputs[0].shape, dtype="float64"),
+        tensor("w", *inputs[1].shape, dtype="float64"),
+    )
+    expected = transpose(expected.numpy(), f"NC{spatial}", out_layout or data_layout)
+    np.testing.assert_allclose(run(mod, *inputs), expected, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("data_layout", "kernel_layout", "out_layout"),
+    [
+        ("NWC", "WOI", None),
+        ("NCW", "IOW", "WNC"),
+        ("NHWC", "HWOI", None),
+        ("CNWH", "OHIW", "WHCN"),
+        ("NDHWC", "DHWOI", "NCDHW"),
+        ("WCHND", "DIWHO", None),
+    ],
+)
+def test_transposes_in_every_layout(torch, data_layout, kernel_layout, out_layout):
+    rank = len(data_layout) - 2
+    spatial = "DHW"[-rank:]
+    strides, dilation, more = (2, 1, 3)[:rank], (1, 2, 1)[:rank], (1, 0, 2)[:rank]
+    padding = (1, 0, 0, 0, 1, 0)[: 2 * rank]
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(2, 4, *(3, 2, 2)[:rank]))
+    weight = rng.normal(size=(4, 3, *(2, 3, 1)[:rank]))
+    conv = getattr(torch.nn.functional, f"conv_transpose{rank}d")
+    full = conv(torch.from_numpy(data), torch.from_numpy(weight), None, strides, 0, 0, 2, dilation)
+    full = torch.nn.functional.pad(full, pads((0,) * rank + more))
+    expected = torch.nn.functional.pad(full, [-size for size in pads(padding)]).numpy()
+    inputs = (
+        transpose(data, f"NC{spatial}", data_layout),
+        transpose(weight, f"IO{spatial}", kernel_layout),
+    )
+    mod = module(
+        lambda x, w: getattr(relax.op.nn, f"conv{rank}d_transpose")(
+            x,
+            w,
+            strides=strides,
+            padding=padding,
+            dilation=dilation,
+            output_padding=more,
+            groups=2,
+            data_layout=data_layout,
+            kernel_layout=kernel_layout,
+            out_layout=out_layout,
+        ),
+        tensor("x", *inputs[0].shape, dtype="float64"),
+        tensor("w", *inputs[1].shape, dtype="float64"),
+    )
+    expected = transpose(expected, f"NC{spatial}", out_layout or data_layout)
     np.testing.assert_allclose(run(mod, *inputs), expected, 1e-12, 1e-12)
 
 

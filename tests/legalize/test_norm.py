@@ -1,4 +1,4 @@
-"""The legalization of batch_norm where TVM's is wrong: half precision and negative axes."""
+"""The legalization of the normalisations where TVM's is wrong."""
 
 from __future__ import annotations
 
@@ -53,3 +53,78 @@ def test_batch_norm(dtype, axis, training):
     for found, wanted in zip(results, expected, strict=True):
         assert found.dtype == dtype
         np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def normalized(x, axes, center=True):
+    x = x.astype("float64")
+    x = x - x.mean(axes, keepdims=True) if center else x
+    return x / np.sqrt((x * x).mean(axes, keepdims=True) + 1e-5)
+
+
+def compute(operator, *values, **attrs):
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
+        for i, value in enumerate(values)
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        bb.emit_func_output(bb.emit(operator(*params, **attrs)))
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, values)).numpy()
+
+
+def check(found, expected, dtype):
+    tolerance = {"float16": 5e-3, "float32": 2e-5, "float64": 1e-12, "bfloat16": 5e-2}[dtype]
+    assert found.dtype.name == dtype
+    np.testing.assert_allclose(found.astype("float64"), expected, tolerance, tolerance)
+
+
+def values_of(dtype, *shapes):
+    numpy_dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    rng = np.random.default_rng(0)
+    return [rng.normal(0.5, 1.0, shape).astype(numpy_dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+def test_axes_that_do_not_rise(dtype):
+    """gamma and beta have the axes in the order of the attribute."""
+    x, gamma, beta = values_of(dtype, SHAPE, (3, 5), (3, 5))
+    wide_gamma, wide_beta = (p.astype("float64").T[:, None] for p in (gamma, beta))
+    found = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[2, 0])
+    check(found, normalized(x, (0, 2)) * wide_gamma + wide_beta, dtype)
+    found = compute(relax.op.nn.rms_norm, x, gamma, axes=[-1, 0])
+    check(found, normalized(x, (0, 2), center=False) * wide_gamma, dtype)
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1], [0, 1, 2]])
+def test_rms_norm_over_any_axes(axes):
+    x, weight = values_of("float32", SHAPE, [SHAPE[axis] for axis in axes])
+    shape = [extent if axis in axes else 1 for axis, extent in enumerate(SHAPE)]
+    expected = normalized(x, tuple(axes), center=False) * weight.reshape(shape)
+    check(compute(relax.op.nn.rms_norm, x, weight, axes=axes), expected, "float32")
+
+
+@pytest.mark.parametrize(("center", "scale"), [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_gamma_and_beta_that_are_left_out(dtype, center, scale):
+    x, gamma, beta = values_of(dtype, SHAPE, (4,), (4,))
+    attrs = {"center": center, "scale": scale}
+    factor, offset = gamma[:, None] if scale else 1, beta[:, None] if center else 0
+    found = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[1], **attrs)
+    check(found, normalized(x, (1,)) * factor + offset, dtype)
+    channel = {"channel_axis": 1, "axes": [2], **attrs}
+    found = compute(relax.op.nn.instance_norm, x, gamma, beta, **channel)
+    check(found, normalized(x, (2,)) * factor + offset, dtype)
+    found = compute(relax.op.nn.group_norm, x, gamma, beta, num_groups=2, **channel)
+    grouped = normalized(x.reshape(5, 2, 2, 3), (2, 3)).reshape(SHAPE)
+    check(found, grouped * factor + offset, dtype)
+
+
+@pytest.mark.parametrize("channel_axis", [0, -2])
+def test_instance_norm_in_half_precision_counts_to_more_than_it_holds(channel_axis):
+    """65536 elements are infinitely many in float16."""
+    x, gamma, beta = values_of("float16", (2, 2, 65536), (2,), (2,))
+    found = compute(relax.op.nn.instance_norm, x, gamma, beta, channel_axis=channel_axis, axes=[-1])
+    shape = (2, 1, 1) if channel_axis == 0 else (2, 1)
+    expected = normalized(x, (2,)) * gamma.reshape(shape) + beta.reshape(shape)
+    np.testing.assert_allclose(found, expected, 1e-2, 1e-2)

@@ -1,4 +1,4 @@
-"""What the legalizations of TVM's own backward operators of pooling check and complete."""
+"""Legalization of pooling and its backward operators: what is checked, completed and corrected."""
 
 from __future__ import annotations
 
@@ -76,3 +76,69 @@ def test_symbolic_extents(make):
         np.testing.assert_allclose(
             machine["main"](*inputs).numpy(), expected["main"](*inputs).numpy(), rtol=1e-6
         )
+
+
+def run(module, *inputs):
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
+
+
+def forward_module(name, data, **attrs):
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(data.shape, data.dtype.name))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(bb.emit(getattr(relax.op.nn, name)(x, **attrs)))
+        bb.emit_func_output(out)
+    return bb.get()
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
+def test_pooling_to_another_layout(kind, rank):
+    """TVM leaves the call as it is."""
+    name, spatial = f"{kind}_pool{rank}d", "DHW"[-rank:]
+    layout, out_layout = f"N{spatial[::-1]}C", f"C{spatial}N"
+    data = np.random.default_rng(0).normal(size=(2, *(5, 4, 3)[:rank], 3))
+    attrs = {"output_size": (2, 1, 3)[:rank]}
+    if kind != "adaptive_avg":
+        sizes = {"pool_size": (2, 3, 1)[:rank], "strides": (1, 2, 2)[:rank]}
+        attrs = {**sizes, "padding": (1, 0, 0, 0, 1, 0)[: 2 * rank], "ceil_mode": True}
+    if kind == "avg":
+        attrs["count_include_pad"] = True
+    same = run(forward_module(name, data, layout=layout, **attrs), data)
+    expected = same.transpose([layout.index(axis) for axis in out_layout])
+    module = forward_module(name, data, layout=layout, out_layout=out_layout, **attrs)
+    np.testing.assert_array_equal(run(module, data), expected)
+
+
+@pytest.mark.parametrize("out_layout", [None, "NWC"])
+def test_adaptive_avg_pool1d_without_an_output_size(out_layout):
+    data = np.random.default_rng(0).normal(size=(2, 3, 4))
+    module = forward_module("adaptive_avg_pool1d", data, out_layout=out_layout)
+    expected = data.transpose(0, 2, 1) if out_layout else data
+    np.testing.assert_array_equal(run(module, data), expected)
+
+
+@pytest.mark.parametrize(
+    ("extent", "windows"), [("h", 1), ("h", 2), ("h", 5), ("h", None), (6, 4), (1, 3), (4, 4)]
+)
+def test_adaptive_avg_pool_backward_at_several_extents(torch, extent, windows):
+    """One compiled module serves every extent, the empty one too."""
+    n = tirx.Var("n", "int64")
+    height = tirx.Var("h", "int64") if extent == "h" else extent
+    make = relax.op.grad.adaptive_avg_pool1d_backward
+    grad = tensor(n, 2, windows or height, name="g")
+    module = module_of(make, grad, tensor(n, 2, height), output_size=windows)
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 2, 3, 7, 10) if extent == "h" else (extent,):
+        data = rng.normal(size=(3, 2, size)).astype("float32")
+        grad = rng.normal(size=(3, 2, windows or size)).astype("float32")
+        found = machine["main"](*map(tvm.runtime.tensor, (grad, data))).numpy()
+        assert found.shape == data.shape
+        if size:
+            leaf = torch.from_numpy(data).requires_grad_()
+            result = torch.nn.functional.adaptive_avg_pool1d(leaf, windows or size)
+            (expected,) = torch.autograd.grad(result, leaf, torch.from_numpy(grad))
+            np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-6)

@@ -9,6 +9,8 @@ from tvm.relax.op import grad as backward
 from tvm.script import ir as I  # noqa: F401  (scripts name it)
 from tvm_ffi import structural_equal
 
+from relax_grad.op import conv as op_conv
+
 ATTRS = {"strides": (2, 1), "padding": (1, 0, 1, 0), "dilation": (1, 2), "groups": 2}
 # The result of conv2d of these data and weight with these attributes.
 DATA, WEIGHT, OUTPUT = (2, 4, 7, 8), (6, 2, 3, 2), (2, 6, 4, 6)
@@ -213,3 +215,83 @@ def test_unknown_dtype():
     assert same(
         type_of(backward_data(grad, out_dtype="float16")), relax.TensorType(DATA, "float16")
     )
+
+
+# Every number of spatial axes: what the operators share with those of conv2d is tested above.
+
+RANKS = {
+    # Shapes of data, weight and output, and attributes.
+    1: ((2, 4, 7), (6, 2, 3), (2, 6, 2), {"strides": 3, "padding": (1, 0), "dilation": 2}),
+    3: (
+        (2, 4, 5, 4, 3),
+        (6, 2, 2, 3, 1),
+        (2, 6, 2, 3, 3),
+        {"strides": (3, 1, 2), "padding": (0, 1, 1, 1, 0, 1), "dilation": (2, 1, 1)},
+    ),
+}
+
+
+def builders(rank):
+    return (
+        getattr(backward, f"conv{rank}d_backward_data"),
+        getattr(backward, f"conv{rank}d_backward_weight"),
+    )
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("rank", RANKS)
+def test_round_trips_of_rank(rank, batch):
+    extent = BATCHES[batch]()
+    data, weight, output, attrs = RANKS[rank]
+    params = [var("dy", (extent, *output[1:])), var("x", (extent, *data[1:])), var("w", weight)]
+    grad, data, weight = params
+    backward_data, backward_weight = builders(rank)
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            dx = bb.emit(backward_data(grad, data.ty.shape, weight, groups=2, **attrs))
+            dw = bb.emit(backward_weight(grad, data, weight.ty.shape, groups=2, **attrs))
+            result = bb.emit_output(relax.Tuple([dx, dw]))
+        bb.emit_func_output(result)
+    before = bb.get()
+    assert same(dx.ty, data.ty)
+    assert same(dw.ty, weight.ty)
+    script = before.script()
+    assert f"R.grad.conv{rank}d_backward_data(" in script
+    assert f"R.grad.conv{rank}d_backward_weight(" in script
+    tvm.ir.assert_structural_equal(tvm.script.from_source(script), before)
+    tvm.ir.assert_structural_equal(tvm.ir.load_json(tvm.ir.save_json(before)), before)
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_errors_of_rank(rank):
+    data, weight, output, attrs = RANKS[rank]
+    attrs = {**attrs, "groups": 2}
+    backward_data, backward_weight = builders(rank)
+    wrong = var("dy", (*output[:-1], output[-1] + 1))
+    message = rf"relax.grad.conv{rank}d_backward_\w+: output_grad must have the shape"
+    for call in (
+        backward_data(wrong, data, var("w", weight), **attrs),
+        backward_weight(wrong, var("x", data), weight, **attrs),
+    ):
+        with pytest.raises(ValueError, match=message):
+            type_of(call)
+    with pytest.raises(ValueError, match=f"output_grad must have {rank + 2} dimensions"):
+        type_of(backward_data(var("dy", output[1:]), data, var("w", weight), **attrs))
+    spatial = "DHW"[-rank:]
+    layouts = {"data_layout": f"NC{spatial}4c", "out_layout": f"NC{spatial}"}
+    call = backward_data(var("dy", output), (*data, 4), var("w", weight), **attrs, **layouts)
+    with pytest.raises(ValueError, match=f"data_layout must be a permutation .*'NC{spatial}4c'"):
+        type_of(call)
+    with pytest.raises(ValueError, match="channel"):
+        type_of(
+            backward_weight(var("dy", output), var("x", data), weight, **{**attrs, "groups": 1})
+        )
+
+
+@pytest.mark.parametrize("rank", RANKS)
+def test_builders_are_documented_by_name(rank):
+    for builder in builders(rank):
+        assert builder.__name__.startswith(f"conv{rank}d_backward_")
+        assert getattr(op_conv, builder.__name__) is builder
+        assert f"``conv{rank}d(data, weight, **attrs)``" in builder.__doc__

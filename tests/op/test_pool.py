@@ -1,10 +1,11 @@
-"""max_pool2d_jvp: type inference, errors, TVMScript and JSON."""
+"""The backward operators of pooling: type inference, errors, TVMScript and JSON."""
 
 from __future__ import annotations
 
 import pytest
 import tvm
 from tvm import relax, tirx
+from tvm.relax.op import grad as backward
 from tvm.relax.op.grad import max_pool2d_jvp
 from tvm.script import from_source
 from tvm_ffi import structural_equal
@@ -96,3 +97,79 @@ def test_refuses(make, error, message):
     with pytest.raises(error, match=message) as caught:
         infer(make())
     assert "relax.grad.max_pool2d_jvp" in str(caught.value)
+
+
+# Every operator and number of spatial axes.
+
+SPATIAL = {1: (7,), 2: (7, 6), 3: (7, 6, 4)}
+POOL = {"pool_size": 3, "strides": 2, "padding": 1, "dilation": 1, "ceil_mode": True}
+WINDOWS = {1: (4,), 2: (4, 4), 3: (4, 4, 3)}
+OPERATORS = [
+    *((f"{kind}_pool{rank}d_backward", rank, POOL) for kind in ("max", "avg") for rank in (1, 3)),
+    *((f"max_pool{rank}d_jvp", rank, POOL) for rank in (1, 3)),
+    *((f"adaptive_avg_pool{rank}d_backward", rank, {"output_size": 4}) for rank in (1, 2, 3)),
+]
+
+
+def arguments(name, rank, batch=2):
+    """The two arguments of an operator, with the channels of the data last."""
+    data = tensor(batch, *SPATIAL[rank], 3)
+    windows = (4,) * rank if name.startswith("adaptive") else WINDOWS[rank]
+    first = tensor(batch, 3, *windows, name="g") if name.endswith("backward") else data
+    return first, data
+
+
+def layouts(rank):
+    spatial = "DHW"[-rank:]
+    return {"layout": f"N{spatial}C", "out_layout": f"NC{spatial}"}
+
+
+@pytest.mark.parametrize("batch", ["static", "symbolic"])
+@pytest.mark.parametrize(("name", "rank", "attrs"), OPERATORS)
+def test_round_trips(name, rank, attrs, batch):
+    first, data = arguments(name, rank, 2 if batch == "static" else tirx.Var("n", "int64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [first, data] if first is not data else [data]):
+        with bb.dataflow():
+            call = getattr(backward, name)(first, data, **attrs, **layouts(rank))
+            out = bb.emit_output(call)
+        bb.emit_func_output(out)
+    module = bb.get()
+    assert f"R.grad.{name}(" in module.script()
+    assert structural_equal(from_source(module.script()), module)
+    assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)
+
+
+@pytest.mark.parametrize(("name", "rank", "attrs"), OPERATORS)
+def test_types(name, rank, attrs):
+    first, data = arguments(name, rank)
+    result = infer(getattr(backward, name)(first, data, **attrs, **layouts(rank)))
+    windows = tensor(2, 3, *WINDOWS[rank])
+    assert structural_equal(result, data.ty if name.endswith("backward") else windows.ty)
+
+
+@pytest.mark.parametrize(("name", "rank", "attrs"), OPERATORS)
+def test_errors(name, rank, attrs):
+    first, data = arguments(name, rank)
+    builder = getattr(backward, name)
+    wrong = tensor(*(int(extent) for extent in first.ty.shape.values[:-1]), 9)
+    argument = "output_grad" if name.endswith("backward") else "data_tangent"
+    with pytest.raises(ValueError, match=f"relax.grad.{name}: {argument} must have the shape"):
+        infer(builder(wrong, data, **attrs, **layouts(rank)))
+    with pytest.raises(TypeError, match=f"relax.grad.{name}: data must be a tensor"):
+        infer(builder(first, relax.ShapeExpr([2]), **attrs, **layouts(rank)))
+    packed = {"layout": f"NC{'DHW'[-rank:]}4c", "out_layout": layouts(rank)["out_layout"]}
+    with pytest.raises(ValueError, match=f"relax.grad.{name}: layout must be a permutation"):
+        infer(builder(first, data, **attrs, **packed))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_defaults_are_those_of_the_forward_operator(rank):
+    data = tensor(2, 3, *SPATIAL[rank])
+    for kind in ("max", "avg") if rank != 2 else ():
+        forward = getattr(relax.op.nn, f"{kind}_pool{rank}d")(data)
+        found = getattr(backward, f"{kind}_pool{rank}d_backward")(data, data).attrs
+        assert structural_equal(found, forward.attrs)
+    forward = getattr(relax.op.nn, f"adaptive_avg_pool{rank}d")(data)
+    found = getattr(backward, f"adaptive_avg_pool{rank}d_backward")(data, data).attrs
+    assert structural_equal(found, forward.attrs)

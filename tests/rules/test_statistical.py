@@ -14,7 +14,18 @@ from tvm_ffi import structural_equal
 
 from relax_grad.testing import check_against_torch, check_gradients
 
+
+def torch_prod(torch, x, axis, keep):
+    for a in sorted((a % x.ndim for a in axis), reverse=True):
+        x = x.prod(a, keepdim=keep)
+    return x
+
+
 FORWARD = {
+    "relax.max": lambda torch, x, axis, keep: x.amax(axis, keepdim=keep),
+    "relax.min": lambda torch, x, axis, keep: x.amin(axis, keepdim=keep),
+    "relax.prod": torch_prod,
+    "relax.std": lambda torch, x, axis, keep: x.std(axis, correction=0, keepdim=keep),
     "relax.sum": lambda torch, x, axis, keep: x.sum(axis, keepdim=keep),
     "relax.mean": lambda torch, x, axis, keep: x.mean(axis, keepdim=keep),
     "relax.variance": lambda torch, x, axis, keep: x.var(axis, correction=0, keepdim=keep),
@@ -31,9 +42,10 @@ def cases(draw):
 
 def check(torch, case):
     op, shape, axis, keepdims = case
+    # Small integers: ties, zeros, and rows of equal elements.
     check_against_torch(
         op,
-        [np.random.default_rng(0).normal(size=shape)],
+        [np.random.default_rng(0).integers(-1, 2, shape).astype("float64")],
         lambda torch, x: FORWARD[op](torch, x, axis, keepdims),
         axis=axis,
         keepdims=keepdims,
@@ -65,6 +77,69 @@ def program(build, *values):
             out = bb.emit_output(build(bb, *params))
         bb.emit_func_output(out)
     return bb.get(), params, [tvm.runtime.tensor(value) for value in values]
+
+
+@pytest.mark.parametrize("op", ["relax.max", "relax.min"])
+def test_extremum_of_what_is_not_finite(torch, op):
+    """TVM's maximum of nothing but -inf is the least finite number, which is no element."""
+    for rows in ([[np.inf, np.inf], [-np.inf, -np.inf], [np.inf, 1.0]], [[np.nan, np.nan]]):
+        x = np.array(rows)
+        cotangent = np.random.default_rng(0).normal(size=len(rows))
+        found = gradient(lambda x: getattr(relax.op, op[6:])(x, [1]), x, cotangent)
+        leaf = torch.tensor(x, requires_grad=True)
+        (FORWARD[op](torch, leaf, (1,), False) * torch.tensor(cotangent)).sum().backward()
+        np.testing.assert_allclose(found, leaf.grad.numpy())
+
+
+def test_median_gives_its_gradient_to_the_element_that_the_index_names():
+    x = np.array([[2.0, 1.0, 2.0, 1.0, 1.0], [0.0, 0.0, 3.0, 3.0, 3.0]])
+
+    def median(bb, x):
+        return relax.op.median(x, [1])
+
+    module, _, values = program(median, x)
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    index = machine["main"](*values)[1].numpy()
+    expected = np.zeros_like(x)
+    np.put_along_axis(expected, index[:, None], [[5.0], [7.0]], 1)
+
+    module, params, values = program(
+        lambda bb, x, g: relax.op.sum(
+            bb.emit(relax.op.multiply(relax.TupleGetItem(bb.emit(median(bb, x)), 0), g))
+        ),
+        x,
+        np.array([5.0, 7.0]),
+    )
+    module = relax.transform.Gradient("main", params[:1])(module)
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    np.testing.assert_array_equal(machine["main_adjoint"](*values)[1][0].numpy(), expected)
+
+
+def test_std_in_half_precision_whose_squares_do_not_fit():
+    x = np.array([1000, -1000, 0, 0], "float16")
+    found = gradient(relax.op.std, x, np.ones((), "float16"))
+    wide = x.astype("float64")
+    expected = (wide - wide.mean()) / (wide.size * wide.std())
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_prod_of_many_elements_with_a_zero():
+    x = np.random.default_rng(0).uniform(0.9, 1.1, 2000)
+    x[[700, 1500]] = 0
+    assert not gradient(relax.op.prod, x, np.ones(())).any()
+    x[700] = 1
+    found = gradient(relax.op.prod, x, np.ones(()))
+    assert found[1500] == pytest.approx(np.delete(x, 1500).prod(), rel=1e-9)
+    assert np.count_nonzero(found) == 1
+
+
+@pytest.mark.parametrize("op", ["max", "min", "prod", "std", "median", "sum", "mean"])
+def test_integers_have_no_gradient(op):
+    def through_integers(x):
+        return relax.op.astype(getattr(relax.op, op)(relax.op.astype(x, "int32")), "float32")
+
+    x = np.arange(4, dtype="float32")
+    assert not gradient(through_integers, x, np.ones((), "float32")).any()
 
 
 def gradient(op, x, cotangent):

@@ -315,3 +315,70 @@ def test_half_precision_is_accumulated_in_single():
     )
     expected = grad.astype("float64").sum() / 961
     np.testing.assert_allclose(found[0, 0, 30, 30], expected, rtol=6e-4)
+
+
+def adaptive_windows(extent, output):
+    """The elements of each window, as PyTorch has them."""
+    return [range(o * extent // output, -(-(o + 1) * extent // output)) for o in range(output)]
+
+
+@st.composite
+def adaptive_cases(draw):
+    """Extents of the data and of the result, and the two layouts."""
+    rank = draw(st.integers(1, 3))
+    extents, outputs = (
+        tuple(draw(st.integers(1, high)) for _ in range(rank)) for high in (9 - 2 * rank, 7)
+    )
+    names = list("NC" + "DHW"[3 - rank :])
+    return extents, outputs, *("".join(draw(st.permutations(names))) for _ in range(2))
+
+
+def sweep_adaptive_avg_pool(case, dtype, seed):
+    extents, outputs, layout, out_layout = case
+    plain = "NC" + "DHW"[3 - len(extents) :]
+    grad = np.random.default_rng(seed).normal(size=(2, 2, *outputs)).astype(dtype)
+    windows = [adaptive_windows(*pair) for pair in zip(extents, outputs, strict=True)]
+    data_grad = np.zeros((2, 2, *extents))
+    for window in np.ndindex(*outputs):
+        elements = np.ix_(*(axis[o] for axis, o in zip(windows, window, strict=True)))
+        count = np.prod([index.size for index in elements])
+        share = grad[(slice(None), slice(None), *window)].astype("float64") / count
+        at = (slice(None), slice(None), *elements)
+        data_grad[at] += share.reshape(2, 2, *(1 for _ in extents))
+    shape = [data_grad.shape[plain.index(name)] for name in layout]
+    found = run(
+        lambda g: pool.adaptive_avg_pool_backward(
+            g, [tirx.IntImm("int64", size) for size in shape], layout, out_layout, dtype
+        ),
+        np.ascontiguousarray(grad.transpose([plain.index(name) for name in out_layout])),
+    )
+    assert found.dtype == dtype
+    found = found.transpose([layout.index(name) for name in plain])
+    np.testing.assert_allclose(found, data_grad, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+ADAPTIVE = given(adaptive_cases(), st.sampled_from(sorted(TOLERANCES)), st.integers(0, 99))
+test_adaptive_avg_pool = FEW(ADAPTIVE(sweep_adaptive_avg_pool))
+test_adaptive_avg_pool_many = pytest.mark.slow(MANY(ADAPTIVE(sweep_adaptive_avg_pool)))
+
+
+@pytest.mark.parametrize("output", [1, 2, 3, 4, 6, 8, 12, 24])
+@pytest.mark.parametrize("extent", [1, 6, 7, 12])
+def test_adaptive_windows_that_tile_and_that_do_not(extent, output):
+    sweep_adaptive_avg_pool(((extent,), (output,), "NCW", "NCW"), "float64", 0)
+
+
+def test_adaptive_avg_pool_of_half_precision_is_accumulated_in_single():
+    """4096 windows share one element."""
+    grad = np.full((1, 1, 4096), 1, "float16")
+    shape = [tirx.IntImm("int64", 1)] * 3
+    found = run(lambda g: pool.adaptive_avg_pool_backward(g, shape, "NCW", "NCW", "float16"), grad)
+    assert found.item() == 4096
+
+
+@pytest.mark.parametrize(("shape", "output"), [((0, 2, 3), 2), ((1, 2, 0), 2), ((1, 2, 3), 0)])
+def test_adaptive_avg_pool_of_nothing(shape, output):
+    grad = np.zeros((*shape[:2], output))
+    shape = [tirx.IntImm("int64", size) for size in shape]
+    found = run(lambda g: pool.adaptive_avg_pool_backward(g, shape, "NCW", "NCW", "float64"), grad)
+    assert not found.any()

@@ -7,9 +7,11 @@ forward operator.
 
 from . import (
     attention,
+    ccl,
     conv,
     image,
     index,
+    index_nd,
     index_write,
     linear_algebra,
     loss,
@@ -17,6 +19,7 @@ from . import (
     norm,
     pad,
     pool,
+    scan,
     sorting,
     statistical,
     vision,

@@ -4,56 +4,80 @@ from __future__ import annotations
 
 from tvm import relax
 from tvm.relax.op import grad as backward
-from tvm.relax.op.nn import avg_pool2d
 
+from ...op._rank import rank_of
 from ...registry import register_gradient
 from .._util import cast_like, no_grad, widen
-from ..nn.pool import pool2d_attrs
+from ..nn.pool import adaptive_attrs, pool_attrs
 
 
+@register_gradient("relax.grad.max_pool1d_backward")
 @register_gradient("relax.grad.max_pool2d_backward")
-def max_pool2d_backward(orig_var, orig_call, output_grad, ctx):
-    """Gradient of max_pool2d_backward.
+@register_gradient("relax.grad.max_pool3d_backward")
+def max_pool_backward(orig_var, orig_call, output_grad, ctx):
+    """Gradient of max_pool1d_backward, max_pool2d_backward and max_pool3d_backward.
 
-    Forward form: ``dx = max_pool2d_backward(dy, x)``.
+    Forward form: ``dx = max_pool_backward(dy, x)``.
 
-    Backward form: ``[max_pool2d_jvp(dx_grad, x), no_grad]``: which elements are the largest does not
+    Backward form: ``[max_pool_jvp(dx_grad, x), no_grad]``: which elements are the largest does not
     change with ``x``, except where two become equal.
     """
     dy, data = orig_call.args
-    tangent = ctx.normalize(backward.max_pool2d_jvp(output_grad, data, **pool2d_attrs(orig_call)))
+    jvp = getattr(backward, f"max_pool{rank_of(orig_call)}d_jvp")
+    tangent = ctx.normalize(jvp(output_grad, data, **pool_attrs(orig_call)))
     return [cast_like(tangent, dy), no_grad(data)]
 
 
+@register_gradient("relax.grad.max_pool1d_jvp")
 @register_gradient("relax.grad.max_pool2d_jvp")
-def max_pool2d_jvp(orig_var, orig_call, output_grad, ctx):
-    """Gradient of max_pool2d_jvp.
+@register_gradient("relax.grad.max_pool3d_jvp")
+def max_pool_jvp(orig_var, orig_call, output_grad, ctx):
+    """Gradient of max_pool1d_jvp, max_pool2d_jvp and max_pool3d_jvp.
 
-    Forward form: ``y = max_pool2d_jvp(v, x)``.
+    Forward form: ``y = max_pool_jvp(v, x)``.
 
-    Backward form: ``[max_pool2d_backward(y_grad, x), no_grad]``.
+    Backward form: ``[max_pool_backward(y_grad, x), no_grad]``.
     """
     tangent, data = orig_call.args
-    partial = ctx.normalize(
-        backward.max_pool2d_backward(output_grad, data, **pool2d_attrs(orig_call))
-    )
+    builder = getattr(backward, f"max_pool{rank_of(orig_call)}d_backward")
+    partial = ctx.normalize(builder(output_grad, data, **pool_attrs(orig_call)))
     return [cast_like(partial, tangent), no_grad(data)]
 
 
+@register_gradient("relax.grad.avg_pool1d_backward")
 @register_gradient("relax.grad.avg_pool2d_backward")
-def avg_pool2d_backward(orig_var, orig_call, output_grad, ctx):
-    """Gradient of avg_pool2d_backward.
+@register_gradient("relax.grad.avg_pool3d_backward")
+def avg_pool_backward(orig_var, orig_call, output_grad, ctx):
+    """Gradient of avg_pool1d_backward, avg_pool2d_backward and avg_pool3d_backward.
 
-    Forward form: ``dx = avg_pool2d_backward(dy, x)``, which depends on the shape of ``x`` alone.
+    Forward form: ``dx = avg_pool_backward(dy, x)``, which depends on the shape of ``x`` alone.
 
-    Backward form: ``[avg_pool2d(dx_grad), no_grad]``.
+    Backward form: ``[avg_pool(dx_grad), no_grad]``.
     """
-    dy, data = orig_call.args
-    attrs = pool2d_attrs(orig_call)
+    return _pooled(ctx, orig_call, output_grad, pool_attrs(orig_call))
+
+
+@register_gradient("relax.grad.adaptive_avg_pool1d_backward")
+@register_gradient("relax.grad.adaptive_avg_pool2d_backward")
+@register_gradient("relax.grad.adaptive_avg_pool3d_backward")
+def adaptive_avg_pool_backward(orig_var, orig_call, output_grad, ctx):
+    """Gradient of adaptive_avg_pool{1,2,3}d_backward.
+
+    Forward form: ``dx = adaptive_avg_pool_backward(dy, x)``, which depends on the shape of ``x`` alone.
+
+    Backward form: ``[adaptive_avg_pool(dx_grad), no_grad]``.
+    """
+    return _pooled(ctx, orig_call, output_grad, adaptive_attrs(orig_call))
+
+
+def _pooled(ctx, call: relax.Call, output_grad: relax.Expr, attrs: dict) -> list:
+    """Return the partials of the backward operator of a linear pooling: the pooling of the gradient."""
+    dy, data = call.args
+    pool = getattr(relax.op.nn, call.op.name.rpartition(".")[2].removesuffix("_backward"))
     layout, out_layout = attrs["layout"], attrs["out_layout"]
     # TVM accumulates in the dtype of the data, and compiles a pooling only where it returns the layout
     # of its data.
-    pooled = avg_pool2d(widen(output_grad), **{**attrs, "out_layout": layout})
+    pooled = pool(widen(output_grad), **{**attrs, "out_layout": layout})
     if out_layout != layout:
         pooled = relax.op.permute_dims(pooled, [layout.index(name) for name in out_layout])
     return [cast_like(ctx.normalize(pooled), dy), no_grad(data)]

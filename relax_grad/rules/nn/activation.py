@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from tvm import relax
+import math
 
+from tvm import relax, tirx
+
+from ...errors import GradientError
 from ...registry import register_gradient
-from .._util import zero
+from .._util import cast_like, dtype_of, shape_of, widen, zero
+
+_SELU_SCALE = 1.0507009873554804934193349852946
+_SELU_ALPHA = 1.6732632423543772848170429916717
 
 
 @register_gradient("relax.nn.relu", corrects="is 1 at 0, where PyTorch's and JAX's are 0")
@@ -20,3 +26,140 @@ def relu(orig_var, orig_call, output_grad, ctx):
     (x,) = orig_call.args
     closed = relax.op.less_equal(x, zero(x))
     return [relax.op.where(closed, zero(x), output_grad)]
+
+
+@register_gradient("relax.nn.leakyrelu")
+def leakyrelu(orig_var, orig_call, output_grad, ctx):
+    """Gradient of leakyrelu.
+
+    Forward form: ``y = leakyrelu(x, alpha)``.
+
+    Backward form: ``[where(x > 0, y_grad, alpha * y_grad)]``.
+    """
+    (x,) = orig_call.args
+    slope = _const(orig_call.attrs.alpha, x)
+    return [relax.op.where(relax.op.greater(x, zero(x)), output_grad, slope * output_grad)]
+
+
+@register_gradient("relax.nn.prelu")
+def prelu(orig_var, orig_call, output_grad, ctx):
+    """Gradient of prelu.
+
+    Forward form: ``y = prelu(x, alpha, axis)`` with an ``alpha`` for each position along the axis, or one
+    for all.
+
+    Backward form: ``[where(x > 0, y_grad, alpha * y_grad), sum(where(x > 0, 0, x * y_grad))]``, the sum
+    over all axes but ``axis``, or over all. Half precision is summed in float32.
+
+    Raises
+    ------
+    GradientError
+        If ``alpha`` does not have one dimension.
+    """
+    x, alpha = orig_call.args
+    extents = shape_of(alpha)
+    if len(extents) != 1:
+        raise GradientError(
+            f"alpha must have one dimension, but its type is {alpha.ty}; reshape it"
+        )
+    ndim = len(shape_of(x))
+    axis = int(orig_call.attrs.axis) % ndim
+    others = [i for i in range(ndim) if i != axis]
+    open_ = relax.op.greater(x, zero(x))
+    slope = relax.op.expand_dims(alpha, others) if others else alpha
+    x_grad = relax.op.where(open_, output_grad, slope * output_grad)
+
+    wide, grad = ctx.normalize(widen(x)), ctx.normalize(widen(output_grad))
+    products = relax.op.where(open_, zero(wide), wide * grad)
+    if _is_one(extents[0]):
+        alpha_grad = relax.op.expand_dims(relax.op.sum(products), 0)
+    else:
+        alpha_grad = relax.op.sum(products, others)
+    return [x_grad, cast_like(ctx.normalize(alpha_grad), alpha)]
+
+
+@register_gradient("relax.nn.gelu")
+def gelu(orig_var, orig_call, output_grad, ctx):
+    """Gradient of gelu.
+
+    Forward form: ``y = x * P(x)`` with the normal distribution ``P(x) = (1 + erf(x / sqrt(2))) / 2``.
+
+    Backward form: ``[y_grad * (P(x) + x * exp(-x**2 / 2) / sqrt(2 * pi))]``, in float32 at least.
+    """
+    x, grad = _wide_arguments(orig_call, output_grad, ctx)
+    half = _const(0.5, x)
+    below = half + half * relax.op.erf(x * _const(math.sqrt(0.5), x))
+    density = relax.op.exp(_const(-0.5, x) * x * x) * _const(1 / math.sqrt(2 * math.pi), x)
+    return _cast_partial(grad * (below + x * density), orig_call, ctx)
+
+
+@register_gradient("relax.nn.gelu_tanh")
+def gelu_tanh(orig_var, orig_call, output_grad, ctx):
+    """Gradient of gelu_tanh.
+
+    Forward form: ``y = x / 2 * (1 + t)`` with ``t = tanh(k * (x + c * x**3))``, ``k = sqrt(2 / pi)`` and
+    ``c = 0.044715``.
+
+    Backward form: ``[y_grad * ((1 + t) / 2 + k / 2 * (s + 3 * c * s * x * x))]`` with
+    ``s = x * (1 - t**2)``, in float32 at least. ``s`` is 0 before ``x**2`` overflows.
+    """
+    x, grad = _wide_arguments(orig_call, output_grad, ctx)
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    one, half = _const(1, x), _const(0.5, x)
+    inner = _const(scale, x) * x * (one + _const(cubic, x) * x * x)
+    tanh = relax.op.tanh(inner)
+    slope = x * ((one - tanh) * (one + tanh))
+    rise = _const(scale / 2, x) * (slope + _const(3 * cubic, x) * (slope * x * x))
+    return _cast_partial(grad * (half + half * tanh + rise), orig_call, ctx)
+
+
+@register_gradient("relax.nn.selu")
+def selu(orig_var, orig_call, output_grad, ctx):
+    """Gradient of selu.
+
+    Forward form: ``y = scale * (max(x, 0) + alpha * (exp(min(x, 0)) - 1))``.
+
+    Backward form: ``[y_grad * where(x <= 0, scale * alpha * exp(x), scale)]``, in float32 at least. A
+    positive ``x`` stays out of the exponential, where it could overflow.
+    """
+    x, grad = _wide_arguments(orig_call, output_grad, ctx)
+    falling = relax.op.less_equal(x, zero(x))
+    exp = relax.op.exp(relax.op.where(falling, x, zero(x)))
+    slope = _const(_SELU_SCALE * _SELU_ALPHA, x) * exp
+    return _cast_partial(
+        grad * relax.op.where(falling, slope, _const(_SELU_SCALE, x)), orig_call, ctx
+    )
+
+
+@register_gradient("relax.nn.softplus")
+def softplus(orig_var, orig_call, output_grad, ctx):
+    """Gradient of softplus.
+
+    Forward form: ``y = where(beta * x > threshold, x, log(1 + exp(beta * x)) / beta)``.
+
+    Backward form: ``[where(beta * x > threshold, y_grad, y_grad * sigmoid(beta * x))]``, in float32 at
+    least.
+    """
+    x, grad = _wide_arguments(orig_call, output_grad, ctx)
+    scaled = _const(orig_call.attrs.beta, x) * x
+    linear = relax.op.greater(scaled, _const(orig_call.attrs.threshold, x))
+    return _cast_partial(
+        relax.op.where(linear, grad, grad * relax.op.sigmoid(scaled)), orig_call, ctx
+    )
+
+
+def _wide_arguments(orig_call, output_grad, ctx) -> tuple[relax.Expr, relax.Expr]:
+    """Return the argument and the output gradient in float32 at least."""
+    return ctx.normalize(widen(orig_call.args[0])), ctx.normalize(widen(output_grad))
+
+
+def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
+    return [cast_like(ctx.normalize(partial), orig_call.args[0])]
+
+
+def _const(value: float, like: relax.Expr) -> relax.Expr:
+    return relax.const(float(value), dtype_of(like))
+
+
+def _is_one(extent) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1

@@ -1,64 +1,64 @@
-"""Gradients of the convolutions."""
+"""Gradients of the convolutions, for every number of spatial axes."""
 
 from __future__ import annotations
 
 from tvm import relax
 from tvm.relax.op import grad as backward
-from tvm.relax.op.nn import conv2d as forward
 
+from ...op._rank import rank_of
 from ...registry import register_gradient
 from .._util import dtype_of, shape_arg, wide_dtype
 
 
+@register_gradient("relax.nn.conv1d")
 @register_gradient(
     "relax.nn.conv2d",
     corrects="refuses dilation with a stride, layouts other than NCHW/OIHW, out_dtype and symbolic "
     "extents, and copies the data to take the weight gradient of a grouped convolution",
 )
-def conv2d(orig_var, orig_call, output_grad, ctx):
-    """Gradient of conv2d.
+@register_gradient("relax.nn.conv3d")
+def conv(orig_var, orig_call, output_grad, ctx):
+    """Gradient of conv1d, conv2d and conv3d.
 
-    Forward form: ``y = conv2d(x, w)``.
+    Forward form: ``y = conv(x, w)``.
 
-    Backward form: ``[conv2d_backward_data(y_grad, x.shape, w), conv2d_backward_weight(y_grad, x,
-    w.shape)]``, each in the dtype of the argument that it belongs to.
+    Backward form: ``[conv_backward_data(y_grad, x.shape, w), conv_backward_weight(y_grad, x, w.shape)]``,
+    each in the dtype of the argument that it belongs to.
     """
     data, weight = orig_call.args
     attrs = conv_attrs(orig_call)
+    backward_data, backward_weight = backward_builders(orig_call)
     return [
-        backward.conv2d_backward_data(
-            output_grad, shape_arg(data), weight, **attrs, out_dtype=dtype_of(data)
-        ),
-        backward.conv2d_backward_weight(
-            output_grad, data, shape_arg(weight), **attrs, out_dtype=dtype_of(weight)
-        ),
+        backward_data(output_grad, shape_arg(data), weight, **attrs, out_dtype=dtype_of(data)),
+        backward_weight(output_grad, data, shape_arg(weight), **attrs, out_dtype=dtype_of(weight)),
     ]
 
 
+@register_gradient("relax.nn.conv1d_transpose")
 @register_gradient("relax.nn.conv2d_transpose")
-def conv2d_transpose(orig_var, orig_call, output_grad, ctx):
-    """Gradient of conv2d_transpose.
+@register_gradient("relax.nn.conv3d_transpose")
+def conv_transpose(orig_var, orig_call, output_grad, ctx):
+    """Gradient of conv1d_transpose, conv2d_transpose and conv3d_transpose.
 
-    Forward form: ``y = conv2d_transpose(x, w)``, which is ``conv2d_backward_data(x, y.shape, w)`` of the
+    Forward form: ``y = conv_transpose(x, w)``, which is ``conv_backward_data(x, y.shape, w)`` of the
     convolution that takes ``y`` to ``x``. Its weight is ``w`` with the names of the channel axes
     exchanged.
 
-    Backward form: ``[conv2d(y_grad, w), conv2d_backward_weight(x, y_grad, w.shape)]``.
+    Backward form: ``[conv(y_grad, w), conv_backward_weight(x, y_grad, w.shape)]``.
     """
     data, weight = orig_call.args
     attrs = _conv_transposed(orig_call)
+    _, backward_weight = backward_builders(orig_call)
     return [
-        conv2d_like(output_grad, weight, attrs, data),
-        backward.conv2d_backward_weight(
-            data, output_grad, shape_arg(weight), **attrs, out_dtype=dtype_of(weight)
-        ),
+        conv_like(output_grad, weight, attrs, data),
+        backward_weight(data, output_grad, shape_arg(weight), **attrs, out_dtype=dtype_of(weight)),
     ]
 
 
 def _conv_transposed(call: relax.Call) -> dict:
     """Return the attributes of the convolution that a transposed convolution is the transpose of."""
     attrs = conv_attrs(call)
-    rank = len(attrs["strides"])
+    rank = rank_of(call)
     padding = [int(size) for size in attrs["padding"]]
     for axis, size in enumerate(call.attrs.output_padding):
         # A positive one is what the stride of the convolution leaves over; a negative one crops the
@@ -73,13 +73,20 @@ def _conv_transposed(call: relax.Call) -> dict:
     }
 
 
-def conv2d_like(data: relax.Expr, weight: relax.Expr, attrs: dict, like: relax.Expr) -> relax.Expr:
-    """Return ``conv2d(data, weight)`` in the layout and the dtype of ``like``.
+def backward_builders(call: relax.Call) -> tuple:
+    """Return the builders of the gradients of data and weight, of the rank of a call."""
+    name = f"conv{rank_of(call)}d_backward"
+    return getattr(backward, f"{name}_data"), getattr(backward, f"{name}_weight")
+
+
+def conv_like(data: relax.Expr, weight: relax.Expr, attrs: dict, like: relax.Expr) -> relax.Expr:
+    """Return the convolution of data with weight in the layout and the dtype of ``like``.
 
     TVM compiles a convolution only where it returns the layout of its data, and accumulates in the
     dtype that it returns.
     """
     data_layout, out_layout = attrs["data_layout"], attrs["out_layout"]
+    forward = getattr(relax.op.nn, f"conv{len(attrs['strides'])}d")
     dtype = dtype_of(like)
     wide = wide_dtype(like)
     result = forward(data, weight, **{**attrs, "out_layout": data_layout}, out_dtype=wide)

@@ -1,1 +1,23 @@
 """Gradients of dropout."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+from ...registry import register_gradient
+
+
+@register_gradient("relax.nn.dropout")
+def dropout(orig_var, orig_call, output_grad, ctx):
+    """Gradient of dropout.
+
+    Forward form: ``(y, mask) = dropout(x, rate)`` with ``y = x * mask``; the mask is a constant.
+
+    Backward form: ``[y_grad * mask]``, with the mask that the forward returned.
+
+    TVM computes dropout as the identity, with a mask of ones, whatever the rate; the gradient then is the
+    identity too. An implementation of one's own that scales what it keeps must return a mask that holds the
+    scale, 0 or ``1 / (1 - rate)``: the rate alone does not tell which of the two a forward function did.
+    """
+    mask = relax.TupleGetItem(orig_var, 1)
+    return [relax.op.multiply(relax.TupleGetItem(output_grad, 0), mask)]

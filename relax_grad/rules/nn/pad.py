@@ -1,1 +1,34 @@
-"""Gradients of padding."""
+"""Gradient of padding."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.relax.op import grad as backward
+
+from ...errors import GradientError
+from ...op.pad import PAD_MODES, pad_attrs
+from ...registry import register_gradient
+from .._util import shape_arg, shape_of
+
+
+@register_gradient("relax.nn.pad")
+def pad(orig_var, orig_call, output_grad, ctx):
+    """Gradient of pad.
+
+    Forward form: ``y = pad(x, pad_width, pad_mode, pad_value)``; a negative width crops.
+
+    Backward form: ``[pad_backward_data(y_grad, x.shape, pad_width, pad_mode)]``: each element of x sums
+    the gradients of the places that have it. ``pad_value`` is an attribute and has none.
+    """
+    (x,) = orig_call.args
+    attrs = pad_attrs(orig_call)
+    if attrs["pad_mode"] not in PAD_MODES:
+        raise GradientError(
+            f"pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, but it is "
+            f"{attrs['pad_mode']!r}, which TVM takes for 'constant'"
+        )
+    if any(isinstance(extent, tirx.IntImm) and int(extent) < 0 for extent in shape_of(orig_var)):
+        raise GradientError(
+            f"pad_width {attrs['pad_width']} crops more of {x.ty} than there is: TVM infers {orig_var.ty}"
+        )
+    return [backward.pad_backward_data(output_grad, shape_arg(x), **attrs)]

@@ -1,46 +1,66 @@
-"""Gradients of pooling."""
+"""Gradients of pooling, for every number of spatial axes."""
 
 from __future__ import annotations
 
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ...op.pool import check_pool2d_attrs
+from ...op.pool import check_adaptive_attrs, check_pool_attrs
 from ...registry import register_gradient
 
+_PACKED = "lets a layout with packed channels through, which fails without naming the binding"
 
-@register_gradient(
-    "relax.nn.max_pool2d",
-    corrects="lets a layout with packed channels through, which fails without naming the binding",
-)
-def max_pool2d(orig_var, orig_call, output_grad, ctx):
-    """Gradient of max_pool2d.
+
+@register_gradient("relax.nn.max_pool1d")
+@register_gradient("relax.nn.max_pool2d", corrects=_PACKED)
+@register_gradient("relax.nn.max_pool3d")
+def max_pool(orig_var, orig_call, output_grad, ctx):
+    """Gradient of max_pool1d, max_pool2d and max_pool3d.
 
     Forward form: ``y[o] = max over t of x[o * stride + t * dilation - padding]``.
 
-    Backward form: ``[max_pool2d_backward(y_grad, x)]``: each window's gradient goes to the first of its
+    Backward form: ``[max_pool_backward(y_grad, x)]``: each window's gradient goes to the first of its
     largest elements.
     """
     (data,) = orig_call.args
-    return [backward.max_pool2d_backward(output_grad, data, **pool2d_attrs(orig_call))]
+    return [_builder(orig_call)(output_grad, data, **pool_attrs(orig_call))]
 
 
-@register_gradient(
-    "relax.nn.avg_pool2d",
-    corrects="lets a layout with packed channels through, which fails without naming the binding",
-)
-def avg_pool2d(orig_var, orig_call, output_grad, ctx):
-    """Gradient of avg_pool2d.
+@register_gradient("relax.nn.avg_pool1d")
+@register_gradient("relax.nn.avg_pool2d", corrects=_PACKED)
+@register_gradient("relax.nn.avg_pool3d")
+def avg_pool(orig_var, orig_call, output_grad, ctx):
+    """Gradient of avg_pool1d, avg_pool2d and avg_pool3d.
 
     Forward form: ``y[o] = sum over t of x[o * stride + t * dilation - padding] / count[o]``.
 
-    Backward form: ``[avg_pool2d_backward(y_grad, x)]``; of ``x``, only its shape is used.
+    Backward form: ``[avg_pool_backward(y_grad, x)]``; of ``x``, only its shape is used.
     """
     (data,) = orig_call.args
-    return [backward.avg_pool2d_backward(output_grad, data, **pool2d_attrs(orig_call))]
+    return [_builder(orig_call)(output_grad, data, **pool_attrs(orig_call))]
 
 
-def pool2d_attrs(call: relax.Call) -> dict:
+@register_gradient("relax.nn.adaptive_avg_pool1d")
+@register_gradient("relax.nn.adaptive_avg_pool2d")
+@register_gradient("relax.nn.adaptive_avg_pool3d")
+def adaptive_avg_pool(orig_var, orig_call, output_grad, ctx):
+    """Gradient of adaptive_avg_pool1d, adaptive_avg_pool2d and adaptive_avg_pool3d.
+
+    Forward form: ``y[o] = mean of x[floor(o * H / O) : ceil((o + 1) * H / O)]``, for ``O`` windows over
+    ``H`` elements.
+
+    Backward form: ``[adaptive_avg_pool_backward(y_grad, x)]``; of ``x``, only its shape is used.
+    """
+    (data,) = orig_call.args
+    return [_builder(orig_call)(output_grad, data, **adaptive_attrs(orig_call))]
+
+
+def _builder(call: relax.Call):
+    """Return the builder of the backward operator of a pooling."""
+    return getattr(backward, f"{call.op.name.rpartition('.')[2]}_backward")
+
+
+def pool_attrs(call: relax.Call) -> dict:
     """Return the attributes that a pooling and its backward operators have in common.
 
     Raises
@@ -48,7 +68,7 @@ def pool2d_attrs(call: relax.Call) -> dict:
     ValueError
         If no gradient is defined for them.
     """
-    attrs = check_pool2d_attrs(call)
+    attrs = check_pool_attrs(call)
     return {
         "pool_size": attrs.pool_size,
         "strides": attrs.strides,
@@ -56,6 +76,22 @@ def pool2d_attrs(call: relax.Call) -> dict:
         "dilation": attrs.dilation,
         "ceil_mode": attrs.ceil_mode,
         "count_include_pad": attrs.count_include_pad,
+        "layout": attrs.layout,
+        "out_layout": attrs.out_layout,
+    }
+
+
+def adaptive_attrs(call: relax.Call) -> dict:
+    """Return the attributes that an adaptive pooling and its backward operator have in common.
+
+    Raises
+    ------
+    ValueError
+        If no gradient is defined for them.
+    """
+    attrs = check_adaptive_attrs(call)
+    return {
+        "output_size": attrs.output_size,
         "layout": attrs.layout,
         "out_layout": attrs.out_layout,
     }

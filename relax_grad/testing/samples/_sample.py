@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -46,6 +47,9 @@ class Sample:
     smooth : bool
         False at a point where the function has a kink, so that finite differences say nothing and
         only PyTorch is compared with.
+    within : Callable
+        Returns a context manager in which the sample has to be checked, for an operator that needs
+        more than a device to run.
     note : str
         What is special about this sample.
     op : str
@@ -61,6 +65,7 @@ class Sample:
     torch: Callable | None = None
     dtypes: Sequence[str] = ("float32", "float16", "bfloat16")
     smooth: bool = True
+    within: Callable[[], AbstractContextManager] = nullcontext
     note: str = ""
     op: str = ""
 
@@ -68,14 +73,15 @@ class Sample:
         self, *, symbolic: bool = False, dtype: str = "float64", **settings
     ) -> GradientReport:
         """Check the gradient of this sample; ``settings`` are those of ``check_gradients``."""
-        return check_gradients(
-            self.function or self.op,
-            cast(self.inputs, dtype),
-            wrt=self.wrt,
-            symbolic=self.symbolic if symbolic else None,
-            **{"order": self.order, **settings},
-            **self.attrs,
-        )
+        with self.within():
+            return check_gradients(
+                self.function or self.op,
+                cast(self.inputs, dtype),
+                wrt=self.wrt,
+                symbolic=self.symbolic if symbolic else None,
+                **{"order": self.order, **settings},
+                **self.attrs,
+            )
 
     def partials(self) -> list[list[relax.Expr]]:
         """Return what the operator's rule returns for each call of it in the sample's function."""

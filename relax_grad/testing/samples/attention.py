@@ -1,1 +1,184 @@
 """Samples of attention."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import relax
+
+from ._sample import Sample, register_samples
+
+_SEQUENCES = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "t"}, 2: {0: "b", 1: "t"}}
+_SELF = {i: {0: "b", 1: "s"} for i in range(3)}
+
+# Batch, queries, keys, heads, heads of the keys and of the values, features, features of the values; attributes.
+_ATTENTION = {
+    "plain": ((2, 2, 3, 2, 2, 2, 3), {}, _SEQUENCES),
+    "top left, more keys": ((1, 2, 4, 2, 2, 2, 2), {"causal_mask": "TopLeft"}, _SEQUENCES),
+    "bottom right, more keys": ((1, 2, 4, 1, 1, 2, 2), {"causal_mask": "BottomRight"}, _SEQUENCES),
+    "bottom right, more queries": ((1, 4, 2, 1, 1, 1, 2), {"causal_mask": "BottomRight"}, None),
+    "heads that share keys": (
+        (1, 2, 2, 4, 2, 2, 2),
+        {"scale": 0.3},
+        {i: {0: "b"} for i in range(3)},
+    ),
+    "a window": ((1, 4, 4, 1, 1, 2, 2), {"causal_mask": "BottomRight", "window_size": 2}, _SELF),
+    "a window that holds no keys for the last queries": (
+        (1, 4, 2, 1, 1, 2, 2),
+        {"causal_mask": "TopLeft", "window_size": 2},
+        None,
+    ),
+}
+
+
+@register_samples("relax.nn.attention")
+def attention(rng):
+    for note, (sizes, attrs, symbolic) in _ATTENTION.items():
+        yield Sample(
+            _tensors(rng, *sizes),
+            attrs,
+            symbolic=symbolic,
+            torch=_torch(**attrs),
+            dtypes=Sample.dtypes if note in ("plain", "a window") else (),
+            note=note,
+        )
+    q, k, v = _tensors(rng, 1, 2, 3, 1, 1, 2, 2)
+    yield Sample(
+        [np.abs(q) + 5, -np.abs(k) - 20, v],
+        {"causal_mask": "TopLeft", "scale": 3.0},
+        torch=_torch(causal_mask="TopLeft", scale=3.0),
+        dtypes=(),
+        note="scores far below 0, where the masked ones would be the largest",
+    )
+
+
+_BIAS = {
+    "of its own for every score": ((2, 2, 2, 3), {}, True),
+    "for all heads": ((2, 1, 2, 3), {"scale": 0.5}, False),
+    "for all samples and queries": ((1, 2, 1, 3), {}, True),
+    "for all but the keys, and a mask": ((1, 1, 1, 3), {"causal_mask": "TopLeft"}, True),
+}
+
+
+@register_samples("relax.nn.attention_bias")
+def attention_bias(rng):
+    for note, (shape, attrs, symbolic) in _BIAS.items():
+        names = {0: "b", 2: "s", 3: "t"}
+        names = {axis: name for axis, name in names.items() if shape[axis] > 1}
+        yield Sample(
+            [
+                *_tensors(rng, 2, 2, 3, 2, 1 if "scale" in attrs else 2, 2, 2),
+                rng.normal(size=shape),
+            ],
+            attrs,
+            symbolic={**_SEQUENCES, 3: names} if symbolic else None,
+            torch=_torch(**attrs),
+            dtypes=Sample.dtypes if note == "for all samples and queries" else (),
+            note=note,
+        )
+    bias = rng.normal(size=(1, 1, 3, 3))
+    bias[0, 0, 0, 1:] = bias[0, 0, 2] = -np.inf
+    yield Sample(
+        [*_tensors(rng, 1, 3, 3, 1, 1, 2, 2), bias],
+        wrt=[0, 1, 2],
+        torch=_torch(),
+        dtypes=(),
+        note="minus infinity, also for every key of a query",
+    )
+
+
+@register_samples("relax.nn.attention_var_len")
+def attention_var_len(rng):
+    starts = np.int32([0, 2, 3, 3, 6]), np.int32([0, 1, 4, 5, 7])
+    for note, attrs, keys in (
+        ("sequences", {"scale": 0.5}, starts[1]),
+        ("bottom right", {"causal_mask": "BottomRight"}, starts[1]),
+        ("a window", {"causal_mask": "TopLeft", "window_size": 2}, starts[0]),
+    ):
+        # One more query and key than belong to a sequence.
+        sizes = (1, 7, keys[-1] + 1, 2, 1, 2, 2)
+        limits = [np.int32(3)] * 2
+        yield Sample(
+            [*_tensors(rng, *sizes), starts[0], keys, *map(np.asarray, limits)],
+            attrs,
+            function=_var_len,
+            symbolic={0: {1: "s"}, 1: {1: "t"}, 2: {1: "t"}, 3: {0: "m"}, 4: {0: "m"}},
+            torch=_torch_var_len(**attrs),
+            dtypes=Sample.dtypes if note == "sequences" else (),
+            note=note,
+        )
+
+
+def _var_len(q, k, v, seqstart_q, seqstart_k, max_q, max_k, **attrs):
+    return relax.op.nn.attention_var_len(q, k, v, seqstart_q, max_q, seqstart_k, max_k, **attrs)
+
+
+@register_samples("relax.grad.attention_weights")
+def attention_weights(rng):
+    def forward(torch, scores, *seqstarts):
+        seen = _seen(torch, 3, 4, "TopLeft", 2)
+        if seqstarts:
+            seen = _seen_in_sequences(torch, 3, 4, *seqstarts, "TopLeft", 2)
+        return torch.softmax(scores.masked_fill(~seen, -torch.inf), -1).nan_to_num(0.0)
+
+    masks = {"causal_mask": "TopLeft", "window_size": 2}
+    yield Sample(
+        [rng.normal(size=(2, 1, 3, 4))],
+        masks,
+        symbolic={0: {0: "b", 2: "s", 3: "t"}},
+        torch=forward,
+    )
+    starts = [np.int64([0, 1, 3]), np.int64([0, 1, 4])]
+    yield Sample([rng.normal(size=(1, 2, 3, 4)), *starts], masks, torch=forward, note="sequences")
+
+
+def _tensors(rng, batch, queries, keys, heads, shared_heads, features, value_features):
+    return [
+        rng.normal(size=(batch, queries, heads, features)),
+        rng.normal(size=(batch, keys, shared_heads, features)),
+        rng.normal(size=(batch, keys, shared_heads, value_features)),
+    ]
+
+
+def _torch(scale=None, causal_mask=None, window_size=None):
+    def forward(torch, q, k, v, bias=None):
+        seen = _seen(torch, q.shape[1], k.shape[1], causal_mask, window_size)
+        mask = seen if bias is None else bias.masked_fill(~seen, -torch.inf)
+        return _attend(torch, q, k, v, mask, scale)
+
+    return forward
+
+
+def _torch_var_len(scale=None, causal_mask=None, window_size=None):
+    def forward(torch, q, k, v, seqstart_q, seqstart_k, max_q, max_k):
+        seen = _seen_in_sequences(
+            torch, q.shape[1], k.shape[1], seqstart_q, seqstart_k, causal_mask, window_size
+        )
+        return _attend(torch, q, k, v, seen, scale)
+
+    return forward
+
+
+def _attend(torch, q, k, v, mask, scale):
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    result = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
+    )
+    return result.transpose(1, 2)
+
+
+def _seen(torch, queries, keys, causal_mask, window_size):
+    """Which keys each query sees."""
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if causal_mask is not None:
+        seen = seen.tril(abs(queries - keys) if causal_mask == "BottomRight" else 0)
+    return seen if window_size is None else seen.triu(1 - window_size)
+
+
+def _seen_in_sequences(torch, queries, keys, seqstart_q, seqstart_k, causal_mask, window_size):
+    seen = torch.zeros(queries, keys, dtype=torch.bool)
+    starts_q, starts_k = seqstart_q.tolist(), seqstart_k.tolist()
+    ends = zip(starts_q, starts_q[1:], starts_k, starts_k[1:], strict=False)
+    for q_begin, q_end, k_begin, k_end in ends:
+        inside = _seen(torch, q_end - q_begin, k_end - k_begin, causal_mask, window_size)
+        seen[q_begin:q_end, k_begin:k_end] = inside
+    return seen

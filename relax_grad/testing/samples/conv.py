@@ -2,120 +2,236 @@
 
 from __future__ import annotations
 
+import functools
+
 from ._sample import Sample, register_samples
 
-_CONV2D = {
-    "plain": ((2, 3, 6, 5), (4, 3, 3, 3), {}),
-    "stride that does not divide": ((1, 2, 8, 7), (3, 2, 3, 2), {"strides": (3, 2), "padding": 1}),
-    "groups and dilation": (
-        (2, 4, 9, 8),
-        (6, 2, 3, 2),
-        {"groups": 2, "dilation": (2, 3), "strides": (2, 1), "padding": (1, 0, 2, 1)},
-    ),
-    "depthwise, multiplier 2": ((2, 3, 5, 5), (6, 1, 3, 3), {"groups": 3, "padding": 1}),
-    "1x1 kernel": ((2, 5, 4, 4), (3, 5, 1, 1), {"strides": 2}),
-    "kernel larger than the data": ((1, 2, 2, 3), (2, 2, 5, 4), {"padding": (2, 1, 2, 2)}),
-    "stride larger than the kernel": ((1, 2, 7, 8), (2, 2, 2, 1), {"strides": (4, 3)}),
-    "one output element": ((2, 3, 3, 2), (4, 3, 3, 2), {}),
+# Shapes of data and weight in the plain layouts, and attributes, by operator.
+_CONV = {
+    1: {
+        "plain": ((2, 3, 6), (4, 3, 3), {}),
+        "stride that does not divide": ((1, 2, 8), (3, 2, 3), {"strides": 3, "padding": 1}),
+        "groups, dilation, asymmetric padding": (
+            (2, 4, 9),
+            (6, 2, 3),
+            {"groups": 2, "dilation": 2, "strides": 2, "padding": (1, 2)},
+        ),
+        "depthwise, multiplier 2": ((2, 3, 5), (6, 1, 3), {"groups": 3, "padding": 1}),
+        "kernel larger than the data": ((1, 2, 2), (2, 2, 4), {"padding": (1, 2)}),
+    },
+    2: {
+        "plain": ((2, 3, 6, 5), (4, 3, 3, 3), {}),
+        "stride that does not divide": (
+            (1, 2, 8, 7),
+            (3, 2, 3, 2),
+            {"strides": (3, 2), "padding": 1},
+        ),
+        "groups and dilation": (
+            (2, 4, 9, 8),
+            (6, 2, 3, 2),
+            {"groups": 2, "dilation": (2, 3), "strides": (2, 1), "padding": (1, 0, 2, 1)},
+        ),
+        "depthwise, multiplier 2": ((2, 3, 5, 5), (6, 1, 3, 3), {"groups": 3, "padding": 1}),
+        "1x1 kernel": ((2, 5, 4, 4), (3, 5, 1, 1), {"strides": 2}),
+        "kernel larger than the data": ((1, 2, 2, 3), (2, 2, 5, 4), {"padding": (2, 1, 2, 2)}),
+        "stride larger than the kernel": ((1, 2, 7, 8), (2, 2, 2, 1), {"strides": (4, 3)}),
+        "one output element": ((2, 3, 3, 2), (4, 3, 3, 2), {}),
+    },
+    3: {
+        "plain": ((2, 2, 3, 4, 3), (2, 2, 2, 3, 2), {}),
+        "groups, dilation, stride, asymmetric padding": (
+            (1, 4, 3, 3, 5),
+            (2, 2, 2, 1, 2),
+            {
+                "groups": 2,
+                "dilation": (1, 1, 2),
+                "strides": (2, 1, 2),
+                "padding": (1, 0, 1, 0, 0, 2),
+            },
+        ),
+        "depthwise, multiplier 2": ((1, 2, 2, 3, 2), (4, 1, 2, 2, 1), {"groups": 2, "padding": 1}),
+    },
 }
 
-_CONV2D_TRANSPOSE = {
-    "plain": ((2, 3, 3, 4), (3, 2, 3, 2), {}),
-    "output padding": (
-        (2, 2, 3, 2),
-        (2, 3, 3, 2),
-        {"strides": (3, 2), "padding": (1, 0, 2, 1), "output_padding": (2, 1)},
-    ),
-    "groups and dilation": (
-        (2, 4, 3, 2),
-        (4, 3, 2, 3),
-        {"groups": 2, "dilation": (3, 2), "strides": (1, 2), "padding": (1, 2)},
-    ),
-    "depthwise, multiplier 2": ((1, 3, 3, 3), (3, 2, 3, 3), {"groups": 3, "strides": 2}),
-    "padding larger than the kernel": ((1, 2, 4, 3), (2, 2, 2, 2), {"strides": 3, "padding": 2}),
+_CONV_TRANSPOSE = {
+    1: {
+        "plain": ((2, 3, 3), (3, 2, 3), {}),
+        "output padding": (
+            (2, 2, 3),
+            (2, 3, 3),
+            {"strides": 3, "padding": (1, 2), "output_padding": 2},
+        ),
+        "groups and dilation": (
+            (2, 4, 3),
+            (4, 3, 2),
+            {"groups": 2, "dilation": 3, "strides": 2, "padding": 1},
+        ),
+        "padding larger than the kernel": ((1, 2, 4), (2, 2, 2), {"strides": 3, "padding": 2}),
+    },
+    2: {
+        "plain": ((2, 3, 3, 4), (3, 2, 3, 2), {}),
+        "output padding": (
+            (2, 2, 3, 2),
+            (2, 3, 3, 2),
+            {"strides": (3, 2), "padding": (1, 0, 2, 1), "output_padding": (2, 1)},
+        ),
+        "groups and dilation": (
+            (2, 4, 3, 2),
+            (4, 3, 2, 3),
+            {"groups": 2, "dilation": (3, 2), "strides": (1, 2), "padding": (1, 2)},
+        ),
+        "depthwise, multiplier 2": ((1, 3, 3, 3), (3, 2, 3, 3), {"groups": 3, "strides": 2}),
+        "padding larger than the kernel": (
+            (1, 2, 4, 3),
+            (2, 2, 2, 2),
+            {"strides": 3, "padding": 2},
+        ),
+    },
+    3: {
+        "plain": ((2, 2, 2, 2, 3), (2, 2, 2, 2, 1), {}),
+        "output padding, groups, dilation": (
+            (1, 4, 2, 2, 2),
+            (4, 1, 1, 2, 2),
+            {
+                "groups": 2,
+                "strides": (2, 1, 3),
+                "dilation": (1, 2, 1),
+                "padding": (0, 1, 0, 0, 0, 1),
+                "output_padding": (1, 0, 2),
+            },
+        ),
+    },
+}
+
+# Layouts of data and weight, for shapes given in the plain ones.
+_LAYOUTS = {
+    1: [("NWC", "WIO", None)],
+    2: [("NHWC", "HWIO", None), ("CNHW", "IHWO", [1])],
+    3: [("NDHWC", "DHWIO", None)],
+}
+_LAYOUTS_CONV = {
+    1: ((2, 4, 6), (2, 2, 3), {"groups": 2, "strides": 2, "padding": (1, 0)}),
+    2: ((2, 6, 5, 4), (3, 2, 3, 2), {"strides": (2, 1), "padding": (1, 1, 0, 1), "groups": 3}),
+    3: ((1, 2, 3, 3, 4), (2, 2, 2, 1, 3), {"strides": (1, 2, 1), "padding": (0, 0, 1, 1, 0, 1)}),
 }
 
 
-@register_samples("relax.nn.conv2d")
-def conv2d(rng):
-    for note, (data, weight, attrs) in _CONV2D.items():
+def _conv(rank, rng):
+    for note, (data, weight, attrs) in _CONV[rank].items():
         yield Sample(
             [rng.normal(size=data), rng.normal(size=weight)],
             attrs,
             symbolic={0: {0: "n", 2: "h"}},
-            torch=_torch_conv2d(**attrs),
+            torch=_torch_conv(rank, **attrs),
             note=note,
         )
-    yield Sample(
-        [rng.normal(size=(2, 6, 5, 4)), rng.normal(size=(3, 2, 2, 6))],
-        {
-            "groups": 2,
-            "data_layout": "NHWC",
-            "kernel_layout": "HWIO",
-            "strides": (2, 1),
-            "padding": (1, 1, 0, 1),
-        },
-        symbolic={0: {0: "n"}},
-        note="NHWC and HWIO",
-    )
-    yield Sample(
-        [rng.normal(size=(3, 2, 5, 2)), rng.normal(size=(3, 3, 2, 4))],
-        {"data_layout": "CNHW", "kernel_layout": "IHWO", "dilation": (1, 2), "padding": (0, 1)},
-        wrt=[1],
-        note="CNHW and IHWO, only the weight",
-    )
+    data, weight, attrs = _LAYOUTS_CONV[rank]
+    for data_layout, kernel_layout, wrt in _LAYOUTS[rank]:
+        yield Sample(
+            [
+                rng.normal(size=_in_layout(data, "NC", data_layout)),
+                rng.normal(size=_in_layout(weight, "OI", kernel_layout)),
+            ],
+            {**attrs, "data_layout": data_layout, "kernel_layout": kernel_layout},
+            wrt=wrt,
+            symbolic={0: {data_layout.index("N"): "n"}},
+            note=f"{data_layout} and {kernel_layout}",
+        )
 
 
-@register_samples("relax.nn.conv2d_transpose")
-def conv2d_transpose(rng):
-    for note, (data, weight, attrs) in _CONV2D_TRANSPOSE.items():
+def _conv_transpose(rank, rng):
+    for note, (data, weight, attrs) in _CONV_TRANSPOSE[rank].items():
         yield Sample(
             [rng.normal(size=data), rng.normal(size=weight)],
             attrs,
             symbolic={0: {0: "n", 2: "h"}},
-            torch=_torch_conv2d_transpose(**attrs),
+            torch=_torch_conv_transpose(rank, **attrs),
             note=note,
         )
-
-
-@register_samples("relax.grad.conv2d_backward_data")
-def conv2d_backward_data(rng):
+    spatial = "DHW"[-rank:]
+    data_layout, kernel_layout = f"N{spatial}C", f"{spatial}OI"
     yield Sample(
-        [rng.normal(size=(2, 4, 2, 3)), (2, 2, 5, 4), rng.normal(size=(4, 1, 2, 3))],
-        {"groups": 2, "strides": (2, 1), "padding": (0, 1, 0, 0)},
-        note="rows of the data that the stride leaves out",
+        [
+            rng.normal(size=_in_layout((1, 2, 3, 2, 2)[: rank + 2], "NC", data_layout)),
+            rng.normal(size=_in_layout((2, 1, 2, 2, 1)[: rank + 2], "IO", kernel_layout)),
+        ],
+        {"strides": 2, "padding": 1, "data_layout": data_layout, "kernel_layout": kernel_layout},
+        note=f"{data_layout} and {kernel_layout}",
     )
 
 
-@register_samples("relax.grad.conv2d_backward_weight")
-def conv2d_backward_weight(rng):
-    yield Sample(
-        [rng.normal(size=(2, 4, 2, 3)), rng.normal(size=(2, 2, 5, 4)), (4, 1, 2, 3)],
+# Shapes of the output gradient, data and weight, and attributes: the stride leaves rows of the data out.
+_BACKWARD = {
+    1: ((2, 4, 2), (2, 2, 5), (4, 1, 2), {"groups": 2, "strides": 2, "padding": (0, 0)}),
+    2: (
+        (2, 4, 2, 3),
+        (2, 2, 5, 4),
+        (4, 1, 2, 3),
         {"groups": 2, "strides": (2, 1), "padding": (0, 1, 0, 0)},
-        note="rows of the data that the stride leaves out",
-    )
+    ),
+    3: (
+        (1, 2, 2, 1, 3),
+        (1, 2, 5, 2, 4),
+        (2, 1, 2, 2, 3),
+        {"groups": 2, "strides": (2, 1, 1), "padding": (0, 0, 1, 0, 0, 0)},
+    ),
+}
 
 
-def _torch_conv2d(strides=1, padding=0, dilation=1, groups=1):
+def _backward_data(rank, rng):
+    grad, data, weight, attrs = _BACKWARD[rank]
+    yield Sample([rng.normal(size=grad), data, rng.normal(size=weight)], attrs)
+
+
+def _backward_weight(rank, rng):
+    grad, data, weight, attrs = _BACKWARD[rank]
+    yield Sample([rng.normal(size=grad), rng.normal(size=data), weight], attrs)
+
+
+for _rank in _CONV:
+    for _op, _maker in (
+        (f"nn.conv{_rank}d", _conv),
+        (f"nn.conv{_rank}d_transpose", _conv_transpose),
+        (f"grad.conv{_rank}d_backward_data", _backward_data),
+        (f"grad.conv{_rank}d_backward_weight", _backward_weight),
+    ):
+        register_samples(f"relax.{_op}")(functools.partial(_maker, _rank))
+
+
+def _in_layout(shape, channels, layout):
+    """Return a shape that is given in the plain layout, whose channel axes come first."""
+    plain = channels + "DHW"[2 - len(shape) :]
+    return tuple(shape[plain.index(name)] for name in layout)
+
+
+def _per_axis(value, rank):
+    return value if isinstance(value, tuple) else (value,) * rank
+
+
+def _pads(padding, rank):
+    """Return the padding as PyTorch's pad takes it: before and after each axis, the last axis first."""
+    padding = _per_axis(padding, 2 * rank)
+    padding = padding * 2 if len(padding) == rank else padding
+    return [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
+
+
+def _torch_conv(rank, strides=1, padding=0, dilation=1, groups=1):
     def forward(torch, data, weight):
-        top, left, bottom, right = padding if isinstance(padding, tuple) else (padding,) * 4
-        data = torch.nn.functional.pad(data, (left, right, top, bottom))
-        return torch.nn.functional.conv2d(data, weight, None, strides, 0, dilation, groups)
+        data = torch.nn.functional.pad(data, _pads(padding, rank))
+        conv = getattr(torch.nn.functional, f"conv{rank}d")
+        return conv(data, weight, None, strides, 0, dilation, groups)
 
     return forward
 
 
-def _torch_conv2d_transpose(strides=1, padding=0, output_padding=0, dilation=1, groups=1):
+def _torch_conv_transpose(rank, strides=1, padding=0, output_padding=0, dilation=1, groups=1):
     """PyTorch has no asymmetric padding here: crop the result without padding, widened at the end."""
 
     def forward(torch, data, weight):
-        pads = (padding,) * 2 if isinstance(padding, int) else padding
-        top, left, bottom, right = pads * 2 if len(pads) == 2 else pads
-        down, over = (output_padding,) * 2 if isinstance(output_padding, int) else output_padding
-        full = torch.nn.functional.conv_transpose2d(
-            data, weight, None, strides, 0, 0, groups, dilation
-        )
-        widened = torch.nn.functional.pad(full, (0, over, 0, down))
-        return torch.nn.functional.pad(widened, (-left, -right, -top, -bottom))
+        conv = getattr(torch.nn.functional, f"conv_transpose{rank}d")
+        full = conv(data, weight, None, strides, 0, 0, groups, dilation)
+        more = (0,) * rank + _per_axis(output_padding, rank)
+        widened = torch.nn.functional.pad(full, _pads(more, rank))
+        return torch.nn.functional.pad(widened, [-size for size in _pads(padding, rank)])
 
     return forward

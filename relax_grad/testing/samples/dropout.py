@@ -1,1 +1,27 @@
 """Samples of dropout."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+from ._sample import Sample, register_samples
+
+
+@register_samples("relax.nn.dropout")
+def dropout(rng):
+    def forward(torch, x):
+        return x, torch.ones_like(x)
+
+    yield Sample([rng.normal(size=(2, 3))], {"rate": 0.5}, torch=forward, note="both results")
+    yield Sample(
+        [rng.normal(size=(2, 3))],
+        {"rate": 0.1},
+        function=_masked,
+        symbolic={0: {0: "n"}},
+        order=1,
+        note="symbolic; the stock pass has zeros of a symbolic shape for the mask, and ends there",
+    )
+
+
+def _masked(x, rate):
+    return relax.TupleGetItem(relax.op.nn.dropout(x, rate), 0)

@@ -107,6 +107,14 @@ def _softmax_samples(name):
             smooth=False,
             note="saturated: finite differences see a corner",
         )
+        masked = np.where([[0, 0, 1, 1], [1, 0, 1, 0]], rng.normal(size=(2, 4)), -np.inf)
+        yield Sample(
+            [masked],
+            {"axis": 1},
+            torch=lambda torch, x: getattr(torch, name)(x, 1),
+            smooth=False,
+            note="masked by minus infinity",
+        )
 
     return maker
 

@@ -191,82 +191,27 @@ def collapse_sum_like(rng):
         )
 
 
-@register_samples("relax.permute_dims")
-def permute_dims(rng):
-    for note, shape, axes in (
-        ("all axes", (2, 3, 4), [2, 0, 1]),
-        ("negative axes", (2, 3, 4), [-2, -1, 0]),
-        ("reversed", (2, 3, 4), None),
-        ("0-d", (), None),
-        ("empty", (2, 0), [1, 0]),
-    ):
-        order = list(reversed(range(len(shape)))) if axes is None else axes
-        yield Sample(
-            [rng.normal(size=shape)],
-            {"axes": axes},
-            symbolic=_N if shape else None,
-            torch=lambda torch, x, order=order: torch.permute(x, order),
-            note=note,
-        )
-
-
-@register_samples("relax.concat")
-def concat(rng):
-    for note, shapes, axis, symbolic in (
-        ("two tensors", ((2, 3), (4, 3)), 0, None),
-        ("a negative axis", ((2, 3), (2, 1), (2, 2)), -1, None),
-        ("a single tensor", ((2, 3),), 1, None),
-        ("an empty tensor", ((2, 3), (0, 3), (1, 3)), 0, None),
-    ):
-        yield Sample(
-            [tuple(rng.normal(size=shape) for shape in shapes)],
-            {"axis": axis},
-            symbolic=symbolic,
-            torch=lambda torch, tensors, axis=axis: torch.cat(tensors, axis),
-            note=note,
-        )
-
-    def through_parameters(a, b, axis):
-        return relax.op.concat([a, b, a], axis)
-
-    yield Sample(
-        [rng.normal(size=(2, 3)), rng.normal(size=(3, 3))],
-        {"axis": 0},
-        function=through_parameters,
-        symbolic={0: {0: "n"}, 1: {0: "m"}},
-        torch=lambda torch, a, b: torch.cat([a, b, a]),
-        note="a tensor twice, symbolic along the axis",
-    )
-    yield Sample(
-        [rng.normal(size=(2, 3)), rng.normal(size=(2, 1))],
-        {"axis": -1},
-        function=through_parameters,
-        symbolic={0: {0: "n"}, 1: {0: "n"}},
-        torch=lambda torch, a, b: torch.cat([a, b, a], -1),
-        note="symbolic, but not along the axis",
-    )
-
-
-@register_samples("relax.split")
-def split(rng):
-    for note, shape, parts, axis, symbolic, torch in (
-        ("equal parts", (4, 3), 2, 0, None, lambda torch, x: x.tensor_split(2)),
-        ("the last part smaller", (5, 3), 2, 0, None, lambda torch, x: x.split(3)),
-        ("indices", (2, 5), [1, 3], -1, None, lambda torch, x: x.tensor_split([1, 3], -1)),
-        ("into one", (2, 3), 1, 0, _N, lambda torch, x: x),
-        ("no indices", (2, 3), [], 0, _N, lambda torch, x: x),
+@register_samples("relax.nn.batch_flatten")
+def batch_flatten(rng):
+    for note, shape, symbolic in (
+        ("images", (2, 2, 1, 3), {0: {0: "n", 3: "w"}}),
+        ("2-d", (2, 3), _N),
+        ("empty", (2, 0, 3), None),
+        ("an empty batch", (0, 2, 3), None),
     ):
         yield Sample(
             [rng.normal(size=shape)],
-            {"indices_or_sections": parts, "axis": axis},
             symbolic=symbolic,
-            torch=torch,
+            torch=lambda torch, x: torch.flatten(x, 1) if x.ndim > 2 else x,
             note=note,
         )
-    yield Sample(
-        [rng.normal(size=(2, 5))],
-        {"indices_or_sections": [1, 3], "axis": 1},
-        symbolic=_N,
-        order=1,  # the stock pass fills the adjoint of a tuple with zeros of a symbolic shape
-        note="indices, symbolic along another axis",
-    )
+
+
+@register_samples("relax.grad.tile_backward_data")
+def tile_backward_data(rng):
+    yield Sample([rng.normal(size=(2, 4, 3)), (2, 3)], {"repeats": [2, 2, 1]})
+
+
+@register_samples("relax.grad.repeat_backward_data")
+def repeat_backward_data(rng):
+    yield Sample([rng.normal(size=(2, 6)), (2, 3)], {"repeats": 2, "axis": -1})

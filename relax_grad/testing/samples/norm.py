@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from tvm import relax
 
 from ._sample import Sample, register_samples
@@ -27,7 +28,8 @@ _BATCH_NORM = {
 def batch_norm(rng):
     for note, (shape, attrs) in _BATCH_NORM.items():
         inputs = _batch_norm_inputs(rng, shape, attrs["axis"])
-        yield Sample(inputs, attrs, note=note)
+        narrow = _dtypes(note in ("training", "running statistics"))
+        yield Sample(inputs, attrs, dtypes=narrow, note=note)
     for training in (True, False):
         attrs = {"axis": 1, "training": training, "momentum": 0.2}
         yield Sample(
@@ -35,6 +37,7 @@ def batch_norm(rng):
             attrs,
             function=_statistics_first,
             symbolic={0: {0: "n", 2: "w"}},
+            dtypes=(),
             note="symbolic extents around the channels",
         )
         yield Sample(
@@ -44,6 +47,7 @@ def batch_norm(rng):
             wrt=[0, 1, 2],
             symbolic={0: {0: "n"}},
             torch=_torch_batch_norm(training),
+            dtypes=(),
             note="only the normalized data is used",
         )
 
@@ -78,3 +82,172 @@ def _torch_batch_norm(training):
         )
 
     return forward
+
+
+# The shape, the axes, further attributes, the symbolic axes of the data.
+_LAYER_NORM = {
+    "several axes, not the last": ((2, 3, 2, 2), [1, 2], {"epsilon": 0.1}, {0: "n", 2: "m"}),
+    "axes that do not rise": ((2, 3, 4), [-1, 0], {}, {1: "n"}),
+    "every axis": ((3, 2), [0, 1], {}, {0: "n"}),
+}
+_LAYER_NORM_ALONE = {
+    "no scale": ((1, 4), [1], {"scale": False}, {1: "m"}),
+    "neither scale nor center": ((3, 2), [0], {"scale": False, "center": False}, None),
+    "one element to normalize: 0 over the root of epsilon": ((2, 1), [1], {}, None),
+    "nothing to normalize": ((0, 3), [1], {}, None),
+}
+
+
+@register_samples("relax.nn.layer_norm")
+def layer_norm(rng):
+    for note, (shape, axes, attrs, symbolic) in {**_LAYER_NORM, **_LAYER_NORM_ALONE}.items():
+        extents = [shape[axis] for axis in axes]
+        yield Sample(
+            [rng.normal(0.5, 1.0, shape), _slopes(rng, extents), rng.normal(size=extents)],
+            {"axes": axes, **attrs},
+            symbolic=_of_parameters(symbolic, shape, axes, 2),
+            torch=_torch_layer_norm(axes, **attrs),
+            dtypes=_dtypes(note in _LAYER_NORM),
+            note=note,
+        )
+
+
+@register_samples("relax.nn.rms_norm")
+def rms_norm(rng):
+    for note, (shape, axes, attrs, symbolic) in _LAYER_NORM.items():
+        yield Sample(
+            [rng.normal(0.5, 1.0, shape), _slopes(rng, [shape[axis] for axis in axes])],
+            {"axes": axes, **attrs},
+            symbolic=_of_parameters(symbolic, shape, axes, 1),
+            torch=_torch_rms_norm(axes, **attrs),
+            note=note,
+        )
+
+
+_GROUP_NORM = {
+    "groups": ((2, 4, 2), 2, 1, [2], {}, {0: "n", 2: "w"}),
+    "channels last, each a group": ((2, 3, 3), 3, -1, [1], {"epsilon": 0.1}, {1: "w"}),
+    "one group": ((2, 3, 2, 2), 1, 1, [2, -1], {}, {0: "n"}),
+    "the batch too, channels first": ((4, 2, 2), 2, 0, [1, 2], {}, {1: "n"}),
+    "channels only, no scale": ((2, 6), 2, 1, [], {"scale": False}, {0: "n"}),
+    "neither scale nor center": ((2, 4, 1), 2, 1, [2], {"scale": False, "center": False}, None),
+}
+
+
+@register_samples("relax.nn.group_norm")
+def group_norm(rng):
+    for i, (note, case) in enumerate(_GROUP_NORM.items()):
+        shape, groups, channel, axes, attrs, symbolic = case
+        yield Sample(
+            _channel_inputs(rng, shape, channel),
+            {"num_groups": groups, "channel_axis": channel, "axes": axes, **attrs},
+            symbolic=symbolic and {0: symbolic},
+            torch=_torch_group_norm(groups, channel, axes, **attrs),
+            dtypes=("float32", "float16") if i == 0 else (),  # TVM refuses bfloat16
+            note=note,
+        )
+
+
+_INSTANCE_NORM = {
+    "images": ((2, 3, 2, 2), 1, [2, 3], {}, {0: "n", 2: "w"}),
+    "channels last, negative, no center": ((2, 4, 3), -1, [-2], {"center": False}, {1: "w"}),
+    "neither": ((2, 2, 3), 1, [2], {"scale": False, "center": False, "epsilon": 0.1}, None),
+}
+
+
+@register_samples("relax.nn.instance_norm")
+def instance_norm(rng):
+    for i, (note, (shape, channel, axes, attrs, symbolic)) in enumerate(_INSTANCE_NORM.items()):
+        yield Sample(
+            _channel_inputs(rng, shape, channel),
+            {"channel_axis": channel, "axes": axes, **attrs},
+            symbolic=symbolic and {0: symbolic},
+            torch=_torch_group_norm(shape[channel], channel, axes, **attrs),
+            dtypes=_dtypes(i == 0),
+            note=note,
+        )
+
+
+@register_samples("relax.grad.divide_by_count")
+def divide_by_count(rng):
+    for shape, axis, count in (((2,), [-1, 0], 15), ((), None, 30), ((2, 2), 1, 2)):
+        yield Sample(
+            [rng.normal(size=shape), [3, 2, 5]],
+            {"axis": axis},
+            torch=lambda torch, x, count=count: x / count,
+            note=f"axis {axis}",
+        )
+
+
+def _dtypes(narrow):
+    """The dtypes besides float64: what all samples of a family share is checked in some of them."""
+    return Sample.dtypes if narrow else ()
+
+
+def _slopes(rng, shape):
+    """Factors of both signs, none of them small."""
+    return rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
+
+
+def _channel_inputs(rng, shape, channel):
+    channels = shape[channel]
+    return [rng.normal(0.5, 1.0, shape), _slopes(rng, channels), rng.normal(size=channels)]
+
+
+def _of_parameters(symbolic, shape, axes, count):
+    """Give the parameters, whose axes are those that are normalized, the symbolic extents of the data."""
+    if symbolic is None:
+        return None
+    own = [axis % len(shape) for axis in axes]
+    names = {own.index(axis): name for axis, name in symbolic.items() if axis in own}
+    return {0: symbolic, **{i: names for i in range(1, count + 1) if names}}
+
+
+def _torch_layer_norm(axes, epsilon=1e-5, center=True, scale=True):
+    def forward(torch, x, gamma, beta):
+        to_last = _to_last(x, axes)
+        extents = [x.shape[axis] for axis in axes]
+        y = torch.nn.functional.layer_norm(
+            x.permute(to_last),
+            extents,
+            gamma if scale else None,
+            beta if center else None,
+            eps=epsilon,
+        )
+        return y.permute(np.argsort(to_last).tolist())
+
+    return forward
+
+
+def _torch_rms_norm(axes, epsilon=1e-5):
+    def forward(torch, x, weight):
+        to_last = _to_last(x, axes)
+        extents = [x.shape[axis] for axis in axes]
+        y = torch.nn.functional.rms_norm(x.permute(to_last), extents, weight, eps=epsilon)
+        return y.permute(np.argsort(to_last).tolist())
+
+    return forward
+
+
+def _torch_group_norm(groups, channel, axes, epsilon=1e-5, center=True, scale=True):
+    """PyTorch's group_norm normalizes over every axis behind the channels, which stand second."""
+
+    def forward(torch, x, gamma, beta):
+        last = [channel % x.ndim, *(axis % x.ndim for axis in axes)]
+        order = [axis for axis in range(x.ndim) if axis not in last] + last
+        moved = x.permute(order)
+        kept = moved.shape[: x.ndim - len(last)]
+        rows = moved.reshape(-1, *moved.shape[len(kept) :])
+        y = torch.nn.functional.group_norm(rows, groups, eps=epsilon)
+        shape = [1] * x.ndim
+        shape[channel] = -1
+        y = y.reshape(moved.shape).permute(np.argsort(order).tolist())
+        y = y * gamma.reshape(shape) if scale else y
+        return y + beta.reshape(shape) if center else y
+
+    return forward
+
+
+def _to_last(x, axes):
+    last = [axis % x.ndim for axis in axes]
+    return [axis for axis in range(x.ndim) if axis not in last] + last

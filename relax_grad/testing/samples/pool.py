@@ -2,160 +2,302 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from ._sample import Sample, register_samples
 
-_MAX_POOL2D = {
-    "windows that tile the data": ((2, 3, 4, 6), {"pool_size": (2, 3), "strides": (2, 3)}),
-    "windows that overlap": ((2, 2, 7, 6), {"pool_size": 3, "strides": 2, "padding": 1}),
-    "windows that leave elements out": ((1, 2, 8, 7), {"pool_size": (1, 2), "strides": 3}),
-    "asymmetric padding": (
-        (1, 2, 5, 6),
-        {"pool_size": (3, 2), "strides": (1, 2), "padding": (0, 1, 2, 0)},
-    ),
-    "dilation": ((1, 2, 8, 9), {"pool_size": 3, "strides": 2, "dilation": (2, 3), "padding": 1}),
-    "ceil_mode": ((1, 2, 6, 7), {"pool_size": 3, "strides": 2, "ceil_mode": True}),
-    "ceil_mode drops a window that starts in the padding": (
-        (1, 1, 4, 5),
-        {"pool_size": 2, "strides": 3, "padding": 1, "ceil_mode": True},
-    ),
-    "windows of one element": ((2, 1, 3, 3), {"pool_size": 1}),
+# Shapes of the data and attributes, by the number of spatial axes.
+_MAX_POOL = {
+    1: {
+        "windows that tile the data": ((2, 2, 6), {"pool_size": 2, "strides": 2}),
+        "windows that overlap": (
+            (2, 2, 7),
+            {"pool_size": 3, "strides": 2, "padding": 1},
+        ),
+        "asymmetric padding, dilation": (
+            (1, 2, 8),
+            {"pool_size": 3, "strides": 2, "padding": (0, 2), "dilation": 2},
+        ),
+        "ceil_mode": ((1, 2, 6), {"pool_size": 3, "strides": 2, "ceil_mode": True}),
+    },
+    2: {
+        "windows that tile the data": ((2, 3, 4, 6), {"pool_size": (2, 3), "strides": (2, 3)}),
+        "windows that overlap": ((2, 2, 7, 6), {"pool_size": 3, "strides": 2, "padding": 1}),
+        "windows that leave elements out": ((1, 2, 8, 7), {"pool_size": (1, 2), "strides": 3}),
+        "asymmetric padding": (
+            (1, 2, 5, 6),
+            {"pool_size": (3, 2), "strides": (1, 2), "padding": (0, 1, 2, 0)},
+        ),
+        "dilation": (
+            (1, 2, 8, 9),
+            {"pool_size": 3, "strides": 2, "dilation": (2, 3), "padding": 1},
+        ),
+        "ceil_mode": ((1, 2, 6, 7), {"pool_size": 3, "strides": 2, "ceil_mode": True}),
+        "ceil_mode drops a window that starts in the padding": (
+            (1, 1, 4, 5),
+            {"pool_size": 2, "strides": 3, "padding": 1, "ceil_mode": True},
+        ),
+        "windows of one element": ((2, 1, 3, 3), {"pool_size": 1}),
+    },
+    3: {
+        "windows that overlap": (
+            (1, 2, 3, 4, 3),
+            {"pool_size": (2, 3, 2), "strides": (2, 1, 1), "padding": (1, 1, 0, 0, 1, 1)},
+        ),
+        "ceil_mode, dilation": (
+            (1, 1, 4, 3, 5),
+            {"pool_size": 2, "strides": 2, "dilation": (1, 1, 3), "ceil_mode": True},
+        ),
+    },
 }
 
-_AVG_POOL2D = {
-    "windows that tile the data": ((2, 3, 4, 6), {"pool_size": (2, 3), "strides": (2, 3)}),
-    "windows that overlap": ((2, 2, 7, 6), {"pool_size": 3, "strides": 2, "padding": 1}),
-    "padding counts": (
-        (1, 2, 7, 6),
-        {"pool_size": 3, "strides": 2, "padding": 1, "count_include_pad": True},
-    ),
-    "ceil_mode": ((1, 2, 6, 7), {"pool_size": 3, "strides": 2, "ceil_mode": True}),
-    "ceil_mode, padding counts": (
-        (1, 2, 6, 8),
-        {
-            "pool_size": (3, 2),
-            "strides": (2, 3),
-            "padding": 1,
-            "ceil_mode": True,
-            "count_include_pad": True,
-        },
-    ),
-    "windows that leave elements out": ((1, 2, 8, 7), {"pool_size": (1, 2), "strides": 3}),
+_AVG_POOL = {
+    1: {
+        "windows that overlap": (
+            (2, 2, 7),
+            {"pool_size": 3, "strides": 2, "padding": 1, "count_include_pad": False},
+        ),
+        "ceil_mode, padding counts": (
+            (1, 2, 6),
+            {
+                "pool_size": 3,
+                "strides": 2,
+                "padding": 1,
+                "ceil_mode": True,
+                "count_include_pad": True,
+            },
+        ),
+        "windows that leave elements out": ((1, 2, 8), {"pool_size": 2, "strides": 3}),
+    },
+    2: {
+        "windows that tile the data": ((2, 3, 4, 6), {"pool_size": (2, 3), "strides": (2, 3)}),
+        "windows that overlap": ((2, 2, 7, 6), {"pool_size": 3, "strides": 2, "padding": 1}),
+        "padding counts": (
+            (1, 2, 7, 6),
+            {"pool_size": 3, "strides": 2, "padding": 1, "count_include_pad": True},
+        ),
+        "ceil_mode": ((1, 2, 6, 7), {"pool_size": 3, "strides": 2, "ceil_mode": True}),
+        "ceil_mode, padding counts": (
+            (1, 2, 6, 8),
+            {
+                "pool_size": (3, 2),
+                "strides": (2, 3),
+                "padding": 1,
+                "ceil_mode": True,
+                "count_include_pad": True,
+            },
+        ),
+        "windows that leave elements out": ((1, 2, 8, 7), {"pool_size": (1, 2), "strides": 3}),
+    },
+    3: {
+        "windows that overlap": (
+            (1, 2, 3, 4, 3),
+            {
+                "pool_size": (2, 3, 2),
+                "strides": (2, 1, 1),
+                "padding": 1,
+                "count_include_pad": False,
+            },
+        ),
+        "ceil_mode, padding counts": (
+            (1, 1, 3, 4, 2),
+            {
+                "pool_size": 2,
+                "strides": (3, 2, 1),
+                "padding": (1, 0, 1, 1, 0, 1),
+                "ceil_mode": True,
+                "count_include_pad": True,
+            },
+        ),
+    },
+}
+
+_ADAPTIVE_AVG_POOL = {
+    1: {
+        "mean of all": ((2, 2, 5), {"output_size": 1}),
+        "windows that overlap": ((2, 2, 7), {"output_size": 3}),
+        "more windows than elements": ((1, 2, 3), {"output_size": (7,)}),
+        "as many windows as elements": ((1, 2, 3), {}),
+    },
+    2: {
+        "mean of all": ((2, 3, 4, 5), {"output_size": 1}),
+        "windows that tile the data": ((1, 2, 6, 4), {"output_size": (3, 2)}),
+        "windows that overlap, more windows than elements": (
+            (1, 2, 5, 3),
+            {"output_size": (3, 4)},
+        ),
+        "as many windows as elements": ((1, 2, 3, 2), {}),
+    },
+    3: {
+        "mean of all": ((2, 2, 2, 3, 2), {"output_size": 1}),
+        "windows that overlap, more windows than elements": (
+            (1, 2, 3, 2, 4),
+            {"output_size": (2, 3, 2)},
+        ),
+    },
 }
 
 
-@register_samples("relax.nn.max_pool2d")
-def max_pool2d(rng):
-    for note, (shape, attrs) in _MAX_POOL2D.items():
+def _max_pool(rank, rng):
+    for note, (shape, attrs) in _MAX_POOL[rank].items():
         yield Sample(
             [_distinct(rng, shape)],
             attrs,
             symbolic=_symbolic(attrs),
-            torch=_torch_max_pool2d(**attrs),
+            torch=_torch_max_pool(rank, **attrs),
             note=note,
         )
-    attrs = {"pool_size": (2, 3), "strides": 2, "padding": (1, 0, 0, 1), "layout": "NHWC"}
+    shape, attrs = _channels_last(rank, {"strides": 2, "padding": 1})
     yield Sample(
-        [_distinct(rng, (2, 5, 6, 3))],
+        [_distinct(rng, shape)],
         attrs,
         symbolic={0: {0: "n"}},
-        torch=_torch_max_pool2d(**attrs),
-        note="NHWC",
+        torch=_torch_max_pool(rank, **attrs),
+        note=attrs["layout"],
     )
     attrs = {"pool_size": 3, "strides": 2, "padding": 1}
     yield Sample(
-        [rng.integers(0, 3, (2, 2, 7, 6)).astype("float64")],
+        [rng.integers(0, 3, (2, 2, 7, 6, 3)[: rank + 2]).astype("float64")],
         attrs,
-        torch=_torch_max_pool2d(**attrs),
+        torch=_torch_max_pool(rank, **attrs),
         smooth=False,
         note="ties: the first of the largest elements takes it all",
     )
     yield Sample(
-        [np.zeros((1, 1, 5, 5))],
+        [np.zeros((1, 1, 5, 5, 2)[: rank + 2])],
         attrs,
-        torch=_torch_max_pool2d(**attrs),
+        torch=_torch_max_pool(rank, **attrs),
         smooth=False,
         note="all elements equal",
     )
 
 
-@register_samples("relax.nn.avg_pool2d")
-def avg_pool2d(rng):
-    for note, (shape, attrs) in _AVG_POOL2D.items():
+def _avg_pool(rank, rng):
+    for note, (shape, attrs) in _AVG_POOL[rank].items():
         yield Sample(
             [rng.normal(size=shape)],
             attrs,
             symbolic=_symbolic(attrs),
-            torch=_torch_avg_pool2d(**attrs),
+            torch=_torch_avg_pool(rank, **attrs) if _is_torch_s(attrs) else None,
             note=note,
         )
+    shape, attrs = _channels_last(rank, {"strides": 2, "ceil_mode": True, "dilation": 2})
     yield Sample(
-        [rng.normal(size=(1, 6, 7, 2))],
-        {
-            "pool_size": (3, 2),
-            "strides": 2,
-            "dilation": (1, 2),
-            "padding": (0, 1, 2, 0),
-            "ceil_mode": True,
-            "layout": "NHWC",
-        },
+        [rng.normal(size=shape)],
+        {**attrs, "padding": (0, 1, 0, 2, 0, 1)[: 2 * rank]},
         symbolic={0: {0: "n"}},
-        note="asymmetric padding, dilation and NHWC, which PyTorch does not have",
+        note=f"asymmetric padding, dilation and {attrs['layout']}, which PyTorch does not have",
     )
     yield Sample(
-        [rng.normal(size=(1, 1, 4, 3))],
-        {"pool_size": 2, "padding": (3, 0, 2, 1), "count_include_pad": True},
+        [rng.normal(size=(1, 1, 4, 3, 2)[: rank + 2])],
+        {
+            "pool_size": 2,
+            "padding": (3, 0, 0, 2, 1, 0)[: 2 * rank],
+            "count_include_pad": True,
+        },
         note="windows that hold only padding",
     )
 
 
-@register_samples("relax.grad.max_pool2d_backward")
-def max_pool2d_backward(rng):
-    yield from _backward_samples(rng)
-
-
-@register_samples("relax.grad.avg_pool2d_backward")
-def avg_pool2d_backward(rng):
-    yield from _backward_samples(rng)
-
-
-def _backward_samples(rng):
-    attrs = {"pool_size": [3, 3], "strides": [2, 2], "padding": [1, 1, 1, 1]}
+def _adaptive_avg_pool(rank, rng):
+    for note, (shape, attrs) in _ADAPTIVE_AVG_POOL[rank].items():
+        yield Sample(
+            [rng.normal(size=shape)],
+            attrs,
+            symbolic={0: {0: "n", 2: "d"}},
+            torch=_torch_adaptive_avg_pool(rank, **attrs),
+            note=note,
+        )
+    layout = f"N{'DHW'[-rank:]}C"
     yield Sample(
-        [rng.normal(size=(2, 2, 3, 4)), _distinct(rng, (2, 2, 5, 7))],
+        [rng.normal(size=(1, *(4, 3, 2)[:rank], 2))],
+        {"output_size": (2, 2, 3)[:rank], "layout": layout, "out_layout": layout[::-1]},
+        note=f"{layout}, the result in {layout[::-1]}",
+    )
+
+
+# Extents of the output gradient and of the data; the windows have 3 elements, 2 apart.
+_BACKWARD = {1: ((4,), (7,)), 2: ((3, 4), (5, 7)), 3: ((2, 1, 2), (3, 2, 4))}
+
+
+def _backward(rank, rng):
+    out, extents = _BACKWARD[rank]
+    attrs = {"pool_size": [3] * rank, "strides": [2] * rank, "padding": [1] * 2 * rank}
+    yield Sample(
+        [rng.normal(size=(2, 2, *out)), _distinct(rng, (2, 2, *extents))],
         attrs,
         wrt=[0],
         symbolic={0: {0: "n"}, 1: {0: "n"}},
         note="the gradient with respect to output_grad",
     )
+    layout = f"C{'DHW'[-rank:]}N"
     yield Sample(
-        [rng.normal(size=(2, 3, 4, 1)), _distinct(rng, (1, 2, 5, 7))],
-        {**attrs, "out_layout": "CHWN"},
-        note="data in NCHW, output_grad in CHWN; the gradient with respect to data is 0",
+        [rng.normal(size=(2, *out, 1)), _distinct(rng, (1, 2, *extents))],
+        {**attrs, "out_layout": layout},
+        note=f"output_grad in {layout}; the gradient with respect to data is 0",
     )
 
 
-@register_samples("relax.grad.max_pool2d_jvp")
-def max_pool2d_jvp(rng):
+def _adaptive_backward(rank, rng):
+    out = (3, 4, 1)[:rank]
     yield Sample(
-        [rng.normal(size=(2, 2, 6, 5)), _distinct(rng, (2, 2, 6, 5))],
-        {"pool_size": (3, 2), "strides": 2, "padding": (0, 1, 1, 0)},
+        [rng.normal(size=(2, 1, *out)), rng.normal(size=(2, 1, *(5, 3, 2)[:rank]))],
+        {"output_size": out},
         wrt=[0],
-        symbolic={0: {0: "n", 2: "h"}, 1: {0: "n", 2: "h"}},
+        symbolic={0: {0: "n"}, 1: {0: "n", 2: "d"}},
+        note="the gradient with respect to output_grad",
+    )
+
+
+def _jvp(rank, rng):
+    shape = (2, 2, 6, 5, 2)[: rank + 2]
+    symbolic = {0: "n", 2: "h"}
+    yield Sample(
+        [rng.normal(size=shape), _distinct(rng, shape)],
+        {"pool_size": (3, 2, 2)[:rank], "strides": 2, "padding": (0, 1, 1, 0, 0, 1)[: 2 * rank]},
+        wrt=[0],
+        symbolic={0: symbolic, 1: symbolic},
         note="the gradient with respect to data_tangent",
     )
+    spatial = "DHW"[-rank:]
+    shape = (1, *(5, 6, 2)[:rank], 2)
     yield Sample(
-        [rng.normal(size=(1, 5, 6, 2)), _distinct(rng, (1, 5, 6, 2))],
-        {"pool_size": 2, "dilation": (2, 1), "layout": "NHWC", "out_layout": "NCHW"},
-        note="data in NHWC, result in NCHW; the gradient with respect to data is 0",
+        [rng.normal(size=shape), _distinct(rng, shape)],
+        {
+            "pool_size": 2,
+            "dilation": (2, 1, 1)[:rank],
+            "layout": f"N{spatial}C",
+            "out_layout": f"NC{spatial}",
+        },
+        note="data with the channels last, result not; the gradient with respect to data is 0",
     )
+
+
+for _rank in (1, 2, 3):
+    for _op, _maker in (
+        (f"nn.max_pool{_rank}d", _max_pool),
+        (f"nn.avg_pool{_rank}d", _avg_pool),
+        (f"nn.adaptive_avg_pool{_rank}d", _adaptive_avg_pool),
+        (f"grad.max_pool{_rank}d_backward", _backward),
+        (f"grad.avg_pool{_rank}d_backward", _backward),
+        (f"grad.max_pool{_rank}d_jvp", _jvp),
+        (f"grad.adaptive_avg_pool{_rank}d_backward", _adaptive_backward),
+    ):
+        register_samples(f"relax.{_op}")(functools.partial(_maker, _rank))
 
 
 def _symbolic(attrs):
     """TVM does not copy, and so does not differentiate, a function with the condition in a type that
     ceil_mode makes of a symbolic extent."""
-    return {0: {0: "n"}} if attrs.get("ceil_mode") else {0: {0: "n", 2: "h", 3: "w"}}
+    return {0: {0: "n"}} if attrs.get("ceil_mode") else {0: {0: "n", 2: "h"}}
+
+
+def _channels_last(rank, attrs):
+    """Return a shape and attributes for data with the channels last."""
+    sizes = {"pool_size": (2, 3, 2)[:rank], "layout": f"N{'DHW'[-rank:]}C"}
+    return (1, *(5, 6, 4)[:rank], 2), {**attrs, **sizes}
 
 
 def _distinct(rng, shape):
@@ -163,40 +305,59 @@ def _distinct(rng, shape):
     return rng.permutation(np.arange(np.prod(shape))).reshape(shape) / 16 - 1.5
 
 
-def _torch_max_pool2d(pool_size, strides=1, padding=0, dilation=1, ceil_mode=False, layout="NCHW"):
-    sizes, steps, gaps = (_pair(value) for value in (pool_size, strides, dilation))
-    top, left, bottom, right = padding if isinstance(padding, tuple) else (padding,) * 4
+def _per_axis(value, count):
+    return value if isinstance(value, tuple) else (value,) * count
 
-    def windows(extent, axis, before, after):
+
+def _torch_max_pool(
+    rank, pool_size, strides=1, padding=0, dilation=1, ceil_mode=False, layout=None
+):
+    plain = f"NC{'DHW'[-rank:]}"
+    layout = layout or plain
+    sizes, steps, gaps = (_per_axis(value, rank) for value in (pool_size, strides, dilation))
+    padding = _per_axis(padding, 2 * rank)
+    before, after = padding[:rank], padding[rank:]
+
+    def windows(extent, axis):
         """How many windows TVM has: of those that ceil_mode adds, it drops one, as PyTorch does, if
         it starts in the padding after the data; PyTorch takes padding in the data for data."""
-        space = extent + before + after - (sizes[axis] - 1) * gaps[axis] - 1
+        space = extent + before[axis] + after[axis] - (sizes[axis] - 1) * gaps[axis] - 1
         if not ceil_mode:
             return space // steps[axis] + 1
         count = -(-space // steps[axis]) + 1
-        return count - 1 if (count - 1) * steps[axis] >= extent + before else count
+        return count - 1 if (count - 1) * steps[axis] >= extent + before[axis] else count
 
     def forward(torch, data):
-        data = data.permute([layout.index(name) for name in "NCHW"])
-        rows = windows(data.shape[2], 0, top, bottom)
-        columns = windows(data.shape[3], 1, left, right)
-        padded = torch.nn.functional.pad(data, (left, right, top, bottom), value=-float("inf"))
-        result = torch.nn.functional.max_pool2d(padded, sizes, steps, 0, gaps, ceil_mode=ceil_mode)[
-            :, :, :rows, :columns
-        ]
-        return result.permute(["NCHW".index(name) for name in layout])
+        data = data.permute([layout.index(name) for name in plain])
+        counts = [windows(extent, axis) for axis, extent in enumerate(data.shape[2:])]
+        pads = [size for axis in reversed(range(rank)) for size in (before[axis], after[axis])]
+        padded = torch.nn.functional.pad(data, pads, value=-float("inf"))
+        pool = getattr(torch.nn.functional, f"max_pool{rank}d")
+        result = pool(padded, sizes, steps, 0, gaps, ceil_mode=ceil_mode)
+        result = result[(slice(None), slice(None), *map(slice, counts))]
+        return result.permute([plain.index(name) for name in layout])
 
     return forward
 
 
-def _torch_avg_pool2d(pool_size, strides=1, padding=0, ceil_mode=False, count_include_pad=False):
+def _torch_avg_pool(
+    rank, pool_size, strides=1, padding=0, ceil_mode=False, count_include_pad=False
+):
     def forward(torch, data):
-        return torch.nn.functional.avg_pool2d(
-            data, pool_size, strides, padding, ceil_mode, count_include_pad
-        )
+        pool = getattr(torch.nn.functional, f"avg_pool{rank}d")
+        return pool(data, pool_size, strides, padding, ceil_mode, count_include_pad)
 
     return forward
 
 
-def _pair(value):
-    return value if isinstance(value, tuple) else (value, value)
+def _is_torch_s(attrs):
+    """Tell whether PyTorch's average pooling has this padding, which is the same before and after."""
+    return isinstance(attrs.get("padding", 0), int)
+
+
+def _torch_adaptive_avg_pool(rank, output_size=None):
+    def forward(torch, data):
+        sizes = tuple(data.shape[2:]) if output_size is None else _per_axis(output_size, rank)
+        return getattr(torch.nn.functional, f"adaptive_avg_pool{rank}d")(data, sizes)
+
+    return forward

@@ -37,6 +37,30 @@ def test_same_as_torch(torch):
     )
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_same_as_torch_at_other_ranks(torch, rank):
+    data, weight, output = (2, 4, 7, 4, 3), (6, 2, 3, 1, 2), (2, 6, 4, 2, 3)
+    data, weight, output = (shape[: rank + 2] for shape in (data, weight, output))
+    geometry = ((2, 3, 1)[:rank], (1, 1, 1)[:rank], (1, 2, 2)[:rank], 2)
+    attrs = dict(zip(("strides", "padding", "dilation", "groups"), geometry, strict=True))
+    names = f"conv{rank}d_backward_data", f"conv{rank}d_backward_weight"
+    backward_data, backward_weight = (getattr(backward, name) for name in names)
+    torch_data, torch_weight = (
+        getattr(torch.nn.grad, f"conv{rank}d_{name}") for name in ("input", "weight")
+    )
+    grad, x, w = normal(output, data, weight)
+    check_against_torch(
+        lambda g, w: backward_data(g, data, w, **attrs),
+        [grad, w],
+        lambda torch, g, w: torch_data(data, w, g, *geometry),
+    )
+    check_against_torch(
+        lambda g, x: backward_weight(g, x, weight, **attrs),
+        [grad, x],
+        lambda torch, g, x: torch_weight(x, weight, g, *geometry),
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_order_2(dtype):
     grad, data, weight = normal(OUTPUT, DATA, WEIGHT, dtype=dtype)

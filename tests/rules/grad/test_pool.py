@@ -28,45 +28,61 @@ def apply(builder, first, data, **attrs):
     return machine["main"](tvm.runtime.tensor(first), tvm.runtime.tensor(data)).numpy()
 
 
+def of_rank(rank):
+    """Attributes, shape of the data and shape of the result."""
+    attrs = {
+        "pool_size": [3, 2, 1][:rank],
+        "strides": [2, 2, 3][:rank],
+        "padding": [[1, 0], [1, 0, 0, 1], [1, 0, 0, 0, 1, 0]][rank - 1],
+    }
+    return attrs, (2, 2, 6, 5, 4)[: rank + 2], (2, 2, 3, 3, 2)[: rank + 2]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["normal", "ties", "special"])
-def test_max_pool2d_jvp_is_the_transpose(kind):
+def test_max_pool_jvp_is_the_transpose(kind, rank):
     """Of ties and NaN too, both choose the same element."""
+    attrs, shape, out_shape = of_rank(rank)
     rng = np.random.default_rng(0)
     data = {
-        "normal": rng.normal(size=SHAPE),
-        "ties": rng.integers(0, 2, SHAPE).astype("float64"),
-        "special": rng.choice([0.0, np.nan, np.inf, -np.inf], SHAPE),
+        "normal": rng.normal(size=shape),
+        "ties": rng.integers(0, 2, shape).astype("float64"),
+        "special": rng.choice([0.0, np.nan, np.inf, -np.inf], shape),
     }[kind]
-    tangent, grad = rng.normal(size=SHAPE), rng.normal(size=OUT_SHAPE)
-    pushed = apply(backward.max_pool2d_jvp, tangent, data, **ATTRS)
-    pulled = apply(backward.max_pool2d_backward, grad, data, **ATTRS)
+    tangent, grad = rng.normal(size=shape), rng.normal(size=out_shape)
+    pushed = apply(getattr(backward, f"max_pool{rank}d_jvp"), tangent, data, **attrs)
+    pulled = apply(getattr(backward, f"max_pool{rank}d_backward"), grad, data, **attrs)
     np.testing.assert_allclose((pushed * grad).sum(), (tangent * pulled).sum(), rtol=1e-12)
 
 
-def test_max_pool2d_jvp_is_the_derivative():
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_max_pool_jvp_is_the_derivative(rank):
+    attrs, shape, _ = of_rank(rank)
+    pool = getattr(relax.op.nn, f"max_pool{rank}d")
     rng = np.random.default_rng(0)
-    data, tangent = rng.normal(size=SHAPE), rng.normal(size=SHAPE)
+    data, tangent = rng.normal(size=shape), rng.normal(size=shape)
     step = 1e-6
     ends = [
-        apply(lambda _, x: relax.op.nn.max_pool2d(x, **ATTRS), data, data + sign * step * tangent)
-        for sign in (1, -1)
+        apply(lambda _, x: pool(x, **attrs), data, data + sign * step * tangent) for sign in (1, -1)
     ]
-    found = apply(backward.max_pool2d_jvp, tangent, data, **ATTRS)
+    found = apply(getattr(backward, f"max_pool{rank}d_jvp"), tangent, data, **attrs)
     np.testing.assert_allclose(found, (ends[0] - ends[1]) / (2 * step), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("op", ["relax.nn.max_pool2d", "relax.nn.avg_pool2d"])
-def test_third_order(op):
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
+def test_third_order(kind, rank):
     """Of a function whose third derivative is not 0: the cube of a pooling of a product."""
+    attrs = {"output_size": (3, 2, 1)[:rank]} if kind == "adaptive_avg" else of_rank(rank)[0]
 
     def cube(x, w):
-        builder = getattr(relax.op.nn, op.rpartition(".")[2])
-        pooled = builder(relax.op.multiply(x, w), **ATTRS)
+        builder = getattr(relax.op.nn, f"{kind}_pool{rank}d")
+        pooled = builder(relax.op.multiply(x, w), **attrs)
         return relax.op.multiply(pooled, relax.op.multiply(pooled, pooled))
 
     rng = np.random.default_rng(0)
-    inputs = [rng.normal(size=(1, 1, 4, 3)), rng.normal(size=(1, 1, 4, 3))]
-    check_gradients(cube, inputs, order=3)
+    shape = (1, 1, 4, 3, 2)[: rank + 2]
+    check_gradients(cube, [rng.normal(size=shape), rng.normal(size=shape)], order=3)
 
 
 @pytest.mark.parametrize("op", ["relax.nn.max_pool2d", "relax.nn.avg_pool2d"])

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tvm import relax
+
+from relax_grad import GradientError
+from relax_grad.testing import check_against_torch, check_gradients
 
 
 def relu_gradient(x):
@@ -33,3 +38,133 @@ def test_relu_of_nan_is_that_of_torch(torch):
     leaf = torch.tensor(x, requires_grad=True)
     torch.relu(leaf).sum().backward()
     assert relu_gradient(x).tolist() == leaf.grad.tolist()
+
+
+def gradients(op, inputs, dtype, **attrs):
+    """Return the gradients of ``sum(op(...))`` computed in a dtype, in which the inputs are exact."""
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(np.shape(value), "float32"))
+        for i, value in enumerate(inputs)
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            narrow = [bb.emit(relax.op.astype(param, dtype)) for param in params]
+            result = bb.emit(op(*narrow, **attrs))
+            loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.astype(result, "float32"))))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main", params)(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    values = [tvm.runtime.tensor(np.asarray(value, "float32")) for value in inputs]
+    return [tensor.numpy() for tensor in machine["main_adjoint"](*values)[1]]
+
+
+SMOOTH = {
+    "gelu": (relax.op.nn.gelu, {}, lambda F, x: F.gelu(x)),
+    "gelu_tanh": (relax.op.nn.gelu_tanh, {}, lambda F, x: F.gelu(x, approximate="tanh")),
+    "selu": (relax.op.nn.selu, {}, lambda F, x: F.selu(x)),
+    "silu": (relax.op.nn.silu, {}, lambda F, x: F.silu(x)),
+    "softplus": (relax.op.nn.softplus, {}, lambda F, x: F.softplus(x)),
+    "softplus, steep": (
+        relax.op.nn.softplus,
+        {"beta": 4.0, "threshold": 8.0},
+        lambda F, x: F.softplus(x, 4.0, 8.0),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float16", 2e-3), ("bfloat16", 1.6e-2), ("float32", 1e-6)]
+)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_accuracy_and_range(torch, name, dtype, tolerance):
+    op, attrs, forward = SMOOTH[name]
+    # Multiples of 1/4, and large numbers: bfloat16 holds them all.
+    x = np.concatenate([np.arange(-48, 49) / 4, [-3e4, -100, -20, 20, 100, 3e4]])
+    x = torch.tensor(x).bfloat16().double().numpy()
+    leaf = torch.tensor(x, requires_grad=True)
+    forward(torch.nn.functional, leaf).sum().backward()
+    (found,) = gradients(op, [x], dtype, **attrs)
+    np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_largest_numbers_of_float32(name):
+    op, attrs, _ = SMOOTH[name]
+    x = np.array([-3e38, -1e25, -1e20, 1e20, 1e25, 3e38])
+    (found,) = gradients(op, [x], "float32", **attrs)
+    assert np.abs(found[:3]).tolist() == [0, 0, 0]
+    slope = 1.0507009873554805 if name == "selu" else 1.0
+    np.testing.assert_allclose(found[3:], [slope] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_nan_and_infinity_as_in_torch(torch, name):
+    op, attrs, forward = SMOOTH[name]
+    x = np.array([np.nan, np.inf, -np.inf])
+    leaf = torch.tensor(x, requires_grad=True)
+    forward(torch.nn.functional, leaf).sum().backward()
+    (found,) = gradients(op, [x], "float32", **attrs)
+    np.testing.assert_allclose(found, leaf.grad.numpy(), rtol=1e-6)
+
+
+def test_second_order_of_selu_where_its_exponential_overflows():
+    report = check_gradients("relax.nn.selu", [np.array([-2.0, 800.0, 1e30])], order=2)
+    assert np.isfinite(report.max_error)
+
+
+@pytest.mark.parametrize("slopes", [1, 2])
+def test_prelu_sums_half_precision_in_float32(slopes):
+    x = np.full((4096, 2), -1.0)
+    alpha = np.full(slopes, 0.25)
+    x_grad, alpha_grad = gradients(relax.op.nn.prelu, [x, alpha], "float16", axis=1)
+    assert (x_grad == 0.25).all()
+    assert alpha_grad.tolist() == [-4096.0 * 2 / slopes] * slopes
+
+
+def test_prelu_refuses_slopes_of_two_dimensions():
+    x, alpha = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", (2, 3)), ("alpha", (1, 3)))
+    )
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, alpha]):
+        with bb.dataflow():
+            result = bb.emit(relax.op.nn.prelu(x, alpha))
+            loss = bb.emit_output(relax.op.sum(result))
+        bb.emit_func_output(loss)
+    with pytest.raises(GradientError, match=r"relax\.nn\.prelu.*alpha must have one dimension"):
+        relax.transform.Gradient("main")(bb.get())
+
+
+@st.composite
+def prelu_cases(draw):
+    shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    slopes = shape[axis] if draw(st.booleans()) else 1
+    return shape, axis, slopes
+
+
+def check_prelu(torch, case):
+    shape, axis, slopes = case
+    rng = np.random.default_rng(0)
+
+    def forward(torch, x, alpha):
+        slope = alpha.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
+        return torch.where(x > 0, x, slope * x)
+
+    inputs = [rng.normal(size=shape), rng.normal(size=slopes)]
+    check_against_torch("relax.nn.prelu", inputs, forward, axis=axis)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(case=prelu_cases())
+def test_prelu(torch, case):
+    check_prelu(torch, case)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(case=prelu_cases())
+def test_prelu_many(torch, case):
+    check_prelu(torch, case)

@@ -25,42 +25,43 @@ def transpose(array, plain, layout):
 
 
 def torch_pad(torch, data, padding):
-    top, left, bottom, right = padding
-    return torch.nn.functional.pad(data, (left, right, top, bottom))
+    rank = len(padding) // 2
+    pads = [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
+    return torch.nn.functional.pad(data, pads)
 
 
-def torch_conv2d(strides, padding, dilation, groups):
+def torch_conv(strides, padding, dilation, groups):
     def forward(torch, data, weight):
         data = torch_pad(torch, data, padding)
-        return torch.nn.functional.conv2d(data, weight, None, strides, 0, dilation, groups)
+        conv = getattr(torch.nn.functional, f"conv{len(strides)}d")
+        return conv(data, weight, None, strides, 0, dilation, groups)
 
     return forward
 
 
-def torch_conv2d_transpose(strides, padding, dilation, groups, output_padding):
+def torch_conv_transpose(strides, padding, dilation, groups, output_padding):
     def forward(torch, data, weight):
-        result = torch.nn.functional.conv_transpose2d(
-            data, weight, None, strides, 0, 0, groups, dilation
-        )
-        top, left, bottom, right = padding
-        down, over = output_padding
-        widened = torch_pad(torch, result, (0, 0, down, over))
-        return torch_pad(torch, widened, (-top, -left, -bottom, -right))
+        conv = getattr(torch.nn.functional, f"conv_transpose{len(strides)}d")
+        result = conv(data, weight, None, strides, 0, 0, groups, dilation)
+        widened = torch_pad(torch, result, (*(0 for _ in strides), *output_padding))
+        return torch_pad(torch, widened, [-size for size in padding])
 
     return forward
 
 
 @st.composite
-def geometries(draw, transposed=False):
+def geometries(draw, transposed=False, ranks=(1, 2, 3)):
     """Shapes of data and weight in the plain layouts, and the attributes."""
+    rank = draw(st.sampled_from(ranks))
 
-    def pair(low, high):
-        return draw(st.integers(low, high)), draw(st.integers(low, high))
+    def each(low, high):
+        return tuple(draw(st.integers(low, high)) for _ in range(rank))
 
     groups, batch = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    in_group, out_group = pair(1, 2)
-    kernel, strides, dilation = pair(1, 4), pair(1, 4), pair(1, 3)
-    padding = (*pair(0, 3), *pair(0, 3))
+    in_group, out_group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    most = 3 if rank == 3 else 4
+    kernel, strides, dilation = each(1, most), each(1, most), each(1, 3)
+    padding = (*each(0, most - 1), *each(0, most - 1))
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
     if transposed:
@@ -68,39 +69,47 @@ def geometries(draw, transposed=False):
         needed = [
             -(-(before + after - r - extra + 1) // s) + 1
             for before, after, r, extra, s in zip(
-                padding[:2], padding[2:], reach, attrs["output_padding"], strides, strict=True
+                padding[:rank], padding[rank:], reach, attrs["output_padding"], strides, strict=True
             )
         ]
     else:
-        needed = [r - a - b for r, a, b in zip(reach, padding[:2], padding[2:], strict=True)]
-    extents = [draw(st.integers(max(1, low), max(1, low) + 4)) for low in needed]
+        needed = [r - a - b for r, a, b in zip(reach, padding[:rank], padding[rank:], strict=True)]
+    extents = [draw(st.integers(max(1, low), max(1, low) + most)) for low in needed]
     channels = (groups * in_group, out_group) if transposed else (groups * out_group, in_group)
     return (batch, groups * in_group, *extents), (*channels, *kernel), attrs
 
 
-def layouts(plain):
-    return st.permutations(plain).map("".join)
+def spatial_axes(geometry):
+    return "DHW"[-len(geometry[2]["strides"]) :]
 
 
-# conv2d
+def with_layouts(geometry):
+    """A geometry and any layouts of data, weight and result."""
+    data, weight = f"NC{spatial_axes(geometry)}", f"OI{spatial_axes(geometry)}"
+    names = (st.permutations(plain).map("".join) for plain in (data, weight, data))
+    return st.tuples(st.just(geometry), st.tuples(*names))
 
 
-def check_conv2d_against_torch(geometry):
+# conv1d, conv2d, conv3d
+
+
+def check_conv_against_torch(geometry):
     data, weight, attrs = geometry
-    check_against_torch("relax.nn.conv2d", normal(data, weight), torch_conv2d(**attrs), **attrs)
+    operator = f"relax.nn.conv{len(data) - 2}d"
+    check_against_torch(operator, normal(data, weight), torch_conv(**attrs), **attrs)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=18, deadline=None, derandomize=True)
 @given(geometries())
-def test_conv2d_same_as_torch(torch, geometry):
-    check_conv2d_against_torch(geometry)
+def test_conv_same_as_torch(torch, geometry):
+    check_conv_against_torch(geometry)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(geometries())
-def test_conv2d_same_as_torch_at_length(torch, geometry):
-    check_conv2d_against_torch(geometry)
+def test_conv_same_as_torch_at_length(torch, geometry):
+    check_conv_against_torch(geometry)
 
 
 @pytest.mark.parametrize(
@@ -118,47 +127,47 @@ def test_conv2d_same_as_torch_at_length(torch, geometry):
 )
 def test_conv2d_edges(torch, data, weight, strides, padding, dilation, groups):
     attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
-    check_conv2d_against_torch((data, weight, attrs))
+    check_conv_against_torch((data, weight, attrs))
 
 
-def check_layouts(run_rule, torch, geometry, names):
+def check_layouts(run_rule, torch, geometry, names, transposed=False):
     """Compare with the gradients of the plain layouts, transposed."""
     data_shape, weight_shape, attrs = geometry
     data_layout, kernel_layout, out_layout = names
+    spatial = spatial_axes(geometry)
+    plain_data, plain_weight = f"NC{spatial}", f"{'IO' if transposed else 'OI'}{spatial}"
+    make, suffix = (torch_conv_transpose, "_transpose") if transposed else (torch_conv, "")
     data, weight = normal(data_shape, weight_shape)
     leaves = [torch.from_numpy(array).requires_grad_() for array in (data, weight)]
-    output = torch_conv2d(**attrs)(torch, *leaves)
+    output = make(**attrs)(torch, *leaves)
     (grad,) = normal(tuple(output.shape))
     expected = torch.autograd.grad(output, leaves, torch.from_numpy(grad))
     found = run_rule(
-        conv2d,
-        [transpose(data, "NCHW", data_layout), transpose(weight, "OIHW", kernel_layout)],
-        [transpose(grad, "NCHW", out_layout)],
+        getattr(relax.op.nn, f"conv{len(spatial)}d{suffix}"),
+        [transpose(data, plain_data, data_layout), transpose(weight, plain_weight, kernel_layout)],
+        [transpose(grad, plain_data, out_layout)],
         **attrs,
         data_layout=data_layout,
         kernel_layout=kernel_layout,
         out_layout=out_layout,
     )
-    plain = [transpose(expected[0].numpy(), "NCHW", data_layout)]
-    plain.append(transpose(expected[1].numpy(), "OIHW", kernel_layout))
+    plain = [transpose(expected[0].numpy(), plain_data, data_layout)]
+    plain.append(transpose(expected[1].numpy(), plain_weight, kernel_layout))
     for got, wanted in zip(found, plain, strict=True):
         np.testing.assert_allclose(got, wanted, 1e-10, 1e-10)
 
 
-ANY_LAYOUTS = st.tuples(layouts("NCHW"), layouts("OIHW"), layouts("NCHW"))
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(geometries(), ANY_LAYOUTS)
-def test_conv2d_any_layout(run_rule, torch, geometry, names):
-    check_layouts(run_rule, torch, geometry, names)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(geometries().flatmap(with_layouts))
+def test_conv_any_layout(run_rule, torch, case):
+    check_layouts(run_rule, torch, *case)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
-@given(geometries(), ANY_LAYOUTS)
-def test_conv2d_any_layout_at_length(run_rule, torch, geometry, names):
-    check_layouts(run_rule, torch, geometry, names)
+@given(geometries().flatmap(with_layouts))
+def test_conv_any_layout_at_length(run_rule, torch, case):
+    check_layouts(run_rule, torch, *case)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +289,33 @@ def rule_operators(operator, *types, **attrs):
     return after
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_order_3_of_other_ranks(rank):
+    shapes = {1: ((1, 2, 5), (2, 2, 2)), 3: ((1, 2, 2, 3, 2), (2, 1, 1, 2, 2))}[rank]
+    attrs = {"strides": 2, "padding": 1, "groups": rank // 2 + 1}
+    check_gradients(f"relax.nn.conv{rank}d", normal(*shapes), order=3, **attrs)
+    shapes = (shapes[0], (2, *shapes[1][1:]))
+    check_gradients(f"relax.nn.conv{rank}d_transpose", normal(*shapes), order=3, **attrs)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_symbolic_extents_of_other_ranks_at_order_2(rank):
+    inputs = normal((2, 2, *(3, 2, 4)[:rank]), (2, 2, *(2, 2, 1)[:rank]))
+    symbolic = {0: {0: "n", 1 + rank: "w"}}
+    attrs = {"strides": 2, "padding": (1, 0, 0, 1, 0, 1)[: 2 * rank], "dilation": 1}
+    check_gradients(f"relax.nn.conv{rank}d", inputs, order=2, symbolic=symbolic, **attrs)
+    operator = f"relax.nn.conv{rank}d_transpose"
+    check_gradients(operator, inputs, order=2, symbolic=symbolic, output_padding=1, **attrs)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_out_dtype_of_other_ranks(rank):
+    inputs = normal((1, 2, *(3, 2, 2)[:rank]), (2, 2, *(2, 2, 1)[:rank]), dtype="float16")
+    for suffix in ("", "_transpose"):
+        operator = f"relax.nn.conv{rank}d{suffix}"
+        check_gradients(operator, inputs, order=2, rtol=2e-2, out_dtype="float32")
+
+
 def test_conv2d_emits_its_two_operators_and_nothing_else():
     assert rule_operators(
         conv2d,
@@ -292,32 +328,35 @@ def test_conv2d_emits_its_two_operators_and_nothing_else():
     ) == ["relax.grad.conv2d_backward_data", "relax.grad.conv2d_backward_weight"]
 
 
-def test_conv2d_of_a_packed_layout_is_refused():
+@pytest.mark.parametrize("suffix", ["", "_transpose"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_packed_layout_is_refused(rank, suffix):
+    layout = f"NC{'DHW'[-rank:]}4c"
     params = [
-        relax.Var("x", relax.TensorType((1, 1, 8, 8, 4), "float32")),
-        relax.Var("w", relax.TensorType((4, 4, 3, 3), "float32")),
+        relax.Var("x", relax.TensorType((1, 1, *(8,) * rank, 4), "float32")),
+        relax.Var("w", relax.TensorType((4, 4, *(3,) * rank), "float32")),
     ]
+    operator = getattr(relax.op.nn, f"conv{rank}d{suffix}")
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():
-            y = bb.emit(conv2d(*params, data_layout="NCHW4c"))
+            y = bb.emit(operator(*params, data_layout=layout))
             loss = bb.emit_output(relax.op.sum(y))
         bb.emit_func_output(loss)
-    with pytest.raises(GradientError, match=r"conv2d_backward_\w+: data_layout .*'NCHW4c'"):
+    with pytest.raises(GradientError, match=f"_layout must be a permutation .*'{layout}'"):
         relax.transform.Gradient("main")(bb.get())
 
 
-# conv2d_transpose
+# conv1d_transpose, conv2d_transpose, conv3d_transpose
 
 
 def check_transpose_against_torch(geometry):
     data, weight, attrs = geometry
-    check_against_torch(
-        "relax.nn.conv2d_transpose", normal(data, weight), torch_conv2d_transpose(**attrs), **attrs
-    )
+    operator = f"relax.nn.conv{len(data) - 2}d_transpose"
+    check_against_torch(operator, normal(data, weight), torch_conv_transpose(**attrs), **attrs)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=18, deadline=None, derandomize=True)
 @given(geometries(transposed=True))
 def test_transpose_same_as_torch(torch, geometry):
     check_transpose_against_torch(geometry)
@@ -366,41 +405,17 @@ def test_transpose_symbolic_extents_at_order_2():
     )
 
 
-def check_transpose_layouts(run_rule, torch, geometry, names):
-    data_shape, weight_shape, attrs = geometry
-    data_layout, kernel_layout, out_layout = names
-    data, weight = normal(data_shape, weight_shape)
-    leaves = [torch.from_numpy(array).requires_grad_() for array in (data, weight)]
-    output = torch_conv2d_transpose(**attrs)(torch, *leaves)
-    (grad,) = normal(tuple(output.shape))
-    expected = torch.autograd.grad(output, leaves, torch.from_numpy(grad))
-    found = run_rule(
-        conv2d_transpose,
-        [transpose(data, "NCHW", data_layout), transpose(weight, "IOHW", kernel_layout)],
-        [transpose(grad, "NCHW", out_layout)],
-        **attrs,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_layout=out_layout,
-    )
-    plain = [transpose(expected[0].numpy(), "NCHW", data_layout)]
-    plain.append(transpose(expected[1].numpy(), "IOHW", kernel_layout))
-    for got, wanted in zip(found, plain, strict=True):
-        np.testing.assert_allclose(got, wanted, 1e-10, 1e-10)
-
-
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(geometries(transposed=True), ANY_LAYOUTS)
-def test_transpose_any_layout(run_rule, torch, geometry, names):
-    """TVM compiles conv2d_transpose in one layout only; its type inference takes them all."""
-    check_transpose_layouts(run_rule, torch, geometry, names)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(geometries(transposed=True).flatmap(with_layouts))
+def test_transpose_any_layout(run_rule, torch, case):
+    check_layouts(run_rule, torch, *case, transposed=True)
 
 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
-@given(geometries(transposed=True), ANY_LAYOUTS)
-def test_transpose_any_layout_at_length(run_rule, torch, geometry, names):
-    check_transpose_layouts(run_rule, torch, geometry, names)
+@given(geometries(transposed=True).flatmap(with_layouts))
+def test_transpose_any_layout_at_length(run_rule, torch, case):
+    check_layouts(run_rule, torch, *case, transposed=True)
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), [("float16", "float32"), ("float32", "float64")])

@@ -1,4 +1,4 @@
-"""max_pool2d and avg_pool2d against PyTorch and against finite differences."""
+"""Pooling of every rank against PyTorch and against finite differences."""
 
 from __future__ import annotations
 
@@ -6,42 +6,53 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tvm import relax
+from tvm import relax, tirx
 
 from relax_grad import GradientError
 from relax_grad.testing import check_against_torch, check_gradients
 
-LAYOUTS = ("NCHW", "NHWC", "HWNC", "CWNH")
+SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 
 @st.composite
 def poolings(draw, max_padding=3):
-    """Draw the shape of the data, in the order NCHW, and the attributes of a pooling that has windows."""
+    """Draw the shape of the data, channels second, and the attributes of a pooling that has windows."""
+    rank = draw(st.sampled_from(list(SPATIAL)))
+    most = 2 if rank == 3 else 4
+
+    def each(low, high):
+        return tuple(draw(st.integers(low, high)) for _ in range(rank))
+
     attrs = {
-        "pool_size": draw(st.tuples(st.integers(1, 4), st.integers(1, 4))),
-        "strides": draw(st.tuples(st.integers(1, 4), st.integers(1, 4))),
-        "padding": tuple(draw(st.integers(0, max_padding)) for _ in range(4)),
-        "dilation": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        "pool_size": each(1, most),
+        "strides": each(1, most),
+        "padding": (*each(0, max_padding), *each(0, max_padding)),
+        "dilation": each(1, 3),
         "ceil_mode": draw(st.booleans()),
-        "layout": draw(st.sampled_from(LAYOUTS)),
+        "layout": "".join(draw(st.permutations("NC" + SPATIAL[rank]))),
     }
     extents = []
-    for i in range(2):
+    for i in range(rank):
         window = (attrs["pool_size"][i] - 1) * attrs["dilation"][i] + 1
-        least = max(1, window - attrs["padding"][i] - attrs["padding"][i + 2])
-        extents.append(draw(st.integers(least, max(least, 7))))
+        least = max(1, window - attrs["padding"][i] - attrs["padding"][i + rank])
+        extents.append(draw(st.integers(least, max(least, 9 - 2 * rank))))
     return (draw(st.integers(1, 2)), draw(st.integers(1, 2)), *extents), attrs
 
 
-def store(data, layout):
-    return np.ascontiguousarray(data.transpose(["NCHW".index(name) for name in layout]))
+def plain(attrs):
+    return "NC" + SPATIAL[len(attrs["layout"]) - 2]
+
+
+def store(data, attrs):
+    return np.ascontiguousarray(data.transpose([plain(attrs).index(n) for n in attrs["layout"]]))
 
 
 def counts(shape, attrs):
-    """Return how many windows TVM has along height and width, and where each starts."""
+    """Return for each spatial axis how many windows TVM has, and where each starts."""
+    rank = len(shape) - 2
     starts = []
-    for i in range(2):
-        before, after = attrs["padding"][i], attrs["padding"][i + 2]
+    for i in range(rank):
+        before, after = attrs["padding"][i], attrs["padding"][i + rank]
         stride = attrs["strides"][i]
         window = (attrs["pool_size"][i] - 1) * attrs["dilation"][i] + 1
         space = shape[i + 2] + before + after - window
@@ -52,49 +63,73 @@ def counts(shape, attrs):
     return starts
 
 
-def torch_windows(torch, data, shape, attrs):
-    """Return the elements of every window in a last axis, and which of them are not padding."""
-    rows, columns = (
+def taps(torch, shape, attrs):
+    """Return for each spatial axis the elements of every window, one window a row."""
+    return [
         torch.tensor(start)[:, None] + torch.arange(size)[None, :] * dilation
         for start, size, dilation in zip(
             counts(shape, attrs), attrs["pool_size"], attrs["dilation"], strict=True
         )
-    )
-    inside_rows = (rows >= 0) & (rows < shape[2])
-    inside_columns = (columns >= 0) & (columns < shape[3])
-    rows, columns = rows.clamp(0, shape[2] - 1), columns.clamp(0, shape[3] - 1)
-    taken = data[:, :, rows[:, None, :, None], columns[None, :, None, :]]
-    inside = inside_rows[:, None, :, None] & inside_columns[None, :, None, :]
-    return torch.where(inside, taken, 0.0).flatten(-2), inside.flatten(-2)
+    ]
 
 
-def torch_max_pool2d(torch, data, shape, attrs):
+def outer(torch, axes, combine):
+    """Combine one matrix for each spatial axis: all rows of all axes first, then all columns."""
+    rank = len(axes)
+    result = None
+    for i, axis in enumerate(axes):
+        shape = [1] * 2 * rank
+        shape[i], shape[rank + i] = axis.shape
+        term = axis.reshape(shape)
+        result = term if result is None else combine(result, term)
+    return result
+
+
+def torch_windows(torch, data, shape, attrs):
+    """Return the elements of every window in a last axis, and which of them are not padding."""
+    rank = len(shape) - 2
+    elements = taps(torch, shape, attrs)
+    pairs = list(zip(elements, shape[2:], strict=True))
+    inside = outer(torch, [(e >= 0) & (e < extent) for e, extent in pairs], torch.logical_and)
+    index = []
+    for i, (element, extent) in enumerate(pairs):
+        to = [1] * 2 * rank
+        to[i], to[rank + i] = element.shape
+        index.append(element.clamp(0, extent - 1).reshape(to))
+    taken = torch.where(inside, data[(slice(None), slice(None), *index)], 0.0)
+    return taken.flatten(2 + rank), inside.flatten(rank)
+
+
+def torch_max_pool(torch, data, shape, attrs):
     """PyTorch's kernel on data that is padded in advance, and of its windows those that TVM has."""
-    top, left, bottom, right = attrs["padding"]
-    data = data.permute([attrs["layout"].index(name) for name in "NCHW"])
-    padded = torch.nn.functional.pad(data, (left, right, top, bottom), value=-float("inf"))
-    result = torch.nn.functional.max_pool2d(
+    rank = len(shape) - 2
+    padding = attrs["padding"]
+    data = data.permute([attrs["layout"].index(name) for name in plain(attrs)])
+    pads = [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
+    padded = torch.nn.functional.pad(data, pads, value=-float("inf"))
+    pool = getattr(torch.nn.functional, f"max_pool{rank}d")
+    result = pool(
         padded, attrs["pool_size"], attrs["strides"], 0, attrs["dilation"], attrs["ceil_mode"]
     )
-    rows, columns = counts(shape, attrs)
-    result = result[:, :, : len(rows), : len(columns)]
-    return result.permute(["NCHW".index(name) for name in attrs["layout"]])
+    windows = (slice(len(starts)) for starts in counts(shape, attrs))
+    result = result[(slice(None), slice(None), *windows)]
+    return result.permute([plain(attrs).index(name) for name in attrs["layout"]])
 
 
-def torch_avg_pool2d(torch, data, shape, attrs):
+def torch_avg_pool(torch, data, shape, attrs):
     """The mean over windows that are gathered one by one, for what PyTorch's own does not have."""
-    data = data.permute([attrs["layout"].index(name) for name in "NCHW"])
+    rank = len(shape) - 2
+    data = data.permute([attrs["layout"].index(name) for name in plain(attrs)])
     taken, inside = torch_windows(torch, data, shape, attrs)
     divisor = inside.sum(-1)
     if attrs["count_include_pad"]:
-        divisor = 1
-        for i, starts in enumerate(counts(shape, attrs)):
-            steps = torch.arange(attrs["pool_size"][i]) * attrs["dilation"][i]
-            end = shape[i + 2] + attrs["padding"][i + 2]
-            counted = (torch.tensor(starts)[:, None] + steps[None, :] < end).sum(-1)
-            divisor = divisor * (counted[:, None] if i == 0 else counted[None, :])
+        ends = [
+            extent + after for extent, after in zip(shape[2:], attrs["padding"][rank:], strict=True)
+        ]
+        counted = [e < end for e, end in zip(taps(torch, shape, attrs), ends, strict=True)]
+        divisor = outer(torch, counted, torch.logical_and).flatten(rank).sum(-1)
     result = taken.sum(-1) / divisor.clamp(min=1)
-    return result.permute(["NCHW".index(name) for name in attrs["layout"]])
+    return result.permute([plain(attrs).index(name) for name in attrs["layout"]])
 
 
 def has_only_padding(shape, attrs):
@@ -108,10 +143,11 @@ def has_only_padding(shape, attrs):
     )
 
 
-def sweep_max_pool2d(torch, case, ties, seed):
+def sweep_max_pool(torch, case, ties, seed):
     shape, attrs = case
+    rank = len(shape) - 2
     if has_only_padding(shape, attrs):
-        attrs = {**attrs, "padding": (0, 0, 0, 0), "ceil_mode": False}
+        attrs = {**attrs, "padding": (0,) * 2 * rank, "ceil_mode": False}
         shape = shape[:2] + tuple(
             max(e, (k - 1) * d + 1)
             for e, k, d in zip(shape[2:], attrs["pool_size"], attrs["dilation"], strict=True)
@@ -119,74 +155,122 @@ def sweep_max_pool2d(torch, case, ties, seed):
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 3, shape).astype("float64") if ties else rng.normal(size=shape)
     check_against_torch(
-        "relax.nn.max_pool2d",
-        [store(data, attrs["layout"])],
-        lambda torch, x: torch_max_pool2d(torch, x, shape, attrs),
+        f"relax.nn.max_pool{rank}d",
+        [store(data, attrs)],
+        lambda torch, x: torch_max_pool(torch, x, shape, attrs),
         **attrs,
     )
 
 
-def sweep_avg_pool2d(torch, case, count_include_pad, seed):
+def sweep_avg_pool(torch, case, count_include_pad, seed):
     shape, attrs = case
     attrs = {**attrs, "count_include_pad": count_include_pad}
-    data = store(np.random.default_rng(seed).normal(size=shape), attrs["layout"])
+    data = store(np.random.default_rng(seed).normal(size=shape), attrs)
     check_against_torch(
-        "relax.nn.avg_pool2d",
+        f"relax.nn.avg_pool{len(shape) - 2}d",
         [data],
-        lambda torch, x: torch_avg_pool2d(torch, x, shape, attrs),
+        lambda torch, x: torch_avg_pool(torch, x, shape, attrs),
         rtol=1e-12,
         **attrs,
     )
 
 
-def sweep_avg_pool2d_numerically(case, count_include_pad, seed):
+def sweep_avg_pool_numerically(case, count_include_pad, seed):
     shape, attrs = case
-    data = store(np.random.default_rng(seed).normal(size=shape), attrs["layout"])
-    check_gradients("relax.nn.avg_pool2d", [data], count_include_pad=count_include_pad, **attrs)
+    data = store(np.random.default_rng(seed).normal(size=shape), attrs)
+    operator = f"relax.nn.avg_pool{len(shape) - 2}d"
+    check_gradients(operator, [data], count_include_pad=count_include_pad, **attrs)
+
+
+def sweep_adaptive_avg_pool(torch, extents, windows, seed):
+    """Any number of windows over any number of elements."""
+    rank = len(extents)
+    check_against_torch(
+        f"relax.nn.adaptive_avg_pool{rank}d",
+        [np.random.default_rng(seed).normal(size=(2, 1, *extents))],
+        lambda torch, x: getattr(torch.nn.functional, f"adaptive_avg_pool{rank}d")(x, windows),
+        rtol=1e-12,
+        output_size=windows,
+    )
 
 
 FEW = settings(max_examples=12, deadline=None, derandomize=True)
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
+ADAPTIVE = given(
+    sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
 CASES = given(case=poolings(), flag=st.booleans(), seed=st.integers(0, 99))
 
 
 @FEW
 @CASES
-def test_max_pool2d(torch, case, flag, seed):
-    sweep_max_pool2d(torch, case, flag, seed)
+def test_max_pool(torch, case, flag, seed):
+    sweep_max_pool(torch, case, flag, seed)
 
 
 @FEW
 @CASES
-def test_avg_pool2d(torch, case, flag, seed):
-    sweep_avg_pool2d(torch, case, flag, seed)
+def test_avg_pool(torch, case, flag, seed):
+    sweep_avg_pool(torch, case, flag, seed)
 
 
 @FEW
 @CASES
-def test_avg_pool2d_numerically(case, flag, seed):
-    sweep_avg_pool2d_numerically(case, flag, seed)
+def test_avg_pool_numerically(case, flag, seed):
+    sweep_avg_pool_numerically(case, flag, seed)
 
 
 @pytest.mark.slow
 @MANY
 @CASES
-def test_max_pool2d_many(torch, case, flag, seed):
-    sweep_max_pool2d(torch, case, flag, seed)
+def test_max_pool_many(torch, case, flag, seed):
+    sweep_max_pool(torch, case, flag, seed)
 
 
 @pytest.mark.slow
 @MANY
 @CASES
-def test_avg_pool2d_many(torch, case, flag, seed):
-    sweep_avg_pool2d(torch, case, flag, seed)
+def test_avg_pool_many(torch, case, flag, seed):
+    sweep_avg_pool(torch, case, flag, seed)
 
 
 @pytest.mark.slow
 @MANY
 @CASES
-def test_avg_pool2d_numerically_many(case, flag, seed):
-    sweep_avg_pool2d_numerically(case, flag, seed)
+def test_avg_pool_numerically_many(case, flag, seed):
+    sweep_avg_pool_numerically(case, flag, seed)
+
+
+@FEW
+@ADAPTIVE
+def test_adaptive_avg_pool(torch, sizes, seed):
+    sweep_adaptive_avg_pool(torch, *zip(*sizes, strict=True), seed)
+
+
+@pytest.mark.slow
+@MANY
+@ADAPTIVE
+def test_adaptive_avg_pool_many(torch, sizes, seed):
+    sweep_adaptive_avg_pool(torch, *zip(*sizes, strict=True), seed)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_pooling_emits_one_operator(rank):
+    """Also where a dimension is symbolic."""
+    for kind, attrs in (("max", {"pool_size": 2}), ("avg", {"pool_size": 2}), ("adaptive_avg", {})):
+        x = relax.Var("x", relax.TensorType((tirx.Var("n", "int64"), 2, *(4,) * rank), "float16"))
+        bb = relax.BlockBuilder()
+        with bb.function("main", [x]):
+            with bb.dataflow():
+                pooled = bb.emit(getattr(relax.op.nn, f"{kind}_pool{rank}d")(x, **attrs))
+                call = bb.lookup_binding(pooled)
+                grad = bb.emit(relax.op.ones_like(pooled))
+                (partial,) = call.op.get_attr("FPrimalGradient")(pooled, call, grad, bb)
+                out = bb.emit_output(partial)
+            bb.emit_func_output(out)
+        assert partial.op.name == f"relax.grad.{kind}_pool{rank}d_backward"
+        assert list(partial.args) == [grad, x]
 
 
 @pytest.mark.parametrize("count_include_pad", [False, True])
@@ -208,41 +292,49 @@ def test_avg_pool2d_is_torch_s_where_torch_has_it(
     )
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("special", [np.nan, -np.inf, np.inf])
 @pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
-def test_max_pool2d_of_special_values(torch, run_rule, special, share):
+def test_max_pool_of_special_values(torch, run_rule, rank, special, share):
     """TVM's forward result is not PyTorch's for these, so that the rule is run alone."""
     rng = np.random.default_rng(0)
-    data = rng.integers(0, 3, (2, 2, 6, 7)).astype("float64")
+    data = rng.integers(0, 3, (2, 2, 6, 7, 3)[: rank + 2]).astype("float64")
     data[rng.random(data.shape) < share] = special
     attrs = {"pool_size": 3, "strides": 2, "padding": 1}
     tensor = torch.from_numpy(data).requires_grad_()
-    result = torch.nn.functional.max_pool2d(tensor, 3, 2, 1)
+    result = getattr(torch.nn.functional, f"max_pool{rank}d")(tensor, 3, 2, 1)
     grad = rng.normal(size=tuple(result.shape))
     (expected,) = torch.autograd.grad(result, tensor, torch.from_numpy(grad))
-    (found,) = run_rule(relax.op.nn.max_pool2d, [data], [grad], **attrs)
+    (found,) = run_rule(getattr(relax.op.nn, f"max_pool{rank}d"), [data], [grad], **attrs)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12)
 
 
-@pytest.mark.parametrize("builder", [relax.op.nn.max_pool2d, relax.op.nn.avg_pool2d])
-def test_out_layout(builder, run_rule):
-    """TVM does not compile a pooling whose result is in another layout, but differentiates it."""
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
+def test_out_layout(kind, rank, run_rule):
+    builder = getattr(relax.op.nn, f"{kind}_pool{rank}d")
     rng = np.random.default_rng(0)
-    data, grad = rng.normal(size=(2, 5, 6, 3)), rng.normal(size=(2, 3, 2, 3))
-    attrs = {"pool_size": (2, 3), "strides": 2, "padding": (0, 1, 0, 1), "layout": "NHWC"}
-    (expected,) = run_rule(builder, [data], [grad.transpose(0, 2, 3, 1).copy()], **attrs)
-    (found,) = run_rule(builder, [data], [grad], out_layout="NCHW", **attrs)
+    data, grad = rng.normal(size=(2, *(5, 6, 3)[:rank], 3)), rng.normal(size=(2, 3, *(2,) * rank))
+    attrs = {"output_size": 2}
+    if kind != "adaptive_avg":
+        attrs = {"pool_size": (2, 3, 2)[:rank], "strides": (2, 2, 1)[:rank]}
+    attrs["layout"] = f"N{SPATIAL[rank]}C"
+    last = np.ascontiguousarray(np.moveaxis(grad, 1, -1))
+    (expected,) = run_rule(builder, [data], [last], **attrs)
+    (found,) = run_rule(builder, [data], [grad], out_layout=f"NC{SPATIAL[rank]}", **attrs)
     np.testing.assert_array_equal(found, expected)
     assert np.any(found)
 
 
-@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d"])
-def test_refuses_packed_layouts(name):
-    x = relax.Var("x", relax.TensorType((1, 2, 6, 6, 4), "float32"))
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
+def test_refuses_packed_layouts(kind, rank):
+    name, layout = f"{kind}_pool{rank}d", f"NC{SPATIAL[rank]}4c"
+    x = relax.Var("x", relax.TensorType((1, 2, *(6,) * rank, 4), "float32"))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):
         with bb.dataflow():
-            pooled = bb.emit(getattr(relax.op.nn, name)(x, 2, layout="NCHW4c"), "pooled")
+            pooled = bb.emit(getattr(relax.op.nn, name)(x, 2, layout=layout), "pooled")
             loss = bb.emit_output(relax.op.sum(pooled))
         bb.emit_func_output(loss)
     with pytest.raises(GradientError, match="must be unpacked") as caught:

@@ -1,0 +1,53 @@
+"""Legalization of element-wise functions of two or more arguments, where TVM's is wrong or missing."""
+
+from __future__ import annotations
+
+from tvm import relax, topi
+from tvm.relax.transform.legalize_ops.binary import _binary as stock
+
+from .._compat import dtype_of
+from ..registry import LegalizeRule, register_legalize
+from ..topi import binary as topi_binary
+
+#: What TVM computes with, and the dtypes in which that does not compile.
+_DO_NOT_COMPILE = {
+    "relax.atan2": (topi.atan2, "float16"),
+    "relax.mod": (topi.mod, "bfloat16"),
+    "relax.power": (topi.power, "bfloat16"),
+}
+
+
+def _in_float32(te_function, refused: str) -> LegalizeRule:
+    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """Compute in float32 what TVM does not compile in half precision."""
+        if dtype_of(call.ty) != refused:
+            return stock(te_function)(bb, call)
+        arguments = [relax.op.astype(argument, "float32") for argument in call.args]
+        return relax.op.astype(relax.Call(call.op, arguments), refused)
+
+    return legalize
+
+
+for _name, (_te_function, _refused) in _DO_NOT_COMPILE.items():
+    register_legalize(_name, corrects=f"does not compile in {_refused}")(
+        _in_float32(_te_function, _refused)
+    )
+
+
+@register_legalize(
+    "relax.log_add_exp", corrects="overflows for large arguments, and does not compile in bfloat16"
+)
+def _log_add_exp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    x1, x2 = call.args
+    return bb.call_te(
+        topi_binary.log_add_exp,
+        x1,
+        x2,
+        list(call.ty.shape.values),
+        primfunc_name_hint="log_add_exp",
+    )
+
+
+@register_legalize("relax.ewise_fma")
+def _ewise_fma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(topi_binary.ewise_fma, *call.args, primfunc_name_hint="ewise_fma")

@@ -1,0 +1,104 @@
+"""Legalization of gather_nd and index_tensor and of their backward operators."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.transform.legalize_ops.manipulate import _gather_nd as _stock_gather_nd
+from tvm.relax.transform.legalize_ops.manipulate import _index_tensor as _stock_index_tensor
+
+from .._compat import constant_value
+from ..registry import register_legalize
+from ..topi import index_nd as topi_index_nd
+from ._util import shape_values
+from .index import provably_inside
+
+
+@register_legalize(
+    "relax.gather_nd", corrects="reads out of bounds for negative and for large indices"
+)
+def _gather_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, indices = call.args
+    batch_dims = int(call.attrs.batch_dims)
+    points = constant_value(indices)
+    if batch_dims == 0 and points is not None and points.size:
+        extents = data.ty.shape.values[: points.shape[-1]]
+        if all(
+            provably_inside(relax.const(points[..., i]), extent) for i, extent in enumerate(extents)
+        ):
+            return _stock_gather_nd(bb, call)
+    return _call_gather_nd(bb, call, "nan")
+
+
+@register_legalize("relax.grad.gather_nd_jvp")
+def _gather_nd_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _call_gather_nd(bb, call, "zero")
+
+
+@register_legalize("relax.grad.gather_nd_backward_data")
+def _gather_nd_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data_shape, indices = call.args
+    return bb.call_te(
+        topi_index_nd.gather_nd_backward_data,
+        output_grad,
+        indices,
+        shape_values(data_shape),
+        int(call.attrs.batch_dims),
+        primfunc_name_hint="gather_nd_backward_data",
+    )
+
+
+@register_legalize(
+    "relax.index_tensor", corrects="reads out of bounds for negative and for large indices"
+)
+def _index_tensor(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, indices = call.args
+    if isinstance(indices, relax.Tuple) and all(
+        constant_value(index) is not None and provably_inside(index, extent)
+        for index, extent in zip(indices.fields, data.ty.shape.values, strict=False)
+    ):
+        return _stock_index_tensor(bb, call)
+    return _call_index_tensor(bb, call, "nan")
+
+
+@register_legalize("relax.grad.index_tensor_jvp")
+def _index_tensor_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _call_index_tensor(bb, call, "zero")
+
+
+@register_legalize("relax.grad.index_tensor_backward_data")
+def _index_tensor_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data_shape, indices = call.args
+    return bb.call_te(
+        topi_index_nd.index_tensor_backward_data,
+        output_grad,
+        tensors(bb, indices),
+        shape_values(data_shape),
+        primfunc_name_hint="index_tensor_backward_data",
+    )
+
+
+def tensors(bb: relax.BlockBuilder, indices: relax.Expr) -> list[relax.Expr]:
+    """Return the index tensors of an argument: a tuple or a variable that is one."""
+    if isinstance(indices, relax.Tuple):
+        return list(indices.fields)
+    return [bb.emit(relax.TupleGetItem(indices, i)) for i in range(len(indices.ty.fields))]
+
+
+def _call_gather_nd(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Expr:
+    return bb.call_te(
+        topi_index_nd.gather_nd,
+        *call.args,
+        int(call.attrs.batch_dims),
+        fill,
+        primfunc_name_hint=call.op.name.split(".")[-1],
+    )
+
+
+def _call_index_tensor(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Expr:
+    return bb.call_te(
+        topi_index_nd.index_tensor,
+        call.args[0],
+        tensors(bb, call.args[1]),
+        fill,
+        primfunc_name_hint=call.op.name.split(".")[-1],
+    )

@@ -1,0 +1,111 @@
+"""Legalization of the operators that join tensors and take them apart, and of their gradients."""
+
+from __future__ import annotations
+
+from tvm import relax, tirx
+from tvm.relax.transform.legalize_ops.manipulate import _concat as tvm_concat
+from tvm.relax.transform.legalize_ops.manipulate import _meshgrid as tvm_meshgrid
+from tvm.relax.transform.legalize_ops.manipulate import _split as tvm_split
+from tvm.relax.transform.legalize_ops.manipulate import _stack as tvm_stack
+
+from ..registry import register_legalize
+from ..topi import manipulate_join as topi_join
+from ..topi._util import is_static
+from ._util import EMPTY, int_list, is_empty, shape_values, zeros
+
+
+@register_legalize("relax.concat", corrects="refuses axis=None")
+def _concat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if call.attrs.axis is not None:
+        return tvm_concat(bb, call)
+    # Type inference takes axis=None for vectors only.
+    return tvm_concat(bb, relax.op.concat(call.args[0], axis=0))
+
+
+@register_legalize("relax.grad.concat_backward_tensors")
+def _concat_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, shapes = call.args
+    axis = call.attrs.axis
+    parts = bb.call_te(
+        topi_join.concat_backward_tensors,
+        output_grad,
+        [list(field.values) for field in shapes.ty.fields],
+        0 if axis is None else int(axis),
+        primfunc_name_hint="concat_backward_tensors",
+    )
+    return relax.Tuple([parts]) if len(shapes.ty.fields) == 1 else parts
+
+
+@register_legalize(
+    "relax.split",
+    corrects="refuses empty parts and indices that are not in order, and compiles parts of a negative "
+    "extent for indices beyond a symbolic or a constant extent",
+)
+def _split(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    (x,) = call.args
+    attrs = call.attrs
+    if isinstance(call.ty, relax.TensorType):
+        return tvm_split(bb, call)
+    axis = int(attrs.axis)
+    extent = shape_values(x.ty.shape)[axis]
+    parts = [list(field.shape.values) for field in call.ty.fields]
+    if isinstance(attrs.indices_or_sections, tirx.IntImm):
+        stock = not is_static(extent) or int(extent) > 0
+    else:
+        ends = [0, *int_list(attrs.indices_or_sections)]
+        stock = is_static(extent) and all(map(int.__lt__, ends, [*ends[1:], int(extent)]))
+    if stock:
+        return tvm_split(bb, call)
+    return bb.call_te(
+        topi_join.split, x, parts, _begins(call, extent), axis, primfunc_name_hint="split"
+    )
+
+
+@register_legalize("relax.grad.split_backward_x")
+def _split_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grads, x_shape = call.args
+    axis = int(call.attrs.axis)
+    shape = shape_values(x_shape)
+    return bb.call_te(
+        topi_join.split_backward_x,
+        [bb.emit(relax.TupleGetItem(output_grads, i)) for i in range(len(output_grads.ty.fields))],
+        shape,
+        _begins(call, shape[axis]),
+        axis,
+        primfunc_name_hint="split_backward_x",
+    )
+
+
+@register_legalize("relax.stack", corrects=EMPTY)
+def _stack(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return zeros(bb, call) if is_empty(call) else tvm_stack(bb, call)
+
+
+@register_legalize("relax.grad.stack_backward_tensors")
+def _stack_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    axis = call.attrs.axis
+    parts = bb.call_te(
+        topi_join.stack_backward_tensors,
+        call.args[0],
+        0 if axis is None else int(axis),
+        primfunc_name_hint="stack_backward_tensors",
+    )
+    return relax.Tuple([parts]) if len(call.ty.fields) == 1 else parts
+
+
+@register_legalize("relax.meshgrid", corrects="returns a tensor, not a tuple, for a single vector")
+def _meshgrid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    grids = tvm_meshgrid(bb, call)
+    return relax.Tuple([grids]) if len(call.ty.fields) == 1 else grids
+
+
+def _begins(call: relax.Call, extent) -> list:
+    """Return where each part of a split begins along the axis."""
+    indices = call.attrs.indices_or_sections
+    if isinstance(indices, tirx.IntImm):
+        sections = int(indices)
+        return [i * tirx.ceildiv(extent, sections) for i in range(sections)]
+    return [
+        0,
+        *(tirx.min(tirx.const(max(index, 0), "int64"), extent) for index in int_list(indices)),
+    ]

@@ -1,0 +1,76 @@
+"""Legalization of the operators that put elements into another order, and of their gradients."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.transform.legalize_ops.manipulate import _layout_transform as tvm_layout_transform
+from tvm.relax.transform.legalize_ops.manipulate import _reverse_sequence as tvm_reverse_sequence
+
+from ..registry import register_legalize
+from ..topi import manipulate_order as topi_order
+from ..topi._util import is_static
+from ._util import EMPTY, is_empty, shape_values, zeros
+
+
+@register_legalize(
+    "relax.reverse_sequence", corrects="needs the extent of the batch, which may be symbolic"
+)
+def _reverse_sequence(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    data, seq_lengths = call.args
+    seq_axis, batch_axis = int(call.attrs.seq_axis), int(call.attrs.batch_axis)
+    batches = [shape_values(data.ty.shape)[batch_axis], *shape_values(seq_lengths.ty.shape)]
+    if all(map(is_static, batches)):
+        return tvm_reverse_sequence(bb, call)
+    return bb.call_te(
+        topi_order.reverse_sequence,
+        data,
+        seq_lengths,
+        seq_axis,
+        batch_axis,
+        primfunc_name_hint="reverse_sequence",
+    )
+
+
+@register_legalize("relax.layout_transform", corrects=EMPTY)
+def _layout_transform(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return zeros(bb, call) if is_empty(call) else tvm_layout_transform(bb, call)
+
+
+@register_legalize("relax.grad.layout_transform_backward_x")
+def _layout_transform_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
+    output_grad, x_shape = call.args
+    index_map = call.attrs.index_map  # which call_te does not take for an argument
+    return bb.call_te(
+        lambda grad, shape: topi_order.layout_transform_backward_x(grad, shape, index_map),
+        output_grad,
+        shape_values(x_shape),
+        primfunc_name_hint="layout_transform_backward_x",
+    )
+
+
+@register_legalize("relax.nn.pixel_shuffle", corrects="calls a function that TVM does not have")
+def _pixel_shuffle(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
+    return bb.call_te(
+        topi_order.pixel_shuffle,
+        call.args[0],
+        int(call.attrs.upscale_factor),
+        primfunc_name_hint="pixel_shuffle",
+    )
+
+
+@register_legalize("relax.grad.pixel_shuffle_backward_data")
+def _pixel_shuffle_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if is_empty(call):
+        return zeros(bb, call)
+    output_grad, data_shape = call.args
+    return bb.call_te(
+        topi_order.pixel_shuffle_backward_data,
+        output_grad,
+        shape_values(data_shape),
+        int(call.attrs.upscale_factor),
+        primfunc_name_hint="pixel_shuffle_backward_data",
+    )

@@ -1,0 +1,54 @@
+"""Legalization of element-wise functions of one argument, where TVM's is wrong."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+
+from .._compat import dtype_of
+from ..registry import register_legalize
+
+_REFUSES = "refuses float16 on CPU, which has no such function"
+_CANCELS = "cancels in float16: small arguments give 0"
+_ROUNDS = "rounds every step in float16"
+
+#: What TVM computes wrongly in float16, and how.
+_IN_FLOAT16 = {
+    "acos": _REFUSES,
+    "acosh": _REFUSES,
+    "asin": _REFUSES,
+    "asinh": _REFUSES,
+    "atan": _REFUSES,
+    "atanh": _CANCELS,
+    "cosh": _REFUSES,
+    "sinh": _REFUSES,
+    "tanh": _CANCELS,
+    "nn.gelu": _ROUNDS,
+    "nn.gelu_tanh": _ROUNDS,
+    "nn.selu": _CANCELS,
+    "nn.softplus": "overflows in float16: an argument of 12 gives infinity",
+}
+
+
+def _register(op_name: str, corrects: str) -> None:
+    op = Op.get(op_name)
+    stock = op.get_attr("FLegalize")
+
+    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        """Compute float16 in float32."""
+        (x,) = call.args
+        if dtype_of(x.ty) != "float16":
+            return stock(bb, call)
+        wide = relax.Call(op, [relax.op.astype(x, "float32")], call.attrs)
+        return relax.op.astype(wide, "float16")
+
+    register_legalize(op_name, corrects=corrects)(legalize)
+
+
+for _name, _wrong in _IN_FLOAT16.items():
+    _register(f"relax.{_name}", _wrong)
+
+
+@register_legalize("relax.wrap_param")
+def _wrap_param(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return relax.op.astype(call.args[0], call.attrs.dtype)

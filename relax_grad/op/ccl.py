@@ -1,0 +1,180 @@
+"""The backward operators of collective communication.
+
+Each is the transpose of a forward operator that differs from worker to worker, and linear in the output
+gradient. What it returns on a worker is the gradient of the sum over all workers of their functions.
+"""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+
+from ._declare import (
+    Shape,
+    as_shape,
+    check_shape,
+    declare_op,
+    forward_type,
+    shape_values,
+    tensor_type,
+)
+
+
+def allgather_backward_x(
+    output_grad: relax.Expr,
+    x_shape: relax.Expr | Shape,
+    num_workers: int,
+    in_group: bool = True,
+) -> relax.Call:
+    """Gradient of ccl.allgather: the worker's own part of the sum of the workers' gradients.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``ccl.allgather(x, num_workers, in_group)``.
+    x_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of ``x``.
+    num_workers, in_group
+        As given to ``relax.op.ccl.allgather``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``x_shape`` and the dtype of ``output_grad``.
+    """
+    return relax.Call(
+        Op.get("relax.grad.allgather_backward_x"),
+        [output_grad, as_shape(x_shape)],
+        relax.op.ccl.allgather(_unused(), num_workers, in_group).attrs,
+    )
+
+
+def broadcast_from_worker0_backward_x(output_grad: relax.Expr) -> relax.Call:
+    """Gradient of ccl.broadcast_from_worker0: the sum of the workers' gradients on worker 0, else 0.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``ccl.broadcast_from_worker0(x)``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the shape and dtype of ``output_grad``.
+    """
+    return relax.Call(Op.get("relax.grad.broadcast_from_worker0_backward_x"), [output_grad])
+
+
+def scatter_from_worker0_backward_x(
+    output_grad: relax.Expr, x_shape: relax.Expr | Shape, num_workers: int, axis: int = 0
+) -> relax.Call:
+    """Gradient of ccl.scatter_from_worker0: the workers' gradients put together on worker 0, else 0.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``ccl.scatter_from_worker0(x, num_workers, axis)``.
+    x_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of ``x``.
+    num_workers, axis
+        As given to ``relax.op.ccl.scatter_from_worker0``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``x_shape`` and the dtype of ``output_grad``.
+    """
+    return relax.Call(
+        Op.get("relax.grad.scatter_from_worker0_backward_x"),
+        [output_grad, as_shape(x_shape)],
+        relax.op.ccl.scatter_from_worker0(_unused(), num_workers, axis).attrs,
+    )
+
+
+def redistribute_replica_to_shard_backward_input(
+    output_grad: relax.Expr, input_shape: relax.Expr | Shape, num_workers: int, axis: int
+) -> relax.Call:
+    """Gradient of dist.redistribute_replica_to_shard: the gradient at the worker's own part, else 0.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of
+        ``dist.redistribute_replica_to_shard(input, num_workers, axis)``.
+    input_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of the input.
+    num_workers, axis
+        As given to ``relax.op.dist.redistribute_replica_to_shard``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``input_shape`` and the dtype of ``output_grad``.
+    """
+    return relax.Call(
+        Op.get("relax.grad.redistribute_replica_to_shard_backward_input"),
+        [output_grad, as_shape(input_shape)],
+        relax.op.distributed.redistribute_replica_to_shard(_unused(), num_workers, axis).attrs,
+    )
+
+
+def _unused() -> relax.Var:
+    """Return a tensor to call a forward builder with for the sake of its attributes."""
+    return relax.Var("unused", relax.TensorType(dtype="float32"))
+
+
+def _infer_like_grad(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    return tensor_type(call, 0, "output_grad")
+
+
+def _infer_data(forward_op: str, shape_name: str):
+    def infer(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+        """Hold the output gradient against the type inference of the forward operator."""
+        output_grad = tensor_type(call, 0, "output_grad")
+        values = shape_values(call, 1, shape_name)
+        if values is None:
+            return relax.TensorType(
+                dtype=output_grad.dtype, ndim=call.args[1].ty.ndim, vdevice=output_grad.vdevice
+            )
+        data = relax.Var(
+            "data", relax.TensorType(values, output_grad.dtype, vdevice=output_grad.vdevice)
+        )
+        forward = relax.Call(Op.get(forward_op), [data], call.attrs)
+        check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
+        return data.ty
+
+    return infer
+
+
+def _declare(builder, forward_op: str, shape_name: str, attrs_type: str) -> None:
+    declare_op(
+        builder.__name__,
+        [
+            ("output_grad", "Tensor", f"The gradient with respect to the result of {forward_op}."),
+            (shape_name, "Shape", "The shape of the data."),
+        ],
+        _infer_data(forward_op, shape_name),
+        builder,
+        attrs_type,
+    )
+
+
+_declare(allgather_backward_x, "relax.ccl.allgather", "x_shape", "relax.attrs.AllGatherAttrs")
+_declare(
+    scatter_from_worker0_backward_x,
+    "relax.ccl.scatter_from_worker0",
+    "x_shape",
+    "relax.attrs.ScatterCollectiveAttrs",
+)
+_declare(
+    redistribute_replica_to_shard_backward_input,
+    "relax.dist.redistribute_replica_to_shard",
+    "input_shape",
+    "relax.attrs.ScatterCollectiveAttrs",
+)
+declare_op(
+    "broadcast_from_worker0_backward_x",
+    [("output_grad", "Tensor", "The gradient with respect to the result of the broadcast.")],
+    _infer_like_grad,
+    broadcast_from_worker0_backward_x,
+)

@@ -1,0 +1,166 @@
+"""The backward operators of scans."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+
+from .._compat import dtype_of, shapes_differ
+from ._declare import (
+    Shape,
+    as_shape,
+    check_shape,
+    declare_op,
+    forward_type,
+    shape_values,
+    tensor_type,
+)
+
+
+def cumsum_backward_data(
+    output_grad: relax.Expr,
+    data_shape: relax.Expr | Shape,
+    axis: int | None = None,
+    dtype: str | None = None,
+    exclusive: bool = False,
+) -> relax.Call:
+    """Gradient of cumsum with respect to its data.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``cumsum(data, axis, dtype, exclusive)``.
+    data_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of the data.
+    axis, dtype, exclusive
+        As given to ``relax.op.cumsum``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``data_shape`` and the dtype of ``output_grad``, which is ``dtype`` where that is
+        given; half precision is accumulated in float32.
+    """
+    return relax.Call(
+        Op.get("relax.grad.cumsum_backward_data"),
+        [output_grad, as_shape(data_shape)],
+        relax.op.cumsum(_unused(), axis, dtype, exclusive).attrs,
+    )
+
+
+def linear_scan(
+    multiplier: relax.Expr, increment: relax.Expr | None = None, axis: int = 0
+) -> relax.Call:
+    """Linear recurrence along an axis, of which the gradients of products are made.
+
+    ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` from ``y[0] = 0``. Without increments, ``y[i]`` is the
+    product of the multipliers before ``i``, from ``y[0] = 1``.
+
+    Parameters
+    ----------
+    multiplier : relax.Expr
+        The multipliers.
+    increment : relax.Expr, optional
+        The increments, of the shape and the dtype of the multipliers.
+    axis : int
+        The axis.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the shape and the dtype of ``multiplier``; half precision is accumulated in float32.
+    """
+    return _scan("linear_scan", multiplier, increment, axis)
+
+
+def linear_scan_reverse(
+    multiplier: relax.Expr, increment: relax.Expr | None = None, axis: int = 0
+) -> relax.Call:
+    """Linear recurrence from the end of an axis: :func:`linear_scan` read backwards.
+
+    ``y[i - 1] = multiplier[i] * y[i] + increment[i]``, from 0, or from 1 without increments, at the last
+    element.
+
+    Parameters
+    ----------
+    multiplier, increment, axis
+        As for :func:`linear_scan`.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the shape and the dtype of ``multiplier``; half precision is accumulated in float32.
+    """
+    return _scan("linear_scan_reverse", multiplier, increment, axis)
+
+
+def _scan(name: str, multiplier, increment, axis: int) -> relax.Call:
+    return relax.Call(
+        Op.get(f"relax.grad.{name}"),
+        [multiplier] if increment is None else [multiplier, increment],
+        relax.op.flip(_unused(), axis).attrs,
+    )
+
+
+def _unused() -> relax.Var:
+    """Return a tensor to call a forward builder with for the sake of its attributes."""
+    return relax.Var("unused", relax.TensorType(dtype="float32"))
+
+
+def _infer_cumsum(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    output_grad = tensor_type(call, 0, "output_grad")
+    values = shape_values(call, 1, "data_shape")
+    of_shape = {"ndim": call.args[1].ty.ndim} if values is None else {"shape": values}
+    data_type = relax.TensorType(**of_shape, dtype=output_grad.dtype, vdevice=output_grad.vdevice)
+    if call.attrs.axis is not None:
+        _check_axis(call, data_type.ndim)
+    data = relax.Var("data", data_type)
+    forward = forward_type(call, ctx, relax.Call(Op.get("relax.cumsum"), [data], call.attrs))
+    if values is not None:
+        check_shape(call, "output_grad", output_grad, forward)
+    return data_type
+
+
+def _infer_linear_scan(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    multiplier = tensor_type(call, 0, "multiplier")
+    _check_axis(call, multiplier.ndim)
+    if len(call.args) == 2:
+        increment = tensor_type(call, 1, "increment")
+        if shapes_differ(increment, multiplier) or dtype_of(increment) != dtype_of(multiplier):
+            raise ValueError(
+                f"{call.op.name}: increment must have the type {multiplier} of multiplier, but it has "
+                f"{increment}"
+            )
+    return multiplier
+
+
+def _check_axis(call: relax.Call, ndim: int) -> None:
+    axis = int(call.attrs.axis)
+    if ndim != -1 and not -ndim <= axis < ndim:
+        raise ValueError(
+            f"{call.op.name}: axis must lie in [{-ndim}, {ndim}) for a tensor of {ndim} dimensions, but it "
+            f"is {axis}"
+        )
+
+
+declare_op(
+    "cumsum_backward_data",
+    [
+        ("output_grad", "Tensor", "The gradient with respect to the result of cumsum."),
+        ("data_shape", "Shape", "The shape of the data."),
+    ],
+    _infer_cumsum,
+    cumsum_backward_data,
+    "relax.attrs.ScanopAttrs",
+)
+for _builder in (linear_scan, linear_scan_reverse):
+    declare_op(
+        _builder.__name__,
+        [
+            ("multiplier", "Tensor", "The multipliers."),
+            ("increment", "Optional[Tensor]", "The increments."),
+        ],
+        _infer_linear_scan,
+        _builder,
+        "relax.attrs.FlipAttrs",
+    )

@@ -1,0 +1,55 @@
+"""Gradients of the backward operators of scans."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.op import grad as backward
+
+from ...registry import register_gradient
+from .._util import cast_like, no_grad, widen
+
+
+@register_gradient("relax.grad.cumsum_backward_data")
+def cumsum_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of cumsum_backward_data.
+
+    Forward form: ``dx = cumsum_backward_data(dy, x.shape, axis, exclusive)``.
+
+    Backward form: ``[cumsum(dx_grad, axis, exclusive), no_grad]``, accumulated in float32 at least.
+    """
+    dy, data_shape = orig_call.args
+    axis, exclusive = orig_call.attrs.axis, bool(orig_call.attrs.exclusive)
+    total = relax.op.cumsum(
+        widen(output_grad), None if axis is None else int(axis), exclusive=exclusive
+    )
+    return [cast_like(ctx.normalize(total), dy), no_grad(data_shape)]
+
+
+@register_gradient("relax.grad.linear_scan")
+def linear_scan(orig_var, orig_call, output_grad, ctx):
+    """Gradient of linear_scan.
+
+    Forward form: ``y[i + 1] = a[i] * y[i] + b[i]``.
+
+    Backward form: ``[t * y, t]`` where ``t = linear_scan_reverse(a, y_grad)`` is the gradient of ``y[i + 1]``
+    through everything that follows; ``[t * y]`` for a scan without ``b``.
+    """
+    return _linear_scan(orig_var, orig_call, output_grad, ctx, backward.linear_scan_reverse)
+
+
+@register_gradient("relax.grad.linear_scan_reverse")
+def linear_scan_reverse(orig_var, orig_call, output_grad, ctx):
+    """Gradient of linear_scan_reverse: as of :func:`linear_scan`, read backwards.
+
+    Forward form: ``y[i - 1] = a[i] * y[i] + b[i]``.
+
+    Backward form: ``[t * y, t]`` where ``t = linear_scan(a, y_grad)``; ``[t * y]`` for a scan without ``b``.
+    """
+    return _linear_scan(orig_var, orig_call, output_grad, ctx, backward.linear_scan)
+
+
+def _linear_scan(orig_var, orig_call, output_grad, ctx, opposite):
+    multiplier, *increment = orig_call.args
+    through = ctx.emit(opposite(multiplier, output_grad, int(orig_call.attrs.axis)))
+    partials = [relax.op.multiply(through, orig_var), through]
+    return partials[: 1 + len(increment)]

@@ -1,0 +1,58 @@
+"""Gradients of scans."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.op import grad as backward
+
+from ..registry import register_gradient
+from ._util import cast_like, float_only, shape_arg, widen
+from .manipulate import _reshape_like
+
+
+@register_gradient(
+    "relax.cumsum",
+    corrects="ignores exclusive, cancels, and refuses symbolic shapes and bfloat16",
+)
+@float_only
+def cumsum(orig_var, orig_call, output_grad, ctx):
+    """Gradient of cumsum.
+
+    Forward form: ``y = cumsum(x, axis, dtype, exclusive)``.
+
+    Backward form: ``[cumsum_backward_data(y_grad, x.shape, axis, exclusive)]``: the cumulative sum of the
+    gradient from the other end.
+    """
+    (x,) = orig_call.args
+    axis, exclusive = orig_call.attrs.axis, bool(orig_call.attrs.exclusive)
+    partial = backward.cumsum_backward_data(
+        output_grad, shape_arg(x), None if axis is None else int(axis), exclusive=exclusive
+    )
+    return [cast_like(ctx.normalize(partial), x)]
+
+
+@register_gradient("relax.cumprod")
+@float_only
+def cumprod(orig_var, orig_call, output_grad, ctx):
+    """Gradient of cumprod, without a division, so that an element may be 0.
+
+    Forward form: ``y = cumprod(x, axis, dtype, exclusive)``, which is ``p``, the products of the elements
+    before each, for an exclusive one, and ``p * x`` otherwise.
+
+    Backward form: ``[p * t]`` with ``t = linear_scan_reverse(x, y_grad)`` for an exclusive one, and
+    ``[p * (t + y_grad)]`` with ``t = linear_scan_reverse(x, x * y_grad)`` otherwise: ``t`` is the gradient of
+    ``p[i + 1]`` through everything that follows. In float32 at least.
+    """
+    (x,) = orig_call.args
+    axis = orig_call.attrs.axis
+    grad = ctx.emit(widen(output_grad))
+    factors = relax.op.flatten(x) if axis is None else x
+    factors = ctx.emit(cast_like(ctx.normalize(factors), grad))
+    axis = 0 if axis is None else int(axis)
+    before = backward.linear_scan(factors, axis=axis)
+    if orig_call.attrs.exclusive:
+        through = backward.linear_scan_reverse(factors, grad, axis)
+    else:
+        through = grad + backward.linear_scan_reverse(factors, ctx.emit(factors * grad), axis)
+    partial = cast_like(ctx.normalize(before * through), x)
+    return [_reshape_like(partial, x) if orig_call.attrs.axis is None else partial]

@@ -1,0 +1,410 @@
+"""Which element of the data each element of an update belongs to, and the loops that go through them.
+
+Operators that read or write at indices differ only in that: :class:`Elements` has one index for each
+update (scatter_elements), :class:`Points` a vector of them for each slice (scatter_nd, index_put,
+gather_nd, index_tensor). An index counts from the end where it is negative; one that means no element never
+becomes an address.
+
+What is written at the same element is written by one task, in the order of the updates (row-major), as in
+TVM's loops on a CPU: so "update" leaves the last one, always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from tvm import te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from .._compat import Analyzer
+from ._loops import Chunks, extern, loops, tasks
+from ._position import position
+from ._util import Shape, accumulation_dtype, cast
+
+Reader = Callable[..., "tirx.PrimExpr"]
+
+
+class Elements:
+    """``updates[.., k, ..]`` belongs to ``data[.., indices[.., k, ..], ..]``.
+
+    A task owns what lies along the axis at one element of the axes before it and at a piece of those
+    behind it.
+    """
+
+    def __init__(self, data_shape: Shape, index_shape: Shape, axis: int):
+        self.data_shape = data_shape
+        self.update_shape = index_shape
+        self._axis = axis % len(data_shape)
+        self._chunks = Chunks(data_shape[self._axis + 1 :])
+        self.tasks = [*data_shape[: self._axis], self._chunks.count]
+        self.is_one_task = len(data_shape) == 1
+
+    def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+        """Return conditions under which no task comes across an update: its row is none of the data's."""
+        return _beyond(*map(self._others, (at, self.update_shape, self.data_shape)))
+
+    @contextlib.contextmanager
+    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+        """Loop over the elements of the data that the task owns."""
+        *before, chunk = task
+        with loops([self.data_shape[self._axis]]) as i, self._chunks.loops(chunk) as behind:
+            yield [*before, *i, *behind]
+
+    @contextlib.contextmanager
+    def visit(
+        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
+    ) -> Iterator[tuple]:
+        """Loop over the indices of the task's elements.
+
+        Yields the condition that there is an element, and what loops over the elements of the update
+        and of the data that belong together.
+        """
+        *before, chunk = task
+        (read,) = readers
+        with contextlib.ExitStack() as stack:
+            k = stack.enter_context(loops([self.update_shape[self._axis]], reverse))
+            behind = stack.enter_context(self._chunks.loops(chunk))
+            at = [*before, *k, *behind]
+            beyond = _beyond(*map(self._others, (at, self.data_shape, self.update_shape)))
+            if beyond:
+                stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
+                stack.enter_context(T.Then())
+            where, inside = position(read(*at), self.data_shape[self._axis], "fast")
+
+            @contextlib.contextmanager
+            def pairs():
+                yield at, [*before, where, *behind]
+
+            yield inside, pairs
+
+    def _others(self, values: Sequence) -> list:
+        return [*values[: self._axis], *values[self._axis + 1 :]]
+
+
+class Points:
+    """``updates[p, ..]`` belongs to ``data[i, j, .., ..]`` with the indices ``i, j, ..`` of the point ``p``.
+
+    Parameters
+    ----------
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data: batch axes, ``count`` indexed axes, and further ones.
+    point_shape : Sequence[int or PrimExpr]
+        The shape of the points, which begins with the batch axes.
+    count : int
+        How many axes are indexed.
+    index_of : Callable
+        Takes readers of the index tensors, a point, and the number of an indexed axis; returns the index.
+    batch_dims : int
+        How many axes the data and the points share at the front.
+
+    A task owns what belongs to one element of the batch and to a piece of the axes behind the indexed ones.
+    """
+
+    def __init__(
+        self,
+        data_shape: Shape,
+        point_shape: Shape,
+        count: int,
+        index_of: Callable[[Sequence[Reader], Sequence[tirx.PrimExpr], int], tirx.PrimExpr],
+        batch_dims: int = 0,
+    ):
+        self.data_shape = data_shape
+        self.update_shape = [*point_shape, *data_shape[batch_dims + count :]]
+        self.point_dims = len(point_shape)
+        self._batch = list(data_shape[:batch_dims])
+        self._point_batch = list(point_shape[:batch_dims])
+        self._points = list(point_shape[batch_dims:])
+        self._indexed = list(data_shape[batch_dims : batch_dims + count])
+        self._index_of = index_of
+        behind = data_shape[batch_dims + count :]
+        self._chunks = Chunks(behind)
+        self.tasks = [*self._batch, self._chunks.count]
+        self.is_one_task = not self._batch and not behind
+
+    def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+        """Return conditions under which no task comes across an update: its batch is none of the data's."""
+        return _beyond(at[: len(self._batch)], self._point_batch, self._batch)
+
+    @contextlib.contextmanager
+    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+        """Loop over the elements of the data that the task owns."""
+        *batch, chunk = task
+        with loops(self._indexed) as i, self._chunks.loops(chunk) as behind:
+            yield [*batch, *i, *behind]
+
+    @contextlib.contextmanager
+    def visit(
+        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
+    ) -> Iterator[tuple]:
+        """Loop over the points; see :meth:`Elements.visit`."""
+        *batch, chunk = task
+        with contextlib.ExitStack() as stack:
+            if beyond := _beyond(batch, self._batch, self._point_batch):
+                stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
+                stack.enter_context(T.Then())
+            point = [*batch, *stack.enter_context(loops(self._points, reverse))]
+            where, inside = self.locate(readers, point)
+
+            @contextlib.contextmanager
+            def pairs():
+                with self._chunks.loops(chunk) as behind:
+                    yield [*point, *behind], [*where, *behind]
+
+            yield inside, pairs
+
+    def locate(
+        self, readers: Sequence[Reader], point: Sequence[tirx.PrimExpr]
+    ) -> tuple[list[tirx.PrimExpr], tirx.PrimExpr]:
+        """Return the element of the batch and indexed axes that a point means, and whether there is one."""
+        batch = list(point[: len(self._batch)])
+        found = [
+            position(self._index_of(readers, point, i), extent, "fast")
+            for i, extent in enumerate(self._indexed)
+        ]
+        inside = tirx.all(tirx.const(True, "bool"), *(condition for _, condition in found))
+        return [*batch, *(where for where, _ in found)], inside
+
+
+Places = Elements | Points
+
+
+def nd_points(data_shape: Shape, index_shape: Shape, batch_dims: int = 0) -> Points:
+    """Return the places of gather_nd and scatter_nd: the last axis of the indices holds the vectors."""
+
+    def index_of(readers, point, i):
+        (read,) = readers
+        return read(*point, i)
+
+    return Points(data_shape, index_shape[:-1], int(index_shape[-1]), index_of, batch_dims)
+
+
+def tensor_points(data_shape: Shape, index_shapes: Sequence[Shape]) -> Points:
+    """Return the places of index_tensor and index_put: index tensors that are broadcast."""
+
+    def index_of(readers, point, i):
+        return readers[i](*broadcast_index(index_shapes[i], point))
+
+    return Points(data_shape, broadcast_shape(index_shapes), len(index_shapes), index_of)
+
+
+def broadcast_shape(shapes: Sequence[Shape]) -> list:
+    """Return the shape to which shapes are broadcast.
+
+    Raises
+    ------
+    ValueError
+        If two extents are neither provably equal nor is one of them 1.
+    """
+    analyzer = Analyzer()
+    result = [tirx.const(1, "int64")] * max(map(len, shapes))
+    for shape in shapes:
+        for i, extent in enumerate(shape, len(result) - len(shape)):
+            if _is_one(result[i]):
+                result[i] = extent
+            elif not _is_one(extent) and not analyzer.can_prove_equal(extent, result[i]):
+                raise ValueError(
+                    f"the shapes {[list(shape) for shape in shapes]} cannot be broadcast: "
+                    f"{extent} and {result[i]} are not known to be equal"
+                )
+    return result
+
+
+def broadcast_index(shape: Shape, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+    """Return the element of a tensor of this shape that an element of its broadcast is."""
+    at = at[len(at) - len(shape) :]
+    return [0 if _is_one(extent) else i for i, extent in zip(at, shape, strict=True)]
+
+
+def scatter(
+    data: te.Tensor | None,
+    indices: Sequence[te.Tensor],
+    updates: te.Tensor,
+    places: Places,
+    reduction: str,
+    element: Callable[[Sequence[tirx.PrimExpr]], Sequence[tirx.PrimExpr]] = lambda at: at,
+) -> te.Tensor:
+    """Write updates into a copy of the data, one after the other.
+
+    Parameters
+    ----------
+    data : te.Tensor or None
+        What is written to; None for zeros of the shape and dtype that fit.
+    indices : Sequence[te.Tensor]
+        The index tensors, with any values; what means no element is not written.
+    updates : te.Tensor
+        What is written.
+    places : Elements or Points
+        Where it is written.
+    reduction : str
+        How it is combined with what is there: a key of :data:`REDUCTIONS`.
+    element : Callable, optional
+        Returns the element of ``updates`` for one of ``places.update_shape``.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape of the data and the dtype of the updates; sums and products of half precision
+        are accumulated in float32.
+    """
+    combine = REDUCTIONS[reduction]
+    rounds = reduction in ("add", "mul", "mean")
+    dtype = accumulation_dtype(updates.dtype) if rounds else str(updates.dtype)
+
+    def body(*buffers):
+        *source, out = buffers
+        old = source.pop(0) if data is not None else None
+        *index, new = source
+
+        def start(at):
+            value = tirx.const(0, dtype) if old is None else old[tuple(at)].astype(dtype)
+            T.buffer_store(out, value, at)
+
+        def write(task):
+            with (
+                places.visit(task, _readers(index), False) as (inside, pairs),
+                T.If(inside),
+                T.Then(),
+                pairs() as (at, where),
+            ):
+                value = new[tuple(element(at))].astype(dtype)
+                T.buffer_store(out, combine(out[tuple(where)], value), where)
+
+        _run(places, start, write)
+
+    inputs = [*([] if data is None else [data]), *indices, updates]
+    name = f"scatter_{reduction}"
+    return cast(extern(body, inputs, places.data_shape, dtype, name), updates.dtype)
+
+
+def scan(
+    start: te.Tensor,
+    indices: Sequence[te.Tensor],
+    factors: te.Tensor | float,
+    terms: te.Tensor | None,
+    places: Places,
+    reverse: bool,
+) -> te.Tensor:
+    """Run ``state[place] = factors[k] * state[place] + terms[k]`` through the updates ``k``.
+
+    Parameters
+    ----------
+    start : te.Tensor
+        The state at first, of the shape of the data.
+    indices : Sequence[te.Tensor]
+        The index tensors.
+    factors : te.Tensor or float
+        Of ``places.update_shape``, or one for all.
+    terms : te.Tensor or None
+        Of ``places.update_shape``; None for zeros.
+    places : Elements or Points
+        The element of the state that each update changes.
+    reverse : bool
+        Whether to begin with the last update.
+
+    Returns
+    -------
+    result : te.Tensor
+        For each update, the state at its place before it, and 0 where it has none; in the dtype of
+        ``start``, computed in float32 at least.
+    """
+    tensors = [t for t in (factors, terms) if isinstance(t, te.Tensor)]
+    # What is only handed on is not rounded.
+    dtype = str(start.dtype) if factors == 0 else accumulation_dtype(start.dtype)
+
+    def body(first, *buffers):
+        *source, state, out = buffers
+        index, values = source[: len(indices)], source[len(indices) :]
+
+        def begin(at):
+            T.buffer_store(state, first[tuple(at)].astype(dtype), at)
+
+        def step(at, where):
+            T.buffer_store(out, state[tuple(where)], at)
+            read = [buffer[tuple(at)].astype(dtype) for buffer in values]
+            if isinstance(factors, te.Tensor):
+                value = read.pop(0) * state[tuple(where)]
+            elif factors == 0:
+                value = tirx.const(0, dtype)
+            else:
+                value = state[tuple(where)] * tirx.const(factors, dtype)
+            T.buffer_store(state, value + read[0] if read else value, where)
+
+        def run(task):
+            with places.visit(task, _readers(index), reverse) as (inside, pairs), T.If(inside):
+                with T.Then(), pairs() as (at, where):
+                    step(at, where)
+                with T.Else(), pairs() as (at, _):
+                    T.buffer_store(out, tirx.const(0, dtype), at)
+
+        _run(places, begin, run)
+
+    shape = places.update_shape
+    inputs = [start, *indices, *tensors]
+    states = extern(body, inputs, shape, dtype, "scan", (places.data_shape, dtype))
+
+    def known(*at):
+        outside = places.outside(at)
+        value = states(*at).astype(start.dtype)
+        return (
+            tirx.if_then_else(tirx.any(*outside), tirx.const(0, start.dtype), value)
+            if outside
+            else value
+        )
+
+    untouched = not places.outside([tirx.const(0, "int64")] * len(shape))
+    return cast(states, start.dtype) if untouched else te.compute(shape, known, name="scan_or_zero")
+
+
+def _mean(old: tirx.PrimExpr, new: tirx.PrimExpr) -> tirx.PrimExpr:
+    total = old + new
+    if "float" in str(total.ty.dtype):
+        return total * tirx.const(0.5, str(total.ty.dtype))
+    return tirx.truncdiv(total, tirx.const(2, str(total.ty.dtype)))
+
+
+#: How an update is combined with what is at its place. TVM's mean is that of the two, update by update.
+REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] = {
+    "update": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "mean": _mean,
+    "min": tirx.min,
+    "max": tirx.max,
+}
+
+
+def _run(places: Places, start: Callable, work: Callable) -> None:
+    """Let every task give its elements a start value and then do its work."""
+    if places.is_one_task:
+        # There is nothing else to divide among tasks. One loop around both makes them one statement.
+        with T.serial(1):
+            first, rest = places.data_shape[:1], places.data_shape[1:]
+            with tasks(first or [1]) as at, loops(rest) as behind:
+                start([*at[: len(first)], *behind])
+            work([0])
+        return
+    with tasks(places.tasks) as task:
+        with places.own(task) as at:
+            start(at)
+        work(task)
+
+
+def _readers(buffers: Sequence[tirx.Buffer]) -> list[Reader]:
+    return [lambda *at, buffer=buffer: buffer[tuple(at)] for buffer in buffers]
+
+
+def _beyond(
+    at: Sequence[tirx.PrimExpr], extents: Sequence, limits: Sequence
+) -> list[tirx.PrimExpr]:
+    """Return the conditions that an index, which runs through the extents, is beyond its limit."""
+    analyzer = Analyzer()
+    return [
+        i >= limit
+        for i, extent, limit in zip(at, extents, limits, strict=True)
+        if not analyzer.can_prove(extent <= limit)
+    ]
+
+
+def _is_one(extent) -> bool:
+    return isinstance(extent, (int, tirx.IntImm)) and int(extent) == 1

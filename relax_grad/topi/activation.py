@@ -1,0 +1,47 @@
+"""Tensor expressions of the activations."""
+
+from __future__ import annotations
+
+from tvm import te, tirx, topi
+
+from .. import _compat
+
+
+def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
+    """Scale what is not positive by a slope: one for all, or one for each position along an axis.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        A tensor of any shape, static or symbolic.
+    alpha : te.Tensor
+        The slopes: of shape ``(1,)``, or ``(n,)`` with the extent of the data along the axis.
+    axis : int
+        The axis; a negative one counts from the end.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and dtype of the data.
+
+    Raises
+    ------
+    ValueError
+        If the slopes do not fit the data.
+    """
+    extent = data.shape[axis]
+    if len(alpha.shape) != 1:
+        raise ValueError(f"prelu: alpha must have one dimension, but its shape is {alpha.shape}")
+    shared = _compat.Analyzer().can_prove_equal(alpha.shape[0], 1)
+    if not shared and not _compat.Analyzer().can_prove_equal(alpha.shape[0], extent):
+        raise ValueError(
+            f"prelu: alpha must have the extent 1 or {extent}, that of the data along axis {axis}, but "
+            f"it has {alpha.shape[0]}"
+        )
+
+    def element(*index):
+        value = data(*index)
+        slope = alpha[0] if shared else alpha(index[axis])
+        return tirx.Select(value > 0, value, value * slope)
+
+    return te.compute(data.shape, element, name="prelu", tag=topi.tag.BROADCAST)

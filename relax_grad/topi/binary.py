@@ -1,0 +1,73 @@
+"""Tensor expressions of element-wise functions of two or more arguments."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import te, tirx, topi
+
+from ._util import Shape, accumulation_dtype, is_static
+
+
+def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
+    """Compute ``log(exp(x1) + exp(x2))`` as ``max(x1, x2) + log(1 + exp(-abs(x1 - x2)))``.
+
+    Unlike ``topi.log_add_exp`` it does not overflow where the result does not.
+
+    Parameters
+    ----------
+    x1, x2 : te.Tensor
+        The arguments, of one floating-point dtype.
+    out_shape : Sequence[int or PrimExpr]
+        The shape to which the arguments are broadcast.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``out_shape`` and the dtype of the arguments.
+    """
+    dtype = accumulation_dtype(x1.dtype)
+
+    def element(*index):
+        a, b = (_at(x, index).astype(dtype) for x in (x1, x2))
+        rest = tirx.log(tirx.exp(-tirx.abs(a - b)) + 1)
+        # Two equal infinities have no difference.
+        total = tirx.Select(
+            a == b, a + tirx.const(math.log(2), dtype), tirx.Select(a > b, a, b) + rest
+        )
+        return total.astype(x1.dtype)
+
+    return te.compute(out_shape, element, name="log_add_exp", tag=topi.tag.BROADCAST)
+
+
+def ewise_fma(x1: te.Tensor, x2: te.Tensor, x3: te.Tensor) -> te.Tensor:
+    """Compute ``x1 * x2 + x3``, half precision in float32, so that it is rounded once.
+
+    Parameters
+    ----------
+    x1, x2, x3 : te.Tensor
+        The arguments, of one shape and dtype.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and dtype of the arguments.
+    """
+    dtype = accumulation_dtype(x1.dtype)
+
+    def element(*index):
+        a, b, c = (x(*index).astype(dtype) for x in (x1, x2, x3))
+        return (a * b + c).astype(x1.dtype)
+
+    return te.compute(x1.shape, element, name="ewise_fma", tag=topi.tag.ELEMWISE)
+
+
+def _at(tensor: te.Tensor, index: Shape) -> tirx.PrimExpr:
+    """Return the element of a tensor that is broadcast to a shape in which ``index`` lies."""
+    index = index[len(index) - len(tensor.shape) :]
+    return tensor(
+        *(
+            0 if is_static(extent) and int(extent) == 1 else i
+            for i, extent in zip(index, tensor.shape, strict=True)
+        )
+    )

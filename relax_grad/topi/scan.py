@@ -1,0 +1,125 @@
+"""Tensor expressions of scans: what an axis accumulates, in one pass over the memory.
+
+A task scans a piece of the axes behind the scanned one, so that it reads and writes rows of memory, and
+tasks never meet. What is accumulated so far is read from the result.
+"""
+
+from __future__ import annotations
+
+from tvm import te, tirx, topi
+from tvm.script.ir_builder import tirx as T
+
+from ._loops import Chunks, extern, tasks
+from ._util import Shape, accumulation_dtype, cast
+
+
+def linear_scan(
+    multiplier: te.Tensor, increment: te.Tensor | None, axis: int, reverse: bool
+) -> te.Tensor:
+    """Linear recurrence ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` along an axis, from ``y[0] = 0``.
+
+    Without increments it starts from 1: the products of all the elements before. The last multiplier
+    and increment are not used.
+
+    Parameters
+    ----------
+    multiplier : te.Tensor
+        The multipliers.
+    increment : te.Tensor or None
+        The increments, of the shape and the dtype of the multipliers.
+    axis : int
+        The axis.
+    reverse : bool
+        Whether to go from the last element to the first, ``y[i - 1] = multiplier[i] * y[i] + increment[i]``.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and the dtype of the multipliers; half precision is accumulated in float32.
+    """
+    axis %= len(multiplier.shape)
+    dtype = accumulation_dtype(multiplier.dtype)
+    inputs = [multiplier] if increment is None else [multiplier, increment]
+    first = tirx.const(1 if increment is None else 0, dtype)
+
+    def step(buffers, state, before, _):
+        value = state * buffers[0][before].astype(dtype)
+        return value if increment is None else value + buffers[1][before].astype(dtype)
+
+    return cast(
+        _scan(inputs, step, lambda *_: first, axis, reverse, dtype, "linear_scan"),
+        multiplier.dtype,
+    )
+
+
+def cumsum_backward_data(
+    output_grad: te.Tensor, data_shape: Shape, axis: int | None, exclusive: bool
+) -> te.Tensor:
+    """Gradient of cumsum with respect to its data: the cumulative sum from the other end.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result of ``cumsum(data, axis, exclusive)``.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data.
+    axis : int or None
+        The axis; None where cumsum flattened the data first.
+    exclusive : bool
+        Whether an element is left out of its own sum.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` and the dtype of ``output_grad``; half precision is accumulated
+        in float32.
+    """
+    dtype = accumulation_dtype(output_grad.dtype)
+
+    def step(buffers, state, before, here):
+        return state + buffers[0][before if exclusive else here].astype(dtype)
+
+    def first(buffers, here):
+        return tirx.const(0, dtype) if exclusive else buffers[0][here].astype(dtype)
+
+    along = 0 if axis is None else axis % len(data_shape)
+    total = _scan([output_grad], step, first, along, True, dtype, "cumsum_backward_data")
+    total = cast(total, output_grad.dtype)
+    return topi.reshape(total, data_shape) if axis is None else total
+
+
+def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) -> te.Tensor:
+    """Scan tensors of one shape along an axis.
+
+    Parameters
+    ----------
+    inputs : list[te.Tensor]
+        What ``step`` and ``first`` read, as buffers.
+    step : Callable
+        ``(buffers, state, before, here) -> state``: what follows a state, given the indices of the element
+        before and of the one that is written.
+    first : Callable
+        ``(buffers, here) -> state``: what stands at the first element.
+    axis, reverse, dtype, name
+        The axis, whether to go from its end, the dtype of the result and its name.
+    """
+    shape = list(inputs[0].shape)
+    outer, extent, behind = shape[:axis], shape[axis], shape[axis + 1 :]
+    chunks = Chunks(behind)
+
+    def body(*buffers):
+        *data, out = buffers
+        with tasks([*outer, chunks.count]) as (*at_outer, chunk):
+
+            def index(i, at):
+                return (*at_outer, extent - 1 - i if reverse else i, *at)
+
+            with T.If(extent > 0), T.Then():
+                with chunks.loops(chunk) as at:
+                    here = index(0, at)
+                    T.buffer_store(out, first(data, here), list(here))
+                with T.serial(extent - 1) as i, chunks.loops(chunk) as at:
+                    before, here = index(i, at), index(i + 1, at)
+                    T.buffer_store(out, step(data, out[before], before, here), list(here))
+
+    return extern(body, inputs, shape, dtype, name)

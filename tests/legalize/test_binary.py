@@ -1,0 +1,76 @@
+"""Values of element-wise functions that TVM computes wrongly or not at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from relax_grad.testing._program import numpy_dtype
+
+
+def run(function, *values):
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
+        for i, value in enumerate(values)
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(function(*params))
+        bb.emit_func_output(out)
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    result = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
+    assert result.dtype == values[0].dtype
+    return result.astype("float64")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_log_add_exp_of_large_arguments(dtype):
+    x1 = np.array([200, -200, -np.inf, np.inf, np.inf, -np.inf, np.nan, 1])
+    x2 = np.array([200, 0, -np.inf, np.inf, 3, 3, 1, 1.5])
+    found = run(relax.op.log_add_exp, *(x.astype(numpy_dtype(dtype)) for x in (x1, x2)))
+    tolerance = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-3, "bfloat16": 1e-2}[dtype]
+    np.testing.assert_allclose(found, np.logaddexp(x1, x2), tolerance, 1e-30)
+
+
+@pytest.mark.parametrize(
+    ("op", "reference"),
+    [
+        (relax.op.atan2, np.arctan2),
+        (relax.op.power, np.power),
+        (relax.op.mod, np.fmod),
+        (relax.op.log_add_exp, np.logaddexp),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_with_a_broadcast(op, reference, dtype):
+    x1 = np.array([[0.75], [2.5]])
+    x2 = np.array([0.5, 1.5, 1.0])
+    found = run(op, *(x.astype(numpy_dtype(dtype)) for x in (x1, x2)))
+    np.testing.assert_allclose(found, reference(x1, x2), rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
+def test_ewise_fma(dtype):
+    values = [np.array(x).astype(numpy_dtype(dtype)) for x in ([3, 4], [5, 6], [7, 8])]
+    np.testing.assert_array_equal(run(relax.op.ewise_fma, *values), [22, 32])
+
+
+def test_ewise_fma_rounds_once():
+    """300 * 300 does not fit float16, but the result does."""
+    values = [np.array([x], "float16") for x in (300, 300, -64992)]
+    np.testing.assert_array_equal(run(relax.op.ewise_fma, *values), [25008])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_einsum_over_an_empty_axis_is_zero(dtype):
+    values = [np.ones(shape).astype(numpy_dtype(dtype)) for shape in ((2, 0), (0, 3))]
+    found = run(lambda x1, x2: relax.op.einsum((x1, x2), "ij,jk->ik"), *values)
+    np.testing.assert_array_equal(found, np.zeros((2, 3)))
+
+
+def test_einsum_of_half_precision_accumulates_in_float32():
+    ones = np.ones(4096).astype(numpy_dtype("float16"))
+    assert run(lambda x: relax.op.einsum((x, x), "i,i->"), ones) == 4096

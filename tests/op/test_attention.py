@@ -1,0 +1,50 @@
+"""The weights of attention: type inference, TVMScript and JSON."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax.op.grad import attention_weights
+from tvm.script import from_source
+from tvm_ffi import structural_equal
+
+N = tirx.Var("n", "int64")
+
+
+def tensor(*shape, dtype="float16"):
+    return relax.Var("x", relax.TensorType(list(shape), dtype))
+
+
+SCORES, STARTS = tensor(N, 2, 3, 4), tensor(5, dtype="int32")
+
+
+@pytest.mark.parametrize("seqstarts", [[], [STARTS, tensor(5, dtype="int64")]])
+@pytest.mark.parametrize(
+    "attrs", [{}, {"causal_mask": "TopLeft"}, {"causal_mask": "BottomRight", "window_size": 3}]
+)
+def test_round_trip(attrs, seqstarts):
+    bb = relax.BlockBuilder()
+    with bb.function("main", [SCORES, *seqstarts]):
+        bb.emit_func_output(bb.emit(attention_weights(SCORES, *seqstarts, **attrs)))
+    module = bb.get()
+    assert structural_equal(module["main"].ret_ty, SCORES.ty)
+    assert structural_equal(from_source(module.script(show_meta=True)), module)
+    assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "attrs", "match"),
+    [
+        ([tensor(2, 3)], {}, r"scores must have the 4 dimensions \(batch, heads, queries, keys\)"),
+        ([SCORES], {"causal_mask": "topleft"}, "causal_mask must be 'TopLeft' or 'BottomRight'"),
+        ([SCORES], {"scale": 0.5}, "leave out scale"),
+        ([SCORES, STARTS], {}, "must be given together"),
+        ([SCORES, STARTS, tensor(5)], {}, "seqstart_k must be a vector of integers"),
+        ([SCORES, tensor(5, 1, dtype="int32"), STARTS], {}, "seqstart_q must be a vector"),
+        ([SCORES, STARTS, tensor(4, dtype="int32")], {}, "as many sequences of queries as of keys"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, attrs, match):
+    with pytest.raises(ValueError, match=rf"relax\.grad\.attention_weights: .*{match}"):
+        relax.BlockBuilder().normalize(attention_weights(*arguments, **attrs))

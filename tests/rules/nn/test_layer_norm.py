@@ -1,0 +1,247 @@
+"""Gradients of layer_norm, rms_norm, group_norm and instance_norm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, tirx
+
+from relax_grad.errors import GradientError
+from relax_grad.testing import check_against_torch, check_gradients
+
+nn = relax.op.nn
+
+
+def torch_normalize(torch, x, axes, groups, channel, parameters, parameter_axes, attrs):
+    """The definition: float64, one step at a time. ``groups`` is None where there are none."""
+    shape = x.shape
+    if groups is not None:
+        x = x.unflatten(channel, (groups, -1))
+        axes = [axis + (axis > channel) for axis in axes] + [channel + 1]
+    mean = x.mean(axes, keepdim=True) if attrs.get("center") is not None else 0.0
+    y = (x - mean) / ((x - mean).square().mean(axes, keepdim=True) + attrs["epsilon"]).sqrt()
+    y = y.reshape(shape)
+    order = sorted(range(len(parameter_axes)), key=parameter_axes.__getitem__)
+    extents = [shape[axis] if axis in parameter_axes else 1 for axis in range(len(shape))]
+    gamma, *beta = (parameter.permute(order).reshape(extents) for parameter in parameters)
+    y = y * gamma if attrs.get("scale", True) else y
+    return y + beta[0] if beta and attrs["center"] else y
+
+
+@st.composite
+def cases(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    ndim = len(shape)
+    name = draw(st.sampled_from(["layer_norm", "rms_norm", "group_norm", "instance_norm"]))
+    some = st.permutations(range(ndim)).flatmap(
+        lambda order: st.integers(1, ndim).map(lambda count: order[:count])
+    )
+    axes = draw(some)
+    attrs = {"epsilon": draw(st.sampled_from([1e-5, 0.1]))}
+    if name != "rms_norm":
+        attrs |= {"center": draw(st.booleans()), "scale": draw(st.booleans())}
+    groups, channel = None, axes[0]
+    if name in ("group_norm", "instance_norm"):
+        axes = axes[1:]
+        divisors = [d for d in range(1, shape[channel] + 1) if shape[channel] % d == 0]
+        groups = draw(st.sampled_from(divisors)) if name == "group_norm" else shape[channel]
+    signs = [draw(st.sampled_from([0, ndim])) for _ in range(ndim)]
+    return name, shape, axes, groups, channel, signs, attrs
+
+
+def check_case(torch, case):
+    name, shape, axes, groups, channel, signs, attrs = case
+    rng = np.random.default_rng(0)
+    parameter_axes = axes if groups is None else [channel]
+    extents = [shape[axis] for axis in parameter_axes]
+    parameters = [rng.normal(size=extents) for _ in range(1 if name == "rms_norm" else 2)]
+    given_attrs = {"axes": [axis - signs[axis] for axis in axes], **attrs}
+    if groups is not None:
+        given_attrs["channel_axis"] = channel - signs[channel]
+    if name == "group_norm":
+        given_attrs["num_groups"] = groups
+    check_against_torch(
+        f"relax.nn.{name}",
+        [rng.normal(0.5, 1.0, shape), *parameters],
+        lambda torch, x, *parameters: torch_normalize(
+            torch, x, list(axes), groups, channel, parameters, parameter_axes, attrs
+        ),
+        **given_attrs,
+    )
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(case=cases())
+def test_any_shape_and_axes(torch, case):
+    check_case(torch, case)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_any_shape_and_axes_at_length(torch, case):
+    check_case(torch, case)
+
+
+ROWS, COLUMNS = 3, 4096
+OPERATORS = {
+    "layer_norm": (nn.layer_norm, (ROWS, COLUMNS), (COLUMNS,), {"axes": [1]}),
+    "rms_norm": (nn.rms_norm, (ROWS, COLUMNS), (COLUMNS,), {"axes": [1]}),
+    "group_norm": (
+        nn.group_norm,
+        (ROWS, 4, COLUMNS),
+        (4,),
+        {"num_groups": 2, "channel_axis": 1, "axes": [2]},
+    ),
+    "instance_norm": (
+        nn.instance_norm,
+        (ROWS, 4, COLUMNS),
+        (4,),
+        {"channel_axis": 1, "axes": [2]},
+    ),
+}
+
+
+def rule_and_reference(run_rule, torch, name, dtype, mean):
+    """The partials that the rule finds in ``dtype``, and those of the same numbers in float64."""
+    operator, shape, extents, attrs = OPERATORS[name]
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(mean, 1.0, shape), rng.normal(size=extents), rng.normal(size=extents)]
+    inputs = [value.astype(dtype) for value in inputs[: 2 if name == "rms_norm" else 3]]
+    # In float32, a cotangent with a mean would see the rounding of the mean of the data.
+    cotangent = rng.normal(1.0 if dtype == "float16" else 0.0, 1.0, shape).astype(dtype)
+    found = run_rule(operator, inputs, [cotangent], **attrs)
+    leaves = [torch.tensor(value.astype("float64"), requires_grad=True) for value in inputs]
+    grouped = "norm" in name and len(shape) == 3
+    y = torch_normalize(
+        torch,
+        leaves[0],
+        attrs["axes"],
+        attrs.get("num_groups", 4) if grouped else None,
+        1,
+        leaves[1:],
+        [1],
+        {"epsilon": 1e-5, **({} if name == "rms_norm" else {"center": True})},
+    )
+    y.backward(torch.tensor(cotangent.astype("float64")))
+    return found, [leaf.grad.numpy() for leaf in leaves]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean", "tolerance"), [("float16", 8.0, 2e-3), ("float32", 1e3, 5e-3)]
+)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_many_elements_with_a_large_mean(run_rule, torch, name, dtype, mean, tolerance):
+    """Sums in half precision would stop growing, and a mean of squares would cancel."""
+    found, expected = rule_and_reference(run_rule, torch, name, dtype, mean)
+    for got, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wanted, tolerance, tolerance * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_graph_is_small(name):
+    """As few passes over the data as there can be without a kernel of its own."""
+    operator, shape, extents, attrs = OPERATORS[name]
+    params = [relax.Var("x", relax.TensorType(shape, "float32"))]
+    params += [relax.Var("p", relax.TensorType(extents, "float32"))] * (1 + (name != "rms_norm"))
+    bb, calls = relax.BlockBuilder(), []
+    grad = relax.Var("g", relax.TensorType(shape, "float32"))
+    with bb.function("main", [*dict.fromkeys(params), grad]):
+        with bb.dataflow():
+            result = bb.emit(operator(*params, **attrs))
+            call = bb.lookup_binding(result)
+            partials = call.op.get_attr("FPrimalGradient")(result, call, grad, bb)
+            partials = bb.emit_output(relax.Tuple(partials))
+        bb.emit_func_output(partials)
+    module = relax.transform.DeadCodeElimination()(bb.get())
+    relax.analysis.post_order_visit(
+        module["main"], lambda e: calls.append(e) if isinstance(e, relax.Call) else None
+    )
+    large = np.prod(shape)
+
+    def is_large(expr):
+        return np.prod([int(extent) for extent in expr.ty.shape]) == large
+
+    written = [call for call in calls if is_large(call)]
+    reduced = [call for call in calls if not is_large(call) and is_large(call.args[0])]
+    # Centered data, its square and product with the gradient; three or four products; sums of each.
+    assert (len(written), len(reduced)) == {
+        "layer_norm": (10, 6),
+        "rms_norm": (8, 3),
+        "group_norm": (7, 4),
+        "instance_norm": (7, 4),
+    }[name]
+
+
+def test_symbolic_groups_to_second_order():
+    """Sums over groups without a reshape, which the stock pass cannot walk over."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(2, 6, 3)), rng.normal(size=6), rng.normal(size=6)]
+    attrs = {"num_groups": 3, "channel_axis": 1, "axes": [2]}
+    names = {0: {0: "n", 2: "w"}}
+    check_gradients("relax.nn.group_norm", inputs, order=2, symbolic=names, **attrs)
+
+
+def test_symbolic_channels_cannot_be_grouped():
+    c = tirx.Var("c", "int64")
+    shapes = [(2, c, 3), (c,), (c,)]
+    params = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            y = bb.emit(nn.group_norm(*params, num_groups=2, channel_axis=1, axes=[2]))
+            loss = bb.emit_output(relax.op.sum(y))
+        bb.emit_func_output(loss)
+    with pytest.raises(GradientError, match="number of channels must be a constant"):
+        relax.transform.Gradient("main")(bb.get())
+
+
+def test_a_symbolic_count_takes_no_pass_over_the_data():
+    """batch_norm divides by a count that is read off the shape."""
+    n, m = (tirx.Var(name, "int64") for name in "nm")
+    params = [relax.Var("x", relax.TensorType([n, 3, m], "float32"))]
+    params += [relax.Var(f"p{i}", relax.TensorType([3], "float32")) for i in range(4)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            y = relax.TupleGetItem(bb.emit(nn.batch_norm(*params, axis=1)), 0)
+            loss = bb.emit_output(relax.op.sum(bb.emit(y)))
+        bb.emit_func_output(loss)
+    script = relax.transform.Gradient("main", params[:3])(bb.get())["main_adjoint"].script()
+    assert "divide_by_count" in script
+    assert "ones_like(x)" not in script
+
+
+def test_large_symbolic_count():
+    """float32 holds 2**24 and not 2**24 + 1: a count must not be a sum of ones."""
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType([n, 1], "int8"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        share = relax.op.grad.divide_by_count(relax.const(1.0), relax.op.shape_of(x))
+        bb.emit_func_output(bb.emit(share))
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    count = 2**24 + 2**10
+    found = machine["main"](tvm.runtime.tensor(np.zeros((count, 1), "int8"))).numpy()
+    assert found == np.float32(1) / np.float32(count)
+
+
+def test_empty_symbolic_batch():
+    """Nothing to sum over gives gamma and beta a gradient of 0."""
+    n = tirx.Var("n", "int64")
+    params = [relax.Var("x", relax.TensorType([n, 3], "float32"))]
+    params += [relax.Var(name, relax.TensorType([3], "float32")) for name in ("gamma", "beta")]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            y = bb.emit(nn.layer_norm(*params, axes=[1]))
+            loss = bb.emit_output(relax.op.sum(y))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main")(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    values = [np.zeros((0, 3), "float32"), *np.ones((2, 3), "float32")]
+    for grad in machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]:
+        assert not grad.numpy().any()

@@ -1,0 +1,264 @@
+"""Gradients of collectives, on workers that are threads which meet in collectives written in NumPy."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax.op import ccl
+from tvm.relax.op import grad as backward
+from tvm.relax.op.distributed import redistribute_replica_to_shard
+from tvm.script import from_source
+from tvm_ffi import structural_equal
+
+from relax_grad import GradientError
+
+REDUCTIONS = (np.sum, np.prod, np.min, np.max, np.mean)  # in the order of their numbers in TVM
+
+
+class Workers:
+    """A session of workers, in groups of ``group_size``, that all run one compiled module."""
+
+    def __init__(self, count: int, group_size: int):
+        self.count, self.group_size = count, group_size
+        self.barrier = threading.Barrier(count)
+        self.sent = [None] * count
+        self.own = threading.local()
+
+    def functions(self) -> dict:
+        return {
+            "allreduce": self.allreduce,
+            "allgather": self.allgather,
+            "broadcast_from_worker0": self.broadcast_from_worker0,
+            "scatter_from_worker0": self.scatter_from_worker0,
+            "worker_id": lambda: tvm_ffi.Shape((self.own.id,)),
+        }
+
+    def exchange(self, data, in_group) -> list[np.ndarray]:
+        """Return what every worker has sent, or those of the own group have."""
+        self.sent[self.own.id] = data.numpy()
+        self.barrier.wait()
+        sent = list(self.sent)
+        self.barrier.wait()
+        if not in_group:
+            return sent
+        first = self.own.id // self.group_size * self.group_size
+        return sent[first : first + self.group_size]
+
+    def allreduce(self, data, kind, in_group, out):
+        reduce = REDUCTIONS[kind[0]]
+        out.copyfrom(np.asarray(reduce(self.exchange(data, in_group), axis=0)))
+
+    def allgather(self, data, in_group, out):
+        out.copyfrom(np.concatenate(self.exchange(data, in_group)))
+
+    def broadcast_from_worker0(self, data, in_group, out):
+        out.copyfrom(self.exchange(data, in_group)[0])
+
+    def scatter_from_worker0(self, data, in_group, out):
+        out.copyfrom(self.exchange(data, in_group)[0][self.own.id])
+
+    def run(self, executable, function: str, arguments: list[list]) -> list:
+        """Run a function on every worker, each with its own arguments."""
+        results, errors = [None] * self.count, []
+
+        def work(worker):
+            self.own.id = worker
+            try:
+                machine = relax.VirtualMachine(executable, tvm.cpu())
+                results[worker] = machine[function](*map(tvm.runtime.tensor, arguments[worker]))
+            except Exception as error:
+                errors.append(error)
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        if errors:
+            raise errors[0]
+        return results
+
+
+@pytest.fixture
+def session():
+    """Make a session, whose collectives stand in for the runtime's until the test ends."""
+    replaced = {}
+
+    def start(count, group_size=None):
+        workers = Workers(count, group_size or count)
+        for name, function in workers.functions().items():
+            name = f"runtime.disco.{name}"
+            replaced.setdefault(name, tvm.get_global_func(name))
+            tvm_ffi.register_global_func(name, function, override=True)
+        return workers
+
+    yield start
+    for name, function in replaced.items():
+        tvm_ffi.register_global_func(name, function, override=True)
+
+
+def gradient_module(function, *types):
+    """Return the gradient of ``sum(weight * function(x))``, and the type of the result."""
+    params = [relax.Var(f"x{i}", ty) for i, ty in enumerate(types)]
+    bb = relax.BlockBuilder()
+    out_type = bb.normalize(function(*params)).ty
+    weight = relax.Var("weight", out_type)
+    bb = relax.BlockBuilder()
+    with bb.function("main", [*params, weight]):
+        with bb.dataflow():
+            result = bb.emit(function(*params))
+            loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(result, weight))))
+        bb.emit_func_output(loss)
+    return relax.transform.Gradient("main", params)(bb.get()), out_type
+
+
+def check(workers, function, shape, seed=0):
+    """Hold the gradient on all workers against differences of the sum of their functions."""
+    module, out_type = gradient_module(function, relax.TensorType(shape, "float64"))
+    executable = tvm.compile(module, target="llvm")
+    rng = np.random.default_rng(seed)
+    out_shape = [int(dim) for dim in out_type.shape.values]
+    xs = [rng.normal(size=shape) for _ in range(workers.count)]
+    weights = [rng.normal(size=out_shape) for _ in xs]
+
+    def total(points):
+        losses = workers.run(executable, "main", list(zip(points, weights, strict=True)))
+        return sum(float(loss.numpy()) for loss in losses)
+
+    results = workers.run(executable, "main_adjoint", list(zip(xs, weights, strict=True)))
+    grads = [result[1][0].numpy() for result in results]
+    for _ in range(3):
+        along = [rng.normal(size=shape) for _ in xs]
+        step = 1e-4
+        ahead, behind = (
+            total([x + sign * step * d for x, d in zip(xs, along, strict=True)]) for sign in (1, -1)
+        )
+        slope = sum((g * d).sum() for g, d in zip(grads, along, strict=True))
+        np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+FUNCTIONS = {
+    **{
+        f"allreduce {kind}": (lambda x, kind=kind: ccl.allreduce(x, kind), (2, 3))
+        for kind in ("sum", "avg", "min", "max")
+    },
+    "allreduce of all groups": (lambda x: ccl.allreduce(x, "sum", in_group=False), (2,)),
+    "allgather": (lambda x: ccl.allgather(x, 2), (2, 3)),
+    "broadcast": (lambda x: ccl.broadcast_from_worker0(x), (2, 3)),
+    "scatter": (lambda x: ccl.scatter_from_worker0(x, 2, 0), (4, 3)),
+    "scatter along another axis": (lambda x: ccl.scatter_from_worker0(x, 2, 1), (3, 4, 2)),
+    "replica to shard": (lambda x: redistribute_replica_to_shard(x, 2, 1), (3, 4)),
+    "allgather_backward_x": (lambda g: backward.allgather_backward_x(g, (2, 3), 2), (4, 3)),
+    "broadcast_backward_x": (lambda g: backward.broadcast_from_worker0_backward_x(g), (2,)),
+    "scatter_backward_x": (
+        lambda g: backward.scatter_from_worker0_backward_x(g, (3, 4), 2, 1),
+        (3, 2),
+    ),
+    "replica_to_shard_backward_input": (
+        lambda g: backward.redistribute_replica_to_shard_backward_input(g, (4, 3), 2, 0),
+        (2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_two_workers(session, name):
+    check(session(2), *FUNCTIONS[name])
+
+
+@pytest.mark.parametrize("name", ["allreduce max", "allreduce of all groups", "allgather"])
+def test_two_groups(session, name):
+    check(session(4, group_size=2), *FUNCTIONS[name])
+
+
+def test_allgather_of_all_groups(session):
+    check(session(4, group_size=2), lambda x: ccl.allgather(x, 4, in_group=False), (1, 2))
+
+
+def test_equal_extrema_share_the_gradient(session):
+    workers = session(3)
+    module, _ = gradient_module(
+        lambda x: ccl.allreduce(x, "max"), relax.TensorType((2,), "float32")
+    )
+    xs = [np.array(x, "float32") for x in ([1, 5], [1, 2], [0, 5])]
+    weights = [np.array(w, "float32") for w in ([1, 2], [3, 4], [5, 6])]
+    results = workers.run(
+        tvm.compile(module, target="llvm"), "main_adjoint", list(zip(xs, weights, strict=True))
+    )
+    grads = [result[1][0].numpy() for result in results]
+    np.testing.assert_array_equal(grads, [[4.5, 6], [4.5, 0], [0, 6]])
+
+
+def test_symbolic_shapes():
+    n = tvm.tirx.Var("n", "int64")
+    x = relax.TensorType((n, 4), "float32")
+    for function in (
+        lambda x: ccl.allgather(x, 2),
+        lambda x: ccl.scatter_from_worker0(x, 2, 1),
+        lambda x: ccl.allreduce(x, "max"),
+    ):
+        module, _ = gradient_module(function, x)
+        (grad,) = module["main_adjoint"].ret_ty.fields[1].fields
+        assert structural_equal(list(grad.shape.values), list(x.shape.values), True)
+        tvm.compile(module, target="llvm")
+
+
+def test_product_is_refused():
+    with pytest.raises(GradientError, match=r"relax\.ccl\.allreduce.*not for 'prod'"):
+        gradient_module(lambda x: ccl.allreduce(x, "prod"), relax.TensorType((2,), "float32"))
+
+
+def test_annotate_sharding_places_the_gradient_alike():
+    mesh = relax.distributed.DeviceMesh((2,), tvm.ir.Range(0, 2))
+    placement = relax.distributed.Placement.from_text("S[0]")
+    module, _ = gradient_module(
+        lambda x: relax.op.distributed.annotate_sharding(x, mesh, placement),
+        relax.TensorType((4,), "float32"),
+    )
+    script = module["main_adjoint"].script()
+    assert script.count("R.dist.annotate_sharding") == 2
+
+
+BACKWARD = {
+    "allgather_backward_x": (lambda g: backward.allgather_backward_x(g, (2, 3), 2, False), (4, 3)),
+    "broadcast_from_worker0_backward_x": (backward.broadcast_from_worker0_backward_x, (2,)),
+    "scatter_from_worker0_backward_x": (
+        lambda g: backward.scatter_from_worker0_backward_x(g, (3, 4), 2, 1),
+        (3, 2),
+    ),
+    "redistribute_replica_to_shard_backward_input": (
+        lambda g: backward.redistribute_replica_to_shard_backward_input(g, (4, 3), 2, 0),
+        (2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_round_trip(name):
+    function, shape = BACKWARD[name]
+    grad = relax.Var("g", relax.TensorType(shape, "float16"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [grad]):
+        bb.emit_func_output(bb.emit(function(grad)))
+    module = bb.get()
+    assert f"R.grad.{name}" in module.script()
+    assert structural_equal(from_source(module.script(show_meta=True)), module)
+    assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)
+
+
+@pytest.mark.parametrize("name", [name for name in BACKWARD if name[:9] != "broadcast"])
+def test_backward_operators_refuse_what_does_not_fit(name):
+    function, _ = BACKWARD[name]
+    bb = relax.BlockBuilder()
+    grad = relax.Var("g", relax.TensorType((5, 5), "float32"))
+    with pytest.raises(ValueError, match=rf"relax\.grad\.{name}: output_grad must have"):
+        bb.normalize(function(grad))
+    flat = relax.Var("g", relax.ShapeType([5, 5]))
+    with pytest.raises(TypeError, match="output_grad must be a tensor"):
+        bb.normalize(function(flat))

@@ -1,0 +1,398 @@
+"""Gradients of reads and writes at indices, and the forward operators that they are the gradients of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, tirx
+
+from relax_grad import GradientError
+from relax_grad.testing import _program, check_against_torch, check_gradients
+
+few = settings(max_examples=8, deadline=None, derandomize=True)
+many = settings(max_examples=200, deadline=None)
+REDUCE = {"add": "sum", "mul": "prod", "mean": "mean", "max": "amax", "min": "amin"}
+#: As they come, and as far outside as they can be.
+OUTSIDE = [5, -6, np.iinfo("int64").min, np.iinfo("int64").max]
+
+
+def build(function, params):
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            result = bb.emit_output(bb.emit(function(*params)))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def value_of(function, *inputs):
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
+        for i, value in enumerate(inputs)
+    ]
+    return _program.compile_module(build(function, params), "llvm")("main", inputs)
+
+
+def gradients(function, *inputs, weights=None):
+    """Gradients of ``sum(weights * function(inputs))`` with respect to every floating-point input."""
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
+        for i, value in enumerate(inputs)
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            y = bb.emit(function(*params))
+            if weights is not None:
+                y = bb.emit(relax.op.multiply(y, relax.const(weights, weights.dtype.name)))
+            loss = bb.emit_output(relax.op.sum(y))
+        bb.emit_func_output(loss)
+    wrt = [p for p, value in zip(params, inputs, strict=True) if value.dtype.kind == "f"]
+    module = relax.transform.Gradient("main", wrt)(bb.get())
+    return _program.compile_module(module, "llvm")("main_adjoint", inputs)[1]
+
+
+def scatter(reduction, axis=0):
+    return lambda d, i, u: relax.op.scatter_elements(d, i, u, axis, reduction)
+
+
+def scatter_nd(reduction):
+    return lambda d, i, u: relax.op.scatter_nd(d, i, u, reduction)
+
+
+@st.composite
+def scatters(draw):
+    """Scatters whose indices are as PyTorch takes them; different ones for what it leaves undefined."""
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    axis = draw(st.integers(0, len(shape) - 1))
+    reduction = draw(st.sampled_from(["update", *REDUCE]))
+    index_shape = [draw(st.integers(1, size)) for size in shape]
+    size = shape[axis]
+    different = reduction in ("update", "mean")
+    if not different:
+        index_shape[axis] = draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    indices = rng.integers(0, size, index_shape)
+    if different:
+        indices = np.argsort(
+            rng.random([*index_shape[:axis], size, *index_shape[axis + 1 :]]), axis
+        )
+        indices = indices.take(range(index_shape[axis]), axis)
+    return shape, indices, axis - len(shape) * draw(st.integers(0, 1)), reduction
+
+
+def check_scatter(case):
+    shape, indices, axis, reduction = case
+
+    def reference(torch, data, index, updates):
+        if reduction == "update":
+            return data.scatter(axis, index, updates)
+        return data.scatter_reduce(axis, index, updates, REDUCE[reduction])
+
+    rng = np.random.default_rng(0)
+    # Integers make ties and zeros.
+    inputs = [rng.integers(-2, 3, shape) * 0.5, indices, rng.integers(-2, 3, indices.shape) * 0.5]
+    check_against_torch("relax.scatter_elements", inputs, reference, axis=axis, reduction=reduction)
+
+
+@few
+@given(scatters())
+def test_scatter_elements(torch, case):
+    check_scatter(case)
+
+
+@pytest.mark.slow
+@many
+@given(scatters())
+def test_many_scatters(torch, case):
+    check_scatter(case)
+
+
+@st.composite
+def tensors(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    common = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
+    count = draw(st.integers(1, len(shape)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+
+    def broadcast():
+        own = common[draw(st.integers(0, len(common) - 1)) :]
+        return [draw(st.sampled_from([1, size])) for size in own]
+
+    indices = tuple(rng.integers(-size, size, broadcast()) for size in shape[:count])
+    return shape, indices, broadcast()
+
+
+def check_index(case):
+    shape, indices, values = case
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=shape)
+    check_against_torch("relax.index_tensor", [data, indices], lambda _, x, i: x[i])
+    if len(indices) == len(shape):
+        common = np.broadcast_shapes(*(index.shape for index in indices))
+        if np.broadcast_shapes(common, tuple(values)) != common:
+            values = common
+        check_against_torch(
+            "relax.index_put",
+            [data, indices, rng.normal(size=values)],
+            lambda _, x, i, v: x.index_put(i, v, True),
+            accumulate=True,
+        )
+
+
+@few
+@given(tensors())
+def test_index(torch, case):
+    check_index(case)
+
+
+@pytest.mark.slow
+@many
+@given(tensors())
+def test_many_indices(torch, case):
+    check_index(case)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_the_last_update_gets_the_gradient(dtype):
+    """Of updates of one place, whoever writes: what is overwritten does not matter."""
+    data, updates = np.zeros((3, 2), dtype), np.arange(1, 5).astype(dtype)
+    weights = np.array([[1, 2], [3, 4], [5, 6]], dtype)
+    rows, columns = np.array([2, 0, 2, -1]), np.array([1, 1, 1, 1])
+    points = np.stack([rows, columns], -1)
+    kept, written = [[1, 0], [3, 4], [5, 0]], [0, 2, 0, 6]
+    for function, inputs in (
+        (scatter_nd("update"), [data, points, updates]),
+        (lambda d, i, j, u: relax.op.index_put(d, (i, j), u), [data, rows, columns, updates]),
+    ):
+        np.testing.assert_array_equal(value_of(function, *inputs), [[0, 2], [0, 0], [0, 4]])
+        found = gradients(function, *inputs, weights=weights)
+        np.testing.assert_array_equal(found[0], kept)
+        np.testing.assert_array_equal(found[1], written)
+    inputs = [data[:, :1], rows.reshape(4, 1), updates.reshape(4, 1)]
+    np.testing.assert_array_equal(value_of(scatter("update"), *inputs), [[2], [0], [4]])
+    found = gradients(scatter("update"), *inputs, weights=weights[:, 1:].copy())
+    np.testing.assert_array_equal(found[0], [[0], [4], [0]])
+    np.testing.assert_array_equal(found[1], [[0], [2], [0], [6]])
+
+
+def test_mean_halves_update_by_update():
+    """TVM's mean is that of what is there and the update, one after the other."""
+    data, updates = np.array([8.0, 1.0]), np.array([4.0, 2.0, 1.0])
+    indices = np.array([0, 0, 0])
+    found = value_of(scatter("mean"), data, indices, updates)
+    np.testing.assert_array_equal(found, [((8 + 4) / 2 + 2) / 4 + 1 / 2, 1])
+    kept, written = gradients(scatter("mean"), data, indices, updates)
+    np.testing.assert_array_equal(kept, [1 / 8, 1])
+    np.testing.assert_array_equal(written, [1 / 8, 1 / 4, 1 / 2])
+
+
+@pytest.mark.parametrize("nd", [False, True])
+def test_ties_share_evenly(nd):
+    data, indices, updates = np.array([1.0, 2.0]), np.array([0, 0, 1, -2]), np.array([1.0, 0, 5, 1])
+    for reduction, sign in (("max", 1), ("min", -1)):
+        function = scatter_nd(reduction) if nd else scatter(reduction)
+        where = indices.reshape(4, 1) if nd else indices
+        kept, written = gradients(
+            function, sign * data, where, sign * updates, weights=np.array([6.0, 5.0])
+        )
+        np.testing.assert_allclose(kept, [2, 0], 1e-15)
+        np.testing.assert_allclose(written, [2, 0, 5, 2], 1e-15)
+
+
+def test_product_of_a_thousand_factors_in_half_precision():
+    """Products of the first or the last hundreds of factors are beyond float16, all of them are not."""
+    factors = np.tile(np.array([2.0, 0.5], "float16"), 100)
+    factors = np.concatenate([factors[::2], factors[1::2]])
+    data, indices = np.ones(1, "float16"), np.zeros(200, "int64")
+    kept, written = gradients(scatter("mul"), data, indices, factors)
+    np.testing.assert_array_equal(kept, [1])
+    np.testing.assert_array_equal(written, 1 / factors)
+
+
+@pytest.mark.parametrize("reduction", ["update", *REDUCE])
+def test_updates_outside_are_not_written(reduction):
+    data, updates = np.array([1.0, 2.0, 0.0, 4.0, 5.0]), np.arange(4.0)
+    for nd in (False, True):
+        if nd and reduction == "mean":
+            continue
+        indices = np.array(OUTSIDE)
+        function = scatter_nd(reduction) if nd else scatter(reduction)
+        where = indices.reshape(4, 1) if nd else indices
+        np.testing.assert_array_equal(value_of(function, data, where, updates), data)
+        kept, written = gradients(function, data, where, updates)
+        np.testing.assert_array_equal(kept, np.ones(5))
+        np.testing.assert_array_equal(written, np.zeros(4))
+
+
+def test_what_is_outside_is_nan_forward_and_nothing_backward():
+    data, indices = np.arange(5.0), np.array([1, -5, *OUTSIDE])
+    for function in (
+        lambda x, i: relax.op.index_tensor(x, [i]),
+        lambda x, i: relax.op.gather_nd(x, relax.op.expand_dims(i, 1)),
+    ):
+        found = value_of(function, data, indices)
+        np.testing.assert_array_equal(found, [1, 0, *[np.nan] * 4])
+        (found,) = gradients(function, data, indices)
+        np.testing.assert_array_equal(found, [1, 1, 0, 0, 0])
+
+
+def test_outside_index_put_and_slice_scatter():
+    data, indices = np.arange(5.0), np.array([1, -5, *OUTSIDE])
+    for accumulate in (False, True):
+        found = value_of(
+            lambda x, i, v, a=accumulate: relax.op.index_put(x, (i,), v, a),
+            data,
+            indices,
+            np.full(6, 7.0),
+        )
+        expected = data.copy()
+        expected[[0, 1]] = data[[0, 1]] * accumulate + 7
+        np.testing.assert_array_equal(found, expected)
+    found = value_of(
+        lambda x, s: relax.op.slice_scatter(x, s, -2, 8, 2), data, np.arange(10.0, 15.0)
+    )
+    np.testing.assert_array_equal(found, [11, 1, 12, 3, 13])
+
+
+def test_smaller_indices_along_other_axes():
+    """TVM takes their extents for the data's."""
+    rng = np.random.default_rng(0)
+    data, indices = rng.normal(size=(2, 3, 4)), rng.integers(0, 3, (2, 3, 2))
+    updates = rng.normal(size=(2, 3, 2))
+    expected = data.copy()
+    np.put_along_axis(expected[:, :, :2], indices, updates, 1)
+    np.testing.assert_array_equal(value_of(scatter("update", 1), data, indices, updates), expected)
+
+
+def test_larger_indices_along_other_axes():
+    """What would lie outside is not written."""
+    rng = np.random.default_rng(0)
+    data, indices, updates = (
+        rng.normal(size=(2, 3)),
+        np.zeros((1, 5), "int64"),
+        rng.normal(size=(1, 5)),
+    )
+    expected = data.copy()
+    expected[0] = updates[0, :3]
+    np.testing.assert_array_equal(value_of(scatter("update"), data, indices, updates), expected)
+    check_gradients("relax.scatter_elements", [data, indices, updates], reduction="mul", order=2)
+
+
+def test_variables_and_single_tensors_of_indices():
+    """A tuple of indices may be a variable, and index_put takes a tensor for a tuple of one."""
+    x = relax.Var("x", relax.TensorType((3, 2), "float64"))
+    i = relax.Var("i", relax.TupleType([relax.TensorType((4,), "int64")] * 2))
+    v = relax.Var("v", relax.TensorType((4,), "float64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, i, v]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.index_put(x, i, v, True))
+            taken = bb.emit(relax.op.index_tensor(y, i))
+            loss = bb.emit_output(relax.op.sum(taken))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main", [x, v])(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    indices = [np.array([0, 1, 0, 2]), np.array([1, 1, 1, 0])]
+    arguments = [
+        tvm.runtime.tensor(np.zeros((3, 2))),
+        tuple(map(tvm.runtime.tensor, indices)),
+        tvm.runtime.tensor(np.arange(4.0)),
+    ]
+    loss, (kept, written) = machine["main_adjoint"](*arguments)
+    assert loss.numpy() == 2 + 1 + 2 + 3
+    np.testing.assert_array_equal(kept.numpy(), [[0, 2], [0, 1], [1, 0]])
+    np.testing.assert_array_equal(written.numpy(), [2, 1, 2, 1])
+
+
+@pytest.mark.parametrize("reduction", ["update", "mean", "mul", "max"])
+def test_third_order(reduction):
+    rng = np.random.default_rng(0)
+    data, updates = rng.normal(size=(3,)), rng.normal(size=(4,))
+    indices = np.array([0, 2, 0, -3])
+
+    def cube(data, indices, updates):
+        y = relax.op.scatter_elements(data, indices, updates, 0, reduction)
+        return relax.op.multiply(y, relax.op.multiply(y, y))
+
+    check_gradients(cube, [data, indices, updates], order=3, symbolic={0: {0: "n"}})
+
+
+def test_third_order_of_points():
+    rng = np.random.default_rng(0)
+    data, updates, points = (
+        rng.normal(size=(3, 2)),
+        rng.normal(size=(3, 2)),
+        np.array([[0], [2], [-3]]),
+    )
+
+    def cube(data, indices, updates):
+        y = relax.op.scatter_nd(data, indices, updates, "mul")
+        taken = relax.op.gather_nd(y, indices)
+        return relax.op.multiply(taken, relax.op.multiply(taken, taken))
+
+    check_gradients(
+        cube, [data, points, updates], order=3, symbolic={0: {0: "n", 1: "m"}, 2: {1: "m"}}
+    )
+
+
+def test_symbolic_bounds_of_a_slice():
+    """A slice that begins where a parameter says, and one of a symbolic extent."""
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((n,), "float64"))
+    s = relax.Var("s", relax.TensorType((2,), "float64"))
+    for start, end, expected in (
+        (1, 3, [1, 0, 0, 1, 1]),
+        (n - 2, n, [1, 1, 1, 0, 0]),
+    ):
+        bb = relax.BlockBuilder()
+        with bb.function("main", [x, s]):
+            with bb.dataflow():
+                y = bb.emit(relax.op.slice_scatter(x, s, start, end, 1))
+                loss = bb.emit_output(relax.op.sum(y))
+            bb.emit_func_output(loss)
+        values = [np.arange(5.0), np.array([7.0, 8.0])]
+        run = _program.compile_module(bb.get(), "llvm")
+        assert run("main", values) == np.dot(expected, values[0]) + 15
+        if isinstance(start, int):
+            module = relax.transform.Gradient("main", [x, s])(bb.get())
+            _, (kept, written) = _program.compile_module(module, "llvm")("main_adjoint", values)
+            np.testing.assert_array_equal(kept, expected)
+            np.testing.assert_array_equal(written, [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("op", "reduction"),
+    [("scatter_nd", "mean"), ("scatter_nd", "sub"), ("scatter_elements", "sub")],
+)
+def test_reductions_that_tvm_does_not_have(op, reduction):
+    data, indices, updates = np.zeros((3, 1)), np.zeros((2, 1), "int64"), np.zeros((2, 1))
+
+    def forward(d, i, u):
+        return getattr(relax.op, op)(d, i, u, reduction=reduction)
+
+    with pytest.raises(GradientError, match=f"relax.{op}.*reduction must be one of .*{reduction}"):
+        check_gradients(forward, [data, indices, updates])
+    with pytest.raises(RuntimeError, match="not in"):
+        value_of(forward, data, indices, updates)
+
+
+def test_values_that_do_not_fit():
+    data, indices = np.zeros((3, 4)), (np.array([[0], [1]]), np.array([0, 1, 2]))
+    message = r"relax.index_put.*values must be broadcast to the shape .*2, 3.* of the indices"
+    for shape in ((2,), (4,), (2, 3, 1, 2)):
+        with pytest.raises(GradientError, match=message):
+            check_gradients("relax.index_put", [data, indices, np.zeros(shape)])
+
+
+def test_indices_that_cannot_be_matched():
+    n, m = (tirx.Var(name, "int64") for name in "nm")
+    x = relax.Var("x", relax.TensorType((3, 3), "float32"))
+    i, j = (relax.Var(k, relax.TensorType((v,), "int64")) for k, v in (("i", n), ("j", m)))
+    v = relax.Var("v", relax.TensorType((n,), "float32"))
+    module = build(lambda x, i, j, v: relax.op.sum(relax.op.index_put(x, (i, j), v)), [x, i, j, v])
+    with pytest.raises(GradientError, match=r"relax.index_put.*must be known.*match_cast"):
+        relax.transform.Gradient("main", [module["main"].params[0]])(module)

@@ -1,0 +1,117 @@
+"""Gradients of scans: random shapes and zeros, many elements, half precision, and integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from relax_grad import GradientError
+from relax_grad.testing import check_against_torch
+
+
+@st.composite
+def cases(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    axis = draw(st.none() | st.integers(-len(shape), len(shape) - 1))
+    return draw(st.sampled_from(["cumsum", "cumprod"])), shape, axis, draw(st.booleans())
+
+
+def torch_scan(op, axis, exclusive):
+    def scan(torch, x):
+        along = 0 if axis is None else axis
+        x = x.reshape(-1) if axis is None else x
+        if exclusive:
+            first = torch.full_like(x.narrow(along, 0, 1), op == "cumprod")
+            x = torch.cat([first, x.narrow(along, 0, x.shape[along] - 1)], along)
+        return getattr(x, op)(along)
+
+    return scan
+
+
+def check(torch, case):
+    op, shape, axis, exclusive = case
+    check_against_torch(
+        f"relax.{op}",
+        [np.random.default_rng(0).integers(-1, 3, shape).astype("float64")],
+        torch_scan(op, axis, exclusive),
+        axis=axis,
+        exclusive=exclusive,
+    )
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(case=cases())
+def test_scan(torch, case):
+    check(torch, case)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(case=cases())
+def test_scan_many(torch, case):
+    check(torch, case)
+
+
+def gradient(build, x):
+    """Run the gradient of the sum of ``build(bb, x)``."""
+    param = relax.Var("x", relax.TensorType(x.shape, x.dtype.name))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [param]):
+        with bb.dataflow():
+            loss = bb.emit_output(relax.op.sum(bb.emit(build(bb, param))))
+        bb.emit_func_output(loss)
+    module = relax.transform.Gradient("main")(bb.get())
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    return machine["main_adjoint"](tvm.runtime.tensor(x))[1][0].numpy()
+
+
+def test_cumsum_of_half_precision_accumulates_in_float32():
+    found = gradient(lambda bb, x: relax.op.cumsum(x, 0), np.ones((4096, 1), "float16"))
+    np.testing.assert_array_equal(found[:, 0], np.arange(4096, 0, -1).astype("float16"))
+
+
+def test_cumprod_of_half_precision_leaves_its_range():
+    """The products before 1e-4 do not fit into float16, but the gradients do."""
+    x = np.array([300, 400, 1e-4, 2], "float16")
+    found = gradient(lambda bb, x: relax.op.cumprod(x, 0, exclusive=True), x)
+    wide = x.astype("float64")
+    a, b, c, _ = wide
+    expected = [1 + b + b * c, a + a * c, a * b, 0]
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(found, np.array(expected).astype("float16"), rtol=2e-3)
+
+
+def test_cumprod_of_many_elements_with_a_zero():
+    x = np.random.default_rng(0).uniform(0.9, 1.1, 1000)
+    x[600] = 0
+    found = gradient(lambda bb, x: relax.op.cumprod(x, 0), x)
+    at = np.random.default_rng(1).choice(1000, 5, replace=False)
+    for i in (*at, 600):
+        others = x.copy()
+        others[i] = 1
+        assert found[i] == pytest.approx(others.cumprod()[i:].sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("op", ["cumsum", "cumprod"])
+def test_what_passes_through_integers_has_no_gradient(op):
+    scan = getattr(relax.op, op)
+    x = np.array([1.5, 2.5, 0.5], "float32")
+
+    def rounded(bb, x):
+        return relax.op.astype(bb.emit(scan(x, 0, "int32")), "float32")
+
+    def of_integers(bb, x):
+        return scan(bb.emit(relax.op.astype(x, "int32")), 0, "float32")
+
+    assert not gradient(rounded, x).any()
+    assert not gradient(of_integers, x).any()
+
+
+@pytest.mark.parametrize("op", ["cumsum", "cumprod"])
+def test_an_axis_that_does_not_exist_is_refused(op):
+    with pytest.raises(GradientError, match=rf"relax.{op}.*axis must lie in \[-1, 1\).*it is 1"):
+        gradient(lambda bb, x: getattr(relax.op, op)(x, 1), np.ones(3, "float32"))
