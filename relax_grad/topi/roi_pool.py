@@ -163,12 +163,11 @@ def _pool(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Pool:
 
     def edges(axis, extent):
         """Return the tables of the elements at which bins begin and end."""
-        bounds = bounds(rois, axis, attrs, dtype)
 
         def rounded_bound(bound):
             return table(rois, lambda r: whole(te.floor(bound(r) + const(0.5))))
 
-        first, last = map(rounded_bound, bounds)
+        first, last = map(rounded_bound, bounds(rois, axis, attrs, dtype))
         bins = attrs["pooled_size"][axis]
 
         def edge(r, number, rounded):

@@ -145,18 +145,11 @@ def test_a_sample_that_is_no_number_leaves_the_others_alone():
     grid = rng.uniform(-0.9, 0.9, (1, 2, 1, 4))
     grid[0, :, 0, 1] = np.nan, 1e30
 
-    def sampled(x):
-        return relax.op.image.grid_sample(x, relax.const(grid))
+    def others(x):
+        sampled = relax.op.image.grid_sample(x, relax.const(grid))
+        return relax.op.take(sampled, relax.const([0, 2, 3]), axis=3)
 
-    data = rng.normal(size=(1, 2, 3, 4))
-    with pytest.raises(Exception, match="nan"):
-        check_gradients(sampled, [data])  # whose result is NaN
-
-    def rest(x):
-        taken = relax.op.take(sampled(x), relax.const([0, 2, 3]), axis=3)
-        return relax.op.nn.relu(taken)
-
-    check_gradients(rest, [data])
+    check_gradients(others, [rng.normal(size=(1, 2, 3, 4))])
 
 
 def gradient(build, *types):

@@ -172,9 +172,7 @@ def _torch_affine_grid(size):
 
 @register_samples("relax.image.grid_sample")
 def grid_sample(rng):
-    def sample(
-        note, method, padding_mode, align_corners, shape=(2, 2, 3, 4), symbolic=None, dtypes=None
-    ):
+    def sample(note, method, padding_mode, align_corners, shape=(2, 2, 3, 4), **settings):
         ndim = len(shape) - 2
         attrs = {
             "method": method,
@@ -185,10 +183,9 @@ def grid_sample(rng):
         return Sample(
             [rng.normal(size=shape), _grid(rng, (shape[0], ndim, *(2, 1, 3)[-ndim:]), shape)],
             attrs,
-            symbolic=symbolic,
             torch=_torch_grid_sample(method, padding_mode, align_corners),
-            dtypes=_GRID_DTYPES if dtypes is None else dtypes,
             note=note,
+            **{"dtypes": _GRID_DTYPES, **settings},
         )
 
     yield sample(
@@ -209,6 +206,7 @@ def grid_sample(rng):
         "reflection",
         False,
         (1, 1, 2, 3),
+        order=1,
         dtypes=(),
     )
     yield sample("three dimensions", "bilinear", "border", False, (1, 2, 2, 3, 2))
