@@ -237,3 +237,68 @@ def test_slicing():
         if len(range(5)[begin:end:stride])
     ]
     check_out_of_bounds(cases[::3])
+
+
+WILD = [np.nan, np.inf, -np.inf, 1e30, -1e30, 3e9, -3e9, 1e4, -1e4, 1.0, -1.0, 0.3]
+
+
+@pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
+def test_grid_sample(method):
+    cases = []
+    grid = np.array(list(itertools.product(WILD, WILD)), "float64").T.reshape(1, 2, 12, 12)
+    for padding_mode, align_corners, shape in (
+        ("zeros", False, (1, 2, 3, 4)),
+        ("border", True, (1, 1, 3, 4)),
+        ("reflection", False, (1, 1, 3, 4)),
+        ("reflection", True, (1, 1, 1, 5)),
+    ):
+        attrs = {"method": method, "padding_mode": padding_mode, "align_corners": align_corners}
+        inputs = [random(*shape).astype("float32"), grid.astype("float32")]
+        name = f"{padding_mode} {align_corners}"
+        cases.append(Case(name, "relax.image.grid_sample", inputs, attrs, nan=True))
+    check_out_of_bounds(cases)
+
+
+@pytest.mark.parametrize("op", ["roi_align", "roi_pool"])
+def test_regions(op):
+    # Neither infinite nor huge, but not in the batch, or beyond the data.
+    far = [[batch, -50, 3, 90, 4] for batch in (0, 1, 2, -1, 1e9, -1e9, np.nan, np.inf)]
+    wild = [[1, *corners] for corners in itertools.product([np.nan, np.inf, -1e30, 2.0], repeat=4)]
+    rois = np.array([*far, *wild], "float32")
+    attrs = {"pooled_size": 2, "spatial_scale": 1.0}
+    settings = [attrs]
+    if op == "roi_align":
+        settings = [
+            {**attrs, "mode": mode, "sample_ratio": ratio, "aligned": ratio == 2}
+            for mode, ratio in (("avg", -1), ("max", -1), ("avg", 2))
+        ]
+    check_out_of_bounds(
+        [
+            Case(f"{i}", f"relax.vision.{op}", [random(2, 2, 3, 4).astype("float32"), rois], each)
+            for i, each in enumerate(settings)
+        ]
+    )
+
+
+def test_resize():
+    check_out_of_bounds(
+        [
+            Case(
+                f"{method} {mode}",
+                "relax.image.resize2d",
+                [random(1, 1, 3, 7).astype("float32")],
+                {
+                    "size": size,
+                    "roi": roi,
+                    "method": method,
+                    "coordinate_transformation_mode": mode,
+                },
+            )
+            for method in ("nearest_neighbor", "linear", "cubic")
+            for mode, roi, size in (
+                ("half_pixel", None, (1, 20)),
+                ("align_corners", None, (11, 1)),
+                ("tf_crop_and_resize", (-5.0, 7.0, 1e6, -1e6), (11, 20)),
+            )
+        ]
+    )

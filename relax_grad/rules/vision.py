@@ -1,1 +1,145 @@
 """Gradients of vision operators."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.op import grad as backward
+
+from ..op.vision import roi_attrs
+from ..registry import register_gradient
+from ._util import cast_like, dtype_of, no_grad, wide_dtype, widen
+from .manipulate import _reshape_like
+
+
+@register_gradient("relax.vision.roi_align")
+def roi_align(orig_var, orig_call, output_grad, ctx):
+    """Gradient of roi_align.
+
+    Forward form: ``y = roi_align(x, rois)``.
+
+    Backward form: ``[roi_align_backward_data(y_grad, x, rois), no_grad]``: the regions have no gradient,
+    as in torchvision.
+    """
+    return _roi(backward.roi_align_backward_data, orig_call, output_grad)
+
+
+@register_gradient("relax.vision.roi_pool")
+def roi_pool(orig_var, orig_call, output_grad, ctx):
+    """Gradient of roi_pool.
+
+    Forward form: ``y = roi_pool(x, rois)``.
+
+    Backward form: ``[roi_pool_backward_data(y_grad, x, rois), no_grad]``: the regions have no gradient,
+    as in torchvision.
+    """
+    return _roi(backward.roi_pool_backward_data, orig_call, output_grad)
+
+
+@register_gradient("relax.vision.multibox_transform_loc")
+def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
+    """Gradient of multibox_transform_loc.
+
+    Forward form: with the offsets ``e`` (for x, y) and ``f`` (for width, height) that ``loc_pred`` holds,
+    and the prior boxes' ``size`` and ``centre``, ``half = exp(f * v_wh) / 2 * size`` and ``middle = e *
+    v_xy * size + centre``; the boxes are ``[middle - half, middle + half]``, clipped to [0, 1] if so
+    asked. The scores are ``s = softmax(cls_pred)`` (or cls_pred itself) where ``s >= threshold``, without
+    the background class if so asked.
+
+    Backward form: with ``g`` the boxes' gradient, 0 where it was clipped, ``m_grad = g_min + g_max`` and
+    ``h_grad = g_max - g_min``, the gradient of ``e`` is ``m_grad * v_xy * size`` and of ``f`` is ``h_grad
+    * half * v_wh``; the priors' size has ``m_grad * e * v_xy + h_grad * exp(f * v_wh) / 2`` and their
+    centre ``m_grad``, both summed over the batch. That of ``cls_pred`` is softmax's, of the scores that
+    were kept. Half precision is computed in float32.
+    """
+    cls_pred, loc_pred, anchor = orig_call.args
+    boxes_grad, scores_grad = (
+        ctx.emit(widen(ctx.normalize(relax.TupleGetItem(output_grad, i)))) for i in (0, 1)
+    )
+    boxes = ctx.emit(relax.TupleGetItem(orig_var, 0))
+    loc_grad, anchor_grad = _boxes(ctx, orig_call.attrs, boxes, loc_pred, anchor, boxes_grad)
+    return [
+        _cast(ctx, _scores(ctx, orig_call.attrs, cls_pred, scores_grad), cls_pred),
+        _cast(ctx, _reshape_like(loc_grad, loc_pred), loc_pred),
+        _cast(ctx, anchor_grad, anchor),
+    ]
+
+
+def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
+    """Return the gradients of the boxes' offsets, of shape ``[batch, n, 4]``, and of the prior boxes."""
+    dtype = wide_dtype(loc_pred)
+    op = relax.op
+
+    def halves(tensor):
+        pair = ctx.emit(op.split(tensor, 2, axis=-1))
+        return relax.TupleGetItem(pair, 0), relax.TupleGetItem(pair, 1)
+
+    def joined(*tensors):
+        return ctx.emit(op.concat(tensors, axis=-1))
+
+    variances = [float(variance) for variance in attrs.variances]
+    v_xy, v_wh = relax.const(variances[:2], dtype), relax.const(variances[2:], dtype)
+    offset, scale = halves(_reshape_like(ctx.emit(widen(loc_pred)), boxes))
+    low, high = halves(widen(anchor))
+    size = ctx.emit(op.subtract(high, low))
+    centre = ctx.emit(op.multiply(op.add(low, high), relax.const(0.5, dtype)))
+    step = ctx.emit(op.multiply(offset, v_xy))
+    growth = ctx.emit(op.multiply(op.exp(op.multiply(scale, v_wh)), relax.const(0.5, dtype)))
+    half = ctx.emit(op.multiply(growth, size))
+
+    # The boxes have y before x.
+    sides = ctx.emit(op.split(grad, 4, axis=-1))
+    y_min, x_min, y_max, x_max = (relax.TupleGetItem(sides, i) for i in range(4))
+    min_grad, max_grad = joined(x_min, y_min), joined(x_max, y_max)
+    if attrs.clip:
+        middle = ctx.emit(op.add(op.multiply(step, size), centre))
+        min_grad = _where_inside(ctx, op.subtract(middle, half), min_grad)
+        max_grad = _where_inside(ctx, op.add(middle, half), max_grad)
+    middle_grad = ctx.emit(op.add(min_grad, max_grad))
+    half_grad = ctx.emit(op.subtract(max_grad, min_grad))
+
+    loc_grad = joined(
+        op.multiply(op.multiply(middle_grad, size), v_xy),
+        op.multiply(op.multiply(half_grad, half), v_wh),
+    )
+    size_grad = ctx.emit(op.add(op.multiply(middle_grad, step), op.multiply(half_grad, growth)))
+    centre_grad = ctx.emit(op.multiply(middle_grad, relax.const(0.5, dtype)))
+    corners = joined(op.subtract(centre_grad, size_grad), op.add(centre_grad, size_grad))
+    return loc_grad, op.sum(corners, axis=[0], keepdims=True)
+
+
+def _scores(ctx, attrs, cls_pred, grad):
+    """Return the gradient of the class predictions."""
+    op = relax.op
+    scores = ctx.emit(widen(cls_pred))
+    if attrs.apply_softmax:
+        scores = ctx.emit(op.nn.softmax(scores, axis=1))
+    threshold = relax.const(float(attrs.threshold), dtype_of(scores))
+    zero = relax.const(0, dtype_of(grad))
+    grad = ctx.emit(op.where(op.greater_equal(scores, threshold), grad, zero))
+    if not attrs.keep_background:
+        number = op.cumsum(op.ones_like(grad), axis=1)  # of the class, from 1 on
+        grad = ctx.emit(op.where(op.greater(number, relax.const(1, dtype_of(grad))), grad, zero))
+    if not attrs.apply_softmax:
+        return grad
+    weighted = ctx.emit(op.multiply(scores, grad))
+    total = op.sum(weighted, axis=[1], keepdims=True)
+    return op.subtract(weighted, op.multiply(scores, total))
+
+
+def _where_inside(ctx, value, grad):
+    """Keep the gradient where a value lies in [0, 1]."""
+    value = ctx.emit(value)
+    low, high = (relax.const(bound, dtype_of(value)) for bound in (0, 1))
+    inside = relax.op.logical_and(
+        relax.op.greater_equal(value, low), relax.op.less_equal(value, high)
+    )
+    return ctx.emit(relax.op.where(inside, grad, relax.const(0, dtype_of(grad))))
+
+
+def _cast(ctx, grad, like):
+    return cast_like(ctx.normalize(grad), like)
+
+
+def _roi(builder, call, output_grad):
+    data, rois = call.args
+    return [builder(output_grad, data, rois, **roi_attrs(call)), no_grad(rois)]

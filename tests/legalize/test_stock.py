@@ -6,6 +6,7 @@ import pytest
 import tvm
 from tvm import relax, topi
 from tvm.relax.transform.legalize_ops import binary as stock_binary
+from tvm.relax.transform.legalize_ops import image as stock_image
 from tvm.relax.transform.legalize_ops import index as stock_index
 from tvm.relax.transform.legalize_ops import linear_algebra as stock_linear_algebra
 from tvm.relax.transform.legalize_ops import manipulate as stock_manipulate
@@ -28,6 +29,36 @@ CHANNELS = [tensor(name, 4) for name in "gbmv"]
 QUERIES = [tensor(name, N, 3, 2, 4) for name in "qkv"]
 
 CASES = {
+    "resize2d": (
+        "relax.image.resize2d",
+        [IMAGES, (5, 12)],
+        {"layout": "NHWC", "method": "cubic"},
+        stock_image._image_resize2d,
+    ),
+    "resize2d of packed channels": (
+        "relax.image.resize2d",
+        [tensor("x", 1, 2, 3, 4, 4), (5, 6)],
+        {"layout": "NCHW4c"},
+        stock_image._image_resize2d,
+    ),
+    "resize3d": (
+        "relax.image.resize3d",
+        [tensor("x", N, 2, 3, 4, 5), (5, 6, 7)],
+        {"coordinate_transformation_mode": "align_corners", "cubic_exclude": 1},
+        stock_image._image_resize3d,
+    ),
+    "affine_grid": (
+        "relax.image.affine_grid",
+        [tensor("x", N, 2, 3), (4, 5)],
+        {},
+        stock_image._image_affine_grid,
+    ),
+    "grid_sample": (
+        "relax.image.grid_sample",
+        [IMAGES, tensor("g", N, 2, 5, 6)],
+        {"padding_mode": "reflection", "align_corners": True},
+        stock_image._image_grid_sample,
+    ),
     "power": ("relax.power", [X, VECTOR], {}, stock_binary._binary(topi.power)),
     "atan2": ("relax.atan2", [X, VECTOR], {}, stock_binary._binary(topi.atan2)),
     "mod": ("relax.mod", [X, VECTOR], {}, stock_binary._binary(topi.mod)),

@@ -1,1 +1,156 @@
 """Gradients of the backward operators of image operators."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.relax.op import grad as backward
+
+from ...op.grid_sample import grid_sample_attrs
+from ...op.image import resize_attrs
+from ...registry import register_gradient
+from .._util import dtype_of, no_grad, shape_arg
+
+
+@register_gradient("relax.grad.resize2d_backward_data")
+def resize2d_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of resize2d_backward_data.
+
+    Forward form: ``dx = resize2d_backward_data(dy, x.shape, size)``.
+
+    Backward form: ``[resize2d(dx_grad, size), no_grad, no_grad]`` with the extrapolation value 0.
+    """
+    return _resize_backward(relax.op.image.resize2d, orig_call, output_grad)
+
+
+@register_gradient("relax.grad.resize3d_backward_data")
+def resize3d_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of resize3d_backward_data.
+
+    Forward form: ``dx = resize3d_backward_data(dy, x.shape, size)``.
+
+    Backward form: ``[resize3d(dx_grad, size), no_grad, no_grad]`` with the extrapolation value 0.
+    """
+    return _resize_backward(relax.op.image.resize3d, orig_call, output_grad)
+
+
+@register_gradient("relax.grad.affine_grid_backward_data")
+def affine_grid_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of affine_grid_backward_data.
+
+    Forward form: ``dtheta = affine_grid_backward_data(dgrid)``.
+
+    Backward form: ``[affine_grid(dtheta_grad, size)]``.
+    """
+    (grid_grad,) = orig_call.args
+    size = list(grid_grad.ty.shape.values[2:])
+    return [relax.op.image.affine_grid(output_grad, size, orig_call.attrs.align_corners)]
+
+
+@register_gradient("relax.grad.grid_sample_jvp")
+def grid_sample_jvp(orig_var, orig_call, output_grad, ctx):
+    """Gradient of grid_sample_jvp.
+
+    Forward form: ``y' = grid_sample_jvp(x, grid, ks)`` with directions ``ks`` of the grid.
+
+    Backward form: ``[grid_sample_backward_data(y'_grad, x.shape, grid, ks),
+    grid_sample_backward_grid(y'_grad, x, grid, ks), [grid_sample_backward_grid(y'_grad, x, grid, ks
+    without k) for k in ks]]``.
+    """
+    data, grid, *_ = orig_call.args
+    directions, attrs = _directions(orig_call, 2), grid_sample_attrs(orig_call)
+    partials = [
+        backward.grid_sample_backward_data(output_grad, shape_arg(data), grid, directions, **attrs),
+        backward.grid_sample_backward_grid(output_grad, data, grid, directions, **attrs),
+    ]
+    return partials + _of_directions(
+        directions,
+        lambda others: backward.grid_sample_backward_grid(output_grad, data, grid, others, **attrs),
+    )
+
+
+@register_gradient("relax.grad.grid_sample_backward_data")
+def grid_sample_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of grid_sample_backward_data.
+
+    Forward form: ``dx = grid_sample_backward_data(dy, x.shape, grid, ks)``, which is linear in ``dy``:
+    ``<dx, h> = <dy, grid_sample_jvp(h, grid, ks)>``.
+
+    Backward form: with ``h = dx_grad``, ``[grid_sample_jvp(h, grid, ks), no_grad,
+    grid_sample_backward_grid(dy, h, grid, ks), [grid_sample_backward_grid(dy, h, grid, ks without k) for
+    k in ks]]``. Without directions, the first is grid_sample.
+    """
+    dy, data_shape, grid, *_ = orig_call.args
+    directions, attrs = _directions(orig_call, 3), grid_sample_attrs(orig_call)
+
+    def of_grid(directions):
+        return backward.grid_sample_backward_grid(dy, output_grad, grid, directions, **attrs)
+
+    partials = [
+        backward.grid_sample_jvp(output_grad, grid, directions, **attrs)
+        if directions
+        else relax.op.image.grid_sample(output_grad, grid, **attrs),
+        no_grad(data_shape),
+        no_grad(grid) if attrs["method"] == "nearest" else of_grid(directions),
+    ]
+    return partials + _of_directions(directions, of_grid)
+
+
+@register_gradient("relax.grad.grid_sample_backward_grid")
+def grid_sample_backward_grid(orig_var, orig_call, output_grad, ctx):
+    """Gradient of grid_sample_backward_grid.
+
+    Forward form: ``dgrid = grid_sample_backward_grid(dy, x, grid, ks)``, with ``<dgrid, k> = <dy,
+    grid_sample_jvp(x, grid, ks + [k])>``.
+
+    Backward form: with ``k = dgrid_grad``, ``[grid_sample_jvp(x, grid, ks + [k]),
+    grid_sample_backward_data(dy, x.shape, grid, ks + [k]), grid_sample_backward_grid(dy, x, grid, ks +
+    [k]), [grid_sample_backward_grid(dy, x, grid, ks + [k] without k') for k' in ks]]``.
+    """
+    dy, data, grid, *_ = orig_call.args
+    directions, attrs = _directions(orig_call, 3), grid_sample_attrs(orig_call)
+    more = [*directions, output_grad]
+    partials = [
+        backward.grid_sample_jvp(data, grid, more, **attrs),
+        backward.grid_sample_backward_data(dy, shape_arg(data), grid, more, **attrs),
+        backward.grid_sample_backward_grid(dy, data, grid, more, **attrs),
+    ]
+    return partials + _of_directions(
+        directions,
+        lambda others: backward.grid_sample_backward_grid(
+            dy, data, grid, [*others, output_grad], **attrs
+        ),
+    )
+
+
+def _resize_backward(forward, call, output_grad):
+    dy, data_shape, size = call.args
+    attrs = {**resize_attrs(call), "extrapolation_value": 0.0}
+    return [
+        forward(output_grad, size, **attrs, out_dtype=dtype_of(dy)),
+        no_grad(data_shape),
+        no_grad(size),
+    ]
+
+
+def _directions(call, index: int) -> list[relax.Expr]:
+    """Return the directions of a call, whose argument ``index`` is a tuple of them or is missing."""
+    if len(call.args) == index:
+        return []
+    tensors = call.args[index]
+    if isinstance(tensors, relax.Tuple):
+        return list(tensors.fields)
+    return [relax.TupleGetItem(tensors, i) for i in range(len(tensors.ty.fields))]
+
+
+def _of_directions(directions, partial_without) -> list[relax.Expr]:
+    """Return the partial of the argument of the directions, if there is one.
+
+    The derivative is linear in each direction, whose partial takes the others.
+    """
+    if not directions:
+        return []
+    return [
+        relax.Tuple(
+            [partial_without(directions[:i] + directions[i + 1 :]) for i in range(len(directions))]
+        )
+    ]

@@ -1,0 +1,265 @@
+"""The backward operators of grid_sample, closed under differentiation.
+
+``grid_sample(data, grid)`` is linear in the data. Along directions ``k1, k2, ...`` of the grid it has the
+derivatives
+
+    ``y(data, grid; k1, .., km) = d/dt1 .. d/dtm grid_sample(data, grid + t1 * k1 + .. + tm * km)`` at 0.
+
+``grid_sample_jvp`` is that derivative, for ``m`` = 0 grid_sample itself. ``grid_sample_backward_data`` and
+``grid_sample_backward_grid`` are the gradients of ``<output_grad, y(data, grid; k1, .., km)>`` with
+respect to the data and to the grid, for ``m`` = 0 those of grid_sample. The gradients of the three are
+built of the three again, with a direction more or less, and so give every order.
+
+Where it is not differentiable, at the centre of an element for ``bilinear`` and at a border, the
+derivative is PyTorch's: that of the piece behind the element, and 0 on and beyond a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import relax
+from tvm.ir import Op
+
+from .._compat import Analyzer, dtype_of
+from ._declare import (
+    Shape,
+    as_shape,
+    check_shape,
+    declare_op,
+    forward_type,
+    shape_values,
+    tensor_type,
+)
+
+_RANKS = {"NCHW": 2, "NCDHW": 3}
+_METHODS = {"NCHW": ("nearest", "bilinear", "bicubic"), "NCDHW": ("nearest", "bilinear")}
+_PADDING_MODES = ("zeros", "border", "reflection")
+
+
+def grid_sample_backward_data(
+    output_grad: relax.Expr,
+    data_shape: relax.Expr | Shape,
+    grid: relax.Expr,
+    directions: relax.Expr | Sequence[relax.Expr] = (),
+    **attrs,
+) -> relax.Call:
+    """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to the data.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result.
+    data_shape : relax.Expr or Sequence[int or PrimExpr]
+        The shape of the data.
+    grid : relax.Expr
+        The grid.
+    directions : relax.Expr or Sequence[relax.Expr]
+        Directions of the grid, each of its type.
+    **attrs
+        As given to ``relax.op.image.grid_sample``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``; half precision is accumulated
+        in float32.
+    """
+    return _call(
+        "grid_sample_backward_data",
+        [output_grad, as_shape(data_shape), grid],
+        directions,
+        output_grad,
+        attrs,
+    )
+
+
+def grid_sample_backward_grid(
+    output_grad: relax.Expr,
+    data: relax.Expr,
+    grid: relax.Expr,
+    directions: relax.Expr | Sequence[relax.Expr] = (),
+    **attrs,
+) -> relax.Call:
+    """Gradient of grid_sample, or of its derivative along directions of the grid, with respect to the grid.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result.
+    data : relax.Expr
+        The data.
+    grid, directions, **attrs
+        As for :func:`grid_sample_backward_data`.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the type of ``grid``; half precision is accumulated in float32.
+    """
+    return _call(
+        "grid_sample_backward_grid", [output_grad, data, grid], directions, output_grad, attrs
+    )
+
+
+def grid_sample_jvp(
+    data: relax.Expr,
+    grid: relax.Expr,
+    directions: relax.Expr | Sequence[relax.Expr] = (),
+    **attrs,
+) -> relax.Call:
+    """Derivative of grid_sample along directions of the grid.
+
+    Parameters
+    ----------
+    data : relax.Expr
+        The data.
+    grid, directions, **attrs
+        As for :func:`grid_sample_backward_data`.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the type of ``grid_sample(data, grid, **attrs)``.
+    """
+    return _call("grid_sample_jvp", [data, grid], directions, data, attrs)
+
+
+def grid_sample_attrs(call: relax.Call) -> dict:
+    """Return the attributes of grid_sample or of one of its backward operators."""
+    return {
+        name: getattr(call.attrs, name)
+        for name in ("method", "layout", "padding_mode", "align_corners")
+    }
+
+
+def _call(name, arguments, directions, like, attrs) -> relax.Call:
+    if not isinstance(directions, relax.Expr):
+        directions = relax.Tuple(list(directions)) if len(directions) else None
+    if directions is not None:
+        arguments = [*arguments, directions]
+    attrs = relax.op.image.grid_sample(like, like, **attrs).attrs
+    return relax.Call(Op.get(f"relax.grad.{name}"), arguments, attrs)
+
+
+def _infer_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    output_grad = tensor_type(call, 0, "output_grad")
+    shape = shape_values(call, 1, "data_shape")
+    if shape is None:
+        _check(call, None, 2)
+        ndim = call.args[1].ty.ndim
+        return relax.TensorType(dtype=output_grad.dtype, ndim=ndim, vdevice=output_grad.vdevice)
+    data_type = relax.TensorType(shape, output_grad.dtype, vdevice=output_grad.vdevice)
+    _check_output_grad(call, ctx, data_type, 2)
+    return data_type
+
+
+def _infer_backward_grid(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    tensor_type(call, 0, "output_grad")
+    _check_output_grad(call, ctx, tensor_type(call, 1, "data"), 2)
+    return call.args[2].ty
+
+
+def _infer_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    data_type = tensor_type(call, 0, "data")
+    return _forward(call, ctx, data_type, 1)
+
+
+def _check_output_grad(call, ctx, data_type: relax.TensorType, grid_index: int) -> None:
+    """Hold the output gradient against the result of the forward operator."""
+    output_grad = tensor_type(call, 0, "output_grad")
+    if dtype_of(output_grad) != dtype_of(data_type):
+        raise TypeError(
+            f"{call.op.name}: output_grad must have the dtype of the data, {data_type.dtype}, but its "
+            f"type is {output_grad}"
+        )
+    check_shape(call, "output_grad", output_grad, _forward(call, ctx, data_type, grid_index))
+
+
+def _forward(call, ctx, data_type: relax.TensorType, grid_index: int) -> relax.TensorType:
+    _check(call, data_type, grid_index)
+    data = relax.Var("data", data_type)
+    forward = relax.Call(
+        Op.get("relax.image.grid_sample"), [data, call.args[grid_index]], call.attrs
+    )
+    return forward_type(call, ctx, forward)
+
+
+def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> None:
+    """Refuse what TVM's inference of the forward operator lets pass, but no computation takes."""
+    name, attrs = call.op.name, grid_sample_attrs(call)
+    layout = attrs["layout"]
+    for attr, values in (
+        ("layout", tuple(_RANKS)),
+        ("method", _METHODS.get(layout, ())),
+        ("padding_mode", _PADDING_MODES),
+    ):
+        if attrs[attr] not in values:
+            raise ValueError(f"{name}: {attr} must be one of {values}, but it is {attrs[attr]!r}")
+    grid = tensor_type(call, grid_index, "grid")
+    for what, tensor in (("grid", grid), ("data", data)):
+        if tensor is not None and tensor.ndim not in (-1, len(layout)):
+            raise ValueError(
+                f"{name}: {what} must have {len(layout)} dimensions for the layout {layout}, but its "
+                f"type is {tensor}"
+            )
+    if _differ(grid, 1, _RANKS[layout]):
+        raise ValueError(
+            f"{name}: the grid must have {_RANKS[layout]} coordinates along axis 1, but its type is {grid}"
+        )
+    if isinstance(getattr(data, "shape", None), relax.ShapeExpr) and _differ(
+        grid, 0, data.shape.values[0]
+    ):
+        raise ValueError(
+            f"{name}: data and grid must have the same batch, but their types are {data} and {grid}"
+        )
+    if len(call.args) == grid_index + 1:
+        return
+    directions = call.args[grid_index + 1].ty
+    if not isinstance(directions, relax.TupleType):
+        raise TypeError(f"{name}: directions must be a tuple, but their type is {directions}")
+    for direction in directions.fields:
+        if not isinstance(direction, relax.TensorType) or dtype_of(direction) != dtype_of(grid):
+            raise TypeError(
+                f"{name}: a direction must have the type of the grid, {grid}, but it has {direction}"
+            )
+        check_shape(call, "a direction", direction, grid)
+
+
+def _differ(tensor: relax.TensorType, axis: int, extent) -> bool:
+    """Tell whether an axis provably has another extent."""
+    return isinstance(tensor.shape, relax.ShapeExpr) and Analyzer().can_prove(
+        tensor.shape.values[axis] != extent
+    )
+
+
+_DIRECTIONS = ("directions", "Optional Tuple", "Directions of the grid, each of its type.")
+_OUTPUT_GRAD = ("output_grad", "Tensor", "The gradient with respect to the result.")
+for _builder, _infer, _arguments in (
+    (
+        grid_sample_backward_data,
+        _infer_backward_data,
+        [
+            _OUTPUT_GRAD,
+            ("data_shape", "Shape", "The shape of the data."),
+            ("grid", "Tensor", "The grid."),
+        ],
+    ),
+    (
+        grid_sample_backward_grid,
+        _infer_backward_grid,
+        [_OUTPUT_GRAD, ("data", "Tensor", "The data."), ("grid", "Tensor", "The grid.")],
+    ),
+    (
+        grid_sample_jvp,
+        _infer_jvp,
+        [("data", "Tensor", "The data."), ("grid", "Tensor", "The grid.")],
+    ),
+):
+    declare_op(
+        _builder.__name__,
+        [*_arguments, _DIRECTIONS],
+        _infer,
+        _builder,
+        "relax.attrs.GridSampleAttrs",
+    )

@@ -1,0 +1,433 @@
+"""Tensor expressions of affine_grid and grid_sample and of their derivatives.
+
+A sample is a sum over a few elements of the data around it, its taps: two or four along each spatial axis,
+the weight of a tap being the product of one weight for each axis. All that depends on the grid alone is
+computed once for all channels: where the taps lie along each axis, and their weights or a derivative of
+them along directions of the grid. A tap outside the data has the position -1, and is neither read nor
+written, whatever the grid holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import te, tirx, topi
+from tvm.script.ir_builder import tirx as T
+
+from ._loops import add, extern, loops, tasks
+from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
+
+_SPLINE = -0.75
+_NEAR = np.poly1d([_SPLINE + 2, -(_SPLINE + 3), 0, 1])
+_FAR = np.poly1d([_SPLINE, -5 * _SPLINE, 8 * _SPLINE, -4 * _SPLINE])
+
+#: The weights of an axis' taps as polynomials of the fraction of the coordinate, from the first tap on.
+_WEIGHTS = {
+    "nearest": [np.poly1d([1.0])],
+    "bilinear": [np.poly1d([-1.0, 1.0]), np.poly1d([1.0, 0.0])],
+    "bicubic": [
+        _FAR(np.poly1d([1, 1])),
+        _NEAR,
+        _NEAR(np.poly1d([-1, 1])),
+        _FAR(np.poly1d([-1, 2])),
+    ],
+}
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The taps along one spatial axis, for every sample."""
+
+    position: te.Tensor  # [N, tap, *sample], -1 where there is none
+    fraction: te.Tensor  # [N, *sample]
+    slope: te.Tensor  # [N, *sample], the derivative of the coordinate along the grid
+    channel: int  # of the grid
+    weights: list[np.poly1d]
+
+    def weight(self, tap: tirx.PrimExpr, sample: Sequence, order: int) -> tirx.PrimExpr | None:
+        """Return a derivative of a tap's weight along the grid; None where all are 0."""
+        polynomials = [np.polyder(weight, order) if order else weight for weight in self.weights]
+        if not any(polynomial.coeffs.any() for polynomial in polynomials):
+            return None
+        t = self.fraction(*sample)
+
+        def const(value):
+            return tirx.const(float(value), t.ty.dtype)
+
+        values = [
+            functools.reduce(
+                lambda total, c: total * t + const(c), p.coeffs[1:], const(p.coeffs[0])
+            )
+            for p in polynomials
+        ]
+        chosen = values[-1]
+        for i, value in reversed(list(enumerate(values[:-1]))):
+            chosen = tirx.Select(tap == i, value, chosen)
+        for _ in range(order):
+            chosen = chosen * self.slope(*sample)
+        return chosen
+
+
+def affine_grid(data: te.Tensor, size: Shape, align_corners: bool) -> te.Tensor:
+    """Transform a regular grid: ``topi.image.affine_grid`` for extents of any value, also symbolic.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        The affine matrices, of shape ``(batch, n, n + 1)`` for ``n`` dimensions.
+    size : Sequence[int or PrimExpr]
+        The spatial extents of the grid.
+    align_corners : bool
+        Whether the first and the last element of an axis lie at -1 and 1, or their outer borders do; an
+        axis of one element lies at 0 in either case.
+
+    Returns
+    -------
+    result : te.Tensor
+        The grid, of shape ``(batch, n, *size)``; half precision is computed in float32.
+    """
+    dtype = accumulation_dtype(data.dtype)
+    ndim = len(size)
+
+    def element(n, row, *at):
+        total = data(n, row, ndim).astype(dtype)
+        for axis, i in enumerate(at):
+            column = ndim - 1 - axis
+            total += data(n, row, column).astype(dtype) * _regular(
+                i, size[axis], align_corners, dtype
+            )
+        return total.astype(data.dtype)
+
+    return te.compute(
+        [data.shape[0], ndim, *size], element, name="affine_grid", tag=topi.tag.INJECTIVE
+    )
+
+
+def affine_grid_backward_data(output_grad: te.Tensor, align_corners: bool) -> te.Tensor:
+    """Gradient of affine_grid with respect to its matrices.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result.
+    align_corners : bool
+        As for :func:`affine_grid`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape of the matrices in the dtype of ``output_grad``; half precision is
+        accumulated in float32.
+    """
+    batch, ndim, *size = output_grad.shape
+    shape = [batch, ndim, len(size) + 1]
+    if is_empty(size):
+        return zeros(shape, output_grad.dtype)
+    dtype = accumulation_dtype(output_grad.dtype)
+    at = [te.reduce_axis((0, extent), f"k{axis}") for axis, extent in enumerate(size)]
+
+    def element(n, row, column):
+        factor = tirx.const(1, dtype)
+        for axis, (i, extent) in enumerate(zip(at, size, strict=True)):
+            place = _regular(i, extent, align_corners, dtype)
+            factor = tirx.Select(column == len(size) - 1 - axis, place, factor)
+        return te.sum(output_grad(n, row, *at).astype(dtype) * factor, axis=at)
+
+    total = te.compute(shape, element, name="affine_grid_backward")
+    return cast(zero_where_empty(total, size), output_grad.dtype)
+
+
+def grid_sample_jvp(
+    data: te.Tensor, grid: te.Tensor, directions: Sequence[te.Tensor], **attrs
+) -> te.Tensor:
+    """Derivative of grid_sample along directions of the grid; without directions, grid_sample itself.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        The data.
+    grid : te.Tensor
+        The grid.
+    directions : Sequence[te.Tensor]
+        Directions, of the shape of the grid.
+    **attrs
+        ``method``, ``padding_mode`` and ``align_corners``, as ``relax.op.image.grid_sample`` takes them.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and the dtype of the samples; coordinates of half precision are computed,
+        and sums accumulated, in float32.
+    """
+    batch, channels, *extents = data.shape
+    shape = [batch, channels, *grid.shape[2:]]
+    axes = _taps(grid, extents, **attrs)
+    dtype = accumulation_dtype(data.dtype, grid.dtype)
+    weights = _weights(axes, grid, directions, None, dtype)
+    if weights is None or is_empty(shape) or is_empty(extents):
+        return zeros(shape, data.dtype)
+    taps = _tap_axes(axes)
+
+    def element(n, c, *sample):
+        return te.sum(
+            _read(data, n, c, axes, taps, sample, dtype) * weights(n, *taps, *sample), axis=taps
+        )
+
+    return cast(te.compute(shape, element, name="grid_sample"), data.dtype)
+
+
+def grid_sample_backward_data(
+    output_grad: te.Tensor,
+    grid: te.Tensor,
+    directions: Sequence[te.Tensor],
+    data_shape: Shape,
+    **attrs,
+) -> te.Tensor:
+    """Gradient of :func:`grid_sample_jvp` with respect to the data: each sample adds to its taps.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result.
+    grid, directions, **attrs
+        As for :func:`grid_sample_jvp`.
+    data_shape : Sequence[int or PrimExpr]
+        The shape of the data.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of shape ``data_shape`` in the dtype of ``output_grad``. A parallel task owns a channel
+        of an element of the batch, so that the order of the sums is always the same.
+    """
+    axes = _taps(grid, data_shape[2:], **attrs)
+    dtype = accumulation_dtype(output_grad.dtype, grid.dtype)
+    weights = _weights(axes, grid, directions, None, dtype)
+    if weights is None or is_empty(data_shape) or is_empty(output_grad.shape):
+        return zeros(data_shape, output_grad.dtype)
+
+    def body(grad, weight, *rest):
+        *positions, out = rest
+        with tasks(data_shape[:2]) as (n, c):
+            with loops(data_shape[2:]) as at:
+                T.buffer_store(out, tirx.const(0, dtype), [n, c, *at])
+            with loops(grad.shape[2:]) as sample, loops([len(a.weights) for a in axes]) as taps:
+                at = [p[(n, tap, *sample)] for p, tap in zip(positions, taps, strict=True)]
+                with T.If(tirx.all(*(i >= 0 for i in at))), T.Then():
+                    value = grad[(n, c, *sample)].astype(dtype)
+                    add(out, [n, c, *at], value * weight[(n, *taps, *sample)])
+
+    inputs = [output_grad, weights, *(axis.position for axis in axes)]
+    result = extern(body, inputs, data_shape, dtype, "grid_sample_backward_data")
+    return cast(result, output_grad.dtype)
+
+
+def grid_sample_backward_grid(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    grid: te.Tensor,
+    directions: Sequence[te.Tensor],
+    **attrs,
+) -> te.Tensor:
+    """Gradient of :func:`grid_sample_jvp` with respect to the grid.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result.
+    data, grid, directions, **attrs
+        As for :func:`grid_sample_jvp`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and the dtype of the grid; half precision is accumulated in float32.
+    """
+    batch, channels, *extents = data.shape
+    if is_empty([channels, *extents]) or is_empty(grid.shape):
+        return zeros(grid.shape, grid.dtype)
+    axes = _taps(grid, extents, **attrs)
+    dtype = accumulation_dtype(data.dtype, grid.dtype)
+
+    def part(weights):
+        taps = _tap_axes(axes)
+        channel = te.reduce_axis((0, channels), "channel")
+
+        def element(n, *sample):
+            value = output_grad(n, channel, *sample).astype(dtype) * weights(n, *taps, *sample)
+            tap = _read(data, n, channel, axes, taps, sample, dtype)
+            return te.sum(value * tap, axis=[*taps, channel])
+
+        total = te.compute([batch, *grid.shape[2:]], element, name="grid_sample_backward_grid")
+        return zero_where_empty(total, [channels])
+
+    parts = {}
+    for i, axis in enumerate(axes):
+        weights = _weights(axes, grid, directions, i, dtype)
+        if weights is not None:
+            parts[axis.channel] = part(weights)
+    if not parts:
+        return zeros(grid.shape, grid.dtype)
+
+    def joined(n, channel, *sample):
+        value = tirx.const(0, dtype)
+        for own, part in parts.items():
+            value = tirx.if_then_else(channel == own, part(n, *sample), value)
+        return value.astype(grid.dtype)
+
+    return te.compute(grid.shape, joined, name="grid_gradient", tag=topi.tag.INJECTIVE)
+
+
+def _regular(i, extent, align_corners: bool, dtype: str) -> tirx.PrimExpr:
+    """Return where element ``i`` of an axis lies between -1 and 1, as ``topi.image.affine_grid`` has it."""
+
+    def const(value):
+        return tirx.const(value, dtype)
+
+    at, size = i.astype(dtype), tirx.const(1, "int64") * extent
+    if align_corners:
+        if is_static(extent) and int(extent) == 1:
+            return const(0)
+        place = const(-1) + at * (const(2 - 1e-7) / (size - 1).astype(dtype))
+        return place if is_static(extent) else tirx.if_then_else(size > 1, place, const(0))
+    size = size.astype(dtype)
+    return const(-1) + const(1) / size + at * (const(2) / size)
+
+
+def _taps(
+    grid: te.Tensor, extents: Shape, method: str, padding_mode: str, align_corners: bool
+) -> list[_Axis]:
+    """Find the taps along each spatial axis, in the order D, H, W; the grid has x first."""
+    dtype = accumulation_dtype(grid.dtype)
+    weights = _WEIGHTS[method]
+    batch, sample_shape = grid.shape[0], list(grid.shape[2:])
+    moves_samples = method != "bicubic"  # bicubic moves taps into the data, the others samples
+
+    def const(value):
+        return tirx.const(value, dtype)
+
+    def axis(channel, extent):
+        size = (tirx.const(1, "int64") * extent).astype(dtype)
+        last = size - const(1)
+
+        def reflected(x):
+            """Return the reflection of a coordinate, and its derivative."""
+            low, span = (const(0), last) if align_corners else (const(-0.5), size)
+            distance = tirx.abs(x - low)
+            turns = te.floor(te.floor(distance) / tirx.max(span, const(1)))
+            rest = distance - turns * span
+            even = turns - const(2) * te.floor(turns / const(2)) == const(0)
+            inside = tirx.all(x >= low, x <= low + span)
+            value = tirx.Select(even, rest + low, span - rest + low)
+            sign = tirx.Select(even, const(1), const(-1))
+            sign = tirx.Select(x < low, -sign, sign)
+            return tirx.Select(inside, x, value), tirx.Select(inside, const(1), sign)
+
+        def moved(x):
+            """Return a coordinate or a position moved into the data, and its derivative."""
+            slope = const(1)
+            if padding_mode == "reflection":
+                x, slope = reflected(x)
+            if padding_mode in ("border", "reflection"):
+                slope = tirx.Select(tirx.all(x > const(0), x < last), slope, const(0))
+                x = tirx.min(tirx.max(x, const(0)), last)
+            return x, slope
+
+        def coordinate(n, *at):
+            """Return the coordinate of a sample in the data, and its derivative along the grid."""
+            x = grid(n, channel, *at).astype(dtype)
+            if align_corners:
+                x, slope = (x + const(1)) * last / const(2), last / const(2)
+            else:
+                x, slope = const(-0.5) + (x + const(1)) * size / const(2), size / const(2)
+            if not moves_samples:
+                return x, slope
+            x, factor = moved(x)
+            return x, slope * factor
+
+        places = te.compute([batch, *sample_shape], lambda *at: coordinate(*at)[0], name="place")
+
+        def position(n, tap, *at):
+            x = places(n, *at)
+            if method == "nearest":
+                x = te.nearbyint(x)
+            else:
+                x = te.floor(x) + tap.astype(dtype) - const(1 if method == "bicubic" else 0)
+            if not moves_samples:
+                x, _ = moved(x)
+            # Compared before it is cast: neither NaN nor a huge number is an integer.
+            inside = tirx.all(x >= const(0), x <= last)
+            found = tirx.Select(inside, x, const(0)).astype("int32")
+            return tirx.Select(inside, found, tirx.const(-1, "int32"))
+
+        return _Axis(
+            te.compute([batch, len(weights), *sample_shape], position, name="position"),
+            te.compute(
+                places.shape, lambda *at: places(*at) - te.floor(places(*at)), name="fraction"
+            ),
+            te.compute(places.shape, lambda *at: coordinate(*at)[1], name="slope"),
+            channel,
+            weights,
+        )
+
+    return [axis(len(extents) - 1 - i, extent) for i, extent in enumerate(extents)]
+
+
+def _weights(
+    axes: Sequence[_Axis],
+    grid: te.Tensor,
+    directions: Sequence[te.Tensor],
+    extra: int | None,
+    dtype: str,
+) -> te.Tensor | None:
+    """Return the derivative of every tap's weight along the directions, and along one axis' coordinate.
+
+    A tensor of the axes ``[N, *taps, *sample]``; None where it is 0 everywhere.
+    """
+    count = len(axes)
+
+    def element(n, *at):
+        taps, sample = at[:count], (n, *at[count:])
+        terms = []
+        # Each direction moves the coordinate of one axis.
+        for moved in itertools.product(range(count), repeat=len(directions)):
+            factors = [
+                axis.weight(taps[i], sample, moved.count(i) + (i == extra))
+                for i, axis in enumerate(axes)
+            ]
+            if any(factor is None for factor in factors):
+                continue
+            factors += [
+                direction(n, axes[i].channel, *sample[1:])
+                for i, direction in zip(moved, directions, strict=True)
+            ]
+            terms.append(
+                functools.reduce(operator.mul, (factor.astype(dtype) for factor in factors))
+            )
+        return functools.reduce(operator.add, terms)
+
+    order = len(directions) + (extra is not None)
+    degree = max(weight.order for weight in axes[0].weights)
+    if order > count * degree:
+        return None
+    shape = [grid.shape[0], *(len(axis.weights) for axis in axes), *grid.shape[2:]]
+    return te.compute(shape, element, name="weights")
+
+
+def _tap_axes(axes: Sequence[_Axis]) -> list[tirx.IterVar]:
+    return [te.reduce_axis((0, len(axis.weights)), f"tap{i}") for i, axis in enumerate(axes)]
+
+
+def _read(data, n, channel, axes, taps, sample, dtype) -> tirx.PrimExpr:
+    """Read a tap; 0 where there is none."""
+    at = [axis.position(n, tap, *sample) for axis, tap in zip(axes, taps, strict=True)]
+    return tirx.if_then_else(
+        tirx.all(*(i >= 0 for i in at)),
+        data(n, channel, *at).astype(dtype),
+        tirx.const(0, dtype),
+    )

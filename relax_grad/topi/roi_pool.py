@@ -1,0 +1,210 @@
+"""Tensor expressions of roi_pool and of its gradients.
+
+The result is the largest element of each bin of a region.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tvm import te, tirx, topi
+from tvm.script.ir_builder import tirx as T
+
+from ._loops import add, loops, tasks
+from ._regions import (
+    LARGEST,
+    batch_of,
+    bins_shape,
+    bounds,
+    place_of,
+    pooled_shape,
+    row_and_column,
+    scatter,
+    spatial,
+    statements,
+    table,
+)
+from ._util import Shape, accumulation_dtype, axes, cast, is_empty, zeros
+
+
+class _Pool(NamedTuple):
+    """Tables of the regions of roi_pool, of shape ``[region]`` and ``[region, bin along the axis]``."""
+
+    batch: te.Tensor  # -1 where there is no such element
+    top: te.Tensor  # the first row of a bin, inside the data
+    bottom: te.Tensor  # the row behind the last
+    left: te.Tensor
+    right: te.Tensor
+
+
+def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
+    """Largest element of each bin: ``topi.vision.roi_pool`` that reads nothing outside.
+
+    Parameters
+    ----------
+    data : te.Tensor
+        The data.
+    rois : te.Tensor
+        The regions, of shape ``(number, 5)``.
+    **attrs
+        ``pooled_size``, ``spatial_scale`` and ``layout``, as ``relax.op.vision.roi_pool`` takes them.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the dtype of the data. An empty bin is 0.
+    """
+    at = axes(attrs["layout"], "NCHW")
+    shape = pooled_shape(data.shape, rois, attrs)
+    if is_empty(shape) or is_empty(data.shape):
+        return zeros(shape, data.dtype)
+    regions = _pool(data.shape, rois, attrs)
+
+    def element(*index):
+        r, c, ph, pw = (index[axis] for axis in at)
+        y = te.reduce_axis((regions.top[r, ph], regions.bottom[r, ph]), "y")
+        x = te.reduce_axis((regions.left[r, pw], regions.right[r, pw]), "x")
+        return te.max(data[place_of(at, tirx.max(regions.batch[r], 0), c, y, x)], axis=[y, x])
+
+    pooled = te.compute(shape, element, name="roi_pool")
+
+    def filled(*index):
+        r, _, ph, pw = (index[axis] for axis in at)
+        filled = tirx.all(
+            regions.batch[r] >= 0,
+            regions.bottom[r, ph] > regions.top[r, ph],
+            regions.right[r, pw] > regions.left[r, pw],
+        )
+        return tirx.if_then_else(filled, pooled(*index), tirx.const(0, data.dtype))
+
+    return te.compute(shape, filled, name="roi_pool_filled", tag=topi.tag.INJECTIVE)
+
+
+def roi_pool_backward_data(
+    output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs
+) -> te.Tensor:
+    """Gradient of roi_pool with respect to the data: the first one of the largest elements gets it.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient with respect to the result.
+    data, rois, **attrs
+        As for :func:`roi_pool`.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of the shape and the dtype of the data; half precision is accumulated in float32, in an
+        order that is always the same.
+    """
+    if is_empty(output_grad.shape) or is_empty(data.shape):
+        return zeros(data.shape, data.dtype)
+    at = axes(attrs["layout"], "NCHW")
+    dtype = accumulation_dtype(data.dtype)
+    regions = _pool(data.shape, rois, attrs)
+    width = spatial(data.shape, at)[1]
+    inputs = [output_grad, _largest_element(data, regions, attrs)]
+
+    def add_bin(out, grad, winner, _, r, n, c, bin_):
+        which = winner[(r, c, *bin_)]
+        with T.If(which >= 0), T.Then():
+            y, x = row_and_column(which, width)
+            add(out, place_of(at, n, c, y, x), grad[place_of(at, r, c, *bin_)].astype(dtype))
+
+    return cast(scatter(add_bin, inputs, regions, data.shape, attrs, dtype), data.dtype)
+
+
+def roi_pool_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
+    """Derivative of roi_pool along a direction of the data.
+
+    Parameters
+    ----------
+    direction : te.Tensor
+        The direction, of the shape of the data.
+    data, rois, **attrs
+        As for :func:`roi_pool`.
+
+    Returns
+    -------
+    result : te.Tensor
+        The first one of the largest elements of each bin, taken of the direction.
+    """
+    shape = pooled_shape(data.shape, rois, attrs)
+    if is_empty(shape) or is_empty(data.shape):
+        return zeros(shape, direction.dtype)
+    at = axes(attrs["layout"], "NCHW")
+    regions = _pool(data.shape, rois, attrs)
+    winner = _largest_element(data, regions, attrs)
+    width = spatial(data.shape, at)[1]
+
+    def element(*index):
+        r, c, *bin_ = (index[axis] for axis in at)
+        which = winner[(r, c, *bin_)]
+        y, x = row_and_column(tirx.max(which, 0), width)
+        value = direction[place_of(at, regions.batch[r], c, y, x)]
+        return tirx.if_then_else(which >= 0, value, tirx.const(0, direction.dtype))
+
+    return te.compute(shape, element, name="roi_pool_jvp", tag=topi.tag.INJECTIVE)
+
+
+def _pool(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Pool:
+    """Compute the tables of roi_pool."""
+    dtype = accumulation_dtype(rois.dtype)
+
+    def const(value):
+        return tirx.const(value, dtype)
+
+    def whole(value):
+        """Cast a float to an integer; what is too large or no number to a bound."""
+        valid = tirx.all(value > const(-LARGEST), value < const(LARGEST))
+        bound = tirx.Select(value > const(0), const(LARGEST), const(-LARGEST))
+        return tirx.Select(valid, value, bound).astype("int64")
+
+    def edges(axis, extent):
+        """Return the tables of the elements at which bins begin and end."""
+
+        def rounded_bound(bound):
+            return table(rois, lambda r: whole(te.floor(bound(r) + const(0.5))))
+
+        first, last = map(rounded_bound, bounds(rois, axis, attrs, dtype))
+        bins = attrs["pooled_size"][axis]
+
+        def edge(r, number, rounded):
+            length = tirx.max(last[r] - first[r] + 1, 1).astype(dtype)
+            offset = whole(rounded(number.astype(dtype) * (length / const(bins))))
+            return tirx.max(tirx.min(first[r] + offset, extent), 0)
+
+        shape = (rois.shape[0], bins)
+        return (
+            te.compute(shape, lambda r, i: edge(r, i, te.floor), name="edge"),
+            te.compute(shape, lambda r, i: edge(r, i + 1, te.ceil), name="edge"),
+        )
+
+    at = axes(attrs["layout"], "NCHW")
+    height, width = spatial(data_shape, at)
+    return _Pool(batch_of(rois, data_shape[at[0]], dtype), *edges(0, height), *edges(1, width))
+
+
+def _largest_element(data: te.Tensor, regions: _Pool, attrs: dict) -> te.Tensor:
+    """Return the number of the first one of the largest elements of each bin, -1 where there is none."""
+    at = axes(attrs["layout"], "NCHW")
+    shape = bins_shape(data.shape, regions, attrs)
+    width = spatial(data.shape, at)[1]
+
+    def body(data, *buffers):
+        *tables, winner, best = buffers
+        regions = _Pool(*tables)
+        with tasks(shape[:2]) as (r, c), loops(shape[2:]) as (ph, pw):
+            place = (r, c, ph, pw)
+            top, left, batch = regions.top[r, ph], regions.left[r, pw], regions.batch[r]
+            extents = [regions.bottom[r, ph] - top, regions.right[r, pw] - left]
+            T.buffer_store(winner, tirx.const(-1, "int64"), place)
+            with T.If(batch >= 0), T.Then(), loops(extents) as (i, j):
+                value = data[place_of(at, batch, c, top + i, left + j)]
+                with T.If(tirx.any(winner[place] < 0, value > best[place])), T.Then():
+                    T.buffer_store(best, value, place)
+                    T.buffer_store(winner, (top + i) * width + left + j, place)
+
+    outputs = [(shape, "int64"), (shape, data.dtype)]
+    return statements(body, [data, *regions], outputs, "largest_element")[0]

@@ -1,0 +1,192 @@
+"""Gradients of image operators: random settings against PyTorch, kinks, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from relax_grad import GradientError
+from relax_grad.testing import check_against_torch, check_gradients
+
+#: PyTorch's modes of interpolation, with the settings of resize2d that are the same.
+MODES = {
+    "nearest": ("nearest_neighbor", "asymmetric", "floor"),
+    "nearest-exact": ("nearest_neighbor", "tf_half_pixel_for_nn", "floor"),
+    "bilinear": ("linear", "half_pixel", ""),
+    "bicubic": ("cubic", "half_pixel", ""),
+    "bilinear, corners": ("linear", "align_corners", ""),
+    "bicubic, corners": ("cubic", "align_corners", ""),
+}
+
+
+def check_resize(mode, shape, size):
+    method, coordinates, rounding = MODES[mode]
+    name, *corners = mode.split(", ")
+
+    def forward(torch, x):
+        align = {"align_corners": True} if corners else {}
+        return torch.nn.functional.interpolate(x, size, mode=name, **align)
+
+    check_against_torch(
+        "relax.image.resize2d",
+        [np.random.default_rng(0).normal(size=(1, 1, *shape))],
+        forward,
+        size=size,
+        method=method,
+        coordinate_transformation_mode=coordinates,
+        rounding_method=rounding,
+    )
+
+
+RESIZES = {
+    "mode": st.sampled_from(sorted(MODES)),
+    "shape": st.tuples(st.integers(1, 8), st.integers(1, 8)),
+    "size": st.tuples(st.integers(1, 8), st.integers(1, 8)),
+}
+
+
+@pytest.mark.usefixtures("torch")
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(**RESIZES)
+def test_resize2d(mode, shape, size):
+    check_resize(mode, shape, size)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+@settings(max_examples=200, deadline=None)
+@given(**RESIZES)
+def test_resize2d_many(mode, shape, size):
+    check_resize(mode, shape, size)
+
+
+def check_grid_sample(case, shape, samples, grid=None):
+    method, padding_mode, align_corners = case
+    ndim = len(shape) - 2
+    rng = np.random.default_rng(1)
+    if grid is None:
+        grid = rng.uniform(-2.5, 2.5, (shape[0], ndim, *samples))
+    check_against_torch(
+        "relax.image.grid_sample",
+        [rng.normal(size=shape), grid],
+        lambda torch, x, g: torch.nn.functional.grid_sample(
+            x, g.movedim(1, -1), method, padding_mode, align_corners
+        ),
+        method=method,
+        padding_mode=padding_mode,
+        align_corners=align_corners,
+        layout="NCHW" if ndim == 2 else "NCDHW",
+    )
+
+
+CASES = list(
+    itertools.product(
+        ["nearest", "bilinear", "bicubic"], ["zeros", "border", "reflection"], [False, True]
+    )
+)
+SAMPLINGS = {
+    "case": st.sampled_from(CASES),
+    "shape": st.tuples(*(st.integers(1, high) for high in (2, 2, 5, 5))),
+    "samples": st.tuples(st.integers(1, 3), st.integers(1, 4)),
+}
+
+
+@pytest.mark.usefixtures("torch")
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(**SAMPLINGS)
+def test_grid_sample(case, shape, samples):
+    check_grid_sample(case, shape, samples)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch")
+@settings(max_examples=200, deadline=None)
+@given(**SAMPLINGS)
+def test_grid_sample_many(case, shape, samples):
+    check_grid_sample(case, shape, samples)
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] == "bilinear"], ids=str)
+def test_grid_sample_at_kinks(case):
+    """At the centres and the borders of elements, and where they are reflected."""
+    at = np.arange(-3, 3.25, 0.25)
+    grid = np.stack(np.meshgrid(at, at[:13], indexing="ij"))[None]
+    check_grid_sample(case, (1, 1, 4, 2 if not case[2] else 5), None, grid)
+
+
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("method", ["nearest", "bilinear"])
+def test_grid_sample_in_three_dimensions(method):
+    for padding_mode, align_corners in (("zeros", True), ("reflection", False)):
+        check_grid_sample((method, padding_mode, align_corners), (2, 1, 2, 3, 4), (2, 1, 3))
+
+
+def test_grid_sample_to_third_order():
+    rng = np.random.default_rng(0)
+    grid = np.array([[-0.41, 0.13], [0.62, -0.87]]).reshape(1, 2, 1, 2)
+    for method in ("bilinear", "bicubic"):
+        check_gradients(
+            "relax.image.grid_sample",
+            [rng.normal(size=(1, 1, 3, 4)), grid],
+            order=3,
+            method=method,
+        )
+
+
+def test_a_sample_that_is_no_number_leaves_the_others_alone():
+    """An undefined place in the grid has no element to add its gradient to."""
+    rng = np.random.default_rng(0)
+    grid = rng.uniform(-0.9, 0.9, (1, 2, 1, 4))
+    grid[0, :, 0, 1] = np.nan, 1e30
+
+    def others(x):
+        sampled = relax.op.image.grid_sample(x, relax.const(grid))
+        return relax.op.take(sampled, relax.const([0, 2, 3]), axis=3)
+
+    check_gradients(others, [rng.normal(size=(1, 2, 3, 4))])
+
+
+def gradient(build, *types):
+    params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            loss = bb.emit_output(relax.op.sum(bb.emit(build(*params))))
+        bb.emit_func_output(loss)
+    return relax.transform.Gradient("main", params)(bb.get())
+
+
+@pytest.mark.parametrize(
+    ("build", "shapes", "message"),
+    [
+        (
+            lambda x: relax.op.image.resize2d(x, (2, 2), layout="NCHW4c"),
+            [(1, 2, 3, 3, 4)],
+            "relax.image.resize2d.*'NCHW4c'.*unpacked",
+        ),
+        (
+            lambda x, g: relax.op.image.grid_sample(x, g, layout="NHWC"),
+            [(1, 3, 3, 2), (1, 2, 3, 3)],
+            "relax.image.grid_sample.*layout must be one of",
+        ),
+        (
+            lambda x, g: relax.op.image.grid_sample(x, g, method="cubic"),
+            [(1, 2, 3, 3), (1, 2, 3, 3)],
+            "method must be one of",
+        ),
+        (
+            lambda x, g: relax.op.image.grid_sample(x, g),
+            [(2, 2, 3, 3), (1, 2, 3, 3)],
+            "data and grid must have the same batch",
+        ),
+    ],
+)
+def test_what_is_refused(build, shapes, message):
+    with pytest.raises(GradientError, match=message):
+        gradient(build, *(relax.TensorType(shape, "float32") for shape in shapes))

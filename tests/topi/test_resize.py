@@ -1,0 +1,190 @@
+"""The transpose of a resize against the Jacobian of TVM's own and of ours."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import te, tirx, topi
+
+from relax_grad.topi import resize as topi_resize
+
+MODES = (
+    "half_pixel",
+    "align_corners",
+    "asymmetric",
+    "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+    "tf_crop_and_resize",
+)
+ROUNDINGS = ("", "round", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+SIZES = [(1, 1), (1, 4), (5, 1), (2, 7), (7, 2), (4, 4), (3, 6), (6, 3), (3, 5), (9, 5)]
+
+
+def attrs(mode, method, rounding="", **others):
+    return {
+        "method": method,
+        "coordinate_transformation_mode": mode,
+        "rounding_method": rounding,
+        "roi": [0.1, 0.3, 0.9, 0.8],
+        "cubic_alpha": -0.75,
+        "cubic_exclude": 0,
+        **others,
+    }
+
+
+def compiled(*tensors):
+    return tvm.compile(te.create_prim_func(list(tensors)), target="llvm")
+
+
+def call(function, shape, *inputs, dtype="float32"):
+    tensors = [tvm.runtime.tensor(value) for value in inputs]
+    out = tvm.runtime.empty(shape, dtype)
+    function(*tensors, out)
+    return out.numpy()
+
+
+def unit_images(height, width, dtype="float32"):
+    count = height * width
+    return np.eye(count, dtype=dtype).reshape(count, 1, height, width)
+
+
+def stock(data, size, settings):
+    settings = dict(settings)
+    settings["bicubic_alpha"] = settings.pop("cubic_alpha")
+    settings["bicubic_exclude"] = settings.pop("cubic_exclude")
+    return topi.image.resize2d(
+        data, size=[tirx.IntImm("int64", extent) for extent in size], **settings
+    )
+
+
+def ours(data, size, settings):
+    return topi_resize.resize(data, size, "NCHW", "float32", 0.0, **settings)
+
+
+def check_transpose(height, width, settings, forward=stock):
+    """The backward function of unit images must be the transposed Jacobian of the forward one."""
+    size = (width, height)  # one axis grows where the other shrinks
+    images, grads = unit_images(height, width), unit_images(*size)
+    data = te.placeholder(images.shape, "float32", "data")
+    jacobian = call(
+        compiled(data, forward(data, size, settings)), (len(images), 1, *size), images
+    ).reshape(len(images), -1)
+    grad = te.placeholder(grads.shape, "float32", "grad")
+    shape = (len(grads), 1, height, width)
+    backward = topi_resize.resize_backward_data(grad, shape, "NCHW", "float32", **settings)
+    found = call(compiled(grad, backward), shape, grads).reshape(len(grads), -1)
+    if settings["method"] == "nearest_neighbor":
+        np.testing.assert_array_equal(found, jacobian.T)
+    else:
+        np.testing.assert_allclose(found, jacobian.T, rtol=0, atol=2e-6)
+
+
+def one_of(cases):
+    return st.sampled_from(list(cases))
+
+
+nearest = st.builds(
+    lambda mode, rounding: attrs(mode, "nearest_neighbor", rounding),
+    one_of(MODES),
+    one_of(ROUNDINGS),
+)
+smooth = st.builds(
+    lambda mode, method, exclude: attrs(mode, method, cubic_exclude=exclude),
+    one_of(MODES),
+    one_of(["linear", "cubic"]),
+    one_of([0, 1]),
+)
+sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
+
+
+def check_random(size, settings):
+    height, width = size
+    # TVM's own divides by zero where corners are aligned to one element.
+    alone = settings["coordinate_transformation_mode"] == "align_corners" and 1 in size
+    check_transpose(height, width, settings, ours if alone else stock)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(size=sizes, settings=st.one_of(nearest, smooth))
+def test_transpose_of_tvm(size, settings):
+    check_random(size, settings)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(size=st.tuples(st.integers(1, 20), st.integers(1, 20)), settings=st.one_of(nearest, smooth))
+def test_transpose_of_tvm_many(size, settings):
+    check_random(size, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "rounding"), itertools.product(MODES, ROUNDINGS))
+def test_ties_of_nearest(mode, rounding):
+    for size in SIZES:
+        check_random(size, attrs(mode, "nearest_neighbor", rounding))
+
+
+@pytest.mark.parametrize("method", ["nearest_neighbor", "linear", "cubic"])
+def test_window_holds_every_tap_of_large_extents(method):
+    """Where the ratio is neither an integer nor small, in the integers that are computed at run time."""
+    for extent, size in ((257, 1000), (1000, 257), (3, 500), (500, 3), (99, 100)):
+        settings = attrs("half_pixel", method, "round")
+        data = te.placeholder((1, 1, 1, extent), "float32", "data")
+        grad = te.placeholder((1, 1, 1, size), "float32", "grad")
+        x = np.random.default_rng(0).normal(size=(1, 1, 1, extent)).astype("float32")
+        g = np.random.default_rng(1).normal(size=(1, 1, 1, size)).astype("float32")
+        y = call(compiled(data, stock(data, (1, size), settings)), g.shape, x)
+        dx = call(
+            compiled(
+                grad,
+                topi_resize.resize_backward_data(grad, x.shape, "NCHW", "float32", **settings),
+            ),
+            x.shape,
+            g,
+        )
+        np.testing.assert_allclose(
+            np.sum(y.astype("float64") * g), np.sum(dx.astype("float64") * x), rtol=1e-4
+        )
+
+
+def test_half_precision_is_accumulated_in_float32():
+    settings = attrs("half_pixel", "nearest_neighbor", "round")
+    grad = te.placeholder((1, 1, 64, 65), "float16", "grad")
+    backward = topi_resize.resize_backward_data(grad, (1, 1, 1, 1), "NCHW", "float16", **settings)
+    found = call(
+        compiled(grad, backward), (1, 1, 1, 1), np.ones((1, 1, 64, 65), "float16"), dtype="float16"
+    )
+    assert found.item() == 4160
+
+
+def test_what_is_no_tap_does_not_leak_nan():
+    settings = attrs("half_pixel", "linear")
+    grad = te.placeholder((1, 1, 1, 12), "float32", "grad")
+    backward = topi_resize.resize_backward_data(grad, (1, 1, 1, 6), "NCHW", "float32", **settings)
+    value = np.zeros((1, 1, 1, 12), "float32")
+    value[..., 0] = np.nan
+    value[..., 11] = np.inf
+    found = call(compiled(grad, backward), (1, 1, 1, 6), value).ravel()
+    assert np.isnan(found[0])
+    assert np.isinf(found[5])
+    np.testing.assert_array_equal(found[1:5], 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"method": "area"}, "no method 'area'"),
+        ({"coordinate_transformation_mode": "x"}, "no coordinate_transformation_mode 'x'"),
+        ({"rounding_method": "up"}, "no rounding_method 'up'"),
+    ],
+)
+def test_unknown_settings_are_refused(wrong, message):
+    grad = te.placeholder((1, 1, 2, 2), "float32", "grad")
+    settings = {**attrs("half_pixel", "nearest_neighbor"), **wrong}
+    with pytest.raises(ValueError, match=message):
+        topi_resize.resize_backward_data(grad, (1, 1, 3, 3), "NCHW", "float32", **settings)
