@@ -121,3 +121,33 @@ def _softmax_samples(name):
 
 register_samples("relax.nn.log_softmax")(_softmax_samples("log_softmax"))
 register_samples("relax.nn.softmax")(_softmax_samples("softmax"))
+
+
+@register_samples("relax.grad.nll_loss_backward")
+def nll_loss_backward(rng):
+    for note, (grad, inputs, attrs) in _backward_cases(rng).items():
+        yield Sample([grad, *inputs], attrs, wrt=[0, 3], note=note)
+
+
+@register_samples("relax.grad.nll_loss_backward_weights")
+def nll_loss_backward_weights(rng):
+    for note, (grad, inputs, attrs) in _backward_cases(rng).items():
+        yield Sample([grad, *inputs], attrs, wrt=[0, 1, 3], note=note)
+
+
+def _backward_cases(rng):
+    """The gradient of the loss, its inputs and its attributes, for two reductions."""
+    weights, targets = rng.uniform(0.5, 1.5, 3), np.array([0, 2, -100, 2])
+    inputs = [rng.normal(size=(4, 3)), targets, weights]
+    return {
+        "mean": (rng.normal(size=()), inputs, {"reduction": "mean"}),
+        "no reduction": (rng.normal(size=4), inputs, {"reduction": "none"}),
+    }
+
+
+@register_samples("relax.grad.cross_entropy_with_logits_backward")
+def cross_entropy_with_logits_backward(rng):
+    yield Sample(
+        [rng.normal(size=()), rng.normal(size=(3, 2))], symbolic={1: {0: "n"}}, note="a batch"
+    )
+    yield Sample([rng.normal(size=()), rng.normal(size=4)], note="a vector")
