@@ -21,7 +21,6 @@ from . import (
     pool,
     qdq,
     scan,
-    sorting,
     statistical,
     unary,
     vision,

@@ -17,7 +17,6 @@ from . import (
     pad,
     pool,
     scan,
-    sorting,
     statistical,
     vision,
 )

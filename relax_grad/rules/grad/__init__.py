@@ -20,7 +20,6 @@ from . import (
     pad,
     pool,
     scan,
-    sorting,
     statistical,
     vision,
 )

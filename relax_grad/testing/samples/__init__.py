@@ -3,7 +3,6 @@
 from . import (
     activation,
     attention,
-    base,
     binary,
     ccl,
     conv,

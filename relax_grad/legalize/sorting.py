@@ -1,1 +1,0 @@
-"""Legalization of the backward operators of sorting."""

@@ -1,1 +1,0 @@
-"""The backward operators of sorting."""

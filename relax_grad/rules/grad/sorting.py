@@ -1,1 +1,0 @@
-"""Gradients of the backward operators of sorting."""

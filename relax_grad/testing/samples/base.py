@@ -1,1 +1,0 @@
-"""Samples of the operators that only pass tensors on."""

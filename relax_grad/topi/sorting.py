@@ -1,1 +1,0 @@
-"""Tensor expressions of the gradients of sorting."""
