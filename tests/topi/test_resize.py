@@ -117,7 +117,7 @@ def test_transpose_of_tvm(size, settings):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(size=st.tuples(st.integers(1, 20), st.integers(1, 20)), settings=st.one_of(nearest, smooth))
 def test_transpose_of_tvm_many(size, settings):
     check_random(size, settings)
