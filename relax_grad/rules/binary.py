@@ -37,10 +37,10 @@ class _Function:
 
 def _power_x1(g, x1, x2, y):
     """Derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also where ``x1 = 0``."""
+    slope = g * x2 * op.power(x1, x2 - _const(1, x2))
     exponent = constant_value(x2)
     if exponent is not None and np.all(exponent != 0):
-        return g * x2 * op.power(x1, relax.const(exponent - 1, dtype_of(x2)))
-    slope = g * x2 * op.power(x1, x2 - _const(1, x2))
+        return slope
     return op.where(op.equal(x2, zero(x2)), zero(g), slope)
 
 
