@@ -6,9 +6,6 @@ import numpy as np
 
 from ._sample import Sample, register_samples
 
-#: Moved by the step of the differences in half precision, a sample would leave its cell.
-_GRID_DTYPES = ("float32",)
-
 
 @register_samples("relax.image.resize2d")
 def resize2d(rng):
@@ -185,7 +182,7 @@ def grid_sample(rng):
             attrs,
             torch=_torch_grid_sample(method, padding_mode, align_corners),
             note=note,
-            **{"dtypes": _GRID_DTYPES, **settings},
+            **settings,
         )
 
     yield sample(
@@ -221,7 +218,6 @@ def grid_sample_jvp(rng):
             _grid(rng, (1, 2, 1, 3), shape),
             (rng.normal(size=(1, 2, 1, 3)),),
         ],
-        dtypes=_GRID_DTYPES,
     )
 
 
@@ -235,7 +231,6 @@ def grid_sample_backward_data(rng):
             _grid(rng, (1, 2, 1, 3), shape),
             (rng.normal(size=(1, 2, 1, 3)),),
         ],
-        dtypes=_GRID_DTYPES,
     )
 
 
@@ -248,7 +243,6 @@ def grid_sample_backward_grid(rng):
             rng.normal(size=shape),
             _grid(rng, (1, 2, 1, 3), shape),
         ],
-        dtypes=_GRID_DTYPES,
     )
 
 
