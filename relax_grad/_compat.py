@@ -5,6 +5,7 @@ Everything else in the package imports what differs between the supported TVM re
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from importlib import metadata
@@ -131,8 +132,21 @@ def shapes_differ(found, expected) -> bool:
     )
 
 
+def applies_softmax(attrs) -> bool:
+    """Tell whether a multibox_transform_loc applies softmax to the scores, as in 0.26 each of them does."""
+    return bool(getattr(attrs, "apply_softmax", True))
+
+
+#: Whether multibox_transform_loc takes ``apply_softmax``.
+CAN_LEAVE_SOFTMAX_OUT = (
+    "apply_softmax" in inspect.signature(tvm.relax.op.vision.multibox_transform_loc).parameters
+)
+
+
 __all__ = [
+    "CAN_LEAVE_SOFTMAX_OUT",
     "Analyzer",
+    "applies_softmax",
     "check_versions",
     "constant_value",
     "dtype_of",

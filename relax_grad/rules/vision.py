@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from .._compat import applies_softmax
 from ..op.vision import roi_attrs
 from ..registry import register_gradient
 from ._util import cast_like, dtype_of, no_grad, wide_dtype, widen
@@ -111,7 +112,8 @@ def _scores(ctx, attrs, cls_pred, grad):
     """Return the gradient of the class predictions."""
     op = relax.op
     scores = ctx.emit(widen(cls_pred))
-    if attrs.apply_softmax:
+    softmax = applies_softmax(attrs)
+    if softmax:
         scores = ctx.emit(op.nn.softmax(scores, axis=1))
     threshold = relax.const(float(attrs.threshold), dtype_of(scores))
     zero = relax.const(0, dtype_of(grad))
@@ -119,7 +121,7 @@ def _scores(ctx, attrs, cls_pred, grad):
     if not attrs.keep_background:
         number = op.cumsum(op.ones_like(grad), axis=1)  # of the class, from 1 on
         grad = ctx.emit(op.where(op.greater(number, relax.const(1, dtype_of(grad))), grad, zero))
-    if not attrs.apply_softmax:
+    if not softmax:
         return grad
     weighted = ctx.emit(op.multiply(scores, grad))
     total = op.sum(weighted, axis=[1], keepdims=True)
