@@ -13,9 +13,11 @@ from ..errors import GradientError
 __all__ = [
     "broadcast_like",
     "cast_like",
+    "const_like",
     "dtype_of",
     "float_only",
     "is_float",
+    "is_one",
     "is_static",
     "no_grad",
     "same_shape",
@@ -149,4 +151,14 @@ def float_only(rule):
 
 def zero(like: relax.Expr) -> relax.Expr:
     """Return the scalar constant 0 in the dtype of ``like``."""
-    return relax.const(0, dtype_of(like))
+    return const_like(0, like)
+
+
+def const_like(value: float, like: relax.Expr) -> relax.Expr:
+    """Return a scalar constant in the dtype of ``like``."""
+    return relax.const(value, dtype_of(like))
+
+
+def is_one(extent: tirx.PrimExpr) -> bool:
+    """Tell whether an extent is known to be 1."""
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1

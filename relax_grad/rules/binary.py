@@ -14,7 +14,17 @@ from tvm.relax import op
 
 from .._compat import constant_value
 from ..registry import register_gradient
-from ._util import cast_like, dtype_of, is_float, no_grad, unbroadcast, wide_dtype, widen, zero
+from ._util import (
+    cast_like,
+    const_like,
+    dtype_of,
+    is_float,
+    no_grad,
+    unbroadcast,
+    wide_dtype,
+    widen,
+    zero,
+)
 
 #: Makes the partial of an argument from ``(y_grad, *arguments, y)``.
 Partial = Callable[..., relax.Expr]
@@ -37,7 +47,7 @@ class _Function:
 
 def _power_x1(g, x1, x2, y):
     """Derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also where ``x1 = 0``."""
-    slope = g * x2 * op.power(x1, x2 - _const(1, x2))
+    slope = g * x2 * op.power(x1, x2 - const_like(1, x2))
     exponent = constant_value(x2)
     if exponent is not None and np.all(exponent != 0):
         return slope
@@ -58,7 +68,7 @@ def _atan2_share(g, numerator, x1, x2):
     """Return ``g * numerator / (x1**2 + x2**2)``; 0 at the origin, as PyTorch has it."""
     square = x1 * x1 + x2 * x2
     origin = op.equal(square, zero(x1))
-    share = g * numerator / op.where(origin, _const(1, x1), square)
+    share = g * numerator / op.where(origin, const_like(1, x1), square)
     return op.where(origin, zero(x1), share)
 
 
@@ -66,14 +76,10 @@ def _chosen(lost: Callable[..., relax.Expr]) -> Partial:
     """Pass the gradient on, unless ``lost(x1, x2)``; each of two equal arguments gets half of it."""
 
     def partial(g, x1, x2, y):
-        half = g * _const(0.5, g)
+        half = g * const_like(0.5, g)
         return op.where(op.equal(x1, x2), half, op.where(lost(x1, x2), zero(g), g))
 
     return partial
-
-
-def _const(value: float, like: relax.Expr) -> relax.Expr:
-    return relax.const(value, dtype_of(like))
 
 
 _PARTIALS = {

@@ -13,7 +13,7 @@ from .._compat import Analyzer
 from ..errors import GradientError
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_gradient
-from ._util import cast_like, dtype_of, is_float, is_static, no_grad, shape_arg, shape_of
+from ._util import cast_like, dtype_of, is_float, is_one, is_static, no_grad, shape_arg, shape_of
 
 
 @register_gradient(
@@ -77,7 +77,7 @@ def _is_broadcast(x: relax.Expr, grad: relax.Expr) -> bool:
     """Tell whether matmul has broadcast an argument of two or more axes to the batch of its result."""
     batch, full = shape_of(x)[:-2], shape_of(grad)[:-2]
     return len(batch) != len(full) or any(
-        _is_one(extent) and not _is_one(whole) for extent, whole in zip(batch, full, strict=True)
+        is_one(extent) and not is_one(whole) for extent, whole in zip(batch, full, strict=True)
     )
 
 
@@ -97,7 +97,7 @@ def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
     lost = [
         axis
         for axis, (letter, extent) in enumerate(zip(own, shape_of(like), strict=True))
-        if letter in batch and _is_one(extent) and not _is_one(extents[letter])
+        if letter in batch and is_one(extent) and not is_one(extents[letter])
     ]
     target = "".join(letter for axis, letter in enumerate(own) if axis not in lost)
     grad, factor = _of_one_dtype(grad, factor)
@@ -163,14 +163,14 @@ def _einsum_operand(
         letter
         for other, letters in others
         for letter, extent in zip(letters, shape_of(other), strict=True)
-        if not _is_one(extent)
+        if not is_one(extent)
     }
     present = set("".join(letters for _, letters in others))
     # What only the operand has, or has with another extent than the others: summed, then broadcast.
     target = "".join(
         letter
         for letter, extent in dict(zip(own, shape_of(operand), strict=True)).items()
-        if letter in present and _is_one(extent) == (letter not in spread)
+        if letter in present and is_one(extent) == (letter not in spread)
     )
     if [letters for _, letters in others] == [target]:
         contracted = others[0][0]
@@ -188,7 +188,7 @@ def _check_extents(terms: list[tuple[relax.Expr, str]]) -> None:
     found = {}
     for operand, letters in terms:
         for letter, extent in zip(letters, shape_of(operand), strict=True):
-            if _is_one(extent):
+            if is_one(extent):
                 continue
             if not analyzer.can_prove_equal(found.setdefault(letter, extent), extent):
                 raise GradientError(
@@ -231,7 +231,3 @@ def _transpose(x: relax.Expr) -> relax.Expr:
 def _is_empty(x: relax.Expr) -> bool:
     """Tell whether a tensor is known to have no elements."""
     return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in shape_of(x))
-
-
-def _is_one(extent: tirx.PrimExpr) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1

@@ -8,24 +8,20 @@ from collections.abc import Callable
 from tvm import relax
 
 from ..registry import register_gradient
-from ._util import cast_like, dtype_of, is_float, no_grad, widen, zero
+from ._util import cast_like, const_like, is_float, no_grad, widen, zero
 
 #: ``(x, y, y_grad) -> x_grad`` in float32 at least; ``y`` is the forward operator's result.
 Partial = Callable[[relax.Expr, relax.Expr, relax.Expr], relax.Expr]
 
 
-def _const(value: float, like: relax.Expr) -> relax.Expr:
-    return relax.const(value, dtype_of(like))
-
-
 def _one_minus_square(x: relax.Expr) -> relax.Expr:
     """Return ``1 - x**2`` as a product, which does not cancel near 1."""
-    one = _const(1, x)
+    one = const_like(1, x)
     return (one - x) * (one + x)
 
 
 def _erf(x: relax.Expr, y: relax.Expr, grad: relax.Expr) -> relax.Expr:
-    return grad * _const(2 / math.sqrt(math.pi), x) * relax.op.exp(relax.op.negative(x * x))
+    return grad * const_like(2 / math.sqrt(math.pi), x) * relax.op.exp(relax.op.negative(x * x))
 
 
 #: The backward form of each operator, in words and as expressions. At the edges of a domain they are
@@ -38,7 +34,7 @@ _PARTIALS: dict[str, tuple[str, Partial]] = {
     ),
     "acosh": (
         "y_grad / sqrt(x**2 - 1)",
-        lambda x, y, grad: grad * relax.op.rsqrt((x - _const(1, x)) * (x + _const(1, x))),
+        lambda x, y, grad: grad * relax.op.rsqrt((x - const_like(1, x)) * (x + const_like(1, x))),
     ),
     "asin": (
         "y_grad / sqrt(1 - x**2)",
@@ -46,16 +42,16 @@ _PARTIALS: dict[str, tuple[str, Partial]] = {
     ),
     "asinh": (
         "y_grad / sqrt(x**2 + 1)",
-        lambda x, y, grad: grad * relax.op.rsqrt(x * x + _const(1, x)),
+        lambda x, y, grad: grad * relax.op.rsqrt(x * x + const_like(1, x)),
     ),
-    "atan": ("y_grad / (x**2 + 1)", lambda x, y, grad: grad / (x * x + _const(1, x))),
+    "atan": ("y_grad / (x**2 + 1)", lambda x, y, grad: grad / (x * x + const_like(1, x))),
     "atanh": ("y_grad / (1 - x**2)", lambda x, y, grad: grad / _one_minus_square(x)),
     "cosh": ("y_grad * sinh(x)", lambda x, y, grad: grad * relax.op.sinh(x)),
     "erf": ("y_grad * 2 / sqrt(pi) * exp(-x**2)", _erf),
-    "rsqrt": ("-y_grad / 2 * y**3", lambda x, y, grad: _const(-0.5, x) * grad * y * y * y),
+    "rsqrt": ("-y_grad / 2 * y**3", lambda x, y, grad: const_like(-0.5, x) * grad * y * y * y),
     "sinh": ("y_grad * cosh(x)", lambda x, y, grad: grad * relax.op.cosh(x)),
-    "square": ("2 * y_grad * x", lambda x, y, grad: _const(2, x) * grad * x),
-    "tan": ("y_grad * (1 + y**2)", lambda x, y, grad: grad * (_const(1, x) + y * y)),
+    "square": ("2 * y_grad * x", lambda x, y, grad: const_like(2, x) * grad * x),
+    "tan": ("y_grad * (1 + y**2)", lambda x, y, grad: grad * (const_like(1, x) + y * y)),
 }
 
 _CORRECTS = {"abs": "is 1 at 0, where PyTorch's and JAX's are 0"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from tvm import relax, tirx
+from tvm import relax
 
 from ...errors import GradientError
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, shape_of, widen, zero
+from .._util import cast_like, const_like, is_one, shape_of, widen, zero
 
 _SELU_SCALE = 1.0507009873554804934193349852946
 _SELU_ALPHA = 1.6732632423543772848170429916717
@@ -37,7 +37,7 @@ def leakyrelu(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[where(x > 0, y_grad, alpha * y_grad)]``.
     """
     (x,) = orig_call.args
-    slope = _const(orig_call.attrs.alpha, x)
+    slope = const_like(orig_call.attrs.alpha, x)
     return [relax.op.where(relax.op.greater(x, zero(x)), output_grad, slope * output_grad)]
 
 
@@ -71,7 +71,7 @@ def prelu(orig_var, orig_call, output_grad, ctx):
 
     wide, grad = ctx.normalize(widen(x)), ctx.normalize(widen(output_grad))
     products = relax.op.where(open_, zero(wide), wide * grad)
-    if _is_one(extents[0]):
+    if is_one(extents[0]):
         alpha_grad = relax.op.expand_dims(relax.op.sum(products), 0)
     else:
         alpha_grad = relax.op.sum(products, others)
@@ -87,9 +87,9 @@ def gelu(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[y_grad * (P(x) + x * exp(-x**2 / 2) / sqrt(2 * pi))]``, in float32 at least.
     """
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
-    half = _const(0.5, x)
-    below = half + half * relax.op.erf(x * _const(math.sqrt(0.5), x))
-    density = relax.op.exp(_const(-0.5, x) * x * x) * _const(1 / math.sqrt(2 * math.pi), x)
+    half = const_like(0.5, x)
+    below = half + half * relax.op.erf(x * const_like(math.sqrt(0.5), x))
+    density = relax.op.exp(const_like(-0.5, x) * x * x) * const_like(1 / math.sqrt(2 * math.pi), x)
     return _cast_partial(grad * (below + x * density), orig_call, ctx)
 
 
@@ -105,11 +105,11 @@ def gelu_tanh(orig_var, orig_call, output_grad, ctx):
     """
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    one, half = _const(1, x), _const(0.5, x)
-    inner = _const(scale, x) * x * (one + _const(cubic, x) * x * x)
+    one, half = const_like(1, x), const_like(0.5, x)
+    inner = const_like(scale, x) * x * (one + const_like(cubic, x) * x * x)
     tanh = relax.op.tanh(inner)
     slope = x * ((one - tanh) * (one + tanh))
-    rise = _const(scale / 2, x) * (slope + _const(3 * cubic, x) * (slope * x * x))
+    rise = const_like(scale / 2, x) * (slope + const_like(3 * cubic, x) * (slope * x * x))
     return _cast_partial(grad * (half + half * tanh + rise), orig_call, ctx)
 
 
@@ -125,9 +125,9 @@ def selu(orig_var, orig_call, output_grad, ctx):
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
     falling = relax.op.less_equal(x, zero(x))
     exp = relax.op.exp(relax.op.where(falling, x, zero(x)))
-    slope = _const(_SELU_SCALE * _SELU_ALPHA, x) * exp
+    slope = const_like(_SELU_SCALE * _SELU_ALPHA, x) * exp
     return _cast_partial(
-        grad * relax.op.where(falling, slope, _const(_SELU_SCALE, x)), orig_call, ctx
+        grad * relax.op.where(falling, slope, const_like(_SELU_SCALE, x)), orig_call, ctx
     )
 
 
@@ -141,8 +141,8 @@ def softplus(orig_var, orig_call, output_grad, ctx):
     least.
     """
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
-    scaled = _const(orig_call.attrs.beta, x) * x
-    linear = relax.op.greater(scaled, _const(orig_call.attrs.threshold, x))
+    scaled = const_like(orig_call.attrs.beta, x) * x
+    linear = relax.op.greater(scaled, const_like(orig_call.attrs.threshold, x))
     return _cast_partial(
         relax.op.where(linear, grad, grad * relax.op.sigmoid(scaled)), orig_call, ctx
     )
@@ -155,11 +155,3 @@ def _wide_arguments(orig_call, output_grad, ctx) -> tuple[relax.Expr, relax.Expr
 
 def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
     return [cast_like(ctx.normalize(partial), orig_call.args[0])]
-
-
-def _const(value: float, like: relax.Expr) -> relax.Expr:
-    return relax.const(float(value), dtype_of(like))
-
-
-def _is_one(extent) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
