@@ -6,13 +6,9 @@ Forward and backward functions run between inaccessible pages with integers at a
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from guard import Case, check_out_of_bounds
 
 INT32 = np.iinfo("int32")

@@ -229,17 +229,18 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
     return Program(bb.get(), (*arguments, *directions))
 
 
-def compile_levels(modules: Sequence[tvm.IRModule], target) -> Callable:
+def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
     """Compile ``main`` of the modules as ``main_1``, ``main_2``, ..., with their adjoint functions.
 
-    Compiled together, the orders share the kernels that they have in common.
+    Compiled together, the modules share the kernels that they have in common, and the cost of the passes
+    over a module.
     """
     together = tvm.IRModule()
-    for order, module in enumerate(modules, start=1):
+    for number, module in enumerate(modules, start=1):
         for variable, function in module.functions_items():
             name = variable.name_hint
             if name in ("main", "main_adjoint"):
-                name = f"main_{order}{name.removeprefix('main')}"
+                name = f"main_{number}{name.removeprefix('main')}"
                 together[name] = function.with_attr("global_symbol", name)
             else:  # what the function itself brought along; calls refer to it by its variable
                 together[variable] = function

@@ -190,7 +190,7 @@ class _Chain:
             if not self.levels:
                 raise
             self.failure = error  # for when the orders below it have been checked
-        self._run = _program.compile_levels([level.module for level in self.levels], target)
+        self._run = _program.compile_together([level.module for level in self.levels], target)
 
     def level(self, order: int) -> _Level:
         if order > len(self.levels):

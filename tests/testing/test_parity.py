@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from relax_grad.errors import GradientCheckError
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_against_torch, check_many_against_torch
 
 X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
 
@@ -30,3 +30,12 @@ def test_a_different_value_fails(torch):
 def test_a_different_shape_fails(torch):
     with pytest.raises(GradientCheckError, match="output 0 has the shape"):
         check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x)[:1])
+
+
+def test_many_name_the_one_that_differs(torch):
+    right = TorchCase("relax.exp", [X], lambda torch, x: torch.exp(x))
+    clipped = {"min": -1.0, "max": 1.0}
+    wrong = TorchCase("relax.clip", [X], lambda torch, x: torch.clip(x, -1, 2), clipped)
+    assert check_many_against_torch([right, right]) < 1e-12
+    with pytest.raises(GradientCheckError, match=r"relax\.clip: the result.*\(2, 3\).*'max': 1"):
+        check_many_against_torch([right, wrong, right])

@@ -7,10 +7,11 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
 
 from relax_grad.errors import GradientError
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 
 conv2d, conv2d_transpose = relax.op.nn.conv2d, relax.op.nn.conv2d_transpose
 
@@ -93,10 +94,16 @@ def with_layouts(geometry):
 # conv1d, conv2d, conv3d
 
 
-def check_conv_against_torch(geometry):
-    data, weight, attrs = geometry
-    operator = f"relax.nn.conv{len(data) - 2}d"
-    check_against_torch(operator, normal(data, weight), torch_conv(**attrs), **attrs)
+def check_conv_against_torch(*geometries, target="llvm"):
+    check_many_against_torch(
+        [
+            TorchCase(
+                f"relax.nn.conv{len(data) - 2}d", normal(data, weight), torch_conv(**attrs), attrs
+            )
+            for data, weight, attrs in geometries
+        ],
+        target=target,
+    )
 
 
 @settings(max_examples=18, deadline=None, derandomize=True)
@@ -106,10 +113,10 @@ def test_conv_same_as_torch(torch, geometry):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(geometries())
-def test_conv_same_as_torch_at_length(torch, geometry):
-    check_conv_against_torch(geometry)
+@at_length(1000)
+@given(batches(geometries()))
+def test_conv_same_as_torch_at_length(torch, batch):
+    check_conv_against_torch(*batch, target=TARGET)
 
 
 @pytest.mark.parametrize(
@@ -350,10 +357,19 @@ def test_a_packed_layout_is_refused(rank, suffix):
 # conv1d_transpose, conv2d_transpose, conv3d_transpose
 
 
-def check_transpose_against_torch(geometry):
-    data, weight, attrs = geometry
-    operator = f"relax.nn.conv{len(data) - 2}d_transpose"
-    check_against_torch(operator, normal(data, weight), torch_conv_transpose(**attrs), **attrs)
+def check_transpose_against_torch(*geometries, target="llvm"):
+    check_many_against_torch(
+        [
+            TorchCase(
+                f"relax.nn.conv{len(data) - 2}d_transpose",
+                normal(data, weight),
+                torch_conv_transpose(**attrs),
+                attrs,
+            )
+            for data, weight, attrs in geometries
+        ],
+        target=target,
+    )
 
 
 @settings(max_examples=18, deadline=None, derandomize=True)
@@ -363,10 +379,10 @@ def test_transpose_same_as_torch(torch, geometry):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(geometries(transposed=True))
-def test_transpose_same_as_torch_at_length(torch, geometry):
-    check_transpose_against_torch(geometry)
+@at_length(1000)
+@given(batches(geometries(transposed=True)))
+def test_transpose_same_as_torch_at_length(torch, batch):
+    check_transpose_against_torch(*batch, target=TARGET)
 
 
 @pytest.mark.parametrize("output_padding", [(0, 0), (1, 0), (2, 1), (0, 1), (-1, 0), (-2, -1)])
