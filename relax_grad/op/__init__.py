@@ -18,5 +18,6 @@ from . import (
     pool,
     scan,
     statistical,
+    stock_layout,
     vision,
 )
