@@ -133,15 +133,20 @@ def shapes_differ(found, expected) -> bool:
     )
 
 
+_LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
+
+
 def layout_decision(layout: str | None):
     """Return what ConvertLayout keeps for a tensor: its axes in order, ``"ACDB"`` for an NHWC that was NCHW.
 
     A 0-d tensor has the layout ``""``, and what is not a tensor, None.
     """
+    if layout == "":  # slayout takes it for no layout
+        found = tvm.ir.make_node(_LAYOUT_KEY, name="", axes=[])
+    else:
+        found = layout and slayout(layout)
     return tvm.ir.make_node(
-        "relax.transform.LayoutDecision",
-        layout=slayout(layout) if layout else None,
-        is_unknown_dim=layout is None,
+        "relax.transform.LayoutDecision", layout=found, is_unknown_dim=layout is None
     )
 
 

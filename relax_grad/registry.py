@@ -166,15 +166,16 @@ def register_infer_type(op_name: str, *, corrects: str) -> Callable[[InferTypeRu
     return decorate
 
 
-def register_infer_layout(op_name: str) -> Callable[[InferLayoutRule], InferLayoutRule]:
+def register_infer_layout(
+    op_name: str, *, corrects: str | None = None
+) -> Callable[[InferLayoutRule], InferLayoutRule]:
     """Declare what ``relax.transform.ConvertLayout`` does with an operator; see :func:`register_gradient`.
 
-    Where TVM has a layout inference of its own, that stays. Most are written in terms of
-    :mod:`relax_grad.op._layout`.
+    Most rules are written in terms of :mod:`relax_grad.op._layout`.
     """
 
     def decorate(rule: InferLayoutRule) -> InferLayoutRule:
-        _declare(Declaration(op_name, "FRelaxInferLayout", rule, None))
+        _declare(Declaration(op_name, "FRelaxInferLayout", rule, corrects))
         return rule
 
     return decorate

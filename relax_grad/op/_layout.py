@@ -77,7 +77,7 @@ def layout_rule(*op_names: str) -> Callable[[LayoutRule], LayoutRule]:
                 [_decisions(layout) for layout in converted.inputs],
                 [_decisions(converted.output)],
                 attrs,
-                converted.args,
+                {**_written_out(call), **converted.args},
             )
 
         for op_name in op_names:
@@ -263,17 +263,27 @@ def moved_axes(axes: int | Sequence[int] | None, layout: str):
 
 
 def moved_shape(call: relax.Call, position: int, layout: str) -> dict[int, relax.Expr] | None:
-    """Return the replacement of a shape argument; None if its extents are not known.
-
-    A shape that stays as it is, is not written out where it is read off a tensor: written out and symbolic,
-    it would keep the stock Gradient pass from differentiating the function again.
-    """
+    """Return the replacement of a shape argument; None if its extents are not known."""
     if is_first(layout):
         return {}
     values = call.args[position].ty.values
     if values is None:
         return None
     return {position: relax.ShapeExpr(moved(list(values), layout))}
+
+
+def _written_out(call: relax.Call) -> dict[int, relax.Expr]:
+    """Return the shapes that a call reads off tensors, as far as their extents are known.
+
+    The pass would bring the axes of such a tensor back in order for the sake of its shape.
+    """
+    return {
+        i: relax.ShapeExpr(list(arg.ty.values))
+        for i, arg in enumerate(call.args)
+        if isinstance(arg, relax.Var)
+        and isinstance(arg.ty, relax.ShapeType)
+        and arg.ty.values is not None
+    }
 
 
 def _layout_of(expr: relax.Expr, var_layout_map: Mapping):
