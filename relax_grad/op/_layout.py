@@ -13,7 +13,7 @@ Most operators register themselves in one line, in the module that declares them
 - :func:`follow_axis` for one with an attribute that names an axis, or several, and perhaps small tensors
   along it that keep their order::
 
-      follow_axis("relax.grad.batch_norm_backward_data", full=(0, 1), axis="axis")
+      follow_axis("relax.grad.batch_norm_backward_data", full=(0, 1))  # its attribute is "axis"
 
 - :func:`follow_layout_attrs` for one that has the layout itself as an attribute;
 - :func:`follow_shape` for one that takes a tensor and the shape, of equal rank, of its result.
@@ -68,10 +68,13 @@ def layout_rule(*op_names: str) -> Callable[[LayoutRule], LayoutRule]:
 
     def decorate(rule: LayoutRule) -> LayoutRule:
         def infer(call, desired_layouts, var_layout_map):
-            layouts = [_layout_of(arg, var_layout_map) for arg in call.args]
-            converted = rule(call, layouts, desired_layouts) or Converted(
-                [_first_of_type(arg.ty) for arg in call.args], _first_of_type(call.ty)
-            )
+            converted = None
+            if getattr(call.ty, "ndim", None) != -1:
+                layouts = [_layout_of(arg, var_layout_map) for arg in call.args]
+                converted = rule(call, layouts, desired_layouts)
+            if converted is None:
+                inputs = [_first_of_type(arg.ty) for arg in call.args]
+                converted = Converted(inputs, _first_of_type(call.ty))
             attrs = replace_attrs(call.attrs, **converted.attrs) if converted.attrs else call.attrs
             return infer_layout_output(
                 [_decisions(layout) for layout in converted.inputs],
@@ -110,21 +113,24 @@ def follow_elementwise(*op_names: str) -> None:
 
 
 def follow_axis(
-    *op_names: str, full: Sequence[int] = (0,), axis: str = "axis", result: object = True
+    *op_names: str,
+    full: Sequence[int] = (0,),
+    axes: Sequence[str] = ("axis",),
+    result: bool = True,
 ) -> None:
-    """Register operators with an attribute that names one axis or several.
+    """Register operators with attributes that name one axis or several.
 
     Parameters
     ----------
     *op_names : str
         The operators.
     full : Sequence[int]
-        The positions of the tensors that have the axes that the attribute counts. The layout is that of the
+        The positions of the tensors that have the axes that the attributes count. The layout is that of the
         first whose axes lie in another order than the first; other tensors keep their order.
-    axis : str
-        The attribute: an integer, a list of them, or None.
-    result : bool or Sequence[bool]
-        Whether the result has these axes too; one for each element of a tuple.
+    axes : Sequence[str]
+        The attributes: each is an integer, a list of them, or None.
+    result : bool
+        Whether the result has these axes too, or keeps its order.
     """
 
     @layout_rule(*op_names)
@@ -133,13 +139,9 @@ def follow_axis(
         inputs = [
             layout if i in full else _first_of_type(arg.ty) for i, arg in enumerate(call.args)
         ]
-        firsts, follows = _first_of_type(call.ty), result
-        if isinstance(firsts, list):
-            follows = [result] * len(firsts) if isinstance(result, bool) else result
-            output = [layout if own else first for own, first in zip(follows, firsts, strict=True)]
-        else:
-            output = layout if follows else firsts
-        return Converted(inputs, output, {axis: moved_axes(getattr(call.attrs, axis), layout)})
+        output = layout if result else _first_of_type(call.ty)
+        attrs = {name: moved_axes(getattr(call.attrs, name), layout) for name in axes}
+        return Converted(inputs, output, attrs)
 
 
 def follow_layout_attrs(

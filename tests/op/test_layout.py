@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from layouts import CHANNELS_LAST, calls, converted, edges
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
@@ -96,6 +97,12 @@ CASES = {
         2,
         lambda bb, x: backward.mean_backward_x(
             bb.emit(op.mean(x, [1, -1], keepdims=True)), PLAIN, [1, -1], keepdims=True
+        ),
+    ),
+    "strided_slice_backward_data": (
+        2,
+        lambda bb, x: backward.strided_slice_backward_data(
+            x, (2, 4, 6, 9), [3, -2], [8, 0], [-10, 6], [-2, 1]
         ),
     ),
     "split_backward_x": (
@@ -236,3 +243,38 @@ def test_a_scalar_stays_a_scalar():
     module = converted(bb.get())
     assert not list(calls(module["main"], "relax.permute_dims"))
     relax.transform.Gradient("main")(module)
+
+
+def test_a_result_of_unknown_rank_stays():
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    extents = relax.Var("extents", relax.ShapeType(ndim=-1))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, extents]):
+        with bb.dataflow():
+            result = bb.emit_output(op.broadcast_to(x, extents))
+        bb.emit_func_output(result)
+    module = bb.get()
+    tvm.ir.assert_structural_equal(converted(module), module)
+
+
+def test_a_shape_is_written_out():
+    """Reading it off a tensor that was converted would bring the axes back in order."""
+    n = tirx.Var("n", "int64")
+    data = relax.Var("data", relax.TensorType((n, 4, 6, 5), "float32"))
+    weight = relax.Var("weight", relax.TensorType((4, 4, 1, 1), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [data, weight]):
+        with bb.dataflow():
+            x = bb.emit(op.nn.conv2d(data, weight))
+            wide = op.nn.pad(x, (0, 0, 0, 0, 1, 1, 0, 2))
+            cropped = backward.pad_backward_data(wide, op.shape_of(x), (0, 0, 0, 0, 1, 1, 0, 2))
+            share = backward.divide_by_count(op.sum(cropped, [0, 2, 3]), op.shape_of(x), [0, 2, 3])
+            result = bb.emit_output(share)
+        bb.emit_func_output(result)
+    main = converted(bb.get())["main"]
+    assert not list(calls(main, "relax.shape_of"))
+    assert edges(main) == (["data"], [], 0)
+    (pad,) = calls(main, "relax.grad.pad_backward_data")
+    assert list(pad.value.args[1].values[1:]) == [6, 5, 4]
+    (divide,) = calls(main, "relax.grad.divide_by_count")
+    assert list(divide.value.args[1].values[1:]) == [4, 6, 5]
