@@ -32,19 +32,18 @@ from tvm import relax
 from .._compat import decided_layout, infer_layout_output, layout_decision, replace_attrs
 from ..registry import register_infer_layout
 
-#: The layout of a tensor, None for what is no tensor, and a list of these for a tuple.
-Layout = "str | None | list[Layout]"
-
 
 @dataclass(frozen=True)
 class Converted:
     """What becomes of a call.
 
+    The layout of a tensor is a string, that of what is no tensor None, and that of a tuple a list.
+
     Attributes
     ----------
-    inputs : Sequence[Layout]
+    inputs : Sequence
         The layout in which the call takes each of its arguments.
-    output : Layout
+    output : str or None or list
         The layout of its result.
     attrs : dict
         The attributes that change.
