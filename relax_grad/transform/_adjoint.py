@@ -1,0 +1,81 @@
+"""The adjoint of a variable: the sum of what its uses contribute, for each tensor that it holds."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+
+from .._compat import dtype_of
+
+_NO_GRAD = Op.get("relax.grad.no_grad")
+
+
+class Adjoint:
+    """What has come in for a variable, or for an element of a tuple.
+
+    Nothing is emitted for an adjoint that nobody asks for: contributions are collected, and added where
+    the sum is needed. An element of a tuple that nothing came in for is 0 only where the whole is needed.
+
+    Parameters
+    ----------
+    expr : relax.Expr
+        The variable, or the element.
+    kind : relax.Type
+        Its type.
+    """
+
+    def __init__(self, expr: relax.Expr, kind: relax.Type):
+        self.expr, self.type = expr, kind
+        self.terms: list[relax.Expr] = []
+        self.fields: list[Adjoint] | None = None
+        if isinstance(kind, relax.TupleType):
+            self.fields = [Adjoint(_element(expr, i), each) for i, each in enumerate(kind.fields)]
+
+    def add(self, bb: relax.BlockBuilder, partial: relax.Expr) -> None:
+        """Take a contribution of the type of the variable."""
+        if isinstance(partial, relax.Call) and partial.op == _NO_GRAD:
+            return
+        if self.fields is None:
+            self.terms.append(partial)
+            return
+        if not isinstance(partial, (relax.Tuple, relax.Var)):
+            partial = bb.emit(partial)
+        for i, field in enumerate(self.fields):
+            field.add(bb, _element(partial, i))
+
+    def total(self, bb: relax.BlockBuilder, name: str) -> relax.Expr | None:
+        """Return the sum, a variable or a tuple; None where nothing came in."""
+        if self.fields is not None:
+            totals = [field.total(bb, f"{name}_{i}") for i, field in enumerate(self.fields)]
+            if all(total is None for total in totals):
+                return None
+            return relax.Tuple(
+                [
+                    field.zeros(bb) if total is None else total
+                    for field, total in zip(self.fields, totals, strict=True)
+                ]
+            )
+        if not self.terms:
+            return None
+        total, *others = self.terms
+        if not isinstance(total, relax.Var):
+            total = bb.emit(total, name)
+        for term in others:
+            total = bb.emit(relax.op.add(total, term), name)
+        self.terms = [total]
+        return total
+
+    def zeros(self, bb: relax.BlockBuilder) -> relax.Expr:
+        """Return zeros of the type of the variable."""
+        if self.fields is not None:
+            return relax.Tuple([field.zeros(bb) for field in self.fields])
+        kind = self.type
+        if isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr):
+            return bb.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
+        return bb.emit(relax.op.zeros_like(self.expr))
+
+
+def _element(expr: relax.Expr, index: int) -> relax.Expr:
+    if isinstance(expr, relax.Tuple):
+        return expr.fields[index]
+    return relax.TupleGetItem(expr, index)
