@@ -33,7 +33,7 @@ class Adjoint:
 
     def add(self, bb: relax.BlockBuilder, partial: relax.Expr) -> None:
         """Take a contribution of the type of the variable."""
-        if isinstance(partial, relax.Call) and partial.op == _NO_GRAD:
+        if is_no_grad(partial):
             return
         if self.fields is None:
             self.terms.append(partial)
@@ -79,3 +79,8 @@ def _element(expr: relax.Expr, index: int) -> relax.Expr:
     if isinstance(expr, relax.Tuple):
         return expr.fields[index]
     return relax.TupleGetItem(expr, index)
+
+
+def is_no_grad(partial: relax.Expr) -> bool:
+    """Tell whether a rule says that there is no gradient."""
+    return isinstance(partial, relax.Call) and partial.op == _NO_GRAD

@@ -10,7 +10,7 @@ from tvm.ir import Op
 
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
-from ._adjoint import Adjoint
+from ._adjoint import Adjoint, is_no_grad
 from ._checkpoint import Checkpoints
 
 _WITH_GRAD = Op.get("relax.call_tir_with_grad")
@@ -54,6 +54,10 @@ class Reverse:
     def add(self, expr: relax.Expr, partial: relax.Expr) -> None:
         """Add a contribution to the adjoint of each variable that an expression is made of."""
         if isinstance(expr, relax.Tuple):
+            if is_no_grad(partial):
+                return
+            if not isinstance(partial, (relax.Tuple, relax.Var)):
+                partial = self._bb.emit(partial)
             for i, field in enumerate(expr.fields):
                 if any(variable in self._active for variable in used(field)):
                     self.add(field, self._element(partial, i))
@@ -89,8 +93,6 @@ class Reverse:
     def _element(self, expr: relax.Expr, index: int) -> relax.Expr:
         if isinstance(expr, relax.Tuple):
             return expr.fields[index]
-        if not isinstance(expr, relax.Var):
-            expr = self._bb.emit(expr)
         return self._bb.normalize(relax.TupleGetItem(expr, index))
 
     def _call(self, variable: relax.Var, call: relax.Call, total: relax.Expr) -> None:

@@ -239,29 +239,24 @@ def _target(
     result: relax.Expr, bindings: Sequence[relax.Binding], settings: Gradient
 ) -> relax.Expr:
     """Return what is differentiated."""
+    path = settings.target_index or ()
+    if path == (0,) and not isinstance(result.ty, relax.TupleType):
+        return result
     bound = {binding.var: binding.value for binding in bindings}
     target = result
-    for index in settings.target_index or ():
+    for index in path:
+        kind = _type(target)
+        count = len(kind.fields) if isinstance(kind, relax.TupleType) else 0
+        if not 0 <= index < count:
+            found = f"a tuple of {count} elements" if count else "one value"
+            raise ValueError(
+                f"target_index: {index} is no element of what {settings.func_name} returns there, "
+                f"{found} of type {kind}"
+            )
         while isinstance(bound.get(target), (relax.Var, relax.Tuple)):
             target = bound[target]
-        if not isinstance(target.ty, relax.TupleType):
-            if index == 0 and target is result:
-                break
-            raise ValueError(
-                f"target_index: {settings.func_name} returns one value, so that it can only be 0, but it "
-                f"is {index}"
-            )
-        count = len(target.ty.fields)
-        if not 0 <= index < count:
-            raise ValueError(
-                f"target_index must lie between 0 and {count - 1}, as the result has {count} elements, "
-                f"but it is {index}"
-            )
-        target = (
-            target.fields[index]
-            if isinstance(target, relax.Tuple)
-            else relax.TupleGetItem(target, index)
-        )
+        is_tuple = isinstance(target, relax.Tuple)
+        target = target.fields[index] if is_tuple else relax.TupleGetItem(target, index)
     return target
 
 
