@@ -26,53 +26,73 @@ class Adjoint:
 
     def __init__(self, expr: relax.Expr, kind: relax.Type):
         self.expr, self.type = expr, kind
-        self.terms: list[relax.Expr] = []
-        self.fields: list[Adjoint] | None = None
-        if isinstance(kind, relax.TupleType):
-            self.fields = [Adjoint(_element(expr, i), each) for i, each in enumerate(kind.fields)]
+        self._terms: list[relax.Expr] = []
+        self._fields: list[Adjoint] | None = None
+
+    def field(self, bb: relax.BlockBuilder, index: int) -> Adjoint:
+        """Return the adjoint of an element of a tuple."""
+        return self._spread(bb)[index]
 
     def add(self, bb: relax.BlockBuilder, partial: relax.Expr) -> None:
         """Take a contribution of the type of the variable."""
         if is_no_grad(partial):
             return
-        if self.fields is None:
-            self.terms.append(partial)
-            return
-        if not isinstance(partial, (relax.Tuple, relax.Var)):
-            partial = bb.emit(partial)
-        for i, field in enumerate(self.fields):
-            field.add(bb, _element(partial, i))
+        if isinstance(self.type, relax.TupleType):
+            if isinstance(partial, relax.Tuple) or self._terms or self._fields is not None:
+                fields = self._spread(bb)
+                _add_each(bb, fields, partial)
+                return
+        self._terms.append(partial)
 
     def total(self, bb: relax.BlockBuilder, name: str) -> relax.Expr | None:
         """Return the sum, a variable or a tuple; None where nothing came in."""
-        if self.fields is not None:
-            totals = [field.total(bb, f"{name}_{i}") for i, field in enumerate(self.fields)]
+        if self._fields is not None:
+            totals = [field.total(bb, f"{name}_{i}") for i, field in enumerate(self._fields)]
             if all(total is None for total in totals):
                 return None
             return relax.Tuple(
                 [
                     field.zeros(bb) if total is None else total
-                    for field, total in zip(self.fields, totals, strict=True)
+                    for field, total in zip(self._fields, totals, strict=True)
                 ]
             )
-        if not self.terms:
+        if not self._terms:
             return None
-        total, *others = self.terms
+        total, *others = self._terms
         if not isinstance(total, relax.Var):
             total = bb.emit(total, name)
         for term in others:
             total = bb.emit(relax.op.add(total, term), name)
-        self.terms = [total]
+        self._terms = [total]
         return total
+
+    def _spread(self, bb: relax.BlockBuilder) -> list[Adjoint]:
+        """Return the adjoints of the elements of a tuple, with what came in for the whole."""
+        if self._fields is None:
+            self._fields = [
+                Adjoint(_element(self.expr, i), kind) for i, kind in enumerate(self.type.fields)
+            ]
+            whole, self._terms = self._terms, []
+            for partial in whole:
+                _add_each(bb, self._fields, partial)
+        return self._fields
 
     def zeros(self, bb: relax.BlockBuilder) -> relax.Expr:
         """Return zeros of the type of the variable."""
-        if self.fields is not None:
-            return relax.Tuple([field.zeros(bb) for field in self.fields])
         kind = self.type
+        if isinstance(kind, relax.TupleType):
+            return relax.Tuple([field.zeros(bb) for field in self._spread(bb)])
         if isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr):
             return bb.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
         return bb.emit(relax.op.zeros_like(self.expr))
+
+
+def _add_each(bb: relax.BlockBuilder, fields: list[Adjoint], partial: relax.Expr) -> None:
+    """Add the elements of a tuple to the adjoints that they belong to."""
+    if not isinstance(partial, (relax.Tuple, relax.Var)):
+        partial = bb.emit(partial)
+    for i, field in enumerate(fields):
+        field.add(bb, _element(partial, i))
 
 
 def _element(expr: relax.Expr, index: int) -> relax.Expr:

@@ -87,7 +87,7 @@ class Reverse:
         """Return the adjoint of a variable or of an element of one; None where none is wanted."""
         if isinstance(expr, relax.TupleGetItem):
             whole = self._find(expr.tuple_value)
-            return None if whole is None else whole.fields[expr.index]
+            return None if whole is None else whole.field(self._bb, expr.index)
         return self.adjoint(expr) if expr in self._active else None
 
     def _element(self, expr: relax.Expr, index: int) -> relax.Expr:

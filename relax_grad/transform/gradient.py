@@ -13,7 +13,7 @@ from ..activity import bindings_of, expanded, holds_floats, used, varied
 from ..coverage import obstacles
 from ..errors import GradientError
 from ._branches import lift_branches
-from ._checkpoint import Checkpoints, has_markers
+from ._checkpoint import Checkpoints, has_markers, with_value
 from ._forward import Forward
 from ._reverse import Reverse
 from ._simplify import simplify
@@ -119,7 +119,7 @@ class _Differentiation:
         bb.begin_scope([*function.params, *cotangents])
         bb._begin_dataflow_block() if self._is_plain else bb._begin_binding_block()
         for binding in bindings:
-            bb.emit_normalized(binding)
+            bb.emit_normalized(with_value(binding, bb.normalize(binding.value)))
         reverse = Reverse(bb, active, checkpoints, settings.allow_zero)
         for expr, seed in seeds:
             if any(variable in active for variable in used(expr)):
