@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from ._module import relax_function
 from .activity import bindings_of, holds_floats, useful, varied
 from .registry import Classification, classify, operators
 
@@ -146,10 +147,12 @@ def missing_gradients(
     ...     print(missing.binding, missing.operator)
     y relax.call_pure_packed
     """
-    function = _function(mod, func_name)
+    function = relax_function(mod, func_name)
     sources = _sources(function, func_name, require_grads)
     bindings = list(bindings_of(function.body))
-    return obstacles(bindings, varied(bindings, sources), _target(function, func_name, target_index))
+    return obstacles(
+        bindings, varied(bindings, sources), _target(function, func_name, target_index)
+    )
 
 
 def obstacles(
@@ -178,22 +181,6 @@ def obstacles(
         if binding.var in active and binding.var in wanted
         for obstacle in _obstacles(binding.value)
     ]
-
-
-def _function(mod: tvm.IRModule, func_name: str) -> relax.Function:
-    if not isinstance(mod, tvm.IRModule):
-        raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}")
-    names = [variable.name_hint for variable in mod.get_global_vars()]
-    if func_name not in names:
-        raise ValueError(
-            f"the module has no function {func_name!r}; it has {', '.join(sorted(names)) or 'none'}"
-        )
-    function = mod[func_name]
-    if not isinstance(function, relax.Function):
-        raise TypeError(
-            f"{func_name} must be a Relax function, but it is a {type(function).__name__}"
-        )
-    return function
 
 
 def _sources(function: relax.Function, func_name: str, require_grads) -> list[relax.Var]:

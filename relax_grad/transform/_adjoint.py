@@ -37,12 +37,11 @@ class Adjoint:
         """Take a contribution of the type of the variable."""
         if is_no_grad(partial):
             return
-        if isinstance(self.type, relax.TupleType):
-            if isinstance(partial, relax.Tuple) or self._terms or self._fields is not None:
-                fields = self._spread(bb)
-                _add_each(bb, fields, partial)
-                return
-        self._terms.append(partial)
+        is_whole = not isinstance(partial, relax.Tuple) and not self._terms
+        if isinstance(self.type, relax.TupleType) and (self._fields is not None or not is_whole):
+            _add_each(bb, self._spread(bb), partial)
+        else:
+            self._terms.append(partial)
 
     def total(self, bb: relax.BlockBuilder, name: str) -> relax.Expr | None:
         """Return the sum, a variable or a tuple; None where nothing came in."""

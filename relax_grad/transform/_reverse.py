@@ -181,4 +181,3 @@ class Reverse:
 def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
     total = adjoint.total(bb, f"{adjoint.expr.name}_adjoint")
     return adjoint.zeros(bb) if total is None else total
-

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.ir import GlobalVar
 
 from .._compat import dtype_of
+from .._module import relax_function
 from ..activity import bindings_of, expanded, holds_floats, used, varied
 from ..coverage import obstacles
 from ..errors import GradientError
@@ -89,7 +90,7 @@ class _Differentiation:
     def __init__(self, settings: Gradient, mod: tvm.IRModule):
         self._settings = settings
         self._mod = mod
-        function = _function(mod, settings.func_name)
+        function = relax_function(mod, settings.func_name)
         # One dataflow block stays one. What is more than that is put in order afterwards.
         self._is_plain = _is_plain(function)
         if self._is_plain:
@@ -190,18 +191,6 @@ class _Differentiation:
         return bb.get()
 
 
-def _function(mod: tvm.IRModule, name: str) -> relax.Function:
-    names = [variable.name_hint for variable in mod.get_global_vars()]
-    if name not in names:
-        raise ValueError(
-            f"the module has no function {name!r}; it has {', '.join(sorted(names)) or 'none'}"
-        )
-    function = mod[name]
-    if not isinstance(function, relax.Function):
-        raise TypeError(f"{name} must be a Relax function, but it is a {type(function).__name__}")
-    return function
-
-
 def _own_bindings(function: relax.Function) -> list[relax.Binding]:
     """Return the bindings of a function but those within branches."""
     return [binding for block in function.body.blocks for binding in block.bindings]
@@ -266,10 +255,13 @@ def _seeds(
     """Return what the adjoints of the target begin with, and the parameters added for that."""
     if settings.cotangents:
         seeds = [
-            (leaf, relax.Var(f"cotangent{i}", _type(leaf))) for i, leaf in enumerate(_float_leaves(target))
+            (leaf, relax.Var(f"cotangent{i}", _type(leaf)))
+            for i, leaf in enumerate(_float_leaves(target))
         ]
         if not seeds:
-            raise GradientError(f"the target must hold floating-point tensors, but it is {_type(target)}")
+            raise GradientError(
+                f"the target must hold floating-point tensors, but it is {_type(target)}"
+            )
         return seeds, [variable for _, variable in seeds]
     kind = _type(target)
     if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
