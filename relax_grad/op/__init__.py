@@ -1,8 +1,9 @@
-"""Dedicated backward operators: declaration, type inference and builder."""
+"""Backward operators, and what steers differentiation: declaration, type inference and builder."""
 
 from . import (
     attention,
     ccl,
+    control,
     conv,
     image,
     index,
@@ -20,3 +21,4 @@ from . import (
     statistical,
     vision,
 )
+from .control import checkpoint, stop_gradient

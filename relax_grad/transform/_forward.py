@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
@@ -90,7 +90,7 @@ class Forward:
                 f"binding {variable.name!r}: recursion cannot be differentiated: {path}; write the steps "
                 "out, as a loop whose number of iterations is known when the module is built"
             )
-        function = _with_shapes(function, call)
+        function = with_shapes(function, call.args)
         self._callers.append(name)
         for param, argument in zip(function.params, call.args, strict=True):
             if any(v in self._reached for v in used(argument)):
@@ -116,10 +116,10 @@ def _has_calls(value: relax.If, callee) -> bool:
     )
 
 
-def _with_shapes(function: relax.Function, call: relax.Call) -> relax.Function:
-    """Return a copy of a function whose symbolic extents are those of the arguments of a call."""
+def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> relax.Function:
+    """Return a copy of a function whose symbolic extents are those of its (first) arguments."""
     known: dict[tirx.Var, tirx.PrimExpr] = {}
-    for param, argument in zip(function.params, call.args, strict=True):
+    for param, argument in zip(function.params, arguments, strict=False):
         _match(param.ty, argument.ty, known)
     bound = function.bind_symbolic_vars(known) if known else function
     return relax.utils.copy_with_new_vars(bound)
