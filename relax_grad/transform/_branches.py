@@ -59,8 +59,20 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
     bb.end_scope()
     hidden = relax.analysis.free_symbolic_vars(relax.Function(params, branch, is_pure=True))
     if hidden:  # extents that no parameter has as a dimension of its own
-        arguments.append(relax.ShapeExpr(list(hidden)))
-        params.append(relax.Var("extents", relax.ShapeType(list(hidden))))
+        arguments.insert(0, relax.ShapeExpr(list(hidden)))
+        params.insert(0, relax.Var("extents", relax.ShapeType(list(hidden))))
     function = relax.utils.copy_with_new_vars(relax.Function(params, branch, is_pure=True))
     callee = bb.add_func(function, name)
     return relax.SeqExpr([], bb.normalize(relax.Call(callee, arguments)))
+
+
+def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
+    """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
+    alone = relax.Function([], branch, branch.ty)
+    hidden = list(relax.analysis.free_symbolic_vars(alone))
+    if not hidden:
+        return relax.utils.copy_with_new_vars(alone).body
+    extents = relax.Var("extents", relax.ShapeType(hidden))
+    copied = relax.utils.copy_with_new_vars(relax.Function([extents], branch, branch.ty))
+    renamed = dict(zip(copied.params[0].ty.values, hidden, strict=True))
+    return copied.bind_symbolic_vars(renamed).body

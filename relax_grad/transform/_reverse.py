@@ -11,6 +11,7 @@ from tvm.ir import Op
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
 from ._adjoint import Adjoint, is_no_grad
+from ._branches import copy_branch
 from ._checkpoint import Checkpoints
 
 _WITH_GRAD = Op.get("relax.call_tir_with_grad")
@@ -161,7 +162,7 @@ class Reverse:
         self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], total: relax.Expr
     ) -> relax.SeqExpr:
         """Return a branch that computes the adjoints of what a branch takes in."""
-        body = relax.utils.copy_with_new_vars(relax.Function([], branch, branch.ty)).body
+        body = copy_branch(branch)
         bindings = [binding for block in body.blocks for binding in block.bindings]
         self._bb._begin_binding_block()
         for binding in bindings:
