@@ -14,6 +14,7 @@ from tvm.ir import GlobalVar
 
 from ._compat import dtype_of
 from ._module import relax_function
+from .activity import holds_floats
 from .transform import Gradient
 
 Wrt = "relax.Var | str | int | Sequence[relax.Var | str | int] | None"
@@ -58,8 +59,8 @@ def value_and_grad(
     ...     loss = bb.emit(relax.op.sum(relax.op.exp(x)))
     ...     _ = bb.emit_func_output(loss)
     >>> module = relax_grad.value_and_grad(bb.get(), "main", wrt="x")
-    >>> module["main_adjoint"].ret_ty.fields[1]
-    R.Tuple(R.Tensor((3,), dtype="float32"))
+    >>> [param.name for param in module["main_adjoint"].params]
+    ['x']
     """
     variables = _variables(mod, func_name, wrt)
     return Gradient(func_name, variables, target_index, allow_zero=allow_zero)(mod)
@@ -132,8 +133,8 @@ def jvp(
     >>> with bb.function("main", [x]):
     ...     y = bb.emit(relax.op.sin(x))
     ...     _ = bb.emit_func_output(y)
-    >>> relax_grad.jvp(bb.get())["main_jvp"].ret_ty
-    R.Tuple(R.Tensor((3,), dtype="float32"), R.Tuple(R.Tensor((3,), dtype="float32")))
+    >>> [param.name for param in relax_grad.jvp(bb.get())["main_jvp"].params]
+    ['x', 'x_tangent']
     """
     count = len(relax_function(mod, func_name).params)
     transposed = vjp(mod, func_name, wrt, allow_zero=allow_zero)
@@ -142,6 +143,9 @@ def jvp(
     twice = Gradient(name, cotangents, target_index=1, cotangents=True, allow_zero=allow_zero)
     found = twice(transposed)
     function = _without_params(found[f"{name}_adjoint"], count, len(cotangents))
+    function = _with_names(
+        function, _tangent_names(mod, func_name, wrt, len(function.params) - count)
+    )
     new_name = f"{func_name}_jvp"
     return _replaced(found, [name, f"{name}_adjoint"], new_name, function)
 
@@ -199,9 +203,9 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
 
 def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
     """Return the positions of the named parameters; None for all."""
+    params = list(relax_function(mod, func_name).params)
     if wrt is None:
         return None
-    params = list(relax_function(mod, func_name).params)
     names = [param.name for param in params]
     positions = []
     for item in wrt if isinstance(wrt, (list, tuple)) else [wrt]:
@@ -256,6 +260,35 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
     blocks = [zeros, *slim.body.blocks] if zeros.bindings else list(slim.body.blocks)
     body = _normalized(kept, relax.SeqExpr(blocks, slim.body.body))
     return relax.Function(kept, body, is_pure=function.is_pure)
+
+
+def _tangent_names(mod: tvm.IRModule, func_name: str, wrt: Wrt, count: int) -> list[str]:
+    """Return a name for each tangent."""
+    params = relax_function(mod, func_name).params
+    positions = _positions(mod, func_name, wrt)
+    named = [p for p in params if holds_floats(p.ty)] if positions is None else None
+    named = [params[i] for i in positions] if named is None else named
+    if len(named) == count:
+        return [f"{param.name}_tangent" for param in named]
+    return [f"tangent{i}" for i in range(count)]  # of the tensors of tuples
+
+
+def _with_names(function: relax.Function, names: Sequence[str]) -> relax.Function:
+    """Return a function whose last parameters have these names."""
+    first = len(function.params) - len(names)
+    renamed = [
+        relax.Var(name, param.ty)
+        for name, param in zip(names, function.params[first:], strict=True)
+    ]
+    params = [*function.params[:first], *renamed]
+    aliases = relax.BindingBlock(
+        [
+            relax.VarBinding(param, new)
+            for param, new in zip(function.params[first:], renamed, strict=True)
+        ]
+    )
+    body = relax.SeqExpr([aliases, *function.body.blocks], function.body.body)
+    return relax.Function(params, _normalized(params, body), is_pure=function.is_pure)
 
 
 def _zeros(param: relax.Var) -> relax.Expr:
