@@ -10,9 +10,11 @@ from . import (
     op,
     registry,
     rules,
+    transform,
 )
 from .coverage import MissingGradient, missing_gradients
 from .errors import GradientCheckError, GradientError
+from .functional import hvp, jvp, value_and_grad, vjp
 from .registry import register_gradient, register_legalize
 
 __version__ = "0.1.0"
@@ -32,7 +34,12 @@ __all__ = [
     "GradientError",
     "MissingGradient",
     "__version__",
+    "hvp",
+    "jvp",
     "missing_gradients",
     "register_gradient",
     "register_legalize",
+    "transform",
+    "value_and_grad",
+    "vjp",
 ]

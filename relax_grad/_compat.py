@@ -185,6 +185,25 @@ def replace_attrs(attrs, **changes):
     return tvm.ir.make_node(info.type_key, **{**fields, **changes})
 
 
+def types_differ(found, expected) -> bool:
+    """Tell whether two types provably differ in dtype, rank or extents."""
+    if isinstance(expected, tvm.relax.TupleType):
+        return (
+            not isinstance(found, tvm.relax.TupleType)
+            or len(found.fields) != len(expected.fields)
+            or any(map(types_differ, found.fields, expected.fields))
+        )
+    if not (isinstance(found, tvm.relax.TensorType) and isinstance(expected, tvm.relax.TensorType)):
+        return False
+    if (
+        found.dtype is not None
+        and expected.dtype is not None
+        and dtype_of(found) != dtype_of(expected)
+    ):
+        return True
+    return shapes_differ(found, expected)
+
+
 def applies_softmax(attrs) -> bool:
     """Tell whether a multibox_transform_loc applies softmax to the scores, as in 0.26 each of them does."""
     return bool(getattr(attrs, "apply_softmax", True))
@@ -210,4 +229,5 @@ __all__ = [
     "parse_version",
     "replace_attrs",
     "shapes_differ",
+    "types_differ",
 ]

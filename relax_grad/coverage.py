@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ._compat import dtype_of
+from ._module import relax_function
+from .activity import bindings_of, holds_floats, useful, varied
 from .registry import Classification, classify, operators
 
 __all__ = [
@@ -146,44 +147,45 @@ def missing_gradients(
     ...     print(missing.binding, missing.operator)
     y relax.call_pure_packed
     """
-    function = _function(mod, func_name)
+    function = relax_function(mod, func_name)
     sources = _sources(function, func_name, require_grads)
-    bindings = list(_bindings(function.body))
-    varied = set(sources)
-    for variable, value in bindings:
-        if _holds_floats(variable.ty) and _passes(value) and varied & set(_used(value)):
-            varied.add(variable)
-    wanted = set(_used(_target(function, func_name, target_index)))
-    for variable, value in reversed(bindings):
-        if variable in wanted and _passes(value):
-            wanted |= set(_used(value))
+    bindings = list(bindings_of(function.body))
+    return obstacles(
+        bindings, varied(bindings, sources), _target(function, func_name, target_index)
+    )
+
+
+def obstacles(
+    bindings: Sequence[relax.Binding],
+    active: Collection[relax.Var],
+    target: relax.Expr,
+    constants: Collection[str] = (),
+) -> list[MissingGradient]:
+    """Return what keeps gradients from passing the bindings between the active variables and a target.
+
+    Parameters
+    ----------
+    bindings : Sequence[relax.Binding]
+        The bindings in order, those of branches among them.
+    active : Collection[relax.Var]
+        What depends on the variables that are differentiated with respect to.
+    target : relax.Expr
+        What is differentiated.
+    constants : Collection[str]
+        Operators that count as constants here.
+    """
+    wanted = useful(bindings, target, constants)
     return [
-        MissingGradient(variable.name, *obstacle, _span(variable, value))
-        for variable, value in bindings
-        if variable in varied and variable in wanted
-        for obstacle in _obstacles(value)
+        MissingGradient(binding.var.name, *obstacle, _span(binding))
+        for binding in bindings
+        if binding.var in active and binding.var in wanted
+        for obstacle in _obstacles(binding.value)
     ]
-
-
-def _function(mod: tvm.IRModule, func_name: str) -> relax.Function:
-    if not isinstance(mod, tvm.IRModule):
-        raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}")
-    names = [variable.name_hint for variable in mod.get_global_vars()]
-    if func_name not in names:
-        raise ValueError(
-            f"the module has no function {func_name!r}; it has {', '.join(sorted(names)) or 'none'}"
-        )
-    function = mod[func_name]
-    if not isinstance(function, relax.Function):
-        raise TypeError(
-            f"{func_name} must be a Relax function, but it is a {type(function).__name__}"
-        )
-    return function
 
 
 def _sources(function: relax.Function, func_name: str, require_grads) -> list[relax.Var]:
     if require_grads is None:
-        return [param for param in function.params if _holds_floats(param.ty)]
+        return [param for param in function.params if holds_floats(param.ty)]
     if isinstance(require_grads, (str, relax.Var)):
         require_grads = [require_grads]
     by_name = {param.name: param for param in function.params}
@@ -202,7 +204,7 @@ def _sources(function: relax.Function, func_name: str, require_grads) -> list[re
 
 def _target(function: relax.Function, func_name: str, target_index: int) -> relax.Expr:
     result = function.body.body
-    bound = dict(_bindings(function.body)).get(result)
+    bound = {b.var: b.value for b in bindings_of(function.body)}.get(result)
     result = bound if isinstance(bound, relax.Tuple) else result
     count = len(result.fields) if isinstance(result, relax.Tuple) else 1
     if not 0 <= target_index < count:
@@ -211,39 +213,6 @@ def _target(function: relax.Function, func_name: str, target_index: int) -> rela
             f"{'one value' if count == 1 else f'{count} values'}, but it is {target_index}"
         )
     return result.fields[target_index] if isinstance(result, relax.Tuple) else result
-
-
-def _bindings(body: relax.Expr) -> Iterator[tuple[relax.Var, relax.Expr]]:
-    """Yield each variable of a body and what is bound to it, those of branches first."""
-    if not isinstance(body, relax.SeqExpr):
-        return
-    for block in body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, relax.If):
-                yield from _bindings(value.true_branch)
-                yield from _bindings(value.false_branch)
-            yield binding.var, value
-
-
-def _used(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables that a value is made of; of a conditional, what its branches result in."""
-    if isinstance(value, relax.If):
-        branches = (value.true_branch, value.false_branch)
-        return [
-            variable
-            for branch in branches
-            for variable in _used(branch.body if isinstance(branch, relax.SeqExpr) else branch)
-        ]
-    return relax.analysis.free_vars(value)
-
-
-def _passes(value: relax.Expr) -> bool:
-    """Tell whether gradients pass a value, or would pass it if its operator had one."""
-    if not (isinstance(value, relax.Call) and isinstance(value.op, Op)):
-        return True
-    found = classify(value.op.name)
-    return found.kind != "non-differentiable" or found.refused
 
 
 def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
@@ -271,13 +240,5 @@ def _is_no_grad(partial: relax.Expr) -> bool:
     return isinstance(partial, relax.Call) and partial.op == Op.get("relax.grad.no_grad")
 
 
-def _span(variable: relax.Var, value: relax.Expr) -> tvm.ir.Span | None:
-    return value.span if value.span is not None else variable.span
-
-
-def _holds_floats(found: relax.Type) -> bool:
-    if isinstance(found, relax.TupleType):
-        return any(map(_holds_floats, found.fields))
-    if not isinstance(found, relax.TensorType):
-        return isinstance(found, relax.ObjectType)  # of which nothing is known
-    return found.dtype is None or "float" in dtype_of(found)
+def _span(binding: relax.Binding) -> tvm.ir.Span | None:
+    return binding.value.span if binding.value.span is not None else binding.var.span

@@ -26,7 +26,7 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.op.grad import no_grad as _no_grad
 
-from ._compat import dtype_of, shapes_differ
+from ._compat import dtype_of, types_differ
 from .errors import GradientError
 
 TVM_LEVEL = 10
@@ -330,7 +330,7 @@ def _normalized(
     if quantized and _is_quantized(expected):
         ndim = expected.ndim if expected.shape is None else -1
         expected = relax.TensorType(expected.shape, "float32", ndim=ndim)
-    if _differ(partial.ty, expected):
+    if types_differ(partial.ty, expected):
         raise GradientError(
             f"the gradient of an argument must have its type {expected}, but it has {partial.ty}"
         )
@@ -344,22 +344,3 @@ def _is_quantized(tensor_type: relax.Type) -> bool:
         and tensor_type.dtype is not None
         and dtype_of(tensor_type).startswith(("int", "uint", "float8"))
     )
-
-
-def _differ(found: relax.Type, expected: relax.Type) -> bool:
-    """Tell whether two types provably differ in dtype, rank or extents."""
-    if isinstance(expected, relax.TupleType):
-        return (
-            not isinstance(found, relax.TupleType)
-            or len(found.fields) != len(expected.fields)
-            or any(map(_differ, found.fields, expected.fields))
-        )
-    if not (isinstance(found, relax.TensorType) and isinstance(expected, relax.TensorType)):
-        return False
-    if (
-        found.dtype is not None
-        and expected.dtype is not None
-        and dtype_of(found) != dtype_of(expected)
-    ):
-        return True
-    return shapes_differ(found, expected)

@@ -5,6 +5,7 @@ from . import (
     attention,
     binary,
     ccl,
+    control,
     conv,
     dropout,
     image,

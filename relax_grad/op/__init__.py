@@ -1,8 +1,9 @@
-"""Dedicated backward operators: declaration, type inference and builder."""
+"""Backward operators, and what steers differentiation: declaration, type inference and builder."""
 
 from . import (
     attention,
     ccl,
+    control,
     conv,
     image,
     index,
@@ -21,3 +22,4 @@ from . import (
     stock_layout,
     vision,
 )
+from .control import checkpoint, stop_gradient

@@ -34,7 +34,7 @@ _CONSTANTS = {
     """,
     FLAT: "ceil floor floor_divide round sign trunc",
     CONSTANT: "arange eye eye_like hamming_window null_value one_hot",
-    MARKER: "grad.no_grad",
+    MARKER: "grad.no_grad grad.stop_gradient",
     RANDOM: "multinomial_from_uniform",
     SIDE_EFFECT: "assert_op print memory.kill_storage memory.kill_tensor vm.kill_object",
 }

@@ -1,0 +1,117 @@
+"""Which variables of a function lie between the inputs of a gradient and its target.
+
+A variable is *varied* where it depends on what is differentiated with respect to, by a path that a
+gradient can pass: floating-point numbers, through operators that do not count as constants. It is *useful*
+where the target depends on it by such a path. Gradients are needed for what is both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from tvm import relax
+from tvm.ir import Op
+
+from ._compat import dtype_of
+from .registry import classify
+
+#: What gives integers that stand for floating-point numbers: gradients pass straight through them.
+_QUANTIZE = "relax.quantize"
+
+
+def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
+    """Yield each binding of a body in order, as :func:`expanded` does."""
+    if isinstance(body, relax.SeqExpr):
+        for block in body.blocks:
+            yield from expanded(block.bindings)
+
+
+def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
+    """Yield each binding in order, those of the branches of a conditional before its own."""
+    for binding in bindings:
+        if isinstance(binding.value, relax.If):
+            yield from bindings_of(binding.value.true_branch)
+            yield from bindings_of(binding.value.false_branch)
+        yield binding
+
+
+def used(value: relax.Expr) -> list[relax.Var]:
+    """Return the variables that a value is made of; of a conditional, what its branches result in."""
+    if isinstance(value, relax.Var):
+        return [value]
+    if isinstance(value, relax.Call):
+        return [variable for argument in value.args for variable in used(argument)]
+    if isinstance(value, relax.Tuple):
+        return [variable for field in value.fields for variable in used(field)]
+    if isinstance(value, relax.TupleGetItem):
+        return used(value.tuple_value)
+    if isinstance(value, relax.SeqExpr):
+        return used(value.body)
+    if isinstance(value, relax.If):
+        return [*used(value.true_branch), *used(value.false_branch)]
+    return []
+
+
+def varied(
+    bindings: Iterable[relax.Binding],
+    sources: Iterable[relax.Var],
+    constants: Collection[str] = (),
+) -> set[relax.Var]:
+    """Return the variables that depend on the sources, which are among them.
+
+    Parameters
+    ----------
+    bindings : Iterable[relax.Binding]
+        The bindings in order, those of branches among them.
+    sources : Iterable[relax.Var]
+        What is differentiated with respect to.
+    constants : Collection[str]
+        Operators that count as constants here.
+    """
+    found = set(sources)
+    for binding in bindings:
+        value = binding.value
+        if not passes(value, constants):
+            continue
+        inputs = [variable for variable in used(value) if variable in found]
+        if inputs and (
+            holds_floats(binding.var.ty)
+            or _calls(value, _QUANTIZE)
+            or not all(holds_floats(variable.ty) for variable in inputs)
+        ):
+            found.add(binding.var)
+    return found
+
+
+def useful(
+    bindings: Sequence[relax.Binding], target: relax.Expr, constants: Collection[str] = ()
+) -> set[relax.Var]:
+    """Return the variables that the target depends on; arguments as for :func:`varied`."""
+    found = set(used(target))
+    for binding in reversed(bindings):
+        if binding.var in found and passes(binding.value, constants):
+            found.update(used(binding.value))
+    return found
+
+
+def passes(value: relax.Expr, constants: Collection[str] = ()) -> bool:
+    """Tell whether gradients pass a value, or would pass it if its operator had one."""
+    if not (isinstance(value, relax.Call) and isinstance(value.op, Op)):
+        return True
+    if value.op.name in constants:
+        return False
+    found = classify(value.op.name)
+    return found.kind != "non-differentiable" or found.refused
+
+
+def holds_floats(found: relax.Type) -> bool:
+    """Tell whether a type is, or may be, that of floating-point tensors."""
+    if isinstance(found, relax.TupleType):
+        return any(map(holds_floats, found.fields))
+    if not isinstance(found, relax.TensorType):
+        return isinstance(found, relax.ObjectType)  # of which nothing is known
+    return found.dtype is None or "float" in dtype_of(found)
+
+
+def _calls(value: relax.Expr, op_name: str) -> bool:
+    return isinstance(value, relax.Call) and value.op == Op.get(op_name)

@@ -1,0 +1,62 @@
+"""Operators that say how to differentiate, and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+from tvm.ir import Op
+
+from ._declare import declare_op, tensor_type
+
+
+def stop_gradient(data: relax.Expr) -> relax.Call:
+    """Return the data as it is, as a constant of the differentiation.
+
+    Parameters
+    ----------
+    data : relax.Expr
+        A tensor.
+
+    Returns
+    -------
+    result : relax.Call
+        The same tensor, which no gradient passes.
+    """
+    return relax.Call(Op.get("relax.grad.stop_gradient"), [data])
+
+
+def checkpoint(function: Callable[..., relax.Expr], *inputs: relax.Expr) -> relax.Expr:
+    """Build a stretch of a program whose intermediate results are computed again for the gradient.
+
+    Between the forward and the backward pass only its inputs are kept.
+
+    Parameters
+    ----------
+    function : Callable
+        Takes the inputs and returns an expression: a tensor or a tuple of tensors.
+    *inputs : relax.Expr
+        Tensors that are variables; what else the function uses is kept as it is.
+
+    Returns
+    -------
+    result : relax.Expr
+        What the function returns.
+    """
+    result = function(*map(relax.op.grad.start_checkpoint, inputs))
+    if isinstance(result, (tuple, list, relax.Tuple)):
+        fields = result.fields if isinstance(result, relax.Tuple) else result
+        return relax.Tuple([relax.op.grad.end_checkpoint(field) for field in fields])
+    return relax.op.grad.end_checkpoint(result)
+
+
+def _infer_stop_gradient(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    return tensor_type(call, 0, "data")
+
+
+declare_op(
+    "stop_gradient",
+    [("data", "Tensor", "What is a constant.")],
+    _infer_stop_gradient,
+    stop_gradient,
+)

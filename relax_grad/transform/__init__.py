@@ -1,0 +1,5 @@
+"""Passes over Relax modules."""
+
+from .gradient import Gradient
+
+__all__ = ["Gradient"]

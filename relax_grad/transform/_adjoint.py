@@ -1,0 +1,105 @@
+"""The adjoint of a variable: the sum of what its uses contribute, for each tensor that it holds."""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+
+from .._compat import dtype_of
+
+_NO_GRAD = Op.get("relax.grad.no_grad")
+
+
+class Adjoint:
+    """What has come in for a variable, or for an element of a tuple.
+
+    Nothing is emitted for an adjoint that nobody asks for: contributions are collected, and added where
+    the sum is needed. An element of a tuple that nothing came in for is 0 only where the whole is needed.
+
+    Parameters
+    ----------
+    expr : relax.Expr
+        The variable, or the element.
+    kind : relax.Type
+        Its type.
+    """
+
+    def __init__(self, expr: relax.Expr, kind: relax.Type):
+        self.expr, self.type = expr, kind
+        self._terms: list[relax.Expr] = []
+        self._fields: list[Adjoint] | None = None
+
+    def field(self, bb: relax.BlockBuilder, index: int) -> Adjoint:
+        """Return the adjoint of an element of a tuple."""
+        return self._spread(bb)[index]
+
+    def add(self, bb: relax.BlockBuilder, partial: relax.Expr) -> None:
+        """Take a contribution of the type of the variable."""
+        if is_no_grad(partial):
+            return
+        is_whole = not isinstance(partial, relax.Tuple) and not self._terms
+        if isinstance(self.type, relax.TupleType) and (self._fields is not None or not is_whole):
+            _add_each(bb, self._spread(bb), partial)
+        else:
+            self._terms.append(partial)
+
+    def total(self, bb: relax.BlockBuilder, name: str) -> relax.Expr | None:
+        """Return the sum, a variable or a tuple; None where nothing came in."""
+        if self._fields is not None:
+            totals = [field.total(bb, f"{name}_{i}") for i, field in enumerate(self._fields)]
+            if all(total is None for total in totals):
+                return None
+            return relax.Tuple(
+                [
+                    field.zeros(bb) if total is None else total
+                    for field, total in zip(self._fields, totals, strict=True)
+                ]
+            )
+        if not self._terms:
+            return None
+        total, *others = self._terms
+        if not isinstance(total, relax.Var):
+            total = bb.emit(total, name)
+        for term in others:
+            total = bb.emit(relax.op.add(total, term), name)
+        self._terms = [total]
+        return total
+
+    def _spread(self, bb: relax.BlockBuilder) -> list[Adjoint]:
+        """Return the adjoints of the elements of a tuple, with what came in for the whole."""
+        if self._fields is None:
+            self._fields = [
+                Adjoint(_element(self.expr, i), kind) for i, kind in enumerate(self.type.fields)
+            ]
+            whole, self._terms = self._terms, []
+            for partial in whole:
+                _add_each(bb, self._fields, partial)
+        return self._fields
+
+    def zeros(self, bb: relax.BlockBuilder) -> relax.Expr:
+        """Return zeros of the type of the variable."""
+        kind = self.type
+        if isinstance(kind, relax.TupleType):
+            return relax.Tuple([field.zeros(bb) for field in self._spread(bb)])
+        if isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr):
+            return bb.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
+        return bb.emit(relax.op.zeros_like(self.expr))
+
+
+def _add_each(bb: relax.BlockBuilder, fields: list[Adjoint], partial: relax.Expr) -> None:
+    """Add the elements of a tuple to the adjoints that they belong to."""
+    if not isinstance(partial, (relax.Tuple, relax.Var)):
+        partial = bb.emit(partial)
+    for i, field in enumerate(fields):
+        field.add(bb, _element(partial, i))
+
+
+def _element(expr: relax.Expr, index: int) -> relax.Expr:
+    if isinstance(expr, relax.Tuple):
+        return expr.fields[index]
+    return relax.TupleGetItem(expr, index)
+
+
+def is_no_grad(partial: relax.Expr) -> bool:
+    """Tell whether a rule says that there is no gradient."""
+    return isinstance(partial, relax.Call) and partial.op == _NO_GRAD

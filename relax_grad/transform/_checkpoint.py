@@ -1,0 +1,147 @@
+"""Checkpointing: what the backward pass computes again instead of keeping.
+
+``relax.grad.start_checkpoint`` and ``end_checkpoint`` mark the inputs and the outputs of a stretch whose
+intermediate results are not kept. The semantics are those of ``relax.transform.Gradient``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tvm import relax
+from tvm.ir import Op
+
+from ..activity import used
+
+_START, _END = (Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end"))
+
+
+def has_markers(bindings: Iterable[relax.Binding]) -> bool:
+    """Tell whether a marker stands among the bindings."""
+    return any(map(_is_marker, bindings))
+
+
+class Checkpoints:
+    """Which variables are kept, and how to compute the others again.
+
+    A variable is kept if it is a parameter, goes into a stretch, or depends on nothing within one.
+
+    Parameters
+    ----------
+    bindings : Sequence[relax.Binding]
+        The bindings with their markers.
+    params : Iterable[relax.Var]
+        The parameters of the function.
+
+    Attributes
+    ----------
+    bindings : list[relax.Binding]
+        The bindings without the markers.
+    """
+
+    def __init__(self, bindings: Iterable[relax.Binding], params: Iterable[relax.Var]):
+        self.bindings: list[relax.Binding] = []
+        self._kept = set(params)
+        self._marked: dict[relax.Var, relax.Var] = {}
+        self._values: dict[relax.Var, relax.Expr] = {}
+        self._again: dict[relax.Var, relax.Var] = {}
+        ended: set[relax.Var] = set()
+        for binding in bindings:
+            variable, value = binding.var, binding.value
+            if not _is_marker(binding):
+                if all(v in self._kept or v in ended for v in used(value)):
+                    self._kept.add(variable)
+                self._append(binding)
+                continue
+            (marked,) = value.args
+            original = self.original(marked)
+            self._marked[variable] = original
+            if value.op == _START:
+                self._kept.add(original)
+            else:
+                ended.add(variable)
+            if not isinstance(variable, relax.DataflowVar):
+                # The result of the block keeps its name.
+                self._append(relax.VarBinding(variable, original))
+
+    def original(self, variable: relax.Var) -> relax.Var:
+        """Return the variable that a marked one stands for."""
+        return self._marked.get(variable, variable)
+
+    def recomputed(
+        self, bb: relax.BlockBuilder, variable: relax.Var, call: relax.Call
+    ) -> tuple[relax.Var, relax.Call]:
+        """Return a call and the variable of its result as the backward pass has them."""
+        call = self._with_known(bb, call)
+        if variable in self._kept:
+            return variable, call
+        if variable not in self._again:
+            self._again[variable] = bb.emit(call, f"{variable.name}_cp")
+        return self._again[variable], call
+
+    def _append(self, binding: relax.Binding) -> None:
+        binding = with_value(binding, substitute(binding.value, self._marked))
+        self._values[binding.var] = binding.value
+        self.bindings.append(binding)
+
+    def _with_known(self, bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+        """Replace what is not kept by what is computed again."""
+        return substitute(value, {v: self._known(bb, v) for v in used(value)})
+
+    def _known(self, bb: relax.BlockBuilder, variable: relax.Var) -> relax.Var:
+        if variable in self._kept or variable not in self._values:
+            return variable
+        # Not by recursion: a stretch may be longer than Python's stack is deep.
+        pending = [variable]
+        while pending:
+            current = pending[-1]
+            missing = [
+                v
+                for v in used(self._values[current])
+                if v not in self._kept and v not in self._again and v in self._values
+            ]
+            if missing:
+                pending += missing
+                continue
+            pending.pop()
+            if current not in self._again:
+                value = substitute(self._values[current], self._again)
+                self._again[current] = bb.emit(value, f"{current.name}_cp")
+        return self._again[variable]
+
+
+def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
+    """Return a binding of the same variable to another value; itself where the value is the same."""
+    if value.same_as(binding.value):
+        return binding
+    if isinstance(binding, relax.MatchCast):
+        return relax.MatchCast(binding.var, value, match_type(binding))
+    return relax.VarBinding(binding.var, value)
+
+
+def match_type(binding: relax.MatchCast) -> relax.Type:
+    """Return the type that a match_cast asserts."""
+    return binding.ty
+
+
+def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """Replace variables in a value; the value itself where none occurs."""
+    if not known:
+        return value
+    if isinstance(value, relax.Var):
+        return known.get(value, value)
+    if not any(variable in known for variable in used(value)):
+        return value
+    if isinstance(value, relax.Call):
+        arguments = [substitute(argument, known) for argument in value.args]
+        return relax.Call(value.op, arguments, value.attrs, value.ty_args, value.span)
+    if isinstance(value, relax.Tuple):
+        return relax.Tuple([substitute(field, known) for field in value.fields], value.span)
+    if isinstance(value, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(value.tuple_value, known), value.index, value.span)
+    return value
+
+
+def _is_marker(binding: relax.Binding) -> bool:
+    value = binding.value
+    return isinstance(value, relax.Call) and value.op in (_START, _END)

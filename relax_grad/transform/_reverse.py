@@ -1,0 +1,184 @@
+"""The backward pass: bindings walked from the last to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import tvm_ffi
+from tvm import relax
+from tvm.ir import Op
+
+from ..activity import expanded, holds_floats, used, varied
+from ..errors import GradientError
+from ._adjoint import Adjoint, is_no_grad
+from ._branches import copy_branch
+from ._checkpoint import Checkpoints
+
+_WITH_GRAD = Op.get("relax.call_tir_with_grad")
+_MARKERS = [Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end")]
+
+
+class Reverse:
+    """Collects adjoints and emits what they are made of.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        Where to emit, within a block.
+    active : Collection[relax.Var]
+        The variables that adjoints are wanted for; a contribution to any other is dropped.
+    checkpoints : Checkpoints, optional
+        What has to be computed again.
+    constants : Collection[str]
+        Operators that no gradient passes.
+    """
+
+    def __init__(
+        self,
+        bb: relax.BlockBuilder,
+        active: Collection[relax.Var],
+        checkpoints: Checkpoints | None = None,
+        constants: Collection[str] = (),
+    ):
+        self._bb = bb
+        self._active = active
+        self._checkpoints = checkpoints
+        self._constants = constants
+        self._adjoints: dict[relax.Var, Adjoint] = {}
+
+    def adjoint(self, variable: relax.Var) -> Adjoint:
+        """Return the adjoint of a variable as far as it has been collected."""
+        if variable not in self._adjoints:
+            self._adjoints[variable] = Adjoint(variable, variable.ty)
+        return self._adjoints[variable]
+
+    def add(self, expr: relax.Expr, partial: relax.Expr) -> None:
+        """Add a contribution to the adjoint of each variable that an expression is made of."""
+        if isinstance(expr, relax.Tuple):
+            if is_no_grad(partial):
+                return
+            if not isinstance(partial, (relax.Tuple, relax.Var)):
+                partial = self._bb.emit(partial)
+            for i, field in enumerate(expr.fields):
+                if any(variable in self._active for variable in used(field)):
+                    self.add(field, self._element(partial, i))
+            return
+        adjoint = self._find(expr)
+        if adjoint is not None:
+            adjoint.add(self._bb, partial)
+
+    def walk(self, bindings: Sequence[relax.Binding]) -> None:
+        """Carry adjoints from the variables of bindings to what these are made of."""
+        for binding in reversed(bindings):
+            variable, value = binding.var, binding.value
+            if variable not in self._active or variable not in self._adjoints:
+                continue
+            total = self._adjoints[variable].total(self._bb, f"{variable.name}_adjoint")
+            if total is None:
+                continue
+            if isinstance(value, relax.Call):
+                if not (isinstance(value.op, Op) and value.op.name in self._constants):
+                    self._call(variable, value, total)
+            elif isinstance(value, relax.If):
+                self._conditional(value, total)
+            else:  # match_cast, a tuple, an element of one, another variable
+                self.add(value, total)
+
+    def _find(self, expr: relax.Expr) -> Adjoint | None:
+        """Return the adjoint of a variable or of an element of one; None where none is wanted."""
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self._find(expr.tuple_value)
+            return None if whole is None else whole.field(self._bb, expr.index)
+        return self.adjoint(expr) if expr in self._active else None
+
+    def _element(self, expr: relax.Expr, index: int) -> relax.Expr:
+        if isinstance(expr, relax.Tuple):
+            return expr.fields[index]
+        return self._bb.normalize(relax.TupleGetItem(expr, index))
+
+    def _call(self, variable: relax.Var, call: relax.Call, total: relax.Expr) -> None:
+        if not any(v in self._active for v in used(call)):
+            return
+        if call.op in _MARKERS:  # within a branch, all of which is computed again
+            self.add(call.args[0], total)
+            return
+        rule = call.op.get_attr("FPrimalGradient") if isinstance(call.op, Op) else None
+        if not isinstance(total, relax.Var):
+            total = self._bb.emit(total, f"{variable.name}_adjoint")
+        seen, seen_call = variable, call
+        if self._checkpoints is not None:
+            seen, seen_call = self._checkpoints.recomputed(self._bb, variable, call)
+        if call.op == _WITH_GRAD:
+            self._call_tir(seen, seen_call, call.args[1], total)
+            return
+        if rule is None:
+            raise GradientError(f"binding {variable.name!r}: {call.op} has no gradient")
+        partials = rule(seen, seen_call, total, self._bb)
+        if len(partials) != len(call.args):
+            raise GradientError(
+                f"binding {variable.name!r}: the rule of {call.op.name} must return {len(call.args)} "
+                f"partials, one for each argument, but it returned {len(partials)}"
+            )
+        for argument, partial in zip(call.args, partials, strict=True):
+            self.add(argument, partial)
+
+    def _call_tir(
+        self, variable: relax.Var, call: relax.Call, arguments: relax.Tuple, total: relax.Var
+    ) -> None:
+        """Add what the function gives that was registered by register_te_gradient."""
+        rule = tvm_ffi.get_global_func(
+            f"tvm.relax.te_grad._register.{call.attrs.te_grad_name}", allow_missing=True
+        )
+        if rule is None:
+            raise GradientError(
+                f"binding {variable.name!r}: no gradient is registered as {call.attrs.te_grad_name!r}; "
+                "register one with tvm.relax.training.utils.register_te_gradient"
+            )
+        partials = rule(variable, call, total, self._bb)
+        if isinstance(partials.ty, relax.TupleType):
+            self.add(arguments, partials)
+        else:
+            (argument,) = arguments.fields
+            self.add(argument, partials)
+
+    def _conditional(self, value: relax.If, total: relax.Expr) -> None:
+        """Take the adjoint of the branch that was taken, whose forward bindings are computed again."""
+        inputs = [
+            variable
+            for variable in relax.analysis.free_vars(value)
+            if variable in self._active and holds_floats(variable.ty)
+        ]
+        if not inputs:
+            return
+        branches = [
+            self._branch(branch, inputs, total)
+            for branch in (value.true_branch, value.false_branch)
+        ]
+        gradients = self._bb.emit(relax.If(value.cond, *branches))
+        for i, variable in enumerate(inputs):
+            self.add(variable, self._element(gradients, i))
+
+    def _branch(
+        self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], total: relax.Expr
+    ) -> relax.SeqExpr:
+        """Return a branch that computes the adjoints of what a branch takes in."""
+        body = copy_branch(branch)
+        bindings = [binding for block in body.blocks for binding in block.bindings]
+        self._bb._begin_binding_block()
+        for binding in bindings:
+            self._bb.emit_normalized(binding)
+        reverse = Reverse(
+            self._bb, varied(expanded(bindings), inputs, self._constants), constants=self._constants
+        )
+        reverse.add(body.body, total)
+        reverse.walk(bindings)
+        gradients = [
+            self._bb.emit(_or_zeros(reverse.adjoint(variable), self._bb)) for variable in inputs
+        ]
+        result = self._bb.emit(relax.Tuple(gradients))
+        return relax.SeqExpr([self._bb._end_block()], result)
+
+
+def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
+    total = adjoint.total(bb, f"{adjoint.expr.name}_adjoint")
+    return adjoint.zeros(bb) if total is None else total

@@ -1,0 +1,92 @@
+"""Build, run and differentiate small Relax programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.script import from_source
+
+from relax_grad.transform import Gradient
+
+
+def tensor(name: str, shape: Sequence, dtype: str = "float64") -> relax.Var:
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+def build(params: Sequence[relax.Var], body: Callable, *, dataflow: bool = True) -> tvm.IRModule:
+    """Return a module whose ``main`` returns what ``body`` returns for a builder and the parameters."""
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        if dataflow:
+            with bb.dataflow():
+                result = bb.emit_output(body(bb, *params))
+        else:
+            result = body(bb, *params)
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def run(module: tvm.IRModule, name: str, *values):
+    """Compile a module and run a function of it on arrays; what is no array is passed as it is."""
+    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    tensors = [tvm.runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in values]
+    return to_numpy(machine[name](*tensors))
+
+
+def to_numpy(value):
+    return value.numpy() if hasattr(value, "numpy") else [to_numpy(item) for item in value]
+
+
+def is_sound(module: tvm.IRModule) -> None:
+    """Assert that a module is well-formed, and prints as what parses back to the same."""
+    assert relax.analysis.check_well_formed(module)
+    tvm.ir.assert_structural_equal(from_source(module.script(show_meta=True)), module)
+
+
+def check(module: tvm.IRModule, *values, at: Sequence[int] = (0,), **settings) -> list:
+    """Differentiate ``main`` and compare with central differences; return the gradients.
+
+    ``at`` are the positions of the parameters whose gradients are returned; the result is a scalar, or the
+    first element of a tuple.
+    """
+    adjoint = Gradient("main", **settings)(module)
+    is_sound(adjoint)
+    machine = relax.VirtualMachine(tvm.compile(adjoint, target="llvm"), tvm.cpu())
+
+    def call(name, arguments):
+        tensors = [tvm.runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in arguments]
+        return to_numpy(machine[name](*tensors))
+
+    def loss(arguments):
+        result = call("main", arguments)
+        return float(np.sum(result[0] if isinstance(result, list) else result))
+
+    result, gradients = call("main_adjoint", values)
+    expected = call("main", values)
+    for found, wanted in zip(_flat(result), _flat(expected), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert len(gradients) == len(at)
+    for gradient, position in zip(gradients, at, strict=True):
+        np.testing.assert_allclose(
+            gradient, _central_differences(loss, values, position), rtol=1e-6, atol=1e-7
+        )
+    return gradients
+
+
+def _central_differences(loss, values, position: int, step: float = 1e-5) -> np.ndarray:
+    found = np.zeros(values[position].shape)
+    for index in np.ndindex(*found.shape):
+        moved = []
+        for sign in (1, -1):
+            value = values[position].copy()
+            value[index] += sign * step
+            moved.append(loss([*values[:position], value, *values[position + 1 :]]))
+        found[index] = (moved[0] - moved[1]) / (2 * step)
+    return found
+
+
+def _flat(value) -> list:
+    return [leaf for item in value for leaf in _flat(item)] if isinstance(value, list) else [value]

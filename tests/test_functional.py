@@ -1,0 +1,129 @@
+"""The transformations of functions against those of torch.func."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+from programs import build, is_sound, run, tensor
+from tvm import relax, tirx
+from tvm.relax import op
+
+import relax_grad
+from relax_grad import functional
+
+RNG = np.random.default_rng(0)
+X, W, DX, DW = (RNG.normal(size=shape) for shape in 2 * [(3, 4), (4, 2)])
+n = tirx.Var("n", "int64")
+
+
+def network(rows=3, *, scalar_first=True):
+    """A loss and a tensor, of data and weight."""
+
+    def body(bb, x, w):
+        y = bb.emit(op.tanh(bb.emit(op.matmul(x, w))))
+        loss = op.sum(op.multiply(y, y))
+        return relax.Tuple([loss, op.nn.softmax(y)])
+
+    return build([tensor("x", (rows, 4)), tensor("w", (4, 2))], body)
+
+
+def torch_network(torch):
+    def function(x, w):
+        y = torch.tanh(x @ w)
+        return (y * y).sum(), torch.softmax(y, -1)
+
+    return function
+
+
+def close(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [3, n], ids=["static", "symbolic"])
+def test_vjp(torch, rows):
+    module = relax_grad.vjp(network(rows))
+    is_sound(module)
+    cotangents = np.array(0.5), RNG.normal(size=(3, 2))
+    result, found = run(module, "main_vjp", X, W, *cotangents)
+    value, pull = torch.func.vjp(torch_network(torch), *map(torch.from_numpy, (X, W)))
+    close(result, value)
+    close(found, pull(tuple(map(torch.from_numpy, cotangents))))
+
+
+@pytest.mark.parametrize("rows", [3, n], ids=["static", "symbolic"])
+def test_jvp(torch, rows):
+    module = relax_grad.jvp(network(rows))
+    is_sound(module)
+    assert [p.name for p in module["main_jvp"].params] == ["x", "w", "x_tangent", "w_tangent"]
+    result, found = run(module, "main_jvp", X, W, DX, DW)
+    primals, tangents = (tuple(map(torch.from_numpy, pair)) for pair in ((X, W), (DX, DW)))
+    close(result, (torch_result := torch.func.jvp(torch_network(torch), primals, tangents))[0])
+    close(found, torch_result[1])
+
+
+def test_jvp_with_respect_to_some():
+    module = relax_grad.jvp(network(), wrt="w")
+    _, found = run(module, "main_jvp", X, W, DW)
+    _, both = run(relax_grad.jvp(network()), "main_jvp", X, W, np.zeros_like(X), DW)
+    for one, other in zip(found, both, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_jvp_of_what_does_not_depend_on_it():
+    module = build([tensor("x", (3,)), tensor("y", (3,))], lambda bb, x, y: op.exp(y))
+    _, (found,) = run(relax_grad.jvp(module, wrt="x"), "main_jvp", DX[:, 0], DX[:, 1], DX[:, 2])
+    np.testing.assert_array_equal(found, np.zeros(3))
+
+
+@pytest.mark.parametrize("rows", [3, n], ids=["static", "symbolic"])
+def test_hvp(torch, rows):
+    module = relax_grad.hvp(network(rows))
+    is_sound(module)
+    (_, gradients), found = run(module, "main_hvp", X, W, DX, DW)
+
+    def loss(x, w):
+        return torch_network(torch)(x, w)[0]
+
+    gradient = torch.func.grad(loss, (0, 1))
+    first, pull = torch.func.vjp(gradient, *map(torch.from_numpy, (X, W)))
+    close(gradients, first)
+    close(found, pull(tuple(map(torch.from_numpy, (DX, DW)))))
+
+
+def test_third_order():
+    """The transformations apply to what they return."""
+    module = build([tensor("x", ())], lambda bb, x: op.power(x, relax.const(5.0, "float64")))
+    first = relax_grad.value_and_grad(module)
+    second = relax_grad.vjp(first, "main_adjoint")
+    _, (found,) = run(second, "main_adjoint_vjp", *map(np.array, (2.0, 0.0, 1.0)))
+    np.testing.assert_allclose(found, 20 * 2.0**3)
+    third = relax_grad.jvp(second, "main_adjoint_vjp", wrt=0)
+    _, tangents = run(third, "main_adjoint_vjp_jvp", *map(np.array, (2.0, 0.0, 1.0, 1.0)))
+    np.testing.assert_allclose(tangents[-1], 60 * 2.0**2)
+
+
+@pytest.mark.parametrize("wrt", ["w", 1, ["w"], [1]])
+def test_wrt(wrt):
+    module = relax_grad.value_and_grad(network(), wrt=wrt)
+    assert len(module["main_adjoint"].ret_ty.fields[1].fields) == 1
+
+
+@pytest.mark.parametrize("wrt", ["v", 2, -1, [tensor("x", (3, 4))], 1.0])
+def test_wrt_that_is_no_parameter(wrt):
+    with pytest.raises(ValueError, match="is no parameter of main, whose parameters are x, w"):
+        relax_grad.value_and_grad(network(), wrt=wrt)
+
+
+@pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp"])
+def test_what_is_no_module(name):
+    with pytest.raises(TypeError, match=r"mod must be a tvm\.IRModule, but it is int"):
+        getattr(relax_grad, name)(3)
+
+
+@pytest.mark.parametrize("module", [functional, relax_grad.transform.gradient])
+def test_examples(module):
+    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(module).attempted > 0

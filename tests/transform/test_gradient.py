@@ -1,0 +1,558 @@
+"""The differentiation pass: what it takes, what it refuses, and that it agrees with TVM's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from programs import build, check, is_sound, run, tensor, to_numpy
+from tvm import relax, tirx
+from tvm.relax import op
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from relax_grad import GradientError
+from relax_grad.testing import _program
+from relax_grad.testing.check import resolve, select_wrt
+from relax_grad.testing.samples import sampled_operators, samples
+from relax_grad.transform import Gradient
+
+X = np.array([[0.5, -1.5, 2.0, 0.25], [1.0, -0.75, 0.125, 3.0], [-2.0, 0.3, 0.7, -0.1]])
+
+
+def size(module, name="main_adjoint"):
+    return sum(len(block.bindings) for block in module[name].body.blocks)
+
+
+def program_of(sample):
+    """The first-order program of a sample, and the names of what it is differentiated with respect to."""
+    _, function = resolve(sample.function or sample.op)
+    arguments = _program.make_arguments(sample.inputs, "float64", {})
+    program = _program.first_order(function, arguments, sample.attrs, np.random.default_rng(0))
+    return program, select_wrt(program.arguments, sample.wrt)
+
+
+def by_both(sample):
+    """A sample's program, differentiated by our pass and by TVM's."""
+    program, wrt = program_of(sample)
+    params = {param.name: param for param in program.module["main"].params}
+    ours = Gradient("main", [params[name] for name in wrt])(program.module)
+    return program, ours, _program.differentiate(program, wrt)
+
+
+# Beside TVM's pass
+
+
+@pytest.mark.parametrize("op_name", sampled_operators())
+def test_type_and_size_beside_tvm(op_name):
+    sample = samples(op_name)[0]
+    with sample.within():
+        _, ours, stock = by_both(sample)
+    assert relax.analysis.check_well_formed(ours)
+    assert tvm_ffi.structural_equal(ours["main_adjoint"].ret_ty, stock["main_adjoint"].ret_ty)
+    assert size(ours) <= size(stock)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op_name", sampled_operators())
+def test_values_beside_tvm(op_name):
+    for sample in samples(op_name)[:3]:
+        with sample.within():
+            program, *both = by_both(sample)
+            call = _program.compile_together(both, "llvm")
+            ours, stock = (call(f"main_{i}_adjoint", program.values()) for i in (1, 2))
+        np.testing.assert_array_equal(ours[0], stock[0])
+        for found, wanted in zip(ours[1], stock[1], strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_many_bindings_for_each_binding():
+    """Linear: what a binding adds does not depend on how many there are."""
+
+    def chain(count):
+        def body(bb, x):
+            y = x
+            for i in range(count):
+                y = bb.emit([op.tanh(y), op.add(y, x), op.multiply(y, y), op.matmul(y, x)][i % 4])
+            return op.sum(y)
+
+        return size(Gradient("main")(build([tensor("x", (2, 2))], body)))
+
+    def parts(count):
+        def body(bb, x):
+            split = bb.emit(op.split(x, count))
+            total = bb.emit(relax.TupleGetItem(split, 0))
+            for i in range(1, count):
+                total = bb.emit(op.add(total, bb.emit(relax.TupleGetItem(split, i))))
+            return op.sum(total)
+
+        return size(Gradient("main")(build([tensor("x", (count, 2))], body)))
+
+    for measure in (chain, parts):
+        small, middle, large = (measure(count) for count in (16, 32, 48))
+        assert large - middle == middle - small
+
+
+# Symbolic shapes, match_cast
+
+
+def test_symbolic_shapes_anywhere():
+    n = tirx.Var("n", "int64")
+
+    def body(bb, x):
+        y = bb.emit(op.reshape(x, (n * 2, 2)))
+        y = bb.emit(op.multiply(op.exp(y), op.broadcast_to(op.sum(y, [0]), (n * 2, 2))))
+        return op.sum(op.add(y, op.zeros((n * 2, 2), "float64")))
+
+    (gradient,) = check(build([tensor("x", (n, 4))], body), X)
+    assert gradient.shape == X.shape
+
+
+def test_match_cast():
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType(dtype="float64", ndim=2))
+
+    def body(bb, x):
+        y = bb.match_cast(x, relax.TensorType((n, 4), "float64"))
+        return op.sum(op.multiply(op.exp(y), op.reshape(y, (n, 4))))
+
+    check(build([x], body), X)
+
+
+def test_elements_of_tuples_of_symbolic_shape_to_second_order():
+    """TVM's pass writes zeros of a symbolic shape for the parts that nothing uses, and stops at them."""
+    n = tirx.Var("n", "int64")
+
+    def body(bb, x):
+        parts = bb.emit(op.split(x, 2, axis=1))
+        part = bb.emit(relax.TupleGetItem(parts, 0))
+        return op.sum(op.multiply(part, op.multiply(part, part)))
+
+    first = Gradient("main")(build([tensor("x", (n, 4))], body))
+    second = Gradient("main_adjoint", target_index=(1, 0), cotangents=True)(first)
+    is_sound(second)
+    _, (found,) = run(second, "main_adjoint_adjoint", X, np.ones_like(X))
+    np.testing.assert_allclose(found, np.concatenate([6 * X[:, :2], 0 * X[:, 2:]], 1))
+
+
+# Blocks, conditionals, calls
+
+
+def test_binding_blocks_beside_dataflow_blocks():
+    x = tensor("x", (3, 4))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        y = bb.emit(op.exp(x))
+        with bb.dataflow():
+            z = bb.emit(op.multiply(x, y))
+            z = bb.emit_output(op.multiply(z, y))
+        w = bb.emit(op.add(z, y))
+        with bb.dataflow():
+            loss = bb.emit_output(op.sum(op.multiply(w, z)))
+        bb.emit_func_output(loss)
+    check(bb.get(), X)
+
+
+@I.ir_module
+class Branches:
+    @R.function
+    def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+        y: R.Tensor((3, 4), "float64") = R.multiply(x, x)
+        if c:
+            z = R.add(y, y)
+        else:
+            e = R.exp(y)
+            z = R.multiply(e, x)
+        s: R.Tensor((), "float64") = R.sum(z)
+        return s
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_branch_that_is_taken(taken):
+    condition = np.array(taken)
+    check(Branches, X, condition)
+    first = Gradient("main")(Branches)
+    second = Gradient("main_adjoint", [first["main_adjoint"].params[0]], (1, 0), cotangents=True)(
+        first
+    )
+    is_sound(second)
+    _, (found,) = run(second, "main_adjoint_adjoint", X, condition, np.ones_like(X))
+    e = np.exp(X * X)
+    wanted = 4 * np.ones_like(X) if taken else e * (6 * X + 4 * X**3)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_conditionals_within_each_other_and_in_a_row():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool"), d: R.Tensor((), "bool")):
+            if c:
+                if d:
+                    y = R.exp(x)
+                else:
+                    y = R.sin(x)
+            else:
+                y = R.multiply(x, x)
+            if d:
+                z = R.multiply(y, x)
+            else:
+                z = x
+            s: R.Tensor((), "float64") = R.sum(z)
+            return s
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    for c in (True, False):
+        for d in (True, False):
+            _, (found,) = run(adjoint, "main_adjoint", X, np.array(c), np.array(d))
+            y, dy = (np.exp(X), np.exp(X)) if c else (X * X, 2 * X)
+            np.testing.assert_allclose(found, y + X * dy if d else np.ones_like(X), rtol=1e-12)
+
+
+def test_a_conditional_over_symbolic_shapes():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float64"), c: R.Tensor((), "bool")):
+            n = T.int64()
+            y: R.Tensor((n * 4,), "float64") = R.reshape(x, R.shape([n * 4]))
+            if c:
+                z = R.multiply(y, y)
+            else:
+                z = R.exp(y)
+            s: R.Tensor((), "float64") = R.sum(z)
+            return s
+
+    for taken in (True, False):
+        check(Module, X, np.array(taken))
+
+
+def test_calls_of_other_functions():
+    @I.ir_module
+    class Module:
+        @R.function
+        def cube(x: R.Tensor(("n", "m"), "float64")) -> R.Tensor(("n", "m"), "float64"):
+            n, m = T.int64(), T.int64()
+            with R.dataflow():
+                square = R.multiply(x, x)
+                y = R.multiply(square, x)
+                R.output(y)
+            return y
+
+        @R.function
+        def twice(x: R.Tensor(("n", 4), "float64")) -> R.Tensor(("n", 4), "float64"):
+            n = T.int64()
+            cls = Module
+            y: R.Tensor((n, 4), "float64") = cls.cube(x)
+            z: R.Tensor((n, 4), "float64") = cls.cube(y)
+            return z
+
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64")):
+            cls = Module
+            y: R.Tensor((3, 4), "float64") = cls.twice(x)
+            z: R.Tensor((3, 4), "float64") = cls.cube(x)
+            s: R.Tensor((), "float64") = R.sum(R.add(y, z))
+            return s
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    _, (found,) = run(adjoint, "main_adjoint", X)
+    np.testing.assert_allclose(found, 9 * X**8 + 3 * X**2, rtol=1e-12)
+
+
+def test_calls_within_a_branch():
+    @I.ir_module
+    class Module:
+        @R.function
+        def cube(x: R.Tensor((3, 4), "float64")) -> R.Tensor((3, 4), "float64"):
+            y: R.Tensor((3, 4), "float64") = R.multiply(R.multiply(x, x), x)
+            return y
+
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            cls = Module
+            if c:
+                y: R.Tensor((3, 4), "float64") = cls.cube(x)
+            else:
+                y: R.Tensor((3, 4), "float64") = R.exp(x)
+            s: R.Tensor((), "float64") = R.sum(y)
+            return s
+
+    for taken in (True, False):
+        check(Module, X, np.array(taken))
+
+
+def test_local_functions():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64")):
+            @R.function
+            def scaled(y: R.Tensor((3, 4), "float64")) -> R.Tensor((3, 4), "float64"):
+                z: R.Tensor((3, 4), "float64") = R.multiply(y, R.exp(x))
+                return z
+
+            a: R.Tensor((3, 4), "float64") = scaled(x)
+            b: R.Tensor((3, 4), "float64") = scaled(a)
+            s: R.Tensor((), "float64") = R.sum(b)
+            return s
+
+    adjoint = Gradient("main")(Module)
+    assert relax.analysis.check_well_formed(adjoint)
+    alone = tvm.IRModule({"main_adjoint": adjoint["main_adjoint"]})
+    _, (found,) = run(alone, "main_adjoint", X)
+    np.testing.assert_allclose(found, np.exp(2 * X) * (1 + 2 * X), rtol=1e-12)
+
+
+def test_recursion_is_refused():
+    @I.ir_module
+    class Module:
+        @R.function
+        def again(x: R.Tensor((3, 4), "float64")) -> R.Tensor((3, 4), "float64"):
+            cls = Module
+            y: R.Tensor((3, 4), "float64") = cls.again(x)
+            return y
+
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64")):
+            cls = Module
+            y: R.Tensor((3, 4), "float64") = cls.again(x)
+            s: R.Tensor((), "float64") = R.sum(y)
+            return s
+
+    with pytest.raises(GradientError, match=r"recursion .* again calls again"):
+        Gradient("main")(Module)
+
+
+# Targets, cotangents, parameters
+
+
+def test_a_target_of_one_element():
+    x = tensor("x", (3, 4))
+    check(build([x], lambda bb, x: op.reshape(op.sum(op.exp(x)), (1,))), X)
+
+
+def test_the_parameter_itself_as_target():
+    x = tensor("x", ())
+    _, (found,) = run(Gradient("main")(build([x], lambda bb, x: x)), "main_adjoint", np.array(2.0))
+    assert found == 1
+
+
+def test_an_element_of_a_tuple_of_tuples():
+    def body(bb, x):
+        inner = bb.emit(relax.Tuple([op.exp(x), bb.emit(op.sum(op.multiply(x, x)))]))
+        return relax.Tuple([x, inner])
+
+    module = build([tensor("x", (3, 4))], body)
+    _, (found,) = run(Gradient("main", target_index=(1, 1))(module), "main_adjoint", X)
+    np.testing.assert_allclose(found, 2 * X)
+    adjoint = Gradient("main", target_index=(1, 0), cotangents=True)(module)
+    _, (found,) = run(adjoint, "main_adjoint", X, X)
+    np.testing.assert_allclose(found, X * np.exp(X))
+
+
+def test_cotangents_of_the_whole_result():
+    def body(bb, x):
+        return relax.Tuple([op.exp(x), relax.Tuple([op.argmax(x), op.sum(x, [1])])])
+
+    adjoint = Gradient("main", target_index=None, cotangents=True)(
+        build([tensor("x", (3, 4))], body)
+    )
+    is_sound(adjoint)
+    assert [param.name for param in adjoint["main_adjoint"].params[1:]] == [
+        "cotangent0",
+        "cotangent1",
+    ]
+    rows = np.array([1.0, 2.0, 3.0])
+    _, (found,) = run(adjoint, "main_adjoint", X, X, rows)
+    np.testing.assert_allclose(found, X * np.exp(X) + rows[:, None])
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "one floating-point tensor, but its type is .*Tuple"),
+        ({"target_index": 0}, r"scalar or have one element, but its type is R.Tensor\(\(3, 4\)"),
+        ({"target_index": 3}, "target_index: 3 is no element .* a tuple of 3 elements"),
+        ({"target_index": (0, 0)}, "target_index: 0 is no element .* one value"),
+        ({"target_index": 2}, "one floating-point tensor, but its type is R.Tensor.*int64"),
+        ({"target_index": 2, "cotangents": True}, "must hold floating-point tensors"),
+        ({"target_index": 1, "require_grads": tensor("y", ())}, "y is no variable of main"),
+    ],
+)
+def test_targets_that_are_refused(settings, match):
+    def body(bb, x):
+        return relax.Tuple([op.exp(x), op.sum(x), op.argmax(x)])
+
+    module = build([tensor("x", (3, 4))], body)
+    if not settings:
+        settings = {"target_index": None}
+    with pytest.raises(ValueError, match=match):
+        Gradient("main", **settings)(module)
+
+
+def test_what_is_no_function_is_refused():
+    module = build([tensor("x", ())], lambda bb, x: op.exp(x))
+    with pytest.raises(ValueError, match="no function 'other'; it has main"):
+        Gradient("other")(module)
+
+
+def test_parameters_without_gradients():
+    """Integers, shapes, scalars and objects stay parameters; floating-point tensors get gradients."""
+    n = tirx.Var("n", "int64")
+    params = [
+        tensor("x", (n, 4)),
+        tensor("index", (2,), "int64"),
+        relax.Var("shape", relax.ShapeType([n])),
+        relax.Var("pair", relax.TupleType([tensor("a", (4,)).ty, tensor("b", (2,), "int32").ty])),
+        relax.Var("thing", relax.ObjectType()),
+    ]
+
+    def body(bb, x, index, shape, pair, thing):
+        rows = bb.emit(op.take(x, index, axis=0))
+        first = bb.emit(relax.TupleGetItem(pair, 0))
+        return op.sum(op.multiply(op.exp(rows), first))
+
+    module = build(params[:4], lambda bb, *args: body(bb, *args, None))
+    adjoint = Gradient("main")(module)
+    is_sound(adjoint)
+    machine = relax.VirtualMachine(tvm.compile(adjoint, "llvm"), tvm.cpu())
+    index, a, b = np.array([2, 0]), np.arange(4.0), np.zeros(2, "int32")
+    pair = tvm.runtime.convert([tvm.runtime.tensor(a), tvm.runtime.tensor(b)])
+    _, gradients = to_numpy(
+        machine["main_adjoint"](
+            tvm.runtime.tensor(X), tvm.runtime.tensor(index), tvm_ffi.Shape([3]), pair
+        )
+    )
+    wanted = np.exp(X) * a
+    wanted[1] = 0
+    np.testing.assert_allclose(gradients[0], wanted)
+    np.testing.assert_allclose(gradients[1][0], np.exp(X[index]).sum(0))
+    assert len(gradients) == 2
+
+
+def test_unused_repeated_and_intermediate_variables():
+    x, y = tensor("x", (3, 4)), tensor("y", (2,))
+    kept = []
+
+    def body(bb, x, y):
+        kept.append(bb.emit(op.exp(x)))
+        return op.sum(op.multiply(kept[0], op.multiply(x, kept[0])))
+
+    module = build([x, y], body)
+    _, (of_x, of_y, of_kept) = run(
+        Gradient("main", [x, y, *kept])(module), "main_adjoint", X, np.zeros(2)
+    )
+    e = np.exp(X)
+    np.testing.assert_allclose(of_kept, 2 * X * e)
+    np.testing.assert_allclose(of_x, e * e + 2 * X * e * e)
+    np.testing.assert_array_equal(of_y, [0, 0])
+
+
+def test_bfloat16_parameters():
+    import ml_dtypes
+
+    x = tensor("x", (3, 4), "bfloat16")
+    adjoint = Gradient("main")(build([x], lambda bb, x: op.sum(op.multiply(x, x))))
+    is_sound(adjoint)
+    assert "bfloat16" in str(adjoint["main_adjoint"].ret_ty)
+    value = X.astype(ml_dtypes.bfloat16)
+    bits = tvm.runtime.empty(value.shape, "bfloat16")
+    bits.copyfrom(value)
+    machine = relax.VirtualMachine(tvm.compile(adjoint, "llvm"), tvm.cpu())
+    _, (found,) = machine["main_adjoint"](bits)
+    np.testing.assert_allclose(
+        found.numpy().astype("float64"), 2 * value.astype("float64"), rtol=1e-2
+    )
+
+
+# Activity, missing gradients
+
+
+def test_operators_off_the_path_need_no_gradient():
+    def body(bb, x):
+        mask = bb.emit(op.call_pure_packed("mystery", op.floor(x), ty_args=x.ty))
+        count = bb.emit(op.call_pure_packed("count", op.argmax(x), ty_args=tensor("n", ()).ty))
+        loss = op.sum(op.multiply(op.exp(x), count))
+        return relax.Tuple([loss, mask])
+
+    adjoint = Gradient("main")(build([tensor("x", (3, 4))], body))
+    assert relax.analysis.check_well_formed(adjoint)
+
+
+def test_one_error_names_every_missing_gradient():
+    def body(bb, x):
+        first = bb.emit(op.call_pure_packed("mystery", x, ty_args=x.ty), name_hint="first")
+        second = bb.emit(op.call_pure_packed("riddle", first, ty_args=x.ty), name_hint="second")
+        return op.sum(second)
+
+    module = build([tensor("x", (3, 4))], body)
+    with pytest.raises(GradientError) as caught:
+        Gradient("main")(module)
+    message = str(caught.value)
+    assert "2 of its bindings" in message
+    assert "'first'" in message
+    assert "'second'" in message
+    assert "relax.call_pure_packed" in message
+    assert "register_gradient" in message
+
+    adjoint = Gradient("main", allow_zero=["relax.call_pure_packed"])(module)
+    assert "zeros" in adjoint["main_adjoint"].script()
+
+
+# Checkpoints, call_tir_with_grad
+
+
+def test_checkpoints_are_computed_again():
+    from relax_grad.op import checkpoint
+
+    def plain(bb, x):
+        y = bb.emit(op.exp(x))
+        return op.sum(bb.emit(op.multiply(y, bb.emit(op.tanh(y)))))
+
+    def marked(bb, x):
+        def stretch(x):
+            y = bb.emit(op.exp(x))
+            return bb.emit(op.multiply(y, bb.emit(op.tanh(y))))
+
+        return op.sum(bb.emit(checkpoint(stretch, x)))
+
+    x = tensor("x", (3, 4))
+    module = build([x], marked)
+    adjoint = Gradient("main")(module)
+    is_sound(adjoint)
+    assert adjoint["main_adjoint"].script().count("R.exp") == 2
+    stock = relax.transform.Gradient("main")(module)
+    assert size(adjoint) <= size(stock)
+    found, wanted = (
+        run(each, "main_adjoint", X) for each in (adjoint, Gradient("main")(build([x], plain)))
+    )
+    np.testing.assert_allclose(found[1][0], wanted[1][0], rtol=1e-14)
+
+
+def test_call_tir_with_grad():
+    from tvm import te
+    from tvm.relax.training.utils import register_te_gradient
+
+    def square(x):
+        return te.compute(x.shape, lambda *i: x(*i) * x(*i), name="square")
+
+    def square_grad(output_grad, x):
+        return te.compute(x.shape, lambda *i: 2.0 * x(*i) * output_grad(*i), name="square_grad")
+
+    register_te_gradient("relax_grad_test_square", square_grad)
+
+    def body(bb, x):
+        call = bb.call_te_with_grad(square, x, te_grad_name="relax_grad_test_square")
+        return op.sum(op.exp(bb.emit(call)))
+
+    adjoint = Gradient("main")(build([tensor("x", (3, 4))], body))
+    is_sound(adjoint)
+    assert "call_tir_with_grad" not in adjoint["main_adjoint"].script()
+    functions = {v: f for v, f in adjoint.functions_items() if v.name_hint != "main"}
+    _, (found,) = run(tvm.IRModule(functions), "main_adjoint", X / 2)
+    np.testing.assert_allclose(found, X * np.exp(X * X / 4), rtol=1e-12)
