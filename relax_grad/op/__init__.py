@@ -1,6 +1,7 @@
 """Dedicated backward operators: declaration, type inference and builder."""
 
 from . import (
+    activation,
     attention,
     ccl,
     conv,
