@@ -1,4 +1,4 @@
-"""Legalization of the activations, where TVM's is wrong."""
+"""Legalization of the activations, where TVM's is wrong, and of their backward operators."""
 
 from __future__ import annotations
 
@@ -17,3 +17,15 @@ def _prelu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not isinstance(shape, relax.ShapeExpr) or isinstance(shape.values[axis], tirx.IntImm):
         return _stock_prelu(bb, call)
     return bb.call_te(topi_activation.prelu, data, alpha, axis, primfunc_name_hint="prelu")
+
+
+@register_legalize("relax.grad.softmax_backward")
+def _softmax_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, output = call.args
+    return bb.call_te(
+        topi_activation.softmax_backward,
+        output_grad,
+        output,
+        int(call.attrs.axis) % output_grad.ty.ndim,
+        primfunc_name_hint="softmax_backward",
+    )

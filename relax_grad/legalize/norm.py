@@ -136,6 +136,111 @@ def _divide_by_count(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
 
 
+@register_legalize("relax.grad.batch_norm_backward_data")
+def _batch_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data, gamma, *statistics = call.args
+    return bb.call_te(
+        topi_norm.batch_norm_backward_data,
+        output_grad,
+        data,
+        gamma if call.attrs.scale else None,
+        *statistics,
+        *_axes(data, [call.attrs.axis]),
+        primfunc_name_hint="batch_norm_backward_data",
+    )
+
+
+@register_legalize("relax.grad.batch_norm_backward_gamma")
+def _batch_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(
+        topi_norm.batch_norm_backward_gamma,
+        *call.args,
+        *_axes(call.args[1], [call.attrs.axis]),
+        primfunc_name_hint="batch_norm_backward_gamma",
+    )
+
+
+@register_legalize("relax.grad.instance_norm_backward_data")
+def _instance_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data, gamma, *statistics = call.args
+    return bb.call_te(
+        topi_norm.instance_norm_backward_data,
+        output_grad,
+        data,
+        gamma if call.attrs.scale else None,
+        *statistics,
+        *_axes(data, [call.attrs.channel_axis]),
+        _axes(data, call.attrs.axes),
+        primfunc_name_hint="instance_norm_backward_data",
+    )
+
+
+@register_legalize("relax.grad.instance_norm_backward_gamma")
+def _instance_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(
+        topi_norm.instance_norm_backward_gamma,
+        *call.args,
+        _axes(call.args[1], call.attrs.axes),
+        primfunc_name_hint="instance_norm_backward_gamma",
+    )
+
+
+@register_legalize("relax.grad.layer_norm_backward_data")
+def _layer_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data, gamma, mean, rstd = call.args
+    return bb.call_te(
+        topi_norm.layer_norm_backward_data,
+        output_grad,
+        data,
+        gamma if call.attrs.scale else None,
+        mean,
+        rstd,
+        _axes(data, call.attrs.axes),
+        primfunc_name_hint="layer_norm_backward_data",
+    )
+
+
+@register_legalize("relax.grad.layer_norm_backward_gamma")
+def _layer_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(
+        topi_norm.layer_norm_backward_gamma,
+        *call.args,
+        _axes(call.args[1], call.attrs.axes),
+        primfunc_name_hint="layer_norm_backward_gamma",
+    )
+
+
+@register_legalize("relax.grad.rms_norm_backward_data")
+def _rms_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    axes = _axes(call.args[1], call.attrs.axes)
+    row_sums = bb.emit(
+        bb.call_te(
+            topi_norm.rms_norm_row_sums, *call.args, axes, primfunc_name_hint="rms_norm_row_sums"
+        )
+    )
+    return bb.call_te(
+        topi_norm.rms_norm_backward_data,
+        *call.args,
+        row_sums,
+        axes,
+        primfunc_name_hint="rms_norm_backward_data",
+    )
+
+
+@register_legalize("relax.grad.rms_norm_backward_weight")
+def _rms_norm_backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, data, rstd = call.args
+    return bb.call_te(
+        topi_norm.layer_norm_backward_gamma,
+        output_grad,
+        data,
+        None,
+        rstd,
+        _axes(data, call.attrs.axes),
+        primfunc_name_hint="rms_norm_backward_weight",
+    )
+
+
 def _axes(data: relax.Expr, axes) -> list[int]:
     return [axis % data.ty.ndim for axis in int_list(axes)]
 

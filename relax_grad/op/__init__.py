@@ -1,6 +1,7 @@
 """Backward operators, and what steers differentiation: declaration, type inference and builder."""
 
 from . import (
+    activation,
     attention,
     ccl,
     control,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 
 from .. import _compat
+from ._util import accumulation_dtype, is_empty, zeros
 
 
 def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
@@ -45,3 +46,46 @@ def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
         return tirx.Select(value > 0, value, value * slope)
 
     return te.compute(data.shape, element, name="prelu", tag=topi.tag.BROADCAST)
+
+
+def softmax_backward(output_grad: te.Tensor, output: te.Tensor, axis: int) -> te.Tensor:
+    """Gradient of softmax, of its result.
+
+    Parameters
+    ----------
+    output_grad : te.Tensor
+        The gradient of the result.
+    output : te.Tensor
+        The result, of the same shape.
+    axis : int
+        The axis, not negative.
+
+    Returns
+    -------
+    result : te.Tensor
+        ``(dy - sum(dy * y)) * y`` with the sum over the axis; of the shape and the dtype of
+        ``output_grad``, computed in float32 at least.
+    """
+    shape = output_grad.shape
+    if is_empty(shape):
+        return zeros(shape, output_grad.dtype)
+    dtype = accumulation_dtype(output_grad.dtype, output.dtype)
+    k = te.reduce_axis((0, shape[axis]), "k")
+
+    def grad(*i):
+        return output_grad(*i).astype(dtype)
+
+    def of_output(*i):
+        return output(*i).astype(dtype)
+
+    def total(*row):
+        i = (*row[:axis], k, *row[axis:])
+        return te.sum(grad(*i) * of_output(*i), axis=k)
+
+    total = te.compute([*shape[:axis], *shape[axis + 1 :]], total, name="softmax_total")
+
+    def element(*i):
+        centered = grad(*i) - total(*i[:axis], *i[axis + 1 :])
+        return (centered * of_output(*i)).astype(output_grad.dtype)
+
+    return te.compute(shape, element, name="softmax_backward")

@@ -1,12 +1,281 @@
-"""Tensor expressions that the gradients of the normalisations need."""
+"""Tensor expressions that the gradients of the normalisations need.
+
+The data is normalized to ``z = (x - mean) * rstd``, which is computed again wherever it is read, so that no
+tensor of the size of the data is written but the result. ``mean`` may be None, for 0, and ``gamma`` for 1.
+Everything is computed in float32 at least.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype
+from ._util import Shape, accumulation_dtype, cast, is_empty, zero_where_empty, zeros
+
+Index = Sequence["tirx.PrimExpr"]
+
+
+def batch_norm_backward_data(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    gamma: te.Tensor | None,
+    mean: te.Tensor,
+    rstd: te.Tensor,
+    mean_grad: te.Tensor,
+    variance_grad: te.Tensor,
+    axis: int,
+) -> te.Tensor:
+    """Gradient of a normalization of each channel with respect to the data.
+
+    Parameters
+    ----------
+    output_grad, data : te.Tensor
+        The gradient of the normalized data, and the data.
+    gamma, mean, rstd, mean_grad, variance_grad : te.Tensor
+        For each channel: the factor, the statistics, and the gradients of mean and variance.
+    axis : int
+        The axis of the channels, not negative.
+
+    Returns
+    -------
+    result : te.Tensor
+        ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / N`` with ``N`` elements in a
+        channel; of the shape and the dtype of ``data``.
+    """
+    others = [other for other in range(len(data.shape)) if other != axis]
+    statistics = (mean, rstd, mean_grad, variance_grad)
+    return _affine_backward(
+        output_grad, data, gamma, statistics, others, lambda i: (i[axis],), lambda at: at[0]
+    )
+
+
+def batch_norm_backward_gamma(
+    output_grad: te.Tensor, data: te.Tensor, mean: te.Tensor, rstd: te.Tensor, axis: int
+) -> te.Tensor:
+    """Gradient of a normalization of each channel with respect to gamma.
+
+    Parameters
+    ----------
+    output_grad, data, mean, rstd, axis
+        As for :func:`batch_norm_backward_data`.
+
+    Returns
+    -------
+    result : te.Tensor
+        The sum of ``dy * z`` over each channel, of the dtype of ``rstd``.
+    """
+    return _sum_of_products(output_grad, data, mean, rstd, [axis], lambda i: (i[axis],))
+
+
+def instance_norm_backward_data(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    gamma: te.Tensor | None,
+    mean: te.Tensor,
+    rstd: te.Tensor,
+    mean_grad: te.Tensor,
+    variance_grad: te.Tensor,
+    channel_axis: int,
+    axes: Sequence[int],
+) -> te.Tensor:
+    """Gradient of a normalization over axes that gamma does not have with respect to the data.
+
+    Parameters
+    ----------
+    output_grad, data : te.Tensor
+        The gradient of the normalized data, and the data.
+    gamma : te.Tensor or None
+        The factor of each channel.
+    mean, rstd, mean_grad, variance_grad : te.Tensor
+        The statistics and the gradients of mean and variance, in which the axes have extent 1.
+    channel_axis : int
+        The axis of the channels, not negative.
+    axes : Sequence[int]
+        The axes; none of them negative.
+
+    Returns
+    -------
+    result : te.Tensor
+        As for :func:`batch_norm_backward_data`, with ``N`` elements along the axes.
+    """
+    statistics = (mean, rstd, mean_grad, variance_grad)
+    return _affine_backward(
+        output_grad, data, gamma, statistics, axes, _row_of(axes), lambda at: at[channel_axis]
+    )
+
+
+def instance_norm_backward_gamma(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    mean: te.Tensor,
+    rstd: te.Tensor,
+    axes: Sequence[int],
+) -> te.Tensor:
+    """Gradient of a normalization over axes that gamma does not have with respect to gamma.
+
+    Parameters
+    ----------
+    output_grad, data, mean, rstd, axes
+        As for :func:`instance_norm_backward_data`.
+
+    Returns
+    -------
+    result : te.Tensor
+        The sum of ``dy * z`` over the axes, which have extent 1; of the dtype of ``rstd``.
+    """
+    if is_empty(data.shape):
+        return zeros(rstd.shape, rstd.dtype)
+    dtype, at = accumulation_dtype(data.dtype, rstd.dtype), _row_of(axes)
+    total = _row_sums(
+        lambda i: output_grad(*i).astype(dtype) * _normalized(data, mean, rstd, i, at(i), dtype),
+        data.shape,
+        axes,
+        "gamma_grad",
+    )
+    return cast(zero_where_empty(total, [data.shape[axis] for axis in axes]), rstd.dtype)
+
+
+def layer_norm_backward_data(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    gamma: te.Tensor | None,
+    mean: te.Tensor,
+    rstd: te.Tensor,
+    axes: Sequence[int],
+) -> te.Tensor:
+    """Gradient of a normalization over axes that gamma has with respect to the data.
+
+    Parameters
+    ----------
+    output_grad, data : te.Tensor
+        The gradient of the normalized data, and the data.
+    gamma : te.Tensor or None
+        The factors; the axes are those of ``axes``, in that order.
+    mean, rstd : te.Tensor
+        The statistics, in which the axes have extent 1.
+    axes : Sequence[int]
+        The axes; none of them negative.
+
+    Returns
+    -------
+    result : te.Tensor
+        ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy``, of the shape and the dtype
+        of ``data``.
+    """
+    if is_empty(data.shape):
+        return zeros(data.shape, data.dtype)
+    dtype = accumulation_dtype(data.dtype)
+    count, at = _count(data.shape, axes).astype(dtype), _row_of(axes)
+
+    def g(i):
+        return _scaled(output_grad, gamma, i, axes, dtype)
+
+    def z(i):
+        return _normalized(data, mean, rstd, i, at(i), dtype)
+
+    shift = _row_sums(g, data.shape, axes, "layer_norm_shift")
+    twist = _row_sums(lambda i: g(i) * z(i), data.shape, axes, "layer_norm_twist")
+
+    def element(*i):
+        # The averages are no tensors: TVM's schedule for GPUs takes sums and one elementwise result.
+        centered = g(i) - shift(*at(i)) / count - z(i) * (twist(*at(i)) / count)
+        return (centered * rstd(*at(i)).astype(dtype)).astype(data.dtype)
+
+    return te.compute(data.shape, element, name="layer_norm_backward_data")
+
+
+def rms_norm_row_sums(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    weight: te.Tensor,
+    rstd: te.Tensor,
+    axes: Sequence[int],
+) -> te.Tensor:
+    """Sums over the axes that :func:`rms_norm_backward_data` takes.
+
+    Parameters
+    ----------
+    output_grad, data, weight, rstd, axes
+        As for :func:`layer_norm_backward_data`.
+
+    Returns
+    -------
+    result : te.Tensor
+        ``sum(weight * dy * x * rstd)``, in which the axes have extent 1; in float32 at least.
+    """
+    dtype, at = accumulation_dtype(data.dtype), _row_of(axes)
+    if is_empty(data.shape):
+        return zeros(rstd.shape, dtype)
+    return _row_sums(
+        lambda i: (
+            _scaled(output_grad, weight, i, axes, dtype)
+            * _normalized(data, None, rstd, i, at(i), dtype)
+        ),
+        data.shape,
+        axes,
+        "rms_norm_row_sums",
+    )
+
+
+def rms_norm_backward_data(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    weight: te.Tensor,
+    rstd: te.Tensor,
+    row_sums: te.Tensor,
+    axes: Sequence[int],
+) -> te.Tensor:
+    """Gradient of a normalization without a mean with respect to the data.
+
+    Parameters
+    ----------
+    output_grad, data, weight, rstd, axes
+        As for :func:`layer_norm_backward_data`.
+    row_sums : te.Tensor
+        What :func:`rms_norm_row_sums` returns. In one function with it, TVM's schedules for GPUs would take
+        the two for the product of a matrix and a vector, and fail.
+
+    Returns
+    -------
+    result : te.Tensor
+        ``rstd * (g - z * average(g * z))`` with ``g = weight * dy``, of the shape and the dtype of ``data``.
+    """
+    if is_empty(data.shape):
+        return zeros(data.shape, data.dtype)
+    dtype = accumulation_dtype(data.dtype)
+    count, at = _count(data.shape, axes).astype(dtype), _row_of(axes)
+
+    def element(*i):
+        z = _normalized(data, None, rstd, i, at(i), dtype)
+        g = _scaled(output_grad, weight, i, axes, dtype)
+        projected = g - z * (row_sums(*at(i)) / count)
+        return (projected * rstd(*at(i)).astype(dtype)).astype(data.dtype)
+
+    return te.compute(data.shape, element, name="rms_norm_backward_data")
+
+
+def layer_norm_backward_gamma(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    mean: te.Tensor | None,
+    rstd: te.Tensor,
+    axes: Sequence[int],
+) -> te.Tensor:
+    """Gradient of a normalization over axes that gamma has with respect to gamma.
+
+    Parameters
+    ----------
+    output_grad, data, mean, rstd, axes
+        As for :func:`layer_norm_backward_data`.
+
+    Returns
+    -------
+    result : te.Tensor
+        The sum of ``dy * z`` over all but the axes, which are in the order given; of the dtype of
+        ``rstd``.
+    """
+    return _sum_of_products(output_grad, data, mean, rstd, axes, _row_of(axes))
 
 
 def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te.Tensor:
@@ -28,12 +297,127 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
         precision, which holds none above 65504.
     """
     dtype = accumulation_dtype(data.dtype)
-    count = tirx.const(1, "int64")
-    for axis in axes:
-        count = count * of_shape[axis]
+    count = _count(of_shape, axes)
     return te.compute(
         data.shape,
         lambda *i: (data(*i).astype(dtype) / count.astype(dtype)).astype(data.dtype),
         name="divide_by_count",
         tag=topi.tag.ELEMWISE,
     )
+
+
+def _count(shape: Shape, axes: Sequence[int]) -> tirx.PrimExpr:
+    """Return the number of elements along the axes."""
+    count = tirx.const(1, "int64")
+    for axis in axes:
+        count = count * shape[axis]
+    return count
+
+
+def _row_of(axes: Sequence[int]) -> Callable[[Index], Index]:
+    """Return what gives the index of the statistics of an element, in which the axes have extent 1."""
+    return lambda i: [0 if axis in axes else i[axis] for axis in range(len(i))]
+
+
+def _affine_backward(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    gamma: te.Tensor | None,
+    statistics: Sequence[te.Tensor],
+    axes: Sequence[int],
+    at: Callable[[Index], Index],
+    channel: Callable[[Index], tirx.PrimExpr],
+) -> te.Tensor:
+    """Return ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / N``.
+
+    ``N`` elements along the axes have statistics in common, which are ``at`` an index made of that of an
+    element; ``channel`` gives their channel.
+    """
+    if is_empty(data.shape):
+        return zeros(data.shape, data.dtype)
+    mean, rstd, mean_grad, variance_grad = statistics
+    dtype = accumulation_dtype(data.dtype)
+    count = _count(data.shape, axes).astype(dtype)
+
+    def small(value, name):
+        """A tensor of the extents of the statistics, so that an element takes no division."""
+        return te.compute(rstd.shape, lambda *i: value(i), name=f"norm_{name}")
+
+    def factor(i):
+        value = rstd(*i).astype(dtype)
+        return value if gamma is None else gamma(channel(i)).astype(dtype) * value
+
+    slope = small(factor, "slope")
+    shift = small(lambda i: mean_grad(*i).astype(dtype) / count, "shift")
+    twist = small(lambda i: tirx.const(2, dtype) * variance_grad(*i).astype(dtype) / count, "twist")
+
+    def element(*i):
+        row = at(i)
+        centered = data(*i).astype(dtype) - mean(*row).astype(dtype)
+        scaled = output_grad(*i).astype(dtype) * slope(*row)
+        return (scaled + (shift(*row) + centered * twist(*row))).astype(data.dtype)
+
+    return te.compute(data.shape, element, name="norm_backward_data")
+
+
+def _normalized(
+    data: te.Tensor, mean: te.Tensor | None, rstd: te.Tensor, i: Index, at: Index, dtype: str
+) -> tirx.PrimExpr:
+    """Return an element of the normalized data, whose statistics are ``at`` this index."""
+    centered = data(*i).astype(dtype)
+    if mean is not None:
+        centered = centered - mean(*at).astype(dtype)
+    return centered * rstd(*at).astype(dtype)
+
+
+def _scaled(
+    output_grad: te.Tensor, gamma: te.Tensor | None, i: Index, axes: Sequence[int], dtype: str
+) -> tirx.PrimExpr:
+    """Return an element of ``gamma * dy``, where gamma has the axes, in that order."""
+    grad = output_grad(*i).astype(dtype)
+    return grad if gamma is None else grad * gamma(*(i[axis] for axis in axes)).astype(dtype)
+
+
+def _row_sums(
+    value: Callable[[Index], tirx.PrimExpr], shape: Shape, axes: Sequence[int], name: str
+) -> te.Tensor:
+    """Return the sum over the axes, which are kept with extent 1, of values given for an index."""
+    reduced = {axis: te.reduce_axis((0, shape[axis]), f"k{axis}") for axis in sorted(axes)}
+
+    def total(*row):
+        i = [reduced.get(axis, row[axis]) for axis in range(len(shape))]
+        return te.sum(value(i), list(reduced.values())) if reduced else value(i)
+
+    kept = [1 if axis in reduced else extent for axis, extent in enumerate(shape)]
+    return te.compute(kept, total, name=name)
+
+
+def _sum_of_products(
+    output_grad: te.Tensor,
+    data: te.Tensor,
+    mean: te.Tensor | None,
+    rstd: te.Tensor,
+    kept: Sequence[int],
+    at: Callable[[Index], Index],
+) -> te.Tensor:
+    """Return the sum of ``dy * z`` over all axes but some, which are kept in the order given.
+
+    ``at`` gives the index of the statistics of an element. A sum over nothing is 0.
+    """
+    shape = [data.shape[axis] for axis in kept]
+    summed = [axis for axis in range(len(data.shape)) if axis not in kept]
+    if is_empty(data.shape):
+        return zeros(shape, rstd.dtype)
+    dtype = accumulation_dtype(data.dtype, rstd.dtype)
+    reduced = [te.reduce_axis((0, data.shape[axis]), f"k{axis}") for axis in summed]
+
+    def total(*out):
+        i = [
+            out[kept.index(axis)] if axis in kept else reduced[summed.index(axis)]
+            for axis in range(len(data.shape))
+        ]
+        product = output_grad(*i).astype(dtype) * _normalized(data, mean, rstd, i, at(i), dtype)
+        return te.sum(product, reduced) if reduced else product
+
+    total = te.compute(shape, total, name="gamma_grad")
+    return cast(zero_where_empty(total, [data.shape[axis] for axis in summed]), rstd.dtype)

@@ -1,4 +1,4 @@
-"""The legalization of prelu over a symbolic axis, which TVM refuses."""
+"""The legalization of prelu over a symbolic axis, which TVM refuses, and of softmax's gradient."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, tirx
+from tvm.s_tir import dlight
 
 
 def legalize(shape, slopes, axis):
@@ -40,3 +41,17 @@ def test_symbolic_axis(axis, shared):
 def test_slopes_that_may_not_fit_are_refused(slopes, message):
     with pytest.raises(ValueError, match=f"prelu: alpha .*{message}"):
         legalize((2, tirx.Var("n", "int64")), slopes, 1)
+
+
+def test_softmax_backward_has_a_schedule_for_gpus():
+    """One kernel, which takes the sum of a row and the row."""
+    rows = relax.TensorType((tirx.Var("n", "int64"), 256), "float32")
+    params = [relax.Var(name, rows) for name in ("output_grad", "output")]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        bb.emit_func_output(bb.emit(relax.op.grad.softmax_backward(*params)))
+    rules = (dlight.gpu.GEMV(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback())
+    with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
+        module = dlight.ApplyDefaultSchedule(*rules)(relax.transform.LegalizeOps()(bb.get()))
+    (kernel,) = (f for f in module.functions.values() if isinstance(f, tirx.PrimFunc))
+    assert kernel.script().count('thread="blockIdx.x"') == 1

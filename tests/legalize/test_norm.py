@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.relax.op import grad as backward
+from tvm.s_tir import dlight
 
 SHAPE = (5, 4, 3)
 
@@ -128,3 +130,41 @@ def test_instance_norm_in_half_precision_counts_to_more_than_it_holds(channel_ax
     shape = (2, 1, 1) if channel_axis == 0 else (2, 1)
     expected = normalized(x, (2,)) * gamma.reshape(shape) + beta.reshape(shape)
     np.testing.assert_allclose(found, expected, 1e-2, 1e-2)
+
+
+N = tirx.Var("n", "int64")
+IMAGES, WORDS = (N, 64, 8, 8), (N, 256)
+BACKWARD = {
+    "batch_norm_backward_data": ([IMAGES] * 2 + [(64,)] * 5, {"axis": 1}),
+    "batch_norm_backward_gamma": ([IMAGES] * 2 + [(64,)] * 2, {"axis": 1}),
+    "instance_norm_backward_data": (
+        [IMAGES] * 2 + [(64,)] + [(N, 64, 1, 1)] * 4,
+        {"channel_axis": 1, "axes": [2, 3]},
+    ),
+    "instance_norm_backward_gamma": (
+        [IMAGES] * 2 + [(N, 64, 1, 1)] * 2,
+        {"channel_axis": 1, "axes": [2, 3]},
+    ),
+    "layer_norm_backward_data": ([WORDS] * 2 + [(256,)] + [(N, 1)] * 2, {"axes": [1]}),
+    "layer_norm_backward_gamma": ([WORDS] * 2 + [(N, 1)] * 2, {"axes": [1]}),
+    "rms_norm_backward_data": ([WORDS] * 2 + [(256,)] + [(N, 1)], {"axes": [1]}),
+    "rms_norm_backward_weight": ([WORDS] * 2 + [(N, 1)], {"axes": [1]}),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_operators_have_a_schedule_for_gpus(name):
+    """One kernel each; two for that of rms_norm's data, which are a function each."""
+    shapes, attrs = BACKWARD[name]
+    params = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        bb.emit_func_output(bb.emit(getattr(backward, name)(*params, **attrs)))
+    gpu = dlight.gpu
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
+        module = dlight.ApplyDefaultSchedule(*rules)(relax.transform.LegalizeOps()(bb.get()))
+    kernels = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
+    assert len(kernels) == (2 if name == "rms_norm_backward_data" else 1)
+    for kernel in kernels:
+        assert kernel.script().count('thread="blockIdx.x"') == 1

@@ -6,6 +6,7 @@ forward operator.
 """
 
 from . import (
+    activation,
     attention,
     ccl,
     conv,

@@ -2,10 +2,129 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import relax
+from tvm.relax import op
 from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
-from .._util import no_grad
+from .._util import const_like, no_grad, shape_arg, widen
+from ..nn.norm import average_over, cast_each, collect, spread
+
+
+@register_gradient("relax.grad.batch_norm_backward_data")
+def batch_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of batch_norm_backward_data.
+
+    Forward form, for each channel: ``dx = gamma * r * dy + (M + 2 * V * c) / N`` with ``c = x - m``, where
+    ``m`` and ``r`` are the statistics, ``M`` and ``V`` the gradients of mean and variance.
+
+    Backward form, with ``h = dx_grad`` and sums over a channel:
+
+    - ``dy_grad = gamma * r * h`` and ``x_grad = 2 * V / N * h``;
+    - ``gamma_grad = r * sum(h * dy)`` and ``r_grad = gamma * sum(h * dy)``;
+    - ``m_grad = -2 * V / N * sum(h)``, ``M_grad = sum(h) / N`` and ``V_grad = 2 * sum(h * c) / N``.
+    """
+    ndim = orig_call.args[1].ty.ndim
+    axis = int(orig_call.attrs.axis) % ndim
+    others = [i for i in range(ndim) if i != axis]
+    return _of_affine(orig_call, output_grad, ctx, others, _of_channels(ctx, axis, ndim))
+
+
+@register_gradient("relax.grad.instance_norm_backward_data")
+def instance_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of instance_norm_backward_data.
+
+    Forward form and backward form: those of :func:`batch_norm_backward_data`, with sums over the axes in the
+    place of those over a channel; that of gamma is over all but the channels.
+    """
+    ndim = orig_call.args[1].ty.ndim
+    channel = int(orig_call.attrs.channel_axis) % ndim
+    axes = _axes(orig_call)
+    return _of_affine(orig_call, output_grad, ctx, axes, _of_rows(ctx, axes), channel)
+
+
+@register_gradient("relax.grad.instance_norm_backward_gamma")
+def instance_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
+    """Gradient of instance_norm_backward_gamma.
+
+    Forward form and backward form: those of :func:`layer_norm_backward_gamma`, with a sum over the axes.
+    """
+    statistics = _of_rows(ctx, _axes(orig_call))
+    return _of_sum_of_products(orig_call, output_grad, ctx, statistics, statistics.spread)
+
+
+@register_gradient("relax.grad.batch_norm_backward_gamma")
+def batch_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
+    """Gradient of batch_norm_backward_gamma.
+
+    Forward form and backward form: those of :func:`layer_norm_backward_gamma`, where the axes are that of
+    the channels, which the statistics have too.
+    """
+    ndim = orig_call.args[1].ty.ndim
+    statistics = _of_channels(ctx, int(orig_call.attrs.axis) % ndim, ndim)
+    return _of_sum_of_products(orig_call, output_grad, ctx, statistics, statistics.spread)
+
+
+@register_gradient("relax.grad.layer_norm_backward_data")
+def layer_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of layer_norm_backward_data.
+
+    Forward form: ``dx = r * (g - average(g) - z * average(g * z))`` with ``g = gamma * dy`` and ``z = (x - m)
+    * r``.
+
+    Backward form, with ``h = dx_grad * r``:
+
+    - ``q = h - average(h) - z * average(h * z)`` gives ``dy_grad = gamma * q`` and ``gamma_grad = sum(dy *
+      q)`` over the other axes;
+    - ``p = -(h * average(g * z) + g * average(h * z))`` is the gradient of ``z``, so that ``x_grad = r * p``,
+      ``m_grad = -sum(x_grad)`` over the axes, and ``r_grad = sum(dx_grad * dx / r + p * (x - m))`` over
+      them.
+    """
+    dy, x, gamma, mean, rstd = orig_call.args
+    gamma = gamma if orig_call.attrs.scale else None
+    partials = _of_data_of_rows(ctx, orig_call, output_grad, dy, x, gamma, mean, rstd)
+    if gamma is None:
+        partials[2] = op.zeros_like(orig_call.args[2])
+    return cast_each(ctx, partials, orig_call.args)
+
+
+@register_gradient("relax.grad.layer_norm_backward_gamma")
+def layer_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
+    """Gradient of layer_norm_backward_gamma.
+
+    Forward form: ``dgamma = sum(dy * (x - m) * r)`` over all but the axes.
+
+    Backward form, with ``h = dgamma_grad`` and sums over what the statistics do not have:
+
+    - ``dy_grad = h * (x - m) * r`` and ``x_grad = h * dy * r``;
+    - ``m_grad = -sum(x_grad)`` and ``r_grad = sum(h * dy * (x - m))``.
+    """
+    return _of_sum_over_rows(orig_call, output_grad, ctx)
+
+
+@register_gradient("relax.grad.rms_norm_backward_data")
+def rms_norm_backward_data(orig_var, orig_call, output_grad, ctx):
+    """Gradient of rms_norm_backward_data.
+
+    Forward form: ``dx = r * (g - z * average(g * z))`` with ``g = weight * dy`` and ``z = x * r``.
+
+    Backward form: that of :func:`layer_norm_backward_data` without mean and ``average(h)``.
+    """
+    dy, x, weight, rstd = orig_call.args
+    partials = _of_data_of_rows(ctx, orig_call, output_grad, dy, x, weight, None, rstd)
+    return cast_each(ctx, partials, orig_call.args)
+
+
+@register_gradient("relax.grad.rms_norm_backward_weight")
+def rms_norm_backward_weight(orig_var, orig_call, output_grad, ctx):
+    """Gradient of rms_norm_backward_weight.
+
+    Forward form and backward form: those of :func:`layer_norm_backward_gamma` without a mean.
+    """
+    return _of_sum_over_rows(orig_call, output_grad, ctx)
 
 
 @register_gradient("relax.grad.divide_by_count")
@@ -21,3 +140,169 @@ def divide_by_count(orig_var, orig_call, output_grad, ctx):
         backward.divide_by_count(output_grad, of_shape, orig_call.attrs.axis),
         no_grad(of_shape),
     ]
+
+
+@dataclass(frozen=True)
+class _Statistics:
+    """How the statistics meet the data.
+
+    Attributes
+    ----------
+    spread : Callable
+        Gives a tensor of the form of the statistics all axes of the data.
+    collect : Callable
+        Sums a tensor of the form of the data for each element of the statistics.
+    """
+
+    spread: Callable[[relax.Expr], relax.Expr]
+    collect: Callable[[relax.Expr], relax.Expr]
+
+
+def _of_channels(ctx: relax.BlockBuilder, axis: int, ndim: int) -> _Statistics:
+    """Statistics that are a vector, with an element for each channel."""
+    return _Statistics(
+        lambda expr: spread(ctx, expr, [axis], ndim), lambda expr: collect(ctx, expr, [axis])
+    )
+
+
+def _of_rows(ctx: relax.BlockBuilder, axes: list[int]) -> _Statistics:
+    """Statistics that have the axes of the data, with extent 1 for those that are normalized."""
+    return _Statistics(
+        lambda expr: ctx.normalize(widen(expr)),
+        lambda expr: ctx.emit(op.sum(expr, axes, keepdims=True) if axes else expr),
+    )
+
+
+def _axes(call: relax.Call) -> list[int]:
+    """Return the axes that are normalized, none of them negative."""
+    return [int(axis) % call.args[1].ty.ndim for axis in call.attrs.axes]
+
+
+def _of_affine(
+    call: relax.Call,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+    axes: list[int],
+    statistics: _Statistics,
+    channel: int | None = None,
+) -> list[relax.Expr]:
+    """Return the partials of ``gamma * r * dy + (M + 2 * V * (x - m)) / N`` with ``N`` elements along axes.
+
+    Gamma belongs to an axis, or has the form of the statistics.
+    """
+    dy, x, gamma, mean, rstd, _, variance_grad = call.args
+    scale = call.attrs.scale
+    h, r = ctx.emit(widen(output_grad)), ctx.emit(widen(rstd))
+
+    def per_element(expr):
+        expr = ctx.emit(expr)
+        return ctx.emit(backward.divide_by_count(expr, shape_arg(x), axes)) if axes else expr
+
+    factor = None
+    if scale:
+        own = channel is None
+        factor = ctx.emit(widen(gamma)) if own else spread(ctx, gamma, [channel], x.ty.ndim)
+    slope = ctx.emit(op.multiply(factor, r)) if scale else r
+    twist = per_element(op.multiply(const_like(2, r), widen(variance_grad)))
+    along, whole = statistics.collect(op.multiply(h, widen(dy))), statistics.collect(h)
+    centered = op.subtract(widen(x), statistics.spread(mean))
+    gamma_grad = op.zeros_like(gamma)
+    if scale:
+        gamma_grad = ctx.emit(op.multiply(r, along))
+        gamma_grad = gamma_grad if channel is None else collect(ctx, gamma_grad, [channel])
+    partials = [
+        op.multiply(h, statistics.spread(slope)),
+        op.multiply(h, statistics.spread(twist)),
+        gamma_grad,
+        op.negative(op.multiply(twist, whole)),
+        op.multiply(factor, along) if scale else along,
+        per_element(whole),
+        per_element(op.multiply(const_like(2, r), statistics.collect(op.multiply(h, centered)))),
+    ]
+    return cast_each(ctx, partials, call.args)
+
+
+def _of_data_of_rows(
+    ctx: relax.BlockBuilder,
+    call: relax.Call,
+    output_grad: relax.Expr,
+    dy: relax.Expr,
+    x: relax.Expr,
+    gamma: relax.Expr | None,
+    mean: relax.Expr | None,
+    rstd: relax.Expr,
+) -> list[relax.Expr]:
+    """Return the partials of the gradient of rows that are normalized: those of the arguments not None.
+
+    That of gamma stands in the list where there is no gamma too.
+    """
+    ndim, axes, emit = x.ty.ndim, _axes(call), ctx.emit
+
+    def average(expr):
+        return average_over(ctx, expr, axes)
+
+    def total(expr):
+        return op.sum(expr, axes, keepdims=True) if axes else expr
+
+    def scaled(expr):
+        return expr if gamma is None else emit(op.multiply(expr, factor))
+
+    factor = None if gamma is None else spread(ctx, gamma, axes, ndim)
+    wide_dy, r = emit(widen(dy)), emit(widen(rstd))
+    u = emit(widen(output_grad))
+    centered = emit(widen(x) if mean is None else op.subtract(widen(x), widen(mean)))
+    z = emit(op.multiply(centered, r))
+    h, g = emit(op.multiply(u, r)), scaled(wide_dy)
+    of_g, of_h = average(op.multiply(g, z)), average(op.multiply(h, z))
+
+    def projected(expr, twist):
+        expr = expr if mean is None else op.subtract(expr, average(expr))
+        return emit(op.subtract(expr, op.multiply(z, twist)))
+
+    q = projected(h, of_h)
+    p = emit(op.negative(op.add(op.multiply(h, of_g), op.multiply(g, of_h))))
+    x_grad = emit(op.multiply(p, r))
+    rstd_grad = op.add(op.multiply(u, projected(g, of_g)), op.multiply(p, centered))
+    partials = [scaled(q), x_grad]
+    partials.append(None if gamma is None else collect(ctx, op.multiply(wide_dy, q), axes))
+    if mean is not None:
+        partials.append(op.negative(total(x_grad)))
+    return [*partials, total(rstd_grad)]
+
+
+def _of_sum_over_rows(
+    call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
+) -> list[relax.Expr]:
+    """Return the partials of ``sum(dy * (x - m) * r)`` over all but the axes that are normalized."""
+    axes = _axes(call)
+    return _of_sum_of_products(
+        call,
+        output_grad,
+        ctx,
+        _of_rows(ctx, axes),
+        lambda expr: spread(ctx, expr, axes, call.args[1].ty.ndim),
+    )
+
+
+def _of_sum_of_products(
+    call: relax.Call,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+    statistics: _Statistics,
+    spread_result: Callable[[relax.Expr], relax.Expr],
+) -> list[relax.Expr]:
+    """Return the partials of sums of ``dy * (x - m) * r``, with or without ``m``.
+
+    ``spread_result`` gives what has the form of the sums all axes of the data.
+    """
+    dy, x, *mean, rstd = call.args
+    h, r = spread_result(output_grad), statistics.spread(rstd)
+    centered = op.subtract(widen(x), statistics.spread(*mean)) if mean else widen(x)
+    centered = ctx.emit(centered)
+    h_dy = ctx.emit(op.multiply(h, widen(dy)))
+    x_grad = ctx.emit(op.multiply(h_dy, r))
+    partials = [op.multiply(op.multiply(h, centered), r), x_grad]
+    if mean:
+        partials.append(op.negative(statistics.collect(x_grad)))
+    partials.append(statistics.collect(op.multiply(h_dy, centered)))
+    return cast_each(ctx, partials, call.args)

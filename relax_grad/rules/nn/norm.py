@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import relax, tirx
 from tvm.relax import op
@@ -30,7 +30,10 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
       (2 * s)`` from ``y``, and what the other two results contribute;
     - ``x_grad = gamma / s * y_grad``, in training plus ``(m_grad + 2 * v_grad * (x - m)) / N``.
 
-    The statistics are computed again from ``x``: saving them would change the forward function.
+    The statistics are computed again from ``x``: saving them would change the forward function. They and
+    the sums are small, and shared by all gradients, so an operator that computed all of one gradient by
+    itself would read the large tensors more often. Those of gamma and of the data, given these, are one pass
+    each. Without training that of the data is an affine map, which fuses, and so is the sum of beta.
     """
     data, gamma, beta, moving_mean, moving_var = orig_call.args
     attrs = orig_call.attrs
@@ -38,52 +41,45 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
     axes = [axis for axis in range(ndim) if axis != int(attrs.axis) % ndim]
     wide, emit = wide_dtype(data), ctx.emit
 
-    def widened(expr):
-        return _widened(ctx, expr)
-
     def const(value):
         return relax.const(value, wide)
 
     def total(expr):
         return emit(op.sum(expr, axes)) if axes else expr
 
-    def per_element(expr):
-        return backward.divide_by_count(expr, shape_arg(data), axes) if axes else expr
+    def average(expr):
+        return emit(backward.divide_by_count(total(expr), shape_arg(data), axes)) if axes else expr
 
     def per_channel(expr):
         return op.expand_dims(expr, axes) if axes else expr
 
     y_grad, new_mean_grad, new_var_grad = (
-        widened(emit(relax.TupleGetItem(output_grad, i))) for i in range(3)
+        emit(relax.TupleGetItem(output_grad, i)) for i in range(3)
     )
-    x = widened(data)
+    new_mean_grad, new_var_grad = _widened(ctx, new_mean_grad), _widened(ctx, new_var_grad)
     if attrs.training:
-        mean = emit(per_element(total(x)))
-        centered = emit(op.subtract(x, per_channel(mean)))
-        var = emit(per_element(total(op.multiply(centered, centered))))
+        mean, var = _moments(data, average, per_channel, ctx)
     else:
-        mean, var = widened(moving_mean), widened(moving_var)
-        centered = emit(op.subtract(x, per_channel(mean)))
-    sigma = emit(op.sqrt(op.add(var, const(float(attrs.epsilon)))))
-    slope = emit(op.divide(widened(gamma) if attrs.scale else const(1.0), sigma))
+        mean, var = _widened(ctx, moving_mean), _widened(ctx, moving_var)
+    rstd = _inverse_deviation(ctx, var, orig_call)
+    slope = emit(op.multiply(_widened(ctx, gamma), rstd)) if attrs.scale else rstd
 
-    beta_grad = total(y_grad)
-    gamma_grad = emit(op.divide(total(op.multiply(y_grad, centered)), sigma))
+    settings = batch_norm_attrs(orig_call)
+    beta_grad = total(widen(y_grad))
+    gamma_grad = emit(backward.batch_norm_backward_gamma(y_grad, data, mean, rstd, **settings))
     mean_grad = op.negative(op.multiply(slope, beta_grad))
-    var_grad = op.multiply(op.multiply(slope, const(-0.5)), op.divide(gamma_grad, sigma))
-    data_grad = op.multiply(y_grad, per_channel(slope))
+    var_grad = op.multiply(op.multiply(slope, const(-0.5)), op.multiply(gamma_grad, rstd))
     if attrs.training:
         momentum, kept = const(float(attrs.momentum)), const(1.0 - float(attrs.momentum))
-        mean_grad = op.add(mean_grad, op.multiply(momentum, new_mean_grad))
-        var_grad = op.add(var_grad, op.multiply(momentum, new_var_grad))
+        mean_grad = emit(op.add(mean_grad, op.multiply(momentum, new_mean_grad)))
+        var_grad = emit(op.add(var_grad, op.multiply(momentum, new_var_grad)))
         # The mean of the centered data is 0, so the variance does not change with the mean.
-        shift = per_element(mean_grad)
-        twist = per_element(op.multiply(const(2.0), var_grad))
-        data_grad = op.add(
-            op.add(data_grad, per_channel(shift)), op.multiply(centered, per_channel(twist))
+        data_grad = backward.batch_norm_backward_data(
+            y_grad, data, gamma, mean, rstd, mean_grad, var_grad, **settings
         )
         moving_grads = [op.multiply(kept, new_mean_grad), op.multiply(kept, new_var_grad)]
     else:
+        data_grad = op.multiply(widen(y_grad), per_channel(slope))
         moving_grads = [op.add(mean_grad, new_mean_grad), op.add(var_grad, new_var_grad)]
 
     gradients = [
@@ -92,7 +88,7 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
         beta_grad if attrs.center else op.zeros_like(beta),
         *moving_grads,
     ]
-    return _cast_each(ctx, gradients, orig_call.args)
+    return cast_each(ctx, gradients, orig_call.args)
 
 
 @register_gradient("relax.nn.layer_norm")
@@ -107,9 +103,27 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
 
     - ``x_grad = (g - mean(g) - z * mean(g * z)) / s``;
     - ``gamma_grad = sum(y_grad * z)`` and ``beta_grad = sum(y_grad)`` over the other axes.
+
+    The sums over a row that ``x_grad`` needs are no results themselves, so an operator of its own can take
+    them while the row is in the cache, where a composite reads both tensors from memory again. The statistics
+    are shared with the gradient of gamma. That of beta is a plain sum.
     """
+    data, gamma, beta = orig_call.args
     attrs = orig_call.attrs
-    return _over_parameter_axes(orig_call, output_grad, ctx, attrs.scale, attrs.center)
+    axes = [int(axis) % data.ty.ndim for axis in attrs.axes]
+    mean, variance = _moments(
+        data, lambda expr: average_over(ctx, expr, axes), lambda expr: expr, ctx
+    )
+    rstd = _inverse_deviation(ctx, variance, orig_call)
+    settings = layer_norm_attrs(orig_call)
+    gradients = [
+        backward.layer_norm_backward_data(output_grad, data, gamma, mean, rstd, **settings),
+        backward.layer_norm_backward_gamma(output_grad, data, mean, rstd, **settings)
+        if attrs.scale
+        else op.zeros_like(gamma),
+        collect(ctx, widen(output_grad), axes) if attrs.center else op.zeros_like(beta),
+    ]
+    return cast_each(ctx, gradients, orig_call.args)
 
 
 @register_gradient("relax.nn.rms_norm")
@@ -119,9 +133,19 @@ def rms_norm(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = weight * z`` with ``z = x / s`` and ``s = sqrt(mean(x ** 2) + epsilon)``.
 
     Backward form, with ``g = weight * y_grad``: ``[(g - z * mean(g * z)) / s, sum(y_grad * z)]``, the
-    mean over the axes and the sum over the others.
+    mean over the axes and the sum over the others. Each is an operator, for the reason that
+    :func:`layer_norm` gives.
     """
-    return _over_parameter_axes(orig_call, output_grad, ctx, scale=True, center=None)
+    data, weight = orig_call.args
+    axes = [int(axis) % data.ty.ndim for axis in orig_call.attrs.axes]
+    square = op.multiply(widen(data), widen(data))
+    rstd = _inverse_deviation(ctx, average_over(ctx, square, axes), orig_call)
+    settings = rms_norm_attrs(orig_call)
+    gradients = [
+        backward.rms_norm_backward_data(output_grad, data, weight, rstd, **settings),
+        backward.rms_norm_backward_weight(output_grad, data, rstd, **settings),
+    ]
+    return cast_each(ctx, gradients, orig_call.args)
 
 
 @register_gradient("relax.nn.group_norm")
@@ -139,7 +163,9 @@ def group_norm(orig_var, orig_call, output_grad, ctx):
     - ``x_grad = (gamma * y_grad - T / N - z * U / N) / s``, where ``T`` and ``U`` are the sums of ``gamma
       * t`` and ``gamma * u`` over the channels of the group.
 
-    Everything but ``x_grad`` itself comes of the small sums for each channel.
+    Everything but ``x_grad`` itself comes of the small sums for each channel, and that is one pass, given
+    them: the gradients of mean and variance, as for :func:`batch_norm`. The operators are those of
+    ``instance_norm``, for which the channels of a group have statistics in common.
     """
     data, groups = orig_call.args[0], int(orig_call.attrs.num_groups)
     channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
@@ -162,56 +188,58 @@ def instance_norm(orig_var, orig_call, output_grad, ctx):
     return _by_channel(orig_call, output_grad, ctx, channel, 1)
 
 
-def _over_parameter_axes(
-    call: relax.Call,
-    output_grad: relax.Expr,
-    ctx: relax.BlockBuilder,
-    scale: bool,
-    center: bool | None,
-) -> list[relax.Expr]:
-    """Return the partials of a normalization over the axes that gamma and beta have.
+def average_over(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> relax.Expr:
+    """Return the mean over the axes, which are kept with extent 1; over no axes, the tensor itself."""
+    return ctx.emit(op.mean(expr, list(axes), keepdims=True) if axes else expr)
 
-    ``center`` is None where there is no beta, and the mean is taken to be 0.
-    """
-    data, gamma, *beta = call.args
-    ndim, emit = data.ty.ndim, ctx.emit
-    axes = [int(axis) % ndim for axis in call.attrs.axes]
+
+def spread(
+    ctx: relax.BlockBuilder, parameter: relax.Expr, axes: Sequence[int], ndim: int
+) -> relax.Expr:
+    """Give a parameter that has these axes of a tensor, in the order given, all axes of it."""
+    order = sorted(range(len(axes)), key=axes.__getitem__)
     others = [axis for axis in range(ndim) if axis not in axes]
+    expr = widen(parameter)
+    expr = expr if order == sorted(order) else op.permute_dims(expr, order)
+    return ctx.emit(op.expand_dims(expr, others) if others else expr)
 
-    def average(expr):
-        return emit(op.mean(expr, axes, keepdims=True)) if axes else expr
 
-    def collect(expr):
-        """Sum for each element of gamma; its axes are in the order that the attribute gives."""
-        total = emit(op.sum(expr, others)) if others else expr
-        order = [sorted(axes).index(axis) for axis in axes]
-        return total if order == sorted(order) else op.permute_dims(total, order)
+def collect(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> relax.Expr:
+    """Sum over all but these axes, which the result has in the order given: undoes :func:`spread`."""
+    expr = ctx.normalize(expr)
+    others = [axis for axis in range(expr.ty.ndim) if axis not in axes]
+    total = op.sum(expr, others) if others else expr
+    order = [sorted(axes).index(axis) for axis in axes]
+    return ctx.emit(total if order == sorted(order) else op.permute_dims(total, order))
 
-    y_grad, x = _widened(ctx, output_grad), _widened(ctx, data)
-    slope = None
-    if scale:
-        order = sorted(range(len(axes)), key=axes.__getitem__)
-        slope = _widened(ctx, gamma)
-        slope = slope if order == sorted(order) else emit(op.permute_dims(slope, order))
-        slope = emit(op.expand_dims(slope, others)) if others else slope
 
-    def scaled(expr):
-        return expr if slope is None else emit(op.multiply(expr, slope))
+def batch_norm_attrs(call: relax.Call) -> dict:
+    """Return the attributes that batch_norm and its backward operators have in common."""
+    names = ("axis", "epsilon", "center", "scale", "momentum", "training")
+    return {name: getattr(call.attrs, name) for name in names}
 
-    centered = x if center is None else emit(op.subtract(x, average(x)))
-    inverse = _inverse_deviation(ctx, average(op.multiply(centered, centered)), call)
-    z = emit(op.multiply(centered, inverse))
-    y_grad_z = emit(op.multiply(y_grad, z))
-    g = scaled(y_grad)
-    data_grad = g if center is None else op.subtract(g, average(g))
-    data_grad = op.subtract(data_grad, op.multiply(z, average(scaled(y_grad_z))))
-    gradients = [
-        op.multiply(data_grad, inverse),
-        collect(y_grad_z) if scale else op.zeros_like(gamma),
-    ]
-    if beta:
-        gradients.append(collect(y_grad) if center else op.zeros_like(*beta))
-    return _cast_each(ctx, gradients, call.args)
+
+def layer_norm_attrs(call: relax.Call) -> dict:
+    """Return the attributes that layer_norm and its backward operators have in common."""
+    names = ("axes", "epsilon", "center", "scale")
+    return {name: getattr(call.attrs, name) for name in names}
+
+
+def rms_norm_attrs(call: relax.Call) -> dict:
+    """Return the attributes that rms_norm and its backward operators have in common."""
+    return {name: getattr(call.attrs, name) for name in ("axes", "epsilon")}
+
+
+def _moments(
+    data: relax.Expr, average: Callable, like_data: Callable, ctx: relax.BlockBuilder
+) -> tuple[relax.Expr, relax.Expr]:
+    """Return mean and variance of the data, given how it is averaged and how an average meets it again.
+
+    The centered data is bound for the variance alone: what has one use fuses into it.
+    """
+    mean = average(widen(data))
+    centered = ctx.emit(op.subtract(widen(data), like_data(mean)))
+    return mean, average(op.multiply(centered, centered))
 
 
 def _by_channel(
@@ -228,36 +256,43 @@ def _by_channel(
     others = [axis for axis in range(ndim) if axis != channel]
 
     def total(expr):
-        return emit(op.sum(expr, axes, keepdims=True)) if axes else emit(expr)
+        return emit(op.sum(expr, axes, keepdims=True) if axes else expr)
+
+    def share(sums):
+        """Return the average over the channels of each group, for each of them."""
+        sums = emit(sums)
+        if group_size > 1:
+            sums = _over_groups(ctx, sums, channel, group_size)
+            sums = emit(op.divide(sums, relax.const(float(group_size), wide_dtype(data))))
+        return sums
 
     def mean(sums):
         """Return the mean of each group, given the sums over the axes for each channel."""
-        if group_size > 1:
-            sums = _over_groups(ctx, ctx.normalize(sums), channel, group_size)
-            sums = op.divide(sums, relax.const(float(group_size), dtype_of(x)))
+        sums = share(sums)
         return emit(backward.divide_by_count(sums, shape_arg(data), axes) if axes else sums)
 
-    y_grad, x = _widened(ctx, output_grad), _widened(ctx, data)
-    centered = emit(op.subtract(x, mean(total(x))))
-    inverse = _inverse_deviation(ctx, mean(total(op.multiply(centered, centered))), call)
-    t = total(y_grad)
-    u = emit(op.multiply(total(op.multiply(y_grad, centered)), inverse))
-    slope = relax.const(1.0, dtype_of(x))
-    if attrs.scale:
-        slope = _widened(ctx, gamma)
-        slope = emit(op.expand_dims(slope, others)) if others else slope
-    shift = op.multiply(mean(op.multiply(slope, t)), inverse)
-    twist = op.multiply(mean(op.multiply(slope, u)), op.multiply(inverse, inverse))
-    data_grad = op.subtract(
-        op.multiply(y_grad, op.multiply(slope, inverse)),
-        op.add(shift, op.multiply(centered, twist)),
-    )
+    average, variance = _moments(data, lambda expr: mean(total(expr)), lambda expr: expr, ctx)
+    rstd = _inverse_deviation(ctx, variance, call)
+    settings = {
+        "channel_axis": channel,
+        "axes": axes,
+        **{name: getattr(attrs, name) for name in ("epsilon", "center", "scale")},
+    }
+    t = total(widen(output_grad))
+    u = emit(backward.instance_norm_backward_gamma(output_grad, data, average, rstd, **settings))
+    slope = op.multiply(spread(ctx, gamma, [channel], ndim), rstd) if attrs.scale else rstd
+    slope = emit(slope)
+    half = relax.const(-0.5, wide_dtype(data))
+    mean_grad = share(op.negative(op.multiply(slope, t)))
+    var_grad = share(op.multiply(half, op.multiply(op.multiply(slope, u), rstd)))
     gradients = [
-        data_grad,
+        backward.instance_norm_backward_data(
+            output_grad, data, gamma, average, rstd, mean_grad, var_grad, **settings
+        ),
         op.sum(u, others) if attrs.scale else op.zeros_like(gamma),
         op.sum(t, others) if attrs.center else op.zeros_like(beta),
     ]
-    return _cast_each(ctx, gradients, call.args)
+    return cast_each(ctx, gradients, call.args)
 
 
 def _over_groups(
@@ -269,7 +304,7 @@ def _over_groups(
     """
     channels = int(shape_of(expr)[channel])
     if group_size == channels:
-        return op.sum(expr, [channel], keepdims=True)
+        return op.repeat(op.sum(expr, [channel], keepdims=True), channels, channel)
     firsts = ctx.normalize(op.strided_slice(expr, [channel], [0], [channels], [group_size]))
     sums = backward.repeat_backward_data(expr, shape_arg(firsts), group_size, channel)
     return op.repeat(ctx.emit(sums), group_size, channel)
@@ -290,7 +325,7 @@ def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
     return expr if wide is expr else ctx.emit(wide)
 
 
-def _cast_each(
+def cast_each(
     ctx: relax.BlockBuilder, gradients: Sequence[relax.Expr], arguments: Sequence[relax.Expr]
 ) -> list[relax.Expr]:
     """Cast each gradient to the dtype of its argument."""

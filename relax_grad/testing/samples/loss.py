@@ -151,3 +151,14 @@ def cross_entropy_with_logits_backward(rng):
         [rng.normal(size=()), rng.normal(size=(3, 2))], symbolic={1: {0: "n"}}, note="a batch"
     )
     yield Sample([rng.normal(size=()), rng.normal(size=4)], note="a vector")
+
+
+@register_samples("relax.grad.softmax_backward")
+def softmax_backward(rng):
+    for axis in (-1, 0):
+        yield Sample(
+            [rng.normal(size=(3, 4)), rng.normal(size=(3, 4))],
+            {"axis": axis},
+            symbolic={0: {0: "n"}, 1: {0: "n"}},
+            note=f"axis {axis}",
+        )

@@ -184,6 +184,11 @@ def _dtypes(narrow):
     return Sample.dtypes if narrow else ()
 
 
+def _same(arguments, names):
+    """Several arguments with the same symbolic axes."""
+    return dict.fromkeys(arguments, names)
+
+
 def _slopes(rng, shape):
     """Factors of both signs, none of them small."""
     return rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
@@ -251,3 +256,82 @@ def _torch_group_norm(groups, channel, axes, epsilon=1e-5, center=True, scale=Tr
 def _to_last(x, axes):
     last = [axis % x.ndim for axis in axes]
     return [axis for axis in range(x.ndim) if axis not in last] + last
+
+
+#: For each backward operator that normalizes over the axes of gamma, whether it takes gamma, and a mean.
+_OVER_AXES = {
+    "layer_norm_backward_data": (True, True),
+    "layer_norm_backward_gamma": (False, True),
+    "rms_norm_backward_data": (True, False),
+    "rms_norm_backward_weight": (False, False),
+}
+
+
+def _register_over_axes(name, takes_gamma, takes_mean):
+    """The statistics are any numbers: the operator is a function of them, whatever the data."""
+
+    @register_samples(f"relax.grad.{name}")
+    def over_axes(rng):
+        cases = [((2, 3, 2), [2, 0], {}, {1: "n"})]
+        if takes_gamma and takes_mean:
+            cases.append(((2, 3), [1], {"scale": False}, {0: "n"}))
+        for shape, axes, attrs, symbolic in cases:
+            of_data = [rng.normal(size=shape), rng.normal(size=shape)]
+            gamma = [_slopes(rng, [shape[axis] for axis in axes])] * takes_gamma
+            rows = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
+            statistics = [rng.normal(size=rows)] * takes_mean + [rng.uniform(0.5, 1.5, rows)]
+            first = 2 + takes_gamma
+            yield Sample(
+                [*of_data, *gamma, *statistics],
+                {"axes": axes, **attrs},
+                symbolic=_same((0, 1, *range(first, first + len(statistics))), symbolic),
+                dtypes=("float16",),
+                note=f"over {axes}",
+            )
+
+
+for _name, _takes in _OVER_AXES.items():
+    _register_over_axes(_name, *_takes)
+
+
+def _register_of_channels(name, statistics_of, attrs, symbolic, takes_gamma):
+    """Operators whose statistics are four tensors with gamma, and two without."""
+
+    @register_samples(f"relax.grad.{name}")
+    def of_channels(rng):
+        shape = (2, 3, 2)
+        for scale in (True, False) if takes_gamma else (True,):
+            of_data = [rng.normal(size=shape), rng.normal(size=shape)]
+            gamma = [_slopes(rng, 3)] * takes_gamma
+            of_row = statistics_of(shape)
+            statistics = [rng.normal(size=of_row), rng.uniform(0.5, 1.5, of_row)]
+            statistics += [rng.normal(size=of_row), rng.normal(size=of_row)] * takes_gamma
+            yield Sample(
+                [*of_data, *gamma, *statistics],
+                {**attrs, "scale": scale},
+                symbolic=symbolic,
+                dtypes=("float16",) if scale else (),
+                note="with gamma" if scale else "without gamma",
+            )
+
+
+for _name in ("batch_norm_backward_data", "batch_norm_backward_gamma"):
+    _register_of_channels(
+        _name,
+        lambda shape: shape[1],
+        {"axis": -2},
+        _same((0, 1), {0: "n", 2: "w"}),
+        _name.endswith("data"),
+    )
+for _name in ("instance_norm_backward_data", "instance_norm_backward_gamma"):
+    _takes_gamma = _name.endswith("data")
+    _register_of_channels(
+        _name,
+        lambda shape: (*shape[:2], 1),
+        {"channel_axis": 1, "axes": [-1]},
+        {
+            **_same((0, 1), {0: "n", 2: "w"}),
+            **_same(range(3, 7) if _takes_gamma else (2, 3), {0: "n"}),
+        },
+        _takes_gamma,
+    )

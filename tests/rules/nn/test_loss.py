@@ -7,9 +7,15 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import (
+    TorchCase,
+    check_against_torch,
+    check_gradients,
+    check_many_against_torch,
+)
 
 SWEEP = {"deadline": None, "derandomize": True}
 REDUCTIONS = ["none", "sum", "mean"]
@@ -199,6 +205,50 @@ def test_masked_logits(torch, name):
         return exponential(getattr(torch, name)(x, -1)) * mask
 
     check_against_torch(forward, [x, mask], reference, wrt=[0])
+
+
+@st.composite
+def softmax_cases(draw):
+    """The operator, a shape, an axis, and what kind of numbers there are."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    return (
+        draw(st.sampled_from(["softmax", "log_softmax"])),
+        shape,
+        draw(st.integers(-len(shape), len(shape) - 1)),
+        draw(st.sampled_from(["normal", "large", "equal", "masked"])),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+def softmax_case(case):
+    name, shape, axis, kind, seed = case
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape)
+    if kind == "large":
+        x *= 300
+    elif kind == "equal":
+        x = np.floor(x)
+    elif kind == "masked":
+        x = np.where(rng.random(shape) < 0.3, -np.inf, x)
+    return TorchCase(
+        f"relax.nn.{name}",
+        [x],
+        lambda torch, x: getattr(torch, name)(x, axis),
+        {"axis": axis},
+    )
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(case=softmax_cases())
+def test_softmax_is_torch_s(torch, case):
+    check_many_against_torch([softmax_case(case)])
+
+
+@pytest.mark.slow
+@at_length(2000)
+@given(batch=batches(softmax_cases()))
+def test_softmax_is_torch_s_at_length(torch, batch):
+    check_many_against_torch([softmax_case(case) for case in batch], target=TARGET)
 
 
 def test_large_batch_of_cross_entropy_in_half_precision():

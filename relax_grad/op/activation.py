@@ -1,0 +1,66 @@
+"""The backward operators of the activations.
+
+Softmax alone has one: the gradients of the others are elementwise, so that fusion leaves nothing to gain.
+That of log_softmax, ``output_grad - sum(output_grad) * exp(output)``, stays in the form in which TVM has it,
+whose sum reads the output gradient alone.
+"""
+
+from __future__ import annotations
+
+from tvm import relax
+from tvm.ir import Op
+
+from .._compat import dtype_of
+from ._declare import check_shape, declare_op, forward_type, tensor_type
+from ._layout import follow_axis
+
+
+def softmax_backward(output_grad: relax.Expr, output: relax.Expr, axis: int = -1) -> relax.Call:
+    """Gradient of softmax.
+
+    ``(output_grad - sum(output_grad * output)) * output``, the sum over the axis.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``softmax``.
+    output : relax.Expr
+        The result of ``softmax``; it may have a wider dtype.
+    axis : int
+        As given to ``relax.op.nn.softmax``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the type of ``output_grad``; half precision is computed in float32.
+    """
+    return relax.Call(
+        Op.get("relax.grad.softmax_backward"),
+        [output_grad, output],
+        relax.op.nn.softmax(output, axis).attrs,
+    )
+
+
+def _infer_softmax_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    output_grad = tensor_type(call, 0, "output_grad")
+    tensor_type(call, 1, "output")
+    forward = relax.Call(Op.get("relax.nn.softmax"), [call.args[1]], call.attrs)
+    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
+    if output_grad.dtype is not None and "float" not in dtype_of(output_grad):
+        raise TypeError(
+            f"{call.op.name}: output_grad must be floating-point, but its type is {output_grad}"
+        )
+    return output_grad
+
+
+declare_op(
+    "softmax_backward",
+    [
+        ("output_grad", "Tensor", "The gradient with respect to the result of softmax."),
+        ("output", "Tensor", "The result of softmax."),
+    ],
+    _infer_softmax_backward,
+    softmax_backward,
+    "relax.attrs.SoftmaxAttrs",
+)
+follow_axis("relax.grad.softmax_backward", full=(0, 1))

@@ -1,0 +1,34 @@
+"""Gradients of the backward operators of the activations."""
+
+from __future__ import annotations
+
+from tvm.relax import op
+from tvm.relax.op import grad as backward
+
+from ...registry import register_gradient
+from .._util import cast_like, widen
+
+
+@register_gradient("relax.grad.softmax_backward")
+def softmax_backward(orig_var, orig_call, output_grad, ctx):
+    """Gradient of softmax_backward.
+
+    Forward form: ``dx = (dy - sum(dy * y)) * y`` with the sum over the axis.
+
+    Backward form: with ``h = dx_grad``, ``[softmax_backward(h, y), h * (dy - sum(dy * y)) - dy * sum(h *
+    y)]``.
+    """
+    dy, y = orig_call.args
+    axis = int(orig_call.attrs.axis)
+    grad, wide_dy, wide_y = (ctx.emit(widen(each)) for each in (output_grad, dy, y))
+
+    def total(expr):
+        return op.sum(op.multiply(expr, wide_y), axis, keepdims=True)
+
+    y_grad = op.subtract(
+        op.multiply(grad, op.subtract(wide_dy, total(wide_dy))), op.multiply(wide_dy, total(grad))
+    )
+    return [
+        backward.softmax_backward(output_grad, y, axis),
+        cast_like(ctx.normalize(y_grad), y),
+    ]
