@@ -298,3 +298,19 @@ def test_resize():
             )
         ]
     )
+
+
+def test_normalisation_and_softmax():
+    x, channels = random(2, 4, 3), [random(4), random(4)]
+    grouped = {"channel_axis": 1, "axes": [2]}
+    check_out_of_bounds(
+        [
+            Case("batch_norm", "relax.nn.batch_norm", [x, *channels, *channels], {"axis": 1}),
+            Case("layer_norm", "relax.nn.layer_norm", [x, *random(2, 3, 2)], {"axes": [2, 0]}),
+            Case("rms_norm", "relax.nn.rms_norm", [x, random(4, 3)], {"axes": [1, 2]}),
+            Case("instance_norm", "relax.nn.instance_norm", [x, *channels], grouped),
+            Case("group_norm", "relax.nn.group_norm", [x, *channels], {"num_groups": 2, **grouped}),
+            Case("softmax", "relax.nn.softmax", [x], {"axis": 1}),
+            Case("log_softmax", "relax.nn.log_softmax", [x], {"axis": -1}),
+        ]
+    )
