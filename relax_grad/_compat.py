@@ -95,6 +95,7 @@ def _check_running_versions() -> None:
 _check_running_versions()
 
 import tvm  # noqa: E402
+from tvm.s_tir import slayout  # noqa: E402
 
 try:  # 0.27 and later
     from tvm.ir import GenericConst
@@ -130,6 +131,58 @@ def shapes_differ(found, expected) -> bool:
         analyzer.can_prove(a != b)
         for a, b in zip(found.shape.values, expected.shape.values, strict=True)
     )
+
+
+_LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
+
+
+def layout_decision(layout: str | None):
+    """Return what ConvertLayout keeps for a tensor: its axes in order, ``"ACDB"`` for an NHWC that was NCHW.
+
+    A 0-d tensor has the layout ``""``, and what is not a tensor, None.
+    """
+    if layout == "":  # slayout takes it for no layout
+        found = tvm.ir.make_node(_LAYOUT_KEY, name="", axes=[])
+    else:
+        found = layout and slayout(layout)
+    return tvm.ir.make_node(
+        "relax.transform.LayoutDecision", layout=found, is_unknown_dim=layout is None
+    )
+
+
+def decided_layout(decision) -> str | None:
+    """Return the name of the layout that a decision of ConvertLayout holds; see :func:`layout_decision`."""
+    if decision.is_unknown_dim:
+        return None
+    return decision.layout.name if decision.layout is not None else ""
+
+
+def infer_layout_output(input_layouts: list, output_layouts: list, attrs, new_args: dict):
+    """Return the answer of a layout inference, as ConvertLayout takes it.
+
+    Parameters
+    ----------
+    input_layouts, output_layouts : list
+        A decision for each argument, and for each result; those of a tuple are a list.
+    attrs : Attrs or None
+        The attributes of the converted call.
+    new_args : dict[int, Expr]
+        Arguments that are replaced, by their position.
+    """
+    return tvm.ir.make_node(
+        "relax.transform.InferLayoutOutput",
+        input_layouts=input_layouts,
+        output_layouts=output_layouts,
+        new_attrs=attrs,
+        new_args={tvm.tirx.IntImm("int64", i): expr for i, expr in new_args.items()},
+    )
+
+
+def replace_attrs(attrs, **changes):
+    """Return a copy of an attributes node in which some fields have another value."""
+    info = attrs.__tvm_ffi_type_info__
+    fields = {field.name: getattr(attrs, field.name) for field in info.fields}
+    return tvm.ir.make_node(info.type_key, **{**fields, **changes})
 
 
 def types_differ(found, expected) -> bool:
@@ -168,9 +221,13 @@ __all__ = [
     "applies_softmax",
     "check_versions",
     "constant_value",
+    "decided_layout",
     "dtype_of",
+    "infer_layout_output",
     "installed_version",
+    "layout_decision",
     "parse_version",
+    "replace_attrs",
     "shapes_differ",
     "types_differ",
 ]

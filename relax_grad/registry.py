@@ -10,14 +10,14 @@ one and an equal level is an error. TVM itself and users who give no level regis
   relax_grad.
 
 Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable`,
-:func:`register_legalize` and :func:`register_infer_type`; :func:`install`, which ``import relax_grad``
-calls, carries the declarations out once. :func:`classify` says what is known of an operator.
+:func:`register_legalize`, :func:`register_infer_type` and :func:`register_infer_layout`;
+:func:`install`, which ``import relax_grad`` calls, carries the declarations out once. :func:`classify` says what is known of an operator.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -40,6 +40,7 @@ GradientRule = Callable[
 ]
 LegalizeRule = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 InferTypeRule = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
+InferLayoutRule = Callable[[relax.Call, Mapping, Mapping], object]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Declaration:
     op_name : str
         The operator, for example ``"relax.nn.conv2d"``.
     attr : str
-        The attribute: ``"FPrimalGradient"``, ``"FLegalize"`` or ``"FInferType"``.
+        The attribute: ``"FPrimalGradient"``, ``"FLegalize"``, ``"FInferType"`` or
+        ``"FRelaxInferLayout"``.
     function : Callable
         What is registered.
     corrects : str or None
@@ -159,6 +161,21 @@ def register_infer_type(op_name: str, *, corrects: str) -> Callable[[InferTypeRu
 
     def decorate(rule: InferTypeRule) -> InferTypeRule:
         _declare(Declaration(op_name, "FInferType", rule, corrects))
+        return rule
+
+    return decorate
+
+
+def register_infer_layout(
+    op_name: str, *, corrects: str | None = None
+) -> Callable[[InferLayoutRule], InferLayoutRule]:
+    """Declare what ``relax.transform.ConvertLayout`` does with an operator; see :func:`register_gradient`.
+
+    Most rules are written in terms of :mod:`relax_grad.op._layout`.
+    """
+
+    def decorate(rule: InferLayoutRule) -> InferLayoutRule:
+        _declare(Declaration(op_name, "FRelaxInferLayout", rule, corrects))
         return rule
 
     return decorate

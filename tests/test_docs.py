@@ -45,6 +45,7 @@ def test_pages_with_code_are_found():
         "checking.md",
         "conventions.md",
         "getting_started.md",
+        "layouts.md",
         "limits.md",
         "operators.md",
         "rules.md",

@@ -16,6 +16,7 @@ _WHAT = {
     "FPrimalGradient": "gradient",
     "FLegalize": "legalization",
     "FInferType": "type inference",
+    "FRelaxInferLayout": "layout inference",
 }
 
 

@@ -19,6 +19,7 @@ from . import (
     pool,
     scan,
     statistical,
+    stock_layout,
     vision,
 )
 from .control import checkpoint, stop_gradient

@@ -25,6 +25,7 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from ._layout import Converted, first, layout_rule, moved, moved_shape, order
 from ._rank import RANKS, named, rank_of, spatial_axes
 
 
@@ -171,3 +172,54 @@ def _declare(rank: int):
     (conv2d_backward_data, conv2d_backward_weight),
     (conv3d_backward_data, conv3d_backward_weight),
 ) = map(_declare, RANKS)
+
+
+@layout_rule(*(f"relax.grad.conv{rank}d_backward_data" for rank in RANKS))
+def _layout_backward_data(call, layouts, desired):
+    out, _, kernel = layouts
+    data, kernel, out = _desired(call, desired) or (out, kernel, out)
+    shape = moved_shape(call, 1, data)
+    if shape is None:
+        return None
+    return Converted([out, None, kernel], data, _layout_attrs(call, data, kernel, out), shape)
+
+
+@layout_rule(*(f"relax.grad.conv{rank}d_backward_weight" for rank in RANKS))
+def _layout_backward_weight(call, layouts, desired):
+    out, data, _ = layouts
+    data, kernel, out = _desired(call, desired) or (data, first(len(data)), out)
+    shape = moved_shape(call, 2, kernel)
+    if shape is None:
+        return None
+    return Converted([out, data, None], kernel, _layout_attrs(call, data, kernel, out), shape)
+
+
+def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
+    """Return the orders of axes of data, weight and output gradient that are asked for.
+
+    They are asked for by the name of the operator, or by that of the convolution. None if they are not, or
+    are no permutations of those that the call has.
+    """
+    attrs = call.attrs
+    wanted = desired.get(call.op.name) or desired.get(f"relax.nn.conv{rank_of(call)}d")
+    if not wanted:
+        return None
+    data, kernel, *out = map(str, wanted)
+    pairs = [
+        (attrs.data_layout, data),
+        (attrs.kernel_layout, kernel),
+        (attrs.out_layout, out[0] if out else data),
+    ]
+    if any(sorted(found) != sorted(new) for found, new in pairs):
+        return None
+    return tuple(order(found, new) for found, new in pairs)
+
+
+def _layout_attrs(call: relax.Call, data: str, kernel: str, out: str) -> dict:
+    """Return the attributes of a call whose tensors get these orders of axes."""
+    attrs = call.attrs
+    return {
+        "data_layout": "".join(moved(attrs.data_layout, data)),
+        "kernel_layout": "".join(moved(attrs.kernel_layout, kernel)),
+        "out_layout": "".join(moved(attrs.out_layout, out)),
+    }

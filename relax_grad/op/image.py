@@ -20,6 +20,7 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from ._layout import follow_layout_attrs
 
 _RESIZE_ATTRS = (
     "layout",
@@ -167,4 +168,7 @@ declare_op(
     _infer_affine_grid,
     affine_grid_backward_data,
     "relax.attrs.AffineGridAttrs",
+)
+follow_layout_attrs(
+    "relax.grad.resize2d_backward_data", "relax.grad.resize3d_backward_data", full=(0,), shape=1
 )

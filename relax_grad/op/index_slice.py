@@ -17,6 +17,7 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from ._layout import Converted, layout_rule, moved_axes, moved_shape
 
 
 def strided_slice_backward_data(
@@ -135,3 +136,13 @@ declare_op(
     dynamic_strided_slice_backward_data,
     requires_argument_shapes=False,
 )
+
+
+@layout_rule("relax.grad.strided_slice_backward_data")
+def _layout_strided_slice_backward(call, layouts, desired):
+    layout, axes = layouts[0], call.args[2]
+    shape = moved_shape(call, 1, layout)
+    if shape is None or not isinstance(axes, relax.Tuple):
+        return None
+    places = moved_axes([int(axis) for axis in axes.fields], layout)
+    return Converted([layout, *layouts[1:]], layout, args={**shape, 2: convert_to_expr(places)})

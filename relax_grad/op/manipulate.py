@@ -19,6 +19,7 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from ._layout import follow_shape, moved, moved_axes
 
 
 def tile_backward_data(
@@ -139,3 +140,20 @@ declare_op(
     repeat_backward_data,
     "relax.attrs.RepeatAttrs",
 )
+
+
+def _moved_repeats(call: relax.Call, layout: str) -> dict:
+    """Return how often tile repeats each axis in the order in which they lie."""
+    repeats = [int(count) for count in call.attrs.repeats]
+    repeats = [1] * (len(layout) - len(repeats)) + repeats
+    return {"repeats": moved(repeats, layout)}
+
+
+def _moved_axis(call: relax.Call, layout: str) -> dict | None:
+    """Return where the axis of repeat lies; without one it repeats the elements in their order."""
+    axis = call.attrs.axis
+    return None if axis is None else {"axis": moved_axes(int(axis), layout)}
+
+
+follow_shape("relax.grad.tile_backward_data", attrs=_moved_repeats)
+follow_shape("relax.grad.repeat_backward_data", attrs=_moved_axis)

@@ -21,6 +21,7 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from ._layout import Converted, chosen, layout_rule, moved_axes, moved_shape
 from .manipulate import type_of_shape, unused
 
 
@@ -252,3 +253,13 @@ declare_op(
     stack_backward_tensors,
     "relax.attrs.StackAttrs",
 )
+
+
+@layout_rule("relax.grad.split_backward_x")
+def _layout_split_backward(call, layouts, desired):
+    layout = chosen(layouts[0])
+    shape = moved_shape(call, 1, layout)
+    if shape is None:
+        return None
+    inputs = [[layout] * len(layouts[0]), None]
+    return Converted(inputs, layout, {"axis": moved_axes(int(call.attrs.axis), layout)}, shape)

@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from ._declare import Shape, as_shape, declare_op, shape_values, tensor_type
+from ._layout import follow_elementwise
 
 
 def divide_by_count(
@@ -65,3 +66,6 @@ declare_op(
     divide_by_count,
     "relax.attrs.SqueezeAttrs",
 )
+
+# The axes are those of the shape, which stays as it is.
+follow_elementwise("relax.grad.divide_by_count")

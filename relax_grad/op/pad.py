@@ -8,6 +8,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from ._declare import Shape, as_shape, declare_op
+from ._layout import follow_shape, moved
 from .manipulate import infer_data, unused
 
 #: What ``relax.nn.pad`` knows; it takes any other mode for ``constant``.
@@ -79,3 +80,13 @@ declare_op(
     pad_backward_data,
     "relax.attrs.PadAttrs",
 )
+
+
+def moved_widths(call: relax.Call, layout: str) -> dict:
+    """Return the widths of a pad in the order in which its axes lie."""
+    widths = call.attrs.pad_width
+    pairs = [(int(widths[i]), int(widths[i + 1])) for i in range(0, len(widths), 2)]
+    return {"pad_width": [width for pair in moved(pairs, layout) for width in pair]}
+
+
+follow_shape("relax.grad.pad_backward_data", attrs=moved_widths)

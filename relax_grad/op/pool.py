@@ -24,6 +24,7 @@ from ._declare import (
     forward_type,
     tensor_type,
 )
+from ._layout import follow_layout_attrs
 from ._rank import RANKS, named, rank_of, spatial_axes
 
 
@@ -317,4 +318,12 @@ avg_pool1d_backward, avg_pool3d_backward = (_declare_backward("avg", rank) for r
 
 adaptive_avg_pool1d_backward, adaptive_avg_pool2d_backward, adaptive_avg_pool3d_backward = map(
     _declare_adaptive, RANKS
+)
+
+# The data has the layout of the forward operator's data; the output gradient may come from anywhere.
+follow_layout_attrs(
+    *(f"relax.grad.{kind}_pool{rank}d_backward" for kind in ("max", "avg") for rank in RANKS),
+    *(f"relax.grad.max_pool{rank}d_jvp" for rank in RANKS),
+    *(f"relax.grad.adaptive_avg_pool{rank}d_backward" for rank in RANKS),
+    leader=1,
 )

@@ -16,6 +16,7 @@ from ._declare import (
     shape_values,
     tensor_type,
 )
+from ._layout import follow_shape, moved_axes
 
 
 def mean_backward_x(
@@ -70,3 +71,12 @@ declare_op(
     mean_backward_x,
     "relax.attrs.StatisticalAttrs",
 )
+
+
+def _moved_axes(call: relax.Call, layout: str) -> dict | None:
+    """Return the axes of a mean in the order in which they lie; they do where it keeps them."""
+    attrs = call.attrs
+    return {"axis": moved_axes(attrs.axis, layout)} if attrs.keepdims else None
+
+
+follow_shape("relax.grad.mean_backward_x", attrs=_moved_axes)

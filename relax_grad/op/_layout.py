@@ -1,0 +1,319 @@
+"""How operators take part in ``relax.transform.ConvertLayout``.
+
+The pass walks over a dataflow block once and keeps for each tensor the order in which its axes lie by now.
+The axes of a tensor of rank 4 are ``"ABCD"`` in the order in which the program has them, and ``"ACDB"``
+says that the second one has become the last: an ``NCHW`` tensor that now is an ``NHWC`` one. An operator
+that has layout inference says, given the layouts of its arguments, in which layouts it wants them, in which it
+returns its result, and which attributes and shapes change with that. Around every other operator the pass
+puts the axes back in their first order.
+
+Most operators register themselves in one line, in the module that declares them:
+
+- :func:`follow_elementwise` for one that is element-wise in tensors that broadcast;
+- :func:`follow_axis` for one with an attribute that names an axis, or several, and perhaps small tensors
+  along it that keep their order::
+
+      follow_axis("relax.grad.batch_norm_backward_data", full=(0, 1))  # its attribute is "axis"
+
+- :func:`follow_layout_attrs` for one that has the layout itself as an attribute;
+- :func:`follow_shape` for one that takes a tensor and the shape, of equal rank, of its result.
+
+What fits none of them is a rule of its own, under :func:`layout_rule`. A rule has to do with orders of axes
+alone: a tensor whose axes the pass has packed counts as one in the first order, and is unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvm import relax
+
+from .._compat import decided_layout, infer_layout_output, layout_decision, replace_attrs
+from ..registry import register_infer_layout
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What becomes of a call.
+
+    The layout of a tensor is a string, that of what is no tensor None, and that of a tuple a list.
+
+    Attributes
+    ----------
+    inputs : Sequence
+        The layout in which the call takes each of its arguments.
+    output : str or None or list
+        The layout of its result.
+    attrs : dict
+        The attributes that change.
+    args : dict[int, relax.Expr]
+        The arguments that are replaced: shapes, whose extents are to be in the order of the axes.
+    """
+
+    inputs: Sequence
+    output: object
+    attrs: dict = field(default_factory=dict)
+    args: dict[int, relax.Expr] = field(default_factory=dict)
+
+
+#: Takes a call, the layouts of its arguments, and the layouts that are desired, by the operators' names.
+#: Returns None where the call has to stay as it is, on tensors in the first order of their axes.
+LayoutRule = Callable[[relax.Call, list, Mapping[str, Sequence[str]]], "Converted | None"]
+
+
+def layout_rule(*op_names: str) -> Callable[[LayoutRule], LayoutRule]:
+    """Register a rule as the layout inference of operators."""
+
+    def decorate(rule: LayoutRule) -> LayoutRule:
+        def infer(call, desired_layouts, var_layout_map):
+            converted = None
+            if getattr(call.ty, "ndim", None) != -1:
+                layouts = [_layout_of(arg, var_layout_map) for arg in call.args]
+                converted = rule(call, layouts, desired_layouts)
+            if converted is None:
+                inputs = [_first_of_type(arg.ty) for arg in call.args]
+                converted = Converted(inputs, _first_of_type(call.ty))
+            attrs = replace_attrs(call.attrs, **converted.attrs) if converted.attrs else call.attrs
+            return infer_layout_output(
+                [_decisions(layout) for layout in converted.inputs],
+                [_decisions(converted.output)],
+                attrs,
+                {**_written_out(call), **converted.args},
+            )
+
+        for op_name in op_names:
+            register_infer_layout(op_name)(infer)
+        return rule
+
+    return decorate
+
+
+def follow_elementwise(*op_names: str) -> None:
+    """Register operators that are element-wise in all of their tensors, which broadcast to the result.
+
+    Their result may also be the sum over axes along which an argument was broadcast, and other arguments
+    and the attributes may be anything that does not name axes of the tensors. The layout is that of the
+    first tensor whose axes lie in another order than the first.
+    """
+
+    @layout_rule(*op_names)
+    def rule(call, layouts, desired):
+        layout = chosen([layout for layout in layouts if isinstance(layout, str)])
+        inputs = [
+            trailing(layout, len(own)) if isinstance(own, str) else _first_of_type(arg.ty)
+            for own, arg in zip(layouts, call.args, strict=True)
+        ]
+        output = trailing(layout, call.ty.ndim)
+        broken = output is None or any(
+            isinstance(own, str) and new is None for own, new in zip(layouts, inputs, strict=True)
+        )
+        return None if broken else Converted(inputs, output)
+
+
+def follow_axis(
+    *op_names: str,
+    full: Sequence[int] = (0,),
+    axes: Sequence[str] = ("axis",),
+    result: bool = True,
+) -> None:
+    """Register operators with attributes that name one axis or several.
+
+    Parameters
+    ----------
+    *op_names : str
+        The operators.
+    full : Sequence[int]
+        The positions of the tensors that have the axes that the attributes count. The layout is that of the
+        first whose axes lie in another order than the first; other tensors keep their order.
+    axes : Sequence[str]
+        The attributes: each is an integer, a list of them, or None.
+    result : bool
+        Whether the result has these axes too, or keeps its order.
+    """
+
+    @layout_rule(*op_names)
+    def rule(call, layouts, desired):
+        layout = chosen([layouts[i] for i in full])
+        inputs = [
+            layout if i in full else _first_of_type(arg.ty) for i, arg in enumerate(call.args)
+        ]
+        output = layout if result else _first_of_type(call.ty)
+        attrs = {name: moved_axes(getattr(call.attrs, name), layout) for name in axes}
+        return Converted(inputs, output, attrs)
+
+
+def follow_layout_attrs(
+    *op_names: str, leader: int = 0, full: Sequence[int] = (0, 1), shape: int | None = None
+) -> None:
+    """Register operators that have the layout as an attribute, and perhaps that of the result as another.
+
+    Parameters
+    ----------
+    *op_names : str
+        The operators, with the attribute ``layout`` and, if there is one, ``out_layout``.
+    leader : int
+        The position of the tensor whose layout is followed.
+    full : Sequence[int]
+        The positions of all tensors with these axes.
+    shape : int, optional
+        The position of the shape of the result.
+    """
+
+    @layout_rule(*op_names)
+    def rule(call, layouts, desired):
+        layout = layouts[leader]
+        names = [name for name in ("layout", "out_layout") if hasattr(call.attrs, name)]
+        if any(len(getattr(call.attrs, name)) != len(layout) for name in names):
+            return None  # packed
+        args = {} if shape is None else moved_shape(call, shape, layout)
+        if args is None:
+            return None
+        inputs = [
+            layout if i in full else _first_of_type(arg.ty) for i, arg in enumerate(call.args)
+        ]
+        attrs = {name: "".join(moved(getattr(call.attrs, name), layout)) for name in names}
+        return Converted(inputs, layout, attrs, args)
+
+
+def follow_shape(
+    *op_names: str, attrs: Callable[[relax.Call, str], dict | None] | None = None
+) -> None:
+    """Register operators of a tensor and the shape of the result, which have the same rank.
+
+    Parameters
+    ----------
+    *op_names : str
+        The operators.
+    attrs : Callable, optional
+        Takes the call and its layout, and returns the attributes that change, or None where the call has
+        to stay as it is.
+    """
+
+    @layout_rule(*op_names)
+    def rule(call, layouts, desired):
+        layout = layouts[0]
+        if call.ty.ndim != len(layout):
+            return None
+        args = moved_shape(call, 1, layout)
+        changes = attrs(call, layout) if attrs else {}
+        if args is None or changes is None:
+            return None
+        return Converted([layout, *[None] * (len(call.args) - 1)], layout, changes, args)
+
+
+def first(ndim: int) -> str:
+    """Return the layout in which a program has a tensor of this rank: ``"ABCD"`` for rank 4."""
+    return "".join(chr(ord("A") + axis) for axis in range(ndim))
+
+
+def is_first(layout: str) -> bool:
+    """Tell whether the axes lie in the order in which the program has them."""
+    return layout == first(len(layout))
+
+
+def chosen(layouts: Sequence[str]) -> str:
+    """Return the layout that tensors of one rank should share, or those of the highest rank among them.
+
+    It is the first that is not the order that the program has: that one is at the edges.
+    """
+    ndim = max(map(len, layouts), default=0)
+    return next(
+        (layout for layout in layouts if len(layout) == ndim and not is_first(layout)), first(ndim)
+    )
+
+
+def trailing(layout: str, ndim: int) -> str | None:
+    """Return the layout of a tensor that broadcasts against one of the given layout.
+
+    None where its axes would no longer be the last ones.
+    """
+    outer = len(layout) - ndim
+    axes = sorted(layout)[outer:]
+    if sorted(layout[outer:]) != axes:
+        return None
+    return "".join(chr(ord(axis) - outer) for axis in layout[outer:])
+
+
+def order(names: str, wanted: str) -> str:
+    """Return the layout of a tensor whose axes have these names and get in the order wanted.
+
+    ``order("NCHW", "NHWC")`` is ``"ACDB"``.
+    """
+    return "".join(chr(ord("A") + names.index(name)) for name in wanted)
+
+
+def axes_of(layout: str) -> list[int]:
+    """Return the axis of the program that each axis of a layout is: ``[0, 2, 3, 1]`` for ``"ACDB"``."""
+    return [ord(name) - ord("A") for name in layout]
+
+
+def moved(values: Sequence, layout: str) -> list:
+    """Return what belongs to each axis in the order of the layout, given it in that of the program."""
+    return [values[axis] for axis in axes_of(layout)]
+
+
+def moved_axes(axes: int | Sequence[int] | None, layout: str):
+    """Return where axes of the program lie in a layout: an integer for one, a list for several."""
+    if axes is None:
+        return None
+    places = axes_of(layout)
+    if isinstance(axes, int):
+        return places.index(axes % len(layout))
+    return [places.index(int(axis) % len(layout)) for axis in axes]
+
+
+def moved_shape(call: relax.Call, position: int, layout: str) -> dict[int, relax.Expr] | None:
+    """Return the replacement of a shape argument; None if its extents are not known."""
+    if is_first(layout):
+        return {}
+    values = call.args[position].ty.values
+    if values is None:
+        return None
+    return {position: relax.ShapeExpr(moved(list(values), layout))}
+
+
+def _written_out(call: relax.Call) -> dict[int, relax.Expr]:
+    """Return the shapes that a call reads off tensors, as far as their extents are known.
+
+    The pass would bring the axes of such a tensor back in order for the sake of its shape.
+    """
+    return {
+        i: relax.ShapeExpr(list(arg.ty.values))
+        for i, arg in enumerate(call.args)
+        if isinstance(arg, relax.Var)
+        and isinstance(arg.ty, relax.ShapeType)
+        and arg.ty.values is not None
+    }
+
+
+def _layout_of(expr: relax.Expr, var_layout_map: Mapping):
+    """Return the layout that a tensor has by now; the order of the program for one that is packed."""
+    if isinstance(expr, relax.Tuple):
+        return [_layout_of(item, var_layout_map) for item in expr.fields]
+    if isinstance(expr, relax.Var) and expr in var_layout_map:
+        return _known(var_layout_map[expr], expr.ty)
+    return _first_of_type(expr.ty)
+
+
+def _known(decision, expr_type: relax.Type):
+    if isinstance(expr_type, relax.TupleType):
+        return [_known(item, ty) for item, ty in zip(decision, expr_type.fields, strict=True)]
+    layout = decided_layout(decision)
+    return layout if layout is None or layout.isupper() else _first_of_type(expr_type)
+
+
+def _first_of_type(expr_type: relax.Type):
+    """Return the layout of the program for what has this type."""
+    if isinstance(expr_type, relax.TupleType):
+        return [_first_of_type(item) for item in expr_type.fields]
+    if isinstance(expr_type, relax.TensorType) and expr_type.ndim >= 0:
+        return first(expr_type.ndim)
+    return None
+
+
+def _decisions(layout):
+    """Return a layout in the form that the pass takes."""
+    if isinstance(layout, list):
+        return [_decisions(item) for item in layout]
+    return layout_decision(layout)

@@ -1,0 +1,82 @@
+"""Layout inference of operators of TVM that have none, and that the gradients of networks are full of.
+
+Without it, ``relax.transform.ConvertLayout`` puts the axes back in order around each of them: around the
+``where`` of every ``relu``, and the sum of every bias. Where TVM's own goes wrong, it is corrected.
+"""
+
+from __future__ import annotations
+
+from tvm.ir import Op
+
+from .._compat import infer_layout_output, layout_decision
+from ..registry import register_infer_layout
+from ._layout import (
+    Converted,
+    first,
+    follow_axis,
+    follow_elementwise,
+    layout_rule,
+    moved_shape,
+    trailing,
+)
+from .pad import moved_widths
+
+follow_elementwise(
+    "relax.clip",
+    "relax.collapse_sum_like",
+    "relax.full_like",
+    "relax.nn.leakyrelu",
+    "relax.nn.softplus",
+    "relax.ones_like",
+    "relax.where",
+    "relax.zeros_like",
+)
+follow_axis("relax.nn.log_softmax")
+
+
+@layout_rule("relax.nn.pad")
+def pad(call, layouts, desired):
+    """Pad the axes where they lie."""
+    layout = layouts[0]
+    return Converted([layout], layout, moved_widths(call, layout))
+
+
+@layout_rule("relax.collapse_sum_to")
+def collapse_sum_to(call, layouts, desired):
+    """Sum over the axes where they lie; those that go must be the first."""
+    layout = layouts[0]
+    output = trailing(layout, call.ty.ndim)
+    shape = None if output is None else moved_shape(call, 1, output)
+    return None if shape is None else Converted([layout, None], output, args=shape)
+
+
+@layout_rule("relax.broadcast_to")
+def broadcast_to(call, layouts, desired):
+    """Broadcast along the axes where they lie; new ones come first."""
+    layout, ndim = layouts[0], call.ty.ndim
+    outer = ndim - len(layout)
+    output = first(outer) + "".join(chr(ord(axis) + outer) for axis in layout)
+    shape = moved_shape(call, 1, output)
+    return None if shape is None else Converted([layout, None], output, args=shape)
+
+
+def _correct_scalar(op_name: str) -> None:
+    """Correct the layout of a result without axes."""
+    stock = Op.get(op_name).get_attr("FRelaxInferLayout")
+
+    @register_infer_layout(
+        op_name,
+        corrects="a scalar result gets a layout that is not its own, so that a permute_dims follows, which the "
+        "Gradient pass fails at",
+    )
+    def infer(call, desired_layouts, var_layout_map):
+        output = stock(call, desired_layouts, var_layout_map)
+        if call.ty.ndim != 0:
+            return output
+        return infer_layout_output(
+            output.input_layouts, [layout_decision("")], output.new_attrs, {}
+        )
+
+
+for _name in ("max", "mean", "min", "prod", "squeeze", "std", "sum", "variance"):
+    _correct_scalar(f"relax.{_name}")
