@@ -6,10 +6,11 @@ from tvm import relax
 from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
 from .._compat import dtype_of
+from .._layout import Layout
 from ..op._rank import RANKS, rank_of
 from ..op.pool import check_pool_attrs, check_pool_backward
 from ..registry import register_legalize
-from ..topi._util import axes
+from ..topi.layout import relayout
 from ..topi.pool import (
     adaptive_avg_pool_backward,
     avg_pool_backward,
@@ -34,30 +35,33 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    layout, out_layout = call.attrs.layout, call.attrs.out_layout
-    if rank_of(call) == 1 and call.attrs.output_size is None and _is_plain(call):
-        return _permute(call.args[0], layout, out_layout)
+    if rank_of(call) == 1 and call.attrs.output_size is None:
+        return _relayout(bb, call.args[0], call.ty.shape, call.attrs.layout, call.attrs.out_layout)
     return _to_out_layout(bb, call, output_size=call.attrs.output_size)
 
 
 def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.Expr:
-    """Pool in the layout of the data, which TVM compiles, and transpose what is not in the right one."""
-    name = _name(call)
+    """Pool in a layout that TVM compiles, and bring the result to the right one."""
+    name, (data,) = _name(call), call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
-    if layout == out_layout or not _is_plain(call):
+    if layout == out_layout and "[" not in layout:
         return getattr(tvm_nn, f"_nn_{name}")(bb, call)
-    result = getattr(relax.op.nn, name)(call.args[0], layout=layout, **attrs)
-    return _permute(result, layout, out_layout)
+    if "[" in layout:  # TVM takes each of the parts in brackets for an axis
+        whole = Layout.of(layout)
+        extents = whole.extents(data.ty.shape.values)
+        shape = relax.ShapeExpr([extents[axis] for axis in whole.names])
+        data, layout = _relayout(bb, data, shape, layout, whole.names), whole.names
+    result = bb.emit(getattr(relax.op.nn, name)(data, layout=layout, **attrs))
+    return _relayout(bb, result, call.ty.shape, layout, out_layout)
 
 
-def _is_plain(call: relax.Call) -> bool:
-    """Tell whether neither layout packs the channels."""
-    ndim = rank_of(call) + 2
-    return len(call.attrs.layout) == len(call.attrs.out_layout) == ndim
-
-
-def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
-    return tensor if layout == to else relax.op.permute_dims(tensor, axes(layout, to))
+def _relayout(
+    bb: relax.BlockBuilder, tensor: relax.Expr, shape: relax.ShapeExpr, layout: str, to: str
+) -> relax.Expr:
+    """Bring a tensor to another layout, in which it has this shape."""
+    if layout == to:
+        return tensor
+    return bb.emit_te(relayout, tensor, list(shape.values), layout, to)
 
 
 def _max_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -95,7 +99,8 @@ def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> rel
     output_grad, data = call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if call.attrs.output_size is None:  # every element is a window of its own
-        same, dtype = _permute(output_grad, out_layout, layout), dtype_of(data.ty)
+        same = _relayout(bb, output_grad, data.ty.shape, out_layout, layout)
+        dtype = dtype_of(data.ty)
         return same if dtype_of(output_grad.ty) == dtype else relax.op.astype(same, dtype)
     return bb.call_te(
         adaptive_avg_pool_backward,
@@ -130,7 +135,10 @@ _CORRECTS = {
     "avg_pool2d": "divides by another area than the forward operator where ceil_mode or the padding "
     "cuts a window off, and has no dilation and no layout of its own for the result",
 }
-_OUT_LAYOUT = "leaves calls with an out_layout of their own"
+_OUT_LAYOUT = (
+    "leaves calls with an out_layout of their own, and mistakes the axes of a layout that has parts "
+    "in brackets"
+)
 
 for _rank in RANKS:
     for _kind, _backward in (("max", _max_pool_backward), ("avg", _avg_pool_backward)):

@@ -16,8 +16,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of, shapes_differ
+from .._layout import Layout
 from ._declare import (
-    check_layouts,
     check_positive,
     check_shape,
     declare_op,
@@ -226,8 +226,14 @@ def check_pool_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.op.o
 
 def _check_layouts(call: relax.Call) -> None:
     plain = f"NC{spatial_axes(rank_of(call))}"
-    attrs = call.attrs
-    check_layouts(call, layout=(attrs.layout, plain), out_layout=(attrs.out_layout, plain))
+    for name in ("layout", "out_layout"):
+        found = getattr(call.attrs, name)
+        layout = Layout.of(found)
+        if sorted(layout.names) != sorted(plain) or not {"N", "C"}.issuperset(layout.parts):
+            raise ValueError(
+                f"{call.op.name}: {name} must have the axes {plain!r} in any order, with parts of N "
+                f"and C at most split off as in {plain + '4c'!r}, but it is {found!r}"
+            )
 
 
 def _pool_attrs(rank: int, pool_size, *attrs) -> relax.op.op_attrs.Attrs:

@@ -13,24 +13,21 @@ layout, as in the pooling operators.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import te, tirx
 
+from .._layout import Index, Layout
 from ._util import (
     Shape,
     accumulation_dtype,
-    axes,
     cast,
     is_empty,
     is_static,
-    spatial_names,
     spread,
     zeros,
 )
-
-Index = Mapping[str, "tirx.PrimExpr"]
 
 #: The spatial axes in the order in which sizes, strides, padding and dilation are given.
 _SPATIAL = "DHW"
@@ -59,7 +56,8 @@ def max_pool_backward(
     padding : Sequence[int]
         The padding before each spatial axis, then that after each.
     layout, out_layout : str
-        Permutations of ``N``, ``C`` and the spatial axes.
+        ``N``, ``C`` and the spatial axes in any order; parts of ``N`` and ``C`` may be split off, as in
+        ``"NCHW4c"``.
 
     Returns
     -------
@@ -67,6 +65,7 @@ def max_pool_backward(
         A tensor of the shape and dtype of ``data``. Each window gives its gradient to one element
         (:func:`_winner`), and one that holds nothing but padding gives it to none.
     """
+    layout, out_layout = Layout.together(layout, out_layout)
     windows = _Windows.of(layout, pool_size, strides, padding, dilation)
     winner = _winner(windows, data, output_grad.shape, layout, out_layout)
     dtype = accumulation_dtype(output_grad.dtype)
@@ -76,8 +75,7 @@ def max_pool_backward(
     taps = windows.taps()
 
     def partial(*index):
-        at = windows.spread_index(dict(zip(layout, index, strict=True)), taps)
-        at = [at[name] for name in out_layout]
+        at = out_layout.stored(windows.spread_index(layout.logical(index), taps))
         won = winners(*at) == last - windows.flat(taps)
         return te.sum(tirx.Select(won, grads(*at), tirx.const(0, dtype)), axis=taps)
 
@@ -114,14 +112,15 @@ def max_pool_jvp(
         A tensor of shape ``out_shape`` and the dtype of ``data_tangent``: the tangent of the element
         that :func:`max_pool_backward` gives a window's gradient to; 0 where there is none.
     """
+    layout, out_layout = Layout.together(layout, out_layout)
     windows = _Windows.of(layout, pool_size, strides, padding, dilation)
     winner = _winner(windows, data, out_shape, layout, out_layout)
 
     def tangent(*index):
         taps = windows.unflat(winner(*index))
-        element = windows.element(dict(zip(out_layout, index, strict=True)), taps)
+        element = windows.element(out_layout.logical(index), taps)
         # The winner is an element of the data, so only a window without one reads nothing.
-        value = data_tangent(*(element[name] for name in layout))
+        value = data_tangent(*layout.stored(element))
         return tirx.if_then_else(winner(*index) >= 0, value, tirx.const(0, data_tangent.dtype))
 
     return te.compute(out_shape, tangent, name="max_pool_jvp")
@@ -161,12 +160,13 @@ def avg_pool_backward(
     result : te.Tensor
         A tensor of shape ``data_shape`` and dtype ``out_dtype``.
     """
+    layout, out_layout = Layout.together(layout, out_layout)
     windows = _Windows.of(layout, pool_size, strides, padding, dilation)
-    extents = dict(zip(layout, data_shape, strict=True))
+    extents = layout.extents(data_shape)
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
 
     def share(*index):
-        window = dict(zip(out_layout, index, strict=True))
+        window = out_layout.logical(index)
         return output_grad(*index).astype(dtype) / windows.count(
             window, extents, count_include_pad
         ).astype(dtype)
@@ -181,8 +181,8 @@ def avg_pool_backward(
     taps = windows.taps()
 
     def partial(*index):
-        at = windows.spread_index(dict(zip(layout, index, strict=True)), taps)
-        return te.sum(shares(*(at[name] for name in out_layout)), axis=taps)
+        at = windows.spread_index(layout.logical(index), taps)
+        return te.sum(shares(*out_layout.stored(at)), axis=taps)
 
     return cast(te.compute(data_shape, partial, name="avg_pool_backward"), out_dtype)
 
@@ -203,7 +203,8 @@ def adaptive_avg_pool_backward(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data, in ``layout``.
     layout, out_layout : str
-        Permutations of ``N``, ``C`` and the spatial axes.
+        ``N``, ``C`` and the spatial axes in any order; parts of ``N`` and ``C`` may be split off, as in
+        ``"NCHW4c"``.
     out_dtype : str
         The dtype of the result.
 
@@ -214,13 +215,14 @@ def adaptive_avg_pool_backward(
     """
     if is_empty(data_shape) or is_empty(output_grad.shape):
         return zeros(data_shape, out_dtype)
-    names = spatial_names(layout, "NC")
-    extents = [data_shape[axis] for axis in axes(layout, names)]
-    outputs = [output_grad.shape[axis] for axis in axes(out_layout, names)]
+    layout, out_layout = Layout.together(layout, out_layout)
+    names = _spatial(layout)
+    extents = [data_shape[axis] for axis in layout.positions(names)]
+    outputs = [output_grad.shape[axis] for axis in out_layout.positions(names)]
     dtype = accumulation_dtype(output_grad.dtype, out_dtype)
 
     def share(*index):
-        window = dict(zip(out_layout, index, strict=True))
+        window = out_layout.logical(index)
         count = tirx.const(1, dtype)
         for name, extent, output in zip(names, extents, outputs, strict=True):
             first, end = _adaptive_window(window[name], output, extent)
@@ -234,13 +236,13 @@ def adaptive_avg_pool_backward(
     ]
 
     def partial(*index):
-        at = dict(zip(layout, index, strict=True))
+        at = layout.logical(index)
         inside = []
         for name, extent, output, tap in zip(names, extents, outputs, taps, strict=True):
             first, end = _adaptive_window(at[name], extent, output)
             at[name] = first + tap
             inside.append(at[name] < end)
-        value = shares(*(at[name] for name in out_layout))
+        value = shares(*out_layout.stored(at))
         return te.sum(tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype)), axis=taps)
 
     return cast(te.compute(data_shape, partial, name="adaptive_avg_pool_backward"), out_dtype)
@@ -273,6 +275,11 @@ def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr
     return tirx.floordiv(output - 1, tirx.max(extent, 1)) + 2
 
 
+def _spatial(layout: Layout) -> str:
+    """Return the spatial axes of a layout in the order of the attributes."""
+    return "".join(name for name in _SPATIAL if name in layout.names)
+
+
 @dataclass(frozen=True)
 class _Windows:
     """Where the windows of a pooling lie; every sequence has one item for each spatial axis."""
@@ -285,8 +292,8 @@ class _Windows:
     dilation: Sequence[int]
 
     @classmethod
-    def of(cls, layout, pool_size, strides, padding, dilation) -> _Windows:
-        names = "".join(name for name in _SPATIAL if name in layout)
+    def of(cls, layout: Layout, pool_size, strides, padding, dilation) -> _Windows:
+        names = _spatial(layout)
         # block_builder.call_te makes expressions of integers.
         sizes, strides, padding, dilation = (
             [int(value) for value in values] for values in (pool_size, strides, padding, dilation)
@@ -325,17 +332,21 @@ class _Windows:
             at[name] = window[name] * stride + tap * step - before
         return at
 
-    def inside(self, element: Index, extents: Index) -> tirx.PrimExpr:
-        """Tell whether an element lies in the data and not in its padding."""
-        bounds = ((element[name] >= 0, element[name] < extents[name]) for name in self.names)
-        return tirx.all(*(condition for pair in bounds for condition in pair))
+    def inside(self, element: Index, extents: Index, filled_up: Sequence[str]) -> tirx.PrimExpr:
+        """Tell whether an element lies in the data, and not in its padding or in what fills a layout up."""
+        bounds = [
+            bound
+            for name in self.names
+            for bound in (element[name] >= 0, element[name] < extents[name])
+        ]
+        return tirx.all(*bounds, *(element[name] < extents[name] for name in filled_up))
 
     def spread(
         self,
         tensor: te.Tensor,
         data_shape: Shape,
-        layout: str,
-        out_layout: str,
+        layout: Layout,
+        out_layout: Layout,
         dtype: str,
         fill: int = 0,
     ) -> te.Tensor:
@@ -343,11 +354,11 @@ class _Windows:
 
         Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to where there is no window.
         """
-        extents = [data_shape[axis] for axis in axes(layout, self.names)]
+        extents = [data_shape[axis] for axis in layout.positions(self.names)]
         reach = [(size - 1) * step for size, step in zip(self.sizes, self.dilation, strict=True)]
         return spread(
             tensor,
-            axes(out_layout, self.names),
+            out_layout.positions(self.names),
             extents=[extent + r for extent, r in zip(extents, reach, strict=True)],
             origins=[r - before for r, before in zip(reach, self.before, strict=True)],
             steps=self.strides,
@@ -387,7 +398,7 @@ class _Windows:
 
 
 def _winner(
-    windows: _Windows, data: te.Tensor, out_shape: Shape, layout: str, out_layout: str
+    windows: _Windows, data: te.Tensor, out_shape: Shape, layout: Layout, out_layout: Layout
 ) -> te.Tensor:
     """Return for each window the position in it of its largest element, or -1.
 
@@ -400,13 +411,14 @@ def _winner(
     """
     dtype = accumulation_dtype(data.dtype)
     lowest = tirx.const(float("-inf"), dtype)
-    extents = dict(zip(layout, data.shape, strict=True))
+    extents = layout.extents(data.shape)
+    filled_up = out_layout.filled_up(extents)
     number = math.prod(windows.sizes)
 
     def read(index, taps):
-        element = windows.element(dict(zip(out_layout, index, strict=True)), taps)
-        value = data(*(element[name] for name in layout)).astype(dtype)
-        return windows.inside(element, extents), value
+        element = windows.element(out_layout.logical(index), taps)
+        value = data(*layout.stored(element)).astype(dtype)
+        return windows.inside(element, extents, filled_up), value
 
     def largest_number(*index):
         taps = windows.taps()

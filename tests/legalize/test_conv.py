@@ -227,11 +227,23 @@ def test_conv2d_is_left_to_tvm_where_tvm_is_right(layouts):
     assert len(after["main"].body.blocks[0].bindings) == len(before["main"].body.blocks[0].bindings)
 
 
-def test_packed_conv2d_stays_as_it_is():
+@pytest.mark.parametrize("packed", ["data", "kernel", "out", "all"])
+@pytest.mark.parametrize("suffix", ["", "_transpose"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_packed_convolution_stays_as_it_is(rank, suffix, packed):
+    """TVM infers its type, but does not legalize it: there is nothing to differentiate."""
+    spatial, kernel = "DHW"[-rank:], "IO" if suffix else "OI"
+    layouts = {
+        "data_layout": f"NC{spatial}4c" if packed in ("data", "all") else f"NC{spatial}",
+        "kernel_layout": f"{kernel}{spatial}{'4i4o' if packed in ('kernel', 'all') else ''}",
+        "out_layout": f"NC{spatial}4c" if packed in ("out", "all") else f"NC{spatial}",
+    }
+    data = (1, 1, *(8,) * rank, 4) if packed in ("data", "all") else (1, 4, *(8,) * rank)
+    weight = (1, 1, *(3,) * rank, 4, 4) if packed in ("kernel", "all") else (4, 4, *(3,) * rank)
     before = module(
-        lambda x, w: relax.op.nn.conv2d(x, w, data_layout="NCHW4c"),
-        tensor("x", 1, 1, 8, 8, 4),
-        tensor("w", 4, 4, 3, 3),
+        lambda x, w: getattr(relax.op.nn, f"conv{rank}d{suffix}")(x, w, **layouts),
+        tensor("x", *data),
+        tensor("w", *weight),
     )
     tvm.ir.assert_structural_equal(relax.transform.LegalizeOps()(before), before)
 

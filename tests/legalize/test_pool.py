@@ -30,7 +30,7 @@ def module_of(make, grad, data, *attrs, **named):
         ((1, 2, 2, 2), (1, 2, 6, 6), {}, r"output_grad must have the shape \(1, 2, 3, 3\)"),
         ((2, 3, 3), (1, 2, 6, 6), {}, "output_grad must have 4 dimensions"),
         ((1, 2, 3, 3), (2, 6, 6), {}, "do not fit relax.nn.max_pool2d"),
-        ((1, 2, 3, 3, 4), (1, 2, 6, 6, 4), {"layout": "NCHW4c"}, "layout must be a permutation"),
+        ((1, 2, 3, 3, 4), (1, 2, 6, 6, 4), {"layout": "NCHW4h"}, "layout must have the axes"),
         ((1, 2, 3, 3), (1, 2, 6, 6), {"strides": [0, 2]}, "strides must be positive"),
         ((1, 2, 3, 3), (1, 2, 6, 6), {"strides": [2, 2, 2]}, "strides must hold 1 or 2 integers"),
         ((1, 2, 3, 3), (1, 2, 6, 6), {"padding": [0, 0, 0]}, "padding must hold 1 or 2 or 4"),

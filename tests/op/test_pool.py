@@ -79,14 +79,14 @@ X = tensor(1, 2, 6, 6)
             "data must be a tensor",
         ),
         (
-            lambda: max_pool2d_jvp(tensor(1, 2, 6, 6, 4), tensor(1, 2, 6, 6, 4), layout="NCHW4c"),
+            lambda: max_pool2d_jvp(tensor(1, 2, 6, 6, 4), tensor(1, 2, 6, 6, 4), layout="NCHW4h"),
             ValueError,
-            "layout must be a permutation of 'NCHW'",
+            "layout must have the axes 'NCHW'",
         ),
         (
-            lambda: max_pool2d_jvp(X, X, out_layout="NCHW2c"),
+            lambda: max_pool2d_jvp(X, X, out_layout="NCHW2w"),
             ValueError,
-            "out_layout must be a permutation",
+            "out_layout must have the axes",
         ),
         (lambda: max_pool2d_jvp(X, X, 2, strides=0), ValueError, "strides must be positive"),
         (lambda: max_pool2d_jvp(X, X, (2, 0)), ValueError, "pool_size must be positive"),
@@ -149,6 +149,18 @@ def test_types(name, rank, attrs):
 
 
 @pytest.mark.parametrize(("name", "rank", "attrs"), OPERATORS)
+def test_types_of_split_channels(name, rank, attrs):
+    """As many as 4 does not divide are filled up."""
+    spatial = "DHW"[-rank:]
+    windows = (4,) * rank if name.startswith("adaptive") else WINDOWS[rank]
+    data, grad = tensor(2, *SPATIAL[rank], 3, 2), tensor(2, 2, *windows, 4, name="g")
+    named = {"layout": f"N{spatial}C2c", "out_layout": f"NC{spatial}4c"}
+    backward_of = name.endswith("backward")
+    result = infer(getattr(backward, name)(grad if backward_of else data, data, **attrs, **named))
+    assert structural_equal(result, data.ty if backward_of else grad.ty)
+
+
+@pytest.mark.parametrize(("name", "rank", "attrs"), OPERATORS)
 def test_errors(name, rank, attrs):
     first, data = arguments(name, rank)
     builder = getattr(backward, name)
@@ -158,9 +170,11 @@ def test_errors(name, rank, attrs):
         infer(builder(wrong, data, **attrs, **layouts(rank)))
     with pytest.raises(TypeError, match=f"relax.grad.{name}: data must be a tensor"):
         infer(builder(first, relax.ShapeExpr([2]), **attrs, **layouts(rank)))
-    packed = {"layout": f"NC{'DHW'[-rank:]}4c", "out_layout": layouts(rank)["out_layout"]}
-    with pytest.raises(ValueError, match=f"relax.grad.{name}: layout must be a permutation"):
-        infer(builder(first, data, **attrs, **packed))
+    split = {"layout": f"NC{'DHW'[-rank:]}4w", "out_layout": layouts(rank)["out_layout"]}
+    with pytest.raises(ValueError, match=f"relax.grad.{name}: layout must have the axes"):
+        infer(builder(first, data, **attrs, **split))
+    with pytest.raises(ValueError, match=f"relax.grad.{name}: .* requires the input to be"):
+        infer(builder(first, data, **attrs, layout=f"NC{'DHW'[-rank:]}4c"))
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])

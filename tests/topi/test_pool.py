@@ -9,6 +9,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packing import in_layout, layouts, parts_of
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
@@ -74,10 +75,7 @@ class Case:
             yield window, winner
 
     def in_layout(self, array, layout):
-        return np.ascontiguousarray(array.transpose([self.plain.index(name) for name in layout]))
-
-    def from_layout(self, array, layout):
-        return array.transpose([layout.index(name) for name in self.plain])
+        return in_layout(array, self.plain, layout)
 
 
 @st.composite
@@ -97,8 +95,9 @@ def cases(draw, rank=None):
         space = extent + b + a - (k - 1) * d - 1
         count = (-(-space // s) if ceil_mode else space // s) + 1
         outputs.append(min(max(count, 0), 5))
-    batch = (draw(st.integers(1, 2)), draw(st.integers(1, 2)))
-    names = list("NC" + "DHW"[3 - rank :])
+    plain = "NC" + "DHW"[3 - rank :]
+    layout, out_layout = draw(layouts(plain)), draw(layouts(plain))
+    batch = tuple(draw(st.integers(1, 2)) * parts_of(layout).get(name, 1) for name in "NC")
     return Case(
         batch + extents,
         batch + tuple(outputs),
@@ -106,8 +105,8 @@ def cases(draw, rank=None):
         strides,
         before + after,
         dilation,
-        "".join(draw(st.permutations(names))),
-        "".join(draw(st.permutations(names))),
+        layout,
+        out_layout,
     )
 
 
@@ -168,10 +167,11 @@ def check_max_pool(case, data, rng, dtype, change=None):
     )
     assert found.dtype == dtype
     tolerance = TOLERANCES[dtype]
-    found = case.from_layout(found, case.layout)
-    np.testing.assert_allclose(found, data_grad, rtol=tolerance, atol=tolerance)
+    expected = case.in_layout(data_grad, case.layout)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
-    out_shape = [case.out_shape[case.plain.index(name)] for name in case.out_layout]
+    expected = case.in_layout(derivative, case.out_layout)
+    out_shape = [tirx.IntImm("int64", extent) for extent in expected.shape]
     found = run(
         lambda v, x: pool.max_pool_jvp(v, x, out_shape, **case.windows()),
         case.in_layout(tangent, case.layout),
@@ -179,7 +179,7 @@ def check_max_pool(case, data, rng, dtype, change=None):
         change=change,
     )
     assert found.dtype == dtype
-    np.testing.assert_array_equal(case.from_layout(found, case.out_layout), derivative)
+    np.testing.assert_array_equal(found, expected)
 
 
 def check_avg_pool(case, rng, dtype, count_include_pad):
@@ -203,7 +203,8 @@ def check_avg_pool(case, rng, dtype, count_include_pad):
         ]
         for element in filter(case.in_data, counted):
             data_grad[element] += grad[window] / len(counted)
-    shape = [case.data_shape[case.plain.index(name)] for name in case.layout]
+    expected = case.in_layout(data_grad, case.layout)
+    shape = [tirx.IntImm("int64", extent) for extent in expected.shape]
     found = run(
         lambda g: pool.avg_pool_backward(
             g, shape, count_include_pad=count_include_pad, out_dtype=dtype, **case.windows()
@@ -212,8 +213,7 @@ def check_avg_pool(case, rng, dtype, count_include_pad):
     )
     assert found.dtype == dtype
     tolerance = TOLERANCES[dtype]
-    found = case.from_layout(found, case.layout)
-    np.testing.assert_allclose(found, data_grad, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def sweep_max_pool(case, dtype, special, seed):
@@ -235,6 +235,16 @@ test_max_pool = FEW(MAX_POOL(sweep_max_pool))
 test_avg_pool = FEW(AVG_POOL(sweep_avg_pool))
 test_max_pool_many = pytest.mark.slow(MANY(MAX_POOL(sweep_max_pool)))
 test_avg_pool_many = pytest.mark.slow(MANY(AVG_POOL(sweep_avg_pool)))
+
+
+@pytest.mark.parametrize(("layout", "out_layout"), [("NCHW", "NCHW4c"), ("2nN3cCHW", "[3c2n]WHCN")])
+def test_layouts_that_have_more_channels_than_there_are(layout, out_layout):
+    """A layout is filled up with zeros, which come from nowhere and go nowhere."""
+    shapes = (2, 6, 4, 3), (2, 6, 2, 2)
+    case = Case(*shapes, (3, 2), (2, 1), (1, 0) * 2, (1, 1), layout, out_layout)
+    rng = np.random.default_rng(0)
+    check_max_pool(case, special_values(rng, case.data_shape, "float64"), rng, "float64")
+    check_avg_pool(case, rng, "float64", False)
 
 
 PLAIN = Case((1, 2, 5, 6), (1, 2, 2, 3), (3, 3), (2, 2), (0, 1, 0, 0), (1, 1), "NCHW", "NCHW")
@@ -329,32 +339,31 @@ def adaptive_cases(draw):
     extents, outputs = (
         tuple(draw(st.integers(1, high)) for _ in range(rank)) for high in (9 - 2 * rank, 7)
     )
-    names = list("NC" + "DHW"[3 - rank :])
-    return extents, outputs, *("".join(draw(st.permutations(names))) for _ in range(2))
+    plain = "NC" + "DHW"[3 - rank :]
+    return extents, outputs, draw(layouts(plain)), draw(layouts(plain))
 
 
 def sweep_adaptive_avg_pool(case, dtype, seed):
     extents, outputs, layout, out_layout = case
     plain = "NC" + "DHW"[3 - len(extents) :]
-    grad = np.random.default_rng(seed).normal(size=(2, 2, *outputs)).astype(dtype)
+    batch = tuple(parts_of(layout).get(name, 2) for name in "NC")
+    grad = np.random.default_rng(seed).normal(size=(*batch, *outputs)).astype(dtype)
     windows = [adaptive_windows(*pair) for pair in zip(extents, outputs, strict=True)]
-    data_grad = np.zeros((2, 2, *extents))
+    data_grad = np.zeros((*batch, *extents))
     for window in np.ndindex(*outputs):
         elements = np.ix_(*(axis[o] for axis, o in zip(windows, window, strict=True)))
         count = np.prod([index.size for index in elements])
         share = grad[(slice(None), slice(None), *window)].astype("float64") / count
         at = (slice(None), slice(None), *elements)
-        data_grad[at] += share.reshape(2, 2, *(1 for _ in extents))
-    shape = [data_grad.shape[plain.index(name)] for name in layout]
+        data_grad[at] += share.reshape(*batch, *(1 for _ in extents))
+    expected = in_layout(data_grad, plain, layout)
+    shape = [tirx.IntImm("int64", size) for size in expected.shape]
     found = run(
-        lambda g: pool.adaptive_avg_pool_backward(
-            g, [tirx.IntImm("int64", size) for size in shape], layout, out_layout, dtype
-        ),
-        np.ascontiguousarray(grad.transpose([plain.index(name) for name in out_layout])),
+        lambda g: pool.adaptive_avg_pool_backward(g, shape, layout, out_layout, dtype),
+        in_layout(grad, plain, out_layout),
     )
     assert found.dtype == dtype
-    found = found.transpose([layout.index(name) for name in plain])
-    np.testing.assert_allclose(found, data_grad, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    np.testing.assert_allclose(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
 ADAPTIVE = given(adaptive_cases(), st.sampled_from(sorted(TOLERANCES)), st.integers(0, 99))

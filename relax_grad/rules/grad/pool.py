@@ -74,10 +74,5 @@ def _pooled(ctx, call: relax.Call, output_grad: relax.Expr, attrs: dict) -> list
     """Return the partials of the backward operator of a linear pooling: the pooling of the gradient."""
     dy, data = call.args
     pool = getattr(relax.op.nn, call.op.name.rpartition(".")[2].removesuffix("_backward"))
-    layout, out_layout = attrs["layout"], attrs["out_layout"]
-    # TVM accumulates in the dtype of the data, and compiles a pooling only where it returns the layout
-    # of its data.
-    pooled = pool(widen(output_grad), **{**attrs, "out_layout": layout})
-    if out_layout != layout:
-        pooled = relax.op.permute_dims(pooled, [layout.index(name) for name in out_layout])
-    return [cast_like(ctx.normalize(pooled), dy), no_grad(data)]
+    # TVM accumulates in the dtype of the data.
+    return [cast_like(ctx.normalize(pool(widen(output_grad), **attrs)), dy), no_grad(data)]

@@ -80,18 +80,13 @@ def backward_builders(call: relax.Call) -> tuple:
 
 
 def conv_like(data: relax.Expr, weight: relax.Expr, attrs: dict, like: relax.Expr) -> relax.Expr:
-    """Return the convolution of data with weight in the layout and the dtype of ``like``.
+    """Return the convolution of data with weight in the dtype of ``like``.
 
-    TVM compiles a convolution only where it returns the layout of its data, and accumulates in the
-    dtype that it returns.
+    TVM accumulates in the dtype that it returns.
     """
-    data_layout, out_layout = attrs["data_layout"], attrs["out_layout"]
     forward = getattr(relax.op.nn, f"conv{len(attrs['strides'])}d")
-    dtype = dtype_of(like)
-    wide = wide_dtype(like)
-    result = forward(data, weight, **{**attrs, "out_layout": data_layout}, out_dtype=wide)
-    if out_layout != data_layout:
-        result = relax.op.permute_dims(result, [data_layout.index(name) for name in out_layout])
+    dtype, wide = dtype_of(like), wide_dtype(like)
+    result = forward(data, weight, **attrs, out_dtype=wide)
     return result if wide == dtype else relax.op.astype(result, dtype)
 
 

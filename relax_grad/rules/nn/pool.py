@@ -8,11 +8,11 @@ from tvm.relax.op import grad as backward
 from ...op.pool import check_adaptive_attrs, check_pool_attrs
 from ...registry import register_gradient
 
-_PACKED = "lets a layout with packed channels through, which fails without naming the binding"
+_SPLIT = "lets a layout that splits a spatial axis through, which fails without naming the binding"
 
 
 @register_gradient("relax.nn.max_pool1d")
-@register_gradient("relax.nn.max_pool2d", corrects=_PACKED)
+@register_gradient("relax.nn.max_pool2d", corrects=_SPLIT)
 @register_gradient("relax.nn.max_pool3d")
 def max_pool(orig_var, orig_call, output_grad, ctx):
     """Gradient of max_pool1d, max_pool2d and max_pool3d.
@@ -27,7 +27,7 @@ def max_pool(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient("relax.nn.avg_pool1d")
-@register_gradient("relax.nn.avg_pool2d", corrects=_PACKED)
+@register_gradient("relax.nn.avg_pool2d", corrects=_SPLIT)
 @register_gradient("relax.nn.avg_pool3d")
 def avg_pool(orig_var, orig_call, output_grad, ctx):
     """Gradient of avg_pool1d, avg_pool2d and avg_pool3d.

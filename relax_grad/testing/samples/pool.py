@@ -210,11 +210,11 @@ def _adaptive_avg_pool(rank, rng):
             torch=_torch_adaptive_avg_pool(rank, **attrs),
             note=note,
         )
-    layout = f"N{'DHW'[-rank:]}C"
+    layout, out_layout = f"N{'DHW'[-rank:]}C2c", f"C{'DHW'[-rank:]}N"
     yield Sample(
-        [rng.normal(size=(1, *(4, 3, 2)[:rank], 2))],
-        {"output_size": (2, 2, 3)[:rank], "layout": layout, "out_layout": layout[::-1]},
-        note=f"{layout}, the result in {layout[::-1]}",
+        [rng.normal(size=(1, *(4, 3, 2)[:rank], 1, 2))],
+        {"output_size": (2, 2, 3)[:rank], "layout": layout, "out_layout": out_layout},
+        note=f"{layout}, the result in {out_layout}",
     )
 
 
@@ -232,11 +232,11 @@ def _backward(rank, rng):
         symbolic={0: {0: "n"}, 1: {0: "n"}},
         note="the gradient with respect to output_grad",
     )
-    layout = f"C{'DHW'[-rank:]}N"
+    layout = f"NC{'DHW'[-rank:]}4c"
     yield Sample(
-        [rng.normal(size=(2, *out, 1)), _distinct(rng, (1, 2, *extents))],
+        [rng.normal(size=(1, 1, *out, 4)), _distinct(rng, (1, 2, *extents))],
         {**attrs, "out_layout": layout},
-        note=f"output_grad in {layout}; the gradient with respect to data is 0",
+        note=f"output_grad in {layout}, not full; the gradient with respect to data is 0",
     )
 
 

@@ -105,3 +105,52 @@ def test_partial_has_the_dtype_of_its_argument(name):
     first = rng.normal(size=SHAPE if name.endswith("jvp") else OUT_SHAPE)
     inputs = [first.astype("float16"), rng.permutation(120).reshape(SHAPE).astype("float32")]
     check_gradients(f"relax.grad.{name}", inputs, wrt=[0], order=2, **ATTRS)
+
+
+def layouts_of(kind, rank, split):
+    """Attributes, and stored shapes of data and result, of a pooling from and to layouts of its own."""
+    spatial, extents = "DHW"[-rank:], (4, 3, 2)[:rank]
+    attrs = {"output_size": (3, 2, 1)[:rank]} if kind == "adaptive_avg" else of_rank(rank)[0]
+    layout, out_layout = f"N{spatial}C2c", f"NC{spatial}4c"
+    if not split:
+        layout, out_layout = f"N{spatial}C", f"C{spatial}N"
+    shape = (1, *extents, 3, 2) if split else (1, *extents, 3)
+    return {**attrs, "layout": layout, "out_layout": out_layout}, shape
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
+def test_second_order_of_split_channels(kind, rank):
+    """With as many channels as the part that the result splits off does not divide."""
+    attrs, shape = layouts_of(kind, rank, split=True)
+    data = np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) / 10
+    check_gradients(f"relax.nn.{kind}_pool{rank}d", [data], order=2, **attrs)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
+def test_symbolic_number_of_split_channels(kind):
+    attrs, shape = layouts_of(kind, 1, split=True)
+    data = np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) / 10
+    symbolic = {0: {0: "n", 2: "c"}}
+    check_gradients(f"relax.nn.{kind}_pool1d", [data], order=2, symbolic=symbolic, **attrs)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
+def test_the_second_order_is_one_operator(kind, rank, split, partials_of):
+    """A gather along the same windows, in the same layouts: jvp of a maximum, the pooling of an average."""
+    attrs, shape = layouts_of(kind, rank, split)
+    data = relax.TensorType(shape, "float32")
+    pool = getattr(relax.op.nn, f"{kind}_pool{rank}d")
+    result = relax.BlockBuilder().normalize(pool(relax.Var("x", data), **attrs))
+    name = f"{kind}_pool{rank}d"
+    builder = getattr(backward, f"{name}_backward")
+    rule = tvm.ir.Op.get(f"relax.grad.{name}_backward").get_attr("FPrimalGradient")
+    body = partials_of(lambda g, x: builder(g, x, **attrs), rule, [result.ty, data]).body
+    calls = [binding.value for block in body.blocks for binding in block.bindings]
+    call, *others = (call for call in calls if isinstance(call, relax.Call))
+    assert call.op.name == (f"relax.grad.{name}_jvp" if kind == "max" else f"relax.nn.{name}")
+    tvm.ir.assert_structural_equal(call.attrs, result.attrs)
+    tvm.ir.assert_structural_equal(call.ty, result.ty)
+    assert [call.op.name for call in others] == ["relax.grad.no_grad"]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
+from tvm.relax.op import grad as backward
 
 from relax_grad.errors import GradientError
 from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
@@ -84,39 +85,88 @@ def spatial_axes(geometry):
     return "DHW"[-len(geometry[2]["strides"]) :]
 
 
+def plain_layouts(geometry, transposed=False):
+    """The layouts of data, weight and result that PyTorch has."""
+    spatial = spatial_axes(geometry)
+    return f"NC{spatial}", f"{'IO' if transposed else 'OI'}{spatial}", f"NC{spatial}"
+
+
 def with_layouts(geometry):
-    """A geometry and any layouts of data, weight and result."""
-    data, weight = f"NC{spatial_axes(geometry)}", f"OI{spatial_axes(geometry)}"
-    names = (st.permutations(plain).map("".join) for plain in (data, weight, data))
-    return st.tuples(st.just(geometry), st.tuples(*names))
+    """A geometry with PyTorch's layouts of data, weight and result (None), or with any."""
+    names = (st.permutations(plain).map("".join) for plain in plain_layouts(geometry))
+    return st.tuples(st.just(geometry), st.none() | st.tuples(*names))
+
+
+def torch_case(geometry, layouts=None, transposed=False):
+    """A call to compare, with PyTorch's between transpositions to and from its layouts."""
+    data_shape, weight_shape, attrs = geometry
+    make, suffix = (torch_conv_transpose, "_transpose") if transposed else (torch_conv, "")
+    plain, forward = plain_layouts(geometry, transposed), make(**attrs)
+    operator = f"relax.nn.conv{len(data_shape) - 2}d{suffix}"
+    arrays = normal(data_shape, weight_shape)
+    if layouts is None:
+        return TorchCase(operator, arrays, forward, attrs)
+    stored = [transpose(*each) for each in zip(arrays, plain[:2], layouts[:2], strict=True)]
+
+    def between(torch, *tensors):
+        data, weight = (
+            tensor.permute([layout.index(name) for name in names])
+            for tensor, names, layout in zip(tensors, plain, layouts, strict=False)
+        )
+        return forward(torch, data, weight).permute([plain[2].index(name) for name in layouts[2]])
+
+    names = ("data_layout", "kernel_layout", "out_layout")
+    return TorchCase(operator, stored, between, {**attrs, **dict(zip(names, layouts, strict=True))})
+
+
+def backward_case(torch, case, argument):
+    """The backward operator of one of the arguments of a case, and the gradient of that."""
+    name = f"{case.fn_or_op.rpartition('.')[2]}_backward_{argument}"
+    number = ("data", "weight").index(argument)
+    shape, other = case.inputs[number].shape, case.inputs[1 - number]
+    output = case.torch_function(torch, *map(torch.from_numpy, case.inputs))
+
+    def in_order(produced, other):
+        return (produced, other) if argument == "data" else (other, produced)
+
+    def torch_backward(torch, grad, other):
+        produced = torch.zeros(shape, dtype=grad.dtype, requires_grad=True)
+        result = case.torch_function(torch, *in_order(produced, other))
+        return torch.autograd.grad(result, produced, grad, create_graph=True)[0]
+
+    return TorchCase(
+        lambda grad, other: getattr(backward, name)(grad, *in_order(shape, other), **case.attrs),
+        [*normal(tuple(output.shape)), other],
+        torch_backward,
+    )
 
 
 # conv1d, conv2d, conv3d
 
 
-def check_conv_against_torch(*geometries, target="llvm"):
-    check_many_against_torch(
-        [
-            TorchCase(
-                f"relax.nn.conv{len(data) - 2}d", normal(data, weight), torch_conv(**attrs), attrs
-            )
-            for data, weight, attrs in geometries
-        ],
-        target=target,
-    )
+def convolutions():
+    """A convolution, or one of its backward operators, in any layouts."""
+    case = geometries().flatmap(with_layouts)
+    return st.tuples(case, st.sampled_from([None, "data", "weight"]))
 
 
-@settings(max_examples=18, deadline=None, derandomize=True)
-@given(geometries())
-def test_conv_same_as_torch(torch, geometry):
-    check_conv_against_torch(geometry)
+def check_convolutions(torch, batch):
+    cases = [(torch_case(*case), argument) for case, argument in batch]
+    cases = [each if of is None else backward_case(torch, each, of) for each, of in cases]
+    check_many_against_torch(cases, target=TARGET)
+
+
+@settings(at_length(50), derandomize=True)  # the first batch that is drawn is the simplest
+@given(batches(convolutions()))
+def test_conv_same_as_torch(torch, batch):
+    check_convolutions(torch, batch)
 
 
 @pytest.mark.slow
 @at_length(1000)
-@given(batches(geometries()))
+@given(batches(convolutions()))
 def test_conv_same_as_torch_at_length(torch, batch):
-    check_conv_against_torch(*batch, target=TARGET)
+    check_convolutions(torch, batch)
 
 
 @pytest.mark.parametrize(
@@ -134,47 +184,7 @@ def test_conv_same_as_torch_at_length(torch, batch):
 )
 def test_conv2d_edges(torch, data, weight, strides, padding, dilation, groups):
     attrs = {"strides": strides, "padding": padding, "dilation": dilation, "groups": groups}
-    check_conv_against_torch((data, weight, attrs))
-
-
-def check_layouts(run_rule, torch, geometry, names, transposed=False):
-    """Compare with the gradients of the plain layouts, transposed."""
-    data_shape, weight_shape, attrs = geometry
-    data_layout, kernel_layout, out_layout = names
-    spatial = spatial_axes(geometry)
-    plain_data, plain_weight = f"NC{spatial}", f"{'IO' if transposed else 'OI'}{spatial}"
-    make, suffix = (torch_conv_transpose, "_transpose") if transposed else (torch_conv, "")
-    data, weight = normal(data_shape, weight_shape)
-    leaves = [torch.from_numpy(array).requires_grad_() for array in (data, weight)]
-    output = make(**attrs)(torch, *leaves)
-    (grad,) = normal(tuple(output.shape))
-    expected = torch.autograd.grad(output, leaves, torch.from_numpy(grad))
-    found = run_rule(
-        getattr(relax.op.nn, f"conv{len(spatial)}d{suffix}"),
-        [transpose(data, plain_data, data_layout), transpose(weight, plain_weight, kernel_layout)],
-        [transpose(grad, plain_data, out_layout)],
-        **attrs,
-        data_layout=data_layout,
-        kernel_layout=kernel_layout,
-        out_layout=out_layout,
-    )
-    plain = [transpose(expected[0].numpy(), plain_data, data_layout)]
-    plain.append(transpose(expected[1].numpy(), plain_weight, kernel_layout))
-    for got, wanted in zip(found, plain, strict=True):
-        np.testing.assert_allclose(got, wanted, 1e-10, 1e-10)
-
-
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(geometries().flatmap(with_layouts))
-def test_conv_any_layout(run_rule, torch, case):
-    check_layouts(run_rule, torch, *case)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(geometries().flatmap(with_layouts))
-def test_conv_any_layout_at_length(run_rule, torch, case):
-    check_layouts(run_rule, torch, *case)
+    check_many_against_torch([torch_case((data, weight, attrs))])
 
 
 @pytest.mark.parametrize(
@@ -357,32 +367,17 @@ def test_a_packed_layout_is_refused(rank, suffix):
 # conv1d_transpose, conv2d_transpose, conv3d_transpose
 
 
-def check_transpose_against_torch(*geometries, target="llvm"):
-    check_many_against_torch(
-        [
-            TorchCase(
-                f"relax.nn.conv{len(data) - 2}d_transpose",
-                normal(data, weight),
-                torch_conv_transpose(**attrs),
-                attrs,
-            )
-            for data, weight, attrs in geometries
-        ],
-        target=target,
-    )
-
-
-@settings(max_examples=18, deadline=None, derandomize=True)
-@given(geometries(transposed=True))
-def test_transpose_same_as_torch(torch, geometry):
-    check_transpose_against_torch(geometry)
+@settings(at_length(50), derandomize=True)  # the first batch that is drawn is the simplest
+@given(batches(geometries(transposed=True).flatmap(with_layouts)))
+def test_transpose_same_as_torch(torch, batch):
+    check_many_against_torch([torch_case(*case, transposed=True) for case in batch], target=TARGET)
 
 
 @pytest.mark.slow
 @at_length(1000)
-@given(batches(geometries(transposed=True)))
+@given(batches(geometries(transposed=True).flatmap(with_layouts)))
 def test_transpose_same_as_torch_at_length(torch, batch):
-    check_transpose_against_torch(*batch, target=TARGET)
+    check_many_against_torch([torch_case(*case, transposed=True) for case in batch], target=TARGET)
 
 
 @pytest.mark.parametrize("output_padding", [(0, 0), (1, 0), (2, 1), (0, 1), (-1, 0), (-2, -1)])
@@ -419,19 +414,6 @@ def test_transpose_symbolic_extents_at_order_2():
         output_padding=(1, 2),
         padding=(1, 0, 1, 0),
     )
-
-
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(geometries(transposed=True).flatmap(with_layouts))
-def test_transpose_any_layout(run_rule, torch, case):
-    check_layouts(run_rule, torch, *case, transposed=True)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(geometries(transposed=True).flatmap(with_layouts))
-def test_transpose_any_layout_at_length(run_rule, torch, case):
-    check_layouts(run_rule, torch, *case, transposed=True)
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), [("float16", "float32"), ("float32", "float64")])

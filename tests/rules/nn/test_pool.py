@@ -2,49 +2,120 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packing import in_layout, layouts, parts_of, places
+from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import (
+    TorchCase,
+    check_against_torch,
+    check_gradients,
+    check_many_against_torch,
+)
 
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 
+@dataclass(frozen=True)
+class Pooling:
+    """A pooling of random data: the shape is that of the axes N, C, D, H, W, whatever the layout."""
+
+    kind: str
+    shape: tuple[int, ...]
+    attrs: dict
+    values: str = "normal"
+    backward: bool = False
+    seed: int = 0
+
+    @property
+    def plain(self) -> str:
+        return f"NC{'DHW'[5 - len(self.shape) :]}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_pool{len(self.shape) - 2}d"
+
+    def data(self) -> np.ndarray:
+        """Draw the data, in its layout."""
+        rng = np.random.default_rng(self.seed)
+        data = {
+            "normal": lambda: rng.normal(size=self.shape),
+            "ties": lambda: rng.integers(0, 3, self.shape).astype("float64"),
+            "special": lambda: rng.choice([0.0, 1.0, np.nan, -np.inf, np.inf], self.shape),
+        }[self.values]()
+        return in_layout(data, self.plain, self.attrs["layout"])
+
+    def torch(self, torch, data):
+        """Do the same in PyTorch, and differentiably so."""
+        layout, out_layout = self.attrs["layout"], self.attrs["out_layout"] or self.attrs["layout"]
+        at = torch.from_numpy(places(self.shape, self.plain, layout).ravel())
+        data = data.flatten()[torch.argsort(at)].reshape(self.shape)
+        pool = {
+            "max": torch_max_pool,
+            "avg": torch_avg_pool,
+            "adaptive_avg": torch_adaptive_avg_pool,
+        }
+        result = pool[self.kind](torch, data, self.shape, self.attrs)
+        at = torch.from_numpy(places(result.shape, self.plain, out_layout))
+        return torch.where(at >= 0, result.flatten()[at], 0.0)
+
+    def torch_backward(self, torch, grad, data):
+        leaf = data.detach().requires_grad_()
+        return torch.autograd.grad(self.torch(torch, leaf), leaf, grad, create_graph=True)[0]
+
+    def case(self, torch) -> TorchCase:
+        """The pooling and its gradient, or its backward operator and the gradient of that."""
+        data = self.data()
+        if not self.backward:
+            return TorchCase(f"relax.nn.{self.name}", [data], self.torch, self.attrs)
+        shape = self.torch(torch, torch.from_numpy(data)).shape
+        grad = np.random.default_rng(self.seed + 1).normal(size=tuple(shape))
+        name = f"relax.grad.{self.name}_backward"
+        return TorchCase(name, [grad, data], self.torch_backward, self.attrs, wrt=[0])
+
+
 @st.composite
-def poolings(draw, max_padding=3):
-    """Draw the shape of the data, channels second, and the attributes of a pooling that has windows."""
-    rank = draw(st.sampled_from(list(SPATIAL)))
+def poolings(draw, kinds=("max", "avg", "adaptive_avg")):
+    """Draw a pooling that has windows, of any kind, rank, layouts and attributes."""
+    kind, rank = draw(st.sampled_from(kinds)), draw(st.sampled_from(list(SPATIAL)))
+    plain = f"NC{SPATIAL[rank]}"
     most = 2 if rank == 3 else 4
 
     def each(low, high):
         return tuple(draw(st.integers(low, high)) for _ in range(rank))
 
-    attrs = {
-        "pool_size": each(1, most),
-        "strides": each(1, most),
-        "padding": (*each(0, max_padding), *each(0, max_padding)),
-        "dilation": each(1, 3),
-        "ceil_mode": draw(st.booleans()),
-        "layout": "".join(draw(st.permutations("NC" + SPATIAL[rank]))),
-    }
-    extents = []
-    for i in range(rank):
-        window = (attrs["pool_size"][i] - 1) * attrs["dilation"][i] + 1
-        least = max(1, window - attrs["padding"][i] - attrs["padding"][i + rank])
-        extents.append(draw(st.integers(least, max(least, 9 - 2 * rank))))
-    return (draw(st.integers(1, 2)), draw(st.integers(1, 2)), *extents), attrs
-
-
-def plain(attrs):
-    return "NC" + SPATIAL[len(attrs["layout"]) - 2]
-
-
-def store(data, attrs):
-    return np.ascontiguousarray(data.transpose([plain(attrs).index(n) for n in attrs["layout"]]))
+    layout = draw(layouts(plain))
+    attrs = {"layout": layout, "out_layout": draw(st.none() | layouts(plain))}
+    if kind == "adaptive_avg":
+        attrs["output_size"] = draw(st.none() | st.just(each(1, 6)))
+        extents = each(1, 6)
+    else:
+        attrs["pool_size"], attrs["strides"] = each(1, most), each(1, most)
+        attrs["padding"] = (*each(0, 3), *each(0, 3))
+        attrs["dilation"] = each(1, 3)
+        attrs["ceil_mode"] = draw(st.booleans())
+        attrs["count_include_pad"] = draw(st.booleans())
+        extents = []
+        for i in range(rank):
+            window = (attrs["pool_size"][i] - 1) * attrs["dilation"][i] + 1
+            least = max(1, window - attrs["padding"][i] - attrs["padding"][i + rank])
+            extents.append(draw(st.integers(least, max(least, 9 - 2 * rank))))
+    parts = parts_of(layout)
+    batch = (draw(st.integers(1, 2)) * parts.get(name, 1) for name in "NC")
+    pooling = Pooling(kind, (*batch, *extents), attrs, seed=draw(st.integers(0, 99)))
+    if kind != "max":
+        return replace(pooling, backward=draw(st.booleans()))
+    values = draw(st.sampled_from(["normal", "ties", "special"]))
+    # TVM's max pooling itself is not PyTorch's of special values and of windows without any.
+    backward = values == "special" or has_only_padding(pooling.shape, attrs) or draw(st.booleans())
+    return replace(pooling, values=values, backward=backward)
 
 
 def counts(shape, attrs):
@@ -102,24 +173,35 @@ def torch_windows(torch, data, shape, attrs):
 
 def torch_max_pool(torch, data, shape, attrs):
     """PyTorch's kernel on data that is padded in advance, and of its windows those that TVM has."""
-    rank = len(shape) - 2
-    padding = attrs["padding"]
-    data = data.permute([attrs["layout"].index(name) for name in plain(attrs)])
+    if not data.isfinite().all():
+        return torch_max_pool_of_special_values(torch, data, shape, attrs)
+    rank, padding = len(shape) - 2, attrs["padding"]
     pads = [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
-    padded = torch.nn.functional.pad(data, pads, value=-float("inf"))
+    padded = torch.nn.functional.pad(data, pads, value=-torch.inf)
     pool = getattr(torch.nn.functional, f"max_pool{rank}d")
     result = pool(
         padded, attrs["pool_size"], attrs["strides"], 0, attrs["dilation"], attrs["ceil_mode"]
     )
     windows = (slice(len(starts)) for starts in counts(shape, attrs))
-    result = result[(slice(None), slice(None), *windows)]
-    return result.permute([plain(attrs).index(name) for name in attrs["layout"]])
+    return result[(slice(None), slice(None), *windows)]
+
+
+def torch_max_pool_of_special_values(torch, data, shape, attrs):
+    """Choose as PyTorch's kernel does: the first of equal elements, but the last NaN, and no padding."""
+    taken, inside = torch_windows(torch, data, shape, attrs)
+    position = torch.arange(taken.shape[-1])
+    # Those that are not below the largest number come before the others, and the NaN before those.
+    largest = taken.detach().masked_fill(~inside | taken.isnan(), -torch.inf).amax(-1, keepdim=True)
+    rank = torch.where(taken.detach() == largest, len(position) - position, 0)
+    rank = torch.where(taken.isnan(), len(position) + 1 + position, rank)
+    rank = torch.where(inside, rank, -1)
+    winner = taken.gather(-1, rank.argmax(-1, keepdim=True)).squeeze(-1)
+    return torch.where((rank >= 0).any(-1), winner, -torch.inf)
 
 
 def torch_avg_pool(torch, data, shape, attrs):
     """The mean over windows that are gathered one by one, for what PyTorch's own does not have."""
     rank = len(shape) - 2
-    data = data.permute([attrs["layout"].index(name) for name in plain(attrs)])
     taken, inside = torch_windows(torch, data, shape, attrs)
     divisor = inside.sum(-1)
     if attrs["count_include_pad"]:
@@ -128,8 +210,13 @@ def torch_avg_pool(torch, data, shape, attrs):
         ]
         counted = [e < end for e, end in zip(taps(torch, shape, attrs), ends, strict=True)]
         divisor = outer(torch, counted, torch.logical_and).flatten(rank).sum(-1)
-    result = taken.sum(-1) / divisor.clamp(min=1)
-    return result.permute([plain(attrs).index(name) for name in attrs["layout"]])
+    return taken.sum(-1) / divisor.clamp(min=1)
+
+
+def torch_adaptive_avg_pool(torch, data, shape, attrs):
+    """PyTorch's own."""
+    pool = getattr(torch.nn.functional, f"adaptive_avg_pool{len(shape) - 2}d")
+    return pool(data, attrs["output_size"] or shape[2:])
 
 
 def has_only_padding(shape, attrs):
@@ -143,116 +230,23 @@ def has_only_padding(shape, attrs):
     )
 
 
-def sweep_max_pool(torch, case, ties, seed):
-    shape, attrs = case
-    rank = len(shape) - 2
-    if has_only_padding(shape, attrs):
-        attrs = {**attrs, "padding": (0,) * 2 * rank, "ceil_mode": False}
-        shape = shape[:2] + tuple(
-            max(e, (k - 1) * d + 1)
-            for e, k, d in zip(shape[2:], attrs["pool_size"], attrs["dilation"], strict=True)
-        )
-    rng = np.random.default_rng(seed)
-    data = rng.integers(0, 3, shape).astype("float64") if ties else rng.normal(size=shape)
-    check_against_torch(
-        f"relax.nn.max_pool{rank}d",
-        [store(data, attrs)],
-        lambda torch, x: torch_max_pool(torch, x, shape, attrs),
-        **attrs,
-    )
-
-
-def sweep_avg_pool(torch, case, count_include_pad, seed):
-    shape, attrs = case
-    attrs = {**attrs, "count_include_pad": count_include_pad}
-    data = store(np.random.default_rng(seed).normal(size=shape), attrs)
-    check_against_torch(
-        f"relax.nn.avg_pool{len(shape) - 2}d",
-        [data],
-        lambda torch, x: torch_avg_pool(torch, x, shape, attrs),
-        rtol=1e-12,
-        **attrs,
-    )
-
-
-def sweep_avg_pool_numerically(case, count_include_pad, seed):
-    shape, attrs = case
-    data = store(np.random.default_rng(seed).normal(size=shape), attrs)
-    operator = f"relax.nn.avg_pool{len(shape) - 2}d"
-    check_gradients(operator, [data], count_include_pad=count_include_pad, **attrs)
-
-
-def sweep_adaptive_avg_pool(torch, extents, windows, seed):
-    """Any number of windows over any number of elements."""
-    rank = len(extents)
-    check_against_torch(
-        f"relax.nn.adaptive_avg_pool{rank}d",
-        [np.random.default_rng(seed).normal(size=(2, 1, *extents))],
-        lambda torch, x: getattr(torch.nn.functional, f"adaptive_avg_pool{rank}d")(x, windows),
-        rtol=1e-12,
-        output_size=windows,
-    )
-
-
-FEW = settings(max_examples=12, deadline=None, derandomize=True)
-MANY = settings(max_examples=200, deadline=None, derandomize=True)
-ADAPTIVE = given(
-    sizes=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=3),
-    seed=st.integers(0, 99),
-)
-CASES = given(case=poolings(), flag=st.booleans(), seed=st.integers(0, 99))
-
-
-@FEW
-@CASES
-def test_max_pool(torch, case, flag, seed):
-    sweep_max_pool(torch, case, flag, seed)
-
-
-@FEW
-@CASES
-def test_avg_pool(torch, case, flag, seed):
-    sweep_avg_pool(torch, case, flag, seed)
-
-
-@FEW
-@CASES
-def test_avg_pool_numerically(case, flag, seed):
-    sweep_avg_pool_numerically(case, flag, seed)
+@settings(at_length(50), derandomize=True)  # the first batch that is drawn is the simplest
+@given(batches(poolings()))
+def test_same_as_torch(torch, batch):
+    check_many_against_torch([pooling.case(torch) for pooling in batch], target=TARGET)
 
 
 @pytest.mark.slow
-@MANY
-@CASES
-def test_max_pool_many(torch, case, flag, seed):
-    sweep_max_pool(torch, case, flag, seed)
+@at_length(2000)
+@given(batches(poolings()))
+def test_same_as_torch_at_length(torch, batch):
+    check_many_against_torch([pooling.case(torch) for pooling in batch], target=TARGET)
 
 
-@pytest.mark.slow
-@MANY
-@CASES
-def test_avg_pool_many(torch, case, flag, seed):
-    sweep_avg_pool(torch, case, flag, seed)
-
-
-@pytest.mark.slow
-@MANY
-@CASES
-def test_avg_pool_numerically_many(case, flag, seed):
-    sweep_avg_pool_numerically(case, flag, seed)
-
-
-@FEW
-@ADAPTIVE
-def test_adaptive_avg_pool(torch, sizes, seed):
-    sweep_adaptive_avg_pool(torch, *zip(*sizes, strict=True), seed)
-
-
-@pytest.mark.slow
-@MANY
-@ADAPTIVE
-def test_adaptive_avg_pool_many(torch, sizes, seed):
-    sweep_adaptive_avg_pool(torch, *zip(*sizes, strict=True), seed)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(poolings(kinds=("avg",)))
+def test_avg_pool_numerically(pooling):
+    check_gradients(f"relax.nn.{pooling.name}", [pooling.data()], **pooling.attrs)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -328,8 +322,9 @@ def test_out_layout(kind, rank, run_rule):
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
-def test_refuses_packed_layouts(kind, rank):
-    name, layout = f"{kind}_pool{rank}d", f"NC{SPATIAL[rank]}4c"
+def test_refuses_a_part_of_a_spatial_axis(kind, rank):
+    """TVM infers its type, but does not compile it."""
+    name, layout = f"{kind}_pool{rank}d", f"NC{SPATIAL[rank]}4w"
     x = relax.Var("x", relax.TensorType((1, 2, *(6,) * rank, 4), "float32"))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):
@@ -337,7 +332,7 @@ def test_refuses_packed_layouts(kind, rank):
             pooled = bb.emit(getattr(relax.op.nn, name)(x, 2, layout=layout), "pooled")
             loss = bb.emit_output(relax.op.sum(pooled))
         bb.emit_func_output(loss)
-    with pytest.raises(GradientError, match="must be unpacked") as caught:
+    with pytest.raises(GradientError, match="with parts of N and C at most") as caught:
         relax.transform.Gradient("main")(bb.get())
     assert f"relax.nn.{name}" in str(caught.value)
     assert "'pooled'" in str(caught.value)

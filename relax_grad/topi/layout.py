@@ -1,0 +1,42 @@
+"""Tensors in another layout."""
+
+from __future__ import annotations
+
+from tvm import te, tirx, topi
+
+from .._layout import Layout
+from ._util import Shape
+
+
+def relayout(tensor: te.Tensor, shape: Shape, layout: str, to: str) -> te.Tensor:
+    """Store a tensor in another layout.
+
+    Parameters
+    ----------
+    tensor : te.Tensor
+        A tensor, in ``layout``.
+    shape : Sequence[int or PrimExpr]
+        The shape of the result.
+    layout, to : str
+        Layouts of the same axes.
+
+    Returns
+    -------
+    result : te.Tensor
+        A tensor of this shape, in the layout ``to``, with 0 where that has more elements than ``layout``,
+        as ``"NCHW4c"`` has for a number of channels that 4 does not divide.
+    """
+    source, target = Layout.together(layout, to)
+    extents = source.extents(tensor.shape)
+    filled_up = target.filled_up(extents)
+
+    def element(*index):
+        at = target.logical(index)
+        value = tensor(*source.stored(at))
+        if not filled_up:
+            return value
+        inside = tirx.all(*(at[name] < extents[name] for name in filled_up))
+        return tirx.if_then_else(inside, value, tirx.const(0, tensor.dtype))
+
+    name = f"{tensor.op.name}_relayout"
+    return te.compute(shape, element, name=name, tag=topi.tag.INJECTIVE)
