@@ -64,7 +64,8 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
     rstd = _inverse_deviation(ctx, var, orig_call)
     slope = emit(op.multiply(_widened(ctx, gamma), rstd)) if attrs.scale else rstd
 
-    settings = batch_norm_attrs(orig_call)
+    names = ("axis", "epsilon", "center", "scale", "momentum", "training")
+    settings = _attrs(orig_call, *names)
     beta_grad = total(widen(y_grad))
     gamma_grad = emit(backward.batch_norm_backward_gamma(y_grad, data, mean, rstd, **settings))
     mean_grad = op.negative(op.multiply(slope, beta_grad))
@@ -115,7 +116,7 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
         data, lambda expr: average_over(ctx, expr, axes), lambda expr: expr, ctx
     )
     rstd = _inverse_deviation(ctx, variance, orig_call)
-    settings = layer_norm_attrs(orig_call)
+    settings = _attrs(orig_call, "axes", "epsilon", "center", "scale")
     gradients = [
         backward.layer_norm_backward_data(output_grad, data, gamma, mean, rstd, **settings),
         backward.layer_norm_backward_gamma(output_grad, data, mean, rstd, **settings)
@@ -140,7 +141,7 @@ def rms_norm(orig_var, orig_call, output_grad, ctx):
     axes = [int(axis) % data.ty.ndim for axis in orig_call.attrs.axes]
     square = op.multiply(widen(data), widen(data))
     rstd = _inverse_deviation(ctx, average_over(ctx, square, axes), orig_call)
-    settings = rms_norm_attrs(orig_call)
+    settings = _attrs(orig_call, "axes", "epsilon")
     gradients = [
         backward.rms_norm_backward_data(output_grad, data, weight, rstd, **settings),
         backward.rms_norm_backward_weight(output_grad, data, rstd, **settings),
@@ -213,21 +214,9 @@ def collect(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> r
     return ctx.emit(total if order == sorted(order) else op.permute_dims(total, order))
 
 
-def batch_norm_attrs(call: relax.Call) -> dict:
-    """Return the attributes that batch_norm and its backward operators have in common."""
-    names = ("axis", "epsilon", "center", "scale", "momentum", "training")
+def _attrs(call: relax.Call, *names: str) -> dict:
+    """Return attributes that an operator and its backward operators have in common."""
     return {name: getattr(call.attrs, name) for name in names}
-
-
-def layer_norm_attrs(call: relax.Call) -> dict:
-    """Return the attributes that layer_norm and its backward operators have in common."""
-    names = ("axes", "epsilon", "center", "scale")
-    return {name: getattr(call.attrs, name) for name in names}
-
-
-def rms_norm_attrs(call: relax.Call) -> dict:
-    """Return the attributes that rms_norm and its backward operators have in common."""
-    return {name: getattr(call.attrs, name) for name in ("axes", "epsilon")}
 
 
 def _moments(
@@ -276,7 +265,7 @@ def _by_channel(
     settings = {
         "channel_axis": channel,
         "axes": axes,
-        **{name: getattr(attrs, name) for name in ("epsilon", "center", "scale")},
+        **_attrs(call, "epsilon", "center", "scale"),
     }
     t = total(widen(output_grad))
     u = emit(backward.instance_norm_backward_gamma(output_grad, data, average, rstd, **settings))
