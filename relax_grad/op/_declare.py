@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
@@ -85,6 +86,14 @@ def _checked(
 def type_key(attrs: tvm.ir.Attrs | None) -> str | None:
     """Return the type key of an attributes node; None for a call without attributes."""
     return None if attrs is None else attrs.__tvm_ffi_type_info__.type_key
+
+
+def attributes(attrs: tvm.ir.Attrs | None) -> dict[str, object]:
+    """Return the attributes of a call as the keyword arguments of a builder: in plain Python."""
+    if attrs is None:
+        return {}
+    names = (field.name for field in attrs.__tvm_ffi_type_info__.fields)
+    return {name: _plain(getattr(attrs, name)) for name in names}
 
 
 def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call) -> relax.Type:
@@ -195,6 +204,14 @@ def check_positive(call: relax.Call, *names: str) -> None:
 def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
     """Make a shape expression of a sequence of dimensions; an expression stays as it is."""
     return shape if isinstance(shape, relax.Expr) else relax.ShapeExpr(list(shape))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (tirx.IntImm, tirx.FloatImm)):
+        return value.value
+    if isinstance(value, tvm_ffi.Array):
+        return tuple(map(_plain, value))
+    return str(value) if isinstance(value, str) else value
 
 
 def _text(shape: Shape) -> str:
