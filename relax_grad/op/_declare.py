@@ -55,16 +55,27 @@ def declare_op(
             op.add_argument(*argument)
         if attrs_type is not None:
             op.set_attrs_type_key(attrs_type)
-        op.set_attr("FInferType", _checked(infer_type, arguments, attrs_type))
+        op.set_attr("FInferType", of_form(infer_type, arguments, attrs_type))
         op.set_attr("FPurity", True)
         op.set_attr("RequiresArgumentShapes", requires_argument_shapes)
     setattr(relax_op_grad, name, builder)
 
 
-def _checked(
+def of_form(
     infer_type: InferType, arguments: Sequence[tuple[str, str, str]], attrs_type: str | None
 ) -> InferType:
-    """Refuse a call that is not of the operator's form before its type is inferred."""
+    """Refuse a call that is not of the operator's form before its type is inferred.
+
+    Parameters
+    ----------
+    infer_type, arguments, attrs_type
+        As for :func:`declare_op`.
+
+    Returns
+    -------
+    infer_type : Callable
+        Raises a :class:`TypeError` for another number of arguments or other attributes.
+    """
 
     required = sum(not kind.startswith("Optional") for _, kind, _ in arguments)
 
@@ -76,8 +87,9 @@ def _checked(
                 f"but the call has {len(call.args)}"
             )
         found = type_key(call.attrs)
-        if attrs_type is not None and found != attrs_type:
-            raise TypeError(f"{call.op.name} needs attributes of {attrs_type}, but has {found}")
+        if found != attrs_type:
+            needs = f"needs attributes of {attrs_type}" if attrs_type else "takes no attributes"
+            raise TypeError(f"{call.op.name} {needs}, but has {found}")
         return infer_type(call, ctx)
 
     return checked
@@ -102,14 +114,19 @@ def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call)
     Raises
     ------
     TypeError, ValueError
-        Names the backward operator and says what TVM finds wrong.
+        Names the backward operator and its arguments, and says what TVM finds wrong.
     """
     try:
         return ctx.normalize(forward).ty
     except (ValueError, TypeError, tvm.error.InternalError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
+        found = ", ".join(
+            f"{info.name}: {argument.ty}"
+            for info, argument in zip(call.op.arguments, call.args, strict=False)
+        )
         raise kind(
-            f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}"
+            f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}\n"
+            f"The arguments are {found}"
         ) from error
 
 

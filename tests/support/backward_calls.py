@@ -1,0 +1,166 @@
+"""Calls of every backward operator that this package adds, as differentiated samples hold them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Op
+from tvm.relax.op import grad as backward
+from tvm_ffi import structural_equal
+
+from relax_grad._compat import dtype_of
+from relax_grad.op._declare import attributes
+from relax_grad.testing import _program
+from relax_grad.testing.check import resolve
+from relax_grad.testing.samples import Sample, sampled_operators, samples
+
+
+@dataclass(frozen=True)
+class Found:
+    """A call, and the sample whose gradient holds it."""
+
+    call: relax.Call
+    sample: Sample
+
+    @property
+    def name(self) -> str:
+        return self.call.op.name
+
+
+def own_operators() -> list[str]:
+    """The operators under ``relax.grad`` whose builder is in this package."""
+    builders = {name: builder_of(name) for name in Op.list_op_names() if is_gradient(name)}
+    return sorted(
+        name
+        for name, builder in builders.items()
+        if getattr(builder, "__module__", "").startswith("relax_grad.")
+    )
+
+
+def is_gradient(op_name: str) -> bool:
+    return op_name.startswith("relax.grad.")
+
+
+def builder_of(op_name: str) -> Callable | None:
+    return getattr(backward, op_name.removeprefix("relax.grad."), None)
+
+
+@functools.cache
+def found_calls(*, symbolic: bool = False) -> dict[str, list[Found]]:
+    """Calls of each operator that differ in attributes or in the types of arguments.
+
+    The samples of all operators are differentiated twice, those over symbolic shapes once.
+    """
+    own = set(own_operators())
+    found: dict[str, list[Found]] = {name: [] for name in own}
+    for op_name in sampled_operators():
+        for sample in samples(op_name):
+            if symbolic and not sample.symbolic:
+                continue
+            with sample.within():
+                for call in _calls(sample, symbolic):
+                    others = found.get(call.op.name)
+                    if others is not None and not any(_alike(call, item.call) for item in others):
+                        others.append(Found(call, sample))
+    return found
+
+
+def _calls(sample: Sample, symbolic: bool) -> Iterator[relax.Call]:
+    """Yield the calls of operators in the gradients of a sample."""
+    _, function = resolve(sample.function or sample.op)
+    names = sample.symbolic if symbolic else {}
+    arguments = _program.make_arguments(sample.inputs, None, names)
+    rng = np.random.default_rng(0)
+    program = _program.first_order(function, arguments, sample.attrs, rng)
+    wrt = [
+        argument.name
+        for argument in program.arguments
+        if argument.is_float and not argument.name.startswith("cotangent")
+    ]
+    if sample.wrt is not None:
+        wrt = [name if isinstance(name, str) else f"x{name}" for name in sample.wrt]
+    differentiated = _program.differentiate(program, wrt)
+    yield from calls_in(differentiated)
+    if not symbolic and sample.order > 1:
+        second = _program.next_order(program, differentiated, wrt, rng)
+        names = (argument.name for argument in program.arguments)
+        cotangents = [name for name in names if name.startswith("cotangent")]
+        yield from calls_in(_program.differentiate(second, [*wrt, *cotangents]))
+
+
+def calls_in(module: tvm.IRModule) -> list[relax.Call]:
+    """The calls of operators in all Relax functions of a module."""
+    found = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
+            found.append(expr)
+
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found
+
+
+def _alike(one: relax.Call, other: relax.Call) -> bool:
+    return structural_equal(one.attrs, other.attrs) and structural_equal(
+        relax.TupleType([argument.ty for argument in one.args]),
+        relax.TupleType([argument.ty for argument in other.args]),
+        map_free_vars=True,
+    )
+
+
+def remade(call: relax.Call, dtype: str = "float64") -> tuple[list[relax.Var], relax.Call]:
+    """Make a call of new variables, in which float64 is replaced by another dtype.
+
+    Returns
+    -------
+    params : list[relax.Var]
+        The tensors among the arguments.
+    call : relax.Call
+        The call, made by the operator's builder.
+    """
+    params: list[relax.Var] = []
+
+    def argument(expr: relax.Expr):
+        kind = expr.ty
+        if isinstance(kind, relax.TupleType) and kind.fields:
+            fields = getattr(expr, "fields", None) or [
+                relax.Var("field", field) for field in kind.fields
+            ]
+            return relax.Tuple([argument(field) for field in fields])
+        if isinstance(kind, relax.ShapeType):
+            return relax.ShapeExpr(kind.values)
+        if not isinstance(kind, relax.TensorType):
+            return expr
+        params.append(relax.Var(f"x{len(params)}", in_dtype(kind, dtype)))
+        return params[-1]
+
+    attrs = {
+        name: dtype if name.endswith("dtype") and value == "float64" else value
+        for name, value in attributes(call.attrs).items()
+    }
+    arguments = [argument(expr) for expr in call.args]
+    return params, builder_of(call.op.name)(*arguments, **attrs)
+
+
+def in_dtype(kind: relax.TensorType, dtype: str) -> relax.TensorType:
+    """Replace float64 in the type of a tensor."""
+    dtype = dtype if dtype_of(kind) == "float64" else dtype_of(kind)
+    ndim = kind.ndim if kind.shape is None else -1
+    return relax.TensorType(kind.shape, dtype, kind.vdevice, ndim)
+
+
+def add_function(module: tvm.IRModule, name: str, params: list[relax.Var], call: relax.Call) -> None:
+    """Add a function that returns what a call does."""
+    bb = relax.BlockBuilder()
+    with bb.function(name, params):
+        with bb.dataflow():
+            result = bb.emit_output(call)
+        bb.emit_func_output(result)
+    module[name] = bb.get()[name]
