@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.op import grad as backward
 from tvm_ffi import structural_equal
 
-from relax_grad._compat import dtype_of
+from relax_grad._compat import Analyzer, dtype_of
 from relax_grad.op._declare import attributes
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve
 from relax_grad.testing.samples import Sample, sampled_operators, samples
+
+Extents = Callable[[Sequence], Sequence]
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,19 @@ def _alike(one: relax.Call, other: relax.Call) -> bool:
     )
 
 
-def remade(call: relax.Call, dtype: str = "float64") -> tuple[list[relax.Var], relax.Call]:
+def remade(
+    call: relax.Call, dtype: str = "float64", extents: Extents = tuple
+) -> tuple[list[relax.Var], relax.Call]:
     """Make a call of new variables, in which float64 is replaced by another dtype.
+
+    Parameters
+    ----------
+    call : relax.Call
+        The call.
+    dtype : str
+        What float64 becomes.
+    extents : Callable
+        Takes the extents of an argument and returns others.
 
     Returns
     -------
@@ -129,17 +142,15 @@ def remade(call: relax.Call, dtype: str = "float64") -> tuple[list[relax.Var], r
 
     def argument(expr: relax.Expr):
         kind = expr.ty
-        if isinstance(kind, relax.TupleType) and kind.fields:
-            fields = getattr(expr, "fields", None) or [
-                relax.Var("field", field) for field in kind.fields
-            ]
-            return relax.Tuple([argument(field) for field in fields])
+        if isinstance(kind, relax.TupleType):
+            fields = [relax.Var("field", field) for field in kind.fields]
+            return relax.Tuple([argument(field) for field in getattr(expr, "fields", fields)])
         if isinstance(kind, relax.ShapeType):
-            return relax.ShapeExpr(kind.values)
-        if not isinstance(kind, relax.TensorType):
-            return expr
-        params.append(relax.Var(f"x{len(params)}", in_dtype(kind, dtype)))
-        return params[-1]
+            return relax.ShapeExpr(extents(kind.values))
+        if isinstance(kind, relax.TensorType):
+            params.append(relax.Var(f"x{len(params)}", _with(kind, dtype, extents)))
+            return params[-1]
+        return extents([expr])[0]
 
     attrs = {
         name: dtype if name.endswith("dtype") and value == "float64" else value
@@ -149,14 +160,47 @@ def remade(call: relax.Call, dtype: str = "float64") -> tuple[list[relax.Var], r
     return params, builder_of(call.op.name)(*arguments, **attrs)
 
 
-def in_dtype(kind: relax.TensorType, dtype: str) -> relax.TensorType:
-    """Replace float64 in the type of a tensor."""
+def _with(kind: relax.TensorType, dtype: str, extents: Extents) -> relax.TensorType:
     dtype = dtype if dtype_of(kind) == "float64" else dtype_of(kind)
-    ndim = kind.ndim if kind.shape is None else -1
-    return relax.TensorType(kind.shape, dtype, kind.vdevice, ndim)
+    if kind.shape is None:
+        return relax.TensorType(None, dtype, kind.vdevice, kind.ndim)
+    return relax.TensorType(extents(kind.shape.values), dtype, kind.vdevice)
 
 
-def add_function(module: tvm.IRModule, name: str, params: list[relax.Var], call: relax.Call) -> None:
+def with_extents(kind: relax.Type, extents: Extents) -> relax.Type:
+    """Replace the extents in the type of a tensor or a tuple of them."""
+    if isinstance(kind, relax.TupleType):
+        return relax.TupleType([with_extents(field, extents) for field in kind.fields])
+    return _with(kind, "float64", extents)
+
+
+def at_sample(sample: Sample) -> Extents:
+    """Replace the symbolic extents of a sample by those of its inputs."""
+    known = {
+        name: sample.inputs[i].shape[axis]
+        for i, names in sample.symbolic.items()
+        for axis, name in names.items()
+    }
+
+    def extents(values):
+        return [_evaluated(value, known) for value in values]
+
+    return extents
+
+
+def _evaluated(value, known: dict[str, int]):
+    if not isinstance(value, relax.Expr):
+        return value
+    analyzer = Analyzer()
+    for variable in tirx.analysis.undefined_vars(value):
+        if variable.name in known:
+            analyzer.bind(variable, tirx.const(known[variable.name], "int64"))
+    return analyzer.simplify(value)
+
+
+def add_function(
+    module: tvm.IRModule, name: str, params: list[relax.Var], call: relax.Call
+) -> None:
     """Add a function that returns what a call does."""
     bb = relax.BlockBuilder()
     with bb.function(name, params):
