@@ -21,6 +21,9 @@ from relax_grad.testing.samples import Sample, sampled_operators, samples
 
 Extents = Callable[[Sequence], Sequence]
 
+#: Operators under ``relax.grad`` that are no gradients: functions hold them, and no rule returns them.
+MARKERS = {"relax.grad.stop_gradient"}
+
 
 @dataclass(frozen=True)
 class Found:
@@ -35,17 +38,14 @@ class Found:
 
 
 def own_operators() -> list[str]:
-    """The operators under ``relax.grad`` whose builder is in this package."""
-    builders = {name: builder_of(name) for name in Op.list_op_names() if is_gradient(name)}
+    """The backward operators whose builder is in this package."""
     return sorted(
         name
-        for name, builder in builders.items()
-        if getattr(builder, "__module__", "").startswith("relax_grad.")
+        for name in Op.list_op_names()
+        if name.startswith("relax.grad.")
+        and name not in MARKERS
+        and getattr(builder_of(name), "__module__", "").startswith("relax_grad.")
     )
-
-
-def is_gradient(op_name: str) -> bool:
-    return op_name.startswith("relax.grad.")
 
 
 def builder_of(op_name: str) -> Callable | None:
