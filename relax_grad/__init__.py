@@ -23,9 +23,9 @@ registry.install()
 
 
 def __getattr__(name: str):
-    """Import ``relax_grad.testing`` when it is first asked for: differentiating does not need it."""
-    if name == "testing":
-        return importlib.import_module(".testing", __name__)
+    """Import what differentiating does not need when it is first asked for."""
+    if name in ("backend", "testing"):
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -93,7 +93,8 @@ def _dynamic_strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Ex
 def _dynamic_strided_slice_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data_shape, begin, _, strides = call.args
     if not isinstance(output_grad.ty.shape, relax.ShapeExpr):
-        extents = [tirx.Var(f"s{axis}", "int64") for axis in range(output_grad.ty.ndim)]
+        rank = len(shape_values(data_shape))
+        extents = [tirx.Var(f"s{axis}", "int64") for axis in range(rank)]
         output_grad = bb.match_cast(output_grad, relax.TensorType(extents, output_grad.ty.dtype))
     return bb.call_te(
         topi_slice.dynamic_strided_slice_backward_data,

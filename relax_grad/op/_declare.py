@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
@@ -54,16 +55,27 @@ def declare_op(
             op.add_argument(*argument)
         if attrs_type is not None:
             op.set_attrs_type_key(attrs_type)
-        op.set_attr("FInferType", _checked(infer_type, arguments, attrs_type))
+        op.set_attr("FInferType", of_form(infer_type, arguments, attrs_type))
         op.set_attr("FPurity", True)
         op.set_attr("RequiresArgumentShapes", requires_argument_shapes)
     setattr(relax_op_grad, name, builder)
 
 
-def _checked(
+def of_form(
     infer_type: InferType, arguments: Sequence[tuple[str, str, str]], attrs_type: str | None
 ) -> InferType:
-    """Refuse a call that is not of the operator's form before its type is inferred."""
+    """Refuse a call that is not of the operator's form before its type is inferred.
+
+    Parameters
+    ----------
+    infer_type, arguments, attrs_type
+        As for :func:`declare_op`.
+
+    Returns
+    -------
+    infer_type : Callable
+        Raises a :class:`TypeError` for another number of arguments or other attributes.
+    """
 
     required = sum(not kind.startswith("Optional") for _, kind, _ in arguments)
 
@@ -75,8 +87,9 @@ def _checked(
                 f"but the call has {len(call.args)}"
             )
         found = type_key(call.attrs)
-        if attrs_type is not None and found != attrs_type:
-            raise TypeError(f"{call.op.name} needs attributes of {attrs_type}, but has {found}")
+        if found != attrs_type:
+            needs = f"needs attributes of {attrs_type}" if attrs_type else "takes no attributes"
+            raise TypeError(f"{call.op.name} {needs}, but has {found}")
         return infer_type(call, ctx)
 
     return checked
@@ -87,20 +100,33 @@ def type_key(attrs: tvm.ir.Attrs | None) -> str | None:
     return None if attrs is None else attrs.__tvm_ffi_type_info__.type_key
 
 
+def attributes(attrs: tvm.ir.Attrs | None) -> dict[str, object]:
+    """Return the attributes of a call as the keyword arguments of a builder: in plain Python."""
+    if attrs is None:
+        return {}
+    names = (field.name for field in attrs.__tvm_ffi_type_info__.fields)
+    return {name: _plain(getattr(attrs, name)) for name in names}
+
+
 def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call) -> relax.Type:
     """Return what TVM infers for the forward operator, to hold a backward call's arguments against.
 
     Raises
     ------
     TypeError, ValueError
-        Names the backward operator and says what TVM finds wrong.
+        Names the backward operator and its arguments, and says what TVM finds wrong.
     """
     try:
         return ctx.normalize(forward).ty
     except (ValueError, TypeError, tvm.error.InternalError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
+        found = ", ".join(
+            f"{info.name}: {argument.ty}"
+            for info, argument in zip(call.op.arguments, call.args, strict=False)
+        )
         raise kind(
-            f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}"
+            f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}\n"
+            f"The arguments are {found}"
         ) from error
 
 
@@ -195,6 +221,14 @@ def check_positive(call: relax.Call, *names: str) -> None:
 def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
     """Make a shape expression of a sequence of dimensions; an expression stays as it is."""
     return shape if isinstance(shape, relax.Expr) else relax.ShapeExpr(list(shape))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (tirx.IntImm, tirx.FloatImm)):
+        return value.value
+    if isinstance(value, tvm_ffi.Array):
+        return tuple(map(_plain, value))
+    return str(value) if isinstance(value, str) else value
 
 
 def _text(shape: Shape) -> str:

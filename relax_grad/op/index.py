@@ -13,6 +13,7 @@ from tvm.relax.op import grad as relax_op_grad
 from tvm.relax.utils import convert_to_expr
 
 from .._compat import dtype_of
+from ..registry import register_infer_type
 from . import index_slice  # noqa: F401  (declares its operators)
 from ._declare import (
     Shape,
@@ -20,6 +21,7 @@ from ._declare import (
     check_shape,
     declare_op,
     forward_type,
+    of_form,
     shape_values,
     tensor_type,
 )
@@ -142,6 +144,15 @@ def take_attrs(call: relax.Call) -> dict:
     return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode or "fast"}
 
 
+def _infer_take_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    output_grad, x = tensor_type(call, 0, "output_grad"), tensor_type(call, 1, "x")
+    forward = relax.op.take(*call.args[1:], **take_attrs(call))
+    forward = forward_type(call, ctx, forward)
+    if forward.ndim != -1:
+        check_shape(call, "output_grad", output_grad, forward)
+    return x
+
+
 def _infer_take_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     tensor_type(call, 0, "x_direction")
     return forward_type(call, ctx, relax.Call(Op.get("relax.take"), call.args, call.attrs))
@@ -169,6 +180,19 @@ def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -
 
 # TVMScript prints the mode of a take_backward, which TVM's own builder would not parse back.
 relax_op_grad.take_backward = take_backward
+register_infer_type(
+    "relax.grad.take_backward",
+    corrects="returns the type of x, whatever the arguments are",
+)(
+    of_form(
+        _infer_take_backward,
+        [
+            (argument.name, argument.type_info, argument.description)
+            for argument in Op.get("relax.grad.take_backward").arguments
+        ],
+        "relax.attrs.TakeAttrs",
+    )
+)
 declare_op(
     "take_jvp",
     [

@@ -14,6 +14,7 @@ from ._declare import (
     as_shape,
     check_shape,
     declare_op,
+    forward_type,
     shape_values,
     tensor_type,
 )
@@ -85,6 +86,12 @@ def dynamic_strided_slice_backward_data(
 
 
 def _infer_strided_slice_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    for i, name in enumerate(("axes", "begin", "end", "strides"), start=2):
+        if not isinstance(call.args[i].ty, relax.TupleType):
+            raise TypeError(
+                f"{call.op.name}: {name} must be a tuple of integers, but its type is "
+                f"{call.args[i].ty}"
+            )
     return _checked_result(call, ctx, "relax.strided_slice", attrs=call.attrs)
 
 
@@ -103,7 +110,7 @@ def _checked_result(call, ctx, forward_name, attrs=None) -> relax.Type:
         return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
     data = relax.Var("data", relax.TensorType(data_shape, dtype))
     forward = relax.Call(Op.get(forward_name), [data, *call.args[2:]], attrs)
-    check_shape(call, "output_grad", output_grad, ctx.normalize(forward).ty)
+    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
     return relax.TensorType(data_shape, dtype)
 
 

@@ -302,7 +302,7 @@ def _infer_index_put_values(call: relax.Call, ctx: relax.BlockBuilder) -> relax.
     if output_grad.ndim not in (-1, len(indices)):
         raise ValueError(
             f"{call.op.name}: indices must be {output_grad.ndim} tensors, one for each axis of "
-            f"{output_grad}, but they are {len(indices)}"
+            f"output_grad ({output_grad}), but they are {len(indices)}"
         )
     return points_type(call, ctx, call.args[0], indices)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op
+from ._declare import Shape, as_shape, declare_op, shape_values
 from ._layout import follow_shape, moved
 from .manipulate import infer_data, unused
 
@@ -62,6 +62,7 @@ def _infer_pad(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         raise ValueError(
             f"{call.op.name}: pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, not {mode!r}"
         )
+    shape_values(call, 1, "data_shape")  # refuses what is no shape
     ndim = call.args[1].ty.ndim
     if ndim not in (-1, len(widths) / 2):
         raise ValueError(

@@ -113,7 +113,7 @@ def _infer_cumsum(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     of_shape = {"ndim": call.args[1].ty.ndim} if values is None else {"shape": values}
     data_type = relax.TensorType(**of_shape, dtype=output_grad.dtype, vdevice=output_grad.vdevice)
     if call.attrs.axis is not None:
-        _check_axis(call, data_type.ndim)
+        _check_axis(call, "data_shape", data_type.ndim)
     data = relax.Var("data", data_type)
     forward = forward_type(call, ctx, relax.Call(Op.get("relax.cumsum"), [data], call.attrs))
     if values is not None:
@@ -123,7 +123,7 @@ def _infer_cumsum(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 
 def _infer_linear_scan(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     multiplier = tensor_type(call, 0, "multiplier")
-    _check_axis(call, multiplier.ndim)
+    _check_axis(call, "multiplier", multiplier.ndim)
     if len(call.args) == 2:
         increment = tensor_type(call, 1, "increment")
         if shapes_differ(increment, multiplier) or dtype_of(increment) != dtype_of(multiplier):
@@ -134,12 +134,12 @@ def _infer_linear_scan(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return multiplier
 
 
-def _check_axis(call: relax.Call, ndim: int) -> None:
+def _check_axis(call: relax.Call, name: str, ndim: int) -> None:
     axis = int(call.attrs.axis)
     if ndim != -1 and not -ndim <= axis < ndim:
         raise ValueError(
-            f"{call.op.name}: axis must lie in [{-ndim}, {ndim}) for a tensor of {ndim} dimensions, but it "
-            f"is {axis}"
+            f"{call.op.name}: axis must lie in [{-ndim}, {ndim}), as {name} has {ndim} dimensions, but "
+            f"it is {axis}"
         )
 
 

@@ -177,9 +177,18 @@ def dynamic_strided_slice_backward_data(
     result : te.Tensor
         A tensor of shape ``data_shape`` in the dtype of ``output_grad``.
     """
+
+    # Stages of their own: TVM 0.26 simplifies the expressions in one another for minutes.
+    def stage(name, value):
+        return te.compute((1,), lambda _: value, name=name)(0)
+
     starts = {}
     for axis, extent in enumerate(data_shape):
-        starts[axis] = (canonical_index(begin(axis), extent, strides(axis)), strides(axis))
+        stride = _bounded_stride(strides(axis), extent)
+        starts[axis] = (
+            stage(f"begin_{axis}", canonical_index(begin(axis), extent, strides(axis))),
+            stage(f"stride_{axis}", stride),
+        )
     return _slice_backward(output_grad, data_shape, starts, "dynamic_slice_backward_data")
 
 

@@ -7,7 +7,6 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.op import grad as backward
 
-from relax_grad import registry
 from relax_grad.op import _declare
 
 DATA = relax.Var("data", relax.TensorType((2, 4, 9, 9), "float32"))
@@ -79,26 +78,3 @@ def test_an_operator_is_declared_once():
     _declare.declare_op("conv2d_backward_weight", [], lambda call, ctx: None, builder)
     assert Op.get("relax.grad.conv2d_backward_weight").get_attr("FInferType").same_as(before)
     assert backward.conv2d_backward_weight is builder
-
-
-def own_operators():
-    """The backward operators that this package adds: those it legalizes without correcting TVM."""
-    return sorted(
-        declaration.op_name
-        for declaration in registry.declarations()
-        if declaration.op_name.startswith("relax.grad.")
-        and declaration.attr == "FLegalize"
-        and declaration.corrects is None
-    )
-
-
-@pytest.mark.parametrize("name", own_operators())
-def test_every_operator_is_complete(name):
-    """Each has a builder, type inference, purity, a legalization, a gradient, and named arguments."""
-    op = Op.get(name)
-    for attr in ("FInferType", "FPurity", "FLegalize", "FPrimalGradient"):
-        assert op.get_attr(attr) is not None, attr
-    assert callable(getattr(backward, name.rpartition(".")[2]))
-    assert op.num_inputs > 0
-    with pytest.raises(TypeError, match=name):
-        infer(relax.Call(op, [], None))

@@ -1,0 +1,139 @@
+"""What a backend reads off one call of a backward operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from .._compat import dtype_of
+from ..op._declare import attributes
+
+#: The name under which the result of a call is asked for, and the call itself is annotated.
+ROOT = "root"
+
+
+@dataclass(frozen=True)
+class BackwardCall:
+    """One call of a backward operator, in plain Python.
+
+    Attributes
+    ----------
+    op_name : str
+        The operator, for example ``"relax.grad.conv2d_backward_weight"``.
+    arguments : Mapping[str, relax.Expr]
+        The arguments by the names that the operator gives them.
+    attrs : Mapping[str, object]
+        The attributes: numbers, strings, and tuples of numbers. Those of the backward operators of
+        convolution and pooling are those of the forward operator.
+    type : relax.Type
+        The type of the result.
+    parameters : Mapping[str, int]
+        For a call within a function: which parameter each argument is. A shape that is written out is
+        no parameter, nor is a constant that the function holds.
+    """
+
+    op_name: str
+    arguments: Mapping[str, relax.Expr]
+    attrs: Mapping[str, object]
+    type: relax.Type
+    parameters: Mapping[str, int]
+
+    @classmethod
+    def of(cls, call: relax.Call, params: list[relax.Var] | None = None) -> BackwardCall:
+        """Describe a call, within the function of these parameters."""
+        names = (argument.name for argument in call.op.arguments)
+        arguments = dict(zip(names, call.args, strict=False))
+        parameters = {
+            name: index
+            for name, argument in arguments.items()
+            for index, param in enumerate(params or [])
+            if argument.same_as(param)
+        }
+        return cls(call.op.name, arguments, attributes(call.attrs), call.ty, parameters)
+
+    @classmethod
+    def of_function(cls, function: relax.Function) -> BackwardCall:
+        """Describe the call in a function that ``FuseOpsByPattern`` has made.
+
+        Parameters
+        ----------
+        function : relax.Function
+            A composite function, or the function around one that a code generator is given; both
+            take the same parameters in the same order.
+
+        Raises
+        ------
+        ValueError
+            If the function does not hold exactly one call of a backward operator, as after
+            ``MergeCompositeFunctions``: each composite function in it does.
+        """
+        composites = _within(
+            function, relax.Function, lambda item: "Composite" in (item.attrs or {})
+        )
+        if len(composites) > 1:
+            raise ValueError(
+                f"{_name(function)} holds {len(composites)} composite functions; describe them one by one"
+            )
+        composite = composites[0] if composites else function
+        calls = _within(composite, relax.Call, _is_backward)
+        if len(calls) != 1:
+            raise ValueError(
+                f"{_name(function)} must hold one call of a backward operator, but it holds {len(calls)}"
+            )
+        return cls.of(calls[0], list(composite.params))
+
+    def dtype(self, name: str = ROOT) -> str:
+        """Return the dtype of an argument, or of the result."""
+        return dtype_of(self._type_of(name))
+
+    def shape(self, name: str = ROOT) -> tuple[int | tirx.PrimExpr, ...] | None:
+        """Return the extents of an argument (a tensor or a shape) or of the result; None if unknown."""
+        found = self._type_of(name)
+        if isinstance(found, relax.TensorType):
+            found = None if found.shape is None else found.shape.ty
+        if found is None or found.values is None:
+            return None
+        return tuple(
+            int(extent) if isinstance(extent, tirx.IntImm) else extent for extent in found.values
+        )
+
+    def is_static(self) -> bool:
+        """Tell whether the extents of the result and of all arguments are known numbers."""
+        shapes = map(self.shape, (ROOT, *self.arguments))
+        return all(
+            shape is not None and all(isinstance(extent, int) for extent in shape)
+            for shape in shapes
+        )
+
+    def _type_of(self, name: str) -> relax.Type:
+        if name == ROOT:
+            return self.type
+        if name not in self.arguments:
+            raise ValueError(
+                f"{self.op_name} has the arguments {', '.join(self.arguments)}, but not {name!r}"
+            )
+        return self.arguments[name].ty
+
+
+def _is_backward(call: relax.Call) -> bool:
+    return isinstance(call.op, Op) and call.op.name.startswith("relax.grad.")
+
+
+def _within(function: relax.Function, kind: type, wanted) -> list:
+    """Return the expressions of a kind in a function, itself included, that are wanted."""
+    found = []
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, kind) and wanted(expr):
+            found.append(expr)
+
+    relax.analysis.post_order_visit(function, visit)
+    return found
+
+
+def _name(function: relax.Function) -> str:
+    attrs = function.attrs or {}
+    return str(attrs.get("global_symbol") or attrs.get("Composite") or "the function")

@@ -1,0 +1,140 @@
+"""Patterns by which ``relax.transform.FuseOpsByPattern`` finds the backward operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from tvm.ir import Op
+from tvm.relax.backend import _ffi_api
+from tvm.relax.backend.pattern_registry import register_patterns
+from tvm.relax.dpl import DFPattern, is_op, wildcard
+from tvm.relax.transform import PatternCheckContext
+
+from ..op._rank import RANKS
+from .call import ROOT, BackwardCall
+
+Check = Callable[[BackwardCall], bool]
+#: Name, pattern, annotations and check, as TVM's ``register_patterns`` takes them.
+Pattern = tuple[
+    str, DFPattern, Mapping[str, DFPattern], Callable[[PatternCheckContext], bool] | None
+]
+
+#: The gradients of convolution with respect to data (dgrad) and weight (wgrad).
+CONV_BACKWARD = tuple(
+    f"relax.grad.conv{rank}d_backward_{argument}"
+    for rank in RANKS
+    for argument in ("data", "weight")
+)
+#: The gradients of pooling.
+POOL_BACKWARD = tuple(
+    f"relax.grad.{kind}_pool{rank}d_backward"
+    for kind in ("max", "avg", "adaptive_avg")
+    for rank in RANKS
+)
+
+
+def make_backward_pattern(op_name: str) -> tuple[DFPattern, Mapping[str, DFPattern]]:
+    """Make the pattern of one call of a backward operator.
+
+    Parameters
+    ----------
+    op_name : str
+        The operator, for example ``"relax.grad.conv2d_backward_weight"``.
+
+    Returns
+    -------
+    pattern : DFPattern
+        Matches a call of the operator, whatever its arguments and attributes.
+    annotations : Mapping[str, DFPattern]
+        The arguments under the operator's names for them (``"output_grad"``, ``"data"`` and
+        ``"weight_shape"`` for the example), and ``"root"``, the call itself. Optional arguments are
+        matched without a name.
+
+    Raises
+    ------
+    ValueError
+        If there is no such backward operator.
+    """
+    if not op_name.startswith("relax.grad.") or op_name not in Op.list_op_names():
+        raise ValueError(
+            f"there is no backward operator {op_name!r}; their names begin with 'relax.grad.'"
+        )
+    arguments = Op.get(op_name).arguments
+    annotations = {
+        argument.name: wildcard()
+        for argument in arguments
+        if not argument.type_info.startswith("Optional")
+    }
+    optional = len(annotations) < len(arguments)
+    root = is_op(op_name)(*annotations.values(), varg_default_wildcard=optional)
+    return root, {**annotations, ROOT: root}
+
+
+def backward_patterns(
+    backend: str, operators: Iterable[str] = CONV_BACKWARD, check: Check | None = None
+) -> list[Pattern]:
+    """Make a pattern for each backward operator, named ``<backend>.<operator>``.
+
+    Parameters
+    ----------
+    backend : str
+        The backend; its code generator is ``relax.ext.<backend>``.
+    operators : Iterable[str]
+        The operators that it has primitives for.
+    check : Callable[[BackwardCall], bool], optional
+        Tells whether the backend takes a call; by default it takes all of them.
+
+    Returns
+    -------
+    patterns : list[Pattern]
+        What ``FuseOpsByPattern`` takes. ``"relax.grad."`` is left out of the names:
+        ``"my_backend.conv2d_backward_weight"``.
+
+    Raises
+    ------
+    ValueError
+        If the name of the backend is empty or has a dot, at which TVM ends it, or if there is no such
+        operator.
+    """
+    if not backend or "." in backend:
+        raise ValueError(f"backend must be a name without a dot, but it is {backend!r}")
+    return [
+        (
+            f"{backend}.{op_name.removeprefix('relax.grad.')}",
+            *make_backward_pattern(op_name),
+            None if check is None else _on_context(check),
+        )
+        for op_name in operators
+    ]
+
+
+def register_backward_patterns(
+    backend: str, operators: Iterable[str] = CONV_BACKWARD, check: Check | None = None
+) -> list[Pattern]:
+    """Register :func:`backward_patterns` with TVM, as ``tvm.relax.backend`` does its own.
+
+    From then on ``tvm.relax.backend.pattern_registry.get_patterns_with_prefix(f"{backend}.")`` returns
+    them, among what else the backend has registered. A pattern that is registered again replaces the
+    one of the same name.
+
+    Parameters
+    ----------
+    backend, operators, check
+        As for :func:`backward_patterns`.
+
+    Returns
+    -------
+    patterns : list[Pattern]
+        What was registered.
+    """
+    patterns = backward_patterns(backend, operators, check)
+    _ffi_api.RemovePatterns([name for name, *_ in patterns])
+    register_patterns(patterns)
+    return patterns
+
+
+def _on_context(check: Check) -> Callable[[PatternCheckContext], bool]:
+    def checked(context: PatternCheckContext) -> bool:
+        return bool(check(BackwardCall.of(context.annotated_expr[ROOT])))
+
+    return checked
