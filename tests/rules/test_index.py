@@ -7,10 +7,18 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indices import gather_pairs, gathers, read_with_torch, take_pairs, takes
+from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
 
 from relax_grad import GradientError
-from relax_grad.testing import _program, check_against_torch, check_gradients
+from relax_grad.testing import (
+    TorchCase,
+    _program,
+    check_against_torch,
+    check_gradients,
+    check_many_against_torch,
+)
 
 SMALLEST, LARGEST = np.iinfo("int64").min, np.iinfo("int64").max
 few = settings(max_examples=8, deadline=None, derandomize=True)
@@ -52,73 +60,54 @@ def gradient(function, inputs, order=1):
     return run("main_adjoint", program.values())[1][0], by_name[weight]
 
 
-@st.composite
-def takes(draw):
-    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    axis = draw(st.integers(-len(shape), len(shape) - 1))
-    size = shape[axis]
-    index_shape = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
-    count = int(np.prod(index_shape))
-    values = draw(st.lists(st.integers(-size, size - 1), min_size=count, max_size=count))
-    dtype = draw(st.sampled_from(["int32", "int64"]))
-    return shape, np.array(values, dtype).reshape(index_shape), axis
+def take_case(case):
+    shape, indices, axis, mode = case
+    plain = 0 if axis is None else axis % len(shape)
+    result_shape = (*shape[:plain], *indices.shape, *shape[plain + 1 :])
+    read = read_with_torch(take_pairs(shape, indices, plain, mode), result_shape)
+    return TorchCase(
+        "relax.take",
+        [np.random.default_rng(0).normal(size=shape), indices],
+        read,
+        {"axis": axis, "mode": mode},
+    )
 
 
-def check_take(torch, case):
+def gather_elements_case(case):
     shape, indices, axis = case
-
-    def reference(torch, x, i):
-        i = torch.remainder(i.long(), shape[axis])
-        taken = x.index_select(axis, i.flatten())
-        return taken.unflatten(axis, i.shape) if i.ndim else taken.squeeze(axis)
-
-    x = np.random.default_rng(0).normal(size=shape)
-    check_against_torch("relax.take", [x, indices], reference, axis=axis)
+    read = read_with_torch(gather_pairs(shape, indices, axis % len(shape)), indices.shape)
+    return TorchCase(
+        "relax.gather_elements",
+        [np.random.default_rng(0).normal(size=shape), indices],
+        read,
+        {"axis": axis},
+    )
 
 
 @few
 @given(takes())
 def test_take(torch, case):
-    check_take(torch, case)
+    check_many_against_torch([take_case(case)])
 
 
 @pytest.mark.slow
-@many
-@given(takes())
-def test_many_takes(torch, case):
-    check_take(torch, case)
-
-
-@st.composite
-def gathers(draw):
-    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    axis = draw(st.integers(-len(shape), len(shape) - 1))
-    index_shape = [draw(st.integers(1, size)) for size in shape]
-    index_shape[axis] = draw(st.integers(1, 5))
-    count = int(np.prod(index_shape))
-    values = draw(st.lists(st.integers(0, shape[axis] - 1), min_size=count, max_size=count))
-    return shape, np.array(values).reshape(index_shape), axis
-
-
-def check_gather(torch, case):
-    shape, indices, axis = case
-    data = np.random.default_rng(0).normal(size=shape)
-    check_against_torch(
-        "relax.gather_elements", [data, indices], lambda _, x, i: x.gather(axis, i), axis=axis
-    )
+@at_length(2000)
+@given(batches(takes()))
+def test_take_at_length(torch, batch):
+    check_many_against_torch(list(map(take_case, batch)), target=TARGET)
 
 
 @few
 @given(gathers())
 def test_gather_elements(torch, case):
-    check_gather(torch, case)
+    check_many_against_torch([gather_elements_case(case)])
 
 
 @pytest.mark.slow
-@many
-@given(gathers())
-def test_many_gathers(torch, case):
-    check_gather(torch, case)
+@at_length(800)
+@given(batches(gathers()))
+def test_gather_elements_at_length(torch, batch):
+    check_many_against_torch(list(map(gather_elements_case, batch)), target=TARGET)
 
 
 @st.composite

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -59,6 +62,49 @@ def points_of(indices):
     return np.stack(np.broadcast_arrays(*(index.astype(object) for index in indices)), -1)
 
 
+def read_with_torch(pairs, shape):
+    """A function for PyTorch that reads the elements of such pairs, and NaN for those without a place."""
+    pairs = list(pairs)
+
+    def read(torch, x, *_):
+        nothing = x.sum() * 0 + torch.nan
+        elements = [nothing if where is None else x[where] for _, where in pairs]
+        return torch.stack(elements).reshape(shape) if elements else x.new_zeros(shape) + nothing
+
+    return read
+
+
+def write_with_torch(pairs, reduction):
+    """A function for PyTorch that writes updates at the places of such pairs, one after the other.
+
+    The gradient of the extremum of several is shared evenly, as that of PyTorch's ``amax`` is.
+    """
+    pairs = list(pairs)
+
+    def write(torch, data, *others):
+        updates = others[-1]
+        if not data.numel():
+            return data * 1
+        written = {where: [data[where]] for where in np.ndindex(*data.shape)}
+        for at, where in pairs:
+            if where is not None:
+                written[where].append(updates[at])
+        elements = [_COMBINED[reduction](torch, values) for values in written.values()]
+        return torch.stack(elements).reshape(data.shape)
+
+    return write
+
+
+_COMBINED = {
+    "update": lambda torch, values: values[-1],
+    "add": lambda torch, values: sum(values),
+    "mul": lambda torch, values: math.prod(values),
+    "mean": lambda torch, values: functools.reduce(lambda old, new: (old + new) / 2, values),
+    "max": lambda torch, values: torch.stack(values).amax(),
+    "min": lambda torch, values: torch.stack(values).amin(),
+}
+
+
 def shapes(min_rank=0, max_rank=3, min_side=0):
     return st.lists(st.integers(min_side, 4), min_size=min_rank, max_size=max_rank).map(tuple)
 
@@ -108,23 +154,23 @@ def elements(draw):
 
 
 @st.composite
-def points(draw, batched=False):
+def points(draw, batched=False, dtypes=INDEX_DTYPES):
     data_shape = draw(shapes(min_rank=1))
     count = draw(st.integers(1, len(data_shape)))
     batch_dims = draw(st.integers(0, len(data_shape) - count)) if batched else 0
     batch = tuple(draw(st.integers(1, 4)) for _ in range(batch_dims))
     shape = (*batch, *draw(shapes(max_rank=2)), count)
-    return data_shape, draw(index_arrays(shape, max(data_shape), INDEX_DTYPES)), batch_dims
+    return data_shape, draw(index_arrays(shape, max(data_shape), dtypes)), batch_dims
 
 
 @st.composite
-def tensors(draw, all_axes=False):
+def tensors(draw, all_axes=False, min_rank=0, dtypes=INDEX_DTYPES):
     data_shape = draw(shapes(min_rank=1))
     count = len(data_shape) if all_axes else draw(st.integers(1, len(data_shape)))
-    common = draw(shapes(max_rank=2))
+    common = draw(shapes(min_rank, 2))
     indices = []
     for size in data_shape[:count]:
-        own = common[draw(st.integers(0, len(common))) :]
+        own = common[draw(st.integers(0, len(common) - min_rank)) :]
         own = tuple(1 if draw(st.booleans()) else extent for extent in own)
-        indices.append(draw(index_arrays(own, size, INDEX_DTYPES)))
+        indices.append(draw(index_arrays(own, size, dtypes)))
     return data_shape, indices
