@@ -7,9 +7,15 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import (
+    TorchCase,
+    check_against_torch,
+    check_gradients,
+    check_many_against_torch,
+)
 
 SWEEP = {"deadline": None, "derandomize": True}
 REDUCTIONS = ["none", "sum", "mean"]
@@ -51,14 +57,18 @@ def adjoint(function, inputs, wrt):
     return loss.numpy(), [gradient.numpy() for gradient in gradients]
 
 
-def nll_loss_as_torch(torch, predictions, targets, weights, attrs):
+def nll_loss_case(predictions, targets, weights, attrs):
     inputs = [predictions, targets] if weights is None else [predictions, targets, weights]
 
     def reference(torch, x, t, w=None):
         return torch.nn.functional.nll_loss(x, t.long(), None if w is None else w.detach(), **attrs)
 
     # The gradient of the weights is not PyTorch's to compare with; NumPy checks it in tests/topi.
-    check_against_torch("relax.nn.nll_loss", inputs, reference, wrt=[0], **attrs)
+    return TorchCase("relax.nn.nll_loss", inputs, reference, attrs, [0])
+
+
+def nll_loss_as_torch(torch, *case):
+    check_many_against_torch([nll_loss_case(*case)])
 
 
 @settings(max_examples=15, **SWEEP)
@@ -68,10 +78,10 @@ def test_nll_loss_is_torch_s(torch, case):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, **SWEEP)
-@given(losses())
-def test_nll_loss_is_torch_s_at_length(torch, case):
-    nll_loss_as_torch(torch, *case)
+@at_length(1000)
+@given(batches(losses()))
+def test_nll_loss_is_torch_s_at_length(torch, batch):
+    check_many_against_torch([nll_loss_case(*case) for case in batch], target=TARGET)
 
 
 @pytest.mark.slow
