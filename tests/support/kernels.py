@@ -5,7 +5,7 @@ Every array lies between two fences in memory, which have to be intact afterward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,27 +44,30 @@ class Kernel:
     static: Collection[int] = ()
 
 
-def check_kernels(kernels: Sequence[Kernel], target="llvm") -> None:
-    """Compile kernels in one module, run each of them, and compare."""
+def check_kernels(kernels: Iterable[Kernel], target="llvm") -> None:
+    """Run kernels, compiled in one module, and compare."""
     kernels = list(kernels)
-    functions = [_prim_func(kernel) for kernel in kernels]
-    module = tvm.IRModule(
-        {
-            f"kernel_{i}": function.with_attr("global_symbol", f"kernel_{i}")
-            for i, function in enumerate(functions)
-        }
-    )
-    executable = tvm.compile(module, target=target)
-    for i, kernel in enumerate(kernels):
-        found = _run(executable[f"kernel_{i}"], kernel)
+    for kernel, found in zip(kernels, run_kernels(kernels, target), strict=True):
         tolerance = kernel.tolerance
         np.testing.assert_allclose(found, kernel.expected, tolerance, tolerance, err_msg=kernel)
 
 
+def run_kernels(kernels: Sequence[Kernel], target="llvm") -> list[np.ndarray]:
+    """Run kernels, compiled in one module; of what is expected, only the shape matters."""
+    module = tvm.IRModule(
+        {
+            f"kernel_{i}": _prim_func(kernel).with_attr("global_symbol", f"kernel_{i}")
+            for i, kernel in enumerate(kernels)
+        }
+    )
+    executable = tvm.compile(module, target=target)
+    return [_run(executable[f"kernel_{i}"], kernel) for i, kernel in enumerate(kernels)]
+
+
 def run(expression, inputs, shape, dtype, symbolic=False) -> np.ndarray:
     """Compile one tensor expression and run it."""
-    kernel = Kernel(expression, inputs, np.empty(shape), dtype, symbolic=symbolic)
-    return _run(tvm.compile(_prim_func(kernel), target="llvm"), kernel)
+    (found,) = run_kernels([Kernel(expression, inputs, np.empty(shape), dtype, symbolic=symbolic)])
+    return found
 
 
 def int64(size: int) -> tirx.IntImm:
