@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tvm
@@ -126,6 +128,15 @@ def test_take_backward_in_pieces(behind, symbolic):
     """The axis behind the indexed one is divided among parallel tasks, whatever its extent."""
     indices = np.array([[2, 0, 2], [-1, 5, -4]])
     check_kernels(take_kernels((2, 3, *behind), indices, 1, "fast", symbolic=symbolic))
+
+
+def test_a_wrong_result_is_found():
+    """Of the kernels that are compiled together, the one that differs is named."""
+    right, *_ = take_kernels((3,), np.array([2, 0]), 0, "clip")
+    wrong = dataclasses.replace(right, expected=right.expected + 1e-9)
+    check_kernels([right, right])
+    with pytest.raises(AssertionError, match="Kernel"):
+        check_kernels([right, wrong])
 
 
 def test_unsigned_indices_do_not_count_from_the_end():
