@@ -62,6 +62,19 @@ def points_of(indices):
     return np.stack(np.broadcast_arrays(*(index.astype(object) for index in indices)), -1)
 
 
+def expected_reads(pairs, data, shape, dtype):
+    """What such pairs read of the data, with NaN and with 0 for nothing, and a random gradient of it with
+    what that adds up to."""
+    grad = np.random.default_rng(1).normal(size=shape).astype(dtype)
+    taken, with_zero = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
+    expected = np.zeros(data.shape)
+    for at, where in pairs:
+        if where is not None:
+            taken[at] = with_zero[at] = data[where]
+            expected[where] += float(grad[at])
+    return {"nan": taken, "zero": with_zero}, grad, expected
+
+
 def read_with_torch(pairs, shape):
     """A function for PyTorch that reads the elements of such pairs, and NaN for those without a place."""
     pairs = list(pairs)

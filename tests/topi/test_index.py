@@ -9,7 +9,15 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indices import MODES, element_of, gather_pairs, gathers, take_pairs, takes
+from indices import (
+    MODES,
+    element_of,
+    expected_reads,
+    gather_pairs,
+    gathers,
+    take_pairs,
+    takes,
+)
 from kernels import Kernel, check_kernels, run
 from sweep import TARGET, at_length, batches
 from tvm import te, tirx
@@ -21,24 +29,13 @@ def tolerance_of(dtype):
     return 1e-12 if dtype == "float64" else 1e-3
 
 
-def reads(pairs, x, shape, dtype):
-    """Of pairs of places: what is read of x, with NaN and with 0 for nothing, and what the gradient of a
-    random one adds up to."""
-    grad = np.random.default_rng(1).normal(size=shape).astype(dtype)
-    taken, with_zero = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
-    expected = np.zeros(x.shape)
-    for at, where in pairs:
-        if where is not None:
-            taken[at] = with_zero[at] = x[where]
-            expected[where] += float(grad[at])
-    return {"nan": taken, "zero": with_zero}, grad, expected
-
-
 def take_kernels(x_shape, indices, axis, mode, dtype="float64", symbolic=False):
     plain = 0 if axis is None else axis % len(x_shape)
     x = np.random.default_rng(0).normal(size=x_shape).astype(dtype)
     shape = (*x_shape[:plain], *indices.shape, *x_shape[plain + 1 :])
-    taken, grad, expected = reads(take_pairs(x_shape, indices, plain, mode), x, shape, dtype)
+    taken, grad, expected = expected_reads(
+        take_pairs(x_shape, indices, plain, mode), x, shape, dtype
+    )
     for fill, wanted in taken.items():
         yield Kernel(
             lambda a, i, fill=fill: topi_index.take(a, i, axis, mode, fill),
@@ -61,7 +58,7 @@ def take_kernels(x_shape, indices, axis, mode, dtype="float64", symbolic=False):
 def gather_kernels(data_shape, indices, axis, dtype="float64", symbolic=False):
     data = np.random.default_rng(0).normal(size=data_shape).astype(dtype)
     pairs = gather_pairs(data_shape, indices, axis % len(data_shape))
-    taken, grad, expected = reads(pairs, data, indices.shape, dtype)
+    taken, grad, expected = expected_reads(pairs, data, indices.shape, dtype)
     for fill, wanted in taken.items():
         yield Kernel(
             lambda a, i, fill=fill: topi_index.gather_elements(a, i, axis, fill),

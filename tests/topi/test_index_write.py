@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from indices import elements, gather_pairs, point_pairs, points, points_of, tensors
+from indices import (
+    elements,
+    expected_reads,
+    gather_pairs,
+    point_pairs,
+    points,
+    points_of,
+    tensors,
+)
 from kernels import Kernel, check_kernels, run
 from sweep import TARGET, at_length, batches
 from tvm import te
@@ -32,15 +40,9 @@ few = settings(max_examples=8, deadline=None, derandomize=True)
 def read_kernels(
     data_shape, shape, indices, pairs, gather, add_up, dtype="float64", symbolic=False
 ):
-    rng = np.random.default_rng(0)
-    data, grad = (rng.normal(size=size).astype(dtype) for size in (data_shape, shape))
-    taken, with_zero = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
-    expected = np.zeros(data_shape)
-    for at, where in pairs:
-        if where is not None:
-            taken[at] = with_zero[at] = data[where]
-            expected[where] += float(grad[at])
-    for fill, wanted in (("nan", taken), ("zero", with_zero)):
+    data = np.random.default_rng(0).normal(size=data_shape).astype(dtype)
+    taken, grad, expected = expected_reads(pairs, data, shape, dtype)
+    for fill, wanted in taken.items():
         yield Kernel(
             lambda a, *i, fill=fill: gather(a, i, fill),
             [data, *indices],
