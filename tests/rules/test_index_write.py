@@ -32,6 +32,9 @@ from relax_grad.testing import (
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
 REDUCE = {"add": "sum", "mul": "prod", "mean": "mean", "max": "amax", "min": "amin"}
+REDUCTIONS = ["update", *REDUCE]
+#: Those of scatter_nd.
+ND_REDUCTIONS = [reduction for reduction in REDUCTIONS if reduction != "mean"]
 #: As they come, and as far outside as they can be.
 OUTSIDE = [5, -6, np.iinfo("int64").min, np.iinfo("int64").max]
 
@@ -85,7 +88,7 @@ def scatters(draw):
     """Scatters whose indices are as PyTorch takes them; different ones for what it leaves undefined."""
     shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     axis = draw(st.integers(0, len(shape) - 1))
-    reduction = draw(st.sampled_from(["update", *REDUCE]))
+    reduction = draw(st.sampled_from(REDUCTIONS))
     index_shape = [draw(st.integers(1, size)) for size in shape]
     size = shape[axis]
     different = reduction in ("update", "mean")
@@ -200,16 +203,14 @@ def slice_scatter_case(case):
 
 @pytest.mark.slow
 @at_length(800)
-@given(batches(st.tuples(elements(), st.sampled_from(["update", *REDUCE]))))
+@given(batches(st.tuples(elements(), st.sampled_from(REDUCTIONS))))
 def test_scatter_elements_at_length(torch, batch):
     check_many_against_torch([scatter_elements_case(*case) for case in batch], target=TARGET)
 
 
 @pytest.mark.slow
 @at_length(500)
-@given(
-    batches(st.tuples(points(), st.sampled_from([r for r in ["update", *REDUCE] if r != "mean"])))
-)
+@given(batches(st.tuples(points(), st.sampled_from(ND_REDUCTIONS))))
 def test_scatter_nd_at_length(torch, batch):
     check_many_against_torch([scatter_nd_case(*case) for case in batch], target=TARGET)
 
@@ -230,17 +231,7 @@ def test_slice_scatter_at_length(torch, batch):
 
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(
-    st.lists(
-        st.tuples(
-            elements(),
-            points(),
-            puts(),
-            slices(),
-            st.sampled_from([r for r in ["update", *REDUCE] if r != "mean"]),
-        ),
-        min_size=4,
-        max_size=4,
-    )
+    batches(st.tuples(elements(), points(), puts(), slices(), st.sampled_from(ND_REDUCTIONS)), 4)
 )
 def test_writes(torch, batch):
     """A few of the cases of the four above."""
@@ -313,7 +304,7 @@ def test_product_of_a_thousand_factors_in_half_precision():
     np.testing.assert_array_equal(written, 1 / factors)
 
 
-@pytest.mark.parametrize("reduction", ["update", *REDUCE])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_updates_outside_are_not_written(reduction):
     data, updates = np.array([1.0, 2.0, 0.0, 4.0, 5.0]), np.arange(4.0)
     for nd in (False, True):

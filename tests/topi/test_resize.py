@@ -104,8 +104,8 @@ def check_transposes(cases, target="llvm"):
 
 
 def forward_of(extents, size, settings):
-    """TVM's own, unless it divides by zero, where corners, of the data or of a region, are aligned to
-    one element, or extrapolates along one axis only."""
+    """TVM's own for images, unless it divides by zero: corners, of the data or of a region, aligned to one
+    element. TVM extrapolates volumes along one axis only."""
     mode = settings["coordinate_transformation_mode"]
     alone = mode in ("align_corners", "tf_crop_and_resize") and 1 in (*extents, *size)
     return ours if alone or len(extents) == 3 else stock
@@ -130,7 +130,7 @@ smooth = st.builds(
 
 @st.composite
 def cases(draw, largest=9):
-    """One axis grows where the other shrinks, now and then."""
+    """Extents and size of an image or, now and then, of a volume, and the settings."""
     settings = draw(st.one_of(nearest, smooth))
     if draw(st.integers(0, 3)) == 0:
         settings["roi"] = [0.1, 0.2, 0.3, 0.9, 0.7, 0.8]
