@@ -82,15 +82,24 @@ def gather_elements_case(case):
     )
 
 
+def looks_like_a_reshape(case):
+    """What TVM replaces by a reshape, to which an extent of 0 means that of the source."""
+    shape, _, axis, _ = case
+    return 0 in shape and shape[0 if axis is None else axis] == 1
+
+
+TAKES = takes().filter(lambda case: not looks_like_a_reshape(case))
+
+
 @few
-@given(takes())
+@given(TAKES)
 def test_take(torch, case):
     check_many_against_torch([take_case(case)])
 
 
 @pytest.mark.slow
 @at_length(2000)
-@given(batches(takes()))
+@given(batches(TAKES))
 def test_take_at_length(torch, batch):
     check_many_against_torch(list(map(take_case, batch)), target=TARGET)
 
@@ -127,7 +136,7 @@ def slices(draw):
         if (last - first) * step < 0:
             continue
         if first == last and 0 in shape and shape[axis]:
-            continue  # TVM takes one empty tensor for another, and refuses the shape
+            continue  # TVM takes one empty tensor for another, as in looks_like_a_reshape
         axes.append(axis - rank if draw(st.booleans()) else axis)
         bounds.append([begin, end, step])
     return shape, axes, *([list(kind) for kind in zip(*bounds, strict=True)] or [[], [], []])
