@@ -25,6 +25,8 @@ class TorchCase:
         for a tuple), and returns a tensor or a tuple of tensors.
     attrs : Mapping
         The attributes of the operator.
+    symbolic : Mapping[int, Mapping[int, str]]
+        As for :func:`relax_grad.testing.check_gradients`.
     """
 
     fn_or_op: str | Callable
@@ -32,6 +34,7 @@ class TorchCase:
     torch_function: Callable
     attrs: Mapping = field(default_factory=dict)
     wrt: Sequence[int | str] | None = None
+    symbolic: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
 
 
 def check_against_torch(
@@ -109,7 +112,7 @@ class _Comparison:
     def __init__(self, case: TorchCase, seed: int):
         self.name, function = resolve(case.fn_or_op)
         self.case = case
-        self.arguments = _program.make_arguments(case.inputs, "float64", {})
+        self.arguments = _program.make_arguments(case.inputs, "float64", case.symbolic)
         rng = np.random.default_rng(seed)
         self.program = _program.first_order(function, self.arguments, case.attrs, rng)
         self.wrt = select_wrt(self.program.arguments, case.wrt)

@@ -7,12 +7,13 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 from tvm.relax.op import _op_gradient as stock
 from tvm_ffi import structural_equal
 
 from relax_grad.registry import declarations
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 
 FORWARD = {
     "relax.add": lambda torch, x1, x2: x1 + x2,
@@ -41,24 +42,24 @@ def cases(draw):
     return draw(st.sampled_from(sorted(FORWARD))), values
 
 
-def check(torch, case):
+def torch_case(case):
     op, (x1, x2) = case
     if op in ("relax.divide", "relax.mod"):
         x1, x2 = x1 + 0.3, x2 + 0.5
-    check_against_torch(op, [np.asarray(x1), np.asarray(x2)], FORWARD[op])
+    return TorchCase(op, [np.asarray(x1), np.asarray(x2)], FORWARD[op])
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(case=cases())
 def test_broadcasts(torch, case):
-    check(torch, case)
+    check_many_against_torch([torch_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=cases())
-def test_broadcasts_many(torch, case):
-    check(torch, case)
+@at_length(200)
+@given(batches(cases()))
+def test_broadcasts_at_length(torch, batch):
+    check_many_against_torch(list(map(torch_case, batch)), target=TARGET)
 
 
 def gradients(function, *values):

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 
 #: PyTorch's modes of interpolation, with the settings of resize2d that are the same.
 MODES = {
@@ -24,64 +25,73 @@ MODES = {
 }
 
 
-def check_resize(mode, shape, size):
-    method, coordinates, rounding = MODES[mode]
+@st.composite
+def resizes(draw):
+    mode = draw(st.sampled_from(sorted(MODES)))
     name, *corners = mode.split(", ")
+    rank = draw(st.sampled_from([2, 2, 2, 3])) if name != "bicubic" else 2
+    spatial, size = (draw(st.tuples(*[st.integers(1, 8 if rank == 2 else 4)] * rank)) for _ in "ab")
+    axes = draw(st.permutations(range(2 + rank)))
+    shape = [draw(st.integers(1, 2)), draw(st.integers(1, 2)), *spatial]
+    method, coordinates, rounding = MODES[mode]
 
     def forward(torch, x):
         align = {"align_corners": True} if corners else {}
-        return torch.nn.functional.interpolate(x, size, mode=name, **align)
+        plain = x.permute(*np.argsort(axes).tolist())
+        interpolation = name if rank == 2 else name.replace("bi", "tri")
+        y = torch.nn.functional.interpolate(plain, size, mode=interpolation, **align)
+        return y.permute(*axes)
 
-    check_against_torch(
-        "relax.image.resize2d",
-        [np.random.default_rng(0).normal(size=(1, 1, *shape))],
+    return TorchCase(
+        f"relax.image.resize{rank}d",
+        [np.random.default_rng(0).normal(size=[shape[axis] for axis in axes])],
         forward,
-        size=size,
-        method=method,
-        coordinate_transformation_mode=coordinates,
-        rounding_method=rounding,
+        {
+            "size": size,
+            "layout": "".join(("NCHW" if rank == 2 else "NCDHW")[axis] for axis in axes),
+            "method": method,
+            "coordinate_transformation_mode": coordinates,
+            "rounding_method": rounding,
+        },
     )
 
 
-RESIZES = {
-    "mode": st.sampled_from(sorted(MODES)),
-    "shape": st.tuples(st.integers(1, 8), st.integers(1, 8)),
-    "size": st.tuples(st.integers(1, 8), st.integers(1, 8)),
-}
-
-
-@pytest.mark.usefixtures("torch")
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(**RESIZES)
-def test_resize2d(mode, shape, size):
-    check_resize(mode, shape, size)
+@given(resizes())
+def test_resize(torch, case):
+    check_many_against_torch([case])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("torch")
-@settings(max_examples=200, deadline=None)
-@given(**RESIZES)
-def test_resize2d_many(mode, shape, size):
-    check_resize(mode, shape, size)
+@at_length(1200)
+@given(batches(resizes()))
+def test_resize_at_length(torch, batch):
+    check_many_against_torch(batch, target=TARGET)
 
 
-def check_grid_sample(case, shape, samples, grid=None):
+def grid_sample_case(case, shape, samples, grid=None):
     method, padding_mode, align_corners = case
     ndim = len(shape) - 2
     rng = np.random.default_rng(1)
     if grid is None:
         grid = rng.uniform(-2.5, 2.5, (shape[0], ndim, *samples))
-    check_against_torch(
+    return TorchCase(
         "relax.image.grid_sample",
         [rng.normal(size=shape), grid],
         lambda torch, x, g: torch.nn.functional.grid_sample(
             x, g.movedim(1, -1), method, padding_mode, align_corners
         ),
-        method=method,
-        padding_mode=padding_mode,
-        align_corners=align_corners,
-        layout="NCHW" if ndim == 2 else "NCDHW",
+        {
+            "method": method,
+            "padding_mode": padding_mode,
+            "align_corners": align_corners,
+            "layout": "NCHW" if ndim == 2 else "NCDHW",
+        },
     )
+
+
+def check_grid_sample(*args):
+    check_many_against_torch([grid_sample_case(*args)])
 
 
 CASES = list(
@@ -89,26 +99,25 @@ CASES = list(
         ["nearest", "bilinear", "bicubic"], ["zeros", "border", "reflection"], [False, True]
     )
 )
-SAMPLINGS = {
-    "case": st.sampled_from(CASES),
-    "shape": st.tuples(*(st.integers(1, high) for high in (2, 2, 5, 5))),
-    "samples": st.tuples(st.integers(1, 3), st.integers(1, 4)),
-}
+SAMPLINGS = st.builds(
+    grid_sample_case,
+    st.sampled_from(CASES),
+    st.tuples(*(st.integers(1, high) for high in (2, 2, 5, 5))),
+    st.tuples(st.integers(1, 3), st.integers(1, 4)),
+)
 
 
-@pytest.mark.usefixtures("torch")
 @settings(max_examples=5, deadline=None, derandomize=True)
-@given(**SAMPLINGS)
-def test_grid_sample(case, shape, samples):
-    check_grid_sample(case, shape, samples)
+@given(SAMPLINGS)
+def test_grid_sample(torch, case):
+    check_many_against_torch([case])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("torch")
-@settings(max_examples=200, deadline=None)
-@given(**SAMPLINGS)
-def test_grid_sample_many(case, shape, samples):
-    check_grid_sample(case, shape, samples)
+@at_length(200)
+@given(batches(SAMPLINGS))
+def test_grid_sample_at_length(torch, batch):
+    check_many_against_torch(batch, target=TARGET)
 
 
 @pytest.mark.usefixtures("torch")

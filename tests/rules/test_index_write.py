@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indices import (
+    elements,
+    gather_pairs,
+    point_pairs,
+    points,
+    points_of,
+    tensors,
+    write_with_torch,
+)
+from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
 
 from relax_grad import GradientError
-from relax_grad.testing import _program, check_against_torch, check_gradients
+from relax_grad.testing import (
+    TorchCase,
+    _program,
+    check_against_torch,
+    check_gradients,
+    check_many_against_torch,
+)
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
-many = settings(max_examples=200, deadline=None)
 REDUCE = {"add": "sum", "mul": "prod", "mean": "mean", "max": "amax", "min": "amin"}
+REDUCTIONS = ["update", *REDUCE]
+#: Those of scatter_nd.
+ND_REDUCTIONS = [reduction for reduction in REDUCTIONS if reduction != "mean"]
 #: As they come, and as far outside as they can be.
 OUTSIDE = [5, -6, np.iinfo("int64").min, np.iinfo("int64").max]
 
@@ -68,7 +88,7 @@ def scatters(draw):
     """Scatters whose indices are as PyTorch takes them; different ones for what it leaves undefined."""
     shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     axis = draw(st.integers(0, len(shape) - 1))
-    reduction = draw(st.sampled_from(["update", *REDUCE]))
+    reduction = draw(st.sampled_from(REDUCTIONS))
     index_shape = [draw(st.integers(1, size)) for size in shape]
     size = shape[axis]
     different = reduction in ("update", "mean")
@@ -84,7 +104,16 @@ def scatters(draw):
     return shape, indices, axis - len(shape) * draw(st.integers(0, 1)), reduction
 
 
-def check_scatter(case):
+def halves(*shapes):
+    """Values that make ties and zeros."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(-2, 3, shape) * 0.5 for shape in shapes]
+
+
+@few
+@given(scatters())
+def test_scatter_elements(torch, case):
+    """The same as PyTorch's own operator, for what that takes."""
     shape, indices, axis, reduction = case
 
     def reference(torch, data, index, updates):
@@ -92,68 +121,130 @@ def check_scatter(case):
             return data.scatter(axis, index, updates)
         return data.scatter_reduce(axis, index, updates, REDUCE[reduction])
 
-    rng = np.random.default_rng(0)
-    # Integers make ties and zeros.
-    inputs = [rng.integers(-2, 3, shape) * 0.5, indices, rng.integers(-2, 3, indices.shape) * 0.5]
+    data, updates = halves(shape, indices.shape)
+    inputs = [data, indices, updates]
     check_against_torch("relax.scatter_elements", inputs, reference, axis=axis, reduction=reduction)
 
 
-@few
-@given(scatters())
-def test_scatter_elements(torch, case):
-    check_scatter(case)
+def scatter_elements_case(case, reduction):
+    shape, indices, axis = case
+    data, updates = halves(shape, indices.shape)
+    pairs = gather_pairs(shape, indices, axis % len(shape))
+    return TorchCase(
+        "relax.scatter_elements",
+        [data, indices, updates],
+        write_with_torch(pairs, reduction),
+        {"axis": axis, "reduction": reduction},
+    )
 
 
-@pytest.mark.slow
-@many
-@given(scatters())
-def test_many_scatters(torch, case):
-    check_scatter(case)
+def scatter_nd_case(case, reduction):
+    shape, points, _ = case
+    data, updates = halves(shape, (*points.shape[:-1], *shape[points.shape[-1] :]))
+    return TorchCase(
+        "relax.scatter_nd",
+        [data, points, updates],
+        write_with_torch(point_pairs(shape, points), reduction),
+        {"reduction": reduction},
+    )
 
 
 @st.composite
-def tensors(draw):
-    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-    common = draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
-    count = draw(st.integers(1, len(shape)))
-    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-
-    def broadcast():
-        own = common[draw(st.integers(0, len(common) - 1)) :]
-        return [draw(st.sampled_from([1, size])) for size in own]
-
-    indices = tuple(rng.integers(-size, size, broadcast()) for size in shape[:count])
-    return shape, indices, broadcast()
+def puts(draw):
+    """Indices of all axes, and values whose shape is broadcast to that of the indices."""
+    shape, indices = draw(tensors(all_axes=True, min_rank=1))  # TVM refuses a rank of 0
+    common = np.broadcast_shapes(*(index.shape for index in indices))
+    own = common[draw(st.integers(0, len(common))) :]
+    own = [1 if draw(st.booleans()) else extent for extent in own]
+    return shape, indices, own, draw(st.booleans())
 
 
-def check_index(case):
-    shape, indices, values = case
-    rng = np.random.default_rng(0)
-    data = rng.normal(size=shape)
-    check_against_torch("relax.index_tensor", [data, indices], lambda _, x, i: x[i])
-    if len(indices) == len(shape):
-        common = np.broadcast_shapes(*(index.shape for index in indices))
-        if np.broadcast_shapes(common, tuple(values)) != common:
-            values = common
-        check_against_torch(
-            "relax.index_put",
-            [data, indices, rng.normal(size=values)],
-            lambda _, x, i, v: x.index_put(i, v, True),
-            accumulate=True,
-        )
+def index_put_case(case):
+    shape, indices, own, accumulate = case
+    data, values = halves(shape, own)
+    points = points_of(indices)
+    write = write_with_torch(point_pairs(shape, points), "add" if accumulate else "update")
+    return TorchCase(
+        "relax.index_put",
+        [data, tuple(indices), values],
+        lambda torch, x, _, v: write(torch, x, v.expand(points.shape[:-1])),
+        {"accumulate": accumulate},
+    )
 
 
-@few
-@given(tensors())
-def test_index(torch, case):
-    check_index(case)
+@st.composite
+def slices(draw):
+    """Of one axis, with bounds inside and outside: TVM does not count them from the end."""
+    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    start, end = sorted([draw(st.integers(-4, 8)), draw(st.integers(-4, 8))])
+    return shape, axis, start, end, draw(st.integers(1, 4))
+
+
+def slice_scatter_case(case):
+    shape, axis, start, end, step = case
+    places = range(start, end, step)
+    source = list(shape)
+    source[axis] = len(places)
+    indices = np.array(places).reshape(
+        [-1 if a == axis % len(shape) else 1 for a in range(len(shape))]
+    )
+    indices = np.broadcast_to(indices, source)
+    pairs = [
+        (at, where if indices[at] >= 0 else None)
+        for at, where in gather_pairs(shape, indices, axis % len(shape))
+    ]
+    return TorchCase(
+        lambda x, s: relax.op.slice_scatter(x, s, start, end, step, axis),
+        halves(shape, source),
+        write_with_torch(pairs, "update"),
+    )
 
 
 @pytest.mark.slow
-@many
-@given(tensors())
-def test_many_indices(torch, case):
-    check_index(case)
+@at_length(800)
+@given(batches(st.tuples(elements(), st.sampled_from(REDUCTIONS))))
+def test_scatter_elements_at_length(torch, batch):
+    check_many_against_torch([scatter_elements_case(*case) for case in batch], target=TARGET)
+
+
+@pytest.mark.slow
+@at_length(500)
+@given(batches(st.tuples(points(), st.sampled_from(ND_REDUCTIONS))))
+def test_scatter_nd_at_length(torch, batch):
+    check_many_against_torch([scatter_nd_case(*case) for case in batch], target=TARGET)
+
+
+@pytest.mark.slow
+@at_length(400)
+@given(batches(puts()))
+def test_index_put_at_length(torch, batch):
+    check_many_against_torch(list(map(index_put_case, batch)), target=TARGET)
+
+
+@pytest.mark.slow
+@at_length(300)
+@given(batches(slices()))
+def test_slice_scatter_at_length(torch, batch):
+    check_many_against_torch(list(map(slice_scatter_case, batch)), target=TARGET)
+
+
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(
+    batches(st.tuples(elements(), points(), puts(), slices(), st.sampled_from(ND_REDUCTIONS)), 4)
+)
+def test_writes(torch, batch):
+    """A few of the cases of the four above."""
+    cases = (
+        (
+            scatter_elements_case(element, reduction),
+            scatter_nd_case(point, reduction),
+            index_put_case(put),
+            slice_scatter_case(cut),
+        )
+        for element, point, put, cut, reduction in batch
+    )
+    check_many_against_torch(list(itertools.chain.from_iterable(cases)))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
@@ -213,7 +304,7 @@ def test_product_of_a_thousand_factors_in_half_precision():
     np.testing.assert_array_equal(written, 1 / factors)
 
 
-@pytest.mark.parametrize("reduction", ["update", *REDUCE])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_updates_outside_are_not_written(reduction):
     data, updates = np.array([1.0, 2.0, 0.0, 4.0, 5.0]), np.arange(4.0)
     for nd in (False, True):

@@ -7,6 +7,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 from tvm.relax.op import _op_gradient as stock
 from tvm.relax.op import grad as backward
@@ -15,7 +16,7 @@ from tvm_ffi import structural_equal
 
 from relax_grad import GradientError
 from relax_grad.registry import declarations
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 from relax_grad.testing._program import numpy_dtype
 
 (MATMUL,) = (
@@ -39,9 +40,9 @@ def matmuls(draw):
     return shapes
 
 
-def check_matmul(torch, shapes):
+def matmul_case(shapes):
     rng = np.random.default_rng(0)
-    check_against_torch(
+    return TorchCase(
         "relax.matmul",
         [rng.normal(size=shape) for shape in shapes],
         lambda torch, x1, x2: x1 @ x2,
@@ -51,14 +52,14 @@ def check_matmul(torch, shapes):
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(shapes=matmuls())
 def test_matmul(torch, shapes):
-    check_matmul(torch, shapes)
+    check_many_against_torch([matmul_case(shapes)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(shapes=matmuls())
-def test_matmul_many(torch, shapes):
-    check_matmul(torch, shapes)
+@at_length(200)
+@given(batches(matmuls()))
+def test_matmul_at_length(torch, batch):
+    check_many_against_torch(list(map(matmul_case, batch)), target=TARGET)
 
 
 @st.composite
@@ -87,28 +88,28 @@ def einsums(draw):
     return subscripts, shapes
 
 
-def check_einsum(torch, case):
+def einsum_case(case):
     subscripts, shapes = case
     rng = np.random.default_rng(0)
-    check_against_torch(
+    return TorchCase(
         "relax.einsum",
         [tuple(np.asarray(rng.normal(size=shape)) for shape in shapes)],
         lambda torch, operands: torch.einsum(subscripts, *operands),
-        subscripts=subscripts,
+        {"subscripts": subscripts},
     )
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(case=einsums())
 def test_einsum(torch, case):
-    check_einsum(torch, case)
+    check_many_against_torch([einsum_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=einsums())
-def test_einsum_many(torch, case):
-    check_einsum(torch, case)
+@at_length(200)
+@given(batches(einsums()))
+def test_einsum_at_length(torch, batch):
+    check_many_against_torch(list(map(einsum_case, batch)), target=TARGET)
 
 
 def test_einsum_that_sums_over_an_ellipsis():

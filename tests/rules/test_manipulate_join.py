@@ -9,21 +9,21 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 
 FEW = settings(max_examples=10, deadline=None, derandomize=True)
-MANY = settings(max_examples=200, deadline=None)
 
 
 def normal(*shape):
     return np.random.default_rng(0).normal(size=shape)
 
 
-def check_split(torch, extent, indices):
+def split_case(extent, indices):
     """Parts may be empty, overlap, and leave elements out, as NumPy's."""
 
     def parts(torch, x):
@@ -32,47 +32,50 @@ def check_split(torch, extent, indices):
             x[begin : max(begin, end)] for begin, end in zip([0, *ends], ends, strict=False)
         )
 
-    check_against_torch("relax.split", [normal(extent, 2)], parts, indices_or_sections=indices)
+    return TorchCase("relax.split", [normal(extent, 2)], parts, {"indices_or_sections": indices})
 
 
-def check_stack(torch, shape, count, axis):
+def stack_case(shape, count, axis):
     axis = axis % (len(shape) + 1) - (axis % 2) * (len(shape) + 1)
-    check_against_torch(
+    return TorchCase(
         "relax.stack",
         [tuple(normal(*shape) for _ in range(count))],
         lambda torch, tensors: torch.stack(tensors, axis),
-        axis=axis,
+        {"axis": axis},
     )
 
 
-INDICES = st.lists(st.integers(0, 6), min_size=1, max_size=4)
+SPLITS = st.builds(
+    split_case, st.integers(0, 5), st.lists(st.integers(0, 6), min_size=1, max_size=4)
+)
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+STACKS = st.builds(stack_case, SHAPES, st.integers(1, 3), st.integers(0, 3))
 
 
 @FEW
-@given(extent=st.integers(0, 5), indices=INDICES)
-def test_split(torch, extent, indices):
-    check_split(torch, extent, indices)
+@given(SPLITS)
+def test_split(torch, case):
+    check_many_against_torch([case])
 
 
 @FEW
-@given(shape=SHAPES, count=st.integers(1, 3), axis=st.integers(0, 3))
-def test_stack(torch, shape, count, axis):
-    check_stack(torch, shape, count, axis)
+@given(STACKS)
+def test_stack(torch, case):
+    check_many_against_torch([case])
 
 
 @pytest.mark.slow
-@MANY
-@given(extent=st.integers(0, 5), indices=INDICES)
-def test_split_many(torch, extent, indices):
-    check_split(torch, extent, indices)
+@at_length(200)
+@given(batches(SPLITS))
+def test_split_at_length(torch, batch):
+    check_many_against_torch(batch, target=TARGET)
 
 
 @pytest.mark.slow
-@MANY
-@given(shape=SHAPES, count=st.integers(1, 3), axis=st.integers(0, 3))
-def test_stack_many(torch, shape, count, axis):
-    check_stack(torch, shape, count, axis)
+@at_length(200)
+@given(batches(STACKS))
+def test_stack_at_length(torch, batch):
+    check_many_against_torch(batch, target=TARGET)
 
 
 def function(params, build):

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_many_against_torch
 
 FEW = settings(max_examples=10, deadline=None, derandomize=True)
-MANY = settings(max_examples=200, deadline=None)
 
 
 def normal(*shape):
     return np.random.default_rng(0).normal(size=shape)
 
 
-def check_layout_transform(torch, shape, factor, outer, swapped):
+def layout_transform_case(shape, factor, outer, swapped):
     """Split the last axis, padded to a multiple of the factor, and move its parts about."""
 
     def index_map(i, j):
@@ -34,16 +34,11 @@ def check_layout_transform(torch, shape, factor, outer, swapped):
         x = x.permute(2, 0, 1) if outer else x
         return x.permute(2, 1, 0) if swapped else x
 
-    check_against_torch(
-        "relax.layout_transform",
-        [normal(*shape)],
-        forward,
-        index_map=index_map,
-        pad_value=3.0,
-    )
+    attrs = {"index_map": index_map, "pad_value": 3.0}
+    return TorchCase("relax.layout_transform", [normal(*shape)], forward, attrs)
 
 
-def check_reverse_sequence(torch, lengths, extent, dtype):
+def reverse_sequence_case(lengths, extent, dtype):
     def forward(torch, x, lengths):
         rows = [
             torch.cat([row[:n].flip(0), row[n:]])
@@ -52,46 +47,49 @@ def check_reverse_sequence(torch, lengths, extent, dtype):
         return torch.stack(rows)
 
     inputs = [normal(len(lengths), extent), np.array(lengths, dtype)]
-    check_against_torch("relax.reverse_sequence", inputs, forward, seq_axis=-1, batch_axis=0)
+    attrs = {"seq_axis": -1, "batch_axis": 0}
+    return TorchCase("relax.reverse_sequence", inputs, forward, attrs)
 
 
-LAYOUTS = {
-    "shape": st.tuples(st.integers(1, 3), st.integers(1, 7)),
-    "factor": st.integers(1, 4),
-    "outer": st.booleans(),
-    "swapped": st.booleans(),
-}
-SEQUENCES = {
-    "lengths": st.lists(st.integers(-2, 6), min_size=1, max_size=4),
-    "extent": st.integers(1, 4),
-    "dtype": st.sampled_from(["int32", "int64"]),
-}
-
-
-@FEW
-@given(**LAYOUTS)
-def test_layout_transform(torch, shape, factor, outer, swapped):
-    check_layout_transform(torch, shape, factor, outer, swapped)
+LAYOUTS = st.builds(
+    layout_transform_case,
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 7)),
+    factor=st.integers(1, 4),
+    outer=st.booleans(),
+    swapped=st.booleans(),
+)
+SEQUENCES = st.builds(
+    reverse_sequence_case,
+    lengths=st.lists(st.integers(-2, 6), min_size=1, max_size=4),
+    extent=st.integers(1, 4),
+    dtype=st.sampled_from(["int32", "int64"]),
+)
 
 
 @FEW
-@given(**SEQUENCES)
-def test_reverse_sequence(torch, lengths, extent, dtype):
-    check_reverse_sequence(torch, lengths, extent, dtype)
+@given(LAYOUTS)
+def test_layout_transform(torch, case):
+    check_many_against_torch([case])
+
+
+@FEW
+@given(SEQUENCES)
+def test_reverse_sequence(torch, case):
+    check_many_against_torch([case])
 
 
 @pytest.mark.slow
-@MANY
-@given(**LAYOUTS)
-def test_layout_transform_many(torch, shape, factor, outer, swapped):
-    check_layout_transform(torch, shape, factor, outer, swapped)
+@at_length(200)
+@given(batches(LAYOUTS))
+def test_layout_transform_at_length(torch, batch):
+    check_many_against_torch(batch, target=TARGET)
 
 
 @pytest.mark.slow
-@MANY
-@given(**SEQUENCES)
-def test_reverse_sequence_many(torch, lengths, extent, dtype):
-    check_reverse_sequence(torch, lengths, extent, dtype)
+@at_length(200)
+@given(batches(SEQUENCES))
+def test_reverse_sequence_at_length(torch, batch):
+    check_many_against_torch(batch, target=TARGET)
 
 
 def test_reverse_sequence_refuses_one_axis_for_both():

@@ -7,10 +7,11 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_many_against_torch
 
 
 @st.composite
@@ -32,28 +33,27 @@ def torch_scan(op, axis, exclusive):
     return scan
 
 
-def check(torch, case):
+def torch_case(case):
     op, shape, axis, exclusive = case
-    check_against_torch(
+    return TorchCase(
         f"relax.{op}",
         [np.random.default_rng(0).integers(-1, 3, shape).astype("float64")],
         torch_scan(op, axis, exclusive),
-        axis=axis,
-        exclusive=exclusive,
+        {"axis": axis, "exclusive": exclusive},
     )
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(case=cases())
 def test_scan(torch, case):
-    check(torch, case)
+    check_many_against_torch([torch_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=cases())
-def test_scan_many(torch, case):
-    check(torch, case)
+@at_length(200)
+@given(batches(cases()))
+def test_scan_at_length(torch, batch):
+    check_many_against_torch(list(map(torch_case, batch)), target=TARGET)
 
 
 def gradient(build, x):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_many_against_torch
 
 
 @st.composite
@@ -22,10 +23,10 @@ def broadcasts(draw):
     return part(), part(), part()
 
 
-def check(torch, shapes):
+def where_case(shapes):
     rng = np.random.default_rng(0)
     cond, x1, x2 = (rng.normal(size=shape) for shape in shapes)
-    check_against_torch(
+    return TorchCase(
         "relax.where",
         [np.asarray(cond > 0), x1, x2],
         lambda torch, cond, x1, x2: torch.where(cond, x1, x2),
@@ -35,11 +36,11 @@ def check(torch, shapes):
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(shapes=broadcasts())
 def test_where(torch, shapes):
-    check(torch, shapes)
+    check_many_against_torch([where_case(shapes)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(shapes=broadcasts())
-def test_where_many(torch, shapes):
-    check(torch, shapes)
+@at_length(200)
+@given(batches(broadcasts()))
+def test_where_at_length(torch, batch):
+    check_many_against_torch(list(map(where_case, batch)), target=TARGET)

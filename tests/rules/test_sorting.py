@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_many_against_torch
 
 
 @st.composite
@@ -20,8 +21,8 @@ def cases(draw):
     return shape, axis, k, draw(st.booleans())
 
 
-def check(torch, case):
-    """Check topk, or sort where there is no k; the first of equal elements comes first."""
+def torch_case(case):
+    """topk, or sort where there is no k; the first of equal elements comes first."""
     shape, axis, k, down = case
     x = np.random.default_rng(0).integers(0, 3, shape).astype("float64")
     extent = shape[axis] if k in (None, -1) else k
@@ -30,22 +31,21 @@ def check(torch, case):
         return torch.sort(x, stable=True, dim=axis, descending=down).values.narrow(axis, 0, extent)
 
     if k is None:
-        check_against_torch("relax.sort", [x], expected, axis=axis, descending=down)
-    else:
-        check_against_torch("relax.topk", [x], expected, k=k, axis=axis, largest=down)
+        return TorchCase("relax.sort", [x], expected, {"axis": axis, "descending": down})
+    return TorchCase("relax.topk", [x], expected, {"k": k, "axis": axis, "largest": down})
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(case=cases())
 def test_sorting(torch, case):
-    check(torch, case)
+    check_many_against_torch([torch_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=cases())
-def test_sorting_many(torch, case):
-    check(torch, case)
+@at_length(200)
+@given(batches(cases()))
+def test_sorting_at_length(torch, batch):
+    check_many_against_torch(list(map(torch_case, batch)), target=TARGET)
 
 
 def differentiate(build, shape=(3,)):

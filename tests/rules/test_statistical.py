@@ -7,12 +7,13 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 from tvm.relax.op import grad as backward
 from tvm.script import from_source
 from tvm_ffi import structural_equal
 
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 
 
 def torch_prod(torch, x, axis, keep):
@@ -40,29 +41,28 @@ def cases(draw):
     return draw(st.sampled_from(sorted(FORWARD))), shape, axes, draw(st.booleans())
 
 
-def check(torch, case):
+def torch_case(case):
     op, shape, axis, keepdims = case
     # Small integers: ties, zeros, and rows of equal elements.
-    check_against_torch(
+    return TorchCase(
         op,
         [np.random.default_rng(0).integers(-1, 2, shape).astype("float64")],
         lambda torch, x: FORWARD[op](torch, x, axis, keepdims),
-        axis=axis,
-        keepdims=keepdims,
+        {"axis": axis, "keepdims": keepdims},
     )
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(case=cases())
 def test_reduction(torch, case):
-    check(torch, case)
+    check_many_against_torch([torch_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=cases())
-def test_reduction_many(torch, case):
-    check(torch, case)
+@at_length(200)
+@given(batches(cases()))
+def test_reduction_at_length(torch, batch):
+    check_many_against_torch(list(map(torch_case, batch)), target=TARGET)
 
 
 def program(build, *values):

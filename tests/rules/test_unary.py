@@ -8,9 +8,10 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_many_against_torch
 
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
@@ -137,22 +138,22 @@ def cases(draw):
     return op, np.array(values).reshape(shape)
 
 
-def check(torch, case):
+def torch_case(case):
     op, x = case
-    check_against_torch(f"relax.{op}", [x], lambda torch, x: getattr(torch, op)(x))
+    return TorchCase(f"relax.{op}", [x], lambda torch, x: getattr(torch, op)(x))
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(case=cases())
 def test_random_values(torch, case):
-    check(torch, case)
+    check_many_against_torch([torch_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=cases())
-def test_random_values_many(torch, case):
-    check(torch, case)
+@at_length(200)
+@given(batches(cases()))
+def test_random_values_at_length(torch, batch):
+    check_many_against_torch(list(map(torch_case, batch)), target=TARGET)
 
 
 @st.composite
@@ -163,19 +164,19 @@ def clips(draw):
     return np.array(draw(st.lists(numbers, min_size=1, max_size=6))), low, high
 
 
-def check_clip(torch, case):
+def clip_case(case):
     x, low, high = case
-    check_against_torch("relax.clip", [x, low, high], lambda torch, x: x.clamp(low, high))
+    return TorchCase("relax.clip", [x, low, high], lambda torch, x: x.clamp(low, high))
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(case=clips())
 def test_clip_random(torch, case):
-    check_clip(torch, case)
+    check_many_against_torch([clip_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=clips())
-def test_clip_random_many(torch, case):
-    check_clip(torch, case)
+@at_length(200)
+@given(batches(clips()))
+def test_clip_random_at_length(torch, batch):
+    check_many_against_torch(list(map(clip_case, batch)), target=TARGET)

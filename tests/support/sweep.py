@@ -2,12 +2,16 @@
 
 Compiling takes most of the time of a case, and a module of many functions compiles in a fraction of the
 time that they take one after the other. So a sweep draws lists of cases, and checks the cases of a list
-together, by :func:`relax_grad.testing.check_many_against_torch` for example.
+together, by :func:`relax_grad.testing.check_many_against_torch` or ``kernels.check_kernels`` for example.
 """
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+import functools
+from collections.abc import Callable
+
+import tvm
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 #: The cases that are compiled together.
@@ -17,19 +21,39 @@ BATCH = 25
 TARGET = {"kind": "llvm", "opt-level": 0}
 
 
-def at_length(cases: int) -> settings:
-    """The settings of a test that takes ``batches``, and checks this many cases in all."""
-    return settings(
-        max_examples=-(-cases // BATCH),
-        deadline=None,
-        suppress_health_check=[
-            HealthCheck.too_slow,
-            HealthCheck.data_too_large,
-            HealthCheck.large_base_example,
-        ],
-    )
+def at_length(cases: int, batch: int = BATCH) -> Callable:
+    """The settings of a test that takes ``batches``, and checks this many cases in all.
+
+    What a kernel asserts of its arguments is left out, which is half of its code and of the time to compile
+    it. A batch that fails is not made smaller, which would take longer than the sweep: the error names the
+    case.
+    """
+
+    def decorate(test):
+        test.hypothesis.inner_test = _without_assertions(test.hypothesis.inner_test)
+        return settings(
+            max_examples=-(-cases // batch),
+            deadline=None,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate],
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.data_too_large,
+                HealthCheck.large_base_example,
+            ],
+        )(test)
+
+    return decorate
 
 
-def batches(case: st.SearchStrategy) -> st.SearchStrategy:
+def batches(case: st.SearchStrategy, batch: int = BATCH) -> st.SearchStrategy:
     """Lists of cases to check together."""
-    return st.lists(case, min_size=BATCH, max_size=BATCH)
+    return st.lists(case, min_size=batch, max_size=batch)
+
+
+def _without_assertions(test: Callable) -> Callable:
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+            return test(*args, **kwargs)
+
+    return run

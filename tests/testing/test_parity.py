@@ -39,3 +39,12 @@ def test_many_name_the_one_that_differs(torch):
     assert check_many_against_torch([right, right]) < 1e-12
     with pytest.raises(GradientCheckError, match=r"relax\.clip: the result.*\(2, 3\).*'max': 1"):
         check_many_against_torch([right, wrong, right])
+
+
+def test_symbolic_axes(torch):
+    def exp(names):
+        return TorchCase("relax.exp", [X], lambda torch, x: torch.exp(x), symbolic={0: names})
+
+    assert check_many_against_torch([exp({0: "n"}), exp({1: "n"})]) < 1e-12
+    with pytest.raises(ValueError, match="names axis 2 of input 0"):
+        check_many_against_torch([exp({2: "n"})])

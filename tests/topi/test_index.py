@@ -2,245 +2,121 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indices import (
+    MODES,
+    element_of,
+    expected_reads,
+    gather_pairs,
+    gathers,
+    take_pairs,
+    takes,
+)
+from kernels import Kernel, check_kernels, run
+from sweep import TARGET, at_length, batches
 from tvm import te, tirx
 
 from relax_grad.topi import index as topi_index
 
-MODES = ("fast", "clip", "wrap", "nan")
-INDEX_DTYPES = ("int64", "int32", "int8", "uint8", "uint32", "uint64")
+
+def tolerance_of(dtype):
+    return 1e-12 if dtype == "float64" else 1e-3
 
 
-def element_of(index: int, size: int, mode: str) -> int | None:
-    """The element that an index means, in Python's integers."""
-    if mode == "clip" and size:
-        return min(max(index, 0), size - 1)
-    if mode == "wrap" and size:
-        return index % size
-    if mode == "fast" and index < 0:
-        index += size
-    return index if 0 <= index < size else None
-
-
-def take_pairs(x_shape, indices, axis, mode):
-    """Yield the place in the result and the place in the data, or None, of each element taken."""
-    for at in np.ndindex(*x_shape[:axis], *indices.shape, *x_shape[axis + 1 :]):
-        behind = axis + indices.ndim
-        where = element_of(int(indices[at[axis:behind]]), x_shape[axis], mode)
-        yield at, None if where is None else (*at[:axis], where, *at[behind:])
-
-
-def gather_pairs(data_shape, indices, axis):
-    """The same of gather_elements."""
-    for at in np.ndindex(*indices.shape):
-        where = element_of(int(indices[at]), data_shape[axis], "fast")
-        others = (
-            a < size for i, (a, size) in enumerate(zip(at, data_shape, strict=True)) if i != axis
-        )
-        inside = where is not None and all(others)
-        yield at, (*at[:axis], where, *at[axis + 1 :]) if inside else None
-
-
-class Fenced:
-    """An array between two fences of NaN, or of large numbers, in the same memory."""
-
-    FENCE = 4096
-
-    def __init__(self, array):
-        line = 64 // array.itemsize  # TVM wants tensors aligned to 64 bytes
-        is_float = np.issubdtype(array.dtype, np.floating)
-        self._fill = np.nan if is_float else np.iinfo(array.dtype).max
-        memory = np.full(2 * self.FENCE + array.size + line, self._fill, array.dtype)
-        skip = -memory.ctypes.data % 64 // array.itemsize + self.FENCE
-        self.array = memory[skip : skip + array.size].reshape(array.shape)
-        self.array[...] = array
-        self._outside = memory[:skip], memory[skip + array.size :]
-
-    def tensor(self):
-        if not self.array.size:  # NumPy gives an empty view any address, TVM wants an aligned one
-            return tvm.runtime.tensor(self.array)
-        return tvm.runtime.from_dlpack(self.array)
-
-    def intact(self) -> bool:
-        return all(np.array_equal(p, np.full_like(p, self._fill), True) for p in self._outside)
-
-
-def int64(size):
-    """An extent as in Relax: TVM simplifies indices of int32 differently."""
-    return tirx.IntImm("int64", size)
-
-
-def run(expression, inputs, shape, dtype, symbolic=False):
-    """Compile ``expression(*placeholders)`` and run it between fences."""
-    sizes = {}
-
-    def extent(size):
-        return sizes.setdefault(size, tirx.Var(f"n{size}", "int64")) if symbolic else int64(size)
-
-    placeholders = [
-        te.placeholder([extent(size) for size in array.shape], array.dtype.name, name=f"x{i}")
-        for i, array in enumerate(inputs)
-    ]
-    result = expression(*placeholders)
-    assert result.dtype == dtype
-    assert len(result.shape) == len(shape)
-    kernel = tvm.compile(te.create_prim_func([*placeholders, result]), target="llvm")
-    fenced = [Fenced(array) for array in (*inputs, np.full(shape, 7, dtype))]
-    kernel(*(item.tensor() for item in fenced))
-    assert all(item.intact() for item in fenced)
-    for item, array in zip(fenced, inputs, strict=False):
-        np.testing.assert_array_equal(item.array, array)
-    return fenced[-1].array
-
-
-def check_take(x_shape, indices, axis, mode, dtype="float64", symbolic=False):
-    rng = np.random.default_rng(0)
-    rank = len(x_shape)
-    plain = 0 if axis is None else axis % rank
-    x = rng.normal(size=x_shape).astype(dtype)
+def take_kernels(x_shape, indices, axis, mode, dtype="float64", symbolic=False):
+    plain = 0 if axis is None else axis % len(x_shape)
+    x = np.random.default_rng(0).normal(size=x_shape).astype(dtype)
     shape = (*x_shape[:plain], *indices.shape, *x_shape[plain + 1 :])
-    grad = rng.normal(size=shape).astype(dtype)
-    taken, with_zero = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
-    expected = np.zeros(x_shape)
-    for at, where in take_pairs(x_shape, indices, plain, mode):
-        if where is not None:
-            taken[at] = with_zero[at] = x[where]
-            expected[where] += float(grad[at])
-    for fill, wanted in (("nan", taken), ("zero", with_zero)):
-        found = run(
+    taken, grad, expected = expected_reads(
+        take_pairs(x_shape, indices, plain, mode), x, shape, dtype
+    )
+    for fill, wanted in taken.items():
+        yield Kernel(
             lambda a, i, fill=fill: topi_index.take(a, i, axis, mode, fill),
             [x, indices],
-            shape,
+            wanted,
             dtype,
-            symbolic,
+            symbolic=symbolic,
         )
-        np.testing.assert_array_equal(found, wanted)
     # The data is an input for its shape only, which is symbolic where the data's is.
-    found = run(
+    yield Kernel(
         lambda dy, i, a: topi_index.take_backward(dy, i, a.shape, axis, mode),
         [grad, indices, x],
-        x_shape,
+        expected,
         dtype,
+        tolerance_of(dtype),
         symbolic,
     )
-    tolerance = 1e-12 if dtype == "float64" else 1e-3
-    np.testing.assert_allclose(found, expected, tolerance, tolerance)
 
 
-def check_gather(data_shape, indices, axis, dtype="float64", symbolic=False):
-    rng = np.random.default_rng(0)
-    plain = axis % len(data_shape)
-    data = rng.normal(size=data_shape).astype(dtype)
-    grad = rng.normal(size=indices.shape).astype(dtype)
-    taken, with_zero = np.full(indices.shape, np.nan, dtype), np.zeros(indices.shape, dtype)
-    expected = np.zeros(data_shape)
-    for at, where in gather_pairs(data_shape, indices, plain):
-        if where is not None:
-            taken[at] = with_zero[at] = data[where]
-            expected[where] += float(grad[at])
-    for fill, wanted in (("nan", taken), ("zero", with_zero)):
-        found = run(
+def gather_kernels(data_shape, indices, axis, dtype="float64", symbolic=False):
+    data = np.random.default_rng(0).normal(size=data_shape).astype(dtype)
+    pairs = gather_pairs(data_shape, indices, axis % len(data_shape))
+    taken, grad, expected = expected_reads(pairs, data, indices.shape, dtype)
+    for fill, wanted in taken.items():
+        yield Kernel(
             lambda a, i, fill=fill: topi_index.gather_elements(a, i, axis, fill),
             [data, indices],
-            indices.shape,
+            wanted,
             dtype,
-            symbolic,
+            symbolic=symbolic,
         )
-        np.testing.assert_array_equal(found, wanted)
-    found = run(
+    yield Kernel(
         lambda dy, i, a: topi_index.gather_elements_backward_data(dy, i, a.shape, axis),
         [grad, indices, data],
-        data_shape,
+        expected,
         dtype,
+        tolerance_of(dtype),
         symbolic,
     )
-    tolerance = 1e-12 if dtype == "float64" else 1e-3
-    np.testing.assert_allclose(found, expected, tolerance, tolerance)
-
-
-def shapes(min_rank=0, max_rank=3, min_side=0):
-    return st.lists(st.integers(min_side, 4), min_size=min_rank, max_size=max_rank).map(tuple)
-
-
-@st.composite
-def index_arrays(draw, shape, size, dtypes=INDEX_DTYPES):
-    """Indices inside, near and far outside an axis, as far as their dtype goes."""
-    dtype = draw(st.sampled_from(dtypes))
-    limits = np.iinfo(dtype)
-    low, high = int(limits.min), int(limits.max)
-    near = st.integers(max(low, -2 * size - 2), min(high, 2 * size + 2))
-    values = st.one_of(near, near, st.sampled_from([low, low + 1, high - 1, high]))
-    count = int(np.prod(shape))
-    drawn = draw(st.lists(values, min_size=count, max_size=count))
-    return np.array(drawn, dtype).reshape(shape)
-
-
-@st.composite
-def takes(draw):
-    x_shape = draw(shapes(min_rank=1))
-    rank = len(x_shape)
-    axis = draw(st.integers(-rank, rank - 1))
-    if rank == 1 and draw(st.booleans()):
-        axis = None
-    size = x_shape[0 if axis is None else axis]
-    indices = draw(index_arrays(draw(shapes(max_rank=2)), size))
-    return x_shape, indices, axis, draw(st.sampled_from(MODES))
-
-
-@st.composite
-def gathers(draw):
-    data_shape = draw(shapes(min_rank=1))
-    rank = len(data_shape)
-    axis = draw(st.integers(-rank, rank - 1))
-    shape = draw(st.tuples(*(st.integers(0, 5) for _ in data_shape)))
-    indices = draw(index_arrays(shape, data_shape[axis], ("int64", "int32", "int8")))
-    return data_shape, indices, axis
 
 
 few = settings(max_examples=15, deadline=None, derandomize=True)
-many = settings(max_examples=200, deadline=None)
+EITHER = {"symbolic": st.booleans(), "dtype": st.sampled_from(["float64", "float32", "float16"])}
 
 
 @few
 @given(takes())
 def test_take(case):
-    check_take(*case)
+    check_kernels(take_kernels(*case))
 
 
 @few
 @given(takes())
 def test_take_symbolic(case):
-    check_take(*case, symbolic=True)
+    check_kernels(take_kernels(*case, symbolic=True))
 
 
 @few
 @given(gathers())
 def test_gather_elements(case):
-    check_gather(*case)
+    check_kernels(gather_kernels(*case))
 
 
 @few
 @given(gathers())
 def test_gather_elements_symbolic(case):
-    check_gather(*case, symbolic=True)
+    check_kernels(gather_kernels(*case, symbolic=True))
 
 
 @pytest.mark.slow
-@many
-@given(takes(), st.booleans(), st.sampled_from(["float64", "float32", "float16"]))
-def test_many_takes(case, symbolic, dtype):
-    check_take(*case, dtype=dtype, symbolic=symbolic)
+@at_length(200)
+@given(batches(takes()), st.fixed_dictionaries(EITHER))
+def test_take_at_length(batch, either):
+    check_kernels((k for case in batch for k in take_kernels(*case, **either)), TARGET)
 
 
 @pytest.mark.slow
-@many
-@given(gathers(), st.booleans(), st.sampled_from(["float64", "float32", "float16"]))
-def test_many_gathers(case, symbolic, dtype):
-    check_gather(*case, dtype=dtype, symbolic=symbolic)
+@at_length(200)
+@given(batches(gathers()), st.fixed_dictionaries(EITHER))
+def test_gather_elements_at_length(batch, either):
+    check_kernels((k for case in batch for k in gather_kernels(*case, **either)), TARGET)
 
 
 @pytest.mark.parametrize("behind", [(1,), (63,), (64,), (65,), (200,), (3, 50), (2, 0)], ids=str)
@@ -248,13 +124,22 @@ def test_many_gathers(case, symbolic, dtype):
 def test_take_backward_in_pieces(behind, symbolic):
     """The axis behind the indexed one is divided among parallel tasks, whatever its extent."""
     indices = np.array([[2, 0, 2], [-1, 5, -4]])
-    check_take((2, 3, *behind), indices, 1, "fast", symbolic=symbolic)
+    check_kernels(take_kernels((2, 3, *behind), indices, 1, "fast", symbolic=symbolic))
+
+
+def test_a_wrong_result_is_found():
+    """Of the kernels that are compiled together, the one that differs is named."""
+    right, *_ = take_kernels((3,), np.array([2, 0]), 0, "clip")
+    wrong = dataclasses.replace(right, expected=right.expected + 1e-9)
+    check_kernels([right, right])
+    with pytest.raises(AssertionError, match="Kernel"):
+        check_kernels([right, wrong])
 
 
 def test_unsigned_indices_do_not_count_from_the_end():
     for mode in MODES:
-        check_take((3,), np.array([2**64 - 1, 2**63, 1], "uint64"), 0, mode)
-        check_take((3,), np.array([2**32 - 1, 2**31, 1], "uint32"), 0, mode)
+        check_kernels(take_kernels((3,), np.array([2**64 - 1, 2**63, 1], "uint64"), 0, mode))
+        check_kernels(take_kernels((3,), np.array([2**32 - 1, 2**31, 1], "uint32"), 0, mode))
 
 
 @pytest.mark.parametrize("mode", MODES)

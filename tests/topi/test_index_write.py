@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from indices import (
+    elements,
+    expected_reads,
+    gather_pairs,
+    point_pairs,
+    points,
+    points_of,
+    tensors,
+)
+from kernels import Kernel, check_kernels, run
+from sweep import TARGET, at_length, batches
 from tvm import te
 
 from relax_grad.topi import _places, index_nd, index_write
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_index import element_of, gather_pairs, index_arrays, run, shapes
 
 COMBINE = {
     "update": lambda old, new: new,
@@ -26,54 +33,36 @@ COMBINE = {
 }
 #: factor of what was there and of the update
 LINEAR = {"update": (0, 1), "mean": (0.5, 0.5)}
-INDEX_DTYPES = ("int64", "int32", "uint8", "uint64")
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
-many = settings(max_examples=200, deadline=None)
 
 
-def point_pairs(data_shape, points, batch_dims=0):
-    """Yield the place in the result and the place in the data, or None, for points of integers."""
-    count = points.shape[-1]
-    behind = data_shape[batch_dims + count :]
-    for point in np.ndindex(points.shape[:-1]):
-        batch = point[:batch_dims]
-        where = [
-            element_of(int(index), size, "fast")
-            for index, size in zip(points[point], data_shape[batch_dims:], strict=False)
-        ]
-        inside = None not in where and all(b < s for b, s in zip(batch, data_shape, strict=False))
-        for rest in np.ndindex(*behind):
-            yield (*point, *rest), (*batch, *where, *rest) if inside else None
-
-
-def check_reads(data_shape, shape, indices, pairs, gather, add_up, dtype="float64", symbolic=False):
-    rng = np.random.default_rng(0)
-    data, grad = (rng.normal(size=size).astype(dtype) for size in (data_shape, shape))
-    taken, with_zero = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
-    expected = np.zeros(data_shape)
-    for at, where in pairs:
-        if where is not None:
-            taken[at] = with_zero[at] = data[where]
-            expected[where] += float(grad[at])
-    for fill, wanted in (("nan", taken), ("zero", with_zero)):
-        found = run(
-            lambda a, *i, fill=fill: gather(a, i, fill), [data, *indices], shape, dtype, symbolic
+def read_kernels(
+    data_shape, shape, indices, pairs, gather, add_up, dtype="float64", symbolic=False
+):
+    data = np.random.default_rng(0).normal(size=data_shape).astype(dtype)
+    taken, grad, expected = expected_reads(pairs, data, shape, dtype)
+    for fill, wanted in taken.items():
+        yield Kernel(
+            lambda a, *i, fill=fill: gather(a, i, fill),
+            [data, *indices],
+            wanted,
+            dtype,
+            symbolic=symbolic,
         )
-        np.testing.assert_array_equal(found, wanted)
-    found = run(
+    yield Kernel(
         lambda dy, a, *i: add_up(dy, i, a.shape),
         [grad, data, *indices],
-        data_shape,
+        expected,
         dtype,
+        1e-12 if dtype == "float64" else 1e-2,
         symbolic,
     )
-    np.testing.assert_allclose(found, expected, *[1e-12 if dtype == "float64" else 1e-2] * 2)
 
 
-def check_gather_nd(data_shape, points, batch_dims, dtype="float64"):
+def gather_nd_kernels(data_shape, points, batch_dims, dtype="float64"):
     shape = (*points.shape[:-1], *data_shape[batch_dims + points.shape[-1] :])
-    check_reads(
+    return read_kernels(
         data_shape,
         shape,
         [points],
@@ -84,9 +73,9 @@ def check_gather_nd(data_shape, points, batch_dims, dtype="float64"):
     )
 
 
-def check_index_tensor(data_shape, indices, dtype="float64"):
-    points = np.stack(np.broadcast_arrays(*(index.astype(object) for index in indices)), -1)
-    check_reads(
+def index_tensor_kernels(data_shape, indices, dtype="float64"):
+    points = points_of(indices)
+    return read_kernels(
         data_shape,
         (*points.shape[:-1], *data_shape[len(indices) :]),
         indices,
@@ -97,17 +86,15 @@ def check_index_tensor(data_shape, indices, dtype="float64"):
     )
 
 
-def check_writes(data, updates, indices, pairs, reduction, write, backward, symbolic=False):
+def write_kernels(data, updates, indices, pairs, reduction, write, backward, symbolic=False):
     """Forward, and the gradient with respect to updates of the reductions that have an operator."""
     pairs = list(pairs)
     expected = data.copy()
     for at, where in pairs:
         if where is not None:
             expected[where] = COMBINE[reduction](expected[where], updates[at])
-    dtype = str(data.dtype)
-    found = run(write, [data, *indices, updates], data.shape, dtype, symbolic)
-    np.testing.assert_allclose(found, expected, 1e-12)
-    if backward is None or reduction not in LINEAR:
+    yield Kernel(write, [data, *indices, updates], expected, tolerance=1e-12, symbolic=symbolic)
+    if reduction not in LINEAR:
         return
     grad = np.random.default_rng(1).normal(size=data.shape)
     expected, state = np.zeros(updates.shape), grad.copy()
@@ -116,13 +103,12 @@ def check_writes(data, updates, indices, pairs, reduction, write, backward, symb
         if where is not None:
             expected[at] = weight * state[where]
             state[where] *= factor
-    found = run(backward, [grad, *indices], updates.shape, dtype, symbolic)
-    np.testing.assert_allclose(found, expected, 1e-12)
+    yield Kernel(backward, [grad, *indices], expected, tolerance=1e-12, symbolic=symbolic)
 
 
-def check_scatter_elements(data_shape, indices, axis, reduction, symbolic=False):
+def scatter_elements_kernels(data_shape, indices, axis, reduction, symbolic=False):
     rng = np.random.default_rng(0)
-    check_writes(
+    return write_kernels(
         rng.normal(size=data_shape),
         rng.normal(size=indices.shape),
         [indices],
@@ -134,10 +120,10 @@ def check_scatter_elements(data_shape, indices, axis, reduction, symbolic=False)
     )
 
 
-def check_scatter_nd(data_shape, points, reduction):
+def scatter_nd_kernels(data_shape, points, reduction):
     rng = np.random.default_rng(0)
     shape = (*points.shape[:-1], *data_shape[points.shape[-1] :])
-    check_writes(
+    return write_kernels(
         rng.normal(size=data_shape),
         rng.normal(size=shape),
         [points],
@@ -148,10 +134,10 @@ def check_scatter_nd(data_shape, points, reduction):
     )
 
 
-def check_index_put(data_shape, indices, accumulate):
+def index_put_kernels(data_shape, indices, accumulate):
     rng = np.random.default_rng(0)
-    points = np.stack(np.broadcast_arrays(*(index.astype(object) for index in indices)), -1)
-    check_writes(
+    points = points_of(indices)
+    return write_kernels(
         rng.normal(size=data_shape),
         rng.normal(size=points.shape[:-1]),
         indices,
@@ -162,7 +148,7 @@ def check_index_put(data_shape, indices, accumulate):
     )
 
 
-def check_scan(data_shape, indices, axis, reverse):
+def scan_kernels(data_shape, indices, axis, reverse):
     rng = np.random.default_rng(0)
     start, a, b = (rng.normal(size=s) for s in (data_shape, indices.shape, indices.shape))
     pairs = list(gather_pairs(data_shape, indices, axis % len(data_shape)))
@@ -172,58 +158,24 @@ def check_scan(data_shape, indices, axis, reverse):
             if where is not None:
                 expected[at] = state[where]
                 state[where] = a[at] * state[where] + (0 if terms is None else terms[at])
-        found = run(
-            lambda s, i, a, *t: index_write.scatter_elements_scan(
-                s, i, a, t[0] if t else None, axis, reverse
-            ),
-            [start, indices, a, *([] if terms is None else [terms])],
-            indices.shape,
-            "float64",
+        yield Kernel(
+            lambda s, i, a, t: index_write.scatter_elements_scan(s, i, a, t, axis, reverse),
+            [start, indices, a, terms],
+            expected,
+            tolerance=1e-12,
         )
-        np.testing.assert_allclose(found, expected, 1e-12)
-
-
-@st.composite
-def elements(draw):
-    data_shape = draw(shapes(min_rank=1))
-    axis = draw(st.integers(-len(data_shape), len(data_shape) - 1))
-    shape = draw(st.tuples(*(st.integers(0, 5) for _ in data_shape)))
-    return data_shape, draw(index_arrays(shape, data_shape[axis], INDEX_DTYPES)), axis
-
-
-@st.composite
-def points(draw, batched=False):
-    data_shape = draw(shapes(min_rank=1))
-    count = draw(st.integers(1, len(data_shape)))
-    batch_dims = draw(st.integers(0, len(data_shape) - count)) if batched else 0
-    batch = tuple(draw(st.integers(1, 4)) for _ in range(batch_dims))
-    shape = (*batch, *draw(shapes(max_rank=2)), count)
-    return data_shape, draw(index_arrays(shape, max(data_shape), INDEX_DTYPES)), batch_dims
-
-
-@st.composite
-def tensors(draw, all_axes=False):
-    data_shape = draw(shapes(min_rank=1))
-    count = len(data_shape) if all_axes else draw(st.integers(1, len(data_shape)))
-    common = draw(shapes(max_rank=2))
-    indices = []
-    for size in data_shape[:count]:
-        own = common[draw(st.integers(0, len(common))) :]
-        own = tuple(1 if draw(st.booleans()) else extent for extent in own)
-        indices.append(draw(index_arrays(own, size, INDEX_DTYPES)))
-    return data_shape, indices
 
 
 @few
 @given(points(batched=True))
 def test_gather_nd(case):
-    check_gather_nd(*case)
+    check_kernels(gather_nd_kernels(*case))
 
 
 @few
 @given(tensors())
 def test_index_tensor(case):
-    check_index_tensor(*case)
+    check_kernels(index_tensor_kernels(*case))
 
 
 @pytest.mark.parametrize("reduction", COMBINE)
@@ -231,51 +183,66 @@ def test_index_tensor(case):
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(case=elements())
 def test_scatter_elements(case, reduction, symbolic):
-    check_scatter_elements(*case, reduction, symbolic)
+    check_kernels(scatter_elements_kernels(*case, reduction, symbolic))
 
 
 @few
 @given(points(), st.sampled_from([r for r in COMBINE if r != "mean"]))
 def test_scatter_nd(case, reduction):
-    check_scatter_nd(*case[:2], reduction)
+    check_kernels(scatter_nd_kernels(*case[:2], reduction))
 
 
 @few
 @given(tensors(all_axes=True), st.booleans())
 def test_index_put(case, accumulate):
-    check_index_put(*case, accumulate)
+    check_kernels(index_put_kernels(*case, accumulate))
 
 
 @few
 @given(elements(), st.booleans())
 def test_scan(case, reverse):
-    check_scan(*case, reverse)
+    check_kernels(scan_kernels(*case, reverse))
 
 
 @pytest.mark.slow
-@many
-@given(points(batched=True), tensors(), st.sampled_from(["float64", "float32", "float16"]))
-def test_many_reads(nd, tensor, dtype):
-    check_gather_nd(*nd, dtype)
-    check_index_tensor(*tensor, dtype)
+@at_length(200)
+@given(
+    batches(st.tuples(points(batched=True), tensors())),
+    st.sampled_from(["float64", "float32", "float16"]),
+)
+def test_reads_at_length(batch, dtype):
+    kernels = (
+        (*gather_nd_kernels(*nd, dtype), *index_tensor_kernels(*tensor, dtype))
+        for nd, tensor in batch
+    )
+    check_kernels(itertools.chain.from_iterable(kernels), TARGET)
 
 
 @pytest.mark.slow
-@many
-@given(elements(), points(), tensors(all_axes=True), st.booleans(), st.sampled_from(list(COMBINE)))
-def test_many_writes(element, nd, tensor, flag, reduction):
-    check_scatter_elements(*element, reduction, flag)
-    check_scatter_nd(*nd[:2], "add" if reduction == "mean" else reduction)
-    check_index_put(*tensor, flag)
-    check_scan(*element, flag)
+@at_length(200)
+@given(
+    batches(st.tuples(elements(), points(), tensors(all_axes=True), st.sampled_from([*COMBINE]))),
+    st.booleans(),
+)
+def test_writes_at_length(batch, flag):
+    kernels = (
+        (
+            *scatter_elements_kernels(*element, reduction, flag),
+            *scatter_nd_kernels(*nd[:2], "add" if reduction == "mean" else reduction),
+            *index_put_kernels(*tensor, flag),
+            *scan_kernels(*element, flag),
+        )
+        for element, nd, tensor, reduction in batch
+    )
+    check_kernels(itertools.chain.from_iterable(kernels), TARGET)
 
 
 @pytest.mark.parametrize("behind", [(1,), (63,), (64,), (65,), (3, 50), (2, 0)], ids=str)
 def test_pieces_of_the_axes_behind(behind):
     """They are divided among parallel tasks, whatever their extents."""
-    check_scatter_nd((3, *behind), np.array([[2], [-1], [0], [3]]), "update")
+    check_kernels(scatter_nd_kernels((3, *behind), np.array([[2], [-1], [0], [3]]), "update"))
     indices = np.random.default_rng(0).integers(-4, 4, (2, 4, *behind))
-    check_scatter_elements((2, 3, *behind), indices, 1, "mean")
+    check_kernels(scatter_elements_kernels((2, 3, *behind), indices, 1, "mean"))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels import Kernel, check_kernels
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
 from relax_grad.topi import loss as topi_loss
@@ -65,8 +69,8 @@ def reference(output_grad, predictions, targets, weights, reduction, ignore_inde
 @st.composite
 def cases(draw, invalid: bool):
     num_classes = draw(st.integers(1, 5))
-    batch = draw(st.none() | st.integers(1, 4))
-    spatial = () if batch is None else tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
+    batch = draw(st.none() | st.integers(0, 4))
+    spatial = () if batch is None else tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
     positions = () if batch is None else (batch, *spatial)
     reduction = draw(st.sampled_from(["none", "sum", "mean"]))
     ignore_index = draw(st.sampled_from([-100, -1, 0, num_classes - 1, 255, *NOT_A_CLASS]))
@@ -86,20 +90,23 @@ def cases(draw, invalid: bool):
     return np.asarray(output_grad), predictions, targets, weights, reduction, ignore_index
 
 
-def check(case, symbolic=False):
-    output_grad, predictions, targets, weights, reduction, ignore_index = case
+def kernels(case, symbolic=False):
+    output_grad, *forward, reduction, ignore_index = case
     loss, dx, dw = reference(*case)
     attrs = {"reduction": reduction, "ignore_index": ignore_index}
-    forward = (predictions, targets, weights)
-    found = run(topi_loss.nll_loss, *forward, symbolic=symbolic, **attrs)
-    np.testing.assert_allclose(found, loss, rtol=1e-12)
-    found = run(topi_loss.nll_loss_backward, output_grad, *forward, symbolic=symbolic, **attrs)
-    np.testing.assert_allclose(found, dx, rtol=1e-12)
-    if weights is not None:
-        found = run(
-            topi_loss.nll_loss_backward_weights, output_grad, *forward, symbolic=symbolic, **attrs
-        )
-        np.testing.assert_allclose(found, dw, rtol=1e-10, atol=1e-12)
+
+    def kernel(function, inputs, expected):
+        expression = functools.partial(function, **attrs)
+        return Kernel(expression, inputs, np.asarray(expected), "float64", 1e-10, symbolic)
+
+    yield kernel(topi_loss.nll_loss, forward, loss)
+    yield kernel(topi_loss.nll_loss_backward, [output_grad, *forward], dx)
+    if forward[2] is not None:
+        yield kernel(topi_loss.nll_loss_backward_weights, [output_grad, *forward], dw)
+
+
+def check(case, symbolic=False):
+    check_kernels(kernels(case, symbolic))
 
 
 SWEEP = {"deadline": None, "derandomize": True}
@@ -124,10 +131,10 @@ def test_symbolic_shapes(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, **SWEEP)
-@given(cases(invalid=True), st.booleans())
-def test_against_numpy_at_length(case, symbolic):
-    check(case, symbolic)
+@at_length(1000)
+@given(batches(st.tuples(cases(invalid=True), st.booleans())))
+def test_against_numpy_at_length(batch):
+    check_kernels((k for case in batch for k in kernels(*case)), TARGET)
 
 
 @pytest.mark.parametrize("invalid", [*NOT_A_CLASS, 3, -(2**63), 2**63 - 1])

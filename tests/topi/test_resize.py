@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernels import Kernel, check_kernels, run_kernels
+from sweep import TARGET, at_length, batches
 from tvm import te, tirx, topi
 
 from relax_grad.topi import resize as topi_resize
@@ -48,9 +52,9 @@ def call(function, shape, *inputs, dtype="float32"):
     return out.numpy()
 
 
-def unit_images(height, width, dtype="float32"):
-    count = height * width
-    return np.eye(count, dtype=dtype).reshape(count, 1, height, width)
+def unit_images(extents):
+    count = math.prod(extents)
+    return np.eye(count, dtype="float32").reshape(count, 1, *extents)
 
 
 def stock(data, size, settings):
@@ -63,25 +67,48 @@ def stock(data, size, settings):
 
 
 def ours(data, size, settings):
-    return topi_resize.resize(data, size, "NCHW", "float32", 0.0, **settings)
+    layout = "NCHW" if len(size) == 2 else "NCDHW"
+    return topi_resize.resize(data, size, layout, "float32", 0.0, **settings)
 
 
-def check_transpose(height, width, settings, forward=stock):
+def check_transposes(cases, target="llvm"):
     """The backward function of unit images must be the transposed Jacobian of the forward one."""
-    size = (width, height)  # one axis grows where the other shrinks
-    images, grads = unit_images(height, width), unit_images(*size)
-    data = te.placeholder(images.shape, "float32", "data")
-    jacobian = call(
-        compiled(data, forward(data, size, settings)), (len(images), 1, *size), images
-    ).reshape(len(images), -1)
-    grad = te.placeholder(grads.shape, "float32", "grad")
-    shape = (len(grads), 1, height, width)
-    backward = topi_resize.resize_backward_data(grad, shape, "NCHW", "float32", **settings)
-    found = call(compiled(grad, backward), shape, grads).reshape(len(grads), -1)
-    if settings["method"] == "nearest_neighbor":
-        np.testing.assert_array_equal(found, jacobian.T)
-    else:
-        np.testing.assert_allclose(found, jacobian.T, rtol=0, atol=2e-6)
+    forward = [
+        Kernel(
+            functools.partial(forward_of(extents, size, settings), size=size, settings=settings),
+            [unit_images(extents)],
+            np.empty((math.prod(extents), 1, *size)),
+            "float32",
+        )
+        for extents, size, settings in cases
+    ]
+    backward = [
+        Kernel(
+            functools.partial(
+                topi_resize.resize_backward_data,
+                data_shape=(math.prod(size), 1, *extents),
+                layout="NCHW" if len(size) == 2 else "NCDHW",
+                out_dtype="float32",
+                **settings,
+            ),
+            [unit_images(size)],
+            jacobian.reshape(len(jacobian), -1).T.reshape(-1, 1, *extents),
+            "float32",
+            0.0 if settings["method"] == "nearest_neighbor" else 2e-6,
+        )
+        for (extents, size, settings), jacobian in zip(
+            cases, run_kernels(forward, target), strict=True
+        )
+    ]
+    check_kernels(backward, target)
+
+
+def forward_of(extents, size, settings):
+    """TVM's own for images, unless it divides by zero: corners, of the data or of a region, aligned to one
+    element. TVM extrapolates volumes along one axis only."""
+    mode = settings["coordinate_transformation_mode"]
+    alone = mode in ("align_corners", "tf_crop_and_resize") and 1 in (*extents, *size)
+    return ours if alone or len(extents) == 3 else stock
 
 
 def one_of(cases):
@@ -99,35 +126,41 @@ smooth = st.builds(
     one_of(["linear", "cubic"]),
     one_of([0, 1]),
 )
-sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
 
-def check_random(size, settings):
-    height, width = size
-    # TVM's own divides by zero where corners, of the data or of a region, are aligned to one element.
-    mode = settings["coordinate_transformation_mode"]
-    alone = mode in ("align_corners", "tf_crop_and_resize") and 1 in size
-    check_transpose(height, width, settings, ours if alone else stock)
+@st.composite
+def cases(draw, largest=9):
+    """Extents and size of an image or, now and then, of a volume, and the settings."""
+    settings = draw(st.one_of(nearest, smooth))
+    if draw(st.integers(0, 3)) == 0:
+        settings["roi"] = [0.1, 0.2, 0.3, 0.9, 0.7, 0.8]
+        if settings["method"] == "cubic":  # of 64 taps, which take seconds to compile
+            settings["method"] = "linear"
+        extents, size = (draw(st.tuples(*[st.integers(1, 4)] * 3)) for _ in range(2))
+    else:
+        extents, size = (draw(st.tuples(*[st.integers(1, largest)] * 2)) for _ in range(2))
+    return extents, size, settings
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(size=sizes, settings=st.one_of(nearest, smooth))
-def test_transpose_of_tvm(size, settings):
-    check_random(size, settings)
+@given(cases())
+def test_transpose_of_forward(case):
+    check_transposes([case])
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(size=st.tuples(st.integers(1, 20), st.integers(1, 20)), settings=st.one_of(nearest, smooth))
-def test_transpose_of_tvm_many(size, settings):
-    check_random(size, settings)
+@at_length(800)
+@given(batches(cases(largest=12)))
+def test_transpose_of_forward_at_length(batch):
+    check_transposes(batch, TARGET)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "rounding"), itertools.product(MODES, ROUNDINGS))
+@pytest.mark.parametrize(("mode", "rounding"), [*itertools.product(MODES, ROUNDINGS)])
 def test_ties_of_nearest(mode, rounding):
-    for size in SIZES:
-        check_random(size, attrs(mode, "nearest_neighbor", rounding))
+    check_transposes(
+        [(size, size[::-1], attrs(mode, "nearest_neighbor", rounding)) for size in SIZES]
+    )
 
 
 @pytest.mark.parametrize("method", ["nearest_neighbor", "linear", "cubic"])

@@ -57,7 +57,8 @@ def pad_backward_data(rng):
 def padded(torch, x, widths, mode, value=0.0):
     """Pad in PyTorch, by its own operator where that takes the widths, and by NumPy's indices otherwise."""
     pairs = list(zip(widths[::2], widths[1::2], strict=True))
-    if x.ndim == 4:
+    images = zip(x.shape[2:], pairs[2:], strict=True)
+    if x.ndim == 4 and not any(widths[:4]) and all(0 <= w < n for n, pair in images for w in pair):
         inner = [width for pair in pairs[:1:-1] for width in pair]
         return torch.nn.functional.pad(x, inner, mode, value if mode == "constant" else None)
     modes = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}

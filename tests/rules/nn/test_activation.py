@@ -7,10 +7,11 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch, check_gradients
+from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 
 
 def relu_gradient(x):
@@ -145,7 +146,7 @@ def prelu_cases(draw):
     return shape, axis, slopes
 
 
-def check_prelu(torch, case):
+def prelu_case(case):
     shape, axis, slopes = case
     rng = np.random.default_rng(0)
 
@@ -154,17 +155,17 @@ def check_prelu(torch, case):
         return torch.where(x > 0, x, slope * x)
 
     inputs = [rng.normal(size=shape), rng.normal(size=slopes)]
-    check_against_torch("relax.nn.prelu", inputs, forward, axis=axis)
+    return TorchCase("relax.nn.prelu", inputs, forward, {"axis": axis})
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(case=prelu_cases())
 def test_prelu(torch, case):
-    check_prelu(torch, case)
+    check_many_against_torch([prelu_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=prelu_cases())
-def test_prelu_many(torch, case):
-    check_prelu(torch, case)
+@at_length(200)
+@given(batches(prelu_cases()))
+def test_prelu_at_length(torch, batch):
+    check_many_against_torch(list(map(prelu_case, batch)), target=TARGET)

@@ -7,10 +7,11 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
 
 from relax_grad.errors import GradientError
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_against_torch, check_many_against_torch
 
 nn = relax.op.nn
 MASKS = (None, "TopLeft", "BottomRight")
@@ -60,25 +61,25 @@ def cases(draw):
     return inputs, attrs
 
 
-def check_case(torch, case):
+def torch_case(case):
     inputs, attrs = case
     op = "relax.nn.attention_bias" if len(inputs) == 4 else "relax.nn.attention"
-    check_against_torch(
-        op, inputs, lambda torch, *inputs: torch_attention(torch, *inputs, **attrs), **attrs
+    return TorchCase(
+        op, inputs, lambda torch, *inputs: torch_attention(torch, *inputs, **attrs), attrs
     )
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(case=cases())
 def test_any_shape_and_mask(torch, case):
-    check_case(torch, case)
+    check_many_against_torch([torch_case(case)])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=cases())
-def test_any_shape_and_mask_at_length(torch, case):
-    check_case(torch, case)
+@at_length(200)
+@given(batches(cases()))
+def test_any_shape_and_mask_at_length(torch, batch):
+    check_many_against_torch(list(map(torch_case, batch)), target=TARGET)
 
 
 def gradients(function, inputs, grad):

@@ -22,11 +22,11 @@ REDUCTIONS = ["none", "sum", "mean"]
 
 
 @st.composite
-def losses(draw):
+def losses(draw, least=0):
     """Arguments of nll_loss that PyTorch accepts."""
     num_classes = draw(st.integers(1, 5))
-    batch = draw(st.none() | st.integers(1, 4))
-    spatial = () if batch is None else tuple(draw(st.lists(st.integers(1, 3), max_size=3)))
+    batch = draw(st.none() | st.integers(least, 4))
+    spatial = () if batch is None else tuple(draw(st.lists(st.integers(least, 3), max_size=3)))
     positions = () if batch is None else (batch, *spatial)
     ignore_index = draw(st.sampled_from([-100, 255, -1, 0, num_classes - 1]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -57,14 +57,18 @@ def adjoint(function, inputs, wrt):
     return loss.numpy(), [gradient.numpy() for gradient in gradients]
 
 
-def nll_loss_as_torch(torch, predictions, targets, weights, attrs):
+def nll_loss_case(predictions, targets, weights, attrs):
     inputs = [predictions, targets] if weights is None else [predictions, targets, weights]
 
     def reference(torch, x, t, w=None):
         return torch.nn.functional.nll_loss(x, t.long(), None if w is None else w.detach(), **attrs)
 
     # The gradient of the weights is not PyTorch's to compare with; NumPy checks it in tests/topi.
-    check_against_torch("relax.nn.nll_loss", inputs, reference, wrt=[0], **attrs)
+    return TorchCase("relax.nn.nll_loss", inputs, reference, attrs, [0])
+
+
+def nll_loss_as_torch(torch, *case):
+    check_many_against_torch([nll_loss_case(*case)])
 
 
 @settings(max_examples=15, **SWEEP)
@@ -74,15 +78,15 @@ def test_nll_loss_is_torch_s(torch, case):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, **SWEEP)
-@given(losses())
-def test_nll_loss_is_torch_s_at_length(torch, case):
-    nll_loss_as_torch(torch, *case)
+@at_length(1000)
+@given(batches(losses()))
+def test_nll_loss_is_torch_s_at_length(torch, batch):
+    check_many_against_torch([nll_loss_case(*case) for case in batch], target=TARGET)
 
 
 @pytest.mark.slow
 @settings(max_examples=40, **SWEEP)
-@given(losses())
+@given(losses(least=1))
 def test_nll_loss_at_second_order(case):
     predictions, targets, weights, attrs = case
     if not (targets != attrs["ignore_index"]).any():

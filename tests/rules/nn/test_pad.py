@@ -7,11 +7,12 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
 from relax_grad import GradientError
-from relax_grad.testing import check_against_torch
+from relax_grad.testing import TorchCase, check_many_against_torch
 from relax_grad.testing.samples.pad import padded
 
 MODES = ("constant", "reflect", "replicate", "circular")
@@ -21,36 +22,39 @@ MODES = ("constant", "reflect", "replicate", "circular")
 def cases(draw):
     mode = draw(st.sampled_from(MODES))
     smallest = 0 if mode == "constant" else 1
-    shape = tuple(draw(st.lists(st.integers(smallest, 4), min_size=1, max_size=2)))
+    rank = draw(st.integers(1, 5))
+    shape = tuple(draw(st.integers(smallest, 4 if rank < 4 else 3)) for _ in range(rank))
+    widest = 6 if rank < 4 else 2
     widths = []
     for extent in shape:
-        before = draw(st.integers(-4, 6))
-        widths += [before, draw(st.integers(max(-4, -extent - before), 6))]
-    return mode, shape, widths
-
-
-def check(case):
-    mode, shape, widths = case
-    check_against_torch(
+        before = draw(st.integers(-4, widest))
+        least = max(-4, -extent - before)
+        widths += [before, draw(st.integers(least, max(least, widest)))]
+    attrs = {"pad_width": widths, "pad_mode": mode}
+    if draw(st.booleans()):
+        attrs["pad_value"] = 2.5
+    names = [axis for axis, extent in enumerate(shape) if extent and draw(st.booleans())]
+    return TorchCase(
         "relax.nn.pad",
         [np.random.default_rng(0).normal(size=shape)],
-        lambda torch, x: padded(torch, x, widths, mode),
-        pad_width=widths,
-        pad_mode=mode,
+        lambda torch, x: padded(torch, x, widths, mode, attrs.get("pad_value", 0.0)),
+        attrs,
+        # TVM leaves a sum over a symbolic axis that is empty undefined.
+        symbolic={0: {axis: f"n{axis}" for axis in names}} if draw(st.booleans()) else {},
     )
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(case=cases())
+@given(cases())
 def test_pad(torch, case):
-    check(case)
+    check_many_against_torch([case])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(case=cases())
-def test_pad_many(torch, case):
-    check(case)
+@at_length(2000)
+@given(batches(cases()))
+def test_pad_at_length(torch, batch):
+    check_many_against_torch(batch, target=TARGET)
 
 
 def compiled(params, build):

@@ -1,0 +1,129 @@
+"""Run tensor expressions on arrays, and compare what they return with what they must return.
+
+Every array lies between two fences in memory, which have to be intact afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import te, tirx
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A tensor expression with its inputs and its result.
+
+    Attributes
+    ----------
+    expression : Callable
+        Takes a placeholder for each of the inputs, and None for None.
+    inputs : Sequence[np.ndarray or None]
+        The arrays to run it on.
+    expected : np.ndarray
+        What it must return.
+    dtype : str
+        The dtype of what it must return.
+    tolerance : float
+        The error that is accepted, absolute and relative; without one, every element must be equal.
+    symbolic : bool
+        Whether the extents of the inputs are variables, one for each size.
+    static : Collection[int]
+        The inputs whose extents are not.
+    """
+
+    expression: Callable
+    inputs: Sequence[np.ndarray | None]
+    expected: np.ndarray
+    dtype: str = "float64"
+    tolerance: float = 0.0
+    symbolic: bool = False
+    static: Collection[int] = ()
+
+
+def check_kernels(kernels: Iterable[Kernel], target="llvm") -> None:
+    """Run kernels, compiled in one module, and compare."""
+    kernels = list(kernels)
+    for kernel, found in zip(kernels, run_kernels(kernels, target), strict=True):
+        tolerance = kernel.tolerance
+        np.testing.assert_allclose(found, kernel.expected, tolerance, tolerance, err_msg=kernel)
+
+
+def run_kernels(kernels: Sequence[Kernel], target="llvm") -> list[np.ndarray]:
+    """Run kernels, compiled in one module; of what is expected, only the shape matters."""
+    module = tvm.IRModule(
+        {
+            f"kernel_{i}": _prim_func(kernel).with_attr("global_symbol", f"kernel_{i}")
+            for i, kernel in enumerate(kernels)
+        }
+    )
+    executable = tvm.compile(module, target=target)
+    return [_run(executable[f"kernel_{i}"], kernel) for i, kernel in enumerate(kernels)]
+
+
+def run(expression, inputs, shape, dtype, symbolic=False) -> np.ndarray:
+    """Compile one tensor expression and run it."""
+    (found,) = run_kernels([Kernel(expression, inputs, np.empty(shape), dtype, symbolic=symbolic)])
+    return found
+
+
+def int64(size: int) -> tirx.IntImm:
+    """An extent as in Relax: TVM simplifies indices of int32 differently."""
+    return tirx.IntImm("int64", size)
+
+
+class Fenced:
+    """An array between two fences of NaN, or of large numbers, in the same memory."""
+
+    FENCE = 4096
+
+    def __init__(self, array):
+        line = 64 // array.itemsize  # TVM wants tensors aligned to 64 bytes
+        is_float = np.issubdtype(array.dtype, np.floating)
+        self._fill = np.nan if is_float else np.iinfo(array.dtype).max
+        memory = np.full(2 * self.FENCE + array.size + line, self._fill, array.dtype)
+        skip = -memory.ctypes.data % 64 // array.itemsize + self.FENCE
+        self.array = memory[skip : skip + array.size].reshape(array.shape)
+        self.array[...] = array
+        self._outside = memory[:skip], memory[skip + array.size :]
+
+    def tensor(self):
+        if not self.array.size:  # NumPy gives an empty view any address, TVM wants an aligned one
+            return tvm.runtime.tensor(self.array)
+        return tvm.runtime.from_dlpack(self.array)
+
+    def intact(self) -> bool:
+        return all(np.array_equal(p, np.full_like(p, self._fill), True) for p in self._outside)
+
+
+def _prim_func(kernel: Kernel) -> tirx.PrimFunc:
+    sizes = {}
+
+    def placeholder(i, array):
+        def extent(size):
+            if not kernel.symbolic or i in kernel.static:
+                return int64(size)
+            return sizes.setdefault(size, tirx.Var(f"n{size}", "int64"))
+
+        return te.placeholder(list(map(extent, array.shape)), array.dtype.name, name=f"x{i}")
+
+    arguments = [
+        None if array is None else placeholder(i, array) for i, array in enumerate(kernel.inputs)
+    ]
+    result = kernel.expression(*arguments)
+    assert result.dtype == kernel.dtype
+    assert len(result.shape) == kernel.expected.ndim
+    return te.create_prim_func([*(a for a in arguments if a is not None), result])
+
+
+def _run(function, kernel: Kernel) -> np.ndarray:
+    inputs = [array for array in kernel.inputs if array is not None]
+    fenced = [Fenced(array) for array in (*inputs, np.full(kernel.expected.shape, 7, kernel.dtype))]
+    function(*(item.tensor() for item in fenced))
+    assert all(item.intact() for item in fenced), kernel
+    for item, array in zip(fenced, inputs, strict=False):
+        np.testing.assert_array_equal(item.array, array, err_msg=kernel)
+    return fenced[-1].array
