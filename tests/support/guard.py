@@ -17,7 +17,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,10 +30,10 @@ FAULTS_OF_TVM: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an operator, differentiated up to an order; order 0 is the operator alone."""
+    """One call of an operator or function, differentiated up to an order; order 0 is the call alone."""
 
     name: str
-    op: str
+    op: str | Callable
     inputs: Sequence
     attrs: Mapping = field(default_factory=dict)
     order: int = 1
@@ -91,7 +91,11 @@ def sample_cases(ops: Sequence[str], numbers: int | None = None) -> list[SampleC
 
 
 def run_guarded(
-    cases: Sequence[Case | SampleCase], *, adversarial: bool = True, ours: bool = False
+    cases: Sequence[Case | SampleCase],
+    *,
+    adversarial: bool = True,
+    ours: bool = False,
+    time_limit: int = 30,
 ) -> Report:
     """Run the kernels of cases between guard pages, in a process of its own.
 
@@ -103,9 +107,11 @@ def run_guarded(
         Whether to replace the values of each kernel's inputs too.
     ours : bool
         Whether to run only the kernels of operators that relax_grad legalizes.
+    time_limit : int
+        Seconds after which a kernel counts as one that does not end.
     """
     worker = Path(__file__).with_name("guard_worker.py")
-    job = pickle.dumps((list(cases), adversarial, ours))
+    job = pickle.dumps((list(cases), adversarial, ours, time_limit))
     result = subprocess.run([sys.executable, worker], input=job, capture_output=True, check=False)
     lines = result.stdout.decode().splitlines()
     assert result.returncode == 0, (

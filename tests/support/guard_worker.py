@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import math
 import os
 
 os.environ["TVM_NUM_THREADS"] = "1"  # the threads of a pool do not survive a fork
@@ -11,9 +14,10 @@ import pickle
 import re
 import signal
 import sys
+import traceback
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 
@@ -21,11 +25,12 @@ import numpy as np
 import tvm
 from guard import Case, Finding, SampleCase
 from guard_memory import Place
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.backend.cpu_generic import pipeline
 from tvm_ffi import structural_hash
 
+from relax_grad._compat import Analyzer, dtype_of
 from relax_grad.registry import declarations, operators
 from relax_grad.testing import _program, check
 from relax_grad.testing.samples import samples
@@ -34,8 +39,6 @@ from relax_grad.testing.samples import samples
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 #: The programs that are compiled together.
 BATCH = 25
-#: Seconds after which a kernel counts as one that does not end.
-_TIME_LIMIT = 30
 #: What surrounds the buffers, and what the outputs hold before: NaN at the end, a number at the start.
 _PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
 _SKIP_RUN = 1
@@ -57,12 +60,21 @@ class _Kernel:
         The operators that were legalized to it.
     hash : str
         The same for all that are structurally equal.
+    parameters : Sequence
+        Its own parameters.
+    workspaces : Sequence
+        The buffers that it allocates, which :func:`_exposed` makes parameters.
+    guarded : Callable, optional
+        What takes the workspaces too; None for a kernel without.
     """
 
     name: str
     outputs: int
     ops: set[str] = field(default_factory=set)
     hash: str = ""
+    parameters: Sequence = ()
+    workspaces: Sequence = ()
+    guarded: Callable | None = None
 
     @property
     def ours(self) -> bool:
@@ -109,7 +121,7 @@ def _build(case: Case | SampleCase) -> _Program:
 def _legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, _Kernel]]:
     """Legalize a module as TVM's pipeline for CPUs does, without fusing; tell what became of each op."""
     ops = defaultdict(set)
-    current: list[str] = []
+    current = ["relax.backend.DispatchSortScan"]  # TVM dispatches before it legalizes
     add_func = relax.BlockBuilder.add_func
 
     def traced_add_func(self, func, func_name):
@@ -147,7 +159,8 @@ def _legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, _Kernel]]:
     for name, kernel in kernels.items():
         function = _unaligned(module[name])
         module[name] = function
-        kernel.hash = str(structural_hash(function.without_attr('global_symbol')))
+        kernel.hash = str(structural_hash(function.without_attr("global_symbol")))
+        kernel.parameters, kernel.workspaces = function.params, _workspaces(function)
     return module, kernels
 
 
@@ -160,16 +173,49 @@ def _unaligned(function):
     return tvm.ir.load_json(re.sub(r'"data_alignment": ?\d+', '"data_alignment":1', text))
 
 
+def _workspaces(function) -> Sequence:
+    """Return the buffers that a kernel allocates for its whole run."""
+    return list(function.body.block.alloc_buffers) if hasattr(function.body, "block") else []
+
+
+def _exposed(function):
+    """Make the buffers that a kernel allocates parameters, so that they can be guarded as well."""
+    realize, block = function.body, function.body.block
+    block = type(block)(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        block.body,
+        block.init,
+        [],
+        block.match_buffers,
+        block.annotations,
+    )
+    body = type(realize)(realize.iter_values, realize.predicate, block)
+    exposed = tirx.PrimFunc([*function.params, *_workspaces(function)], body, function.ret_type)
+    return exposed.with_attrs(dict(function.attrs))
+
+
 class _Batch:
     """Programs that are compiled together, and how their kernels are run."""
 
-    def __init__(self, programs: Sequence[_Program], adversarial: bool, ours: bool, done: set):
+    def __init__(self, programs: Sequence[_Program], done: set, adversarial, ours, time_limit):
         self.programs, self.adversarial, self.ours = programs, adversarial, ours
+        self.time_limit = time_limit
         merged = _program.merge([program.module for program in programs])
         module, self.kernels = _legalize(merged)
         passes = pipeline.dataflow_lower_passes(TARGET) + pipeline.finalize_passes(TARGET)
         executable = tvm.compile(module, TARGET, relax_pipeline=tvm.transform.Sequential(passes))
         self._machine = relax.VirtualMachine(executable, tvm.cpu())
+        exposed = {
+            name: _exposed(module[name]).with_attr("global_symbol", name)
+            for name, kernel in self.kernels.items()
+            if kernel.workspaces
+        }
+        compiled = tvm.compile(tvm.IRModule(exposed), TARGET) if exposed else {}
+        for name in exposed:
+            self.kernels[name].guarded = compiled[name]
         self._machine.set_instrument(self._instrument)
         self.done = done  # the kernels that were run, with their shapes
         self.broken: set[str] = set()  # those that the programs cannot run
@@ -220,14 +266,16 @@ class _Batch:
         found = []
         for placement, fill in _PLACEMENTS.items():
             self._send("replay", f"{what}, {placement}")
-            signal.alarm(_TIME_LIMIT)
+            signal.alarm(self.time_limit)
             results, faults = call.replay(inputs, placement == "at the end", fill)
             signal.alarm(0)
             found.append(results)
             for fault in faults:
                 self._send("finding", [call.kernel.name, f"{what}, {placement}: {fault}"])
         if found[0] != found[1]:
-            fault = f"{what}: the results depend on what lies around the buffers or was in the outputs"
+            fault = (
+                f"{what}: the results depend on what lies around the buffers or was in the outputs"
+            )
             self._send("finding", [call.kernel.name, fault])
         return found[0]
 
@@ -260,21 +308,46 @@ class _Call:
     def outputs(self) -> list:
         return self.tensors[-self.kernel.outputs :]
 
+    @functools.cached_property
+    def workspaces(self) -> list[tuple]:
+        """Shape and dtype of each buffer that the kernel allocates."""
+        analyzer, known = Analyzer(), set()
+        for parameter, arg in zip(self.kernel.parameters, self.args, strict=True):
+            if isinstance(arg, tvm.runtime.Tensor):
+                pairs = zip(parameter.ty.shape, arg.shape, strict=True)
+            else:
+                pairs = [(parameter, arg)]
+            for dim, extent in pairs:
+                if isinstance(dim, tirx.Var) and dim not in known:
+                    known.add(dim)
+                    analyzer.bind(dim, tirx.const(extent, str(dim.ty.dtype)))
+        return [
+            (tuple(int(analyzer.simplify(d)) for d in buffer.ty.shape), dtype_of(buffer.ty))
+            for buffer in self.kernel.workspaces
+        ]
+
     def replay(self, inputs: Sequence[bytes], at_end: bool, fill: int) -> tuple:
         """Run the kernel between guard pages; return its results, None for an error, and the faults."""
-        data = [*inputs, *(bytes([fill]) * len(_bytes(output)) for output in self.outputs())]
-        buffers = [
-            _places[i, at_end].hold(content, tensor.shape, str(tensor.dtype), at_end, fill)
-            for i, (content, tensor) in enumerate(zip(data, self.tensors, strict=True))
-        ]
-        tensors = iter(buffers)
+        buffers = []
+
+        def hold(shape, dtype, content=None):
+            size = math.prod(shape) * _program.numpy_dtype(dtype).itemsize
+            content = bytes([fill]) * size if content is None else content
+            place = _places[len(buffers), at_end]
+            buffers.append(place.hold(content, shape, dtype, at_end, fill))
+            return buffers[-1].tensor
+
+        contents = itertools.chain(inputs, itertools.repeat(None))
         args = [
-            next(tensors).tensor if isinstance(arg, tvm.runtime.Tensor) else arg
+            hold(arg.shape, str(arg.dtype), next(contents))
+            if isinstance(arg, tvm.runtime.Tensor)
+            else arg
             for arg in self.args
         ]
+        args += [hold(shape, dtype) for shape, dtype in self.workspaces]
         raised = False
         try:
-            self.function(*args)
+            (self.kernel.guarded or self.function)(*args)
         except Exception:  # an error is no access out of bounds
             raised = True
         faults = []
@@ -282,7 +355,8 @@ class _Call:
             faults.append("bytes next to a buffer were overwritten")
         if [buffer.data() for buffer in buffers[: len(inputs)]] != list(inputs):
             faults.append("an input was overwritten")
-        return None if raised else [buffer.data() for buffer in buffers[len(inputs) :]], faults
+        results = [buffer.data() for buffer in buffers[len(inputs) : len(self.tensors)]]
+        return None if raised else results, faults
 
 
 _FLOATS = [np.nan, np.inf, -np.inf, 1e30, -1e30, 3e9, -3e9, 1e4, -1e4, 0.3]
@@ -336,8 +410,15 @@ _FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 def _extremes(extents: set[int], dtype: np.dtype) -> np.ndarray:
     """Integers at and beyond the limits of axes, and at those of dtypes, as far as the dtype has them."""
-    around = (v for extent in extents for v in (extent - 1, extent, extent + 1, -extent, -extent - 1))
-    powers = (sign * 2**power + offset for power in (31, 32, 61, 63) for sign in (1, -1) for offset in (-1, 0, 1))
+    around = (
+        v for extent in extents for v in (extent - 1, extent, extent + 1, -extent, -extent - 1)
+    )
+    powers = (
+        sign * 2**power + offset
+        for power in (31, 32, 61, 63)
+        for sign in (1, -1)
+        for offset in (-1, 0, 1)
+    )
     info = np.iinfo(dtype)
     values = {0, 1, 2, -1, -2, 10**6, -(10**6), info.min, info.max, *around, *powers}
     return np.array(sorted(v for v in values if info.min <= v <= info.max), dtype)
@@ -353,7 +434,7 @@ def _check(batch: _Batch, report) -> int:
             os.close(read)
             _run_child(batch, first, write)
         os.close(write)
-        key = kernel = replay = None
+        key = kernel = replay = error = None
         with os.fdopen(read) as events:
             for event, value in map(json.loads, events):
                 if event == "case":
@@ -366,12 +447,14 @@ def _check(batch: _Batch, report) -> int:
                     replays += 1
                 elif event == "done":
                     kernel = None
+                elif event == "error":
+                    error = value
                 else:
                     report(batch, first, *value)
         _, status = os.waitpid(child, 0)
         if status == 0:
             break
-        ended = signal.Signals(status & 0x7F).name if status & 0x7F else f"exit {status >> 8}"
+        ended = signal.Signals(status & 0x7F).name if status & 0x7F else error
         if kernel is None:
             report(batch, first, "", f"the program ended without guards: {ended}")
             first += 1
@@ -391,17 +474,17 @@ def _run_child(batch: _Batch, first: int, write: int) -> None:
                 events.write(json.dumps([event, value]) + "\n")
                 events.flush()
 
-            batch.run(first, send)
-            status = 0
-    except BaseException as error:
-        print(error, file=sys.stderr)
+            try:
+                batch.run(first, send)
+                status = 0
+            except Exception:
+                send("error", traceback.format_exc())
     finally:
-        sys.stderr.flush()
         os._exit(status)
 
 
 def main() -> None:
-    cases, adversarial, ours = pickle.load(sys.stdin.buffer)
+    cases, *settings = pickle.load(sys.stdin.buffer)
     done: set[str] = set()
     replays = 0
 
@@ -419,13 +502,8 @@ def main() -> None:
         with ExitStack() as stack:
             for within in dict.fromkeys(_details(case)[-1] for case in chunk):
                 stack.enter_context(within())
-            programs = []
-            for case in chunk:
-                try:
-                    programs.append(_build(case))
-                except Exception as error:
-                    write(case, "", (), True, f"it cannot be differentiated: {str(error)[-500:]}")
-            batch = _Batch(programs, adversarial, ours, done)
+            programs = [_build(case) for case in chunk]
+            batch = _Batch(programs, done, *settings)
             replays += _check(batch, report)
     counts = {"kernels": len(done), "ours": sum(" True " in key for key in done)}
     print(json.dumps({**counts, "replays": replays}))
