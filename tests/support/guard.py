@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,13 @@ from pathlib import Path
 
 from relax_grad.testing.samples import samples
 
-#: Kernels of TVM that relax_grad leaves as they are and that do access memory out of bounds, or do not
-#: define their result, by operator. docs/limits.md lists them too.
-FAULTS_OF_TVM: Mapping[str, str] = {}
+#: Kernels of TVM that relax_grad leaves as they are and that do access memory out of bounds, as patterns
+#: of what is found, with the reason. docs/limits.md lists them too.
+FAULTS_OF_TVM = {
+    r"cum(sum|prod)\d*\(.*\[(\d+, )*0(, \d+)*\].*\) of relax.backend.DispatchSortScan: as called, ": (
+        "cumsum and cumprod over an empty axis write one element per row outside the tensor"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ def check_out_of_bounds(cases: Sequence[Case | SampleCase], **settings) -> Repor
     unknown = [
         str(finding)
         for finding in report.findings
-        if finding.ours or not FAULTS_OF_TVM.keys() & set(finding.ops)
+        if finding.ours or not any(re.search(fault, str(finding)) for fault in FAULTS_OF_TVM)
     ]
     assert not unknown, f"{len(unknown)} findings:\n" + "\n".join(unknown)
     return report

@@ -253,21 +253,20 @@ class _Batch:
             return _SKIP_RUN
         if before and key not in self.done:
             self.done.add(key)
-            self._send("kernel", [key, kernel.name])
+            self._send("kernel", [key, call.title])
             self._guarded[key] = self._replays(call)
             self._send("done", None)
         elif not before and key in self._guarded:
             found = [_bytes(output) for output in call.outputs()]
             if self._guarded.pop(key) not in (None, found):
-                self._send("finding", [kernel.name, "the results differ from those without guards"])
+                self._send("finding", [call.title, "the results differ from those without guards"])
         return 0
 
     def _replays(self, call: _Call) -> list[bytes] | None:
         """Run a kernel in every placement, with its own values and others; return its own results."""
-        kernel = call.kernel
         results = self._both(call, "as called", call.inputs)
         if results is None:
-            self._send("finding", [kernel.name, "as called: it raises an error"])
+            self._send("finding", [call.title, "as called: it raises an error"])
         if self.adversarial:
             for what, inputs in _variations(call):
                 self._both(call, what, inputs)
@@ -283,12 +282,12 @@ class _Batch:
             signal.alarm(0)
             found.append(results)
             for fault in faults:
-                self._send("finding", [call.kernel.name, f"{what}, {placement}: {fault}"])
+                self._send("finding", [call.title, f"{what}, {placement}: {fault}"])
         if found[0] != found[1]:
             fault = (
                 f"{what}: the results depend on what lies around the buffers or was in the outputs"
             )
-            self._send("finding", [call.kernel.name, fault])
+            self._send("finding", [call.title, fault])
         return found[0]
 
 
@@ -309,9 +308,16 @@ class _Call:
 
     @property
     def key(self) -> str:
-        types = ", ".join(f"{t.dtype}{list(t.shape)}" for t in self.tensors)
-        extents = [arg for arg in self.args if not isinstance(arg, tvm.runtime.Tensor)]
-        return f"{self.kernel.hash} {self.kernel.ours} {types} {extents}"
+        return f"{self.kernel.hash} {self.kernel.ours} {self.title.partition('(')[2]}"
+
+    @property
+    def title(self) -> str:
+        """The name of the kernel and its arguments."""
+        types = [
+            f"{arg.dtype}{list(arg.shape)}" if isinstance(arg, tvm.runtime.Tensor) else str(arg)
+            for arg in self.args
+        ]
+        return f"{self.kernel.name}({', '.join(types)})"
 
     @property
     def inputs(self) -> list[bytes]:
@@ -446,19 +452,19 @@ def _check(batch: _Batch, report) -> int:
             os.close(read)
             _run_child(batch, first, write)
         os.close(write)
-        key = kernel = replay = error = None
+        key = title = replay = error = None
         with os.fdopen(read) as events:
             for event, value in map(json.loads, events):
                 if event == "case":
                     first = value
                 elif event == "kernel":
-                    key, kernel = value
+                    key, title = value
                     batch.done.add(key)
                 elif event == "replay":
                     replay = value
                     replays += 1
                 elif event == "done":
-                    kernel = None
+                    title = None
                 elif event == "error":
                     error = value
                 else:
@@ -467,11 +473,11 @@ def _check(batch: _Batch, report) -> int:
         if status == 0:
             break
         ended = signal.Signals(status & 0x7F).name if status & 0x7F else error
-        if kernel is None:
+        if title is None:
             report(batch, first, "", f"the program ended without guards: {ended}")
             first += 1
             continue
-        report(batch, first, kernel, f"{replay}: {ended}")
+        report(batch, first, title, f"{replay}: {ended}")
         if replay.startswith("as called"):
             batch.broken.add(key)
     return replays
@@ -500,13 +506,12 @@ def main() -> None:
     done: set[str] = set()
     replays = 0
 
-    def write(case, kernel, ops, is_ours, what):
-        finding = Finding(case.name, kernel, sorted(ops), is_ours, what)
-        print(json.dumps(vars(finding)), flush=True)
-
-    def report(batch, number, name, what):
+    def report(batch, number, title, what):
+        name = title.partition("(")[0]
         kernel = batch.kernels.get(name, _Kernel(name, 0))
-        write(batch.programs[number].case, name, kernel.ops, kernel.ours or not name, what)
+        case = batch.programs[number].case.name
+        finding = Finding(case, title, sorted(kernel.ops), kernel.ours or not name, what)
+        print(json.dumps(vars(finding)), flush=True)
 
     for start in range(0, len(cases), BATCH):
         chunk = cases[start : start + BATCH]
