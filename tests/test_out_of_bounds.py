@@ -58,8 +58,8 @@ def test_faults_are_found():
 
 
 def test_kernels_of_the_first_samples():
-    """Those that relax_grad legalizes, of one sample of each operator."""
-    report = check_out_of_bounds(sample_cases(sampled_operators(), 1), ours=True)
+    """Those that relax_grad legalizes, of the first order of one sample of each operator."""
+    report = check_out_of_bounds(sample_cases(sampled_operators(), 1, order=1), ours=True)
     assert report.kernels == report.ours > 300
 
 

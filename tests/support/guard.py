@@ -47,7 +47,10 @@ class Case:
 
 @dataclass(frozen=True)
 class SampleCase:
-    """One of the samples of an operator; it crosses to the other process by its number."""
+    """One of the samples of an operator, to its own order or a lower one.
+
+    It crosses to the other process by its number.
+    """
 
     op: str
     number: int
@@ -84,14 +87,17 @@ class Report:
     replays: int
 
 
-def sample_cases(ops: Sequence[str], numbers: int | None = None) -> list[SampleCase]:
-    """Return the samples of operators, the first ``numbers`` of each; symbolic shapes too if all."""
+def sample_cases(
+    ops: Sequence[str], numbers: int | None = None, order: int | None = None
+) -> list[SampleCase]:
+    """Return samples of operators: the first ``numbers`` of each, or all, with symbolic shapes too."""
     cases = []
     for op in ops:
         found = samples(op)[:numbers]
-        cases += [SampleCase(op, number) for number in range(len(found))]
+        cases += [SampleCase(op, number, order=order) for number in range(len(found))]
         if numbers is None:
-            cases += [SampleCase(op, n, True) for n, sample in enumerate(found) if sample.symbolic]
+            symbolic = [number for number, sample in enumerate(found) if sample.symbolic]
+            cases += [SampleCase(op, number, True, order) for number in symbolic]
     return cases
 
 
