@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.transform.legalize_ops import manipulate as stock
 
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
@@ -63,20 +63,19 @@ def _index_put(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.slice_scatter",
-    corrects="takes a slice that begins before the axis or is empty for another one, and refuses symbolic "
-    "extents",
+    corrects="reads behind the end of what is written, takes a slice that begins before the axis or is empty "
+    "for another one, and refuses symbolic extents",
 )
 def _slice_scatter(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    data, src, start, end, step = call.args
-    axis = int(call.attrs.axis)
-    extent = data.ty.shape.values[axis]
-    bounds = [start, end, step, extent]
-    if all(isinstance(bound, tirx.IntImm) for bound in bounds):
-        start, end, step, extent = map(int, bounds)
-        if 0 <= start < end <= extent:
-            return stock._slice_scatter(bb, call)
+    data, src, start, _, step = call.args
     return bb.call_te(
-        topi_write.slice_scatter, data, src, start, step, axis, primfunc_name_hint="slice_scatter"
+        topi_write.slice_scatter,
+        data,
+        src,
+        start,
+        step,
+        int(call.attrs.axis),
+        primfunc_name_hint="slice_scatter",
     )
 
 

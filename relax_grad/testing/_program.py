@@ -230,11 +230,16 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
 
 
 def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
-    """Compile ``main`` of the modules as ``main_1``, ``main_2``, ..., with their adjoint functions.
+    """Compile what :func:`merge` makes of the modules.
 
     Compiled together, the modules share the kernels that they have in common, and the cost of the passes
     over a module.
     """
+    return compile_module(merge(modules), target)
+
+
+def merge(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
+    """Put modules into one: ``main`` as ``main_1``, ``main_2``, ..., with their adjoint functions."""
     together = tvm.IRModule()
     for number, module in enumerate(modules, start=1):
         for variable, function in module.functions_items():
@@ -244,7 +249,7 @@ def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
                 together[name] = function.with_attr("global_symbol", name)
             else:  # what the function itself brought along; calls refer to it by its variable
                 together[variable] = function
-    return compile_module(together, target)
+    return together
 
 
 def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,7 +161,7 @@ def check_gradients(
 
 
 @dataclass(frozen=True)
-class _Level:
+class Level:
     """A program of one order, what it is differentiated with respect to, and the differentiated module."""
 
     program: Program
@@ -169,30 +169,39 @@ class _Level:
     module: tvm.IRModule
 
 
+def levels(program: Program, wrt: Sequence[str], order: int, seed: int) -> Iterator[Level]:
+    """Differentiate a program of order 1 again and again.
+
+    From order 2 on, the cotangents are differentiated with respect to as well.
+    """
+    for number in range(1, order + 1):
+        module = _program.differentiate(program, wrt)
+        yield Level(program, wrt, module)
+        if number < order:
+            rng = np.random.default_rng(seed + number)
+            program = _program.next_order(program, module, wrt, rng)
+            if number == 1:
+                wrt = [*wrt, *(a.name for a in program.arguments if _is_cotangent(a))]
+
+
 class _Chain:
     """A program that is differentiated again and again, and compiled once for all orders."""
 
     def __init__(self, name, program: Program, wrt, order: int, target, seed: int):
         self.name = name
-        self.levels: list[_Level] = []
+        self.levels: list[Level] = []
         self.failure: Exception | None = None
         try:
-            for level in range(1, order + 1):
-                if level > 1:
-                    rng = np.random.default_rng(seed + level - 1)
-                    program = _program.next_order(program, self.levels[-1].module, wrt, rng)
-                if level == 2:
-                    wrt = [*wrt, *(a.name for a in program.arguments if _is_cotangent(a))]
-                module = _program.differentiate(program, wrt)
-                self._check_types(level, program, wrt, module)
-                self.levels.append(_Level(program, wrt, module))
+            for number, level in enumerate(levels(program, wrt, order, seed), start=1):
+                self._check_types(number, level.program, level.wrt, level.module)
+                self.levels.append(level)
         except Exception as error:
             if not self.levels:
                 raise
             self.failure = error  # for when the orders below it have been checked
         self._run = _program.compile_together([level.module for level in self.levels], target)
 
-    def level(self, order: int) -> _Level:
+    def level(self, order: int) -> Level:
         if order > len(self.levels):
             raise self.failure
         return self.levels[order - 1]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._position import as_int64
+from ._position import as_int64, filling
 from ._util import Shape
 
 #: A constant stride up to this one cannot overflow where it is added to an index.
@@ -119,16 +119,25 @@ def dynamic_strided_slice(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``output_shape``.
+        A tensor of shape ``output_shape``; NaN (0 for integers) where it is larger than the slice.
     """
 
-    def element(*at):
-        return x(
-            *(
-                canonical_index(begin(axis), extent, strides(axis)) + k * strides(axis)
-                for axis, (k, extent) in enumerate(zip(at, x.shape, strict=True))
-            )
+    starts = [
+        (
+            canonical_index(begin(axis), extent, strides(axis)),
+            _bounded_stride(strides(axis), extent),
         )
+        for axis, extent in enumerate(x.shape)
+    ]
+
+    def element(*at):
+        places = [first + k * stride for k, (first, stride) in zip(at, starts, strict=True)]
+        inside = [
+            condition
+            for place, extent in zip(places, x.shape, strict=True)
+            for condition in (place >= 0, place < extent)
+        ]
+        return tirx.if_then_else(tirx.all(*inside), x(*places), filling(x.dtype, "nan"))
 
     return te.compute(output_shape, element, name="dynamic_slice", tag=topi.tag.INJECTIVE)
 

@@ -88,12 +88,6 @@ CASES = {
         {},
         stock_manipulate._index_tensor,
     ),
-    "slice_scatter": (
-        "relax.slice_scatter",
-        [X, tensor("s", 2, 5), 0, 3, 2],
-        {"axis": 0},
-        stock_manipulate._slice_scatter,
-    ),
     "repeat": ("relax.repeat", [X, 3, 1], {}, stock_manipulate._repeat),
     "repeat all": ("relax.repeat", [X, 2], {}, stock_manipulate._repeat),
     "permute_dims": ("relax.permute_dims", [X], {}, stock_manipulate._permute_dims),

@@ -1,0 +1,75 @@
+"""Tensors in memory of their own, flush against pages that must not be touched."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+_PAGE = mmap.PAGESIZE
+#: Reserved on each side of a buffer: an index has to be far off to jump over it. Costs no memory.
+_GUARD = 1 << 36
+_NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
+_NORESERVE = 0x4000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Place:
+    """Where one buffer can be: pages that can be opened right before or right behind an address."""
+
+    def __init__(self):
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        base = _libc.mmap(None, 2 * _GUARD, _NONE, flags, -1, 0)
+        if base in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), "mmap")
+        self._middle = base + _GUARD
+        self._open = (self._middle, 0)
+
+    def hold(self, data: bytes, shape, dtype: str, at_end: bool, fill: int) -> Guarded:
+        """Place a buffer so that it ends, or begins, exactly where the accessible memory does.
+
+        What else is accessible, less than a page, holds the byte ``fill``.
+        """
+        size = max(1, -(-len(data) // _PAGE)) * _PAGE
+        first = self._middle - size if at_end else self._middle
+        if (first, size) != self._open:
+            self._protect(*self._open, _NONE)
+            self._protect(first, size, _READ_WRITE)
+            self._open = (first, size)
+        pages = (ctypes.c_uint8 * size).from_address(first)
+        return Guarded(pages, data, shape, dtype, size - len(data) if at_end else 0, fill)
+
+    def _protect(self, first: int, size: int, access: int) -> None:
+        if size and _libc.mprotect(first, size, access):
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+
+class Guarded:
+    """A buffer within opened pages, as a tensor."""
+
+    def __init__(self, pages, data: bytes, shape, dtype: str, start: int, fill: int):
+        self._bytes = np.ndarray((len(pages),), np.uint8, pages)
+        self._inside = slice(start, start + len(data))
+        self._fill = fill
+        self._bytes[:] = fill
+        # A view of its own for the empty one too: its address counts.
+        inside = np.ndarray((len(data),), np.uint8, pages, start)
+        inside[:] = np.frombuffer(data, np.uint8)
+        # Aligned to its elements only.
+        raw = tvm_ffi.from_dlpack(inside, require_alignment=0)
+        self.tensor: tvm.runtime.Tensor = raw._create_view(shape, dtype)
+
+    def data(self) -> bytes:
+        return self._bytes[self._inside].tobytes()
+
+    def is_clean(self) -> bool:
+        """Tell whether the rest of the pages is as it was."""
+        before, behind = self._bytes[: self._inside.start], self._bytes[self._inside.stop :]
+        return bool(np.all(before == self._fill) and np.all(behind == self._fill))
