@@ -33,13 +33,15 @@ def cases(draw):
     attrs = {"pad_width": widths, "pad_mode": mode}
     if draw(st.booleans()):
         attrs["pad_value"] = 2.5
-    names = [axis for axis, extent in enumerate(shape) if extent and draw(st.booleans())]
+    # TVM leaves a sum over a symbolic axis that is empty undefined, and fails in its own pass that looks for
+    # reshapes where a symbolic axis behind others is cropped.
+    kept = [widths[2 * axis] + widths[2 * axis + 1] >= 0 for axis in range(rank)]
+    names = [axis for axis in range(rank) if shape[axis] and kept[axis] and draw(st.booleans())]
     return TorchCase(
         "relax.nn.pad",
         [np.random.default_rng(0).normal(size=shape)],
         lambda torch, x: padded(torch, x, widths, mode, attrs.get("pad_value", 0.0)),
         attrs,
-        # TVM leaves a sum over a symbolic axis that is empty undefined.
         symbolic={0: {axis: f"n{axis}" for axis in names}} if draw(st.booleans()) else {},
     )
 
