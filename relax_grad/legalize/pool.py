@@ -16,6 +16,7 @@ from ..topi.pool import (
     max_pool_backward,
     max_pool_jvp,
 )
+from ._gpu import bind_threads
 from ._util import int_list
 
 
@@ -62,9 +63,10 @@ def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
 
 def _max_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = check_pool_backward(call, bb)
-    return bb.call_te(
+    gradient = bb.call_te(
         max_pool_backward, *call.args, **_windows(attrs), primfunc_name_hint=_name(call)
     )
+    return bind_threads(bb, gradient)
 
 
 def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -82,13 +84,14 @@ def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _max_pool_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
+    tangent = bb.call_te(
         max_pool_jvp,
         *call.args,
         list(call.ty.shape.values),
         **_windows(check_pool_attrs(call)),
         primfunc_name_hint=_name(call),
     )
+    return bind_threads(bb, tangent)
 
 
 def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -1,0 +1,110 @@
+"""GPU schedules of what TVM's default rules for reductions take for something that it is not.
+
+TVM's default GPU pipeline (dlight) tries rules for matrix products and reductions before the one that takes
+any kernel. Some of our kernels look to these rules like what they are made for, and end in an error or in a
+kernel that does not compile. So their legalizations bind the threads themselves, and dlight leaves them
+alone.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, s_tir, tirx
+
+from ..topi._util import is_static
+
+#: The threads of a block.
+_THREADS = 256
+
+#: kOpaque: a function that other functions are not fused with, because it is scheduled.
+_OPAQUE = 8
+
+
+def targets_gpu() -> bool:
+    """Tell whether legalization is for a GPU; without a current target it is not."""
+    target = tvm.target.Target.current(allow_none=True)
+    return target is not None and "gpu" in target.keys
+
+
+def bind_threads(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
+    """Schedule the function of a ``call_tir``, if it is for a GPU.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        The builder that holds the function.
+    call : relax.Expr
+        What ``bb.call_te`` has returned.
+
+    Returns
+    -------
+    call : relax.Expr
+        The same call.
+    """
+    if targets_gpu():
+        variable = call.args[0]
+        bb.update_func(variable, _schedule(bb.get()[variable]))
+    return call
+
+
+def _schedule(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give each element of what a function computes a thread, and a sum to a scalar those of a block.
+
+    A function that reduces nothing stays as it is: TVM fuses it with others, and schedules it.
+    """
+    schedule = s_tir.Schedule(function)
+    blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
+    if not any(tirx.IterVar.CommReduce in _kinds(schedule, block) for block in blocks):
+        return function
+    for block in _inlined(schedule, blocks):
+        _bind(schedule, block)
+    return schedule.mod["main"].with_attrs({"tirx.is_scheduled": True, "op_pattern": _OPAQUE})
+
+
+def _kinds(schedule: s_tir.Schedule, block) -> list[int]:
+    return [iter_var.iter_type for iter_var in schedule.get(block).iter_vars]
+
+
+def _inlined(schedule: s_tir.Schedule, blocks: list) -> list:
+    """Inline what only moves or maps elements into what reads it; return the blocks that are left."""
+    left = []
+    for block in blocks:
+        try:
+            schedule.compute_inline(block)
+        except s_tir.ScheduleError:  # it reduces, or it is a result
+            left.append(block)
+    return left
+
+
+def _bind(schedule: s_tir.Schedule, block) -> None:
+    """Bind the loops of a block: those over its elements or, of a single element, those of its sum."""
+    kinds, loops = _kinds(schedule, block), schedule.get_loops(block)
+    if not loops:
+        if not isinstance(schedule.get(block).body, tirx.BufferStore):
+            return  # statements, which bind their loops themselves
+        loops, kinds = [schedule.add_unit_loop(block)], [tirx.IterVar.DataPar]
+    reduced = [
+        loop
+        for loop, kind in zip(loops, kinds, strict=True)
+        if kind == tirx.IterVar.CommReduce
+    ]
+    spatial = [loop for loop in loops if loop not in reduced]
+    schedule.reorder(*spatial, *reduced)
+    one = all(_is_one(schedule.get(loop).extent) for loop in spatial)
+    if one and reduced and isinstance(schedule.get(block).body, tirx.BufferStore):
+        summed = schedule.fuse(*reduced)
+        # What a thread keeps to itself is allocated within the outermost bound loop.
+        outer = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(summed)
+        _, threads = schedule.split(summed, [None, _THREADS])
+        schedule.bind(outer, "blockIdx.x")
+        schedule.bind(threads, "threadIdx.x")
+        return
+    blocks, threads = schedule.split(schedule.fuse(*spatial), [None, _THREADS])
+    schedule.bind(blocks, "blockIdx.x")
+    schedule.bind(threads, "threadIdx.x")
+    if reduced:
+        schedule.decompose_reduction(block, reduced[0])
+
+
+def _is_one(extent) -> bool:
+    return is_static(extent) and int(extent) == 1
