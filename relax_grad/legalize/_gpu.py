@@ -8,6 +8,8 @@ alone.
 
 from __future__ import annotations
 
+import math
+
 import tvm
 from tvm import relax, s_tir, tirx
 
@@ -15,6 +17,12 @@ from ..topi._util import is_static
 
 #: The threads of a block.
 _THREADS = 256
+
+#: Elements that are few enough, and terms that are many enough, to let a block share each element.
+_FEW, _MANY = 2**14, 2**10
+
+#: What TVM's reductions across threads combine with.
+_SHARED = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 
 #: kOpaque: a function that other functions are not fused with, because it is scheduled.
 _OPAQUE = 8
@@ -67,13 +75,15 @@ def _kinds(schedule: s_tir.Schedule, block) -> list[int]:
 
 def _inlined(schedule: s_tir.Schedule, blocks: list) -> list:
     """Inline what only moves or maps elements into what reads it; return the blocks that are left."""
-    left = []
-    for block in blocks:
-        try:
-            schedule.compute_inline(block)
-        except s_tir.ScheduleError:  # it reduces, or it is a result
-            left.append(block)
-    return left
+    return [block for block in blocks if not _inline(schedule, block)]
+
+
+def _inline(schedule: s_tir.Schedule, block) -> bool:
+    try:
+        schedule.compute_inline(block)
+    except s_tir.ScheduleError:  # it reduces, or it is a result
+        return False
+    return True
 
 
 def _bind(schedule: s_tir.Schedule, block) -> None:
@@ -84,14 +94,11 @@ def _bind(schedule: s_tir.Schedule, block) -> None:
             return  # statements, which bind their loops themselves
         loops, kinds = [schedule.add_unit_loop(block)], [tirx.IterVar.DataPar]
     reduced = [
-        loop
-        for loop, kind in zip(loops, kinds, strict=True)
-        if kind == tirx.IterVar.CommReduce
+        loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.CommReduce
     ]
     spatial = [loop for loop in loops if loop not in reduced]
     schedule.reorder(*spatial, *reduced)
-    one = all(_is_one(schedule.get(loop).extent) for loop in spatial)
-    if one and reduced and isinstance(schedule.get(block).body, tirx.BufferStore):
+    if reduced and _shares_a_sum(schedule, block, spatial, reduced):
         summed = schedule.fuse(*reduced)
         # What a thread keeps to itself is allocated within the outermost bound loop.
         outer = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(summed)
@@ -106,5 +113,18 @@ def _bind(schedule: s_tir.Schedule, block) -> None:
         schedule.decompose_reduction(block, reduced[0])
 
 
-def _is_one(extent) -> bool:
-    return is_static(extent) and int(extent) == 1
+def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list) -> bool:
+    """Tell whether the threads of a block reduce to one element: to the only one, or few of many terms."""
+    body = schedule.get(block).body
+    if not isinstance(getattr(body, "value", None), _SHARED):
+        return False
+    elements = _count(schedule, spatial)
+    terms = _count(schedule, reduced)
+    few_of_many = None not in (elements, terms) and elements < _FEW and terms >= _MANY
+    return elements == 1 or few_of_many
+
+
+def _count(schedule: s_tir.Schedule, loops: list) -> int | None:
+    """Return the number of steps of nested loops, or None where it is not known."""
+    extents = [schedule.get(loop).extent for loop in loops]
+    return math.prod(map(int, extents)) if all(map(is_static, extents)) else None

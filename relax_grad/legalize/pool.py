@@ -46,7 +46,9 @@ def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.E
     name = _name(call)
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout or not _is_plain(call):
-        return getattr(tvm_nn, f"_nn_{name}")(bb, call)
+        legalized = getattr(tvm_nn, f"_nn_{name}")(bb, call)
+        # TVM's rules for GPUs leave alone what has windows of several sizes; it would run on the host.
+        return bind_threads(bb, legalized) if "adaptive" in name else legalized
     result = getattr(relax.op.nn, name)(call.args[0], layout=layout, **attrs)
     return _permute(result, layout, out_layout)
 

@@ -230,11 +230,16 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
 
 
 def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
-    """Compile ``main`` of the modules as ``main_1``, ``main_2``, ..., with their adjoint functions.
+    """Compile what :func:`join` makes of the modules.
 
     Compiled together, the modules share the kernels that they have in common, and the cost of the passes
     over a module.
     """
+    return compile_module(join(modules), target)
+
+
+def join(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
+    """Return a module with ``main`` of each as ``main_1``, ``main_2``, ..., and their adjoint functions."""
     together = tvm.IRModule()
     for number, module in enumerate(modules, start=1):
         for variable, function in module.functions_items():
@@ -244,7 +249,7 @@ def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
                 together[name] = function.with_attr("global_symbol", name)
             else:  # what the function itself brought along; calls refer to it by its variable
                 together[variable] = function
-    return compile_module(together, target)
+    return together
 
 
 def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
@@ -331,6 +336,6 @@ def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
         product = bb.emit(relax.op.multiply(value, weight))
         if own != dtype:
             product = bb.emit(relax.op.astype(product, dtype))
-        term = bb.emit(relax.op.sum(product))
+        term = bb.emit(relax.op.sum(product)) if product.ty.ndim else product
         total = term if total is None else bb.emit(relax.op.add(total, term))
     return total
