@@ -62,11 +62,17 @@ def _schedule(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     schedule = s_tir.Schedule(function)
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    if not any(tirx.IterVar.CommReduce in _kinds(schedule, block) for block in blocks):
+    if not any(_reduces(schedule, block) for block in blocks):
         return function
     for block in _inlined(schedule, blocks):
         _bind(schedule, block)
     return schedule.mod["main"].with_attrs({"tirx.is_scheduled": True, "op_pattern": _OPAQUE})
+
+
+def _reduces(schedule: s_tir.Schedule, block) -> bool:
+    """Tell whether a block reduces, or holds one that does: its axes depend on the element."""
+    kinds, body = _kinds(schedule, block), schedule.get(block).body
+    return tirx.IterVar.CommReduce in kinds or (bool(kinds) and isinstance(body, tirx.For))
 
 
 def _kinds(schedule: s_tir.Schedule, block) -> list[int]:
