@@ -18,7 +18,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
-from ._loops import Chunks, extern, loops, tasks
+from ._loops import Chunks, extern, loops, once, tasks
 from ._position import position
 from ._util import Shape, accumulation_dtype, cast
 
@@ -36,9 +36,9 @@ class Elements:
         self.data_shape = data_shape
         self.update_shape = index_shape
         self._axis = axis % len(data_shape)
-        self._chunks = Chunks(data_shape[self._axis + 1 :])
-        self.tasks = [*data_shape[: self._axis], self._chunks.count]
-        self.is_one_task = len(data_shape) == 1
+        before = data_shape[: self._axis]
+        self._chunks = Chunks(data_shape[self._axis + 1 :], [data_shape[self._axis]], before)
+        self.tasks = [*before, *self._chunks.extents]
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
         """Return conditions under which no task comes across an update: its row is none of the data's."""
@@ -47,9 +47,9 @@ class Elements:
     @contextlib.contextmanager
     def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        *before, chunk = task
-        with loops([self.data_shape[self._axis]]) as i, self._chunks.loops(chunk) as behind:
-            yield [*before, *i, *behind]
+        before, chunk = task[: self._axis], task[self._axis :]
+        with self._chunks.own(chunk) as at:
+            yield [*before, *at]
 
     @contextlib.contextmanager
     def visit(
@@ -58,9 +58,9 @@ class Elements:
         """Loop over the indices of the task's elements.
 
         Yields the condition that there is an element, and what loops over the elements of the update
-        and of the data that belong together.
+        and of the data that belong together. An update without an element is one task's, too.
         """
-        *before, chunk = task
+        before, chunk = task[: self._axis], task[self._axis :]
         (read,) = readers
         with contextlib.ExitStack() as stack:
             k = stack.enter_context(loops([self.update_shape[self._axis]], reverse))
@@ -70,7 +70,9 @@ class Elements:
             if beyond:
                 stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
                 stack.enter_context(T.Then())
-            where, inside = position(read(*at), self.data_shape[self._axis], "fast")
+            where, inside = position(once(read(*at)), self.data_shape[self._axis], "fast")
+            where = once(where)
+            stack.enter_context(self._chunks.if_owned(chunk, [where]))
 
             @contextlib.contextmanager
             def pairs():
@@ -118,9 +120,8 @@ class Points:
         self._indexed = list(data_shape[batch_dims : batch_dims + count])
         self._index_of = index_of
         behind = data_shape[batch_dims + count :]
-        self._chunks = Chunks(behind)
-        self.tasks = [*self._batch, self._chunks.count]
-        self.is_one_task = not self._batch and not behind
+        self._chunks = Chunks(behind, self._indexed, self._batch)
+        self.tasks = [*self._batch, *self._chunks.extents]
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
         """Return conditions under which no task comes across an update: its batch is none of the data's."""
@@ -129,22 +130,24 @@ class Points:
     @contextlib.contextmanager
     def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        *batch, chunk = task
-        with loops(self._indexed) as i, self._chunks.loops(chunk) as behind:
-            yield [*batch, *i, *behind]
+        batch, chunk = self._divide(task)
+        with self._chunks.own(chunk) as at:
+            yield [*batch, *at]
 
     @contextlib.contextmanager
     def visit(
         self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
     ) -> Iterator[tuple]:
         """Loop over the points; see :meth:`Elements.visit`."""
-        *batch, chunk = task
+        batch, chunk = self._divide(task)
         with contextlib.ExitStack() as stack:
             if beyond := _beyond(batch, self._batch, self._point_batch):
                 stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
                 stack.enter_context(T.Then())
             point = [*batch, *stack.enter_context(loops(self._points, reverse))]
-            where, inside = self.locate(readers, point)
+            where, inside = self.locate([_reading_once(read) for read in readers], point)
+            where = list(map(once, where))
+            stack.enter_context(self._chunks.if_owned(chunk, where[len(batch) :]))
 
             @contextlib.contextmanager
             def pairs():
@@ -164,6 +167,9 @@ class Points:
         ]
         inside = tirx.all(tirx.const(True, "bool"), *(condition for _, condition in found))
         return [*batch, *(where for where, _ in found)], inside
+
+    def _divide(self, task: Sequence[tirx.PrimExpr]) -> tuple[Sequence, Sequence]:
+        return task[: len(self._batch)], task[len(self._batch) :]
 
 
 Places = Elements | Points
@@ -376,13 +382,13 @@ REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] =
 
 def _run(places: Places, start: Callable, work: Callable) -> None:
     """Let every task give its elements a start value and then do its work."""
-    if places.is_one_task:
+    if not places.tasks:
         # There is nothing else to divide among tasks. One loop around both makes them one statement.
         with T.serial(1):
             first, rest = places.data_shape[:1], places.data_shape[1:]
             with tasks(first or [1]) as at, loops(rest) as behind:
                 start([*at[: len(first)], *behind])
-            work([0])
+            work([])
         return
     with tasks(places.tasks) as task:
         with places.own(task) as at:
@@ -392,6 +398,10 @@ def _run(places: Places, start: Callable, work: Callable) -> None:
 
 def _readers(buffers: Sequence[tirx.Buffer]) -> list[Reader]:
     return [lambda *at, buffer=buffer: buffer[tuple(at)] for buffer in buffers]
+
+
+def _reading_once(read: Reader) -> Reader:
+    return lambda *at: once(read(*at))
 
 
 def _beyond(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import add, loops, tasks
+from ._loops import loops, tasks
 from ._regions import (
     LARGEST,
     batch_of,
@@ -106,8 +106,7 @@ def roi_align_backward_data(
     -------
     result : te.Tensor
         A tensor of the shape and the dtype of the data; half precision is accumulated in float32. A
-        parallel task owns a channel of an element of the batch, so that the order of the sums is always
-        the same.
+        parallel task owns what it adds to, so that the order of the sums is always the same.
     """
     if is_empty(output_grad.shape) or is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -117,20 +116,19 @@ def roi_align_backward_data(
     if attrs["mode"] == "max":
         positions, weights = _largest_samples(data, regions, attrs, dtype)
 
-        def add_bin(out, grad, positions, weights, _, r, n, c, bin_):
+        def add_bin(plane, grad, positions, weights, _, r, c, bin_):
             value = grad[place_of(at, r, c, *bin_)].astype(dtype)
             for (y, wy), (x, wx) in _corners(positions, weights, (r, c, *bin_)):
                 with T.If(tirx.all(y >= 0, x >= 0)), T.Then():
-                    add(out, place_of(at, n, c, y, x), wy * wx * value)
+                    plane.add(y, x, wy * wx * value)
 
         inputs = [output_grad, positions, weights]
         total = scatter(add_bin, inputs, regions, data.shape, attrs, dtype)
         return cast(total, data.dtype)
 
-    def add_bin(out, grad, regions, r, n, c, bin_, positions, weights):
+    def add_bin(plane, grad, regions, r, c, bin_, positions, weights, scratch):
         rows, columns = regions.rows[r], regions.columns[r]
         value = grad[place_of(at, r, c, *bin_)].astype(dtype) / (rows * columns).astype(dtype)
-        scratch = (n * data.shape[at[1]] + c,)
 
         def store(axis, sample):
             which, extent = bin_[axis], data.shape[at[2 + axis]]
@@ -138,11 +136,12 @@ def roi_align_backward_data(
 
         with T.serial(rows) as i:
             store(0, i)
-            with T.serial(columns) as j:
+            taps = [positions[(*scratch, tap)] for tap in (0, 1)]
+            with plane.if_owned(*taps), T.serial(columns) as j:
                 store(1, j)
                 for (y, wy), (x, wx) in _corners(positions, weights, scratch):
                     with T.If(tirx.all(y >= 0, x >= 0)), T.Then():
-                        add(out, place_of(at, n, c, y, x), wy * wx * value)
+                        plane.add(y, x, wy * wx * value)
 
     total = scatter(add_bin, [output_grad], regions, data.shape, attrs, dtype, scratch=True)
     return cast(total, data.dtype)
@@ -302,7 +301,7 @@ def _largest_samples(
     def body(data, *buffers):
         *tables, positions, weights, best = buffers
         regions = _Align(*tables)
-        with tasks(shape[:2]) as (r, c), loops(shape[2:]) as bin_:
+        with tasks(shape[:2], shape[2:]) as (r, c, *bin_):
             place = (r, c, *bin_)
             batch, rows, columns = regions.batch[r], regions.rows[r], regions.columns[r]
             with T.serial(4) as i:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import add, loops, tasks
+from ._loops import loops, tasks
 from ._regions import (
     LARGEST,
     batch_of,
@@ -106,11 +106,11 @@ def roi_pool_backward_data(
     width = spatial(data.shape, at)[1]
     inputs = [output_grad, _largest_element(data, regions, attrs)]
 
-    def add_bin(out, grad, winner, _, r, n, c, bin_):
+    def add_bin(plane, grad, winner, _, r, c, bin_):
         which = winner[(r, c, *bin_)]
         with T.If(which >= 0), T.Then():
             y, x = row_and_column(which, width)
-            add(out, place_of(at, n, c, y, x), grad[place_of(at, r, c, *bin_)].astype(dtype))
+            plane.add(y, x, grad[place_of(at, r, c, *bin_)].astype(dtype))
 
     return cast(scatter(add_bin, inputs, regions, data.shape, attrs, dtype), data.dtype)
 
@@ -195,7 +195,7 @@ def _largest_element(data: te.Tensor, regions: _Pool, attrs: dict) -> te.Tensor:
     def body(data, *buffers):
         *tables, winner, best = buffers
         regions = _Pool(*tables)
-        with tasks(shape[:2]) as (r, c), loops(shape[2:]) as (ph, pw):
+        with tasks(shape[:2], shape[2:]) as (r, c, ph, pw):
             place = (r, c, ph, pw)
             top, left, batch = regions.top[r, ph], regions.left[r, pw], regions.batch[r]
             extents = [regions.bottom[r, ph] - top, regions.right[r, pw] - left]

@@ -1,7 +1,8 @@
 """Tensor expressions of scans: what an axis accumulates, in one pass over the memory.
 
 A task scans a piece of the axes behind the scanned one, so that it reads and writes rows of memory, and
-tasks never meet. What is accumulated so far is read from the result.
+tasks never meet. What is accumulated so far is read from the result. On a GPU a thread scans one row: as
+each element follows from the one before, along the axis there is nothing to do at the same time.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) 
 
     def body(*buffers):
         *data, out = buffers
-        with tasks([*outer, chunks.count]) as (*at_outer, chunk):
+        with tasks([*outer, *chunks.extents]) as task:
+            at_outer, chunk = task[:axis], task[axis:]
 
             def index(i, at):
                 return (*at_outer, extent - 1 - i if reverse else i, *at)
