@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 
-import tvm
 from tvm import relax, s_tir, tirx
 
-from ..topi._util import is_static
+from ..topi._util import is_static, on_gpu
 
 #: The threads of a block.
 _THREADS = 256
@@ -26,12 +25,6 @@ _SHARED = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 
 #: kOpaque: a function that other functions are not fused with, because it is scheduled.
 _OPAQUE = 8
-
-
-def targets_gpu() -> bool:
-    """Tell whether legalization is for a GPU; without a current target it is not."""
-    target = tvm.target.Target.current(allow_none=True)
-    return target is not None and "gpu" in target.keys
 
 
 def bind_threads(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
@@ -49,7 +42,7 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
     call : relax.Expr
         The same call.
     """
-    if targets_gpu():
+    if on_gpu():
         variable = call.args[0]
         bb.update_func(variable, _schedule(bb.get()[variable]))
     return call
