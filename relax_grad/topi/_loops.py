@@ -128,7 +128,7 @@ def _threads(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
     blocks = tirx.max(tirx.ceildiv(total, _THREADS), tirx.const(1, "int64"))
     with (
         T.thread_binding(blocks, thread="blockIdx.x") as block,
-        T.thread_binding(_THREADS, thread="threadIdx.x") as thread,
+        T.thread_binding(tirx.const(_THREADS, "int64"), thread="threadIdx.x") as thread,
     ):
         flat = block * _THREADS + thread
         with T.If(flat < total), T.Then():
@@ -136,11 +136,14 @@ def _threads(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
 
 
 def once(value: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return a value that is used several times; on a GPU as a variable, that it may be computed once.
+    """Return an integer that is used several times; on a GPU as a variable, that it may be computed once.
 
     LLVM finds out by itself. TVM writes long expressions of CUDA, and repeats what has conditions.
     """
-    return T.bind(value) if on_gpu() else value
+    if not on_gpu():
+        return value
+    # TVM does not compile a variable of eight bits.
+    return T.bind(value.astype("uint64" if str(value.ty.dtype).startswith("uint") else "int64"))
 
 
 class Chunks:
@@ -166,16 +169,33 @@ class Chunks:
     """
 
     def __init__(self, behind: Shape, indexed: Shape = (), before: Shape = ()):
-        self._behind, self._indexed = list(behind), list(indexed)
+        self._before, self._indexed, self._behind = list(before), list(indexed), list(behind)
         self._on_gpu = on_gpu()
-        #: The extents of the tasks, for :func:`tasks`; what the methods call a chunk are its indices.
-        self.extents = []
+        self._shares = tirx.const(1, "int64")
+        self._extents = []
         if self._on_gpu:
             self._shares = _share_count(_size(indexed), _size([*before, *behind]))
-            self.extents = [self._shares, *behind]
         elif behind:
             self._length = max(1, _CHUNK // _static_size(self._behind[1:]))
-            self.extents = [tirx.ceildiv(behind[0], self._length)]
+            self._extents = [tirx.ceildiv(behind[0], self._length)]
+        self._is_shared = not (is_static(self._shares) and int(self._shares) == 1)
+        #: Whether there is nothing to divide, so that all is one task.
+        self.is_one_task = not self._on_gpu and not before and not behind
+
+    @contextlib.contextmanager
+    def tasks(self) -> Iterator[tuple[list[tirx.PrimExpr], list[tirx.PrimExpr]]]:
+        """Open a parallel loop over the tasks.
+
+        Yields the indices of the axes before, and what the other methods take for the chunk of the task.
+        """
+        count = len(self._before)
+        if not self._on_gpu:
+            with tasks([*self._before, *self._extents]) as at:
+                yield at[:count], at[count:]
+            return
+        # First, and so divided by the extents alone.
+        with tasks([self._shares, *self._before, *self._behind]) as (share, *at):
+            yield at[:count], [share, *at[count:]]
 
     @contextlib.contextmanager
     def loops(self, chunk: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
@@ -195,7 +215,7 @@ class Chunks:
     def own(self, chunk: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
         """Open loops over all elements that the task owns, of the indexed axes and of those behind."""
         with contextlib.ExitStack() as stack:
-            if not self._on_gpu or _is_one(self._shares):
+            if not self._is_shared:
                 at = stack.enter_context(loops(self._indexed))
             else:
                 number = _size(self._indexed)
@@ -214,7 +234,7 @@ class Chunks:
 
         What is no element of them, because an index lies outside, belongs to one task too.
         """
-        if not self._on_gpu or _is_one(self._shares):
+        if not self._is_shared:
             return None
         flat = functools.reduce(
             lambda total, pair: total * pair[1] + pair[0],
@@ -241,16 +261,18 @@ def _share_count(number: tirx.PrimExpr, others: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return among how many threads to deal out a number of elements: a power of 4.
 
     As many as make :data:`_ENOUGH` threads together with the others that there are, or as there are
-    elements, if it is known. It is chosen without a division, for extents may be 0.
+    elements, if it is known. Of a number of others that is not known a short expression makes the choice,
+    without a division, which extents of 0 forbid.
     """
     count = tirx.const(1, "int64")
-    for shares in (4**i for i in range(1, _ENOUGH.bit_length() // 2 + 1)):
-        if is_static(number) and shares >= 4 * int(number):
+    known = is_static(others)
+    for power in range(1, _ENOUGH.bit_length()) if known else (2, 4, 6):
+        shares = 4**power
+        if shares > _ENOUGH or (is_static(number) and shares >= 4 * int(number)):
             break
-        few = (int(others) if is_static(others) else others) <= _ENOUGH // shares
-        if not isinstance(few, bool):
-            count = tirx.Select(few, tirx.const(shares, "int64"), count)
-        elif few:
+        if not known:
+            count = tirx.Select(others <= _ENOUGH // shares, tirx.const(shares, "int64"), count)
+        elif int(others) <= _ENOUGH // shares:
             count = tirx.const(shares, "int64")
     return count
 
@@ -278,7 +300,3 @@ def _static_size(shape: Shape) -> int:
     if all(map(is_static, shape)):
         return max(1, functools.reduce(operator.mul, map(int, shape), 1))
     return _CHUNK
-
-
-def _is_one(extent: tirx.PrimExpr) -> bool:
-    return is_static(extent) and int(extent) == 1

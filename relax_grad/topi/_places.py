@@ -24,6 +24,9 @@ from ._util import Shape, accumulation_dtype, cast
 
 Reader = Callable[..., "tirx.PrimExpr"]
 
+#: The indices of the axes before the indexed ones, and a chunk, as :meth:`Chunks.tasks` yields them.
+Task = tuple[Sequence["tirx.PrimExpr"], Sequence["tirx.PrimExpr"]]
+
 
 class Elements:
     """``updates[.., k, ..]`` belongs to ``data[.., indices[.., k, ..], ..]``.
@@ -36,35 +39,32 @@ class Elements:
         self.data_shape = data_shape
         self.update_shape = index_shape
         self._axis = axis % len(data_shape)
-        before = data_shape[: self._axis]
-        self._chunks = Chunks(data_shape[self._axis + 1 :], [data_shape[self._axis]], before)
-        self.tasks = [*before, *self._chunks.extents]
+        before, behind = data_shape[: self._axis], data_shape[self._axis + 1 :]
+        self.chunks = Chunks(behind, [data_shape[self._axis]], before)
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
         """Return conditions under which no task comes across an update: its row is none of the data's."""
         return _beyond(*map(self._others, (at, self.update_shape, self.data_shape)))
 
     @contextlib.contextmanager
-    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+    def own(self, task: Task) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        before, chunk = task[: self._axis], task[self._axis :]
-        with self._chunks.own(chunk) as at:
+        before, chunk = task
+        with self.chunks.own(chunk) as at:
             yield [*before, *at]
 
     @contextlib.contextmanager
-    def visit(
-        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
-    ) -> Iterator[tuple]:
+    def visit(self, task: Task, readers: Sequence[Reader], reverse: bool) -> Iterator[tuple]:
         """Loop over the indices of the task's elements.
 
         Yields the condition that there is an element, and what loops over the elements of the update
         and of the data that belong together. An update without an element is one task's, too.
         """
-        before, chunk = task[: self._axis], task[self._axis :]
+        before, chunk = task
         (read,) = readers
         with contextlib.ExitStack() as stack:
             k = stack.enter_context(loops([self.update_shape[self._axis]], reverse))
-            behind = stack.enter_context(self._chunks.loops(chunk))
+            behind = stack.enter_context(self.chunks.loops(chunk))
             at = [*before, *k, *behind]
             beyond = _beyond(*map(self._others, (at, self.data_shape, self.update_shape)))
             if beyond:
@@ -72,7 +72,7 @@ class Elements:
                 stack.enter_context(T.Then())
             where, inside = position(once(read(*at)), self.data_shape[self._axis], "fast")
             where = once(where)
-            stack.enter_context(self._chunks.if_owned(chunk, [where]))
+            stack.enter_context(self.chunks.if_owned(chunk, [where]))
 
             @contextlib.contextmanager
             def pairs():
@@ -120,26 +120,23 @@ class Points:
         self._indexed = list(data_shape[batch_dims : batch_dims + count])
         self._index_of = index_of
         behind = data_shape[batch_dims + count :]
-        self._chunks = Chunks(behind, self._indexed, self._batch)
-        self.tasks = [*self._batch, *self._chunks.extents]
+        self.chunks = Chunks(behind, self._indexed, self._batch)
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
         """Return conditions under which no task comes across an update: its batch is none of the data's."""
         return _beyond(at[: len(self._batch)], self._point_batch, self._batch)
 
     @contextlib.contextmanager
-    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+    def own(self, task: Task) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        batch, chunk = self._divide(task)
-        with self._chunks.own(chunk) as at:
+        batch, chunk = task
+        with self.chunks.own(chunk) as at:
             yield [*batch, *at]
 
     @contextlib.contextmanager
-    def visit(
-        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
-    ) -> Iterator[tuple]:
+    def visit(self, task: Task, readers: Sequence[Reader], reverse: bool) -> Iterator[tuple]:
         """Loop over the points; see :meth:`Elements.visit`."""
-        batch, chunk = self._divide(task)
+        batch, chunk = task
         with contextlib.ExitStack() as stack:
             if beyond := _beyond(batch, self._batch, self._point_batch):
                 stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
@@ -147,11 +144,11 @@ class Points:
             point = [*batch, *stack.enter_context(loops(self._points, reverse))]
             where, inside = self.locate([_reading_once(read) for read in readers], point)
             where = list(map(once, where))
-            stack.enter_context(self._chunks.if_owned(chunk, where[len(batch) :]))
+            stack.enter_context(self.chunks.if_owned(chunk, where[len(batch) :]))
 
             @contextlib.contextmanager
             def pairs():
-                with self._chunks.loops(chunk) as behind:
+                with self.chunks.loops(chunk) as behind:
                     yield [*point, *behind], [*where, *behind]
 
             yield inside, pairs
@@ -167,9 +164,6 @@ class Points:
         ]
         inside = tirx.all(tirx.const(True, "bool"), *(condition for _, condition in found))
         return [*batch, *(where for where, _ in found)], inside
-
-    def _divide(self, task: Sequence[tirx.PrimExpr]) -> tuple[Sequence, Sequence]:
-        return task[: len(self._batch)], task[len(self._batch) :]
 
 
 Places = Elements | Points
@@ -382,15 +376,15 @@ REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] =
 
 def _run(places: Places, start: Callable, work: Callable) -> None:
     """Let every task give its elements a start value and then do its work."""
-    if not places.tasks:
+    if places.chunks.is_one_task:
         # There is nothing else to divide among tasks. One loop around both makes them one statement.
         with T.serial(1):
             first, rest = places.data_shape[:1], places.data_shape[1:]
             with tasks(first or [1]) as at, loops(rest) as behind:
                 start([*at[: len(first)], *behind])
-            work([])
+            work(([], []))
         return
-    with tasks(places.tasks) as task:
+    with places.chunks.tasks() as task:
         with places.own(task) as at:
             start(at)
         work(task)

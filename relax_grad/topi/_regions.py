@@ -16,7 +16,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import Chunks, add, loops, tasks
+from ._loops import Chunks, add, loops
 from ._util import Shape, axes, on_gpu
 
 #: A region that is larger along an axis, in elements of the data, is not looked at.
@@ -75,7 +75,7 @@ def scatter(
         ins, tables = buffers[: len(inputs)], buffers[len(inputs) :][: len(regions)]
         out, *rest = buffers[len(inputs) + len(regions) :]
         tables = kind(*tables)
-        with tasks([n_extent, c_extent, *rows.extents]) as (n, c, *own):
+        with rows.tasks() as ((n, c), own):
             if scratch:
                 rest = _scratch(dtype) if on_gpu() else [*rest, (n * c_extent + c,)]
             with rows.own(own) as row, loops([width]) as column:

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import Chunks, add, extern, loops, once, tasks
+from ._loops import Chunks, add, extern, loops, once
 from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
 
 _SPLINE = -0.75
@@ -215,7 +215,7 @@ def grid_sample_backward_data(
 
     def body(grad, weight, *rest):
         *positions, out = rest
-        with tasks([*data_shape[:2], *rows.extents]) as (n, c, *own):
+        with rows.tasks() as ((n, c), own):
             with rows.own(own) as row, loops(data_shape[-1:]) as i:
                 T.buffer_store(out, tirx.const(0, dtype), [n, c, *row, *i])
             with loops(grad.shape[2:]) as sample, loops([len(a.weights) for a in axes]) as taps:

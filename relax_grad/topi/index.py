@@ -12,7 +12,7 @@ from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
-from ._loops import Chunks, add, extern, loops, once, tasks
+from ._loops import Chunks, add, extern, loops, once
 from ._places import Elements, scatter
 from ._position import filling, position
 from ._util import Shape, accumulation_dtype, cast
@@ -91,8 +91,7 @@ def take_backward(
     chunks = Chunks(behind, [extent], before)
 
     def body(grad, index, out):
-        with tasks([*before, *chunks.extents]) as task:
-            outer, chunk = task[:axis], task[axis:]
+        with chunks.tasks() as (outer, chunk):
             with chunks.own(chunk) as at:
                 T.buffer_store(out, tirx.const(0, dtype), [*outer, *at])
             with loops(index.shape) as at_index:

@@ -23,7 +23,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import Chunks, add, extern, loops, tasks
+from ._loops import Chunks, add, extern, loops
 from ._util import Shape, accumulation_dtype, cast, on_gpu
 
 
@@ -308,7 +308,7 @@ def _sum_by_bin_in_threads(
     chunks = Chunks((), [bins])
 
     def body(values, bin_indices, sums):
-        with tasks(chunks.extents) as own:
+        with chunks.tasks() as (_, own):
             with chunks.own(own) as at:
                 T.buffer_store(sums, tirx.const(0, sums.dtype), at)
             with loops(values.shape) as at:

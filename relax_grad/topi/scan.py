@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import Chunks, extern, tasks
+from ._loops import Chunks, extern
 from ._util import Shape, accumulation_dtype, cast
 
 
@@ -106,12 +106,11 @@ def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) 
     """
     shape = list(inputs[0].shape)
     outer, extent, behind = shape[:axis], shape[axis], shape[axis + 1 :]
-    chunks = Chunks(behind)
+    chunks = Chunks(behind, before=outer)
 
     def body(*buffers):
         *data, out = buffers
-        with tasks([*outer, *chunks.extents]) as task:
-            at_outer, chunk = task[:axis], task[axis:]
+        with chunks.tasks() as (at_outer, chunk):
 
             def index(i, at):
                 return (*at_outer, extent - 1 - i if reverse else i, *at)
