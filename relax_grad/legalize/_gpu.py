@@ -4,6 +4,9 @@ TVM's default GPU pipeline (dlight) tries rules for matrix products and reductio
 any kernel. Some of our kernels look to these rules like what they are made for, and end in an error or in a
 kernel that does not compile. So their legalizations bind the threads themselves, and dlight leaves them
 alone.
+
+One of these rules is also wrong: where a sum has a single term, what follows it is inlined into its initial
+value too (0.26 and 0.27).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _SHARED = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 _OPAQUE = 8
 
 
-def bind_threads(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
+def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = True) -> relax.Expr:
     """Schedule the function of a ``call_tir``, if it is for a GPU.
 
     Parameters
@@ -36,6 +39,8 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
         The builder that holds the function.
     call : relax.Expr
         What ``bb.call_te`` has returned.
+    always : bool
+        False leaves a function to TVM's rules unless it has a sum of a single term.
 
     Returns
     -------
@@ -44,18 +49,19 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
     """
     if on_gpu():
         variable = call.args[0]
-        bb.update_func(variable, _schedule(bb.get()[variable]))
+        bb.update_func(variable, _schedule(bb.get()[variable], always))
     return call
 
 
-def _schedule(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
     """Give each element of what a function computes a thread, and a sum to a scalar those of a block.
 
     A function that reduces nothing stays as it is: TVM fuses it with others, and schedules it.
     """
     schedule = s_tir.Schedule(function)
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
-    if not any(_reduces(schedule, block) for block in blocks):
+    takes = _reduces if always else _reduces_nothing
+    if not any(takes(schedule, block) for block in blocks):
         return function
     for block in _inlined(schedule, blocks):
         _bind(schedule, block)
@@ -66,6 +72,16 @@ def _reduces(schedule: s_tir.Schedule, block) -> bool:
     """Tell whether a block reduces, or holds one that does: its axes depend on the element."""
     kinds, body = _kinds(schedule, block), schedule.get(block).body
     return tirx.IterVar.CommReduce in kinds or (bool(kinds) and isinstance(body, tirx.For))
+
+
+def _reduces_nothing(schedule: s_tir.Schedule, block) -> bool:
+    """Tell whether a block reduces over axes of extent 1."""
+    extents = [
+        iter_var.dom.extent
+        for iter_var in schedule.get(block).iter_vars
+        if iter_var.iter_type == tirx.IterVar.CommReduce
+    ]
+    return bool(extents) and all(is_static(extent) and int(extent) == 1 for extent in extents)
 
 
 def _kinds(schedule: s_tir.Schedule, block) -> list[int]:

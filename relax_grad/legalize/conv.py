@@ -93,7 +93,7 @@ def _backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 def _scheduled(bb: relax.BlockBuilder, call: relax.Call, legalized: relax.Expr) -> relax.Expr:
     """Bind the threads where channels are grouped: TVM's rule for reductions fails on their indices."""
-    return bind_threads(bb, legalized) if int(call.attrs.groups) > 1 else legalized
+    return bind_threads(bb, legalized, always=int(call.attrs.groups) > 1)
 
 
 def _attrs(call: relax.Call) -> dict:

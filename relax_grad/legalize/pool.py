@@ -74,7 +74,7 @@ def _max_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = check_pool_backward(call, bb)
     output_grad, data = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         avg_pool_backward,
         output_grad,
         list(data.ty.shape.values),
@@ -83,6 +83,7 @@ def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         **_windows(attrs),
         primfunc_name_hint=_name(call),
     )
+    return bind_threads(bb, gradient, always=False)
 
 
 def _max_pool_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -53,7 +53,7 @@ def _legalize_reduction(op_name: str) -> None:
     def scheduled(bb: relax.BlockBuilder, call: relax.Call, result: relax.Expr) -> relax.Expr:
         """Bind the threads of what makes one number; TVM takes sums, and everything over some axes."""
         one = len(_extents(call)) == call.args[0].ty.ndim
-        return bind_threads(bb, result) if one and op_name != "relax.sum" else result
+        return bind_threads(bb, result, always=one and op_name != "relax.sum")
 
 
 for _name in _REDUCTIONS:
