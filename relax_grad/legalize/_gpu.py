@@ -75,13 +75,15 @@ def _reduces(schedule: s_tir.Schedule, block) -> bool:
 
 
 def _reduces_nothing(schedule: s_tir.Schedule, block) -> bool:
-    """Tell whether a block reduces over axes of extent 1."""
+    """Tell whether a block reduces over axes of extent 1, or over none."""
+    stmt = schedule.get(block)
     extents = [
         iter_var.dom.extent
-        for iter_var in schedule.get(block).iter_vars
+        for iter_var in stmt.iter_vars
         if iter_var.iter_type == tirx.IterVar.CommReduce
     ]
-    return bool(extents) and all(is_static(extent) and int(extent) == 1 for extent in extents)
+    one = all(is_static(extent) and int(extent) == 1 for extent in extents)
+    return one and stmt.init is not None
 
 
 def _kinds(schedule: s_tir.Schedule, block) -> list[int]:
