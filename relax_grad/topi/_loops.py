@@ -1,4 +1,4 @@
-"""Loops of tensors that are made of statements."""
+"""Loops of tensors that are made of statements, for CPUs and, where the target in scope is one, for GPUs."""
 
 from __future__ import annotations
 

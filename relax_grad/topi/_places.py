@@ -6,7 +6,8 @@ gather_nd, index_tensor). An index counts from the end where it is negative; one
 becomes an address.
 
 What is written at the same element is written by one task, in the order of the updates (row-major), as in
-TVM's loops on a CPU: so "update" leaves the last one, always.
+TVM's loops on a CPU: so "update" leaves the last one, always. How tasks are divided, on a CPU and on a GPU,
+:class:`Chunks` says.
 """
 
 from __future__ import annotations

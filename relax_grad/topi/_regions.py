@@ -76,8 +76,11 @@ def scatter(
         out, *rest = buffers[len(inputs) + len(regions) :]
         tables = kind(*tables)
         with rows.tasks() as ((n, c), own):
-            if scratch:
-                rest = _scratch(dtype) if on_gpu() else [*rest, (n * c_extent + c,)]
+            if scratch and on_gpu():  # each thread has its own, in registers
+                rest = [
+                    T.alloc_buffer([1, 4], own_dtype, scope="local", layout=None)
+                    for own_dtype in ("int64", dtype)
+                ]
             with rows.own(own) as row, loops([width]) as column:
                 T.buffer_store(out, tirx.const(0, dtype), list(place_of(at, n, c, *row, *column)))
 
@@ -92,20 +95,14 @@ def scatter(
                 T.Then(),
                 loops(attrs["pooled_size"]) as bin_,
             ):
-                add_bin(plane, *ins, tables, r, c, bin_, *rest)
+                # What is read at a place without a variable, TVM takes for the same number everywhere.
+                slot = tirx.bitwise_and(r, 0) if on_gpu() else n * c_extent + c
+                add_bin(plane, *ins, tables, r, c, bin_, *rest, *([(slot,)] if scratch else []))
 
     outputs = [(data_shape, dtype)]
     if scratch and not on_gpu():
         outputs += [([n_extent * c_extent, 4], own) for own in ("int64", dtype)]
     return statements(body, [*inputs, *regions], outputs, "roi_backward")[0]
-
-
-def _scratch(dtype: str) -> list:
-    """Return buffers in the registers of a thread, and where in them its numbers are."""
-    return [
-        *(T.alloc_buffer([1, 4], own, scope="local", layout=None) for own in ("int64", dtype)),
-        (0,),
-    ]
 
 
 def statements(body, inputs, outputs, name: str) -> list[te.Tensor]:
