@@ -26,6 +26,7 @@ FAMILIES = {
     "pool": ["nn.*pool?d", "grad.*pool?d*"],
     "norm": ["nn.*norm", "nn.*softmax"],
     "loss": ["nn.nll_loss", "nn.cross_entropy_with_logits", "grad.nll*", "grad.cross*"],
+    "scatter": ["take", "scatter_*", "index_put", "gather_*", "grad.take*", "grad.gather*"],
     "reduction": ["mean", "variance", "std", "sum", "grad.mean*"],
     "image": ["image.resize*", "image.affine_grid", "nn.pad", "grad.pad*"],
 }
@@ -42,6 +43,8 @@ REPRESENTATIVE = [
     ("nn.nll_loss", ""),
     ("nn.cross_entropy_with_logits", ""),
     ("mean", "every axis"),
+    ("scatter_nd", "different"),
+    ("take", ""),
     ("nn.pad", "reflect, wider than the axis"),
 ]
 
