@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+import tvm
 from tvm import relax, s_tir, tirx
 
 from ..topi._util import is_static, on_gpu
@@ -38,7 +39,7 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
     bb : relax.BlockBuilder
         The builder that holds the function.
     call : relax.Expr
-        What ``bb.call_te`` has returned.
+        What ``bb.call_te`` has returned; TVM's legalizations return the call itself where they refuse it.
     always : bool
         False leaves a function to TVM's rules unless it has a sum of a single term.
 
@@ -47,8 +48,8 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
     call : relax.Expr
         The same call.
     """
-    if on_gpu():
-        variable = call.args[0]
+    variable = call.args[0]
+    if on_gpu() and isinstance(variable, tvm.ir.GlobalVar):
         bb.update_func(variable, _schedule(bb.get()[variable], always))
     return call
 

@@ -48,7 +48,7 @@ def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.E
     if layout == out_layout or not _is_plain(call):
         legalized = getattr(tvm_nn, f"_nn_{name}")(bb, call)
         # TVM's rules for GPUs leave alone what has windows of several sizes; it would run on the host.
-        return bind_threads(bb, legalized) if "adaptive" in name else legalized
+        return bind_threads(bb, legalized, always="adaptive" in name)
     result = getattr(relax.op.nn, name)(call.args[0], layout=layout, **attrs)
     return _permute(result, layout, out_layout)
 

@@ -188,7 +188,8 @@ def kernels(expression, *types):
     ids=["embedding", "vector", "matrix", "updates", "scan"],
 )
 def test_large_kernels_have_many_threads(expression, types):
-    (count,) = kernels(expression, *types)
+    # The one that does the work is the last; one before it may write to its state.
+    *_, count = kernels(expression, *types)
     assert 2**14 <= int(count) <= 2**17
 
 
