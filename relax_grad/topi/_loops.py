@@ -60,10 +60,7 @@ def extern(
     def generate(ins, outs):
         with IRBuilder() as builder:
             body(*ins, *outs)
-            statements = builder.get()
-        if state is None or not on_gpu():
-            return statements
-        return tirx.SeqStmt([_touched(outs[0]), statements])
+            return builder.get()
 
     result = te.extern(
         [extents for extents, _ in types],
@@ -80,17 +77,6 @@ def extern(
         tag=name,
     )
     return result if state is None else result[-1]
-
-
-def _touched(buffer: tirx.Buffer) -> tirx.Stmt:
-    """Write to a buffer that a kernel of a GPU works in, in a kernel before it.
-
-    TVM allocates what a single kernel uses within that kernel, where there is no global memory to be had.
-    """
-    with IRBuilder() as builder:
-        with tasks([]), T.If(_size(buffer.shape) > 0), T.Then():
-            T.buffer_store(buffer, tirx.const(0, buffer.dtype), [0] * len(buffer.shape))
-        return builder.get()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as T
 from .._compat import Analyzer
 from ._loops import Chunks, extern, loops, once, tasks
 from ._position import position
-from ._util import Shape, accumulation_dtype, cast
+from ._util import Shape, accumulation_dtype, cast, on_gpu
 
 Reader = Callable[..., "tirx.PrimExpr"]
 
@@ -384,6 +384,15 @@ def _run(places: Places, start: Callable, work: Callable) -> None:
             with tasks(first or [1]) as at, loops(rest) as behind:
                 start([*at[: len(first)], *behind])
             work(([], []))
+        return
+    if on_gpu():
+        # A kernel each, with a thread for every element. Two of them keep a buffer to work in out of both:
+        # TVM would allocate it within one.
+        with T.serial(1):
+            with tasks(places.data_shape) as at:
+                start(at)
+            with places.chunks.tasks() as task:
+                work(task)
         return
     with places.chunks.tasks() as task:
         with places.own(task) as at:

@@ -26,7 +26,7 @@ from ._regions import (
     statements,
     table,
 )
-from ._util import Shape, accumulation_dtype, axes, cast, is_empty, zeros
+from ._util import Shape, accumulation_dtype, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Align(NamedTuple):
@@ -299,10 +299,14 @@ def _largest_samples(
     shape = bins_shape(data.shape, regions, attrs)
 
     def body(data, *buffers):
-        *tables, positions, weights, best = buffers
+        count = len(_Align._fields)
+        tables, (positions, weights, *best) = buffers[:count], buffers[count:]
         regions = _Align(*tables)
         with tasks(shape[:2], shape[2:]) as (r, c, *bin_):
-            place = (r, c, *bin_)
+            place = own = (r, c, *bin_)
+            if on_gpu():
+                best, own = [T.alloc_buffer([1, 2], dtype, scope="local", layout=None)], (0,)
+            (best,) = best
             batch, rows, columns = regions.batch[r], regions.rows[r], regions.columns[r]
             with T.serial(4) as i:
                 T.buffer_store(positions, tirx.const(-1, "int64"), [*place, i])
@@ -317,14 +321,16 @@ def _largest_samples(
                     element = data[place_of(at, batch, c, y, x)].astype(dtype)
                     inside = tirx.all(batch >= 0, y >= 0, x >= 0)
                     value += tirx.if_then_else(inside, wy * wx * element, tirx.const(0, dtype))
-                T.buffer_store(best, value, [*place, 1])
-                found, largest = best[(*place, 1)], best[(*place, 0)]
+                T.buffer_store(best, value, [*own, 1])
+                found, largest = best[(*own, 1)], best[(*own, 0)]
                 is_first = tirx.all(samples[0] == 0, samples[1] == 0)
                 with T.If(tirx.any(is_first, found > largest)), T.Then():
-                    T.buffer_store(best, found, [*place, 0])
+                    T.buffer_store(best, found, [*own, 0])
                     with T.serial(4) as i:
                         for buffer in (positions, weights):
                             T.buffer_store(buffer, buffer[(*place, 4 + i)], [*place, i])
 
-    outputs = [([*shape, 8], "int64"), ([*shape, 8], dtype), ([*shape, 2], dtype)]
+    outputs = [([*shape, 8], "int64"), ([*shape, 8], dtype)]
+    if not on_gpu():  # where a thread has registers for the largest sample
+        outputs.append(([*shape, 2], dtype))
     return tuple(statements(body, [data, *regions], outputs, "largest_samples")[:2])

@@ -153,6 +153,39 @@ def test_threads_compute_what_a_cpu_does(name, symbolic, monkeypatch):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.fixture
+def without_nvcc():
+    """Let TVM write CUDA, and leave it at that."""
+    name = "tvm_callback_cuda_compile"
+    own = tvm.get_global_func(name)
+    tvm.register_global_func(name, lambda code, *_: code, override=True)
+    yield
+    tvm.register_global_func(name, own, override=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "take_backward",
+        "scatter_elements",
+        "scatter_nd_backward_updates",
+        "scatter_elements_scan",
+        "linear_scan",
+        "grid_sample_backward_data",
+    ],
+)
+def test_cuda(name, without_nvcc):
+    """What a kernel works in is allocated outside of it, where it has to be."""
+    expression, inputs = CASES[name]
+    target = tvm.target.Target(GPU)
+    with target:
+        tensors = [te.placeholder(x.shape, x.dtype.name) for x in inputs]
+        function = te.create_prim_func([*tensors, expression(*tensors)])
+        module = tvm.IRModule({"main": function.with_attr("target", target)})
+        module = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(module)
+    tvm.compile(module, target=target)
+
+
 def kernels(expression, *types):
     """The number of threads of each kernel of what is computed of tensors of these shapes and dtypes."""
     with tvm.target.Target(GPU):
