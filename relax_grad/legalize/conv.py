@@ -10,6 +10,7 @@ from .._compat import dtype_of
 from ..op._rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
 from ..topi._util import axes, spatial_names
+from ._gpu import bind_threads
 from ._util import int_list, shape_values
 
 
@@ -34,8 +35,10 @@ def _in_layouts(
     layouts = [attrs.data_layout, attrs.kernel_layout, attrs.out_layout]
     plain = [data_layout, kernel_layout, data_layout]
     packed = any(len(layout) != rank_of(call) + 2 for layout in layouts)
-    if plain == layouts or packed:
+    if packed:
         return getattr(tvm_nn, f"_nn_{name}")(bb, call)
+    if plain == layouts:
+        return _scheduled(bb, call, getattr(tvm_nn, f"_nn_{name}")(bb, call))
     data, weight = map(_permute, call.args, layouts, plain)
     result = getattr(relax.op.nn, name)(
         data,
@@ -64,7 +67,7 @@ def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
 
 def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data_shape, weight = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         topi.conv_backward_data,
         output_grad,
         weight,
@@ -72,11 +75,12 @@ def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         **_attrs(call),
         primfunc_name_hint=f"conv{rank_of(call)}d_backward_data",
     )
+    return _scheduled(bb, call, gradient)
 
 
 def _backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, weight_shape = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         topi.conv_backward_weight,
         output_grad,
         data,
@@ -84,6 +88,12 @@ def _backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         **_attrs(call),
         primfunc_name_hint=f"conv{rank_of(call)}d_backward_weight",
     )
+    return _scheduled(bb, call, gradient)
+
+
+def _scheduled(bb: relax.BlockBuilder, call: relax.Call, legalized: relax.Expr) -> relax.Expr:
+    """Bind the threads where channels are grouped: TVM's rule for reductions fails on their indices."""
+    return bind_threads(bb, legalized, always=int(call.attrs.groups) > 1)
 
 
 def _attrs(call: relax.Call) -> dict:

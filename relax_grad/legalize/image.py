@@ -12,6 +12,7 @@ from ..registry import register_legalize
 from ..topi import _util as topi_util
 from ..topi import grid_sample as topi_grid_sample
 from ..topi import resize as topi_resize
+from ._gpu import bind_threads
 from ._util import shape_values
 
 _RESIZE_WRONG = (
@@ -105,15 +106,17 @@ def _grid_sample(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         and not (divides and not all(map(_above_1, data.ty.shape.values[2:])))
     ):
         return stock._image_grid_sample(bb, call)
-    return _call_grid_sample(bb, topi_grid_sample.grid_sample_jvp, call, data, grid, [])
+    sampled = _call_grid_sample(bb, topi_grid_sample.grid_sample_jvp, call, data, grid, [])
+    return bind_threads(bb, sampled)
 
 
 @register_legalize("relax.grad.grid_sample_jvp")
 def _grid_sample_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, grid, *directions = call.args
-    return _call_grid_sample(
+    tangent = _call_grid_sample(
         bb, topi_grid_sample.grid_sample_jvp, call, data, grid, _fields(bb, directions)
     )
+    return bind_threads(bb, tangent)
 
 
 @register_legalize("relax.grad.grid_sample_backward_data")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import relax
 from tvm.relax.transform.legalize_ops import manipulate as stock
 
@@ -146,7 +145,5 @@ for _name in ("scatter_elements_scan", "scatter_nd_scan"):
 
 
 def _is_left_to_tvm(call: relax.Call) -> bool:
-    """Tell whether TVM has a kernel with threads of its own, for GPUs, or refuses the reduction."""
-    target = tvm.target.Target.current(allow_none=True)
-    is_gpu = target is not None and "gpu" in target.keys
-    return is_gpu or call.attrs.reduction not in REDUCTIONS[call.op.name]
+    """Tell whether TVM refuses the reduction."""
+    return call.attrs.reduction not in REDUCTIONS[call.op.name]

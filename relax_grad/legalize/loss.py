@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.relax.transform.legalize_ops.nn import (
+    _nn_cross_entropy_with_logits as tvm_cross_entropy_with_logits,
+)
 
 from ..registry import register_legalize
 from ..topi import loss as topi_loss
+from ._gpu import bind_threads
 
 
 @register_legalize(
@@ -15,7 +19,7 @@ from ..topi import loss as topi_loss
 )
 def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     predictions, targets, *weights = call.args
-    return bb.call_te(
+    loss = bb.call_te(
         topi_loss.nll_loss,
         predictions,
         targets,
@@ -23,6 +27,7 @@ def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         **_attrs(call),
         primfunc_name_hint="nll_loss",
     )
+    return bind_threads(bb, loss)
 
 
 @register_legalize(
@@ -32,7 +37,7 @@ def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 )
 def _nll_loss_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, predictions, targets, *weights = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         topi_loss.nll_loss_backward,
         output_grad,
         predictions,
@@ -41,16 +46,26 @@ def _nll_loss_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         **_attrs(call),
         primfunc_name_hint="nll_loss_backward",
     )
+    return bind_threads(bb, gradient)
 
 
 @register_legalize("relax.grad.nll_loss_backward_weights")
 def _nll_loss_backward_weights(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
+    gradient = bb.call_te(
         topi_loss.nll_loss_backward_weights,
         *call.args,
         **_attrs(call),
         primfunc_name_hint="nll_loss_backward_weights",
     )
+    return bind_threads(bb, gradient)
+
+
+@register_legalize(
+    "relax.nn.cross_entropy_with_logits",
+    corrects="does not compile for GPUs, where a sum over all axes and what is made of it are one function",
+)
+def _cross_entropy_with_logits(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bind_threads(bb, tvm_cross_entropy_with_logits(bb, call))
 
 
 @register_legalize("relax.grad.cross_entropy_with_logits_backward")

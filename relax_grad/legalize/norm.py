@@ -15,6 +15,7 @@ from tvm.relax.transform.legalize_ops.nn import _nn_rms_norm as tvm_rms_norm
 from .._compat import dtype_of
 from ..registry import register_legalize
 from ..topi import norm as topi_norm
+from ._gpu import bind_threads
 from ._util import int_list, shape_values
 
 _HALF = ("float16", "bfloat16")
@@ -31,7 +32,7 @@ def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     dtypes = [dtype_of(argument.ty) for argument in call.args]
     half = any(dtype in _HALF for dtype in dtypes)
     if int(attrs.axis) >= 0 and not half:
-        return tvm_batch_norm(bb, call)
+        return bind_threads(bb, tvm_batch_norm(bb, call), always=False)
     arguments = [
         relax.op.astype(argument, "float32") if half else argument for argument in call.args
     ]

@@ -9,6 +9,7 @@ from ..op.pad import PAD_MODES
 from ..registry import register_legalize
 from ..topi import pad as topi_pad
 from ..topi._util import is_static
+from ._gpu import bind_threads
 from ._util import int_list, is_empty, shape_values, zeros
 
 
@@ -36,7 +37,7 @@ def _pad_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if is_empty(call):
         return zeros(bb, call)
     output_grad, data_shape = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         topi_pad.pad_backward_data,
         output_grad,
         shape_values(data_shape),
@@ -44,6 +45,7 @@ def _pad_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         str(call.attrs.pad_mode),
         primfunc_name_hint="pad_backward_data",
     )
+    return bind_threads(bb, gradient)
 
 
 def _tvm_takes(extent, before: int, after: int, mode: str) -> bool:

@@ -17,6 +17,7 @@ from ..topi.pool import (
     max_pool_backward,
     max_pool_jvp,
 )
+from ._gpu import bind_threads
 from ._util import int_list
 
 
@@ -45,7 +46,9 @@ def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.E
     name, (data,) = _name(call), call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout and "[" not in layout:
-        return getattr(tvm_nn, f"_nn_{name}")(bb, call)
+        legalized = getattr(tvm_nn, f"_nn_{name}")(bb, call)
+        # TVM's rules for GPUs leave alone what has windows of several sizes; it would run on the host.
+        return bind_threads(bb, legalized, always="adaptive" in name)
     if "[" in layout:  # TVM takes each of the parts in brackets for an axis
         whole = Layout.of(layout)
         extents = whole.extents(data.ty.shape.values)
@@ -66,15 +69,16 @@ def _relayout(
 
 def _max_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = check_pool_backward(call, bb)
-    return bb.call_te(
+    gradient = bb.call_te(
         max_pool_backward, *call.args, **_windows(attrs), primfunc_name_hint=_name(call)
     )
+    return bind_threads(bb, gradient)
 
 
 def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = check_pool_backward(call, bb)
     output_grad, data = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         avg_pool_backward,
         output_grad,
         list(data.ty.shape.values),
@@ -83,16 +87,18 @@ def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         **_windows(attrs),
         primfunc_name_hint=_name(call),
     )
+    return bind_threads(bb, gradient, always=False)
 
 
 def _max_pool_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
+    tangent = bb.call_te(
         max_pool_jvp,
         *call.args,
         list(call.ty.shape.values),
         **_windows(check_pool_attrs(call)),
         primfunc_name_hint=_name(call),
     )
+    return bind_threads(bb, tangent)
 
 
 def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

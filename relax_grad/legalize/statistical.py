@@ -11,6 +11,7 @@ from .._compat import dtype_of
 from ..registry import register_legalize
 from ..topi import _util as topi_util
 from ..topi import statistical as topi_statistical
+from ._gpu import bind_threads
 from ._util import int_list, shape_values
 
 #: For each reduction, what computes it over axes that may be empty, and what it is over nothing.
@@ -32,21 +33,27 @@ def _legalize_reduction(op_name: str) -> None:
     @register_legalize(
         op_name,
         corrects="over a symbolic axis that is empty it returns uninitialised memory; a mean over an axis "
-        "known to be empty does not compile",
+        "known to be empty does not compile, nor does one over all axes for GPUs",
     )
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         dtype, name = dtype_of(call.ty), op_name.split(".")[-1]
         numbers = ("float",) if math.isnan(of_nothing) else ("float", "int")
         if not _may_be_empty(call) or not any(kind in dtype for kind in numbers):
-            return stock(bb, call)
+            return scheduled(bb, call, stock(bb, call))
         if topi_util.is_empty(_extents(call)):
             shape = list(call.ty.shape.values)
             return bb.call_te(
                 topi_statistical.full, shape, of_nothing, dtype, primfunc_name_hint=name
             )
-        return bb.call_te(
+        result = bb.call_te(
             reduce, call.args[0], _axes(call), bool(call.attrs.keepdims), primfunc_name_hint=name
         )
+        return scheduled(bb, call, result)
+
+    def scheduled(bb: relax.BlockBuilder, call: relax.Call, result: relax.Expr) -> relax.Expr:
+        """Bind the threads of what makes one number; TVM takes sums, and everything over some axes."""
+        one = len(_extents(call)) == call.args[0].ty.ndim
+        return bind_threads(bb, result, always=one and op_name != "relax.sum")
 
 
 for _name in _REDUCTIONS:

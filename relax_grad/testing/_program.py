@@ -336,6 +336,6 @@ def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
         product = bb.emit(relax.op.multiply(value, weight))
         if own != dtype:
             product = bb.emit(relax.op.astype(product, dtype))
-        term = bb.emit(relax.op.sum(product))
+        term = bb.emit(relax.op.sum(product)) if product.ty.ndim else product
         total = term if total is None else bb.emit(relax.op.add(total, term))
     return total

@@ -1,4 +1,4 @@
-"""Loops of tensors that are made of statements."""
+"""Loops of tensors that are made of statements, for CPUs and, where the target in scope is one, for GPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ._util import Shape, is_empty, is_static, zeros
+from ._util import Shape, is_empty, is_static, on_gpu, zeros
 
-#: Elements of an axis behind the indexed one that a parallel task of a scatter owns.
+#: Elements of an axis behind the indexed one that a parallel task of a scatter owns on a CPU.
 _CHUNK = 64
+
+#: Threads of a block of a GPU: what every kind of GPU takes.
+_THREADS = 256
+
+#: Threads of a kernel that are enough, where more of them would each do again what the others do.
+_ENOUGH = 4**8
 
 
 def extern(
@@ -87,47 +93,206 @@ def add(buffer: tirx.Buffer, at: Sequence, value: tirx.PrimExpr) -> None:
 
 
 @contextlib.contextmanager
-def tasks(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
+def tasks(extents: Sequence, inner: Sequence = ()) -> Iterator[list[tirx.PrimExpr]]:
     """Open a parallel loop over all elements of a shape and yield the indices of one.
 
-    Only constants are divided by: under what TVM's simplifier knows within a loop, it takes a division out
-    of one that an extent of 0 skips. So what follows a symbolic extent runs serially.
+    On a GPU every element has a thread of its own, and the last index is that of neighbouring threads.
+
+    On a CPU only constants are divided by: under what TVM's simplifier knows within a loop, it takes a
+    division out of one that an extent of 0 skips. So what follows a symbolic extent runs serially.
+
+    Parameters
+    ----------
+    extents : Sequence[int or PrimExpr]
+        The shape.
+    inner : Sequence[int or PrimExpr]
+        Further extents, which a parallel task of a CPU goes through by itself.
     """
+    if on_gpu():
+        with _threads([*extents, *inner]) as at:
+            yield at
+        return
     together = list(
         itertools.takewhile(lambda i: i == 0 or is_static(extents[i]), range(len(extents)))
     )
-    fused, rest = extents[: len(together)], extents[len(together) :]
-    with T.parallel(functools.reduce(operator.mul, fused, tirx.const(1, "int64"))) as flat:
-        at = []
-        for i, extent in reversed(list(enumerate(fused))):
-            # The first index needs no remainder.
-            at.append(tirx.floormod(flat, extent) if i else flat)
-            flat = tirx.floordiv(flat, extent)
-        with loops(rest) as inner:
-            yield [*at[::-1], *inner]
+    fused, rest = extents[: len(together)], [*extents[len(together) :], *inner]
+    with T.parallel(_size(fused)) as flat, loops(rest) as behind:
+        yield [*_unravel(flat, fused), *behind]
+
+
+@contextlib.contextmanager
+def _threads(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
+    """Give every element of a shape to a thread of a GPU; an empty shape to none."""
+    total = _size(extents)
+    # No grid is empty: it could not be launched.
+    blocks = tirx.max(tirx.ceildiv(total, _THREADS), tirx.const(1, "int64"))
+    with (
+        T.thread_binding(blocks, thread="blockIdx.x") as block,
+        T.thread_binding(tirx.const(_THREADS, "int64"), thread="threadIdx.x") as thread,
+    ):
+        flat = block * _THREADS + thread
+        with T.If(flat < total), T.Then():
+            yield [once(i) for i in _unravel(flat, extents)]
+
+
+def once(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return an integer that is used several times; on a GPU as a variable, that it may be computed once.
+
+    LLVM finds out by itself. TVM writes long expressions of CUDA, and repeats what has conditions.
+    """
+    if not on_gpu():
+        return value
+    # TVM does not compile a variable of eight bits.
+    return T.bind(value.astype("uint64" if str(value.ty.dtype).startswith("uint") else "int64"))
 
 
 class Chunks:
-    """The axes behind an indexed one, divided among parallel tasks along the first of them.
+    """What is written at indices, divided among parallel tasks so that they never write to the same element.
 
-    So tasks never write to the same element, and an embedding (axis 0) runs in parallel too.
+    On a CPU a task owns a piece of the axes behind the indexed ones, along the first of them. So an
+    embedding (axis 0) runs in parallel too.
+
+    On a GPU a task, which is a thread, owns one element of the axes behind, so that neighbouring threads
+    read and write neighbouring elements. Where these and the axes before are too few threads, the elements
+    of the indexed axes are dealt out to several: element ``i`` belongs to share ``i % shares``. Each of
+    them goes through all indices, and does what concerns its own share. So the order of the updates of
+    an element is the same on both, whatever the indices are.
+
+    Parameters
+    ----------
+    behind : Sequence[int or PrimExpr]
+        The extents of the axes behind the indexed ones.
+    indexed : Sequence[int or PrimExpr]
+        The extents of the axes that may be dealt out.
+    before : Sequence[int or PrimExpr]
+        The extents that there is a task for anyway.
     """
 
-    def __init__(self, shape: Shape):
-        self._shape = list(shape)
-        self._size = max(1, _CHUNK // _static_size(self._shape[1:]))
-        #: How many there are.
-        self.count = tirx.ceildiv(self._shape[0], self._size) if shape else 1
+    def __init__(self, behind: Shape, indexed: Shape = (), before: Shape = ()):
+        self._before, self._indexed, self._behind = list(before), list(indexed), list(behind)
+        self._on_gpu = on_gpu()
+        self._shares = tirx.const(1, "int64")
+        self._extents = []
+        if self._on_gpu:
+            self._shares = _share_count(_size(indexed), _size([*before, *behind]))
+        elif behind:
+            self._length = max(1, _CHUNK // _static_size(self._behind[1:]))
+            self._extents = [tirx.ceildiv(behind[0], self._length)]
+        self._is_shared = not (is_static(self._shares) and int(self._shares) == 1)
+        #: Whether there is nothing to divide, so that all is one task.
+        self.is_one_task = not self._on_gpu and not before and not behind
 
     @contextlib.contextmanager
-    def loops(self, chunk: tirx.PrimExpr) -> Iterator[list[tirx.PrimExpr]]:
-        """Open loops over the elements of one chunk."""
-        if not self._shape:
+    def tasks(self) -> Iterator[tuple[list[tirx.PrimExpr], list[tirx.PrimExpr]]]:
+        """Open a parallel loop over the tasks.
+
+        Yields the indices of the axes before, and what the other methods take for the chunk of the task.
+        """
+        count = len(self._before)
+        if not self._on_gpu:
+            with tasks([*self._before, *self._extents]) as at:
+                yield at[:count], at[count:]
+            return
+        # First, and so divided by the extents alone.
+        with tasks([self._shares, *self._before, *self._behind]) as (share, *at):
+            yield at[:count], [share, *at[count:]]
+
+    @contextlib.contextmanager
+    def loops(self, chunk: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+        """Open loops over the elements of one piece of the axes behind."""
+        if self._on_gpu:
+            yield list(chunk[1:])
+            return
+        if not self._behind:
             yield []
             return
-        start = chunk * self._size
-        with loops([tirx.min(self._size, self._shape[0] - start), *self._shape[1:]]) as (i, *at):
+        start = chunk[0] * self._length
+        length = tirx.min(self._length, self._behind[0] - start)
+        with loops([length, *self._behind[1:]]) as (i, *at):
             yield [start + i, *at]
+
+    @contextlib.contextmanager
+    def own(self, chunk: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+        """Open loops over all elements that the task owns, of the indexed axes and of those behind."""
+        with contextlib.ExitStack() as stack:
+            if not self._is_shared:
+                at = stack.enter_context(loops(self._indexed))
+            else:
+                number = _size(self._indexed)
+                turns = tirx.truncdiv(number + (self._shares - 1), self._shares)
+                (turn,) = stack.enter_context(loops([turns]))
+                flat = once(turn * self._shares + chunk[0])
+                stack.enter_context(T.If(flat < number))
+                stack.enter_context(T.Then())
+                at = _unravel(flat, self._indexed)
+            yield [*at, *stack.enter_context(self.loops(chunk))]
+
+    def owns(
+        self, chunk: Sequence[tirx.PrimExpr], where: Sequence[tirx.PrimExpr]
+    ) -> tirx.PrimExpr | None:
+        """Return the condition that an element of the indexed axes belongs to the task; None for always.
+
+        What is no element of them, because an index lies outside, belongs to one task too.
+        """
+        if not self._is_shared:
+            return None
+        flat = functools.reduce(
+            lambda total, pair: total * pair[1] + pair[0],
+            zip(where, self._indexed, strict=True),
+            tirx.const(0, "int64"),
+        )
+        # A power of two, so this is the remainder, also of what is negative.
+        return tirx.bitwise_and(flat, self._shares - 1) == chunk[0]
+
+    @contextlib.contextmanager
+    def if_owned(
+        self, chunk: Sequence[tirx.PrimExpr], *places: Sequence[tirx.PrimExpr]
+    ) -> Iterator[None]:
+        """Run statements where :meth:`owns` says so for one of the places at least."""
+        conditions = [self.owns(chunk, where) for where in places]
+        with contextlib.ExitStack() as stack:
+            if all(condition is not None for condition in conditions):
+                stack.enter_context(T.If(tirx.any(*conditions)))
+                stack.enter_context(T.Then())
+            yield
+
+
+def _share_count(number: tirx.PrimExpr, others: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return among how many threads to deal out a number of elements: a power of 4.
+
+    As many as make :data:`_ENOUGH` threads together with the others that there are, or as there are
+    elements, if it is known. Of a number of others that is not known a short expression makes the choice,
+    without a division, which extents of 0 forbid.
+    """
+    count = tirx.const(1, "int64")
+    known = is_static(others)
+    for power in range(1, _ENOUGH.bit_length()) if known else (2, 4, 6):
+        shares = 4**power
+        if shares > _ENOUGH or (is_static(number) and shares >= 4 * int(number)):
+            break
+        if not known:
+            count = tirx.Select(others <= _ENOUGH // shares, tirx.const(shares, "int64"), count)
+        elif int(others) <= _ENOUGH // shares:
+            count = tirx.const(shares, "int64")
+    return count
+
+
+def _unravel(flat: tirx.PrimExpr, extents: Sequence) -> list[tirx.PrimExpr]:
+    """Return the indices of an element of a shape from its number."""
+    at = []
+    for i, extent in reversed(list(enumerate(extents))):
+        # Of what is not negative both divisions are the same. TVM knows more about the first one, and
+        # has to take care of the sign of a divisor that it does not know.
+        static = is_static(extent)
+        div, mod = (tirx.floordiv, tirx.floormod) if static else (tirx.truncdiv, tirx.truncmod)
+        # The first index needs no remainder.
+        at.append(mod(flat, extent) if i else flat)
+        flat = div(flat, extent)
+    return at[::-1]
+
+
+def _size(shape: Sequence) -> tirx.PrimExpr:
+    return functools.reduce(operator.mul, shape, tirx.const(1, "int64"))
 
 
 def _static_size(shape: Shape) -> int:

@@ -6,7 +6,8 @@ gather_nd, index_tensor). An index counts from the end where it is negative; one
 becomes an address.
 
 What is written at the same element is written by one task, in the order of the updates (row-major), as in
-TVM's loops on a CPU: so "update" leaves the last one, always.
+TVM's loops on a CPU: so "update" leaves the last one, always. How tasks are divided, on a CPU and on a GPU,
+:class:`Chunks` says.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
-from ._loops import Chunks, extern, loops, tasks
+from ._loops import Chunks, extern, loops, once, tasks
 from ._position import position
-from ._util import Shape, accumulation_dtype, cast
+from ._util import Shape, accumulation_dtype, cast, on_gpu
 
 Reader = Callable[..., "tirx.PrimExpr"]
+
+#: The indices of the axes before the indexed ones, and a chunk, as :meth:`Chunks.tasks` yields them.
+Task = tuple[Sequence["tirx.PrimExpr"], Sequence["tirx.PrimExpr"]]
 
 
 class Elements:
@@ -36,41 +40,40 @@ class Elements:
         self.data_shape = data_shape
         self.update_shape = index_shape
         self._axis = axis % len(data_shape)
-        self._chunks = Chunks(data_shape[self._axis + 1 :])
-        self.tasks = [*data_shape[: self._axis], self._chunks.count]
-        self.is_one_task = len(data_shape) == 1
+        before, behind = data_shape[: self._axis], data_shape[self._axis + 1 :]
+        self.chunks = Chunks(behind, [data_shape[self._axis]], before)
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
         """Return conditions under which no task comes across an update: its row is none of the data's."""
         return _beyond(*map(self._others, (at, self.update_shape, self.data_shape)))
 
     @contextlib.contextmanager
-    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+    def own(self, task: Task) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        *before, chunk = task
-        with loops([self.data_shape[self._axis]]) as i, self._chunks.loops(chunk) as behind:
-            yield [*before, *i, *behind]
+        before, chunk = task
+        with self.chunks.own(chunk) as at:
+            yield [*before, *at]
 
     @contextlib.contextmanager
-    def visit(
-        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
-    ) -> Iterator[tuple]:
+    def visit(self, task: Task, readers: Sequence[Reader], reverse: bool) -> Iterator[tuple]:
         """Loop over the indices of the task's elements.
 
         Yields the condition that there is an element, and what loops over the elements of the update
-        and of the data that belong together.
+        and of the data that belong together. An update without an element is one task's, too.
         """
-        *before, chunk = task
+        before, chunk = task
         (read,) = readers
         with contextlib.ExitStack() as stack:
             k = stack.enter_context(loops([self.update_shape[self._axis]], reverse))
-            behind = stack.enter_context(self._chunks.loops(chunk))
+            behind = stack.enter_context(self.chunks.loops(chunk))
             at = [*before, *k, *behind]
             beyond = _beyond(*map(self._others, (at, self.data_shape, self.update_shape)))
             if beyond:
                 stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
                 stack.enter_context(T.Then())
-            where, inside = position(read(*at), self.data_shape[self._axis], "fast")
+            where, inside = position(once(read(*at)), self.data_shape[self._axis], "fast")
+            where = once(where)
+            stack.enter_context(self.chunks.if_owned(chunk, [where]))
 
             @contextlib.contextmanager
             def pairs():
@@ -118,37 +121,35 @@ class Points:
         self._indexed = list(data_shape[batch_dims : batch_dims + count])
         self._index_of = index_of
         behind = data_shape[batch_dims + count :]
-        self._chunks = Chunks(behind)
-        self.tasks = [*self._batch, self._chunks.count]
-        self.is_one_task = not self._batch and not behind
+        self.chunks = Chunks(behind, self._indexed, self._batch)
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
         """Return conditions under which no task comes across an update: its batch is none of the data's."""
         return _beyond(at[: len(self._batch)], self._point_batch, self._batch)
 
     @contextlib.contextmanager
-    def own(self, task: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
+    def own(self, task: Task) -> Iterator[list[tirx.PrimExpr]]:
         """Loop over the elements of the data that the task owns."""
-        *batch, chunk = task
-        with loops(self._indexed) as i, self._chunks.loops(chunk) as behind:
-            yield [*batch, *i, *behind]
+        batch, chunk = task
+        with self.chunks.own(chunk) as at:
+            yield [*batch, *at]
 
     @contextlib.contextmanager
-    def visit(
-        self, task: Sequence[tirx.PrimExpr], readers: Sequence[Reader], reverse: bool
-    ) -> Iterator[tuple]:
+    def visit(self, task: Task, readers: Sequence[Reader], reverse: bool) -> Iterator[tuple]:
         """Loop over the points; see :meth:`Elements.visit`."""
-        *batch, chunk = task
+        batch, chunk = task
         with contextlib.ExitStack() as stack:
             if beyond := _beyond(batch, self._batch, self._point_batch):
                 stack.enter_context(T.If(tirx.Not(tirx.any(*beyond))))
                 stack.enter_context(T.Then())
             point = [*batch, *stack.enter_context(loops(self._points, reverse))]
-            where, inside = self.locate(readers, point)
+            where, inside = self.locate([_reading_once(read) for read in readers], point)
+            where = list(map(once, where))
+            stack.enter_context(self.chunks.if_owned(chunk, where[len(batch) :]))
 
             @contextlib.contextmanager
             def pairs():
-                with self._chunks.loops(chunk) as behind:
+                with self.chunks.loops(chunk) as behind:
                     yield [*point, *behind], [*where, *behind]
 
             yield inside, pairs
@@ -376,15 +377,24 @@ REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] =
 
 def _run(places: Places, start: Callable, work: Callable) -> None:
     """Let every task give its elements a start value and then do its work."""
-    if places.is_one_task:
+    if places.chunks.is_one_task:
         # There is nothing else to divide among tasks. One loop around both makes them one statement.
         with T.serial(1):
             first, rest = places.data_shape[:1], places.data_shape[1:]
             with tasks(first or [1]) as at, loops(rest) as behind:
                 start([*at[: len(first)], *behind])
-            work([0])
+            work(([], []))
         return
-    with tasks(places.tasks) as task:
+    if on_gpu():
+        # A kernel each, with a thread for every element. Two of them keep a buffer to work in out of both:
+        # TVM would allocate it within one.
+        with T.serial(1):
+            with tasks(places.data_shape) as at:
+                start(at)
+            with places.chunks.tasks() as task:
+                work(task)
+        return
+    with places.chunks.tasks() as task:
         with places.own(task) as at:
             start(at)
         work(task)
@@ -392,6 +402,10 @@ def _run(places: Places, start: Callable, work: Callable) -> None:
 
 def _readers(buffers: Sequence[tirx.Buffer]) -> list[Reader]:
     return [lambda *at, buffer=buffer: buffer[tuple(at)] for buffer in buffers]
+
+
+def _reading_once(read: Reader) -> Reader:
+    return lambda *at: once(read(*at))
 
 
 def _beyond(

@@ -10,16 +10,24 @@ Neither operator has a gradient with respect to the regions, as in torchvision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import loops, tasks
-from ._util import Shape, axes
+from ._loops import Chunks, add, loops
+from ._util import Shape, axes, on_gpu
 
 #: A region that is larger along an axis, in elements of the data, is not looked at.
 LARGEST = 2.0**20
+
+
+class Plane(NamedTuple):
+    """A channel of an element of the batch: a task owns it, or on a GPU some rows of it."""
+
+    add: Callable  # (y, x, value): adds to an element if the task owns it
+    if_owned: Callable  # (*y): runs statements if the task owns one of the rows
 
 
 def bounds(rois: te.Tensor, axis: int, attrs: dict, dtype: str) -> tuple[Callable, Callable]:
@@ -53,31 +61,46 @@ def scatter(
 ) -> te.Tensor:
     """Let ``add_bin`` add what each bin of each region contributes to the gradient of the data.
 
-    It takes the buffers of the result and of the inputs, the tables, region, batch element, channel and
-    bin, and with ``scratch`` buffers for positions and weights, with four numbers for each task.
+    It takes the :class:`Plane` to add to, the buffers of the inputs, the tables, region, channel and bin,
+    and with ``scratch`` buffers for positions and weights, of which the task has four numbers each, and
+    where they are.
     """
     at = axes(attrs["layout"], "NCHW")
-    n_extent, c_extent, *spatial = (data_shape[axis] for axis in at)
+    n_extent, c_extent, height, width = (data_shape[axis] for axis in at)
     count = regions.batch.shape[0]
     kind = type(regions)
+    rows = Chunks((), [height], [n_extent, c_extent])
 
     def body(*buffers):
         ins, tables = buffers[: len(inputs)], buffers[len(inputs) :][: len(regions)]
         out, *rest = buffers[len(inputs) + len(regions) :]
         tables = kind(*tables)
-        with tasks([n_extent, c_extent]) as (n, c):
-            with loops(spatial) as place:
-                T.buffer_store(out, tirx.const(0, dtype), list(place_of(at, n, c, *place)))
+        with rows.tasks() as ((n, c), own):
+            if scratch and on_gpu():  # each thread has its own, in registers
+                rest = [
+                    T.alloc_buffer([1, 4], own_dtype, scope="local", layout=None)
+                    for own_dtype in ("int64", dtype)
+                ]
+            with rows.own(own) as row, loops([width]) as column:
+                T.buffer_store(out, tirx.const(0, dtype), list(place_of(at, n, c, *row, *column)))
+
+            def add_to(y, x, value):
+                with rows.if_owned(own, [y]):
+                    add(out, place_of(at, n, c, y, x), value)
+
+            plane = Plane(add_to, lambda *y: rows.if_owned(own, *([i] for i in y)))
             with (
                 T.serial(count) as r,
                 T.If(tables.batch[r] == n),
                 T.Then(),
                 loops(attrs["pooled_size"]) as bin_,
             ):
-                add_bin(out, *ins, tables, r, n, c, bin_, *rest)
+                # What is read at a place without a variable, TVM takes for the same number everywhere.
+                slot = tirx.bitwise_and(r, 0) if on_gpu() else n * c_extent + c
+                add_bin(plane, *ins, tables, r, c, bin_, *rest, *([(slot,)] if scratch else []))
 
     outputs = [(data_shape, dtype)]
-    if scratch:
+    if scratch and not on_gpu():
         outputs += [([n_extent * c_extent, 4], own) for own in ("int64", dtype)]
     return statements(body, [*inputs, *regions], outputs, "roi_backward")[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tvm
 from tvm import te, tirx, topi
 
 Shape = Sequence["int | tirx.PrimExpr"]
@@ -25,6 +26,16 @@ def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:
     return te.compute(
         tensor.shape, lambda *i: tensor(*i).astype(dtype), name=f"{tensor.op.name}_cast"
     )
+
+
+def on_gpu() -> bool:
+    """Tell whether the target in scope has the threads of a GPU, as TVM's own legalizations ask.
+
+    What compute tensors is scheduled later. Loops that are written out as statements are not, and choose
+    here how they run.
+    """
+    target = tvm.target.Target.current(allow_none=True)
+    return target is not None and "gpu" in target.keys
 
 
 def axes(layout: str, names: str) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import add, extern, loops, tasks
+from ._loops import Chunks, add, extern, loops, once
 from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
 
 _SPLINE = -0.75
@@ -203,22 +203,28 @@ def grid_sample_backward_data(
     -------
     result : te.Tensor
         A tensor of shape ``data_shape`` in the dtype of ``output_grad``. A parallel task owns a channel
-        of an element of the batch, so that the order of the sums is always the same.
+        of an element of the batch, and on a GPU some rows of it, so that the order of the sums is always
+        the same.
     """
     axes = _taps(grid, data_shape[2:], **attrs)
     dtype = accumulation_dtype(output_grad.dtype, grid.dtype)
     weights = _weights(axes, grid, directions, None, dtype)
     if weights is None or is_empty(data_shape) or is_empty(output_grad.shape):
         return zeros(data_shape, output_grad.dtype)
+    rows = Chunks((), data_shape[2:-1], data_shape[:2])
 
     def body(grad, weight, *rest):
         *positions, out = rest
-        with tasks(data_shape[:2]) as (n, c):
-            with loops(data_shape[2:]) as at:
-                T.buffer_store(out, tirx.const(0, dtype), [n, c, *at])
+        with rows.tasks() as ((n, c), own):
+            with rows.own(own) as row, loops(data_shape[-1:]) as i:
+                T.buffer_store(out, tirx.const(0, dtype), [n, c, *row, *i])
             with loops(grad.shape[2:]) as sample, loops([len(a.weights) for a in axes]) as taps:
-                at = [p[(n, tap, *sample)] for p, tap in zip(positions, taps, strict=True)]
-                with T.If(tirx.all(*(i >= 0 for i in at))), T.Then():
+                at = [once(p[(n, tap, *sample)]) for p, tap in zip(positions, taps, strict=True)]
+                with (
+                    rows.if_owned(own, at[:-1]),
+                    T.If(tirx.all(*(i >= 0 for i in at))),
+                    T.Then(),
+                ):
                     value = grad[(n, c, *sample)].astype(dtype)
                     add(out, [n, c, *at], value * weight[(n, *taps, *sample)])
 

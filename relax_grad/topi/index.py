@@ -12,7 +12,7 @@ from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
-from ._loops import Chunks, add, extern, loops, tasks
+from ._loops import Chunks, add, extern, loops, once
 from ._places import Elements, scatter
 from ._position import filling, position
 from ._util import Shape, accumulation_dtype, cast
@@ -88,15 +88,21 @@ def take_backward(
         return _take_one_backward(output_grad, indices, x_shape, axis, mode)
     dtype = accumulation_dtype(output_grad.dtype)
     before, extent, behind = x_shape[:axis], x_shape[axis], x_shape[axis + 1 :]
-    chunks = Chunks(behind)
+    chunks = Chunks(behind, [extent], before)
 
     def body(grad, index, out):
-        with tasks([*before, chunks.count]) as (*outer, chunk):
-            with loops([extent]) as (i,), chunks.loops(chunk) as at:
-                T.buffer_store(out, tirx.const(0, dtype), [*outer, i, *at])
+        with chunks.tasks() as (outer, chunk):
+            with chunks.own(chunk) as at:
+                T.buffer_store(out, tirx.const(0, dtype), [*outer, *at])
             with loops(index.shape) as at_index:
-                where, inside = position(index[tuple(at_index)], extent, mode)
-                with T.If(inside), T.Then(), chunks.loops(chunk) as at:
+                where, inside = position(once(index[tuple(at_index)]), extent, mode)
+                where = once(where)
+                with (
+                    chunks.if_owned(chunk, [where]),
+                    T.If(inside),
+                    T.Then(),
+                    chunks.loops(chunk) as at,
+                ):
                     add(out, [*outer, where, *at], grad[(*outer, *at_index, *at)].astype(dtype))
 
     result = extern(body, [output_grad, indices], x_shape, dtype, "take_backward")

@@ -23,7 +23,8 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ._util import Shape, accumulation_dtype, cast
+from ._loops import Chunks, add, extern, loops
+from ._util import Shape, accumulation_dtype, cast, on_gpu
 
 
 def nll_loss(
@@ -279,14 +280,17 @@ def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) 
     One pass over the values instead of one for each bin, which gathering them would take.
     """
 
+    if on_gpu():
+        return _sum_by_bin_in_threads(values, bin_indices, bins)
+
     def generate(values, bin_indices, sums):
         with IRBuilder() as clear, T.serial(bins) as i:
             T.buffer_store(sums, tirx.const(0, sums.dtype), [i])
-        with IRBuilder() as add, T.grid(*values.shape) as axes:
+        with IRBuilder() as sum_up, T.grid(*values.shape) as axes:
             position = tuple(axes) if len(values.shape) > 1 else axes
             i = bin_indices[position]
             T.buffer_store(sums, sums[i] + values[position], [i])
-        return tirx.SeqStmt([clear.get(), add.get()])
+        return tirx.SeqStmt([clear.get(), sum_up.get()])
 
     return te.extern(
         [(bins,)],
@@ -295,3 +299,21 @@ def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) 
         dtype=str(values.dtype),
         name="sum_by_class",
     )
+
+
+def _sum_by_bin_in_threads(
+    values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr
+) -> te.Tensor:
+    """:func:`_sum_by_bin` on a GPU: a thread goes through all values and sums those of its own bins."""
+    chunks = Chunks((), [bins])
+
+    def body(values, bin_indices, sums):
+        with chunks.tasks() as (_, own):
+            with chunks.own(own) as at:
+                T.buffer_store(sums, tirx.const(0, sums.dtype), at)
+            with loops(values.shape) as at:
+                where = [bin_indices[tuple(at)]]
+                with chunks.if_owned(own, where):
+                    add(sums, where, values[tuple(at)])
+
+    return extern(body, [values, bin_indices], [bins], str(values.dtype), "sum_by_class")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import add, loops, tasks
+from ._loops import loops, tasks
 from ._regions import (
     LARGEST,
     batch_of,
@@ -26,7 +26,7 @@ from ._regions import (
     statements,
     table,
 )
-from ._util import Shape, accumulation_dtype, axes, cast, is_empty, zeros
+from ._util import Shape, accumulation_dtype, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Align(NamedTuple):
@@ -106,8 +106,7 @@ def roi_align_backward_data(
     -------
     result : te.Tensor
         A tensor of the shape and the dtype of the data; half precision is accumulated in float32. A
-        parallel task owns a channel of an element of the batch, so that the order of the sums is always
-        the same.
+        parallel task owns what it adds to, so that the order of the sums is always the same.
     """
     if is_empty(output_grad.shape) or is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -117,20 +116,19 @@ def roi_align_backward_data(
     if attrs["mode"] == "max":
         positions, weights = _largest_samples(data, regions, attrs, dtype)
 
-        def add_bin(out, grad, positions, weights, _, r, n, c, bin_):
+        def add_bin(plane, grad, positions, weights, _, r, c, bin_):
             value = grad[place_of(at, r, c, *bin_)].astype(dtype)
             for (y, wy), (x, wx) in _corners(positions, weights, (r, c, *bin_)):
                 with T.If(tirx.all(y >= 0, x >= 0)), T.Then():
-                    add(out, place_of(at, n, c, y, x), wy * wx * value)
+                    plane.add(y, x, wy * wx * value)
 
         inputs = [output_grad, positions, weights]
         total = scatter(add_bin, inputs, regions, data.shape, attrs, dtype)
         return cast(total, data.dtype)
 
-    def add_bin(out, grad, regions, r, n, c, bin_, positions, weights):
+    def add_bin(plane, grad, regions, r, c, bin_, positions, weights, scratch):
         rows, columns = regions.rows[r], regions.columns[r]
         value = grad[place_of(at, r, c, *bin_)].astype(dtype) / (rows * columns).astype(dtype)
-        scratch = (n * data.shape[at[1]] + c,)
 
         def store(axis, sample):
             which, extent = bin_[axis], data.shape[at[2 + axis]]
@@ -138,11 +136,12 @@ def roi_align_backward_data(
 
         with T.serial(rows) as i:
             store(0, i)
-            with T.serial(columns) as j:
+            taps = [positions[(*scratch, tap)] for tap in (0, 1)]
+            with plane.if_owned(*taps), T.serial(columns) as j:
                 store(1, j)
                 for (y, wy), (x, wx) in _corners(positions, weights, scratch):
                     with T.If(tirx.all(y >= 0, x >= 0)), T.Then():
-                        add(out, place_of(at, n, c, y, x), wy * wx * value)
+                        plane.add(y, x, wy * wx * value)
 
     total = scatter(add_bin, [output_grad], regions, data.shape, attrs, dtype, scratch=True)
     return cast(total, data.dtype)
@@ -300,10 +299,14 @@ def _largest_samples(
     shape = bins_shape(data.shape, regions, attrs)
 
     def body(data, *buffers):
-        *tables, positions, weights, best = buffers
+        count = len(_Align._fields)
+        tables, (positions, weights, *best) = buffers[:count], buffers[count:]
         regions = _Align(*tables)
-        with tasks(shape[:2]) as (r, c), loops(shape[2:]) as bin_:
-            place = (r, c, *bin_)
+        with tasks(shape[:2], shape[2:]) as (r, c, *bin_):
+            place = own = (r, c, *bin_)
+            if on_gpu():
+                best, own = [T.alloc_buffer([1, 2], dtype, scope="local", layout=None)], (0,)
+            (best,) = best
             batch, rows, columns = regions.batch[r], regions.rows[r], regions.columns[r]
             with T.serial(4) as i:
                 T.buffer_store(positions, tirx.const(-1, "int64"), [*place, i])
@@ -318,14 +321,16 @@ def _largest_samples(
                     element = data[place_of(at, batch, c, y, x)].astype(dtype)
                     inside = tirx.all(batch >= 0, y >= 0, x >= 0)
                     value += tirx.if_then_else(inside, wy * wx * element, tirx.const(0, dtype))
-                T.buffer_store(best, value, [*place, 1])
-                found, largest = best[(*place, 1)], best[(*place, 0)]
+                T.buffer_store(best, value, [*own, 1])
+                found, largest = best[(*own, 1)], best[(*own, 0)]
                 is_first = tirx.all(samples[0] == 0, samples[1] == 0)
                 with T.If(tirx.any(is_first, found > largest)), T.Then():
-                    T.buffer_store(best, found, [*place, 0])
+                    T.buffer_store(best, found, [*own, 0])
                     with T.serial(4) as i:
                         for buffer in (positions, weights):
                             T.buffer_store(buffer, buffer[(*place, 4 + i)], [*place, i])
 
-    outputs = [([*shape, 8], "int64"), ([*shape, 8], dtype), ([*shape, 2], dtype)]
+    outputs = [([*shape, 8], "int64"), ([*shape, 8], dtype)]
+    if not on_gpu():  # where a thread has registers for the largest sample
+        outputs.append(([*shape, 2], dtype))
     return tuple(statements(body, [data, *regions], outputs, "largest_samples")[:2])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import add, loops, tasks
+from ._loops import loops, tasks
 from ._regions import (
     LARGEST,
     batch_of,
@@ -24,7 +24,7 @@ from ._regions import (
     statements,
     table,
 )
-from ._util import Shape, accumulation_dtype, axes, cast, is_empty, zeros
+from ._util import Shape, accumulation_dtype, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Pool(NamedTuple):
@@ -106,11 +106,11 @@ def roi_pool_backward_data(
     width = spatial(data.shape, at)[1]
     inputs = [output_grad, _largest_element(data, regions, attrs)]
 
-    def add_bin(out, grad, winner, _, r, n, c, bin_):
+    def add_bin(plane, grad, winner, _, r, c, bin_):
         which = winner[(r, c, *bin_)]
         with T.If(which >= 0), T.Then():
             y, x = row_and_column(which, width)
-            add(out, place_of(at, n, c, y, x), grad[place_of(at, r, c, *bin_)].astype(dtype))
+            plane.add(y, x, grad[place_of(at, r, c, *bin_)].astype(dtype))
 
     return cast(scatter(add_bin, inputs, regions, data.shape, attrs, dtype), data.dtype)
 
@@ -193,18 +193,24 @@ def _largest_element(data: te.Tensor, regions: _Pool, attrs: dict) -> te.Tensor:
     width = spatial(data.shape, at)[1]
 
     def body(data, *buffers):
-        *tables, winner, best = buffers
+        count = len(_Pool._fields)
+        tables, (winner, *best) = buffers[:count], buffers[count:]
         regions = _Pool(*tables)
-        with tasks(shape[:2]) as (r, c), loops(shape[2:]) as (ph, pw):
-            place = (r, c, ph, pw)
+        with tasks(shape[:2], shape[2:]) as (r, c, ph, pw):
+            place = own = (r, c, ph, pw)
+            if on_gpu():
+                best, own = [T.alloc_buffer([1], data.dtype, scope="local", layout=None)], (0,)
+            (best,) = best
             top, left, batch = regions.top[r, ph], regions.left[r, pw], regions.batch[r]
             extents = [regions.bottom[r, ph] - top, regions.right[r, pw] - left]
             T.buffer_store(winner, tirx.const(-1, "int64"), place)
             with T.If(batch >= 0), T.Then(), loops(extents) as (i, j):
                 value = data[place_of(at, batch, c, top + i, left + j)]
-                with T.If(tirx.any(winner[place] < 0, value > best[place])), T.Then():
-                    T.buffer_store(best, value, place)
+                with T.If(tirx.any(winner[place] < 0, value > best[own])), T.Then():
+                    T.buffer_store(best, value, own)
                     T.buffer_store(winner, (top + i) * width + left + j, place)
 
-    outputs = [(shape, "int64"), (shape, data.dtype)]
+    outputs = [(shape, "int64")]
+    if not on_gpu():  # where a thread has a register for the largest element
+        outputs.append((shape, data.dtype))
     return statements(body, [data, *regions], outputs, "largest_element")[0]

@@ -1,7 +1,8 @@
 """Tensor expressions of scans: what an axis accumulates, in one pass over the memory.
 
 A task scans a piece of the axes behind the scanned one, so that it reads and writes rows of memory, and
-tasks never meet. What is accumulated so far is read from the result.
+tasks never meet. What is accumulated so far is read from the result. On a GPU a thread scans one row: as
+each element follows from the one before, along the axis there is nothing to do at the same time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import Chunks, extern, tasks
+from ._loops import Chunks, extern
 from ._util import Shape, accumulation_dtype, cast
 
 
@@ -105,11 +106,11 @@ def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) 
     """
     shape = list(inputs[0].shape)
     outer, extent, behind = shape[:axis], shape[axis], shape[axis + 1 :]
-    chunks = Chunks(behind)
+    chunks = Chunks(behind, before=outer)
 
     def body(*buffers):
         *data, out = buffers
-        with tasks([*outer, chunks.count]) as (*at_outer, chunk):
+        with chunks.tasks() as (at_outer, chunk):
 
             def index(i, at):
                 return (*at_outer, extent - 1 - i if reverse else i, *at)

@@ -1,0 +1,209 @@
+"""Gradients on a GPU, through TVM's default pipeline for GPUs; without a device, as far as that goes.
+
+On a device the gradients are checked numerically. Everywhere, their kernels are compiled for one and looked
+at: every function launches kernels, and none does its work in one thread. With nvcc they are compiled to
+machine code, and with g++ an emulation of threads, blocks and barriers runs them on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+import pytest
+import tvm
+from cuda import compile_for_cuda, leaves, missing
+from tvm import relax
+
+from relax_grad.testing import _program, check
+from relax_grad.testing.samples import Sample, sampled_operators, samples
+from relax_grad.testing.samples._sample import cast
+
+#: The operators whose gradients have kernels of their own, by family.
+FAMILIES = {
+    "conv": ["nn.conv[123]d", "nn.conv?d_transpose", "grad.conv*"],
+    "pool": ["nn.*pool?d", "grad.*pool?d*"],
+    "norm": ["nn.*norm", "nn.*softmax"],
+    "loss": ["nn.nll_loss", "nn.cross_entropy_with_logits", "grad.nll*", "grad.cross*"],
+    "scatter": ["take", "scatter_*", "index_put", "gather_*", "grad.take*", "grad.gather*"],
+    "reduction": ["mean", "variance", "std", "sum", "grad.mean*"],
+    "image": ["image.resize*", "image.affine_grid", "nn.pad", "grad.pad*"],
+}
+
+#: A sample of each kind, which the default suite takes.
+REPRESENTATIVE = [
+    ("nn.conv2d", "groups and dilation"),
+    ("nn.conv1d_transpose", "groups and dilation"),
+    ("grad.max_pool2d_backward", "the gradient with respect to output_grad"),
+    ("nn.avg_pool1d", ""),
+    ("nn.adaptive_avg_pool1d", ""),
+    ("nn.layer_norm", ""),
+    ("nn.softmax", ""),
+    ("nn.nll_loss", ""),
+    ("nn.cross_entropy_with_logits", ""),
+    ("mean", "every axis"),
+    ("scatter_nd", "different"),
+    ("take", ""),
+    ("nn.pad", "reflect, wider than the axis"),
+]
+
+#: Samples, by operator and number, in which TVM's rule for matrix-vector products takes a fused sum that is none.
+REFUSED = [("relax.nn.batch_norm", 9)]
+
+ON_DEVICE = pytest.mark.skipif(
+    not tvm.cuda().exist,
+    reason="no CUDA device: kernels are compiled and emulated, and not run on one",
+)
+NEEDS_NVCC = pytest.mark.skipif(
+    missing("nvcc") is not None, reason=f"{missing('nvcc')}: the CUDA source is not compiled"
+)
+NEEDS_CXX = pytest.mark.skipif(
+    missing("g++") is not None, reason=f"{missing('g++')}: the kernels are not emulated"
+)
+
+_RTOL = 1e-4
+
+
+def matching(patterns: Sequence[str]) -> list[Sample]:
+    """Return the samples of operators, but for some.
+
+    TVM's rules for GPUs fail on some, and divide by the number of elements of a kernel's result; and the
+    emulator has no half precision.
+    """
+    return [
+        sample
+        for op in sampled_operators()
+        if any(fnmatchcase(op.removeprefix("relax."), pattern) for pattern in patterns)
+        for number, sample in enumerate(samples(op))
+        if (op, number) not in REFUSED
+        and not _holds_nothing(sample)
+        and "float16" not in map(str, sample.attrs.values())
+    ]
+
+
+def representative() -> list[Sample]:
+    chosen = [
+        next(s for s in samples(f"relax.{op}") if not note or s.note == note)
+        for op, note in REPRESENTATIVE
+    ]
+    rng = np.random.default_rng(0)
+    data, weight = rng.normal(size=(2, 4, 24, 25)), rng.normal(size=(4, 2, 1, 2))
+    long = Sample([data, weight], {"groups": 2}, op="relax.nn.conv2d", note="sums of many terms")
+    return [*chosen, long]
+
+
+def _holds_nothing(sample: Sample) -> bool:
+    arguments = _program.make_arguments(sample.inputs, None, {})
+    return any(tensor.value.size == 0 for tensor in _tensors(arguments))
+
+
+def _tensors(arguments):
+    for argument in arguments:
+        if isinstance(argument, _program.Argument):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from _tensors(argument)
+
+
+class Programs:
+    """The differentiated programs of samples, in one module that is compiled for CUDA."""
+
+    def __init__(self, chosen: Sequence[Sample], dtype: str = "float32"):
+        self.samples, self.programs, modules = list(chosen), [], []
+        for sample in chosen:
+            arguments = _program.make_arguments(cast(sample.inputs, dtype), None, {})
+            _, function = check.resolve(sample.function or sample.op)
+            rng = np.random.default_rng(0)
+            program = _program.first_order(function, arguments, sample.attrs, rng)
+            wrt = check.select_wrt(program.arguments, sample.wrt)
+            module = _program.differentiate(program, wrt)
+            del module["main"]
+            modules.append(module)
+            self.programs.append(program)
+        self.module = _program.merge(modules)
+        self.compiled = compile_for_cuda(self.module)
+
+    def check_kernels(self) -> None:
+        assert self.compiled.launches
+        assert self.compiled.on_host == []
+        assert self.compiled.serial == []
+
+    def check_emulated(self) -> None:
+        """Hold what the emulated kernels compute against what LLVM's code for the CPU does."""
+        target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+        machine = relax.VirtualMachine(tvm.compile(self.module, target), tvm.cpu())
+        with self.compiled.emulate() as emulation:
+            for number, (sample, program) in enumerate(
+                zip(self.samples, self.programs, strict=True), start=1
+            ):
+                name = f"main_{number}_adjoint"
+                found = emulation.run(name, program.values())
+                tensors = map(tvm.runtime.tensor, program.values())
+                for own, expected in zip(found, leaves(machine[name](*tensors)), strict=True):
+                    finite = np.abs(expected[np.isfinite(expected)])
+                    np.testing.assert_allclose(
+                        own,
+                        expected,
+                        _RTOL,
+                        _RTOL * max(1.0, finite.max(initial=0.0)),
+                        err_msg=f"{sample.op}, {sample.note}",
+                    )
+            # TVM keeps kernels of reshapes, which cost nothing in the end.
+            idle = set(self.compiled.launches) - emulation.launched
+            assert not [kernel for kernel in idle if "backward" in kernel]
+
+
+@pytest.fixture(scope="module")
+def few() -> Programs:
+    return Programs(representative())
+
+
+def test_every_kernel_has_threads(few):
+    few.check_kernels()
+
+
+@NEEDS_NVCC
+def test_nvcc_compiles_the_kernels(few):
+    few.compiled.compile()
+
+
+@NEEDS_CXX
+def test_emulated_kernels_agree_with_the_cpu(few):
+    few.check_emulated()
+
+
+def test_half_precision_has_threads():
+    chosen = [s for s in representative() if "float16" in s.dtypes and "conv" in s.op]
+    Programs(chosen, "float16").check_kernels()
+
+
+@ON_DEVICE
+@pytest.mark.parametrize("sample", representative(), ids=lambda s: f"{s.op} {s.note}".strip())
+def test_gradients_on_the_device(sample):
+    sample.check(target="cuda", dtype="float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kernel_of_a_family(family):
+    programs = Programs(matching(FAMILIES[family]))
+    programs.check_kernels()
+    if missing("g++") is None:
+        programs.check_emulated()
+
+
+@pytest.mark.slow
+@ON_DEVICE
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_a_family_on_the_device(family):
+    for sample in matching(FAMILIES[family]):
+        if sample.smooth:
+            sample.check(target="cuda")
+
+
+@pytest.mark.parametrize(("op", "number"), REFUSED)
+def test_what_tvm_refuses(op, number):
+    """What starts to compile has to leave the list."""
+    with pytest.raises(AssertionError):
+        Programs([samples(op)[number]])
