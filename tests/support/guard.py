@@ -33,6 +33,14 @@ FAULTS_OF_TVM = {
 }
 
 
+#: What takes long by its definition, and touches nothing out of bounds while it runs.
+ENDLESS = {
+    r"\) of relax.vision.roi_align: (floats|numbers) .*: SIGALRM$": (
+        "with sample_ratio=-1, a region of size 3e9 has as many samples"
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of an operator or function, differentiated up to an order; order 0 is the call alone."""
@@ -140,7 +148,11 @@ def check_out_of_bounds(cases: Sequence[Case | SampleCase], **settings) -> Repor
     unknown = [
         str(finding)
         for finding in report.findings
-        if finding.ours or not any(re.search(fault, str(finding)) for fault in FAULTS_OF_TVM)
+        if not _fits(finding, ENDLESS) and (finding.ours or not _fits(finding, FAULTS_OF_TVM))
     ]
     assert not unknown, f"{len(unknown)} findings:\n" + "\n".join(unknown)
     return report
+
+
+def _fits(finding: Finding, patterns: Mapping[str, str]) -> bool:
+    return any(re.search(pattern, str(finding)) for pattern in patterns)
