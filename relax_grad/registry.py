@@ -11,7 +11,8 @@ one and an equal level is an error. TVM itself and users who give no level regis
 
 Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable`,
 :func:`register_legalize`, :func:`register_infer_type` and :func:`register_infer_layout`;
-:func:`install`, which ``import relax_grad`` calls, carries the declarations out once. :func:`classify` says what is known of an operator.
+:func:`install`, which ``import relax_grad`` calls, carries the declarations out once. :func:`classify`
+says what is known of an operator.
 """
 
 from __future__ import annotations

@@ -21,8 +21,10 @@ BATCH = 25
 TARGET = {"kind": "llvm", "opt-level": 0}
 
 
-def at_length(cases: int, batch: int = BATCH) -> Callable:
+def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
     """The settings of a test that takes ``batches``, and checks this many cases in all.
+
+    ``more`` are further settings. The first batch that is drawn holds the simplest case only.
 
     What a kernel asserts of its arguments is left out, which is half of its code and of the time to compile
     it. A batch that fails is not made smaller, which would take longer than the sweep: the error names the
@@ -40,6 +42,7 @@ def at_length(cases: int, batch: int = BATCH) -> Callable:
                 HealthCheck.data_too_large,
                 HealthCheck.large_base_example,
             ],
+            **more,
         )(test)
 
     return decorate

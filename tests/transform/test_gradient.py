@@ -152,7 +152,7 @@ def test_binding_blocks_beside_dataflow_blocks():
         with bb.dataflow():
             loss = bb.emit_output(op.sum(op.multiply(w, z)))
         bb.emit_func_output(loss)
-    check(bb.get(), X)
+    check(bb.get(), X / 4)
 
 
 @I.ir_module

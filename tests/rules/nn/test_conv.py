@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sweep import TARGET, at_length, batches
 from tvm import relax, tirx
@@ -156,7 +156,7 @@ def check_convolutions(torch, batch):
     check_many_against_torch(cases, target=TARGET)
 
 
-@settings(at_length(50), derandomize=True)  # the first batch that is drawn is the simplest
+@at_length(50, derandomize=True)
 @given(batches(convolutions()))
 def test_conv_same_as_torch(torch, batch):
     check_convolutions(torch, batch)
@@ -367,7 +367,7 @@ def test_a_packed_layout_is_refused(rank, suffix):
 # conv1d_transpose, conv2d_transpose, conv3d_transpose
 
 
-@settings(at_length(50), derandomize=True)  # the first batch that is drawn is the simplest
+@at_length(50, derandomize=True)
 @given(batches(geometries(transposed=True).flatmap(with_layouts)))
 def test_transpose_same_as_torch(torch, batch):
     check_many_against_torch([torch_case(*case, transposed=True) for case in batch], target=TARGET)

@@ -230,7 +230,7 @@ def has_only_padding(shape, attrs):
     )
 
 
-@settings(at_length(50), derandomize=True)  # the first batch that is drawn is the simplest
+@at_length(50, derandomize=True)
 @given(batches(poolings()))
 def test_same_as_torch(torch, batch):
     check_many_against_torch([pooling.case(torch) for pooling in batch], target=TARGET)
