@@ -26,7 +26,7 @@ test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it 
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-slow: $(STAMP)test,examples,docs ## run the long sweeps
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development but PyTorch
 
