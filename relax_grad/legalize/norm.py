@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm import relax, tirx
 from tvm.relax import op
@@ -140,31 +140,34 @@ def _divide_by_count(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 @register_legalize("relax.grad.batch_norm_backward_data")
 def _batch_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, gamma, *statistics = call.args
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.batch_norm_backward_data,
         output_grad,
         data,
         gamma if call.attrs.scale else None,
         *statistics,
         *_axes(data, [call.attrs.axis]),
-        primfunc_name_hint="batch_norm_backward_data",
+        name="batch_norm_backward_data",
     )
 
 
 @register_legalize("relax.grad.batch_norm_backward_gamma")
 def _batch_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.batch_norm_backward_gamma,
         *call.args,
         *_axes(call.args[1], [call.attrs.axis]),
-        primfunc_name_hint="batch_norm_backward_gamma",
+        name="batch_norm_backward_gamma",
     )
 
 
 @register_legalize("relax.grad.instance_norm_backward_data")
 def _instance_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, gamma, *statistics = call.args
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.instance_norm_backward_data,
         output_grad,
         data,
@@ -172,24 +175,26 @@ def _instance_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> re
         *statistics,
         *_axes(data, [call.attrs.channel_axis]),
         _axes(data, call.attrs.axes),
-        primfunc_name_hint="instance_norm_backward_data",
+        name="instance_norm_backward_data",
     )
 
 
 @register_legalize("relax.grad.instance_norm_backward_gamma")
 def _instance_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.instance_norm_backward_gamma,
         *call.args,
         _axes(call.args[1], call.attrs.axes),
-        primfunc_name_hint="instance_norm_backward_gamma",
+        name="instance_norm_backward_gamma",
     )
 
 
 @register_legalize("relax.grad.layer_norm_backward_data")
 def _layer_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, gamma, mean, rstd = call.args
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.layer_norm_backward_data,
         output_grad,
         data,
@@ -197,17 +202,18 @@ def _layer_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax
         mean,
         rstd,
         _axes(data, call.attrs.axes),
-        primfunc_name_hint="layer_norm_backward_data",
+        name="layer_norm_backward_data",
     )
 
 
 @register_legalize("relax.grad.layer_norm_backward_gamma")
 def _layer_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.layer_norm_backward_gamma,
         *call.args,
         _axes(call.args[1], call.attrs.axes),
-        primfunc_name_hint="layer_norm_backward_gamma",
+        name="layer_norm_backward_gamma",
     )
 
 
@@ -215,30 +221,30 @@ def _layer_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> rela
 def _rms_norm_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     axes = _axes(call.args[1], call.attrs.axes)
     row_sums = bb.emit(
-        bb.call_te(
-            topi_norm.rms_norm_row_sums, *call.args, axes, primfunc_name_hint="rms_norm_row_sums"
-        )
+        _kernel(bb, topi_norm.rms_norm_row_sums, *call.args, axes, name="rms_norm_row_sums")
     )
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.rms_norm_backward_data,
         *call.args,
         row_sums,
         axes,
-        primfunc_name_hint="rms_norm_backward_data",
+        name="rms_norm_backward_data",
     )
 
 
 @register_legalize("relax.grad.rms_norm_backward_weight")
 def _rms_norm_backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, rstd = call.args
-    return bb.call_te(
+    return _kernel(
+        bb,
         topi_norm.layer_norm_backward_gamma,
         output_grad,
         data,
         None,
         rstd,
         _axes(data, call.attrs.axes),
-        primfunc_name_hint="rms_norm_backward_weight",
+        name="rms_norm_backward_weight",
     )
 
 
@@ -287,3 +293,8 @@ def _compute(
     if getattr(call.attrs, "center", False):
         result = bb.emit(op.add(result, spread(call.args[2])))
     return bb.emit(op.astype(result, dtype_of(data.ty))) if half else result
+
+
+def _kernel(bb: relax.BlockBuilder, expression: Callable, *args, name: str) -> relax.Expr:
+    """Call a tensor expression; its sums are not what TVM's rules for GPUs take them for: matrix products."""
+    return bind_threads(bb, bb.call_te(expression, *args, primfunc_name_hint=name))
