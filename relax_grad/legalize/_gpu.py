@@ -54,6 +54,28 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
     return call
 
 
+def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
+    """Keep a sum over some axes from being fused with what it sums, if it is for a GPU.
+
+    TVM's rule for matrix-vector products takes a sum of a product of two tensors for one, whatever their
+    axes are, and ends in an assertion where they do not fit. A sum of a single tensor is none.
+
+    Parameters
+    ----------
+    bb, call
+        As for :func:`bind_threads`.
+
+    Returns
+    -------
+    call : relax.Expr
+        The same call.
+    """
+    variable = call.args[0]
+    if on_gpu() and isinstance(variable, tvm.ir.GlobalVar):
+        bb.update_func(variable, bb.get()[variable].with_attr("op_pattern", _OPAQUE))
+    return call
+
+
 def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
     """Give each element of what a function computes a thread, and a sum to a scalar those of a block.
 

@@ -7,6 +7,7 @@ from tvm.relax.transform.legalize_ops.nn import _nn_prelu as _stock_prelu
 
 from ..registry import register_legalize
 from ..topi import activation as topi_activation
+from ._gpu import bind_threads
 
 
 @register_legalize("relax.nn.prelu", corrects="refuses a symbolic extent along the axis")
@@ -22,10 +23,12 @@ def _prelu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 @register_legalize("relax.grad.softmax_backward")
 def _softmax_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, output = call.args
-    return bb.call_te(
+    gradient = bb.call_te(
         topi_activation.softmax_backward,
         output_grad,
         output,
         int(call.attrs.axis) % output_grad.ty.ndim,
         primfunc_name_hint="softmax_backward",
     )
+    # TVM's rules for GPUs are wrong for an axis of a single element.
+    return bind_threads(bb, gradient, always=False)

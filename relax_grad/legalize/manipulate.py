@@ -7,6 +7,7 @@ from tvm.relax.transform.legalize_ops.manipulate import _repeat as _stock_repeat
 
 from ..registry import register_legalize
 from ..topi import manipulate as topi_manipulate
+from ._gpu import keep_apart
 from ._util import EMPTY, int_list, is_empty, shape_values, zeros
 
 
@@ -99,7 +100,8 @@ def _reshape(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _collapse_sum(bb: relax.BlockBuilder, data: relax.Expr, shape: list) -> relax.Expr:
-    return bb.call_te(topi_manipulate.collapse_sum, data, shape, primfunc_name_hint="collapse_sum")
+    total = bb.call_te(topi_manipulate.collapse_sum, data, shape, primfunc_name_hint="collapse_sum")
+    return keep_apart(bb, total)
 
 
 def _axis(call: relax.Call) -> int | None:

@@ -296,5 +296,9 @@ def _compute(
 
 
 def _kernel(bb: relax.BlockBuilder, expression: Callable, *args, name: str) -> relax.Expr:
-    """Call a tensor expression; its sums are not what TVM's rules for GPUs take them for: matrix products."""
-    return bind_threads(bb, bb.call_te(expression, *args, primfunc_name_hint=name))
+    """Call a tensor expression, with a schedule of ours for what TVM's rules for GPUs take wrongly.
+
+    They take the sum of products that the gradient of a parameter is for a product of a matrix and a vector.
+    """
+    gradient = bb.call_te(expression, *args, primfunc_name_hint=name)
+    return bind_threads(bb, gradient, always=name.endswith(("_gamma", "_weight")))

@@ -11,7 +11,7 @@ from .._compat import dtype_of
 from ..registry import register_legalize
 from ..topi import _util as topi_util
 from ..topi import statistical as topi_statistical
-from ._gpu import bind_threads
+from ._gpu import bind_threads, keep_apart
 from ._util import int_list, shape_values
 
 #: For each reduction, what computes it over axes that may be empty, and what it is over nothing.
@@ -53,7 +53,8 @@ def _legalize_reduction(op_name: str) -> None:
     def scheduled(bb: relax.BlockBuilder, call: relax.Call, result: relax.Expr) -> relax.Expr:
         """Bind the threads of what makes one number; TVM takes sums, and everything over some axes."""
         one = len(_extents(call)) == call.args[0].ty.ndim
-        return bind_threads(bb, result, always=one and op_name != "relax.sum")
+        result = bind_threads(bb, result, always=one and op_name != "relax.sum")
+        return result if one else keep_apart(bb, result)
 
 
 for _name in _REDUCTIONS:
