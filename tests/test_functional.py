@@ -18,7 +18,7 @@ X, W, DX, DW = (RNG.normal(size=shape) for shape in 2 * [(3, 4), (4, 2)])
 n = tirx.Var("n", "int64")
 
 
-def network(rows=3, *, scalar_first=True):
+def network(rows=3):
     """A loss and a tensor, of data and weight."""
 
     def body(bb, x, w):

@@ -77,11 +77,13 @@ class Adjoint:
         return self._fields
 
     def zeros(self, bb: relax.BlockBuilder) -> relax.Expr:
-        """Return zeros of the type of the variable."""
+        """Return zeros of the type of the variable; an empty tuple for what is no tensor."""
         kind = self.type
         if isinstance(kind, relax.TupleType):
             return relax.Tuple([field.zeros(bb) for field in self._spread(bb)])
-        if isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr):
+        if not isinstance(kind, relax.TensorType):
+            return relax.Tuple([])
+        if isinstance(kind.shape, relax.ShapeExpr):
             return bb.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
         return bb.emit(relax.op.zeros_like(self.expr))
 

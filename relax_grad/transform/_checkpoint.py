@@ -115,13 +115,8 @@ def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
     if value.same_as(binding.value):
         return binding
     if isinstance(binding, relax.MatchCast):
-        return relax.MatchCast(binding.var, value, match_type(binding))
+        return relax.MatchCast(binding.var, value, binding.ty)
     return relax.VarBinding(binding.var, value)
-
-
-def match_type(binding: relax.MatchCast) -> relax.Type:
-    """Return the type that a match_cast asserts."""
-    return binding.ty
 
 
 def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.Expr:

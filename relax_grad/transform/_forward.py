@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from tvm import relax, tirx
-from tvm.ir import GlobalVar, Op
+from tvm.ir import GlobalVar
 
 from ..activity import used
 from ..errors import GradientError
-
-_START, _END = (Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end"))
 
 
 class Forward:

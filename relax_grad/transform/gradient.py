@@ -156,7 +156,7 @@ class _Differentiation:
         """Return the variables to differentiate with respect to, as the flattened function has them."""
         wanted = self._settings.require_grads
         if wanted is None:
-            return [param for param in self._function.params if holds_floats(param.ty)]
+            return [param for param in self._function.params if _has_gradient(param.ty)]
         name = self._settings.func_name
         known = {*function.params, *(b.var for b in _own_bindings(function))}
         for i, variable in enumerate(wanted):
@@ -164,7 +164,7 @@ class _Differentiation:
                 raise ValueError(f"require_grads: {variable} is no variable of {name}")
             if variable in wanted[:i]:
                 raise ValueError(f"require_grads: {variable.name} appears more than once")
-            if not holds_floats(variable.ty):
+            if not _has_gradient(variable.ty):
                 raise ValueError(
                     f"require_grads: only tensors of floating-point numbers and tuples of them have "
                     f"gradients, but the type of {variable.name} is {variable.ty}"
@@ -189,6 +189,11 @@ class _Differentiation:
         adjoint = relax.utils.copy_with_new_vars(adjoint)
         bb.add_func(adjoint.with_attr("global_symbol", name), name)
         return bb.get()
+
+
+def _has_gradient(kind: relax.Type) -> bool:
+    """Tell whether a variable can be differentiated with respect to: an object cannot."""
+    return holds_floats(kind) and not isinstance(kind, relax.ObjectType)
 
 
 def _own_bindings(function: relax.Function) -> list[relax.Binding]:
