@@ -14,7 +14,7 @@ from . import (
 )
 from .coverage import MissingGradient, missing_gradients
 from .errors import GradientCheckError, GradientError
-from .functional import hvp, jvp, value_and_grad, vjp
+from .functional import derivatives, hvp, jvp, value_and_grad, vjp
 from .registry import register_gradient, register_legalize
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __all__ = [
     "GradientError",
     "MissingGradient",
     "__version__",
+    "derivatives",
     "hvp",
     "jvp",
     "missing_gradients",

@@ -113,5 +113,10 @@ def holds_floats(found: relax.Type) -> bool:
     return found.dtype is None or "float" in dtype_of(found)
 
 
+def has_gradient(found: relax.Type) -> bool:
+    """Tell whether a variable of a type can be differentiated with respect to: an object cannot."""
+    return holds_floats(found) and not isinstance(found, relax.ObjectType)
+
+
 def _calls(value: relax.Expr, op_name: str) -> bool:
     return isinstance(value, relax.Call) and value.op == Op.get(op_name)

@@ -14,7 +14,7 @@ from tvm.ir import GlobalVar
 
 from ._compat import dtype_of
 from ._module import relax_function
-from .activity import holds_floats
+from .activity import has_gradient
 from .transform import Gradient
 
 Wrt = "relax.Var | str | int | Sequence[relax.Var | str | int] | None"
@@ -139,15 +139,17 @@ def jvp(
     count = len(relax_function(mod, func_name).params)
     transposed = vjp(mod, func_name, wrt, allow_zero=allow_zero)
     name = f"{func_name}_vjp"
-    cotangents = list(transposed[name].params[count:])
-    twice = Gradient(name, cotangents, target_index=1, cotangents=True, allow_zero=allow_zero)
-    found = twice(transposed)
-    function = _without_params(found[f"{name}_adjoint"], count, len(cotangents))
-    function = _with_names(
-        function, _tangent_names(mod, func_name, wrt, len(function.params) - count)
+    twice = Gradient(
+        name,
+        list(transposed[name].params[count:]),
+        target_index=1,
+        cotangents=_leaf_names(_differentiated(mod, func_name, wrt), "tangent"),
+        allow_zero=allow_zero,
     )
-    new_name = f"{func_name}_jvp"
-    return _replaced(found, [name, f"{name}_adjoint"], new_name, function)
+    found = twice(transposed)
+    function = found[f"{name}_adjoint"]
+    function = _without_params(function, count, len(transposed[name].params) - count)
+    return _replaced(found, [name, f"{name}_adjoint"], f"{func_name}_jvp", function)
 
 
 def hvp(
@@ -183,14 +185,123 @@ def hvp(
     >>> len(relax_grad.hvp(bb.get())["main_hvp"].params)
     2
     """
-    positions = _positions(mod, func_name, wrt)
-    first = value_and_grad(mod, func_name, wrt, target_index=target_index, allow_zero=allow_zero)
-    name = f"{func_name}_adjoint"
-    params = first[name].params
-    wanted = None if positions is None else [params[i] for i in positions]
-    second = Gradient(name, wanted, target_index=1, cotangents=True, allow_zero=allow_zero)(first)
-    function = second[f"{name}_adjoint"]
-    return _replaced(second, [name, f"{name}_adjoint"], f"{func_name}_hvp", function)
+    products, names = _repeated(mod, func_name, 2, wrt, target_index, allow_zero)
+    return _replaced(products, names, f"{func_name}_hvp", products[names[-1]])
+
+
+def derivatives(
+    mod: tvm.IRModule,
+    func_name: str = "main",
+    order: int = 2,
+    wrt: Wrt = None,
+    *,
+    target_index: int = 0,
+    allow_zero: Sequence[str] = (),
+) -> tvm.IRModule:
+    """Add ``<func_name>_order<order>``, which returns a function's derivatives up to an order.
+
+    The derivative of order k is a tensor of k axes over what is differentiated with respect to. All of
+    them but one are multiplied with vectors: those of order 1 are the gradients, those of order 2 the
+    products of the Hessian with the first vector, those of order 3 the gradients of the inner product of
+    the latter with the second vector, and so on. Every operator on the way needs gradients of that order.
+
+    Parameters
+    ----------
+    mod, func_name, wrt, target_index, allow_zero
+        As for :func:`value_and_grad`.
+    order : int
+        The highest order.
+
+    Returns
+    -------
+    module : tvm.IRModule
+        With ``<func_name>_order<n>(*params, *vectors of order 2, ..., *vectors of order n) -> (result,
+        (gradients...), (products of order 2...), ..., (products of order n...))``. Each order has a
+        vector for each tensor that is differentiated with respect to, named ``<param>_vector`` at order 2
+        and ``<param>_vector<k - 1>`` at order k beyond it.
+
+    Raises
+    ------
+    ValueError
+        If the order is no positive integer.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> from tvm import relax
+    >>> x = relax.Var("x", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     loss = bb.emit(relax.op.sum(relax.op.exp(x)))
+    ...     _ = bb.emit_func_output(loss)
+    >>> module = relax_grad.derivatives(bb.get(), order=3)
+    >>> [param.name for param in module["main_order3"].params]
+    ['x', 'x_vector', 'x_vector2']
+    """
+    if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+        raise ValueError(f"order must be a positive integer, but it is {order!r}")
+    found, names = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
+    function = found[names[-1]]
+    result, orders = function.body.body, []
+    for _ in range(order):
+        result, products = result.fields
+        orders.insert(0, products)
+    body = relax.SeqExpr(function.body.blocks, relax.Tuple([result, *orders]))
+    params = list(function.params)
+    flat = relax.Function(
+        params, _normalized(params, body), is_pure=function.is_pure, attrs=function.attrs
+    )
+    return _replaced(found, names, f"{func_name}_order{order}", flat)
+
+
+def _repeated(
+    mod: tvm.IRModule,
+    func_name: str,
+    order: int,
+    wrt: Wrt,
+    target_index: int,
+    allow_zero: Sequence[str],
+) -> tuple[tvm.IRModule, list[str]]:
+    """Differentiate a function, then its gradients along vectors, and so on; also return what that adds.
+
+    Of what is added, the last returns ``(((result, gradients), products of order 2), ...)``.
+    """
+    variables = _differentiated(mod, func_name, wrt)
+    params = list(relax_function(mod, func_name).params)
+    positions = [params.index(variable) for variable in variables]
+    found = value_and_grad(mod, func_name, wrt, target_index=target_index, allow_zero=allow_zero)
+    names = [f"{func_name}_adjoint"]
+    for step in range(1, order):
+        again = Gradient(
+            names[-1],
+            [found[names[-1]].params[i] for i in positions],
+            target_index=1,
+            cotangents=_leaf_names(variables, f"vector{step if step > 1 else ''}"),
+            allow_zero=allow_zero,
+        )
+        found = again(found)
+        names.append(f"{names[-1]}_adjoint")
+    return found, names
+
+
+def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var]:
+    """Return the parameters that are differentiated with respect to."""
+    variables = _variables(mod, func_name, wrt)
+    if variables is None:
+        return [p for p in relax_function(mod, func_name).params if has_gradient(p.ty)]
+    return variables
+
+
+def _leaf_names(variables: Sequence[relax.Var], suffix: str) -> list[str]:
+    """Return a name for each floating-point tensor that variables hold."""
+
+    def names(name: str, kind: relax.Type) -> list[str]:
+        if isinstance(kind, relax.TupleType):
+            fields = enumerate(kind.fields)
+            return [leaf for i, field in fields for leaf in names(f"{name}_{i}", field)]
+        return [f"{name}_{suffix}"] if has_gradient(kind) else []
+
+    return [leaf for variable in variables for leaf in names(variable.name, variable.ty)]
 
 
 def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] | None:
@@ -260,35 +371,6 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
     blocks = [zeros, *slim.body.blocks] if zeros.bindings else list(slim.body.blocks)
     body = _normalized(kept, relax.SeqExpr(blocks, slim.body.body))
     return relax.Function(kept, body, is_pure=function.is_pure)
-
-
-def _tangent_names(mod: tvm.IRModule, func_name: str, wrt: Wrt, count: int) -> list[str]:
-    """Return a name for each tangent."""
-    params = relax_function(mod, func_name).params
-    positions = _positions(mod, func_name, wrt)
-    named = [p for p in params if holds_floats(p.ty)] if positions is None else None
-    named = [params[i] for i in positions] if named is None else named
-    if len(named) == count:
-        return [f"{param.name}_tangent" for param in named]
-    return [f"tangent{i}" for i in range(count)]  # of the tensors of tuples
-
-
-def _with_names(function: relax.Function, names: Sequence[str]) -> relax.Function:
-    """Return a function whose last parameters have these names."""
-    first = len(function.params) - len(names)
-    renamed = [
-        relax.Var(name, param.ty)
-        for name, param in zip(names, function.params[first:], strict=True)
-    ]
-    params = [*function.params[:first], *renamed]
-    aliases = relax.BindingBlock(
-        [
-            relax.VarBinding(param, new)
-            for param, new in zip(function.params[first:], renamed, strict=True)
-        ]
-    )
-    body = relax.SeqExpr([aliases, *function.body.blocks], function.body.body)
-    return relax.Function(params, _normalized(params, body), is_pure=function.is_pure)
 
 
 def _zeros(param: relax.Var) -> relax.Expr:

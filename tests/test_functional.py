@@ -6,6 +6,7 @@ import doctest
 
 import numpy as np
 import pytest
+import tvm
 from programs import build, is_sound, run, tensor
 from tvm import relax, tirx
 from tvm.relax import op
@@ -105,6 +106,59 @@ def test_third_order():
     np.testing.assert_allclose(tangents[-1], 60 * 2.0**2)
 
 
+def test_orders_up_to_four(torch):
+    """Each order along vectors of its own, against PyTorch's gradients of gradients."""
+    module = relax_grad.derivatives(network(n), order=4, wrt=["w"])
+    is_sound(module)
+    assert [p.name for p in module["main_order4"].params] == [
+        "x",
+        "w",
+        "w_vector",
+        "w_vector2",
+        "w_vector3",
+    ]
+    vectors = [RNG.normal(size=W.shape) for _ in range(3)]
+    result, *found = run(module, "main_order4", X, W, *vectors)
+    w = torch.from_numpy(W).requires_grad_()
+    value = torch_network(torch)(torch.from_numpy(X), w)[0]
+    np.testing.assert_allclose(result[0], value.detach())
+    for order, vector in zip(found, [*vectors, np.zeros_like(W)], strict=True):
+        (wanted,) = torch.autograd.grad(value, [w], create_graph=True)
+        close(order, [wanted])
+        value = (wanted * torch.from_numpy(vector)).sum()
+
+
+def test_orders_of_tuples_and_integers():
+    params = [
+        relax.Var("pair", relax.TupleType([tensor("a", (3,)).ty, tensor("b", (3,)).ty])),
+        tensor("index", (2,), "int64"),
+    ]
+
+    def body(bb, pair, index):
+        a, b = (bb.emit(relax.TupleGetItem(pair, i)) for i in range(2))
+        return op.sum(op.multiply(op.take(op.multiply(a, a), index), op.take(b, index)))
+
+    module = relax_grad.derivatives(build(params, body), order=2)
+    is_sound(module)
+    function = module["main_order2"]
+    assert [p.name for p in function.params[2:]] == ["pair_0_vector", "pair_1_vector"]
+    assert len(function.ret_ty.fields) == 3
+
+
+def test_order_one_is_value_and_grad():
+    module = relax_grad.derivatives(network(), order=1)
+    wanted = relax_grad.value_and_grad(network())["main_adjoint"]
+    found = module["main_order1"].with_attr("global_symbol", "main_adjoint")
+    tvm.ir.assert_structural_equal(found, wanted)
+    assert {v.name_hint for v in module.get_global_vars()} == {"main", "main_order1"}
+
+
+@pytest.mark.parametrize("order", [0, -1, 1.0, True, "2"])
+def test_orders_that_are_none(order):
+    with pytest.raises(ValueError, match="order must be a positive integer"):
+        relax_grad.derivatives(network(), order=order)
+
+
 @pytest.mark.parametrize("wrt", ["w", 1, ["w"], [1]])
 def test_wrt(wrt):
     module = relax_grad.value_and_grad(network(), wrt=wrt)
@@ -117,7 +171,7 @@ def test_wrt_that_is_no_parameter(wrt):
         relax_grad.value_and_grad(network(), wrt=wrt)
 
 
-@pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp"])
+@pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp", "derivatives"])
 def test_what_is_no_module(name):
     with pytest.raises(TypeError, match=r"mod must be a tvm\.IRModule, but it is int"):
         getattr(relax_grad, name)(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import tvm
 from tvm import relax
@@ -10,11 +10,12 @@ from tvm.ir import GlobalVar
 
 from .._compat import dtype_of
 from .._module import relax_function
-from ..activity import bindings_of, expanded, holds_floats, used, varied
+from ..activity import bindings_of, expanded, has_gradient, holds_floats, used, varied
 from ..coverage import obstacles
 from ..errors import GradientError
 from ._branches import lift_branches
 from ._checkpoint import Checkpoints, has_markers, with_value
+from ._cotangents import Cotangents, seeds
 from ._forward import Forward
 from ._reverse import Reverse
 from ._simplify import simplify
@@ -34,16 +35,18 @@ class Gradient:
     ----------
     func_name : str
         The function to differentiate.
-    require_grads : relax.Var or Sequence[relax.Var], optional
-        The parameters or intermediate variables of the function to differentiate with respect to; by
-        default every parameter that holds floating-point tensors.
+    require_grads : relax.Var or str or Sequence[relax.Var or str], optional
+        The parameters or intermediate variables of the function to differentiate with respect to,
+        themselves or by name; by default every parameter that holds floating-point tensors.
     target_index : int or Sequence[int] or None
         Which element of the result is differentiated, where the result is a tuple; several integers lead
         into nested tuples, and None stands for the whole result.
-    cotangents : bool
-        False differentiates a scalar, or a tensor of one element. True adds a parameter to the new
-        function for each floating-point tensor of the target: what its gradient is multiplied with, as in
-        a vector-Jacobian product.
+    cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
+        False differentiates a scalar, or a tensor of one element. Anything else gives a cotangent to each
+        floating-point tensor of the target: what its gradient is multiplied with, as in a
+        vector-Jacobian product. True adds a parameter to the new function for each, and a string one of that
+        name. A number stands for a tensor that is filled with it; an array, a constant or a variable of the
+        function has the type of the tensor.
     allow_zero : Sequence[str]
         Operators that count as constants, whatever their gradients are.
 
@@ -66,13 +69,13 @@ class Gradient:
     def __init__(
         self,
         func_name: str,
-        require_grads: relax.Var | Sequence[relax.Var] | None = None,
+        require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
         target_index: int | Sequence[int] | None = 0,
         *,
-        cotangents: bool = False,
+        cotangents: Cotangents = False,
         allow_zero: Sequence[str] = (),
     ):
-        if isinstance(require_grads, relax.Var):
+        if isinstance(require_grads, (relax.Var, str)):
             require_grads = [require_grads]
         self.func_name = func_name
         self.require_grads = None if require_grads is None else list(require_grads)
@@ -97,18 +100,19 @@ class _Differentiation:
             self._function, renamed = function, {}
         else:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
-        self._wrt = self._check_require_grads(function, renamed)
+        self._original, self._renamed = function, renamed
+        self._wrt = self._check_require_grads()
 
     def module(self) -> tvm.IRModule:
         """Return the module with the adjoint function."""
         settings, function = self._settings, self._function
         bindings = self._forward_bindings()
         checkpoints = None
-        wrt = self._wrt
+        unmarked = _same
         if has_markers(bindings):
             checkpoints = Checkpoints(bindings, function.params)
-            bindings = checkpoints.bindings
-            wrt = [checkpoints.original(variable) for variable in wrt]
+            bindings, unmarked = checkpoints.bindings, checkpoints.original
+        wrt = [unmarked(variable) for variable in self._wrt]
         result = function.body.body
         target = _target(result, bindings, settings)
         everything = list(expanded(bindings))
@@ -116,13 +120,13 @@ class _Differentiation:
         _check_gradients(everything, active, target, settings)
 
         bb = relax.BlockBuilder(self._mod)
-        seeds, cotangents = _seeds(target, settings)
+        initial, cotangents = self._seeds(target, unmarked)
         bb.begin_scope([*function.params, *cotangents])
         bb._begin_dataflow_block() if self._is_plain else bb._begin_binding_block()
         for binding in bindings:
             bb.emit_normalized(with_value(binding, bb.normalize(binding.value)))
         reverse = Reverse(bb, active, checkpoints, settings.allow_zero)
-        for expr, seed in seeds:
+        for expr, seed in initial:
             if any(variable in active for variable in used(expr)):
                 reverse.add(expr, seed)
         reverse.walk(bindings)
@@ -152,24 +156,56 @@ class _Differentiation:
         scratch.end_scope()
         return forward.bindings
 
-    def _check_require_grads(self, function: relax.Function, renamed: dict) -> list[relax.Var]:
+    def _check_require_grads(self) -> list[relax.Var]:
         """Return the variables to differentiate with respect to, as the flattened function has them."""
         wanted = self._settings.require_grads
         if wanted is None:
-            return [param for param in self._function.params if _has_gradient(param.ty)]
-        name = self._settings.func_name
-        known = {*function.params, *(b.var for b in _own_bindings(function))}
-        for i, variable in enumerate(wanted):
-            if not isinstance(variable, relax.Var) or variable not in known:
-                raise ValueError(f"require_grads: {variable} is no variable of {name}")
-            if variable in wanted[:i]:
+            return [param for param in self._function.params if has_gradient(param.ty)]
+        found: list[relax.Var] = []
+        for item in wanted:
+            variable = self._own(item, "require_grads")
+            if variable in found:
                 raise ValueError(f"require_grads: {variable.name} appears more than once")
-            if not _has_gradient(variable.ty):
+            if not has_gradient(variable.ty):
                 raise ValueError(
                     f"require_grads: only tensors of floating-point numbers and tuples of them have "
                     f"gradients, but the type of {variable.name} is {variable.ty}"
                 )
-        return [renamed.get(variable, variable) for variable in wanted]
+            found.append(variable)
+        return found
+
+    def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
+        """Return a variable of the function, given itself or by name, as the flattened function has it."""
+        function = self._original
+        known = [*function.params, *(binding.var for binding in _own_bindings(function))]
+        if isinstance(item, str):
+            named = [variable for variable in known if variable.name == item]
+        else:
+            named = [variable for variable in known if variable == item]
+        if not named:
+            raise ValueError(f"{argument}: {item} is no variable of {self._settings.func_name}")
+        if len(named) > 1:
+            raise ValueError(
+                f"{argument}: {self._settings.func_name} has {len(named)} variables named {item!r}; pass the "
+                "variable itself"
+            )
+        return self._renamed.get(named[0], named[0])
+
+    def _seeds(self, target: relax.Expr, unmarked: Callable) -> tuple[list, list[relax.Var]]:
+        """Return what the adjoints of the target begin with, and the parameters added for that."""
+        if self._settings.cotangents is False:
+            return [(target, _one(target))], []
+        leaves = _float_leaves(target)
+        if not leaves:
+            raise GradientError(
+                f"the target must hold floating-point tensors, but it is {_type(target)}"
+            )
+        return seeds(
+            leaves,
+            [_type(leaf) for leaf in leaves],
+            self._settings.cotangents,
+            lambda variable: unmarked(self._own(variable, "cotangents")),
+        )
 
     def _output(self, bb: relax.BlockBuilder, reverse: Reverse, variable: relax.Var) -> relax.Expr:
         adjoint = reverse.adjoint(variable)
@@ -191,9 +227,8 @@ class _Differentiation:
         return bb.get()
 
 
-def _has_gradient(kind: relax.Type) -> bool:
-    """Tell whether a variable can be differentiated with respect to: an object cannot."""
-    return holds_floats(kind) and not isinstance(kind, relax.ObjectType)
+def _same(variable: relax.Var) -> relax.Var:
+    return variable
 
 
 def _own_bindings(function: relax.Function) -> list[relax.Binding]:
@@ -254,25 +289,13 @@ def _target(
     return target
 
 
-def _seeds(
-    target: relax.Expr, settings: Gradient
-) -> tuple[list[tuple[relax.Expr, relax.Expr]], list[relax.Var]]:
-    """Return what the adjoints of the target begin with, and the parameters added for that."""
-    if settings.cotangents:
-        seeds = [
-            (leaf, relax.Var(f"cotangent{i}", _type(leaf)))
-            for i, leaf in enumerate(_float_leaves(target))
-        ]
-        if not seeds:
-            raise GradientError(
-                f"the target must hold floating-point tensors, but it is {_type(target)}"
-            )
-        return seeds, [variable for _, variable in seeds]
+def _one(target: relax.Expr) -> relax.Expr:
+    """Return the 1 that the adjoint of a target of one element begins with."""
     kind = _type(target)
     if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
         raise GradientError(
             f"the target must be one floating-point tensor, but its type is {kind}; choose one with "
-            "target_index, or pass cotangents=True to differentiate several"
+            "target_index, or pass cotangents to differentiate several"
         )
     shape = kind.shape
     is_one = isinstance(shape, relax.ShapeExpr) and all(
@@ -281,9 +304,9 @@ def _seeds(
     if not is_one:
         raise GradientError(
             f"the target must be a scalar or have one element, but its type is {kind}; reduce it, for "
-            "example by relax.op.sum, or pass cotangents=True for a vector-Jacobian product"
+            "example by relax.op.sum, or pass cotangents for a vector-Jacobian product"
         )
-    return [(target, relax.op.ones(shape, dtype_of(kind)))], []
+    return relax.op.ones(shape, dtype_of(kind))
 
 
 def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:

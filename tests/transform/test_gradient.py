@@ -372,6 +372,81 @@ def test_cotangents_of_the_whole_result():
     np.testing.assert_allclose(found, X * np.exp(X) + rows[:, None])
 
 
+def weighted(rows=3):
+    """Two tensors as results, one of them of a parameter's shape."""
+
+    def body(bb, x, w):
+        kept = bb.emit(op.exp(x), name_hint="kept")
+        return relax.Tuple([op.multiply(kept, x), op.argmax(x), op.sum(x, [0])])
+
+    return build([tensor("x", (rows, 4)), tensor("w", (rows, 4))], body)
+
+
+@pytest.mark.parametrize("rows", [3, tirx.Var("n", "int64")], ids=["static", "symbolic"])
+def test_cotangents_as_values(rows):
+    """Parameters, intermediate variables, numbers, arrays and names, in nested sequences."""
+    module = weighted(rows)
+    x, w = module["main"].params
+    kept = module["main"].body.blocks[0].bindings[0].var
+    y, e = X * np.exp(X) + np.exp(X), np.exp(X)
+    row = np.array([1.0, 2.0, -3.0, 0.5])
+    for cotangents, wanted in [
+        ((w, 0.0), y * 2),
+        ([kept, row], y * e + row),
+        ((x, (relax.const(row, "float64"),)), y * X + row),
+        (relax.Tuple([w, relax.const(row, "float64")]), y * 2 + row),
+        ((-1.5, tvm.runtime.tensor(row)), -1.5 * y + row),
+    ]:
+        adjoint = Gradient("main", "x", None, cotangents=cotangents)(module)
+        is_sound(adjoint)
+        _, (found,) = run(adjoint, "main_adjoint", X, np.full_like(X, 2.0))
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+    adjoint = Gradient("main", "x", None, cotangents=("dy", 1))(module)
+    assert [param.name for param in adjoint["main_adjoint"].params] == ["x", "w", "dy"]
+    _, (found,) = run(adjoint, "main_adjoint", X, X, X)
+    np.testing.assert_allclose(found, X * y + 1)
+
+
+@pytest.mark.parametrize(
+    ("cotangents", "error", "match"),
+    [
+        ([1.0], ValueError, "holds 2 floating-point tensors, but there are 1 cotangents"),
+        ((1.0, np.zeros(3)), ValueError, r"cotangents\[1\] has the type .*3,.*float64"),
+        ((1.0, np.zeros(4, "float32")), ValueError, r"cotangents\[1\] has the type .*float32"),
+        ((np.zeros((3, 4)), 1.0), ValueError, "of another shape in each call"),
+        ((tensor("v", (3, 4)), 1.0), ValueError, "cotangents: v is no variable of main"),
+        ((None, 1.0), TypeError, r"cotangents\[0\] must be the name of a new parameter"),
+    ],
+)
+def test_cotangents_that_are_refused(cotangents, error, match):
+    module = weighted(tirx.Var("n", "int64"))
+    with pytest.raises(error, match=match):
+        Gradient("main", target_index=None, cotangents=cotangents)(module)
+
+
+def test_variables_by_name():
+    module = weighted()
+    x = module["main"].params[0]
+    for wanted in ("x", ["x"], [x], x):
+        found = Gradient("main", wanted, target_index=2, cotangents=1)(module)
+        assert len(found["main_adjoint"].ret_ty.fields[1].fields) == 1
+    both = Gradient("main", ["kept", "x"], target_index=0, cotangents=1)(module)
+    _, (of_kept, _) = run(both, "main_adjoint", X, X)
+    np.testing.assert_allclose(of_kept, X)
+    with pytest.raises(ValueError, match="require_grads: nothing is no variable of main"):
+        Gradient("main", "nothing")(module)
+    with pytest.raises(ValueError, match="require_grads: x appears more than once"):
+        Gradient("main", ["x", x])(module)
+
+
+def test_a_name_of_two_variables():
+    x = [tensor("x", ()), tensor("x", ())]
+    module = build(x, lambda bb, x, y: op.multiply(x, y))
+    with pytest.raises(ValueError, match="has 2 variables named 'x'; pass the variable itself"):
+        Gradient("main", "x")(module)
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
