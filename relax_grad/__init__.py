@@ -10,8 +10,10 @@ from . import (
     op,
     registry,
     rules,
+    target,
     transform,
 )
+from ._pipeline import pipeline
 from .coverage import MissingGradient, missing_gradients
 from .errors import GradientCheckError, GradientError
 from .functional import derivatives, hvp, jvp, value_and_grad, vjp
@@ -38,8 +40,10 @@ __all__ = [
     "hvp",
     "jvp",
     "missing_gradients",
+    "pipeline",
     "register_gradient",
     "register_legalize",
+    "target",
     "transform",
     "value_and_grad",
     "vjp",

@@ -1,5 +1,7 @@
-"""Passes over Relax modules."""
+"""Passes over modules."""
 
+from .dispatch import DispatchKernels
 from .gradient import Gradient
+from .schedule import ScheduleLoops
 
-__all__ = ["Gradient"]
+__all__ = ["DispatchKernels", "Gradient", "ScheduleLoops"]

@@ -1,0 +1,115 @@
+"""Which operators have kernels, and what a kernel takes the place of a call with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+from tvm_ffi import structural_equal
+
+from .._compat import dtype_of
+from ..target import CPU
+
+#: Elements that an index of int32 reaches.
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A function that computes a call.
+
+    Attributes
+    ----------
+    function : tirx.PrimFunc
+        Takes the arguments, then the results.
+    arguments : Sequence[relax.Expr]
+        What it is called with.
+    """
+
+    function: tirx.PrimFunc
+    arguments: Sequence[relax.Expr]
+
+
+class Site:
+    """A call that a kernel may take the place of, and what is known about it.
+
+    Parameters
+    ----------
+    call : relax.Call
+        The call.
+    cpu : CPU
+        What the kernel will run on.
+    lookup : Callable
+        Returns the value that a variable is bound to; None where that is unknown.
+    """
+
+    def __init__(
+        self,
+        call: relax.Call,
+        cpu: CPU,
+        lookup: Callable[[relax.Var], relax.Expr | None] = lambda _: None,
+    ):
+        self.call, self.cpu, self.lookup = call, cpu, lookup
+        self._symbols: list[tuple[tirx.PrimExpr, tirx.Var]] = []
+
+    def shape(self, expr: relax.Expr) -> list[int | tirx.Var] | None:
+        """Return the extents of a float32 tensor; None where there is no kernel for it.
+
+        A symbolic extent becomes a variable of int32, one for each expression: a kernel gets its value from
+        the tensors that it is called with. There is none for tensors of unknown shape, of other dtypes, without
+        elements, and of more elements than int32 counts.
+        """
+        kind = expr.ty
+        if not isinstance(kind, relax.TensorType) or kind.dtype is None:
+            return None
+        if not isinstance(kind.shape, relax.ShapeExpr) or dtype_of(kind) != "float32":
+            return None
+        extents = [self._extent(extent) for extent in kind.shape.values]
+        size = 1
+        for extent in extents:
+            size *= extent if isinstance(extent, int) else 1
+        return extents if 0 < size <= _LARGEST else None
+
+    def _extent(self, extent: tirx.PrimExpr) -> int | tirx.Var:
+        if isinstance(extent, tirx.IntImm):
+            return int(extent)
+        for known, variable in self._symbols:
+            if structural_equal(known, extent):
+                return variable
+        variable = tirx.Var(f"n{len(self._symbols)}", "int32")
+        self._symbols.append((extent, variable))
+        return variable
+
+
+_KERNELS: dict[str, Callable[[Site], Kernel | None]] = {}
+
+
+def kernel_for(*op_names: str):
+    """Register what makes the kernel of calls of operators, or returns None where none fits."""
+
+    def register(make: Callable[[Site], Kernel | None]):
+        for op_name in op_names:
+            assert op_name not in _KERNELS, op_name
+            _KERNELS[op_name] = make
+        return make
+
+    return register
+
+
+def find_kernel(op_name: str, site: Site) -> Kernel | None:
+    """Return the kernel of a call, if there is one."""
+    make = _KERNELS.get(op_name)
+    return None if make is None else make(site)
+
+
+def operators_with_kernels() -> list[str]:
+    """Return the names of the operators of which some calls have kernels, in order.
+
+    Examples
+    --------
+    >>> from relax_grad.dispatch import operators_with_kernels
+    >>> "relax.matmul" in operators_with_kernels()
+    True
+    """
+    return sorted(_KERNELS)

@@ -1,0 +1,246 @@
+"""What the generated kernels are written with: functions over flat buffers, vectors and accumulators.
+
+A kernel is a ``tirx.PrimFunc`` that Python code emits statement by statement: loops of Python are unrolled,
+:func:`serial` and :func:`parallel` emit loops. Expressions are those of TVM, and :func:`bind` names one, so
+that it is computed once. Indices are int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from math import prod
+
+import tvm.tirx.script.builder as T
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
+
+Extent = "int | tirx.PrimExpr"
+serial, parallel, bind = T.serial, T.parallel, T.Bind
+
+#: Buffers of this size and more become allocations of their own; smaller ones LLVM keeps in registers.
+_REGISTER_BYTES = 1024
+
+
+def prim_func(
+    name: str,
+    params: Sequence[tuple[str, Sequence[Extent], str]],
+    body: Callable[..., None],
+) -> tirx.PrimFunc:
+    """Return the function whose body is what ``body`` emits.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    params : Sequence[tuple[str, Sequence[int or tirx.PrimExpr], str]]
+        Name, shape and dtype of each tensor, those of the results last.
+    body : Callable
+        Takes a one-dimensional buffer for each tensor, all of it in row-major order.
+    """
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name(name)
+        # No two tensors of a call share memory; 8 is "opaque": nothing is fused into a kernel.
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+        tensors = [
+            T.arg(each, T.buffer(list(shape), dtype, buffer_name=each, layout=None))
+            for each, shape, dtype in params
+        ]
+        flat = [
+            T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
+            for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
+        ]
+        body(*flat)
+    return builder.get()
+
+
+def count(shape: Iterable[Extent]) -> Extent:
+    """Return the number of elements of a shape."""
+    return prod(shape)
+
+
+def ceil_div(a: Extent, b: int) -> Extent:
+    """Return a / b rounded up."""
+    return (a + (b - 1)) // b
+
+
+def const(value: int) -> IntImm:
+    return IntImm("int32", value)
+
+
+def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
+    """Allocate a buffer that lives until the end of the block or the function."""
+    return T.alloc_buffer([size], dtype, layout=None)
+
+
+def store(buffer: tirx.Buffer, index, value) -> None:
+    """Store one element."""
+    T.buffer_store(buffer, value, [index])
+
+
+@contextmanager
+def when(condition):
+    """Emit what follows under a condition."""
+    with T.If(condition), T.Then():
+        yield
+
+
+def either(condition, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """Emit an if with both branches."""
+    with T.If(condition):
+        with T.Then():
+            then()
+        with T.Else():
+            otherwise()
+
+
+class Vectors:
+    """Operations on vectors of as many elements as a register of the target holds.
+
+    Parameters
+    ----------
+    lanes : int
+        Elements of a vector: a power of 2.
+    dtype : str
+        Their dtype.
+    """
+
+    def __init__(self, lanes: int, dtype: str = "float32"):
+        self.lanes, self.dtype = lanes, dtype
+
+    def load(self, buffer: tirx.Buffer, index, number=None):
+        """Load consecutive elements; with a number, that many, and 0 in the other lanes."""
+        if self._is_whole(number):
+            return buffer[self._ramp(index)]
+        dtype = f"{self.dtype}x{self.lanes}"
+        return tirx.op.masked_load(dtype, buffer, self._ramp(index), self._mask(number))
+
+    def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
+        """Store consecutive elements; with a number, that many."""
+        if self._is_whole(number):
+            T.buffer_store(buffer, vector, [self._ramp(index)])
+        else:
+            T.evaluate(tirx.op.masked_store(buffer, vector, self._ramp(index), self._mask(number)))
+
+    def splat(self, value):
+        """Return a vector of one value."""
+        if isinstance(value, (int, float)):
+            value = tirx.const(float(value), self.dtype)
+        return Broadcast(value, self.lanes)
+
+    def transpose(self, rows: Sequence) -> list:
+        """Return the columns of a square of vectors, in as many rounds as the binary logarithm of its size."""
+        half = self.lanes // 2
+        low = [lane for i in range(half) for lane in (i, self.lanes + i)]
+        high = [lane + half for lane in low]
+        rows = list(rows)
+        for _ in range(self.lanes.bit_length() - 1):
+            pairs = [(rows[i], rows[i + half]) for i in range(half)]
+            rows = [bind(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
+        return rows
+
+    def sum(self, vector):
+        """Return the sum of the elements of a vector, added pairwise."""
+        return self.fold(vector, lambda a, b: a + b)
+
+    def fold(self, vector, combine: Callable):
+        """Return the elements of a vector combined pairwise: first those half a vector apart."""
+        size = self.lanes
+        while size > 1:
+            size //= 2
+            halves = _shuffle([vector], range(size)), _shuffle([vector], range(size, 2 * size))
+            vector = bind(combine(*halves))
+        return vector
+
+    def each(self, extent: Extent, emit: Callable, unroll: int = 1) -> None:
+        """Emit ``emit(offset, number)`` for each vector of a row; number is None but in the last.
+
+        With ``unroll``, ``emit(offset, number, i)`` is repeated that many times in the body of the loop.
+        """
+        call = emit if unroll > 1 else (lambda offset, number, _: emit(offset, number))
+        step = self.lanes * unroll
+        full = extent // step
+        if not _is_zero(full):
+            with serial(0, full) as i:
+                offset = bind(i * step)
+                for j in range(unroll):
+                    call(offset + j * self.lanes, None, j)
+        if isinstance(extent, int):
+            for j, offset in enumerate(range(full * step, extent, self.lanes)):
+                left = extent - offset
+                call(const(offset), left if left < self.lanes else None, j)
+        else:
+            done = bind(full * step)
+            with serial(0, ceil_div(extent - done, self.lanes)) as i:
+                offset = bind(done + i * self.lanes)
+                call(offset, tirx.min(const(self.lanes), extent - offset), 0)
+
+    def _is_whole(self, number) -> bool:
+        return number is None or (isinstance(number, int) and number >= self.lanes)
+
+    def _ramp(self, index):
+        return Ramp(index, const(1), self.lanes)
+
+    def _mask(self, number):
+        number = const(number) if isinstance(number, int) else number
+        return tirx.LT(Ramp(const(0), const(1), self.lanes), Broadcast(number, self.lanes))
+
+
+class Accumulators:
+    """Vectors that are added to, in registers.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        What they are vectors of.
+    size : int
+        How many. More than the target has registers would spill.
+    """
+
+    def __init__(self, vectors: Vectors, size: int):
+        self._vectors = vectors
+        self._each = (_REGISTER_BYTES - 1) // (4 * vectors.lanes)
+        self._buffers = [
+            scratch(min(self._each, size - start) * vectors.lanes, vectors.dtype)
+            for start in range(0, size, self._each)
+        ]
+
+    def __getitem__(self, index: int):
+        return self._vectors.load(*self._place(index))
+
+    def __setitem__(self, index: int, value) -> None:
+        self._vectors.store(*self._place(index), value)
+
+    def _place(self, index: int):
+        return self._buffers[index // self._each], index % self._each * self._vectors.lanes
+
+
+class Scalar:
+    """A variable of one element."""
+
+    def __init__(self, value, dtype: str = "float32"):
+        self._buffer = scratch(1, dtype)
+        self.value = value
+
+    @property
+    def value(self):
+        return self._buffer[0]
+
+    @value.setter
+    def value(self, value) -> None:
+        store(self._buffer, 0, value)
+
+
+def sum_of(terms: Iterable):
+    """Return the sum of expressions, added in their order."""
+    return reduce(lambda a, b: a + b, terms)
+
+
+def _shuffle(vectors: Sequence, lanes: Iterable[int]):
+    return Shuffle(list(vectors), [const(lane) for lane in lanes])
+
+
+def _is_zero(extent: Extent) -> bool:
+    return isinstance(extent, int) and extent == 0

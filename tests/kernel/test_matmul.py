@@ -1,0 +1,91 @@
+"""Matrix products against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import Run, at, each_target, largest_error, run_kernels
+from sweep import at_length, batches
+from tvm import tirx
+
+from relax_grad.kernel.matmul import Matmul, matmul
+from relax_grad.target import CPU
+
+RNG = np.random.default_rng(0)
+
+
+def transposed(matrix, is_transposed):
+    return np.swapaxes(matrix, -1, -2) if is_transposed else matrix
+
+
+def check(products, target, **extents):
+    """Compare products, compiled together, with NumPy's in float64."""
+    runs = []
+    for product in products:
+        *inputs, output = (at(shape, extents) for shape in product.shapes())
+        arrays = [RNG.normal(size=shape).astype("float32") for shape in inputs]
+        runs.append(Run(matmul(product, CPU.of(target)), arrays, [output]))
+    results = run_kernels(runs, target)
+    for product, run, (found,) in zip(products, runs, results, strict=True):
+        a, b = (array.astype("float64") for array in run.inputs)
+        wanted = transposed(a, product.transpose_a) @ transposed(b, product.transpose_b)
+        assert largest_error(found, wanted) < 2e-6, product
+
+
+@each_target
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_sizes_around_the_tile(target, transpose_a, transpose_b):
+    sizes = [(1, 1, 1), (10, 32, 16), (33, 45, 70), (3, 70, 600), (60, 16, 512)]
+    check([Matmul(*size, transpose_a, transpose_b) for size in sizes], target)
+
+
+@each_target
+def test_symbolic_rows_and_batch(target):
+    rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
+    symbolic = [
+        Matmul(rows, 40, 30),
+        Matmul(rows, 40, 30, transpose_b=True),
+        Matmul(40, 30, rows, transpose_a=True),
+        Matmul(rows, 7, 9, batch=batch, shared_b=True),
+    ]
+    for extents in [
+        {"rows": 0, "batch": 0},
+        {"rows": 1, "batch": 1},
+        {"rows": 19, "batch": 3},
+        {"rows": 300, "batch": 2},
+    ]:
+        check(symbolic, target, **extents)
+
+
+@st.composite
+def products(draw):
+    size = st.integers(1, 80)
+    batch = draw(st.sampled_from([1, 1, 2, 5]))
+    shared = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
+    return Matmul(
+        draw(size),
+        draw(size),
+        draw(st.integers(1, 700)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        batch,
+        *(shared if batch > 1 else (False, False)),
+    )
+
+
+@pytest.mark.slow
+@each_target
+@at_length(1000)
+@given(cases=batches(products()))
+def test_any_product(target, cases):
+    check(cases, target)
+
+
+@each_target
+@at_length(25)
+@given(cases=batches(products()))
+def test_some_products(target, cases):
+    check(cases, target)
