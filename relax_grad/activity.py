@@ -36,11 +36,15 @@ def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
 
 
 def used(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables that a value is made of; of a conditional, what its branches result in."""
+    """Return the variables that a value is made of.
+
+    Of a conditional, these are what its branches result in; of a function, what it captures.
+    """
     if isinstance(value, relax.Var):
         return [value]
     if isinstance(value, relax.Call):
-        return [variable for argument in value.args for variable in used(argument)]
+        called = [value.op] if isinstance(value.op, relax.Var) else []
+        return called + [variable for argument in value.args for variable in used(argument)]
     if isinstance(value, relax.Tuple):
         return [variable for field in value.fields for variable in used(field)]
     if isinstance(value, relax.TupleGetItem):
@@ -49,6 +53,8 @@ def used(value: relax.Expr) -> list[relax.Var]:
         return used(value.body)
     if isinstance(value, relax.If):
         return [*used(value.true_branch), *used(value.false_branch)]
+    if isinstance(value, relax.Function):
+        return list(relax.analysis.free_vars(value))
     return []
 
 
@@ -75,7 +81,7 @@ def varied(
             continue
         inputs = [variable for variable in used(value) if variable in found]
         if inputs and (
-            holds_floats(binding.var.ty)
+            _may_carry(binding.var.ty)
             or _calls(value, _QUANTIZE)
             or not all(holds_floats(variable.ty) for variable in inputs)
         ):
@@ -111,6 +117,13 @@ def holds_floats(found: relax.Type) -> bool:
     if not isinstance(found, relax.TensorType):
         return isinstance(found, relax.ObjectType)  # of which nothing is known
     return found.dtype is None or "float" in dtype_of(found)
+
+
+def _may_carry(found: relax.Type) -> bool:
+    """Tell whether what depends on the sources may lie in a value: a function may have captured it."""
+    if isinstance(found, relax.TupleType):
+        return any(map(_may_carry, found.fields))
+    return holds_floats(found) or isinstance(found, relax.FuncType)
 
 
 def has_gradient(found: relax.Type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.ir import PrimType
 
 
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
@@ -52,12 +53,16 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
 def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.SeqExpr:
     """Return a call of a new function that does what a branch does."""
     branch = relax.SeqExpr([_lifted(bb, block, name) for block in branch.blocks], branch.body)
-    arguments = list(relax.analysis.free_vars(branch))
-    params = list(arguments)
+    free = list(relax.analysis.free_vars(branch))
+    # TVM may count extents that are written out among the variables.
+    params = [variable for variable in free if not isinstance(variable.ty, PrimType)]
     bb.begin_scope(params)
     branch = bb.normalize(branch)
     bb.end_scope()
     hidden = relax.analysis.free_symbolic_vars(relax.Function(params, branch, is_pure=True))
+    known = relax.analysis.defined_symbolic_vars(relax.Function(params, branch, is_pure=True))
+    params += [v for v in free if not any(v.same_as(other) for other in [*params, *hidden, *known])]
+    arguments = list(params)
     if hidden:  # extents that no parameter has as a dimension of its own
         arguments.insert(0, relax.ShapeExpr(list(hidden)))
         params.insert(0, relax.Var("extents", relax.ShapeType(list(hidden))))
@@ -68,11 +73,20 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
 
 def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
     """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
-    alone = relax.Function([], branch, branch.ty)
-    hidden = list(relax.analysis.free_symbolic_vars(alone))
+    return copy_function(relax.Function([], branch, branch.ty)).body
+
+
+def copy_function(function: relax.Function) -> relax.Function:
+    """Return a function with variables of its own; symbolic extents from outside stay what they are."""
+    hidden = list(relax.analysis.free_symbolic_vars(function))
     if not hidden:
-        return relax.utils.copy_with_new_vars(alone).body
+        return relax.utils.copy_with_new_vars(function)
     extents = relax.Var("extents", relax.ShapeType(hidden))
-    copied = relax.utils.copy_with_new_vars(relax.Function([extents], branch, branch.ty))
+    copied = relax.utils.copy_with_new_vars(
+        relax.Function([extents, *function.params], function.body, function.ret_ty)
+    )
     renamed = dict(zip(copied.params[0].ty.values, hidden, strict=True))
-    return copied.bind_symbolic_vars(renamed).body
+    copied = copied.bind_symbolic_vars(renamed)
+    return relax.Function(
+        copied.params[1:], copied.body, copied.ret_ty, function.is_pure, function.attrs
+    )

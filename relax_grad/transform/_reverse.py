@@ -54,6 +54,7 @@ class Reverse:
 
     def add(self, expr: relax.Expr, partial: relax.Expr) -> None:
         """Add a contribution to the adjoint of each variable that an expression is made of."""
+        expr = _written_out(expr)
         if isinstance(expr, relax.Tuple):
             if is_no_grad(partial):
                 return
@@ -177,6 +178,15 @@ class Reverse:
         ]
         result = self._bb.emit(relax.Tuple(gradients))
         return relax.SeqExpr([self._bb._end_block()], result)
+
+
+def _written_out(expr: relax.Expr) -> relax.Expr:
+    """Return the element itself for an element of a tuple that is written out."""
+    if isinstance(expr, relax.TupleGetItem):
+        whole = _written_out(expr.tuple_value)
+        if isinstance(whole, relax.Tuple):
+            return _written_out(whole.fields[expr.index])
+    return expr
 
 
 def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:

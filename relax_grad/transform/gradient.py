@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar
+from tvm.ir import GlobalVar, Op
 
 from .._compat import dtype_of
 from .._module import relax_function
@@ -47,8 +48,17 @@ class Gradient:
         vector-Jacobian product. True adds a parameter to the new function for each, and a string one of that
         name. A number stands for a tensor that is filled with it; an array, a constant or a variable of the
         function has the type of the tensor.
-    allow_zero : Sequence[str]
+    allow_zero : str or Collection[str]
         Operators that count as constants, whatever their gradients are.
+
+    Raises
+    ------
+    TypeError
+        If ``target_index`` holds no integers, or ``func_name`` is no Relax function.
+    ValueError
+        If the module has no such function, has its adjoint already, or an argument names what there is not.
+    GradientError
+        If the target is not one element and there are no cotangents, or if a gradient is missing.
 
     Examples
     --------
@@ -73,18 +83,54 @@ class Gradient:
         target_index: int | Sequence[int] | None = 0,
         *,
         cotangents: Cotangents = False,
-        allow_zero: Sequence[str] = (),
+        allow_zero: str | Collection[str] = (),
     ):
         if isinstance(require_grads, (relax.Var, str)):
             require_grads = [require_grads]
         self.func_name = func_name
         self.require_grads = None if require_grads is None else list(require_grads)
-        self.target_index = (target_index,) if isinstance(target_index, int) else target_index
+        self.target_index = _path(target_index)
         self.cotangents = cotangents
-        self.allow_zero = frozenset(allow_zero)
+        self.allow_zero = _operators(allow_zero)
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _Differentiation(self, mod).module()
+        return add_adjoint(mod, self, f"{self.func_name}_adjoint")
+
+
+def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModule:
+    """Return a module with the adjoint function of a pass under a name."""
+    differentiation = _Differentiation(settings, mod)
+    if name in (variable.name_hint for variable in mod.get_global_vars()):
+        raise ValueError(
+            f"the module has a function {name} already; rename it or take it out, as that is the name of the "
+            f"adjoint function of {settings.func_name}"
+        )
+    return differentiation.module(name)
+
+
+def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the indices that lead to the target."""
+    if target_index is None:
+        return ()
+    is_sequence = isinstance(target_index, Sequence) and not isinstance(target_index, str)
+    try:
+        path = target_index if is_sequence else [target_index]
+        if any(isinstance(index, bool) for index in path):
+            raise TypeError
+        return tuple(map(operator.index, path))
+    except TypeError:
+        raise TypeError(
+            f"target_index must be an integer, integers, or None, but it is {target_index!r}"
+        ) from None
+
+
+def _operators(names: str | Collection[str]) -> frozenset[str]:
+    """Return the names of operators, each of which TVM has."""
+    names = frozenset([names] if isinstance(names, str) else names)
+    unknown = sorted(names - set(Op.list_op_names()))
+    if unknown:
+        raise ValueError(f"allow_zero: this TVM has no operator named {', '.join(unknown)}")
+    return names
 
 
 class _Differentiation:
@@ -103,8 +149,8 @@ class _Differentiation:
         self._original, self._renamed = function, renamed
         self._wrt = self._check_require_grads()
 
-    def module(self) -> tvm.IRModule:
-        """Return the module with the adjoint function."""
+    def module(self, name: str) -> tvm.IRModule:
+        """Return the module with the adjoint function under a name."""
         settings, function = self._settings, self._function
         bindings = self._forward_bindings()
         checkpoints = None
@@ -140,7 +186,7 @@ class _Differentiation:
             attrs=function.attrs,
         )
         bb.end_scope()
-        return self._finish(bb, adjoint)
+        return self._finish(bb, adjoint, name)
 
     def _forward_bindings(self) -> list[relax.Binding]:
         """Return the bindings of the function, the calls of functions written out."""
@@ -214,8 +260,9 @@ class _Differentiation:
         name = f"{variable.name}_adjoint_out"
         return bb.emit_output(total, name) if self._is_plain else bb.emit(total, name)
 
-    def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function) -> tvm.IRModule:
-        name = f"{self._settings.func_name}_adjoint"
+    def _finish(
+        self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str
+    ) -> tvm.IRModule:
         adjoint = simplify(adjoint)
         if not self._is_plain:
             adjoint = lift_branches(bb, adjoint, name)
@@ -268,7 +315,7 @@ def _target(
     result: relax.Expr, bindings: Sequence[relax.Binding], settings: Gradient
 ) -> relax.Expr:
     """Return what is differentiated."""
-    path = settings.target_index or ()
+    path = settings.target_index
     if path == (0,) and not isinstance(result.ty, relax.TupleType):
         return result
     bound = {binding.var: binding.value for binding in bindings}
