@@ -5,6 +5,9 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import PrimType
 
+from ..activity import used
+from ..errors import GradientError
+
 
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
     """Return a function whose conditionals only choose which private function to call.
@@ -61,12 +64,13 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
     bb.end_scope()
     hidden = relax.analysis.free_symbolic_vars(relax.Function(params, branch, is_pure=True))
     known = relax.analysis.defined_symbolic_vars(relax.Function(params, branch, is_pure=True))
+    is_pure = not relax.analysis.contains_impure_call(branch)
     params += [v for v in free if not any(v.same_as(other) for other in [*params, *hidden, *known])]
     arguments = list(params)
     if hidden:  # extents that no parameter has as a dimension of its own
         arguments.insert(0, relax.ShapeExpr(list(hidden)))
         params.insert(0, relax.Var("extents", relax.ShapeType(list(hidden))))
-    function = relax.utils.copy_with_new_vars(relax.Function(params, branch, is_pure=True))
+    function = relax.utils.copy_with_new_vars(relax.Function(params, branch, is_pure=is_pure))
     callee = bb.add_func(function, name)
     return relax.SeqExpr([], bb.normalize(relax.Call(callee, arguments)))
 
@@ -74,6 +78,35 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
 def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
     """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
     return copy_function(relax.Function([], branch, branch.ty)).body
+
+
+def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
+    """Return a branch that can be computed again: without the calls that are made for their effects.
+
+    Raises
+    ------
+    GradientError
+        If a result of a call with effects is used, which may be another when it is called again.
+    """
+    if not relax.analysis.contains_impure_call(branch):
+        return branch
+    bindings = [binding for block in branch.blocks for binding in block.bindings]
+    needed = {*used(branch.body), *(v for b in bindings for v in relax.analysis.free_vars(b.value))}
+    kept = []
+    for binding in bindings:
+        variable, value = binding.var, binding.value
+        if isinstance(value, relax.If):
+            branches = map(without_effects, (value.true_branch, value.false_branch))
+            binding = relax.VarBinding(variable, relax.If(value.cond, *branches, value.span))
+        elif relax.analysis.contains_impure_call(value):
+            if variable in needed:
+                raise GradientError(
+                    f"binding {variable.name!r}: the adjoint of a conditional computes its branches again, "
+                    "but an impure call may return something else then; call it outside of the conditional"
+                )
+            continue
+        kept.append(binding)
+    return relax.SeqExpr([relax.BindingBlock(kept)], branch.body)
 
 
 def copy_function(function: relax.Function) -> relax.Function:

@@ -25,7 +25,8 @@ class Checkpoints:
     """Which variables are kept, and how to compute the others again.
 
     A variable is kept if it is a parameter, goes into a stretch, or depends on nothing within one. What a
-    conditional takes and returns is kept as well, as is what a local function captures.
+    conditional takes and returns is kept as well, as is what a local function captures, and what an impure
+    call returns, which may return something else when it is called again.
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Checkpoints:
             if not _is_marker(binding):
                 if all(v in self._kept or v in ended for v in used(value)):
                     self._kept.add(variable)
-                if isinstance(value, (relax.If, relax.Function)):
+                if isinstance(value, (relax.If, relax.Function)) or _is_impure(value):
                     whole.update([variable, *relax.analysis.free_vars(value)])
                 self._append(binding)
                 continue
@@ -145,6 +146,10 @@ def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.E
     if isinstance(value, relax.TupleGetItem):
         return relax.TupleGetItem(substitute(value.tuple_value, known), value.index, value.span)
     return value
+
+
+def _is_impure(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and relax.analysis.contains_impure_call(value)
 
 
 def _is_marker(binding: relax.Binding) -> bool:

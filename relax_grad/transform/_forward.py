@@ -107,6 +107,7 @@ class Forward:
             self._append(_passed(param, argument))
         self.emit(function.body)
         self._callers.pop()
+        self._remember(variable, function.body.body)
         self._append(relax.VarBinding(variable, function.body.body))
 
 

@@ -11,7 +11,7 @@ from tvm.ir import Op
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
 from ._adjoint import Adjoint, is_no_grad
-from ._branches import copy_branch
+from ._branches import copy_branch, without_effects
 from ._checkpoint import Checkpoints
 
 _WITH_GRAD = Op.get("relax.call_tir_with_grad")
@@ -157,13 +157,17 @@ class Reverse:
         ]
         gradients = self._bb.emit(relax.If(value.cond, *branches))
         for i, variable in enumerate(inputs):
-            self.add(variable, self._element(gradients, i))
+            gradient = self._element(gradients, i)
+            check = relax.analysis.type_base_check(variable.ty, gradient.ty)
+            if check != relax.analysis.BaseCheckResult.PASS:  # a conditional may forget extents
+                gradient = self._bb.match_cast(gradient, variable.ty)
+            self.add(variable, gradient)
 
     def _branch(
         self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], total: relax.Expr
     ) -> relax.SeqExpr:
         """Return a branch that computes the adjoints of what a branch takes in."""
-        body = copy_branch(branch)
+        body = copy_branch(self._bb.normalize(without_effects(branch)))
         bindings = [binding for block in body.blocks for binding in block.bindings]
         self._bb._begin_binding_block()
         for binding in bindings:

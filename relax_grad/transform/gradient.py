@@ -12,7 +12,7 @@ from tvm.ir import GlobalVar, Op
 from .._compat import dtype_of
 from .._module import relax_function
 from ..activity import bindings_of, expanded, has_gradient, holds_floats, used, varied
-from ..coverage import obstacles
+from ..coverage import MissingGradient, obstacles
 from ..errors import GradientError
 from ._branches import lift_branches
 from ._checkpoint import Checkpoints, has_markers, with_value
@@ -108,6 +108,11 @@ def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModul
     return differentiation.module(name)
 
 
+def missing(mod: tvm.IRModule, settings: Gradient) -> list[MissingGradient]:
+    """Return each binding that lacks a gradient which a pass would need."""
+    return _Differentiation(settings, mod).missing
+
+
 def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
     """Return the indices that lead to the target."""
     if target_index is None:
@@ -134,7 +139,13 @@ def _operators(names: str | Collection[str]) -> frozenset[str]:
 
 
 class _Differentiation:
-    """One function on its way to its adjoint function."""
+    """One function on its way to its adjoint function.
+
+    Attributes
+    ----------
+    missing : list[MissingGradient]
+        What keeps it from being differentiated.
+    """
 
     def __init__(self, settings: Gradient, mod: tvm.IRModule):
         self._settings = settings
@@ -148,37 +159,37 @@ class _Differentiation:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
         self._original, self._renamed = function, renamed
         self._wrt = self._check_require_grads()
+        self._bindings, self._checkpoints = self._forward_bindings(), None
+        self._unmarked: Callable[[relax.Var], relax.Var] = _same
+        if has_markers(self._bindings):
+            self._checkpoints = Checkpoints(self._bindings, self._function.params)
+            self._bindings = self._checkpoints.bindings
+            self._unmarked = self._checkpoints.original
+            self._wrt = [self._unmarked(variable) for variable in self._wrt]
+        self._target = _target(self._function.body.body, self._bindings, settings)
+        everything = list(expanded(self._bindings))
+        self._active = varied(everything, self._wrt, settings.allow_zero)
+        self.missing = obstacles(everything, self._active, self._target, settings.allow_zero)
 
     def module(self, name: str) -> tvm.IRModule:
         """Return the module with the adjoint function under a name."""
-        settings, function = self._settings, self._function
-        bindings = self._forward_bindings()
-        checkpoints = None
-        unmarked = _same
-        if has_markers(bindings):
-            checkpoints = Checkpoints(bindings, function.params)
-            bindings, unmarked = checkpoints.bindings, checkpoints.original
-        wrt = [unmarked(variable) for variable in self._wrt]
-        result = function.body.body
-        target = _target(result, bindings, settings)
-        everything = list(expanded(bindings))
-        active = varied(everything, wrt, settings.allow_zero)
-        _check_gradients(everything, active, target, settings)
-
+        _check_gradients(self.missing, self._settings.func_name)
+        function, active = self._function, self._active
         bb = relax.BlockBuilder(self._mod)
-        initial, cotangents = self._seeds(target, unmarked)
+        initial, cotangents = self._seeds()
         bb.begin_scope([*function.params, *cotangents])
         bb._begin_dataflow_block() if self._is_plain else bb._begin_binding_block()
-        for binding in bindings:
+        for binding in self._bindings:
             bb.emit_normalized(with_value(binding, bb.normalize(binding.value)))
-        reverse = Reverse(bb, active, checkpoints, settings.allow_zero)
+        reverse = Reverse(bb, active, self._checkpoints, self._settings.allow_zero)
         for expr, seed in initial:
             if any(variable in active for variable in used(expr)):
                 reverse.add(expr, seed)
-        reverse.walk(bindings)
-        gradients = [self._output(bb, reverse, variable) for variable in wrt]
+        reverse.walk(self._bindings)
+        gradients = [self._output(bb, reverse, variable) for variable in self._wrt]
         block = bb._end_block()
-        body = relax.SeqExpr([block], relax.Tuple([result, relax.Tuple(gradients)]))
+        results = relax.Tuple([function.body.body, relax.Tuple(gradients)])
+        body = relax.SeqExpr([block], results)
         adjoint = relax.Function(
             [*function.params, *cotangents],
             bb.normalize(body),
@@ -237,8 +248,9 @@ class _Differentiation:
             )
         return self._renamed.get(named[0], named[0])
 
-    def _seeds(self, target: relax.Expr, unmarked: Callable) -> tuple[list, list[relax.Var]]:
+    def _seeds(self) -> tuple[list, list[relax.Var]]:
         """Return what the adjoints of the target begin with, and the parameters added for that."""
+        target = self._target
         if self._settings.cotangents is False:
             return [(target, _one(target))], []
         leaves = _float_leaves(target)
@@ -250,7 +262,7 @@ class _Differentiation:
             leaves,
             [_type(leaf) for leaf in leaves],
             self._settings.cotangents,
-            lambda variable: unmarked(self._own(variable, "cotangents")),
+            lambda variable: self._unmarked(self._own(variable, "cotangents")),
         )
 
     def _output(self, bb: relax.BlockBuilder, reverse: Reverse, variable: relax.Var) -> relax.Expr:
@@ -260,9 +272,7 @@ class _Differentiation:
         name = f"{variable.name}_adjoint_out"
         return bb.emit_output(total, name) if self._is_plain else bb.emit(total, name)
 
-    def _finish(
-        self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str
-    ) -> tvm.IRModule:
+    def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str) -> tvm.IRModule:
         adjoint = simplify(adjoint)
         if not self._is_plain:
             adjoint = lift_branches(bb, adjoint, name)
@@ -375,18 +385,11 @@ def _type(expr: relax.Expr) -> relax.Type:
     return expr.ty
 
 
-def _check_gradients(
-    bindings: Sequence[relax.Binding],
-    active: Collection[relax.Var],
-    target: relax.Expr,
-    settings: Gradient,
-) -> None:
+def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
     """Refuse a function that has no gradient somewhere on the way, and say where it has none."""
-    missing = obstacles(bindings, active, target, settings.allow_zero)
     if missing:
         raise GradientError(
-            f"{settings.func_name} cannot be differentiated, as {len(missing)} of its bindings have no "
-            "gradient:\n"
+            f"{func_name} cannot be differentiated, as {len(missing)} of its bindings have no gradient:\n"
             + "\n".join(f"- {each}" for each in missing)
             + "\nRegister a rule with relax_grad.register_gradient, or name operators in allow_zero to "
             "treat them as constants."
