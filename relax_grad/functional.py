@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
@@ -293,7 +294,12 @@ def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.V
     """Return the parameters that are differentiated with respect to."""
     variables = _variables(mod, func_name, wrt)
     if variables is None:
-        return [p for p in relax_function(mod, func_name).params if has_gradient(p.ty)]
+        params = relax_function(mod, func_name).params
+        variables = [param for param in params if has_gradient(param.ty)]
+    if not variables:
+        raise ValueError(
+            f"wrt: there is no parameter of {func_name} to differentiate with respect to"
+        )
     return variables
 
 
@@ -327,8 +333,8 @@ def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
     for item in wrt if isinstance(wrt, (list, tuple)) else [wrt]:
         if isinstance(item, str) and names.count(item) == 1:
             positions.append(names.index(item))
-        elif isinstance(item, int) and 0 <= item < len(params):
-            positions.append(item)
+        elif _is_integer(item) and 0 <= item < len(params):
+            positions.append(int(item))
         elif isinstance(item, relax.Var) and item in params:
             positions.append(params.index(item))
         else:
@@ -336,6 +342,10 @@ def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
                 f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
             )
     return positions
+
+
+def _is_integer(item) -> bool:
+    return isinstance(item, (int, np.integer)) and not isinstance(item, bool)
 
 
 def _names(mod: tvm.IRModule) -> set[str]:

@@ -147,7 +147,7 @@ class Reverse:
         inputs = [
             variable
             for variable in relax.analysis.free_vars(value)
-            if variable in self._active and holds_floats(variable.ty)
+            if variable in self._active and not isinstance(variable.ty, relax.FuncType)
         ]
         if not inputs:
             return
@@ -159,7 +159,8 @@ class Reverse:
         for i, variable in enumerate(inputs):
             gradient = self._element(gradients, i)
             check = relax.analysis.type_base_check(variable.ty, gradient.ty)
-            if check != relax.analysis.BaseCheckResult.PASS:  # a conditional may forget extents
+            is_known = check == relax.analysis.BaseCheckResult.PASS
+            if holds_floats(variable.ty) and not is_known:  # a conditional may forget extents
                 gradient = self._bb.match_cast(gradient, variable.ty)
             self.add(variable, gradient)
 
@@ -195,4 +196,10 @@ def _written_out(expr: relax.Expr) -> relax.Expr:
 
 def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
     total = adjoint.total(bb, f"{adjoint.expr.name}_adjoint")
-    return adjoint.zeros(bb) if total is None else total
+    if total is not None:
+        return total
+    if not holds_floats(
+        adjoint.type
+    ):  # quantized numbers, whose gradients are of what they stand for
+        return relax.op.zeros_like(adjoint.expr, "float32")
+    return adjoint.zeros(bb)
