@@ -75,6 +75,7 @@ def varied(
         Operators that count as constants here.
     """
     found = set(sources)
+    is_quantized = False  # an element of a tuple may be integers that carry gradients
     for binding in bindings:
         value = binding.value
         if not passes(value, constants):
@@ -84,8 +85,10 @@ def varied(
             _may_carry(binding.var.ty)
             or _calls(value, _QUANTIZE)
             or not all(holds_floats(variable.ty) for variable in inputs)
+            or (is_quantized and isinstance(value, relax.TupleGetItem))
         ):
             found.add(binding.var)
+            is_quantized = is_quantized or _calls(value, _QUANTIZE)
     return found
 
 

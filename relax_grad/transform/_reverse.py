@@ -74,6 +74,9 @@ class Reverse:
             variable, value = binding.var, binding.value
             if variable not in self._active or variable not in self._adjoints:
                 continue
+            if isinstance(value, relax.Tuple):
+                self._tuple(variable, value)
+                continue
             total = self._adjoints[variable].total(self._bb, f"{variable.name}_adjoint")
             if total is None:
                 continue
@@ -82,8 +85,16 @@ class Reverse:
                     self._call(variable, value, total)
             elif isinstance(value, relax.If):
                 self._conditional(value, total)
-            else:  # match_cast, a tuple, an element of one, another variable
+            else:  # match_cast, an element of a tuple, another variable
                 self.add(value, total)
+
+    def _tuple(self, variable: relax.Var, value: relax.Tuple) -> None:
+        """Carry on what came in for the elements of a tuple, and nothing for the others."""
+        for i, element in enumerate(value.fields):
+            field = self._adjoints[variable].field(self._bb, i)
+            total = field.total(self._bb, f"{variable.name}_adjoint_{i}")
+            if total is not None:
+                self.add(element, total)
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
         """Return the adjoint of a variable or of an element of one; None where none is wanted."""
