@@ -391,13 +391,26 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
     slim = relax.analysis.remove_all_unused(
         relax.Function(params, _normalized(params, body), is_pure=function.is_pure)
     )
-    used = set(relax.analysis.free_vars(slim.body))
+    blocks = [_zeros_for_casts(block, dropped) for block in slim.body.blocks]
+    slim = relax.SeqExpr(blocks, slim.body.body)
+    used = set(relax.analysis.free_vars(slim))
     zeros = relax.BindingBlock(
         [relax.VarBinding(param, _zeros(param)) for param in dropped if param in used]
     )
-    blocks = [zeros, *slim.body.blocks] if zeros.bindings else list(slim.body.blocks)
-    body = _normalized(kept, relax.SeqExpr(blocks, slim.body.body))
+    blocks = [zeros, *blocks] if zeros.bindings else blocks
+    body = _normalized(kept, relax.SeqExpr(blocks, slim.body))
     return relax.Function(kept, body, is_pure=function.is_pure, attrs=function.attrs)
+
+
+def _zeros_for_casts(block: relax.BindingBlock, dropped: Sequence[relax.Var]) -> relax.BindingBlock:
+    """Return a block in which zeros stand where a dropped parameter was given its shape."""
+    bindings = [
+        relax.VarBinding(binding.var, _zeros(binding.var))
+        if isinstance(binding, relax.MatchCast) and binding.value in dropped
+        else binding
+        for binding in block.bindings
+    ]
+    return type(block)(bindings)
 
 
 def _zeros(param: relax.Var) -> relax.Expr:

@@ -104,19 +104,32 @@ class Forward:
             if any(v in self._reached for v in used(argument)):
                 self._reached.add(param)
             self._remember(param, argument)
-            self._append(_passed(param, argument))
+            self._append(relax.VarBinding(param, self._passed(argument, param)))
         self.emit(function.body)
         self._callers.pop()
         self._remember(variable, function.body.body)
         self._append(relax.VarBinding(variable, function.body.body))
 
+    def _passed(self, argument: relax.Expr, param: relax.Var) -> relax.Expr:
+        """Return an argument as what a parameter's type says, which may be more than is known of it."""
+        check = relax.analysis.type_base_check(param.ty, argument.ty)
+        if check == relax.analysis.BaseCheckResult.PASS:
+            return argument
+        if isinstance(param.ty, relax.TupleType):
+            fields = [relax.Var(param.name, kind) for kind in param.ty.fields]
+            elements = [self._element(argument, i) for i in range(len(fields))]
+            whole = relax.Tuple(
+                [self._passed(*pair) for pair in zip(elements, fields, strict=True)]
+            )
+            return self.bb.normalize(whole)
+        known = relax.Var(param.name, param.ty)
+        self._append(relax.MatchCast(known, argument, param.ty))
+        return known
 
-def _passed(param: relax.Var, argument: relax.Expr) -> relax.Binding:
-    """Return the binding of a parameter to an argument, of which less may be known."""
-    check = relax.analysis.type_base_check(param.ty, argument.ty)
-    if check == relax.analysis.BaseCheckResult.PASS:
-        return relax.VarBinding(param, argument)
-    return relax.MatchCast(param, argument, param.ty)
+    def _element(self, value: relax.Expr, index: int) -> relax.Expr:
+        if isinstance(value, relax.Tuple):
+            return value.fields[index]
+        return self.bb.normalize(relax.TupleGetItem(value, index))
 
 
 def _inputs(value: relax.Expr) -> list[relax.Var]:

@@ -177,12 +177,17 @@ class _Differentiation:
         function, active = self._function, self._active
         bb = relax.BlockBuilder(self._mod)
         initial, cotangents = self._seeds()
+        erased = _erased(function.params, cotangents)
+        cotangents = [erased.get(cotangent, cotangent) for cotangent in cotangents]
         bb.begin_scope([*function.params, *cotangents])
         bb._begin_dataflow_block() if self._is_plain else bb._begin_binding_block()
         for binding in self._bindings:
             bb.emit_normalized(with_value(binding, bb.normalize(binding.value)))
         reverse = Reverse(bb, active, self._checkpoints, self._settings.allow_zero)
+        cast = {known: bb.match_cast(param, known.ty) for known, param in erased.items()}
         for expr, seed in initial:
+            if isinstance(seed, relax.Var):
+                seed = cast.get(seed, seed)
             if any(variable in active for variable in used(expr)):
                 reverse.add(expr, seed)
         reverse.walk(self._bindings)
@@ -364,6 +369,24 @@ def _one(target: relax.Expr) -> relax.Expr:
             "example by relax.op.sum, or pass cotangents for a vector-Jacobian product"
         )
     return relax.op.ones(shape, dtype_of(kind))
+
+
+def _erased(
+    params: Sequence[relax.Var], cotangents: Sequence[relax.Var]
+) -> dict[relax.Var, relax.Var]:
+    """Return a parameter of unknown shape for each cotangent with extents that only the body defines."""
+    defined = {
+        extent
+        for variable in [*params, *cotangents]
+        for extent in relax.analysis.definable_tir_vars_in_type(variable.ty)
+    }
+    return {
+        each: relax.Var(
+            each.name, relax.TensorType(None, dtype_of(each.ty), each.ty.vdevice, each.ty.ndim)
+        )
+        for each in cotangents
+        if any(extent not in defined for extent in relax.analysis.tir_vars_in_type(each.ty))
+    }
 
 
 def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:
