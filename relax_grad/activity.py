@@ -96,11 +96,33 @@ def useful(
     bindings: Sequence[relax.Binding], target: relax.Expr, constants: Collection[str] = ()
 ) -> set[relax.Var]:
     """Return the variables that the target depends on; arguments as for :func:`varied`."""
-    found = set(used(target))
+    found: dict[relax.Var, set[int] | None] = {}  # which elements of a tuple, None for all of it
+    _need(found, target, None)
     for binding in reversed(bindings):
         if binding.var in found and passes(binding.value, constants):
-            found.update(used(binding.value))
-    return found
+            _need(found, binding.value, found[binding.var])
+    return set(found)
+
+
+def _need(found: dict, value: relax.Expr, elements: set[int] | None) -> None:
+    """Take down the variables that a value, or some of its elements, are made of."""
+    if isinstance(value, relax.SeqExpr):
+        value = value.body
+    if isinstance(value, relax.Var):
+        known = found.get(value, set())
+        found[value] = None if known is None or elements is None else known | elements
+    elif isinstance(value, relax.If):
+        _need(found, value.true_branch, elements)
+        _need(found, value.false_branch, elements)
+    elif isinstance(value, relax.TupleGetItem):
+        _need(found, value.tuple_value, {value.index})
+    elif isinstance(value, relax.Tuple):
+        for i, field in enumerate(value.fields):
+            if elements is None or i in elements:
+                _need(found, field, None)
+    else:
+        for variable in used(value):
+            found[variable] = None
 
 
 def passes(value: relax.Expr, constants: Collection[str] = ()) -> bool:

@@ -14,6 +14,9 @@ from ._adjoint import Adjoint, is_no_grad
 from ._branches import copy_branch, without_effects
 from ._checkpoint import Checkpoints
 
+#: Contributions to elements of a tuple, with the indices that lead there.
+Parts = Sequence[tuple[tuple[int, ...], relax.Expr]]
+
 _WITH_GRAD = Op.get("relax.call_tir_with_grad")
 _MARKERS = [Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end")]
 
@@ -74,27 +77,26 @@ class Reverse:
             variable, value = binding.var, binding.value
             if variable not in self._active or variable not in self._adjoints:
                 continue
-            if isinstance(value, relax.Tuple):
-                self._tuple(variable, value)
-                continue
-            total = self._adjoints[variable].total(self._bb, f"{variable.name}_adjoint")
-            if total is None:
-                continue
+            adjoint, name = self._adjoints[variable], f"{variable.name}_adjoint"
             if isinstance(value, relax.Call):
-                if not (isinstance(value.op, Op) and value.op.name in self._constants):
+                total = adjoint.total(self._bb, name)
+                is_constant = isinstance(value.op, Op) and value.op.name in self._constants
+                if total is not None and not is_constant:
                     self._call(variable, value, total)
-            elif isinstance(value, relax.If):
-                self._conditional(value, total)
-            else:  # match_cast, an element of a tuple, another variable
-                self.add(value, total)
+                continue
+            parts = adjoint.parts(self._bb, name)
+            if isinstance(value, relax.If):
+                self._conditional(value, parts)
+            else:  # match_cast, a tuple, an element of one, another variable
+                self._add_parts(value, parts)
 
-    def _tuple(self, variable: relax.Var, value: relax.Tuple) -> None:
-        """Carry on what came in for the elements of a tuple, and nothing for the others."""
-        for i, element in enumerate(value.fields):
-            field = self._adjoints[variable].field(self._bb, i)
-            total = field.total(self._bb, f"{variable.name}_adjoint_{i}")
-            if total is not None:
-                self.add(element, total)
+    def _add_parts(self, expr: relax.Expr, parts: Parts) -> None:
+        """Add contributions to the elements of an expression."""
+        for path, total in parts:
+            element = expr
+            for index in path:
+                element = relax.TupleGetItem(element, index)
+            self.add(element, total)
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
         """Return the adjoint of a variable or of an element of one; None where none is wanted."""
@@ -153,17 +155,17 @@ class Reverse:
             (argument,) = arguments.fields
             self.add(argument, partials)
 
-    def _conditional(self, value: relax.If, total: relax.Expr) -> None:
+    def _conditional(self, value: relax.If, parts: Parts) -> None:
         """Take the adjoint of the branch that was taken, whose forward bindings are computed again."""
         inputs = [
             variable
             for variable in relax.analysis.free_vars(value)
             if variable in self._active and not isinstance(variable.ty, relax.FuncType)
         ]
-        if not inputs:
+        if not inputs or not parts:
             return
         branches = [
-            self._branch(branch, inputs, total)
+            self._branch(branch, inputs, parts)
             for branch in (value.true_branch, value.false_branch)
         ]
         gradients = self._bb.emit(relax.If(value.cond, *branches))
@@ -176,7 +178,7 @@ class Reverse:
             self.add(variable, gradient)
 
     def _branch(
-        self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], total: relax.Expr
+        self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], parts: Parts
     ) -> relax.SeqExpr:
         """Return a branch that computes the adjoints of what a branch takes in."""
         body = copy_branch(self._bb.normalize(without_effects(branch)))
@@ -187,7 +189,7 @@ class Reverse:
         reverse = Reverse(
             self._bb, varied(expanded(bindings), inputs, self._constants), constants=self._constants
         )
-        reverse.add(body.body, total)
+        reverse._add_parts(body.body, parts)
         reverse.walk(bindings)
         gradients = [
             self._bb.emit(_or_zeros(reverse.adjoint(variable), self._bb)) for variable in inputs
