@@ -13,7 +13,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from relax_grad import GradientError
+from relax_grad import GradientError, missing_gradients
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve, select_wrt
 from relax_grad.testing.samples import sampled_operators, samples
@@ -730,3 +730,24 @@ def test_attributes_of_module_and_function():
     assert adjoint.attrs["version"] == 1
     assert list(adjoint.global_infos) == ["vdevice"]
     assert dict(adjoint["main_adjoint"].attrs) == {"global_symbol": "main_adjoint", "num_input": 1}
+
+
+def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            if c:
+                u = R.call_pure_packed("mystery", x, ty_args=R.Tensor((3, 4), "float64"))
+                r = (R.exp(x), (u, x))
+            else:
+                r = (x, (x, x))
+            other = r
+            a: R.Tensor((3, 4), "float64") = other[0]
+            s: R.Tensor((), "float64") = R.sum(a)
+            return s
+
+    assert missing_gradients(Module, "main") == []
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    assert "R.exp" in adjoint.script()
