@@ -54,7 +54,9 @@ class SetupTrainer:
             self._loss(*self._loss_args),
             self._loss.num_backbone_outputs,
         )
-        mod = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+        mod = tvm.IRModule(
+            dict(mod.functions_items()), attrs=mod.attrs, global_infos=mod.global_infos
+        )
         mod[stock.BACKBONE_LOSS_FUNC] = backbone_loss.with_attr(
             "global_symbol", stock.BACKBONE_LOSS_FUNC
         )

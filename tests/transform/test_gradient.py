@@ -13,7 +13,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from relax_grad import GradientError
+from relax_grad import GradientError, missing_gradients
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve, select_wrt
 from relax_grad.testing.samples import sampled_operators, samples
@@ -631,3 +631,123 @@ def test_call_tir_with_grad():
     functions = {v: f for v, f in adjoint.functions_items() if v.name_hint != "main"}
     _, (found,) = run(tvm.IRModule(functions), "main_adjoint", X / 2)
     np.testing.assert_allclose(found, X * np.exp(X * X / 4), rtol=1e-12)
+
+
+# Arguments of the pass, names, modules
+
+
+@pytest.mark.parametrize("index", [np.int64(1), [1], (np.int32(1),)])
+def test_indices_of_any_kind(index):
+    module = build([tensor("x", (3, 4))], lambda bb, x: relax.Tuple([op.sum(x), op.sum(op.exp(x))]))
+    adjoint = Gradient("main", target_index=index)(module)
+    tvm.ir.assert_structural_equal(adjoint, Gradient("main", target_index=1)(module))
+
+
+@pytest.mark.parametrize("index", [True, "0", 0.0, [False]])
+def test_what_is_no_index(index):
+    with pytest.raises(TypeError, match="target_index must be an integer"):
+        Gradient("main", target_index=index)
+
+
+def test_operators_that_count_as_constants():
+    module = build([tensor("x", (3, 4))], lambda bb, x: op.sum(op.exp(x)))
+    assert "zeros" in Gradient("main", allow_zero="relax.exp")(module)["main_adjoint"].script()
+    with pytest.raises(ValueError, match=r"no operator named relax[.]nonsense"):
+        Gradient("main", allow_zero=["relax.exp", "relax.nonsense"])
+
+
+def test_an_adjoint_function_that_is_there_already():
+    module = Gradient("main")(build([tensor("x", (3, 4))], lambda bb, x: op.sum(op.exp(x))))
+    with pytest.raises(ValueError, match="has a function main_adjoint already"):
+        Gradient("main")(module)
+
+
+def test_without_a_variable_and_without_a_binding():
+    module = build([tensor("x", ())], lambda bb, x: x, dataflow=False)
+    adjoint = Gradient("main", [])(module)
+    is_sound(adjoint)
+    assert list(adjoint["main_adjoint"].ret_ty.fields[1].fields) == []
+
+
+def test_a_cast_beside_transposes_is_kept():
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType(dtype="float64", ndim=2))
+
+    def body(bb, x):
+        y = bb.match_cast(x, relax.TensorType((n, 4), "float64"))
+        product = bb.emit(op.matmul(y, bb.emit(op.permute_dims(y))))
+        return op.sum(bb.emit(op.multiply(product, product)))
+
+    check(build([x], body), X)
+
+
+def test_elements_of_tuples_that_are_written_out():
+    def body(bb, x):
+        pair = relax.Tuple([bb.emit(op.exp(x)), relax.Tuple([x])])
+        inner = relax.TupleGetItem(relax.TupleGetItem(pair, 1), 0)
+        y = bb.emit(op.multiply(bb.emit(relax.TupleGetItem(pair, 0)), bb.emit(inner)))
+        return op.sum(y)
+
+    _, (found,) = run(Gradient("main")(build([tensor("x", (3, 4))], body)), "main_adjoint", X)
+    np.testing.assert_allclose(found, np.exp(X) * (1 + X))
+
+
+def test_the_place_of_a_missing_gradient_is_named_once():
+    @I.ir_module
+    class Module:
+        @R.function
+        def f(x: R.Tensor((3, 4), "float64")) -> R.Tensor((3, 4), "float64"):
+            y = R.call_pure_packed("mystery", x, ty_args=R.Tensor((3, 4), "float64"))
+            return y
+
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64")):
+            cls = Module
+            s: R.Tensor((), "float64") = R.sum(cls.f(cls.f(x)))
+            return s
+
+    with pytest.raises(GradientError) as caught:
+        Gradient("main")(Module)
+    message = str(caught.value)
+    assert message.count("binding 'y' at ") == 1
+    assert "test_gradient.py:" in message
+
+
+def test_attributes_of_module_and_function():
+    @I.ir_module
+    class Module:
+        I.module_attrs({"version": 1})
+        I.module_global_infos({"vdevice": [I.vdevice("llvm")]})
+
+        @R.function(private=True)
+        def main(x: R.Tensor((3, 4), "float64")):
+            R.func_attr({"num_input": 1})
+            s: R.Tensor((), "float64") = R.sum(R.exp(x))
+            return s
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    assert adjoint.attrs["version"] == 1
+    assert list(adjoint.global_infos) == ["vdevice"]
+    assert dict(adjoint["main_adjoint"].attrs) == {"global_symbol": "main_adjoint", "num_input": 1}
+
+
+def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            if c:
+                u = R.call_pure_packed("mystery", x, ty_args=R.Tensor((3, 4), "float64"))
+                r = (R.exp(x), (u, x))
+            else:
+                r = (x, (x, x))
+            other = r
+            a: R.Tensor((3, 4), "float64") = other[0]
+            s: R.Tensor((), "float64") = R.sum(a)
+            return s
+
+    assert missing_gradients(Module, "main") == []
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    assert "R.exp" in adjoint.script()
