@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar
 
 from ._compat import dtype_of
-from ._module import relax_function
+from ._module import relax_function, with_functions
 from .activity import holds_floats
 from .transform import Gradient
 
@@ -101,7 +100,8 @@ def vjp(
         cotangents=True,
         allow_zero=allow_zero,
     )(mod)
-    return _renamed(adjoint, f"{func_name}_adjoint", f"{func_name}_vjp")
+    name = f"{func_name}_adjoint"
+    return with_functions(adjoint, {f"{func_name}_vjp": adjoint[name]}, without=[name])
 
 
 def jvp(
@@ -146,8 +146,7 @@ def jvp(
     function = _with_names(
         function, _tangent_names(mod, func_name, wrt, len(function.params) - count)
     )
-    new_name = f"{func_name}_jvp"
-    return _replaced(found, [name, f"{name}_adjoint"], new_name, function)
+    return with_functions(found, {f"{func_name}_jvp": function}, without=[name, f"{name}_adjoint"])
 
 
 def hvp(
@@ -190,7 +189,7 @@ def hvp(
     wanted = None if positions is None else [params[i] for i in positions]
     second = Gradient(name, wanted, target_index=1, cotangents=True, allow_zero=allow_zero)(first)
     function = second[f"{name}_adjoint"]
-    return _replaced(second, [name, f"{name}_adjoint"], f"{func_name}_hvp", function)
+    return with_functions(second, {f"{func_name}_hvp": function}, without=[name, f"{name}_adjoint"])
 
 
 def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] | None:
@@ -220,23 +219,6 @@ def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
                 f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
             )
     return positions
-
-
-def _renamed(mod: tvm.IRModule, name: str, new_name: str) -> tvm.IRModule:
-    return _replaced(mod, [name], new_name, mod[name])
-
-
-def _replaced(
-    mod: tvm.IRModule, names: Sequence[str], new_name: str, function: relax.Function
-) -> tvm.IRModule:
-    """Return a module without some functions and with a new one."""
-    functions = {
-        variable: each
-        for variable, each in mod.functions_items()
-        if variable.name_hint not in names
-    }
-    functions[GlobalVar(new_name)] = function.with_attr("global_symbol", new_name)
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _without_params(function: relax.Function, start: int, count: int) -> relax.Function:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from .._compat import shapes_agree
 from ..activity import used
 from ..errors import GradientError
 
@@ -93,7 +94,7 @@ class Forward:
         for param, argument in zip(function.params, call.args, strict=True):
             if any(v in self._reached for v in used(argument)):
                 self._reached.add(param)
-            self._append(relax.VarBinding(param, argument))
+            self._append(bind_param(param, argument))
         self.emit(function.body)
         self._callers.pop()
         self._append(relax.VarBinding(variable, function.body.body))
@@ -116,11 +117,29 @@ def _has_calls(value: relax.If, callee) -> bool:
 
 def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> relax.Function:
     """Return a copy of a function whose symbolic extents are those of its (first) arguments."""
+    # The copy comes first: it would give the extents of the arguments new names too.
+    function = relax.utils.copy_with_new_vars(function)
     known: dict[tirx.Var, tirx.PrimExpr] = {}
     for param, argument in zip(function.params, arguments, strict=False):
         _match(param.ty, argument.ty, known)
-    bound = function.bind_symbolic_vars(known) if known else function
-    return relax.utils.copy_with_new_vars(bound)
+    if not known:
+        return function
+    # As a function of extents that are variables outside of it: TVM binds none that it knows not.
+    dims = relax.Function([], relax.ShapeExpr(list(known.values())))
+    extents = relax.Var("extents", relax.ShapeType(list(relax.analysis.free_symbolic_vars(dims))))
+    widened = relax.Function(
+        [extents, *function.params], function.body, function.ret_ty, is_pure=function.is_pure
+    )
+    bound = widened.bind_symbolic_vars(known)
+    return relax.Function(bound.params[1:], bound.body, bound.ret_ty, is_pure=bound.is_pure)
+
+
+def bind_param(param: relax.Var, argument: relax.Expr) -> relax.Binding:
+    """Return the binding of a parameter to its argument, whose extents may be less well known."""
+    shape = getattr(param.ty, "shape", None)
+    if isinstance(shape, relax.ShapeExpr) and not shapes_agree(param.ty, argument.ty):
+        return relax.MatchCast(param, argument, param.ty)
+    return relax.VarBinding(param, argument)
 
 
 def _match(param, argument, known: dict) -> None:

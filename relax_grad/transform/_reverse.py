@@ -8,6 +8,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
+from .._compat import shapes_agree
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
 from ._adjoint import Adjoint, is_no_grad
@@ -82,7 +83,14 @@ class Reverse:
             elif isinstance(value, relax.If):
                 self._conditional(value, total)
             else:  # match_cast, a tuple, an element of one, another variable
-                self.add(value, total)
+                self.add(value, self._of_type(total, value.ty))
+
+    def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
+        """Undo what match_cast has found out: rules expect the extents of the forward variable."""
+        shape = getattr(wanted, "shape", None)
+        if not isinstance(shape, relax.ShapeExpr) or shapes_agree(total.ty, wanted):
+            return total
+        return self._bb.match_cast(total, wanted)
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
         """Return the adjoint of a variable or of an element of one; None where none is wanted."""
