@@ -86,11 +86,14 @@ class Reverse:
                 self.add(value, self._of_type(total, value.ty))
 
     def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
-        """Undo what match_cast has found out: rules expect the extents of the forward variable."""
+        """Undo what match_cast has found out: rules expect the extents of the forward variable.
+
+        Not by another match_cast: TVM 0.26 frees the storage of known size that one refers to.
+        """
         shape = getattr(wanted, "shape", None)
         if not isinstance(shape, relax.ShapeExpr) or shapes_agree(total.ty, wanted):
             return total
-        return self._bb.match_cast(total, wanted)
+        return self._bb.emit(relax.op.reshape(total, shape))
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
         """Return the adjoint of a variable or of an element of one; None where none is wanted."""
