@@ -84,16 +84,17 @@ class SetupTrainer:
         _check_loss(backbone_loss, state_num)
         input_num = len(backbone.params) - param_num - state_num
         params = list(backbone_loss.params)[input_num : input_num + param_num]
+        trained = Gradient(_NAMES.BACKBONE_LOSS_FUNC, params, target_index=0)(
+            with_functions(mod, {_NAMES.BACKBONE_LOSS_FUNC: backbone_loss})
+        )
+        self._optimizer.init(params)
         mod = with_functions(
-            mod,
+            trained,
             {
                 _NAMES.BACKBONE_FUNC: _for_inference(mod, backbone),
-                _NAMES.BACKBONE_LOSS_FUNC: backbone_loss,
+                _NAMES.OPTIMIZER_FUNC: self._optimizer.get_function(),
             },
         )
-        mod = Gradient(_NAMES.BACKBONE_LOSS_FUNC, params, target_index=0)(mod)
-        self._optimizer.init(params)
-        mod = with_functions(mod, {_NAMES.OPTIMIZER_FUNC: self._optimizer.get_function()})
         mod = mod.with_attrs({"input_num": input_num, "optim_state": self._optimizer.state})
         return LegalizeOps()(mod) if self._legalize else mod
 
