@@ -133,6 +133,20 @@ def shapes_differ(found, expected) -> bool:
     )
 
 
+def shapes_agree(found, expected) -> bool:
+    """Tell whether two types are those of tensors whose extents are provably the same."""
+    if not all(
+        isinstance(ty, tvm.relax.TensorType) and isinstance(ty.shape, tvm.relax.ShapeExpr)
+        for ty in (found, expected)
+    ):
+        return False
+    analyzer = Analyzer()
+    return found.ndim == expected.ndim and all(
+        analyzer.can_prove_equal(a, b)
+        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+    )
+
+
 _LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
 
 
@@ -228,6 +242,7 @@ __all__ = [
     "layout_decision",
     "parse_version",
     "replace_attrs",
+    "shapes_agree",
     "shapes_differ",
     "types_differ",
 ]

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar
 
 from ._compat import dtype_of
-from ._module import relax_function
+from ._module import relax_function, with_functions
 from .activity import has_gradient
 from .transform.gradient import Gradient, add_adjoint
 
@@ -373,8 +372,8 @@ def _extended(
             if variable not in kept and variable in found.functions:
                 kept[variable] = found[variable]
                 pending.append(kept[variable])
-    kept[GlobalVar(name)] = function.with_attr("global_symbol", name)
-    return tvm.IRModule(kept, attrs=found.attrs, global_infos=found.global_infos)
+    only = tvm.IRModule(kept, attrs=found.attrs, global_infos=found.global_infos)
+    return with_functions(only, {name: function})
 
 
 def _without_params(function: relax.Function, start: int, count: int) -> relax.Function:

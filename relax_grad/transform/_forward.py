@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from .._compat import shapes_agree
 from ..activity import used
 from ..errors import GradientError
 from ._branches import copy_function
@@ -149,11 +150,31 @@ def _has_calls(value: relax.If) -> bool:
 
 def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> relax.Function:
     """Return a copy of a function whose symbolic extents are those of its (first) arguments."""
+    # The copy comes first: it would give the extents of the arguments new names too.
     function = copy_function(function)
     known: dict[tirx.Var, tirx.PrimExpr] = {}
     for param, argument in zip(function.params, arguments, strict=False):
         _match(param.ty, argument.ty, known)
-    return function.bind_symbolic_vars(known) if known else function
+    if not known:
+        return function
+    # As a function of extents that are variables outside of it: TVM binds none that it knows not.
+    dims = relax.Function([], relax.ShapeExpr(list(known.values())))
+    extents = relax.Var("extents", relax.ShapeType(list(relax.analysis.free_symbolic_vars(dims))))
+    widened = relax.Function(
+        [extents, *function.params], function.body, function.ret_ty, function.is_pure
+    )
+    bound = widened.bind_symbolic_vars(known)
+    return relax.Function(
+        bound.params[1:], bound.body, bound.ret_ty, function.is_pure, function.attrs
+    )
+
+
+def bind_param(param: relax.Var, argument: relax.Expr) -> relax.Binding:
+    """Return the binding of a parameter to its argument, whose extents may be less well known."""
+    shape = getattr(param.ty, "shape", None)
+    if isinstance(shape, relax.ShapeExpr) and not shapes_agree(param.ty, argument.ty):
+        return relax.MatchCast(param, argument, param.ty)
+    return relax.VarBinding(param, argument)
 
 
 def _match(param, argument, known: dict) -> None:

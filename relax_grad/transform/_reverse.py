@@ -8,6 +8,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
+from .._compat import shapes_agree
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
 from ._adjoint import Adjoint, is_no_grad
@@ -93,10 +94,20 @@ class Reverse:
     def _add_parts(self, expr: relax.Expr, parts: Parts) -> None:
         """Add contributions to the elements of an expression."""
         for path, total in parts:
-            element = expr
+            element, kind = expr, expr.ty
             for index in path:
-                element = relax.TupleGetItem(element, index)
-            self.add(element, total)
+                element, kind = relax.TupleGetItem(element, index), kind.fields[index]
+            self.add(element, self._of_type(total, kind))
+
+    def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
+        """Undo what match_cast has found out: rules expect the extents of the forward variable.
+
+        Not by another match_cast: TVM 0.26 frees the storage of known size that one refers to.
+        """
+        shape = getattr(wanted, "shape", None)
+        if not isinstance(shape, relax.ShapeExpr) or shapes_agree(total.ty, wanted):
+            return total
+        return self._bb.emit(relax.op.reshape(total, shape))
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
         """Return the adjoint of a variable or of an element of one; None where none is wanted."""

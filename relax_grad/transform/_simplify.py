@@ -56,8 +56,8 @@ class _Simplifier:
                 value = self._simplified(value)
             if not value.same_as(binding.value):
                 value = self._bb.normalize(value)
-            is_alias = isinstance(value, relax.Var) and not isinstance(binding, relax.MatchCast)
-            if is_alias and isinstance(binding.var, relax.DataflowVar):
+            is_name = isinstance(binding, relax.VarBinding) and isinstance(value, relax.Var)
+            if is_name and isinstance(binding.var, relax.DataflowVar):
                 self._same[binding.var] = value
                 continue
             self._values[binding.var] = value

@@ -121,6 +121,23 @@ def test_match_cast():
     check(build([x], body), X)
 
 
+@pytest.mark.parametrize("dataflow", [True, False])
+def test_match_cast_to_what_the_type_does_not_know(dataflow):
+    """The check stays in the adjoint function, and behind it are the extents of before."""
+    n = tirx.Var("n", "int64")
+    params = [tensor("x", (n, 4)), tensor("w", (4, 4)), tensor("b", (4,))]
+
+    def body(bb, x, w, b):
+        y = bb.emit(op.add(op.matmul(x, w), b))
+        return op.sum(op.exp(bb.match_cast(y, relax.TensorType((3, 4), "float64"))))
+
+    module = build(params, body, dataflow=dataflow)
+    values = X / 4, np.eye(4), np.ones(4)
+    check(module, *values, at=(0, 1, 2))
+    with pytest.raises(RuntimeError):
+        run(Gradient("main")(module), "main_adjoint", X[:2], *values[1:])
+
+
 def test_elements_of_tuples_of_symbolic_shape_to_second_order():
     """TVM's pass writes zeros of a symbolic shape for the parts that nothing uses, and stops at them."""
     n = tirx.Var("n", "int64")
@@ -262,6 +279,34 @@ def test_calls_of_other_functions():
     is_sound(adjoint)
     _, (found,) = run(adjoint, "main_adjoint", X)
     np.testing.assert_allclose(found, 9 * X**8 + 3 * X**2, rtol=1e-12)
+
+
+def test_extents_of_a_call():
+    """A product of extents for a symbolic one, and a symbolic one for what is known."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def shifted(x: R.Tensor(("m", 4), "float64"), b: R.Tensor((4,), "float64")):
+            y = R.exp(R.add(x, b))
+            return y
+
+        @R.function
+        def six(x: R.Tensor((6, 4), "float64"), b: R.Tensor((4,), "float64")):
+            y = R.tanh(R.multiply(x, b))
+            return y
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float64"), b: R.Tensor((4,), "float64")):
+            n = T.int64()
+            cls = Module
+            twice = R.concat([x, x])
+            y: R.Tensor((2 * n, 4), "float64") = cls.shifted(twice, b)
+            z: R.Tensor((6, 4), "float64") = cls.six(R.add(y, b), b)
+            s: R.Tensor((), "float64") = R.sum(z)
+            return s
+
+    check(Module, X / 4, np.array([0.5, -0.25, 0.125, 1]), at=(0, 1))
 
 
 def test_calls_within_a_branch():
