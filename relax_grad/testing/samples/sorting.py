@@ -68,7 +68,9 @@ def topk(rng):
             dtypes=_DTYPES,
             note=note,
         )
-    yield Sample([rng.normal(size=(2, 4))], {"k": 2}, dtypes=(), note="to second order by TVM's pass")
+    yield Sample(
+        [rng.normal(size=(2, 4))], {"k": 2}, dtypes=(), note="to second order by TVM's pass"
+    )
 
     # An index that is no integer is found again.
     yield Sample(
