@@ -49,6 +49,7 @@ def _scans(rng, forward, order):
         {"axis": 0},
         dtypes=(),
         symbolic=_N,
+        order=1,
         note="an empty axis",
     )
 
