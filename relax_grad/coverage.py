@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from ._module import relax_function
-from .activity import bindings_of, holds_floats, useful, varied
+from .activity import bindings_of, holds_floats, used, useful, varied
 from .registry import Classification, classify, operators
 
 __all__ = [
@@ -178,7 +178,10 @@ def obstacles(
     return [
         MissingGradient(binding.var.name, *obstacle, _span(binding))
         for binding in bindings
-        if binding.var in active and binding.var in wanted
+        if binding.var in active
+        and binding.var in wanted
+        # A variable that is differentiated with respect to is active whatever it was computed from.
+        and any(variable in active for variable in used(binding.value))
         for obstacle in _obstacles(binding.value)
     ]
 

@@ -52,7 +52,11 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
 def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.SeqExpr:
     """Return a call of a new function that does what a branch does."""
     branch = relax.SeqExpr([_lifted(bb, block, name) for block in branch.blocks], branch.body)
-    arguments = list(relax.analysis.free_vars(branch))
+    # Extents count as free variables too, but the type of a result cannot depend on a parameter that is
+    # an integer.
+    alone = relax.Function([], branch, branch.body.ty)
+    extents = set(relax.analysis.free_symbolic_vars(alone))
+    arguments = [v for v in relax.analysis.free_vars(branch) if v not in extents]
     params = list(arguments)
     bb.begin_scope(params)
     branch = bb.normalize(branch)

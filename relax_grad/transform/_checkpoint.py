@@ -24,7 +24,8 @@ def has_markers(bindings: Iterable[relax.Binding]) -> bool:
 class Checkpoints:
     """Which variables are kept, and how to compute the others again.
 
-    A variable is kept if it is a parameter, goes into a stretch, or depends on nothing within one.
+    A variable is kept if it is a parameter, goes into a stretch, or depends on nothing within one; and what a
+    conditional or a ``match_cast`` gives, which are not written a second time.
 
     Parameters
     ----------
@@ -49,7 +50,8 @@ class Checkpoints:
         for binding in bindings:
             variable, value = binding.var, binding.value
             if not _is_marker(binding):
-                if all(v in self._kept or v in ended for v in used(value)):
+                is_once = isinstance(value, relax.If) or isinstance(binding, relax.MatchCast)
+                if is_once or all(v in self._kept or v in ended for v in used(value)):
                     self._kept.add(variable)
                 self._append(binding)
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
@@ -45,7 +45,7 @@ class Forward:
         variable, value = binding.var, binding.value
         if isinstance(value, relax.Function):
             self._local[variable] = value
-        reached = any(v in self._reached for v in _inputs(value))
+        reached = any(v in self._reached for v in self._inputs(value))
         if reached:
             self._reached.add(variable)
             function = self._callee(value)
@@ -57,6 +57,17 @@ class Forward:
                 value = self.bb.normalize(relax.If(value.cond, *branches, value.span))
                 binding = relax.VarBinding(variable, value)
         self._append(binding)
+
+    def _inputs(self, value: relax.Expr) -> Iterator[relax.Var]:
+        """Yield what goes into a value; of a local function also what it takes from outside."""
+        if isinstance(value, (relax.If, relax.Function)):
+            inputs = relax.analysis.free_vars(value)
+        else:
+            inputs = [*used(value), *([value.op] if _is_call_of_variable(value) else [])]
+        for variable in inputs:
+            yield variable
+            if variable in self._local:
+                yield from self._inputs(self._local[variable])
 
     def _append(self, binding: relax.Binding) -> None:
         self.bb.emit_normalized(binding)
@@ -99,8 +110,8 @@ class Forward:
         self._append(relax.VarBinding(variable, function.body.body))
 
 
-def _inputs(value: relax.Expr) -> list[relax.Var]:
-    return relax.analysis.free_vars(value) if isinstance(value, relax.If) else used(value)
+def _is_call_of_variable(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and isinstance(value.op, relax.Var)
 
 
 def _has_calls(value: relax.If, callee) -> bool:
@@ -116,11 +127,20 @@ def _has_calls(value: relax.If, callee) -> bool:
 
 def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> relax.Function:
     """Return a copy of a function whose symbolic extents are those of its (first) arguments."""
+    copied = relax.utils.copy_with_new_vars(function)
     known: dict[tirx.Var, tirx.PrimExpr] = {}
-    for param, argument in zip(function.params, arguments, strict=False):
+    for param, argument in zip(copied.params, arguments, strict=False):
         _match(param.ty, argument.ty, known)
-    bound = function.bind_symbolic_vars(known) if known else function
-    return relax.utils.copy_with_new_vars(bound)
+    if not known:
+        return copied
+    # A function must define its symbolic variables: a parameter does that for those of the arguments.
+    outer = relax.analysis.free_symbolic_vars(relax.ShapeExpr(list(known.values())))
+    extents = relax.Var("extents", relax.ShapeType(list(outer)))
+    whole = relax.Function(
+        [extents, *copied.params], copied.body, copied.ret_ty, is_pure=copied.is_pure
+    )
+    bound = whole.bind_symbolic_vars(known)
+    return relax.Function(bound.params[1:], bound.body, bound.ret_ty, is_pure=bound.is_pure)
 
 
 def _match(param, argument, known: dict) -> None:
