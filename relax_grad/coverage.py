@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from .activity import useful
+from .activity import used, useful
 from .registry import Classification, classify, operators
 
 __all__ = [
@@ -181,7 +181,10 @@ def obstacles(
     found = [
         MissingGradient(binding.var.name, *obstacle, _span(binding))
         for binding in bindings
-        if binding.var in active and binding.var in wanted
+        if binding.var in active
+        and binding.var in wanted
+        # A variable that is differentiated with respect to is active whatever it was computed from.
+        and any(variable in active for variable in used(binding.value))
         for obstacle in _obstacles(binding.value)
     ]
     # What a function lacks that is called twice is one gap.

@@ -166,7 +166,7 @@ class _Differentiation:
             self._bindings = self._checkpoints.bindings
             self._unmarked = self._checkpoints.original
             self._wrt = [self._unmarked(variable) for variable in self._wrt]
-        self._target = _target(self._function.body.body, self._bindings, settings)
+        self._target = _target(self._function.body.body, self._bindings, settings, self._wrt)
         everything = list(expanded(self._bindings))
         self._active = varied(everything, self._wrt, settings.allow_zero)
         self.missing = obstacles(everything, self._active, self._target, settings.allow_zero)
@@ -282,6 +282,9 @@ class _Differentiation:
         if not self._is_plain:
             adjoint = lift_branches(bb, adjoint, name)
             alone = tvm.IRModule({GlobalVar("adjoint"): adjoint})
+            # The elements of known tuples are replaced first: done by ConvertToDataflow itself, what
+            # replaces them is no output of its block.
+            alone = relax.transform.CanonicalizeBindings()(alone)
             adjoint = relax.transform.ConvertToDataflow(1)(alone)["adjoint"]
             adjoint = relax.analysis.remove_all_unused(adjoint)
         adjoint = relax.utils.copy_with_new_vars(adjoint)
@@ -320,16 +323,24 @@ def _to_nondataflow(mod: tvm.IRModule) -> tvm.IRModule:
 def _without_dataflow(mod: tvm.IRModule, name: str) -> tuple[relax.Function, dict]:
     """Return a function without dataflow blocks, and its variables by those that they stand for."""
     before, after = mod[name], _to_nondataflow(mod)[name]
-    pairs = zip(bindings_of(before.body), bindings_of(after.body), strict=True)
-    renamed = {old.var: new.var for old, new in pairs}
+    renamed = {}
+    copies = bindings_of(after.body)
+    for old in bindings_of(before.body):
+        new = next(copies)
+        while isinstance(old, relax.MatchCast) and not isinstance(new, relax.MatchCast):
+            new = next(copies)  # before it, what it casts has been bound
+        renamed[old.var] = new.var
     renamed.update(zip(before.params, after.params, strict=True))
     return after, renamed
 
 
 def _target(
-    result: relax.Expr, bindings: Sequence[relax.Binding], settings: Gradient
+    result: relax.Expr,
+    bindings: Sequence[relax.Binding],
+    settings: Gradient,
+    wrt: Collection[relax.Var],
 ) -> relax.Expr:
-    """Return what is differentiated."""
+    """Return what is differentiated, by what it stands for up to the variables of ``wrt``."""
     path = settings.target_index
     if path == (0,) and not isinstance(result.ty, relax.TupleType):
         return result
@@ -344,7 +355,7 @@ def _target(
                 f"target_index: {index} is no element of what {settings.func_name} returns there, "
                 f"{found} of type {kind}"
             )
-        while isinstance(bound.get(target), (relax.Var, relax.Tuple)):
+        while target not in wrt and isinstance(bound.get(target), (relax.Var, relax.Tuple)):
             target = bound[target]
         is_tuple = isinstance(target, relax.Tuple)
         target = target.fields[index] if is_tuple else relax.TupleGetItem(target, index)

@@ -802,3 +802,178 @@ def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
     adjoint = Gradient("main")(Module)
     is_sound(adjoint)
     assert "R.exp" in adjoint.script()
+
+
+# What random programs found
+
+
+def test_a_call_whose_argument_has_an_extent_that_is_an_expression():
+    @I.ir_module
+    class Module:
+        @R.function
+        def pairs(x: R.Tensor(("m", 2), "float64")) -> R.Tensor(("m * 2", 2), "float64"):
+            m = T.int64()
+            y: R.Tensor((m * 2, 2), "float64") = R.concat((x, R.sin(x)), axis=0)
+            z: R.Tensor((m * 2, 2), "float64") = R.add(y, R.const([0.5, 1.0], "float64"))
+            return z
+
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float64")):
+            n = T.int64()
+            cls = Module
+            y: R.Tensor((n * 4, 2), "float64") = cls.pairs(R.reshape(x, R.shape([n * 2, 2])))
+            s: R.Tensor((), "float64") = R.sum(R.multiply(y, y))
+            return s
+
+    check(Module, X)
+
+
+def test_a_local_function_that_takes_a_variable_from_outside():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            y: R.Tensor((3, 4), "float64") = R.exp(x)
+
+            @R.function
+            def outer(a: R.Tensor((), "float64")) -> R.Tensor((3, 4), "float64"):
+                z: R.Tensor((3, 4), "float64") = R.multiply(y, a)
+                return z
+
+            if c:
+                z: R.Tensor((3, 4), "float64") = outer(R.const(2.0, "float64"))
+            else:
+                z: R.Tensor((3, 4), "float64") = R.sin(x)
+            w: R.Tensor((3, 4), "float64") = outer(R.const(3.0, "float64"))
+            s: R.Tensor((), "float64") = R.sum(R.multiply(z, w))
+            return s
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    del adjoint["main"]  # which TVM compiles only after LambdaLift
+    for taken in (True, False):
+        _, (found,) = run(adjoint, "main_adjoint", X, np.array(taken))
+        y, z, dz = np.exp(X), np.sin(X), np.cos(X)
+        wanted = 12 * y * y if taken else 3 * y * (z + dz)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_an_element_of_a_tuple_that_is_used_before_and_behind_a_conditional():
+    """ConvertToDataflow replaces it by what the tuple was made of, and does not output that."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            with R.dataflow():
+                y = R.exp(x)
+                t = (c, y)
+                u = t[1]
+                R.output(t, u)
+            if c:
+                z = R.sin(x)
+            else:
+                z = R.cos(x)
+            with R.dataflow():
+                w = R.multiply(t[1], z)
+                s = R.sum(w)
+                R.output(s)
+            return s
+
+    check(Module, X, np.array(True))
+
+
+def test_match_cast_of_an_element_beside_a_conditional():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            parts = R.split(x, 2, axis=1)
+            part = R.match_cast(parts[1], R.Tensor((3, 2), "float64"))
+            if c:
+                y = R.exp(part)
+            else:
+                y = R.sin(part)
+            s = R.sum(y)
+            return s
+
+    check(Module, X, np.array(True))
+
+
+def test_a_conditional_between_checkpoints():
+    """It is not written a second time; neither is a match_cast."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            y = R.grad.start_checkpoint(x)
+            z = R.exp(y)
+            if c:
+                e = R.multiply(z, z)
+                w = R.sin(e)
+            else:
+                w = R.multiply(z, y)
+            a = R.match_cast(R.multiply(w, z), R.Tensor((3, 4), "float64"))
+            b = R.grad.end_checkpoint(R.multiply(a, w))
+            s = R.sum(R.tanh(b))
+            return s
+
+    def elements(x, taken):
+        z = np.exp(x)
+        w = np.sin(z * z) if taken else z * x
+        return np.tanh(w * z * w)
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    del adjoint["main"]  # compiled alone, TVM's memory planning makes it crash
+    for taken in (True, False):
+        _, (found,) = run(adjoint, "main_adjoint", X / 4, np.array(taken))
+        wanted = elements(X / 4 + 1e-30j, taken).imag / 1e-30
+        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+
+
+def test_symbolic_extents_that_only_the_branch_of_a_conditional_uses():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(
+            x: R.Tensor(("n", 4), "float64"), y: R.Tensor((4,), "float64"), c: R.Tensor((), "bool")
+        ):
+            n = T.int64()
+            if c:
+                z: R.Tensor((n, 4), "float64") = R.broadcast_to(y, R.shape([n, 4]))
+            else:
+                z: R.Tensor((n, 4), "float64") = R.sin(x)
+            s: R.Tensor((), "float64") = R.sum(R.multiply(z, z))
+            return s
+
+    assert "ndim=" not in Gradient("main")(Module).script()
+    for taken in (True, False):
+        check(Module, X, X[0], np.array(taken), at=(0, 1))
+
+
+def test_the_result_itself_as_intermediate_variable():
+    def body(bb, x):
+        y = bb.emit(op.exp(x))
+        return relax.Tuple([y, bb.emit(op.sum(y))])
+
+    module = build([tensor("x", (3, 4))], body)
+    result = module["main"].body.body
+    adjoint = Gradient("main", [result], target_index=1)(module)
+    is_sound(adjoint)
+    _, ((first, second),) = run(adjoint, "main_adjoint", X)
+    np.testing.assert_array_equal(first, np.zeros_like(X))
+    np.testing.assert_array_equal(second, 1.0)
+
+
+def test_an_intermediate_variable_of_what_has_no_gradient():
+    """What it was computed from is not differentiated."""
+
+    def body(bb, x):
+        y = bb.emit(op.call_pure_packed("f", x, ty_args=[x.ty]))
+        return op.sum(bb.emit(op.exp(y)))
+
+    module = build([tensor("x", (3, 4))], body)
+    (y, *_) = (binding.var for binding in module["main"].body.blocks[0].bindings)
+    is_sound(Gradient("main", [y])(module))
