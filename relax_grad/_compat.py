@@ -223,6 +223,24 @@ def applies_softmax(attrs) -> bool:
     return bool(getattr(attrs, "apply_softmax", True))
 
 
+def masked_load(buffer, ramp, mask):
+    """Return the lanes of a buffer that a mask selects, and 0 in the others."""
+    if hasattr(tvm.tirx.op, "masked_load"):  # 0.27 and later
+        lanes = int(ramp.lanes)
+        return tvm.tirx.op.masked_load(f"{buffer.dtype}x{lanes}", buffer, ramp, mask)
+    return tvm.tirx.BufferLoad(buffer, [ramp], mask)
+
+
+def masked_store(buffer, value, ramp, mask) -> None:
+    """Emit the statement that stores the lanes that a mask selects."""
+    import tvm.tirx.script.builder as builder
+
+    if hasattr(tvm.tirx.op, "masked_store"):  # 0.27 and later
+        builder.evaluate(tvm.tirx.op.masked_store(buffer, value, ramp, mask))
+    else:
+        builder.buffer_store(buffer, value, [ramp], mask)
+
+
 #: Whether multibox_transform_loc takes ``apply_softmax``.
 CAN_LEAVE_SOFTMAX_OUT = (
     "apply_softmax" in inspect.signature(tvm.relax.op.vision.multibox_transform_loc).parameters
@@ -240,6 +258,8 @@ __all__ = [
     "infer_layout_output",
     "installed_version",
     "layout_decision",
+    "masked_load",
+    "masked_store",
     "parse_version",
     "replace_attrs",
     "shapes_agree",

@@ -18,6 +18,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
+from .._compat import masked_load, masked_store
+
 Extent = "int | tirx.PrimExpr"
 bind = T.Bind
 
@@ -149,15 +151,14 @@ class Vectors:
         """Load consecutive elements; with a number, that many, and 0 in the other lanes."""
         if self._is_whole(number):
             return buffer[self._ramp(index)]
-        dtype = f"{self.dtype}x{self.lanes}"
-        return tirx.op.masked_load(dtype, buffer, self._ramp(index), self._mask(number))
+        return masked_load(buffer, self._ramp(index), self._mask(number))
 
     def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
         """Store consecutive elements; with a number, that many."""
         if self._is_whole(number):
             T.buffer_store(buffer, vector, [self._ramp(index)])
         else:
-            T.evaluate(tirx.op.masked_store(buffer, vector, self._ramp(index), self._mask(number)))
+            masked_store(buffer, vector, self._ramp(index), self._mask(number))
 
     def splat(self, value):
         """Return a vector of one value."""
