@@ -215,6 +215,8 @@ def _written_out(expr: relax.Expr) -> relax.Expr:
         whole = _written_out(expr.tuple_value)
         if isinstance(whole, relax.Tuple):
             return _written_out(whole.fields[expr.index])
+        if not whole.same_as(expr.tuple_value):
+            return relax.TupleGetItem(whole, expr.index)
     return expr
 
 

@@ -743,6 +743,17 @@ def test_elements_of_tuples_that_are_written_out():
     np.testing.assert_allclose(found, np.exp(X) * (1 + X))
 
 
+def test_a_tuple_within_one_that_is_written_out():
+    """The outer is made of a variable that is a tuple itself."""
+
+    def body(bb, x):
+        inner = bb.emit(relax.Tuple([bb.emit(op.exp(x)), x]))
+        outer = bb.emit(relax.Tuple([inner]))
+        return op.sum(bb.emit(relax.TupleGetItem(bb.emit(relax.TupleGetItem(outer, 0)), 0)))
+
+    check(build([tensor("x", (3, 4))], body), X)
+
+
 def test_the_place_of_a_missing_gradient_is_named_once():
     @I.ir_module
     class Module:
