@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from ._compat import dtype_of
-from ._module import relax_function, with_functions
+from ._module import normalized, relax_function, with_functions
 from .activity import has_gradient
 from .transform.gradient import Gradient, add_adjoint
 
@@ -242,7 +242,7 @@ def derivatives(
     body = relax.SeqExpr(function.body.blocks, relax.Tuple([result, *orders]))
     params = list(function.params)
     flat = relax.Function(
-        params, _normalized(params, body), is_pure=function.is_pure, attrs=function.attrs
+        params, normalized(params, body), is_pure=function.is_pure, attrs=function.attrs
     )
     return _extended(mod, found, f"{func_name}_order{order}", flat)
 
@@ -388,7 +388,7 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
     (result, _), products = function.body.body.fields[0].fields, function.body.body.fields[1]
     body = relax.SeqExpr(function.body.blocks, relax.Tuple([result, products]))
     slim = relax.analysis.remove_all_unused(
-        relax.Function(params, _normalized(params, body), is_pure=function.is_pure)
+        relax.Function(params, normalized(params, body), is_pure=function.is_pure)
     )
     blocks = [_zeros_for_casts(block, dropped) for block in slim.body.blocks]
     slim = relax.SeqExpr(blocks, slim.body.body)
@@ -397,7 +397,7 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
         [relax.VarBinding(param, _zeros(param)) for param in dropped if param in used]
     )
     blocks = [zeros, *blocks] if zeros.bindings else blocks
-    body = _normalized(kept, relax.SeqExpr(blocks, slim.body))
+    body = normalized(kept, relax.SeqExpr(blocks, slim.body))
     return relax.Function(kept, body, is_pure=function.is_pure, attrs=function.attrs)
 
 
@@ -415,11 +415,3 @@ def _zeros_for_casts(block: relax.BindingBlock, dropped: Sequence[relax.Var]) ->
 def _zeros(param: relax.Var) -> relax.Expr:
     bb = relax.BlockBuilder()
     return bb.normalize(relax.op.zeros(param.ty.shape, dtype_of(param.ty)))
-
-
-def _normalized(params: Sequence[relax.Var], body: relax.Expr) -> relax.Expr:
-    bb = relax.BlockBuilder()
-    bb.begin_scope(list(params))
-    body = bb.normalize(body)
-    bb.end_scope()
-    return body
