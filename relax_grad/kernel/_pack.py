@@ -1,0 +1,131 @@
+"""Copies of images with the channels innermost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from . import _builder as b
+from ._builder import Vectors, bind, const
+from ._convolution import Windows
+
+
+@dataclass(frozen=True)
+class Block:
+    """As many channels of an image as a vector has lanes.
+
+    Attributes
+    ----------
+    buffer : tirx.Buffer
+        The images, NCHW.
+    plane : tirx.PrimExpr
+        Which plane of the buffer is channel 0.
+    channel : tirx.PrimExpr
+        The first channel that is copied.
+    channels : int
+        How many channels there are: beyond them there are zeros.
+    """
+
+    buffer: tirx.Buffer
+    plane: tirx.PrimExpr
+    channel: tirx.PrimExpr
+    channels: int
+
+
+def pack_channels(
+    vectors: Vectors, width: Windows, height: Windows, block: Block, rows, target
+) -> None:
+    """Copy rows of a block of channels to ``[row][column][channel]``.
+
+    Rows and columns are those that a convolution reads, at a distance of a step; what is padding is 0.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    width, height : Windows
+        The axes of the images.
+    block : Block
+        What is copied.
+    rows : tuple
+        The first row, in steps, and how many.
+    target : tuple
+        A buffer, where in it the copy begins, and the distance of two columns.
+    """
+    first, number = rows
+    buffer, start, pixel = target
+    columns = width.span(width.number)
+    size = height.size * width.size
+    base = bind((block.plane + block.channel) * size)
+    left, right = width.inside
+    with b.serial(0, number) as i:
+        row = bind((first + i) * height.step - height.before)
+        to = bind(start + i * (columns * pixel))
+
+        def clear(begin: int, end: int, to=to) -> None:
+            if end > begin:
+                with b.serial(begin, end) as j:
+                    vectors.store(buffer, to + j * pixel, vectors.splat(0))
+
+        def copy(row=row, to=to) -> None:
+            clear(0, left)
+            clear(right, columns)
+            source = bind(base + row * width.size + (left * width.step - width.before))
+            _whole_or_rest(
+                vectors,
+                block,
+                lambda channels: _row(
+                    vectors, width, size, block.buffer, source, channels, (buffer, to, pixel)
+                ),
+            )
+
+        outside = height.before > 0 or (height.span(height.number) - 1) * height.step >= (
+            height.size + height.before
+        )
+        if outside:
+            b.either(tirx.all(row >= 0, row < height.size), copy, lambda: clear(0, columns))
+        else:
+            copy()
+
+
+def _whole_or_rest(vectors: Vectors, block: Block, emit) -> None:
+    """Emit the copy of all channels of a block, or of those of the last one."""
+    rest = block.channels % vectors.lanes
+    if rest == 0:
+        emit(vectors.lanes)
+    elif block.channels < vectors.lanes:
+        emit(rest)
+    else:
+        full = block.channel + vectors.lanes <= block.channels
+        b.either(full, lambda: emit(vectors.lanes), lambda: emit(rest))
+
+
+def _row(
+    vectors: Vectors, width: Windows, plane: int, source, start, channels: int, target
+) -> None:
+    """Copy the columns of one row that lie inside of the image: a square is transposed in registers."""
+    buffer, to, pixel = target
+    left, right = width.inside
+    step, lanes = width.step, vectors.lanes
+    at_once = -(-lanes // step)
+
+    def square(j, number: int) -> None:
+        """Copy a number of columns, from the j-th on, counted from the left one."""
+        span = min(lanes, (number - 1) * step + 1)
+        rows = [
+            bind(vectors.load(source, start + j * step + c * plane, span))
+            if c < channels
+            else bind(vectors.splat(0))
+            for c in range(lanes)
+        ]
+        columns = vectors.transpose(rows)
+        for i in range(number):
+            vectors.store(buffer, to + (left + j + i) * pixel, columns[i * step])
+
+    full = (right - left) // at_once
+    if full:
+        with b.serial(0, full) as i:
+            square(bind(i * at_once), at_once)
+    if (right - left) % at_once:
+        square(const(full * at_once), (right - left) % at_once)
