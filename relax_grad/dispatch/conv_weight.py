@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._compat import dtype_of
 from ..kernel._convolution import Conv2d
+from ..kernel.conv_stem import conv_stem, fits
 from ..kernel.conv_weight import conv_weight
 from ..op._rank import rank_of, spatial_axes
 from ._registry import Kernel, Site, kernel_for
@@ -18,7 +19,8 @@ def weight_gradient(site: Site) -> Kernel | None:
     conv = convolution_of(site, images, weight, out)
     if conv is None:
         return None
-    return Kernel(conv_weight(conv, site.cpu, shapes), [output_grad, data])
+    kernel = conv_stem if fits(conv, site.cpu) else conv_weight
+    return Kernel(kernel(conv, site.cpu, shapes), [output_grad, data])
 
 
 def convolution_of(site: Site, data, weight, out) -> Conv2d | None:

@@ -129,3 +129,48 @@ def _row(
             square(bind(i * at_once), at_once)
     if (right - left) % at_once:
         square(const(full * at_once), (right - left) % at_once)
+
+
+def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, target) -> None:
+    """Copy rows of a plane with the zeros around them.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    height, width : Windows
+        The axes of the plane.
+    source : tuple
+        A buffer, and where in it the plane begins.
+    rows : tuple
+        The first row, zeros before the plane being rows too, and how many.
+    target : tuple
+        A buffer, where in it the copy begins, and the distance of two rows, all of which is written.
+    """
+    buffer, to, pitch = target
+    number = max(0, min(width.size, pitch - width.before))
+    plain, start = source
+    with b.serial(0, rows[1]) as i:
+        row = bind(rows[0] + i - height.before)
+        here = bind(to + i * pitch)
+
+        def clear(begin: int, end: int, here=here) -> None:
+            zero = vectors.splat(0)
+            vectors.each(
+                end - begin, lambda j, left: vectors.store(buffer, here + begin + j, zero, left)
+            )
+
+        def copy(row=row, here=here) -> None:
+            clear(0, min(width.before, pitch))
+            source = bind(start + row * width.size)
+            there = bind(here + width.before)
+            vectors.each(
+                number,
+                lambda j, left: vectors.store(
+                    buffer, there + j, vectors.load(plain, source + j, left), left
+                ),
+            )
+            clear(min(width.before + number, pitch), pitch)
+
+        inside = tirx.all(row >= 0, row < height.size)
+        b.either(inside, copy, lambda: clear(0, pitch))

@@ -19,6 +19,7 @@ from tvm import tirx
 from ..target import CPU
 from . import _builder as b
 from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._chunks import Chunks, share, unless_empty, whole_or_rest
 from ._convolution import Conv2d
 from ._pack import Block, pack_channels
 
@@ -92,67 +93,36 @@ class _Generator:
         self.in_vectors = ceil_div(self.ins, cpu.lanes)
         self.in_blocks = ceil_div(self.in_vectors, self.tile.vectors)
         self.out_blocks = ceil_div(self.outs, self.tile.outs)
-        self.images, self.rows = self._chunk()
-        self.span = conv.height.span(self.rows)
         self.columns = conv.width.span(conv.width.number)
-
-    def _chunk(self) -> tuple[int, int]:
-        """Return the images and the rows of output that a chunk has: all rows, or one image."""
-        height, width = self.conv.height, self.conv.width
-        row = 4 * self.cpu.lanes * self.tile.vectors * width.span(width.number)
-        image = row * height.span(height.number)
-        if image <= _CHUNK_BYTES:
-            images = _CHUNK_BYTES // image
-            batch = self.conv.batch
-            if isinstance(batch, int):
-                images = max(1, ceil_div(batch, ceil_div(batch, images)))
-            return images, height.number
-        most = max(1, (_CHUNK_BYTES // row - height.span(1)) // height.steps[0] + 1)
-        return 1, ceil_div(height.number, ceil_div(height.number, most))
-
-    @property
-    def is_one_chunk(self) -> bool:
-        batch = self.conv.batch
-        return (
-            isinstance(batch, int) and batch <= self.images and self.rows == self.conv.height.number
+        row = 4 * cpu.lanes * self.tile.vectors * self.columns
+        self.chunks = Chunks.of_bytes(
+            conv.batch, conv.height.number, lambda rows: row * conv.height.span(rows), _CHUNK_BYTES
         )
+        self.span = conv.height.span(self.chunks.rows)
 
     def emit(self, dy, x, dw) -> None:
-        if isinstance(self.conv.batch, int):
-            self._all(dy, x, dw)
-            return
         size = b.count(self.conv.weight_shape)
+        unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
-        def clear() -> None:
-            self.vectors.each(
-                size, lambda i, number: self.vectors.store(dw, i, self.vectors.splat(0), number)
-            )
-
-        b.either(self.conv.batch > 0, lambda: self._all(dy, x, dw), clear)
-
-    def _all(self, dy, x, dw) -> None:
+    def _divided(self, dy, x, dw) -> None:
+        """Emit the ranges of channels that threads have."""
         conv, tile = self.conv, self.tile
-        between = self.taps > 1 and not self.is_one_chunk
+        between = self.taps > 1 and not self.chunks.is_one
         if between:
             kept = b.scratch(conv.out_channels * self.in_vectors * self.taps * self.cpu.lanes)
         by_in, by_out = self._parts()
         with b.parallel(0, conv.groups * by_in * by_out) as part:
             group = bind(part // (by_in * by_out)) if conv.groups > 1 else const(0)
-            ins = self._range(bind(part // by_out % by_in), by_in, self.in_blocks)
-            outs = self._range(bind(part % by_out), by_out, self.out_blocks)
-            pixels = self.images * self.span * self.columns
+            ins = share(bind(part // by_out % by_in), by_in, self.in_blocks)
+            outs = share(bind(part % by_out), by_out, self.out_blocks)
+            pixels = self.chunks.images * self.span * self.columns
             packed = b.scratch(pixels * tile.vectors * self.cpu.lanes)
             if not between:
                 kept = b.scratch(tile.outs * tile.vectors * self.taps * self.cpu.lanes)
             sums = _Sums(self, dw, kept)
-            with b.serial(0, ceil_div(conv.batch, self.images)) as i:
-                image = bind(i * self.images)
-                images = self._rest(conv.batch, self.images, image)
-                with b.serial(0, ceil_div(conv.height.number, self.rows)) as j:
-                    row = bind(j * self.rows)
-                    rows = self._rest(conv.height.number, self.rows, row)
-                    chunk = _Chunk(group, image, images, row, rows, conv)
-                    self._chunk_of(chunk, dy, x, packed, sums, ins, outs)
+            self.chunks.each(
+                lambda chunk: self._chunk(chunk, dy, x, packed, sums, (group, ins, outs))
+            )
 
     def _parts(self) -> tuple[int, int]:
         """Return into how many ranges the blocks of input and of output channels are divided for threads."""
@@ -171,25 +141,17 @@ class _Generator:
         ]
         return min(grids, key=time)
 
-    def _range(self, index, number: int, blocks: int):
-        return bind(index * blocks // number), bind((index + 1) * blocks // number)
-
-    def _rest(self, extent: Extent, size: int, start):
-        """Return how many of a chunk there are, which is less in the last one."""
-        if isinstance(extent, int) and extent % size == 0:
-            return size
-        return bind(tirx.min(const(size), extent - start))
-
-    def _chunk_of(self, chunk, dy, x, packed, sums, ins, outs) -> None:
+    def _chunk(self, chunk, dy, x, packed, sums, channels) -> None:
         tile = self.tile
+        group, ins, outs = channels
         with b.serial(*ins) as i:
             vector = bind(i * tile.vectors)
 
             def work(vectors: int) -> None:
-                self._pack(chunk, x, packed, vector, vectors)
+                self._pack(chunk, x, packed, group, vector, vectors)
                 with b.serial(*outs) as o:
-                    out = bind(chunk.group * self.outs + o * tile.outs)
-                    self.whole_or_rest(
+                    out = bind(group * self.outs + o * tile.outs)
+                    whole_or_rest(
                         o,
                         self.outs,
                         tile.outs,
@@ -198,19 +160,9 @@ class _Generator:
                         ),
                     )
 
-            self.whole_or_rest(i, self.in_vectors, tile.vectors, work)
+            whole_or_rest(i, self.in_vectors, tile.vectors, work)
 
-    def whole_or_rest(self, index, extent: int, size: int, emit: Callable) -> None:
-        """Emit a block of a size, and the last one, which may be smaller."""
-        rest = extent % size
-        if rest == 0:
-            emit(size)
-        elif extent < size:
-            emit(rest)
-        else:
-            b.either(index < extent // size, lambda: emit(size), lambda: emit(rest))
-
-    def _pack(self, chunk, x, packed, vector, vectors: int) -> None:
+    def _pack(self, chunk, x, packed, group, vector, vectors: int) -> None:
         """Copy what a chunk reads of a block of input channels."""
         height, lanes = self.conv.height, self.cpu.lanes
         with b.serial(0, chunk.images) as i, b.serial(0, vectors) as v:
@@ -221,7 +173,7 @@ class _Generator:
                 height,
                 Block(
                     x,
-                    bind((chunk.image + i) * self.conv.in_channels + chunk.group * self.ins),
+                    bind((chunk.image + i) * self.conv.in_channels + group * self.ins),
                     bind((vector + v) * lanes),
                     self.ins,
                 ),
@@ -285,29 +237,6 @@ class _Generator:
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """Some rows of output of some images, and one group of their channels."""
-
-    group: tirx.PrimExpr
-    image: tirx.PrimExpr
-    images: Extent
-    row: tirx.PrimExpr
-    rows: Extent
-    conv: Conv2d
-
-    @property
-    def is_first(self):
-        return tirx.all(tirx.EQ(self.image, const(0)), tirx.EQ(self.row, const(0)))
-
-    @property
-    def is_last(self):
-        return tirx.all(
-            self.image + self.images >= self.conv.batch,
-            self.row + self.rows >= self.conv.height.number,
-        )
-
-
-@dataclass(frozen=True)
 class _Place:
     """Some output channels, and some vectors of input channels."""
 
@@ -338,7 +267,7 @@ class _Sums:
                 value = before + total[i] if add else total[i]
                 vectors.store(buffer, index, value, number)
 
-        if self._g.is_one_chunk:
+        if self._g.chunks.is_one:
             store(add=False)
         else:
             b.either(chunk.is_first, lambda: store(add=False), lambda: store(add=True))
@@ -358,7 +287,7 @@ class _Sums:
     def _block(self, place, o, v):
         """Return the number of the vectors of all taps."""
         g = self._g
-        if g.is_one_chunk:
+        if g.chunks.is_one:
             return o * g.tile.vectors + v
         return (place.out + o) * g.in_vectors + place.vector + v
 
@@ -373,14 +302,14 @@ class _Sums:
                 source = bind(self._block(place, o, v) * (g.taps * g.cpu.lanes))
                 channel = bind((place.vector + v) * g.cpu.lanes)
                 target = bind(((place.out + o) * g.ins + channel) * g.taps)
-                g.whole_or_rest(
+                whole_or_rest(
                     place.vector + v,
                     g.ins,
                     g.cpu.lanes,
                     lambda number: self._transpose(source, target, number),
                 )
 
-        if g.is_one_chunk:
+        if g.chunks.is_one:
             write()
         else:
             with b.when(chunk.is_last):

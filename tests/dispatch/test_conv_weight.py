@@ -39,6 +39,7 @@ def kernels(mod):
 
 CASES = {
     "3x3": (conv2d_backward_weight, (4, 5, 5), (3, 5, 5), (4, 3, 3, 3), {"padding": 1}),
+    "stem": (conv2d_backward_weight, (12, 5, 5), (1, 5, 5), (12, 1, 3, 3), {"padding": 1}),
     "strided": (conv2d_backward_weight, (4, 3, 5), (3, 5, 5), (4, 3, 1, 1), {"strides": (2, 1)}),
     "grouped": (conv2d_backward_weight, (6, 4, 4), (4, 5, 5), (6, 2, 2, 2), {"groups": 2}),
     "1d": (conv1d_backward_weight, (4, 6), (3, 5), (4, 3, 2), {"padding": (0, 2)}),
