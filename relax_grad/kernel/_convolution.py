@@ -135,4 +135,4 @@ class Windows:
     def inside(self) -> tuple[int, int]:
         """The range of the neighbours that are elements of the data, not zeros around it."""
         stop = min(self.span(self.number), ceil_div(self.size + self.before, self.step))
-        return min(ceil_div(self.before, self.step), stop), stop
+        return min(max(0, ceil_div(self.before, self.step)), stop), stop

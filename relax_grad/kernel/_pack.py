@@ -174,3 +174,56 @@ def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, ta
 
         inside = tirx.all(row >= 0, row < height.size)
         b.either(inside, copy, lambda: clear(0, pitch))
+
+
+def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> None:
+    """Copy a row, ``[column][channel]``, to the planes of its channels.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    line : tirx.Buffer
+        The row; it is allocated up to a multiple of the lanes.
+    target : tuple
+        A buffer, where in it the row of the first channel begins, and the distance of two channels.
+    columns, channels : int
+        How many there are; not more channels than lanes.
+    """
+    buffer, start, plane = target
+    lanes = vectors.lanes
+
+    def square(column, number) -> None:
+        rows = [bind(vectors.load(line, (column + i) * lanes)) for i in range(lanes)]
+        for c, each in enumerate(vectors.transpose(rows)[:channels]):
+            vectors.store(buffer, start + column + c * plane, each, number)
+
+    vectors.each(columns, square)
+
+
+def taps_of_channels(vectors: Vectors, source, taps: int, channels: int, target) -> None:
+    """Copy the weights of some channels, ``[channel][tap]``, to vectors of channels, one for each tap.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    source : tuple
+        A buffer, and where in it the weights begin.
+    taps, channels : int
+        How many there are; not more channels than lanes.
+    target : tirx.Buffer
+        ``[tap][channel]``.
+    """
+    buffer, start = source
+    lanes = vectors.lanes
+    for first in range(0, taps, lanes):
+        number = min(lanes, taps - first)
+        rows = [
+            bind(vectors.load(buffer, start + (c * taps + first), number))
+            if c < channels
+            else bind(vectors.splat(0))
+            for c in range(lanes)
+        ]
+        for i, column in enumerate(vectors.transpose(rows)[:number]):
+            vectors.store(target, (first + i) * lanes, column)
