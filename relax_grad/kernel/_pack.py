@@ -227,3 +227,29 @@ def taps_of_channels(vectors: Vectors, source, taps: int, channels: int, target)
         ]
         for i, column in enumerate(vectors.transpose(rows)[:number]):
             vectors.store(target, (first + i) * lanes, column)
+
+
+def channels_of_taps(vectors: Vectors, source, taps: int, channels: int, target) -> None:
+    """Copy vectors of channels, one for each tap, to the taps of each channel, ``[channel][tap]``.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    source, target : tuple
+        A buffer, and where in it the first one begins.
+    taps, channels : int
+        How many there are; not more channels than lanes.
+    """
+    (plain, begin), (buffer, start) = source, target
+    lanes = vectors.lanes
+    for first in range(0, taps, lanes):
+        number = min(lanes, taps - first)
+        rows = [
+            bind(vectors.load(plain, begin + (first + i) * lanes))
+            if i < number
+            else bind(vectors.splat(0))
+            for i in range(lanes)
+        ]
+        for c, each in enumerate(vectors.transpose(rows)[:channels]):
+            vectors.store(buffer, start + c * taps + first, each, number)

@@ -21,7 +21,7 @@ from . import _builder as b
 from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from ._chunks import Chunks, share, unless_empty, whole_or_rest
 from ._convolution import Conv2d
-from ._pack import Block, pack_channels
+from ._pack import Block, channels_of_taps, pack_channels
 
 #: Bytes of X that a tile goes through: a part of a second-level cache.
 _CHUNK_BYTES = 160 * 1024
@@ -306,7 +306,9 @@ class _Sums:
                     place.vector + v,
                     g.ins,
                     g.cpu.lanes,
-                    lambda number: self._transpose(source, target, number),
+                    lambda channels: channels_of_taps(
+                        g.vectors, (self._buffer, source), g.taps, channels, (self._dw, target)
+                    ),
                 )
 
         if g.chunks.is_one:
@@ -314,18 +316,3 @@ class _Sums:
         else:
             with b.when(chunk.is_last):
                 write()
-
-    def _transpose(self, source, target, channels: int) -> None:
-        """Copy vectors of channels, one for each tap, to the taps of each channel."""
-        g = self._g
-        lanes = g.cpu.lanes
-        for first in range(0, g.taps, lanes):
-            taps = min(lanes, g.taps - first)
-            rows = [
-                bind(g.vectors.load(self._buffer, source + (first + i) * lanes))
-                if i < taps
-                else bind(g.vectors.splat(0))
-                for i in range(lanes)
-            ]
-            for c, column in enumerate(g.vectors.transpose(rows)[:channels]):
-                g.vectors.store(self._dw, target + c * g.taps + first, column, taps)

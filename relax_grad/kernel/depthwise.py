@@ -15,7 +15,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
-from ._builder import Extent, Vectors, bind, ceil_div, const, sum_of
+from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from ._chunks import Chunks, whole_or_rest
 from ._convolution import Conv2d, Windows
 from ._pack import Block, pack_channels, taps_of_channels, unpack_row
@@ -26,8 +26,8 @@ _CHUNK_BYTES = 96 * 1024
 #: Elements of the target that a task has at least, for the weights are copied once a task.
 _TASK_ELEMENTS = 1024
 
-#: Columns of the target that are computed at once.
-_UNROLL = 4
+#: Columns of the target that are computed at once: the first of these that leaves no rest, or the first.
+_UNROLL = (7, 8, 6, 5, 4)
 
 #: Taps beyond which the code is too long.
 MOST_TAPS = 128
@@ -215,7 +215,7 @@ class _Generator:
         base = bind(unit * (rows.advance * self.pitch))
         taps = [
             (
-                bind(self.vectors.load(weights, (i * self.kernel[1] + j) * lanes)),
+                (i * self.kernel[1] + j) * lanes,
                 (down - rows.first) * self.pitch + (right - columns.first) * lanes,
             )
             for i, down in rows.taps[phase]
@@ -225,19 +225,21 @@ class _Generator:
         def step(first, number: int) -> None:
             start = bind(base + first * (columns.advance * lanes))
             to = bind(first * (columns.period * lanes) + column_phase * lanes)
+            total = Accumulators(self.vectors, number)
             for j in range(number):
-                here = j * columns.advance * lanes
-                value = self.vectors.splat(0)
-                if taps:
-                    value = sum_of(
-                        self.vectors.load(packed, start + (here + offset)) * weight
-                        for weight, offset in taps
-                    )
-                self.vectors.store(line, to + j * columns.period * lanes, value)
+                total[j] = self.vectors.splat(0)
+            for index, offset in taps:
+                weight = bind(self.vectors.load(weights, index))
+                for j in range(number):
+                    place = start + (j * columns.advance * lanes + offset)
+                    total[j] = total[j] + self.vectors.load(packed, place) * weight
+            for j in range(number):
+                self.vectors.store(line, to + j * columns.period * lanes, total[j])
 
         units = ceil_div(columns.target - column_phase, columns.period)
-        if units >= _UNROLL:
-            with b.serial(0, units // _UNROLL) as i:
-                step(bind(i * _UNROLL), _UNROLL)
-        if units % _UNROLL:
-            step(const(units - units % _UNROLL), units % _UNROLL)
+        size = next((size for size in _UNROLL if units % size == 0), _UNROLL[0])
+        if units >= size:
+            with b.serial(0, units // size) as i:
+                step(bind(i * size), size)
+        if units % size:
+            step(const(units - units % size), units % size)
