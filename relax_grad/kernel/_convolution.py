@@ -50,6 +50,11 @@ class Conv2d:
         return self.height.number, self.width.number
 
     @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel has a kernel of its own."""
+        return 1 < self.groups == self.in_channels == self.out_channels
+
+    @property
     def data_shape(self) -> tuple[Extent, ...]:
         return (self.batch, self.in_channels, *self.size)
 

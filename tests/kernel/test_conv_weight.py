@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from convolutions import check_weight_gradients, convolutions, draw_inputs
 from hypothesis import given
 from machines import Run, each_target, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
-from weight_gradients import check_weight_gradients, convolutions, draw_inputs
 
 from relax_grad.kernel._convolution import Conv2d
 from relax_grad.kernel.conv_weight import conv_weight
@@ -53,8 +53,7 @@ def test_symbolic_batch(target):
         Conv2d(batch, 18, 9, (8, 9), (1, 1)),
         Conv2d(batch, 3, 9, (70, 71), (3, 3), strides=(2, 1)),
     ]
-    for size in (0, 3, 37):
-        check_weight_gradients(conv_weight, symbolic, target, batch=size)
+    check_weight_gradients(conv_weight, symbolic, target, batch=(0, 3, 37))
 
 
 def test_results_do_not_depend_on_the_cores():
