@@ -82,16 +82,18 @@ class Site:
         return variable
 
 
-_KERNELS: dict[str, Callable[[Site], Kernel | None]] = {}
+_KERNELS: dict[str, list[Callable[[Site], Kernel | None]]] = {}
 
 
 def kernel_for(*op_names: str):
-    """Register what makes the kernel of calls of operators, or returns None where none fits."""
+    """Register what makes the kernel of calls of operators, or returns None where its family has none.
+
+    An operator may have several: no call has a kernel in more than one family.
+    """
 
     def register(make: Callable[[Site], Kernel | None]):
         for op_name in op_names:
-            assert op_name not in _KERNELS, op_name
-            _KERNELS[op_name] = make
+            _KERNELS.setdefault(op_name, []).append(make)
         return make
 
     return register
@@ -99,8 +101,8 @@ def kernel_for(*op_names: str):
 
 def find_kernel(op_name: str, site: Site) -> Kernel | None:
     """Return the kernel of a call, if there is one."""
-    make = _KERNELS.get(op_name)
-    return None if make is None else make(site)
+    kernels = (make(site) for make in _KERNELS.get(op_name, ()))
+    return next((kernel for kernel in kernels if kernel is not None), None)
 
 
 def operators_with_kernels() -> list[str]:

@@ -1,0 +1,143 @@
+"""The geometry of convolutions that kernels are generated for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+from ._builder import Extent, ceil_div
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """A convolution of images, NCHW, with a weight, OIHW. The batch may be symbolic (int32).
+
+    Attributes
+    ----------
+    batch : int or tirx.PrimExpr
+        The number of images.
+    in_channels, out_channels : int
+        The channels of data and result.
+    size, kernel, strides, dilation : tuple[int, int]
+        Extents of data and weight, steps of windows and taps: for rows, then for columns.
+    padding : tuple[int, int, int, int]
+        Zeros before the rows and the columns, then those after.
+    groups : int
+        The number of groups of channels.
+    """
+
+    batch: Extent
+    in_channels: int
+    out_channels: int
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    @property
+    def height(self) -> Windows:
+        return self._windows(0)
+
+    @property
+    def width(self) -> Windows:
+        return self._windows(1)
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """How many rows and columns of windows there are."""
+        return self.height.number, self.width.number
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel has a kernel of its own."""
+        return 1 < self.groups == self.in_channels == self.out_channels
+
+    @property
+    def data_shape(self) -> tuple[Extent, ...]:
+        return (self.batch, self.in_channels, *self.size)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel)
+
+    @property
+    def out_shape(self) -> tuple[Extent, ...]:
+        return (self.batch, self.out_channels, *self.out_size)
+
+    def with_rows_of(self, columns: int) -> Conv2d:
+        """Return a convolution of the same sums over the same memory; rows are joined where pixels stay apart.
+
+        They are as long as possible, but not longer than this many columns, if they were not before.
+        """
+        if not (self.height.is_pointwise and self.width.is_pointwise):
+            return self
+        rows, width = self.size
+        most = max(1, columns // width)
+        joined = next(number for number in range(most, 0, -1) if rows % number == 0)
+        return replace(self, size=(rows // joined, width * joined))
+
+    def _windows(self, i: int) -> Windows:
+        return Windows(
+            self.size[i],
+            self.kernel[i],
+            self.strides[i],
+            self.padding[i],
+            self.padding[i + 2],
+            self.dilation[i],
+        )
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a convolution reads along one axis: window w and tap k read element w * stride + k * dilation - before.
+
+    Attributes
+    ----------
+    size, kernel : int
+        The extents of the data and of the weight.
+    stride, dilation : int
+        As above.
+    before, after : int
+        Zeros in front of the data and behind it.
+    """
+
+    size: int
+    kernel: int
+    stride: int
+    before: int
+    after: int
+    dilation: int
+
+    @property
+    def number(self) -> int:
+        """How many windows there are."""
+        reach = self.dilation * (self.kernel - 1) + 1
+        return (self.size + self.before + self.after - reach) // self.stride + 1
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether window w reads element w and nothing else."""
+        return (self.kernel, self.stride, self.before, self.after) == (1, 1, 0, 0)
+
+    @property
+    def step(self) -> int:
+        """The distance of two neighbours among the elements that are read."""
+        return gcd(self.stride, self.dilation) if self.kernel > 1 else self.stride
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """How many of these neighbours it is from a window to the next, and from a tap to the next."""
+        return self.stride // self.step, self.dilation // self.step if self.kernel > 1 else 1
+
+    def span(self, windows: Extent) -> Extent:
+        """Return how many neighbours consecutive windows read."""
+        window, tap = self.steps
+        return (windows - 1) * window + (self.kernel - 1) * tap + 1
+
+    @property
+    def inside(self) -> tuple[int, int]:
+        """The range of the neighbours that are elements of the data, not zeros around it."""
+        stop = min(self.span(self.number), ceil_div(self.size + self.before, self.step))
+        return min(max(0, ceil_div(self.before, self.step)), stop), stop

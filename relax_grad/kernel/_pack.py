@@ -1,0 +1,255 @@
+"""Copies of images with the channels innermost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from . import _builder as b
+from ._builder import Vectors, bind, const
+from ._convolution import Windows
+
+
+@dataclass(frozen=True)
+class Block:
+    """As many channels of an image as a vector has lanes.
+
+    Attributes
+    ----------
+    buffer : tirx.Buffer
+        The images, NCHW.
+    plane : tirx.PrimExpr
+        Which plane of the buffer is channel 0.
+    channel : tirx.PrimExpr
+        The first channel that is copied.
+    channels : int
+        How many channels there are: beyond them there are zeros.
+    """
+
+    buffer: tirx.Buffer
+    plane: tirx.PrimExpr
+    channel: tirx.PrimExpr
+    channels: int
+
+
+def pack_channels(
+    vectors: Vectors, width: Windows, height: Windows, block: Block, rows, target
+) -> None:
+    """Copy rows of a block of channels to ``[row][column][channel]``.
+
+    Rows and columns are those that a convolution reads, at a distance of a step; what is padding is 0.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    width, height : Windows
+        The axes of the images.
+    block : Block
+        What is copied.
+    rows : tuple
+        The first row, in steps, and how many.
+    target : tuple
+        A buffer, where in it the copy begins, and the distance of two columns.
+    """
+    first, number = rows
+    buffer, start, pixel = target
+    columns = width.span(width.number)
+    size = height.size * width.size
+    base = bind((block.plane + block.channel) * size)
+    left, right = width.inside
+    with b.serial(0, number) as i:
+        row = bind((first + i) * height.step - height.before)
+        to = bind(start + i * (columns * pixel))
+
+        def clear(begin: int, end: int, to=to) -> None:
+            if end > begin:
+                with b.serial(begin, end) as j:
+                    vectors.store(buffer, to + j * pixel, vectors.splat(0))
+
+        def copy(row=row, to=to) -> None:
+            clear(0, left)
+            clear(right, columns)
+            source = bind(base + row * width.size + (left * width.step - width.before))
+            _whole_or_rest(
+                vectors,
+                block,
+                lambda channels: _row(
+                    vectors, width, size, block.buffer, source, channels, (buffer, to, pixel)
+                ),
+            )
+
+        outside = height.before > 0 or (height.span(height.number) - 1) * height.step >= (
+            height.size + height.before
+        )
+        if outside:
+            b.either(tirx.all(row >= 0, row < height.size), copy, lambda: clear(0, columns))
+        else:
+            copy()
+
+
+def _whole_or_rest(vectors: Vectors, block: Block, emit) -> None:
+    """Emit the copy of all channels of a block, or of those of the last one."""
+    rest = block.channels % vectors.lanes
+    if rest == 0:
+        emit(vectors.lanes)
+    elif block.channels < vectors.lanes:
+        emit(rest)
+    else:
+        full = block.channel + vectors.lanes <= block.channels
+        b.either(full, lambda: emit(vectors.lanes), lambda: emit(rest))
+
+
+def _row(
+    vectors: Vectors, width: Windows, plane: int, source, start, channels: int, target
+) -> None:
+    """Copy the columns of one row that lie inside of the image: a square is transposed in registers."""
+    buffer, to, pixel = target
+    left, right = width.inside
+    step, lanes = width.step, vectors.lanes
+    at_once = -(-lanes // step)
+
+    def square(j, number: int) -> None:
+        """Copy a number of columns, from the j-th on, counted from the left one."""
+        span = min(lanes, (number - 1) * step + 1)
+        rows = [
+            bind(vectors.load(source, start + j * step + c * plane, span))
+            if c < channels
+            else bind(vectors.splat(0))
+            for c in range(lanes)
+        ]
+        columns = vectors.transpose(rows)
+        for i in range(number):
+            vectors.store(buffer, to + (left + j + i) * pixel, columns[i * step])
+
+    full = (right - left) // at_once
+    if full:
+        with b.serial(0, full) as i:
+            square(bind(i * at_once), at_once)
+    if (right - left) % at_once:
+        square(const(full * at_once), (right - left) % at_once)
+
+
+def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, target) -> None:
+    """Copy rows of a plane with the zeros around them.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    height, width : Windows
+        The axes of the plane.
+    source : tuple
+        A buffer, and where in it the plane begins.
+    rows : tuple
+        The first row, zeros before the plane being rows too, and how many.
+    target : tuple
+        A buffer, where in it the copy begins, and the distance of two rows, all of which is written.
+    """
+    buffer, to, pitch = target
+    number = max(0, min(width.size, pitch - width.before))
+    plain, start = source
+    with b.serial(0, rows[1]) as i:
+        row = bind(rows[0] + i - height.before)
+        here = bind(to + i * pitch)
+
+        def clear(begin: int, end: int, here=here) -> None:
+            zero = vectors.splat(0)
+            vectors.each(
+                end - begin, lambda j, left: vectors.store(buffer, here + begin + j, zero, left)
+            )
+
+        def copy(row=row, here=here) -> None:
+            clear(0, min(width.before, pitch))
+            source = bind(start + row * width.size)
+            there = bind(here + width.before)
+            vectors.each(
+                number,
+                lambda j, left: vectors.store(
+                    buffer, there + j, vectors.load(plain, source + j, left), left
+                ),
+            )
+            clear(min(width.before + number, pitch), pitch)
+
+        inside = tirx.all(row >= 0, row < height.size)
+        b.either(inside, copy, lambda: clear(0, pitch))
+
+
+def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> None:
+    """Copy a row, ``[column][channel]``, to the planes of its channels.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    line : tirx.Buffer
+        The row; it is allocated up to a multiple of the lanes.
+    target : tuple
+        A buffer, where in it the row of the first channel begins, and the distance of two channels.
+    columns, channels : int
+        How many there are; not more channels than lanes.
+    """
+    buffer, start, plane = target
+    lanes = vectors.lanes
+
+    def square(column, number) -> None:
+        rows = [bind(vectors.load(line, (column + i) * lanes)) for i in range(lanes)]
+        for c, each in enumerate(vectors.transpose(rows)[:channels]):
+            vectors.store(buffer, start + column + c * plane, each, number)
+
+    vectors.each(columns, square)
+
+
+def taps_of_channels(vectors: Vectors, source, taps: int, channels: int, target) -> None:
+    """Copy the weights of some channels, ``[channel][tap]``, to vectors of channels, one for each tap.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    source : tuple
+        A buffer, and where in it the weights begin.
+    taps, channels : int
+        How many there are; not more channels than lanes.
+    target : tirx.Buffer
+        ``[tap][channel]``.
+    """
+    buffer, start = source
+    lanes = vectors.lanes
+    for first in range(0, taps, lanes):
+        number = min(lanes, taps - first)
+        rows = [
+            bind(vectors.load(buffer, start + (c * taps + first), number))
+            if c < channels
+            else bind(vectors.splat(0))
+            for c in range(lanes)
+        ]
+        for i, column in enumerate(vectors.transpose(rows)[:number]):
+            vectors.store(target, (first + i) * lanes, column)
+
+
+def channels_of_taps(vectors: Vectors, source, taps: int, channels: int, target) -> None:
+    """Copy vectors of channels, one for each tap, to the taps of each channel, ``[channel][tap]``.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    source, target : tuple
+        A buffer, and where in it the first one begins.
+    taps, channels : int
+        How many there are; not more channels than lanes.
+    """
+    (plain, begin), (buffer, start) = source, target
+    lanes = vectors.lanes
+    for first in range(0, taps, lanes):
+        number = min(lanes, taps - first)
+        rows = [
+            bind(vectors.load(plain, begin + (first + i) * lanes))
+            if i < number
+            else bind(vectors.splat(0))
+            for i in range(lanes)
+        ]
+        for c, each in enumerate(vectors.transpose(rows)[:channels]):
+            vectors.store(buffer, start + c * taps + first, each, number)

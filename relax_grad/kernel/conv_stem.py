@@ -1,0 +1,202 @@
+"""The weight gradient of a convolution of few input channels, as the first one of a network is.
+
+Where :mod:`.conv_weight` has input channels in a vector, here are output channels: of each chunk of images dY is
+copied to ``[image][row][column][channel]``, and X with the zeros around it. The sums of a tile are those of
+the taps of one row of the kernel, of all input channels. Each thread has a range of output channels and of rows of
+the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..target import CPU
+from . import _builder as b
+from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
+from ._convolution import Conv2d, Windows
+from ._pack import Block, pack_channels, pad_rows
+
+#: Bytes of dY that a tile goes through.
+_CHUNK_BYTES = 128 * 1024
+
+#: Taps of a row of the kernel, over all input channels, beyond which the code is too long.
+_MOST_TAPS = 64
+
+
+def fits(conv: Conv2d, cpu: CPU) -> bool:
+    """Tell whether this kernel needs less vectors than the one with input channels in them."""
+    outs, lanes = conv.out_channels, cpu.lanes
+    here = conv.in_channels * ceil_div(outs, lanes)
+    there = ceil_div(conv.in_channels, lanes) * outs
+    few = conv.in_channels * conv.width.kernel <= _MOST_TAPS
+    return conv.groups == 1 and few and 1.2 * here < there
+
+
+def conv_stem(
+    conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+
+    Parameters are those of :func:`.conv_weight.conv_weight`; there is one group.
+    """
+    shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
+    params = [
+        (name, shape, "float32") for name, shape in zip(("DY", "X", "DW"), shapes, strict=True)
+    ]
+    return b.prim_func("conv_stem", params, _Generator(conv, cpu).emit)
+
+
+class _Generator:
+    def __init__(self, conv: Conv2d, cpu: CPU):
+        self.conv, self.cpu = conv, cpu
+        self.vectors = Vectors(cpu.lanes)
+        self.out_vectors = ceil_div(conv.out_channels, cpu.lanes)
+        self.tile_vectors = min(2, self.out_vectors)
+        self.blocks = ceil_div(self.out_vectors, self.tile_vectors)
+        taps = [(c, k) for c in range(conv.in_channels) for k in range(conv.width.kernel)]
+        most = (24 if cpu.registers >= 32 else 10) // self.tile_vectors
+        size = ceil_div(len(taps), ceil_div(len(taps), most))
+        self.groups = [taps[i : i + size] for i in range(0, len(taps), size)]
+        self.taps = {tap: i for i, tap in enumerate(taps)}
+        self.columns = Windows(conv.width.number, 1, 1, 0, 0, 1)
+        row = 4 * cpu.lanes * self.tile_vectors * conv.width.number
+        self.chunks = Chunks.of_bytes(
+            conv.batch, conv.height.number, lambda rows: row * rows, _CHUNK_BYTES
+        )
+        self.rows_read = self._rows_read(self.chunks.rows)
+        self.pitch = (conv.width.number - 1) * conv.strides[1] + 1
+        self.pitch += (conv.kernel[1] - 1) * conv.dilation[1]
+
+    def _rows_read(self, rows: Extent) -> Extent:
+        height = self.conv.height
+        return (rows - 1) * height.stride + (height.kernel - 1) * height.dilation + 1
+
+    def emit(self, dy, x, dw) -> None:
+        size = b.count(self.conv.weight_shape)
+        unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
+
+    def _divided(self, dy, x, dw) -> None:
+        """Emit the ranges that threads have."""
+        kernel_rows, lanes = self.conv.height.kernel, self.cpu.lanes
+        by_out = min(self.blocks, self.cpu.cores)
+        by_row = min(kernel_rows, max(1, self.cpu.cores // by_out))
+        with b.parallel(0, by_out * by_row) as part:
+            outs = share(bind(part // by_row), by_out, self.blocks)
+            rows = share(bind(part % by_row), by_row, kernel_rows)
+            pixels = self.chunks.images * self.chunks.rows * self.conv.width.number
+            plane = self.rows_read * self.pitch
+            buffers = _Buffers(
+                b.scratch(pixels * self.tile_vectors * lanes),
+                b.scratch(self.chunks.images * self.conv.in_channels * plane),
+                b.scratch(self.out_vectors * kernel_rows * len(self.taps) * lanes),
+            )
+            with b.serial(0, self.out_vectors * kernel_rows * len(self.taps)) as i:
+                self.vectors.store(buffers.sums, i * lanes, self.vectors.splat(0))
+            self.chunks.each(lambda chunk: self._chunk(chunk, dy, x, buffers, outs, rows))
+            with b.serial(*outs) as block, b.serial(*rows) as row:
+                self._write(dw, buffers.sums, block, row)
+
+    def _chunk(self, chunk: Chunk, dy, x, buffers, outs, rows) -> None:
+        self._pad(chunk, x, buffers)
+        with b.serial(*outs) as block:
+            vector = bind(block * self.tile_vectors)
+
+            def work(vectors: int) -> None:
+                self._pack(chunk, dy, buffers, vector, vectors)
+                with b.serial(*rows) as row:
+                    for taps in self.groups:
+                        self._tile(chunk, buffers, vector, vectors, row, taps)
+
+            whole_or_rest(block, self.out_vectors, self.tile_vectors, work)
+
+    def _pad(self, chunk: Chunk, x, buffers) -> None:
+        """Copy what a chunk reads of X."""
+        conv = self.conv
+        plane, size = self.rows_read * self.pitch, conv.size[0] * conv.size[1]
+        with b.serial(0, chunk.images) as i, b.serial(0, conv.in_channels) as c:
+            start = bind(((chunk.image + i) * conv.in_channels + c) * size)
+            target = bind((i * conv.in_channels + c) * plane)
+            rows = bind(chunk.row * conv.height.stride), bind(self._rows_read(chunk.rows))
+            pad_rows(
+                self.vectors,
+                conv.height,
+                conv.width,
+                (x, start),
+                rows,
+                (buffers.x, target, self.pitch),
+            )
+
+    def _pack(self, chunk: Chunk, dy, buffers, vector, vectors: int) -> None:
+        """Copy what a chunk has of a block of output channels."""
+        conv, lanes = self.conv, self.cpu.lanes
+        height, width = (Windows(number, 1, 1, 0, 0, 1) for number in conv.out_size)
+        image = self.chunks.rows * conv.width.number * self.tile_vectors
+        with b.serial(0, chunk.images) as i, b.serial(0, vectors) as v:
+            plane = bind((chunk.image + i) * conv.out_channels)
+            channel = bind((vector + v) * lanes)
+            pack_channels(
+                self.vectors,
+                width,
+                height,
+                Block(dy, plane, channel, conv.out_channels),
+                (chunk.row, chunk.rows),
+                (buffers.dy, bind((i * image + v) * lanes), self.tile_vectors * lanes),
+            )
+
+    def _tile(self, chunk: Chunk, buffers, vector, vectors: int, kernel_row, taps) -> None:
+        conv, lanes = self.conv, self.cpu.lanes
+        (down, right), pixel = conv.strides, self.tile_vectors * lanes
+        plane = self.rows_read * self.pitch
+        cells = [(tap, v) for tap in taps for v in range(vectors)]
+        total = Accumulators(self.vectors, len(cells))
+        for i in range(len(cells)):
+            total[i] = self.vectors.splat(0)
+        with b.serial(0, chunk.images) as i, b.serial(0, chunk.rows) as r:
+            grad = bind((i * self.chunks.rows + r) * (conv.width.number * pixel))
+            row = r * down + kernel_row * conv.dilation[0]
+            data = bind(i * (conv.in_channels * plane) + row * self.pitch)
+            with b.serial(0, conv.width.number) as w:
+                here, there = bind(grad + w * pixel), bind(data + w * right)
+                grads = [
+                    bind(self.vectors.load(buffers.dy, here + v * lanes)) for v in range(vectors)
+                ]
+                for index, ((c, k), v) in enumerate(cells):
+                    if v == 0:
+                        element = buffers.x[there + (c * plane + k * conv.dilation[1])]
+                        value = bind(self.vectors.splat(element))
+                    total[index] = total[index] + value * grads[v]
+        for index, (tap, v) in enumerate(cells):
+            place = self._place(vector + v, kernel_row, self.taps[tap])
+            before = self.vectors.load(buffers.sums, place)
+            self.vectors.store(buffers.sums, place, before + total[index])
+
+    def _place(self, vector, kernel_row, tap):
+        """Return where the sums of a tap are."""
+        row = vector * self.conv.height.kernel + kernel_row
+        return (row * len(self.taps) + tap) * self.cpu.lanes
+
+    def _write(self, dw, sums, block, kernel_row) -> None:
+        """Copy the sums of a block of output channels and a row of the kernel to dW."""
+        conv, lanes = self.conv, self.cpu.lanes
+        width = self.tile_vectors * lanes
+        first = bind(block * width)
+        with b.serial(0, bind(tirx.min(const(width), conv.out_channels - first))) as i:
+            out = bind(first + i)
+            source = bind(self._place(out // lanes, kernel_row, 0) + out % lanes)
+            with b.serial(0, conv.in_channels) as c, b.serial(0, conv.width.kernel) as k:
+                row = (out * conv.in_channels + c) * conv.height.kernel + kernel_row
+                value = sums[source + (c * conv.width.kernel + k) * lanes]
+                b.store(dw, row * conv.width.kernel + k, value)
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Copies of dY and of X, and the sums, ``[vector of output channels][row of the kernel][tap][channel]``."""
+
+    dy: tirx.Buffer
+    x: tirx.Buffer
+    sums: tirx.Buffer

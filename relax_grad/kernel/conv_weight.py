@@ -1,0 +1,318 @@
+"""The weight gradient of convolution: ``dW[o, c, k] = sum over n, y of dY[n, o, y] X[n, c, y * s + k * d - p]``.
+
+Vectors hold neighbouring channels of X, times a splat of dY. The images are gone through in chunks. Of each
+chunk and each block of input channels, X is copied to ``[image][row][column][channel]``, zeros around
+it and columns that are not read left out, small enough for the second-level cache; then each block of output
+channels and each row of the kernel is a tile of sums that stay in registers over the whole chunk.
+
+Each thread has a range of output and of input channels, and copies what it needs itself: there is no waiting, and
+the order of every sum is that of the images, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..target import CPU
+from . import _builder as b
+from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._chunks import Chunks, share, unless_empty, whole_or_rest
+from ._convolution import Conv2d
+from ._pack import Block, channels_of_taps, pack_channels
+
+#: Bytes of X that a tile goes through: a part of a second-level cache.
+_CHUNK_BYTES = 160 * 1024
+
+#: Columns of a row, at most, where rows can be joined.
+_COLUMNS = 256
+
+#: Columns that the body of a loop goes through.
+_UNROLL = 2
+
+
+def conv_weight(
+    conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+
+    Parameters
+    ----------
+    conv : Conv2d
+        The convolution.
+    cpu : CPU
+        What the function is for.
+    shapes : Sequence, optional
+        The shapes of dY, X and dW as the function's parameters have them, where they are not those of the
+        convolution.
+    """
+    shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
+    params = [
+        (name, shape, "float32") for name, shape in zip(("DY", "X", "DW"), shapes, strict=True)
+    ]
+    return b.prim_func("conv_weight", params, _Generator(conv.with_rows_of(_COLUMNS), cpu).emit)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The sums that are in registers at once: of output channels, kernel columns, vectors of input channels."""
+
+    outs: int
+    columns: int
+    vectors: int
+
+    @staticmethod
+    def of(conv: Conv2d, cpu: CPU) -> Tile:
+        """Return the tile that fits the registers, beside what is multiplied."""
+        sums = 28 if cpu.registers >= 32 else 12
+        ins, outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+        vectors = 2 if conv.width.kernel == 1 and ins > cpu.lanes else 1
+        groups = ceil_div(conv.width.kernel, sums)
+        columns = ceil_div(conv.width.kernel, groups)
+        most = max(1, sums // (columns * vectors))
+        return Tile(_even(outs, most), columns, vectors)
+
+
+def _even(count: int, most: int) -> int:
+    """Return the size of blocks of at most ``most``, such that the last one is not much smaller."""
+    for size in range(min(most, count), most * 3 // 4, -1):
+        if count % size == 0:
+            return size
+    return ceil_div(count, ceil_div(count, most))
+
+
+class _Generator:
+    def __init__(self, conv: Conv2d, cpu: CPU):
+        self.conv, self.cpu = conv, cpu
+        self.vectors = Vectors(cpu.lanes)
+        self.tile = Tile.of(conv, cpu)
+        self.taps = conv.height.kernel * conv.width.kernel
+        self.ins, self.outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+        self.in_vectors = ceil_div(self.ins, cpu.lanes)
+        self.in_blocks = ceil_div(self.in_vectors, self.tile.vectors)
+        self.out_blocks = ceil_div(self.outs, self.tile.outs)
+        self.columns = conv.width.span(conv.width.number)
+        row = 4 * cpu.lanes * self.tile.vectors * self.columns
+        self.chunks = Chunks.of_bytes(
+            conv.batch, conv.height.number, lambda rows: row * conv.height.span(rows), _CHUNK_BYTES
+        )
+        self.span = conv.height.span(self.chunks.rows)
+
+    def emit(self, dy, x, dw) -> None:
+        size = b.count(self.conv.weight_shape)
+        unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
+
+    def _divided(self, dy, x, dw) -> None:
+        """Emit the ranges of channels that threads have."""
+        conv, tile = self.conv, self.tile
+        between = self.taps > 1 and not self.chunks.is_one
+        if between:
+            kept = b.scratch(conv.out_channels * self.in_vectors * self.taps * self.cpu.lanes)
+        by_in, by_out = self._parts()
+        with b.parallel(0, conv.groups * by_in * by_out) as part:
+            group = bind(part // (by_in * by_out)) if conv.groups > 1 else const(0)
+            ins = share(bind(part // by_out % by_in), by_in, self.in_blocks)
+            outs = share(bind(part % by_out), by_out, self.out_blocks)
+            pixels = self.chunks.images * self.span * self.columns
+            packed = b.scratch(pixels * tile.vectors * self.cpu.lanes)
+            if not between:
+                kept = b.scratch(tile.outs * tile.vectors * self.taps * self.cpu.lanes)
+            sums = _Sums(self, dw, kept)
+            self.chunks.each(
+                lambda chunk: self._chunk(chunk, dy, x, packed, sums, (group, ins, outs))
+            )
+
+    def _parts(self) -> tuple[int, int]:
+        """Return into how many ranges the blocks of input and of output channels are divided for threads."""
+
+        def time(parts):
+            by_in, by_out = parts
+            # Copying a block of X costs about as much as a tile of a 3x3 kernel.
+            return ceil_div(self.in_blocks, by_in) * (
+                ceil_div(self.out_blocks, by_out) + 0.5
+            ), by_out
+
+        cores = ceil_div(self.cpu.cores, self.conv.groups)
+        grids = [
+            (i, min(self.out_blocks, max(1, cores // i)))
+            for i in range(1, min(cores, self.in_blocks) + 1)
+        ]
+        return min(grids, key=time)
+
+    def _chunk(self, chunk, dy, x, packed, sums, channels) -> None:
+        tile = self.tile
+        group, ins, outs = channels
+        with b.serial(*ins) as i:
+            vector = bind(i * tile.vectors)
+
+            def work(vectors: int) -> None:
+                self._pack(chunk, x, packed, group, vector, vectors)
+                with b.serial(*outs) as o:
+                    out = bind(group * self.outs + o * tile.outs)
+                    whole_or_rest(
+                        o,
+                        self.outs,
+                        tile.outs,
+                        lambda number: self._tiles(
+                            chunk, dy, packed, sums, _Place(out, number, vector, vectors)
+                        ),
+                    )
+
+            whole_or_rest(i, self.in_vectors, tile.vectors, work)
+
+    def _pack(self, chunk, x, packed, group, vector, vectors: int) -> None:
+        """Copy what a chunk reads of a block of input channels."""
+        height, lanes = self.conv.height, self.cpu.lanes
+        with b.serial(0, chunk.images) as i, b.serial(0, vectors) as v:
+            target = bind((i * self.span * self.columns * self.tile.vectors + v) * lanes)
+            pack_channels(
+                self.vectors,
+                self.conv.width,
+                height,
+                Block(
+                    x,
+                    bind((chunk.image + i) * self.conv.in_channels + group * self.ins),
+                    bind((vector + v) * lanes),
+                    self.ins,
+                ),
+                (bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
+                (packed, target, self.tile.vectors * lanes),
+            )
+
+    def _tiles(self, chunk, dy, packed, sums, place) -> None:
+        """Emit the tiles of some output channels: one for each row of the kernel."""
+        kernel = self.conv.width.kernel
+        with b.serial(0, self.conv.height.kernel) as row:
+            for first in range(0, kernel, self.tile.columns):
+                taps = range(first, min(first + self.tile.columns, kernel))
+                self._tile(chunk, dy, packed, sums, place, row, taps)
+        sums.finish(chunk, place)
+
+    def _tile(self, chunk, dy, packed, sums, place, kernel_row, taps: range) -> None:
+        conv, lanes = self.conv, self.cpu.lanes
+        width = conv.width
+        stride, dilation = width.steps
+        pixel, plane = self.tile.vectors * lanes, conv.height.number * width.number
+        cells = [(o, k, v) for o in range(place.outs) for k in taps for v in range(place.vectors)]
+        total = Accumulators(self.vectors, len(cells))
+        for i in range(len(cells)):
+            total[i] = self.vectors.splat(0)
+        with b.serial(0, chunk.images) as i, b.serial(0, chunk.rows) as r:
+            image = (chunk.image + i) * conv.out_channels + place.out
+            grad = bind(image * plane + (chunk.row + r) * width.number)
+            row = r * conv.height.steps[0] + kernel_row * conv.height.steps[1]
+            source = bind((i * self.span + row) * (self.columns * pixel))
+
+            def step(start, number: int, grad=grad, source=source) -> None:
+                here, there = bind(grad + start), bind(source + start * (stride * pixel))
+                for j in range(number):
+                    offsets = {
+                        (k, v): (j * stride + k * dilation) * pixel + v * lanes
+                        for k in taps
+                        for v in range(place.vectors)
+                    }
+                    data = {
+                        each: bind(self.vectors.load(packed, there + offset))
+                        for each, offset in offsets.items()
+                    }
+                    for index, (o, k, v) in enumerate(cells):
+                        if (k, v) == (taps[0], 0):
+                            value = bind(self.vectors.splat(dy[here + (o * plane + j)]))
+                        total[index] = total[index] + value * data[k, v]
+
+            self._each_column(step)
+        sums.add(chunk, place, kernel_row, cells, total)
+
+    def _each_column(self, step: Callable) -> None:
+        """Emit the steps along a row of output, some at a time."""
+        extent = self.conv.width.number
+        size = min(_UNROLL, extent)
+        if extent >= size:
+            with b.serial(0, extent // size) as i:
+                step(bind(i * size), size)
+        if extent % size:
+            step(const(extent - extent % size), extent % size)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Some output channels, and some vectors of input channels."""
+
+    out: tirx.PrimExpr
+    outs: int
+    vector: tirx.PrimExpr
+    vectors: int
+
+
+class _Sums:
+    """Where the sums of a tile are kept between two chunks, and how they get to dW.
+
+    Those of a 1x1 kernel are in dW itself. Others are vectors of channels in a buffer: of all sums, or of one
+    block's where there is one chunk only.
+    """
+
+    def __init__(self, generator: _Generator, dw, buffer):
+        self._g, self._dw, self._buffer = generator, dw, buffer
+
+    def add(self, chunk, place, kernel_row, cells, total) -> None:
+        """Add the sums of a tile to those of the chunks before."""
+        places = [self._kept(place, kernel_row, cell) for cell in cells]
+        vectors = self._g.vectors
+
+        def store(add: bool) -> None:
+            for i, (buffer, index, number) in enumerate(places):
+                before = vectors.load(buffer, index, number) if add else None
+                value = before + total[i] if add else total[i]
+                vectors.store(buffer, index, value, number)
+
+        if self._g.chunks.is_one:
+            store(add=False)
+        else:
+            b.either(chunk.is_first, lambda: store(add=False), lambda: store(add=True))
+
+    def _kept(self, place, kernel_row, cell):
+        """Return buffer and index of a vector, and how many of its channels exist (None: all of them)."""
+        (o, k, v), g = cell, self._g
+        lanes, channels = g.cpu.lanes, g.ins
+        if g.taps == 1:
+            channel = (place.vector + v) * lanes
+            may_end = channels % lanes and v == place.vectors - 1
+            number = tirx.min(const(lanes), channels - channel) if may_end else None
+            return self._dw, (place.out + o) * channels + channel, number
+        tap = kernel_row * g.conv.width.kernel + k
+        return self._buffer, (self._block(place, o, v) * g.taps + tap) * lanes, None
+
+    def _block(self, place, o, v):
+        """Return the number of the vectors of all taps."""
+        g = self._g
+        if g.chunks.is_one:
+            return o * g.tile.vectors + v
+        return (place.out + o) * g.in_vectors + place.vector + v
+
+    def finish(self, chunk, place) -> None:
+        """Write the sums of all taps to dW after the last chunk."""
+        g = self._g
+        if g.taps == 1:
+            return
+
+        def write() -> None:
+            with b.serial(0, place.outs) as o, b.serial(0, place.vectors) as v:
+                source = bind(self._block(place, o, v) * (g.taps * g.cpu.lanes))
+                channel = bind((place.vector + v) * g.cpu.lanes)
+                target = bind(((place.out + o) * g.ins + channel) * g.taps)
+                whole_or_rest(
+                    place.vector + v,
+                    g.ins,
+                    g.cpu.lanes,
+                    lambda channels: channels_of_taps(
+                        g.vectors, (self._buffer, source), g.taps, channels, (self._dw, target)
+                    ),
+                )
+
+        if g.chunks.is_one:
+            write()
+        else:
+            with b.when(chunk.is_last):
+                write()
