@@ -89,6 +89,10 @@ class Conv2d:
     def out_shape(self) -> tuple[Extent, ...]:
         return (self.batch, self.out_channels, *self.out_size)
 
+    def along(self, i: int) -> tuple[int, int, int, int]:
+        """Return extent of the kernel, stride, padding before and dilation along an axis."""
+        return self.kernel[i], self.strides[i], self.padding[i], self.dilation[i]
+
     def _reach(self, i: int) -> int:
         return (self.kernel[i] - 1) * self.dilation[i] + 1
 
@@ -107,12 +111,7 @@ def conv2d(
     shapes : Sequence, optional
         The shapes of the parameters, where they are not those of ``conv``.
     """
-    axes = [
-        Axis.forward(*each)
-        for each in zip(
-            conv.out_size, conv.size, conv.kernel, conv.strides, conv.padding, conv.dilation
-        )
-    ]
+    axes = [Axis.forward(conv.out_size[i], conv.size[i], *conv.along(i)) for i in (0, 1)]
     gathering = _Gathering(
         conv.batch,
         conv.groups,
@@ -136,12 +135,7 @@ def conv2d_backward_data(
     conv, cpu, shapes
         As for :func:`conv2d`.
     """
-    axes = [
-        Axis.backward(*each)
-        for each in zip(
-            conv.size, conv.out_size, conv.kernel, conv.strides, conv.padding, conv.dilation
-        )
-    ]
+    axes = [Axis.backward(conv.size[i], conv.out_size[i], *conv.along(i)) for i in (0, 1)]
     gathering = _Gathering(
         conv.batch,
         conv.groups,
@@ -401,15 +395,18 @@ class _Generator:
             first, depth = self._stretch(task % self.depths)
             start = bind((panel * g.sources + first) * (g.taps * self.width))
             group, j = bind(panel // self.panels), bind(panel % self.panels)
-            for v in range(self.tile_vectors):
+            base = bind(group * (g.targets * g.sources * g.taps))
+            with b.serial(0, self.tile_vectors) as v:
                 channel = bind(j * self.width + v * lanes)
                 left = bind(tirx.max(const(0), tirx.min(const(lanes), g.targets - channel)))
                 out = bind(start + v * lanes)
-                base = bind(group * (g.targets * g.sources * g.taps))
                 if g.source_major:
                     with b.serial(0, depth) as r:
                         at = bind(base + ((first + r) * g.targets + channel) * g.taps)
-                        place = lambda tap, r=r, out=out: out + (tap * depth + r) * self.width  # noqa: E731
+
+                        def place(tap, out=out, r=r):
+                            return out + (tap * depth + r) * self.width
+
                         self._transposed(weight, at, g.taps, left, g.taps, panels, place)
                 else:
                     at = bind(base + (channel * g.sources + first) * g.taps)
@@ -603,17 +600,21 @@ class _Generator:
         """Transpose the sums of a block to where they belong; ``channels`` are those of a panel in part."""
         lanes = self.vectors.lanes
         plane = self.rows.target * self.columns.target
-        for v in range(ceil_div(channels or self.width, lanes)):
-            existing = min(lanes, (channels or self.width) - v * lanes)
+        with b.serial(0, ceil_div(channels or self.width, lanes)) as v:
 
-            def square(i, number, v=v, existing=existing) -> None:
+            def square(i, number) -> None:
                 rows = [
                     bind(self.vectors.load(sums, start + (i + p) * self.width + v * lanes))
                     for p in range(lanes if not isinstance(number, int) else number)
                 ]
                 rows += [self.vectors.splat(0)] * (lanes - len(rows))
-                for c, vector in enumerate(self.vectors.transpose(rows)[:existing]):
-                    self.vectors.store(target, out + (v * lanes + c) * plane + i, vector, number)
+                for c, vector in enumerate(self.vectors.transpose(rows)):
+                    at = out + (v * lanes + c) * plane + i
+                    if channels is None or c < channels % lanes or channels % lanes == 0:
+                        self.vectors.store(target, at, vector, number)
+                    elif channels > lanes:
+                        with b.when(v < channels // lanes):
+                            self.vectors.store(target, at, vector, number)
 
             extent = height * self.columns.target
             self.vectors.each(int(extent) if isinstance(extent, tirx.IntImm) else extent, square)
