@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from .._compat import dtype_of
 from ..kernel.conv import Conv2d, conv2d, conv2d_backward_data
+from ..kernel.matmul import Matmul, matmul
 from ..op._rank import rank_of, spatial_axes
 from ._registry import Kernel, Site, kernel_for
 
 #: With a larger stride, the code of a data gradient, which has a part for each phase, grows too long.
 _LARGEST_STRIDE = 32
+
+#: From so many pixels on, a product of matrices whose rows are images is faster than what has channels for lanes.
+_LARGE_IMAGE = 512
 
 
 @kernel_for("relax.nn.conv1d", "relax.nn.conv2d")
@@ -17,7 +23,12 @@ def convolution(site: Site) -> Kernel | None:
     data, weight = site.call.args
     shapes = [site.shape(each) for each in (data, weight, site.call)]
     conv = convolution_of(site, *shapes)
-    return None if conv is None else Kernel(conv2d(conv, site.cpu, shapes), [data, weight])
+    if conv is None:
+        return None
+    if _is_product(conv):
+        shapes = [shapes[1], shapes[0], shapes[2]]
+        return Kernel(matmul(_product(conv, False), site.cpu, shapes), [weight, data])
+    return Kernel(conv2d(conv, site.cpu, shapes), [data, weight])
 
 
 @kernel_for("relax.grad.conv1d_backward_data", "relax.grad.conv2d_backward_data")
@@ -28,6 +39,9 @@ def data_gradient(site: Site) -> Kernel | None:
     conv = convolution_of(site, data, kernel, out)
     if conv is None or max(conv.strides) > _LARGEST_STRIDE:
         return None
+    if _is_product(conv):
+        function = matmul(_product(conv, True), site.cpu, (kernel, out, data))
+        return Kernel(function, [weight, output_grad])
     function = conv2d_backward_data(conv, site.cpu, (out, kernel, data))
     return Kernel(function, [output_grad, weight])
 
@@ -63,3 +77,16 @@ def convolution_of(site: Site, data, weight, out) -> Conv2d | None:
         (*missing, *map(int, attrs.dilation)),
         groups,
     )
+
+
+def _is_product(conv: Conv2d) -> bool:
+    """Tell whether a convolution is best computed as the product of its weight and each image."""
+    steps = (*conv.kernel, *conv.strides, conv.groups)
+    return set(steps) == {1} and not any(conv.padding) and prod(conv.size) >= _LARGE_IMAGE
+
+
+def _product(conv: Conv2d, transpose: bool) -> Matmul:
+    """Return the product of the weight, or of the weight transposed, and each image."""
+    channels = conv.out_channels, conv.in_channels
+    rows, depth = channels[::-1] if transpose else channels
+    return Matmul(rows, prod(conv.size), depth, transpose, batch=conv.batch, shared_a=True)

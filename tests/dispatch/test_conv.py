@@ -42,6 +42,7 @@ def forward(data, weight, **attrs):
 CASES = {
     "plain": ({"padding": 1}, (3, 8, 9, 9), (12, 8, 3, 3)),
     "strided": ({"strides": (2, 1), "padding": (0, 1, 2, 1)}, (3, 8, 9, 8), (12, 8, 2, 3)),
+    "product": ({}, (3, 8, 23, 23), (12, 8, 1, 1)),
     "grouped": ({"groups": 2, "dilation": 2}, (3, 8, 9, 9), (12, 4, 3, 3)),
 }
 
