@@ -35,7 +35,7 @@ _TARGET_BYTES = 96 * 1024
 #: Bytes of a panel that tiles go through before the next source channels.
 _PANEL_BYTES = 48 * 1024
 
-#: Bytes of weights that stay in a second-level cache while images pass.
+#: Bytes of weights that stay in a second-level cache from one image to the next.
 _WEIGHT_BYTES = 512 * 1024
 
 
@@ -271,6 +271,9 @@ class _Generator:
         self.panels = ceil_div(gathering.targets, self.width)
         self.depth = self._depth()
         self.depths = ceil_div(gathering.sources, self.depth)
+        # The next stretch of the weight is asked for where it has left the cache since the last image.
+        weights = gathering.groups * self.panels * gathering.sources * gathering.taps * self.width
+        self.is_streamed = 4 * weights > _WEIGHT_BYTES
         self.is_inside = self.rows.is_inside and self.columns.is_inside
         # Planes so many bytes apart would share few sets of a cache.
         self.is_packed = not self.is_inside or prod(axis.source for axis in self.g.axes) % 256 == 0
@@ -582,12 +585,16 @@ class _Generator:
         with b.serial(0, down.number) as p, b.serial(0, across.number) as q:
             tap = (down.first + p * down.step) * self.g.kernel[1] + across.first + q * across.step
             panel = bind(part.start + tap * part.depth * self.width)
+            ahead = self.depth * self.g.taps * self.width
             x = bind(read + p * (down.move * view.line) + q * across.move + part.first * view.plane)
             with b.serial(0, part.depth) as r:
                 row = [
                     bind(self.vectors.load(part.panels, panel + r * self.width + v * lanes))
                     for v in range(vectors)
                 ]
+                if self.is_streamed:
+                    for v in range(vectors):
+                        b.prefetch(part.panels, panel + ahead + r * self.width + v * lanes)
                 for i, (offset, _) in enumerate(spread):
                     value = bind(self.vectors.splat(view.buffer[x + r * view.plane + offset]))
                     for v in range(vectors):
