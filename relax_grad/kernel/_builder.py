@@ -71,8 +71,13 @@ def const(value: int) -> IntImm:
 
 
 def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
-    """Allocate a buffer that lives until the end of the block or the function."""
-    return T.alloc_buffer([size], dtype, layout=None)
+    """Allocate a buffer that lives until the end of the block or the function.
+
+    What is returned is a second name for it: TVM would search the indices of every access to the first for
+    parts that are never used, which can take seconds.
+    """
+    buffer = T.alloc_buffer([size], dtype, layout=None)
+    return T.decl_buffer([size], dtype, data=buffer.data, layout=None)
 
 
 def store(buffer: tirx.Buffer, index, value) -> None:

@@ -337,7 +337,7 @@ class _Generator:
 
     def _at_most(self, size: int, extent: Extent, start):
         """Return how many of a block are left."""
-        if isinstance(extent, int) and extent % size == 0:
+        if size == 1 or (isinstance(extent, int) and extent % size == 0):
             return const(size)
         return bind(tirx.min(const(size), extent - start))
 
