@@ -160,14 +160,14 @@ def convolutions(draw):
 
 @pytest.mark.slow
 @each_target
-@at_length(400)
+@at_length(400, 10)
 @given(cases=batches(convolutions(), 10))
 def test_any_convolution(target, cases):
     check(cases, target, cores=1 + len(cases) % 3)
 
 
 @each_target
-@at_length(24)
+@at_length(16, 8)
 @given(cases=batches(convolutions(), 8))
 def test_some_convolutions(target, cases):
     check(cases, target)
