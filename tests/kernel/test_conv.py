@@ -12,7 +12,8 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.kernel.conv import Axis, Conv2d, conv2d, conv2d_backward_data
+from relax_grad.kernel._gathering import Axis
+from relax_grad.kernel.conv import Conv2d, conv2d, conv2d_backward_data
 from relax_grad.target import CPU
 
 RNG = np.random.default_rng(0)
@@ -110,6 +111,7 @@ def test_convolutions_of_networks(target):
             Conv2d(2, 8, 16, (32, 32), (16, 16), (16, 16)),
             Conv2d(1, 24, 36, (9, 40), (5, 1), (1, 3), (0, 2, 3, 1), (2, 1), 2),
             Conv2d(5, 300, 20, (2, 2), (3, 3), padding=same),
+            Conv2d(1, 250, 96, (4, 5), (3, 3), padding=same),
         ],
         target,
     )
