@@ -1,6 +1,6 @@
 """Which calls of operators run as kernels: one module per family of operators."""
 
-from . import conv_weight, depthwise, linear_algebra
+from . import conv, linear_algebra
 from ._registry import Kernel, Site, find_kernel, kernel_for, operators_with_kernels
 
 __all__ = ["Kernel", "Site", "find_kernel", "kernel_for", "operators_with_kernels"]

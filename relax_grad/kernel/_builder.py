@@ -117,6 +117,14 @@ def store(buffer: tirx.Buffer, index, value) -> None:
     T.buffer_store(buffer, value, [index])
 
 
+def prefetch(buffer: tirx.Buffer, index) -> None:
+    """Ask for the cache line of an element, which may lie beyond the buffer, in the second-level cache."""
+    line = tirx.op.call_llvm_intrin(
+        "void", "llvm.prefetch", tirx.address_of(buffer[index]), const(0), const(2), const(1)
+    )
+    T.evaluate(line)
+
+
 @contextmanager
 def when(condition):
     """Emit what follows under a condition."""

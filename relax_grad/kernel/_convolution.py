@@ -66,6 +66,10 @@ class Conv2d:
     def out_shape(self) -> tuple[Extent, ...]:
         return (self.batch, self.out_channels, *self.out_size)
 
+    def along(self, i: int) -> tuple[int, int, int, int]:
+        """Return extent of the kernel, stride, padding before and dilation along an axis."""
+        return self.kernel[i], self.strides[i], self.padding[i], self.dilation[i]
+
     def with_rows_of(self, columns: int) -> Conv2d:
         """Return a convolution of the same sums over the same memory; rows are joined where pixels stay apart.
 

@@ -1,0 +1,101 @@
+"""Kernels of convolutions and their gradients, in the plain layouts; the batch may be symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from ..kernel._convolution import Conv2d
+from ..kernel.conv import conv2d, conv2d_backward_data
+from ..kernel.conv_stem import conv_stem
+from ..kernel.conv_stem import fits as fits_stem
+from ..kernel.conv_weight import conv_weight
+from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
+from ..kernel.depthwise_weight import depthwise_weight
+from ..kernel.matmul import Matmul, matmul
+from ..kernel.winograd import is_winograd, winograd, winograd_backward_data
+from ..kernel.winograd_weight import winograd_weight
+from ..target import CPU
+from ._convolution import convolution_of
+from ._registry import Kernel, Site, kernel_for
+
+#: With a larger stride, the code of a data gradient, which has a part for each phase, grows too long.
+_LARGEST_STRIDE = 32
+_LARGEST_DEPTHWISE_STRIDE = 4
+
+#: From so many pixels on, a product of matrices whose rows are images is faster than what has channels for lanes.
+_LARGE_IMAGE = 512
+
+#: From so many channels on, transforming squares costs less than the products that it saves.
+_MANY_CHANNELS = 32
+
+
+@kernel_for("relax.nn.conv1d", "relax.nn.conv2d")
+def convolution(site: Site) -> Kernel | None:
+    """Return the kernel of a convolution."""
+    data, weight = site.call.args
+    shapes = [site.shape(each) for each in (data, weight, site.call)]
+    conv = convolution_of(site, *shapes)
+    if conv is None:
+        return None
+    if _is_product(conv):
+        shapes = [shapes[1], shapes[0], shapes[2]]
+        return Kernel(matmul(_product(conv, False), site.cpu, shapes), [weight, data])
+    make = _choose(conv, depthwise, winograd, conv2d)
+    return make and Kernel(make(conv, site.cpu, shapes), [data, weight])
+
+
+@kernel_for("relax.grad.conv1d_backward_data", "relax.grad.conv2d_backward_data")
+def data_gradient(site: Site) -> Kernel | None:
+    """Return the kernel of the data gradient of a convolution."""
+    output_grad, _, weight = site.call.args
+    out, kernel, data = (site.shape(each) for each in (output_grad, weight, site.call))
+    conv = convolution_of(site, data, kernel, out)
+    if conv is None:
+        return None
+    if _is_product(conv):
+        function = matmul(_product(conv, True), site.cpu, (kernel, out, data))
+        return Kernel(function, [weight, output_grad])
+    largest = _LARGEST_DEPTHWISE_STRIDE if conv.is_depthwise else _LARGEST_STRIDE
+    if max(conv.strides) > largest:
+        return None
+    make = _choose(conv, depthwise_backward_data, winograd_backward_data, conv2d_backward_data)
+    return make and Kernel(make(conv, site.cpu, (out, kernel, data)), [output_grad, weight])
+
+
+@kernel_for("relax.grad.conv1d_backward_weight", "relax.grad.conv2d_backward_weight")
+def weight_gradient(site: Site) -> Kernel | None:
+    """Return the kernel of the weight gradient of a convolution."""
+    output_grad, data, _ = site.call.args
+    shapes = [site.shape(each) for each in (output_grad, data, site.call)]
+    out, images, weight = shapes
+    conv = convolution_of(site, images, weight, out)
+    if conv is None:
+        return None
+    direct = conv_stem if fits_stem(conv, site.cpu) else conv_weight
+    make = _choose(conv, depthwise_weight, winograd_weight, direct)
+    return make and Kernel(make(conv, site.cpu, shapes), [output_grad, data])
+
+
+def _choose(
+    conv: Conv2d, for_depthwise: Callable, by_winograd: Callable, direct: Callable
+) -> Callable[[Conv2d, CPU, list], object] | None:
+    """Return which kernel a convolution runs as; None where there is none."""
+    if conv.is_depthwise:
+        return for_depthwise if prod(conv.kernel) <= MOST_TAPS else None
+    if is_winograd(conv) and min(conv.in_channels, conv.out_channels) >= _MANY_CHANNELS:
+        return by_winograd
+    return direct
+
+
+def _is_product(conv: Conv2d) -> bool:
+    """Tell whether a convolution is best computed as the product of its weight and each image."""
+    steps = (*conv.kernel, *conv.strides, conv.groups)
+    return set(steps) == {1} and not any(conv.padding) and prod(conv.size) >= _LARGE_IMAGE
+
+
+def _product(conv: Conv2d, transpose: bool) -> Matmul:
+    """Return the product of the weight, or of the weight transposed, and each image."""
+    channels = conv.out_channels, conv.in_channels
+    rows, depth = channels[::-1] if transpose else channels
+    return Matmul(rows, prod(conv.size), depth, transpose, batch=conv.batch, shared_a=True)
