@@ -148,15 +148,113 @@ def winograd_backward_data(
     return b.prim_func(name, params, _Generator(turned, cpu, square, backward=True).emit)
 
 
+class Squares:
+    """Transforms of squares of pixels, lanes being channels.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    square : int
+        How many pixels it is from one square to the next.
+    """
+
+    @dataclass(frozen=True)
+    class Source:
+        """An image with its channels and its axes, whose windows are the pixels that squares begin at."""
+
+        buffer: tirx.Buffer
+        image: tirx.PrimExpr
+        channels: int
+        height: Windows
+        width: Windows
+
+    def __init__(self, vectors: Vectors, square: int):
+        self.vectors, self.square = vectors, square
+
+    def transform(self, source: Source, matrix, rows, target) -> None:
+        """Transform rows of squares of an image by a matrix, from both sides.
+
+        Parameters
+        ----------
+        source : Squares.Source
+            The image.
+        matrix : Sequence[Sequence[float]]
+            Has a column for each pixel along the side of a square.
+        rows : tuple
+            The first row of squares, how many, and how many at most.
+        target : tuple
+            A buffer ``[cell][square][channel]``, the number of the first square, the distance of two squares
+            and that of two cells.
+        """
+        row, number, most = rows
+        buffer, first, pixel, plane = target
+        lanes, square, side = self.vectors.lanes, self.square, len(matrix[0])
+        columns = source.width.span(source.width.number)
+        wide = source.width.number // square
+        halo = side - square
+        packed = b.scratch((most * square + halo) * columns * lanes)
+        with b.serial(0, ceil_div(source.channels, lanes)) as block:
+            channel = bind(block * lanes)
+            pack_channels(
+                self.vectors,
+                source.width,
+                source.height,
+                Block(source.buffer, source.image * source.channels, channel, source.channels),
+                (bind(row * square), bind(number * square + halo)),
+                (packed, const(0), lanes),
+            )
+            with b.serial(0, number) as i, b.serial(0, wide) as j:
+                corner = bind((i * columns + j) * (square * lanes))
+                at = bind((first + i * wide + j) * pixel + channel)
+                pixels = [
+                    [
+                        bind(self.vectors.load(packed, corner + (y * columns + x) * lanes))
+                        for x in range(side)
+                    ]
+                    for y in range(side)
+                ]
+                self.both(
+                    matrix,
+                    pixels,
+                    lambda cell, value, at=at: self.vectors.store(buffer, at + cell * plane, value),
+                )
+
+    def both(self, matrix, elements, store: Callable) -> None:
+        """Multiply a square of vectors by a matrix from the left and by its transpose from the right."""
+        columns = [
+            [self._combined(row, column) for row in matrix]
+            for column in zip(*elements, strict=True)
+        ]
+        for y in range(len(matrix)):
+            across = [column[y] for column in columns]
+            for x, row in enumerate(matrix):
+                store(y * len(matrix) + x, self._combined(row, across))
+
+    def _combined(self, row, vectors):
+        """Return the sum of vectors times the numbers of a row."""
+        total = None
+        for factor, vector in zip(row, vectors, strict=True):
+            if factor == 0:
+                continue
+            term = vector if abs(factor) == 1 else vector * self.vectors.splat(abs(factor))
+            if total is None:
+                total = term if factor > 0 else self.vectors.splat(0) - term
+            else:
+                total = total + term if factor > 0 else total - term
+        return bind(total)
+
+
 class _Generator:
     def __init__(self, conv: Conv2d, cpu: CPU, square: int, *, backward: bool):
         self.conv, self.cpu, self.backward = conv, cpu, backward
         self.vectors = Vectors(cpu.lanes)
         self.transform, self.square = TRANSFORMS[square], square
+        self.squares_of = Squares(self.vectors, square)
         self.side = square + 2
         self.cells = self.side**2
         self.height, self.width = (
-            _whole_squares(axis, square) for axis in (conv.height, conv.width)
+            whole_squares(axis, square) for axis in (conv.height, conv.width)
         )
         self.tall, self.wide = self.height.number // square, self.width.number // square
         self.ins = ceil_div(conv.in_channels, cpu.lanes) * cpu.lanes
@@ -172,7 +270,7 @@ class _Generator:
             self.images, self.rows = 1, self._rows(row)
         else:
             self.images, self.rows = self._images(row), self.tall
-        self.tile_rows = _balanced(self.images * self.rows * self.wide, height)
+        self.tile_rows = balanced(self.images * self.rows * self.wide, height)
         number = ceil_div(self.images * self.rows * self.wide, self.tile_rows)
         self.squares = number * self.tile_rows
 
@@ -261,7 +359,7 @@ class _Generator:
                     taps = taps[::-1] if self.backward else taps
                     rows = [taps[i : i + 3] for i in range(0, 9, 3)]
                     size = self.panels * conv.in_channels * self.panel
-                    self._both(
+                    self.squares_of.both(
                         self.transform.weight,
                         rows,
                         lambda cell, value: self.vectors.store(turned, at + cell * size, value),
@@ -286,36 +384,12 @@ class _Generator:
 
     def _data(self, source, data, image, row, rows, first) -> None:
         """Transform rows of squares of an image; ``first`` is the number of the first square."""
-        lanes, side = self.cpu.lanes, self.side
-        columns = self.width.span(self.width.number)
-        packed = b.scratch((self.rows * self.square + 2) * columns * lanes)
-        with b.serial(0, self.ins // lanes) as block:
-            channel = bind(block * lanes)
-            pack_channels(
-                self.vectors,
-                self.width,
-                self.height,
-                Block(source, image * self.conv.in_channels, channel, self.conv.in_channels),
-                (bind(row * self.square), bind(rows * self.square + 2)),
-                (packed, const(0), lanes),
-            )
-            with b.serial(0, rows) as i, b.serial(0, self.wide) as j:
-                corner = bind((i * columns + j) * (self.square * lanes))
-                at = bind((first + i * self.wide + j) * self.ins + channel)
-                elements = [
-                    [
-                        bind(self.vectors.load(packed, corner + (y * columns + x) * lanes))
-                        for x in range(side)
-                    ]
-                    for y in range(side)
-                ]
-                self._both(
-                    self.transform.data,
-                    elements,
-                    lambda cell, value, at=at: self.vectors.store(
-                        data, at + cell * (self.squares * self.ins), value
-                    ),
-                )
+        self.squares_of.transform(
+            Squares.Source(source, image, self.conv.in_channels, self.height, self.width),
+            self.transform.data,
+            (row, rows, self.rows),
+            (data, first, self.ins, self.squares * self.ins),
+        )
 
     def _results(self, results, target, image, row, rows, first) -> None:
         """Transform rows of squares back, and write them to the image."""
@@ -338,7 +412,7 @@ class _Generator:
                     ]
                     for y in range(side)
                 ]
-                self._both(
+                self.squares_of.both(
                     self.transform.result,
                     cells,
                     lambda cell, value, j=j: self.vectors.store(
@@ -355,30 +429,6 @@ class _Generator:
                         unpack_row(self.vectors, lines[r], place, width, channels)
 
             whole_or_rest(block, conv.out_channels, lanes, write)
-
-    def _both(self, matrix, elements, store: Callable) -> None:
-        """Multiply a square of vectors by a matrix from the left and by its transpose from the right."""
-        columns = [
-            [self._combined(row, column) for row in matrix]
-            for column in zip(*elements, strict=True)
-        ]
-        for y in range(len(matrix)):
-            across = [column[y] for column in columns]
-            for x, row in enumerate(matrix):
-                store(y * len(matrix) + x, self._combined(row, across))
-
-    def _combined(self, row, vectors):
-        """Return the sum of vectors times the numbers of a row."""
-        total = None
-        for factor, vector in zip(row, vectors, strict=True):
-            if factor == 0:
-                continue
-            term = vector if abs(factor) == 1 else vector * self.vectors.splat(abs(factor))
-            if total is None:
-                total = term if factor > 0 else self.vectors.splat(0) - term
-            else:
-                total = total + term if factor > 0 else total - term
-        return bind(total)
 
     # Products
 
@@ -408,9 +458,7 @@ class _Generator:
         buffer, start = results
         for index, (i, v) in enumerate(cells):
             place = start + (i * self.outs + v * lanes)
-            total[index] = (
-                self.vectors.splat(0) if is_first else self.vectors.load(buffer, place)
-            )
+            total[index] = self.vectors.splat(0) if is_first else self.vectors.load(buffer, place)
         with b.serial(0, depth) as k:
             factors = [
                 bind(self.vectors.load(weight[0], weight[1] + (k * self.panel + v * lanes)))
@@ -425,12 +473,12 @@ class _Generator:
             self.vectors.store(buffer, start + (i * self.outs + v * lanes), total[index])
 
 
-def _whole_squares(axis: Windows, square: int) -> Windows:
+def whole_squares(axis: Windows, square: int) -> Windows:
     """Return an axis with zeros behind it so that there are as many windows as whole squares have."""
     return replace(axis, after=axis.after + -axis.number % square)
 
 
-def _balanced(count: int, most: int) -> int:
+def balanced(count: int, most: int) -> int:
     """Return a tile height up to ``most`` that leaves the fewest rows without a use."""
     sizes = range(most, max(1, most // 2) - 1, -1)
     return min(sizes, key=lambda size: ceil_div(count, size) * (size + 1))
