@@ -1,0 +1,484 @@
+"""Convolutions with 3x3 kernels by Winograd's minimal filtering, and their data gradients.
+
+A square of m x m results is made of m + 2 by m + 2 elements of the data with as many products as these, instead of 9
+for each result: data and weight are transformed, multiplied element by element and summed over channels (a
+matrix product for each element of the square), and transformed back. The transforms are those of Lavin and
+Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). With m = 2 they only add and halve, and the error
+is that of a direct sum; with m = 4 it is some 25 times that.
+
+The lanes of a vector are channels in all transforms. Where the transformed weight fits the second-level
+cache, a task goes through all three steps for some rows of squares, and what lies between the steps stays in
+the cache. Where it does not, each step is done for many images, so that each part of the weight is read once
+for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+
+from ..target import CPU
+from . import _builder as b
+from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._chunks import whole_or_rest
+from ._convolution import Conv2d, Windows
+from ._pack import Block, pack_channels, unpack_row
+from .matmul import tile as matmul_tile
+
+#: Bytes of the transformed weight up to which a task goes through all steps.
+_FUSED_BYTES = 768 * 1024
+
+#: Bytes of transformed data and results of one task, and of a chunk of images.
+_TASK_BYTES, _CHUNK_BYTES = 512 * 1024, 8 * 1024 * 1024
+
+#: Channels that a tile sums over at once.
+_DEPTH = 256
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The matrices of F(m x m, 3 x 3), by rows: of the data, of the weight, and of the result."""
+
+    data: tuple[tuple[float, ...], ...]
+    weight: tuple[tuple[float, ...], ...]
+    result: tuple[tuple[float, ...], ...]
+
+
+TRANSFORMS = {
+    2: Transform(
+        data=((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+        weight=((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
+        result=((1, 1, 1, 0), (0, 1, -1, -1)),
+    ),
+    4: Transform(
+        data=(
+            (4, 0, -5, 0, 1, 0),
+            (0, -4, -4, 1, 1, 0),
+            (0, 4, -4, -1, 1, 0),
+            (0, -2, -1, 2, 1, 0),
+            (0, 2, -1, -2, 1, 0),
+            (0, 4, 0, -5, 0, 1),
+        ),
+        weight=(
+            (1 / 4, 0, 0),
+            (-1 / 6, -1 / 6, -1 / 6),
+            (-1 / 6, 1 / 6, -1 / 6),
+            (1 / 24, 1 / 12, 1 / 6),
+            (1 / 24, -1 / 12, 1 / 6),
+            (0, 0, 1),
+        ),
+        result=(
+            (1, 1, 1, 1, 1, 0),
+            (0, 1, -1, 2, -2, 0),
+            (0, 1, 1, 4, 4, 0),
+            (0, 1, -1, 8, -8, 1),
+        ),
+    ),
+}
+
+
+def is_winograd(conv: Conv2d) -> bool:
+    """Tell whether a convolution can be computed like this: 3x3, dense, without steps, in one group."""
+    unit = (1, 1)
+    return (
+        conv.kernel == (3, 3)
+        and (conv.strides, conv.dilation, conv.groups) == (unit, unit, 1)
+        and min(conv.padding) >= 0
+        and max(conv.padding) <= 2
+    )
+
+
+def winograd(
+    conv: Conv2d,
+    cpu: CPU,
+    shapes: Sequence[Sequence[Extent]] | None = None,
+    square: int = 2,
+) -> tirx.PrimFunc:
+    """Return the function of data, weight and result (float32) that computes a convolution.
+
+    Parameters
+    ----------
+    conv : Conv2d
+        The convolution; see :func:`is_winograd`.
+    cpu : CPU
+        What the function is for.
+    shapes : Sequence, optional
+        The shapes of the parameters, where they are not those of ``conv``.
+    square : int
+        The extent m of the squares of results: 2, or 4, which is faster and less accurate.
+    """
+    shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
+    params = [
+        (name, shape, "float32")
+        for name, shape in zip(("data", "weight", "result"), shapes, strict=True)
+    ]
+    return b.prim_func("winograd", params, _Generator(conv, cpu, square, backward=False).emit)
+
+
+def winograd_backward_data(
+    conv: Conv2d,
+    cpu: CPU,
+    shapes: Sequence[Sequence[Extent]] | None = None,
+    square: int = 2,
+) -> tirx.PrimFunc:
+    """Return the function of output gradient, weight and data gradient (float32) of a convolution.
+
+    It is the convolution of the output gradient with the weight turned round and its channels exchanged.
+
+    Parameters
+    ----------
+    conv, cpu, shapes, square
+        As for :func:`winograd`.
+    """
+    shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
+    params = [
+        (name, shape, "float32")
+        for name, shape in zip(("output_grad", "weight", "data_grad"), shapes, strict=True)
+    ]
+    turned = replace(
+        conv,
+        in_channels=conv.out_channels,
+        out_channels=conv.in_channels,
+        size=conv.out_size,
+        padding=tuple(2 - before for before in conv.padding),
+    )
+    name = "winograd_backward_data"
+    return b.prim_func(name, params, _Generator(turned, cpu, square, backward=True).emit)
+
+
+class Squares:
+    """Transforms of squares of pixels, lanes being channels.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    square : int
+        How many pixels it is from one square to the next.
+    """
+
+    @dataclass(frozen=True)
+    class Source:
+        """An image with its channels and its axes, whose windows are the pixels that squares begin at."""
+
+        buffer: tirx.Buffer
+        image: tirx.PrimExpr
+        channels: int
+        height: Windows
+        width: Windows
+
+    def __init__(self, vectors: Vectors, square: int):
+        self.vectors, self.square = vectors, square
+
+    def transform(self, source: Source, matrix, rows, target) -> None:
+        """Transform rows of squares of an image by a matrix, from both sides.
+
+        Parameters
+        ----------
+        source : Squares.Source
+            The image.
+        matrix : Sequence[Sequence[float]]
+            Has a column for each pixel along the side of a square.
+        rows : tuple
+            The first row of squares, how many, and how many at most.
+        target : tuple
+            A buffer ``[cell][square][channel]``, the number of the first square, the distance of two squares
+            and that of two cells.
+        """
+        row, number, most = rows
+        buffer, first, pixel, plane = target
+        lanes, square, side = self.vectors.lanes, self.square, len(matrix[0])
+        columns = source.width.span(source.width.number)
+        wide = source.width.number // square
+        halo = side - square
+        packed = b.scratch((most * square + halo) * columns * lanes)
+        with b.serial(0, ceil_div(source.channels, lanes)) as block:
+            channel = bind(block * lanes)
+            pack_channels(
+                self.vectors,
+                source.width,
+                source.height,
+                Block(source.buffer, source.image * source.channels, channel, source.channels),
+                (bind(row * square), bind(number * square + halo)),
+                (packed, const(0), lanes),
+            )
+            with b.serial(0, number) as i, b.serial(0, wide) as j:
+                corner = bind((i * columns + j) * (square * lanes))
+                at = bind((first + i * wide + j) * pixel + channel)
+                pixels = [
+                    [
+                        bind(self.vectors.load(packed, corner + (y * columns + x) * lanes))
+                        for x in range(side)
+                    ]
+                    for y in range(side)
+                ]
+                self.both(
+                    matrix,
+                    pixels,
+                    lambda cell, value, at=at: self.vectors.store(buffer, at + cell * plane, value),
+                )
+
+    def both(self, matrix, elements, store: Callable) -> None:
+        """Multiply a square of vectors by a matrix from the left and by its transpose from the right."""
+        columns = [
+            [self._combined(row, column) for row in matrix]
+            for column in zip(*elements, strict=True)
+        ]
+        for y in range(len(matrix)):
+            across = [column[y] for column in columns]
+            for x, row in enumerate(matrix):
+                store(y * len(matrix) + x, self._combined(row, across))
+
+    def _combined(self, row, vectors):
+        """Return the sum of vectors times the numbers of a row."""
+        total = None
+        for factor, vector in zip(row, vectors, strict=True):
+            if factor == 0:
+                continue
+            term = vector if abs(factor) == 1 else vector * self.vectors.splat(abs(factor))
+            if total is None:
+                total = term if factor > 0 else self.vectors.splat(0) - term
+            else:
+                total = total + term if factor > 0 else total - term
+        return bind(total)
+
+
+class _Generator:
+    def __init__(self, conv: Conv2d, cpu: CPU, square: int, *, backward: bool):
+        self.conv, self.cpu, self.backward = conv, cpu, backward
+        self.vectors = Vectors(cpu.lanes)
+        self.transform, self.square = TRANSFORMS[square], square
+        self.squares_of = Squares(self.vectors, square)
+        self.side = square + 2
+        self.cells = self.side**2
+        self.height, self.width = (
+            whole_squares(axis, square) for axis in (conv.height, conv.width)
+        )
+        self.tall, self.wide = self.height.number // square, self.width.number // square
+        self.ins = ceil_div(conv.in_channels, cpu.lanes) * cpu.lanes
+        height, self.tile_vectors = matmul_tile(cpu)
+        self.tile_vectors = min(self.tile_vectors, ceil_div(conv.out_channels, cpu.lanes))
+        self.panel = self.tile_vectors * cpu.lanes
+        self.panels = ceil_div(conv.out_channels, self.panel)
+        self.outs = self.panels * self.panel
+        weight = 4 * self.cells * conv.in_channels * self.outs
+        self.is_fused = weight <= _FUSED_BYTES
+        row = 4 * self.cells * (self.ins + self.outs) * self.wide
+        if self.is_fused:
+            self.images, self.rows = 1, self._rows(row)
+        else:
+            self.images, self.rows = self._images(row), self.tall
+        self.tile_rows = balanced(self.images * self.rows * self.wide, height)
+        number = ceil_div(self.images * self.rows * self.wide, self.tile_rows)
+        self.squares = number * self.tile_rows
+
+    def _rows(self, row: int) -> int:
+        """Return how many rows of squares a task has."""
+        rows = max(1, min(self.tall, _TASK_BYTES // row))
+        if isinstance(self.conv.batch, int):
+            parts = ceil_div(2 * self.cpu.cores, self.conv.batch)
+            rows = min(rows, ceil_div(self.tall, parts))
+        return ceil_div(self.tall, ceil_div(self.tall, rows))
+
+    def _images(self, row: int) -> int:
+        """Return how many images a chunk has."""
+        images = max(1, _CHUNK_BYTES // (row * self.tall))
+        if isinstance(self.conv.batch, int):
+            return ceil_div(self.conv.batch, ceil_div(self.conv.batch, images))
+        return min(images, 8)
+
+    def emit(self, source, weight, target) -> None:
+        turned = b.scratch(self.cells * self.panels * self.conv.in_channels * self.panel)
+        self._weight(weight, turned)
+        (self._fused if self.is_fused else self._stepwise)(source, turned, target)
+
+    def _buffers(self):
+        """Allocate ``[cell][square][channel]`` for data and results."""
+        return tuple(
+            b.scratch(self.cells * self.squares * channels) for channels in (self.ins, self.outs)
+        )
+
+    def _fused(self, source, weight, target) -> None:
+        blocks = ceil_div(self.tall, self.rows)
+        with b.parallel(0, self.conv.batch * blocks) as task:
+            image, row = bind(task // blocks), bind(task % blocks * self.rows)
+            rows = bind(tirx.min(const(self.rows), self.tall - row))
+            data, results = self._buffers()
+            self._data(source, data, image, row, rows, const(0))
+            tiles = bind(ceil_div(rows * self.wide, self.tile_rows))
+            with b.serial(0, self.cells) as cell, b.serial(0, self.panels) as panel:
+                self._multiply(data, weight, results, cell, panel, tiles)
+            self._results(results, target, image, row, rows, const(0))
+
+    def _stepwise(self, source, weight, target) -> None:
+        parts = ceil_div(self.tall, ceil_div(self.tall, 2))
+        size = ceil_div(self.tall, parts)
+        data, results = self._buffers()
+
+        def each_part(images, emit: Callable) -> None:
+            with b.parallel(0, images * parts) as task:
+                i, row = bind(task // parts), bind(task % parts * size)
+                rows = bind(tirx.min(const(size), self.tall - row))
+                emit(i, row, rows, bind((i * self.tall + row) * self.wide))
+
+        with b.serial(0, ceil_div(self.conv.batch, self.images)) as chunk:
+            first = bind(chunk * self.images)
+            images = bind(tirx.min(const(self.images), self.conv.batch - first))
+            each_part(
+                images,
+                lambda i, row, rows, at: self._data(source, data, first + i, row, rows, at),
+            )
+            tiles = bind(ceil_div(images * (self.tall * self.wide), self.tile_rows))
+            with b.parallel(0, self.cells * self.panels) as task:
+                cell, panel = bind(task // self.panels), bind(task % self.panels)
+                self._multiply(data, weight, results, cell, panel, tiles)
+            each_part(
+                images,
+                lambda i, row, rows, at: self._results(results, target, first + i, row, rows, at),
+            )
+
+    # Transforms
+
+    def _weight(self, weight, turned) -> None:
+        """Transform the weight to ``[cell][panel][source channel][channel of the panel]``."""
+        conv, lanes = self.conv, self.cpu.lanes
+        with b.parallel(0, ceil_div(conv.out_channels, lanes)) as block:
+            channel = bind(block * lanes)
+            panel, place = bind(channel // self.panel), bind(channel % self.panel)
+            with b.serial(0, conv.in_channels) as c:
+                if self.backward:
+                    start, step = bind((c * conv.out_channels + channel) * 9), 9
+                else:
+                    start, step = bind((channel * conv.in_channels + c) * 9), conv.in_channels * 9
+                at = bind((panel * conv.in_channels + c) * self.panel + place)
+
+                def vectors(channels: int, start=start, step=step, at=at) -> None:
+                    taps = self._taps(weight, start, step, channels)
+                    taps = taps[::-1] if self.backward else taps
+                    rows = [taps[i : i + 3] for i in range(0, 9, 3)]
+                    size = self.panels * conv.in_channels * self.panel
+                    self.squares_of.both(
+                        self.transform.weight,
+                        rows,
+                        lambda cell, value: self.vectors.store(turned, at + cell * size, value),
+                    )
+
+                whole_or_rest(block, conv.out_channels, lanes, vectors)
+
+    def _taps(self, weight, start, step: int, channels: int) -> list:
+        """Load the 9 taps of some channels as vectors of channels."""
+        lanes = self.cpu.lanes
+        taps = []
+        for first in range(0, 9, lanes):
+            number = min(lanes, 9 - first)
+            rows = [
+                bind(self.vectors.load(weight, start + (c * step + first), number))
+                if c < channels
+                else bind(self.vectors.splat(0))
+                for c in range(lanes)
+            ]
+            taps += self.vectors.transpose(rows)[:number]
+        return taps
+
+    def _data(self, source, data, image, row, rows, first) -> None:
+        """Transform rows of squares of an image; ``first`` is the number of the first square."""
+        self.squares_of.transform(
+            Squares.Source(source, image, self.conv.in_channels, self.height, self.width),
+            self.transform.data,
+            (row, rows, self.rows),
+            (data, first, self.ins, self.squares * self.ins),
+        )
+
+    def _results(self, results, target, image, row, rows, first) -> None:
+        """Transform rows of squares back, and write them to the image."""
+        conv, lanes, side, square = self.conv, self.cpu.lanes, self.side, self.square
+        height, width = conv.out_size
+        line = ceil_div(self.wide * square, lanes) * lanes * lanes
+        lines = [b.scratch(line) for _ in range(square)]
+        with b.serial(0, ceil_div(conv.out_channels, lanes)) as block, b.serial(0, rows) as i:
+            channel = bind(block * lanes)
+            with b.serial(0, self.wide) as j:
+                at = bind((first + i * self.wide + j) * self.outs + channel)
+                cells = [
+                    [
+                        bind(
+                            self.vectors.load(
+                                results, at + (y * side + x) * (self.squares * self.outs)
+                            )
+                        )
+                        for x in range(side)
+                    ]
+                    for y in range(side)
+                ]
+                self.squares_of.both(
+                    self.transform.result,
+                    cells,
+                    lambda cell, value, j=j: self.vectors.store(
+                        lines[cell // square], (j * square + cell % square) * lanes, value
+                    ),
+                )
+            top = bind((row + i) * square)
+            start = bind((image * conv.out_channels + channel) * height + top)
+
+            def write(channels: int, top=top, start=start) -> None:
+                for r in range(square):
+                    place = target, (start + r) * width, height * width
+                    with b.when(top + r < height):
+                        unpack_row(self.vectors, lines[r], place, width, channels)
+
+            whole_or_rest(block, conv.out_channels, lanes, write)
+
+    # Products
+
+    def _multiply(self, data, weight, results, cell, panel, tiles) -> None:
+        """Emit the matrix product of one element of the squares and one panel of channels."""
+        depth, panel_size = self.conv.in_channels, self.panel
+        base = bind((cell * self.panels + panel) * (depth * panel_size))
+        column = bind(panel * panel_size)
+        stretches = ceil_div(depth, _DEPTH)
+        size = ceil_div(depth, stretches)
+        for first in range(0, depth, size):
+            number = min(size, depth - first)
+            with b.serial(0, tiles) as i:
+                square = bind(cell * self.squares + i * self.tile_rows)
+                self._tile(
+                    (data, bind(square * self.ins + first)),
+                    (weight, bind(base + first * panel_size)),
+                    (results, bind(square * self.outs + column)),
+                    number,
+                    is_first=first == 0,
+                )
+
+    def _tile(self, data, weight, results, depth: int, *, is_first: bool) -> None:
+        lanes, rows, columns = self.cpu.lanes, self.tile_rows, self.tile_vectors
+        total = Accumulators(self.vectors, rows * columns)
+        cells = [(i, v) for i in range(rows) for v in range(columns)]
+        buffer, start = results
+        for index, (i, v) in enumerate(cells):
+            place = start + (i * self.outs + v * lanes)
+            total[index] = self.vectors.splat(0) if is_first else self.vectors.load(buffer, place)
+        with b.serial(0, depth) as k:
+            factors = [
+                bind(self.vectors.load(weight[0], weight[1] + (k * self.panel + v * lanes)))
+                for v in range(columns)
+            ]
+            for i in range(rows):
+                value = bind(self.vectors.splat(data[0][data[1] + (k + i * self.ins)]))
+                for v in range(columns):
+                    index = i * columns + v
+                    total[index] = total[index] + value * factors[v]
+        for index, (i, v) in enumerate(cells):
+            self.vectors.store(buffer, start + (i * self.outs + v * lanes), total[index])
+
+
+def whole_squares(axis: Windows, square: int) -> Windows:
+    """Return an axis with zeros behind it so that there are as many windows as whole squares have."""
+    return replace(axis, after=axis.after + -axis.number % square)
+
+
+def balanced(count: int, most: int) -> int:
+    """Return a tile height up to ``most`` that leaves the fewest rows without a use."""
+    sizes = range(most, max(1, most // 2) - 1, -1)
+    return min(sizes, key=lambda size: ceil_div(count, size) * (size + 1))
