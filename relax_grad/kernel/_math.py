@@ -21,6 +21,21 @@ _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000
 #: log(2) in two parts, the first of few enough bits that a product with an exponent is exact.
 _LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
 
+#: ``log(erfc(t)) / t``, from the highest power on.
+_TAIL = (
+    -3.14416385e-05,
+    3.08812142e-04,
+    -1.03242765e-03,
+    -5.36900038e-04,
+    1.95839383e-02,
+    -1.02919606e-01,
+    -6.36597734e-01,
+    -1.12838025e00,
+)
+
+#: Where :func:`normal_tail` begins to be 0.
+_TAIL_END = 9.5
+
 
 def expression(function: Callable, x: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a function of a value as one expression.
@@ -52,6 +67,20 @@ def exp(x, bind: Callable = emit_bind):
     """
     # In this order, a NaN passes both comparisons.
     x = bind(tirx.Min(_like(x, 89.0), tirx.Max(_like(x, -104.0), x)))
+    p, n = _split_exp(x, bind)
+    # 2**n in two factors, each of which is a normal number.
+    half = bind(n >> _like(n, 1, "int32"))
+    return bind(p * _power_of_2(half) * _power_of_2(n - half))
+
+
+def _normal_exp(x, bind: Callable):
+    """Return e to the power of an x in [-87, 88], whose results are normal numbers, or of NaN."""
+    p, n = _split_exp(x, bind)
+    return bind(p * _power_of_2(n))
+
+
+def _split_exp(x, bind: Callable) -> tuple:
+    """Return p and an int32 n such that e to the power of x is ``p * 2**n``."""
     shifted = bind(x * _like(x, math.log2(math.e)) + _like(x, _MAGIC))
     n = bind(_as(shifted, "int32") - _like(x, _MAGIC_BITS, "int32"))
     # Not by a subtraction, which TVM would simplify away.
@@ -68,11 +97,10 @@ def exp(x, bind: Callable = emit_bind):
             1.6666665459e-1,
             5.0000001201e-1,
         ],
+        bind,
     )
-    p = bind(p * (r * r) + r + _like(r, 1.0))
-    # 2**n in two factors, each of which is a normal number.
-    half = bind(n >> _like(n, 1, "int32"))
-    return bind(p * _power_of_2(half) * _power_of_2(n - half))
+    p = p * (r * r) + r + _like(r, 1.0)
+    return p, n
 
 
 def erf(x, bind: Callable = emit_bind):
@@ -95,8 +123,9 @@ def erf(x, bind: Callable = emit_bind):
             -6.34846687e-1,
             -1.28717512e-1,
         ],
+        bind,
     )
-    far = bind(_like(t, 1.0) - exp(bind(far * t - t), bind))
+    far = bind(_like(t, 1.0) - _normal_exp(bind(far * t - t), bind))
     far = _with_sign(far, x)
     near = _polynomial(
         s,
@@ -108,15 +137,31 @@ def erf(x, bind: Callable = emit_bind):
             -3.76125336e-1,
             1.28379166e-1,
         ],
+        bind,
     )
     return bind(tirx.Select(a > _like(a, 0.927734375), far, near * x + x))
+
+
+def normal_tail(x, bind: Callable = emit_bind):
+    """Return the probability that a normally distributed number is above ``|x|``, for 0 at most 1e-7 off.
+
+    It is ``exp(p(|x|)) / 2`` with the polynomial whose largest error over [0, 5.7] is smallest: 8e-9.
+    """
+    size = bind(_magnitude(x))
+    # Beyond, the exponential is not a normal number.
+    a = bind(tirx.Min(_like(x, _TAIL_END), size))
+    # Of t = |x| / sqrt(2), with the root in the coefficients, and with log(1 / 2).
+    powers = [c * math.sqrt(0.5) ** (8 - i) for i, c in enumerate(_TAIL)]
+    p = bind(_polynomial(a, powers, bind) * a + _like(x, -math.log(2.0)))
+    return bind(tirx.Select(size > _like(x, _TAIL_END), _like(x, 0.0), _normal_exp(p, bind)))
 
 
 def tanh(x, bind: Callable = emit_bind):
     """Return the hyperbolic tangent of x, within 2 units in the last place: near 0 Cephes' polynomial."""
     a = bind(_magnitude(x))
-    far = _like(x, 1.0) - _like(x, 2.0) / (exp(bind(a + a), bind) + _like(x, 1.0))
-    far = bind(far)
+    # Beyond 10 it is 1.
+    t = bind(tirx.Min(_like(a, 20.0), a + a))
+    far = bind(_like(x, 1.0) - _like(x, 2.0) / (_normal_exp(t, bind) + _like(x, 1.0)))
     far = _with_sign(far, x)
     s = bind(x * x)
     near = _polynomial(
@@ -128,6 +173,7 @@ def tanh(x, bind: Callable = emit_bind):
             1.33314422036e-1,
             -3.33332819422e-1,
         ],
+        bind,
     )
     return bind(tirx.Select(a > _like(a, 0.625), far, near * s * x + x))
 
@@ -137,12 +183,19 @@ def sigmoid(x, bind: Callable = emit_bind):
     return bind(_like(x, 1.0) / (_like(x, 1.0) + exp(bind(_like(x, 0.0) - x), bind)))
 
 
-def _polynomial(x, coefficients: Sequence[float]):
-    """Return a polynomial, given its coefficients from that of the highest power on."""
-    result = _like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        result = result * x + _like(x, coefficient)
-    return result
+def _polynomial(x, coefficients: Sequence[float], bind: Callable):
+    """Return a polynomial, given its coefficients from that of the highest power on.
+
+    Neighbours are added up first, as G. Estrin did: a processor that has several additions under way waits for
+    each of a chain of them.
+    """
+    terms = [_like(x, coefficient) for coefficient in reversed(coefficients)]
+    while len(terms) > 1:
+        pairs = list(zip(terms[::2], terms[1::2], strict=False))
+        terms = [bind(high * x + low) for low, high in pairs] + terms[2 * len(pairs) :]
+        if len(terms) > 1:
+            x = bind(x * x)
+    return terms[0]
 
 
 def _like(x, value: float, dtype: str = "float32"):

@@ -9,60 +9,15 @@ are kept in several vectors, so that no addition waits for the one before it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
 from ._builder import Extent, Sums, Vectors, as_float, bind
+from .reduce import Channels, emit_column_sums
 
 Shapes = Sequence[Sequence[Extent]]
-
-
-@dataclass(frozen=True)
-class Channels:
-    """A tensor of channels, ``[outer, channels, inner]``; extents may be symbolic (int32).
-
-    Attributes
-    ----------
-    outer, channels, inner : int or tirx.PrimExpr
-        The extents. A row is what lies along ``inner``.
-    """
-
-    outer: Extent
-    channels: Extent
-    inner: Extent
-
-    def each_row(self, channel, emit: Callable) -> None:
-        """Emit the loop over the rows of a channel: ``emit(base)`` for where each begins."""
-        with b.serial(0, self.outer) as n:
-            emit(bind((n * self.channels + channel) * self.inner))
-
-    def sums(self, vectors: Vectors, channel, size: int, terms: Callable) -> list:
-        """Return sums over a channel; ``terms(index, number)`` gives a vector for each."""
-        sums = Sums(vectors, size)
-        self.each_row(
-            channel,
-            lambda base: sums.add_row(self.inner, lambda o, number: terms(base + o, number)),
-        )
-        return [bind(total) for total in sums.totals()]
-
-    def moments(self, vectors: Vectors, x: tirx.Buffer, channel) -> tuple:
-        """Return mean and biased variance of a channel."""
-        count = as_float(self.outer * self.inner)
-        (total,) = self.sums(
-            vectors, channel, 1, lambda at, number: [vectors.load(x, at, number)]
-        )
-        mean = bind(total / count)
-        wide = bind(vectors.splat(mean))
-
-        def square(at, number):
-            distance = bind(vectors.only(vectors.load(x, at, number) - wide, number))
-            return [distance * distance]
-
-        (total,) = self.sums(vectors, channel, 1, square)
-        return mean, bind(total / count)
 
 
 def batch_norm(
@@ -389,6 +344,48 @@ def row_norm_backward_data(
     names = ("dy", "x", "gamma", *(["mean"] if centered else []), "rstd", "dx")
     params = list(zip(names, shapes, strict=True))
     name = "layer_norm_backward_data" if centered else "rms_norm_backward_data"
+    return _function(name, params[:-1], params[-1:], body)
+
+
+def row_norm_backward_gamma(
+    rows: Extent, columns: int, shapes: Shapes, cpu: CPU, centered: bool = True
+) -> tirx.PrimFunc:
+    """Return the gradient of gamma for layer_norm, or that of the weight for rms_norm.
+
+    Parameters
+    ----------
+    rows, columns, cpu, centered
+        As for :func:`row_norm_backward_data`.
+    shapes : Sequence
+        The shapes of the tensors taken and of the result.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, x, mean (if centered), rstd, and the result: the sum over the rows of ``dy * (x - mean) *
+        rstd``.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def body(dy, x, *rest) -> None:
+        *mean, rstd, result = rest
+
+        def term(row):
+            middle = bind(vectors.splat(mean[0][row])) if centered else None
+            factor = bind(vectors.splat(rstd[row]))
+
+            def product(at, number):
+                value = vectors.load(x, at, number)
+                value = value - middle if centered else value
+                return vectors.load(dy, at, number) * (value * factor)
+
+            return product
+
+        emit_column_sums(vectors, cpu, 1, rows, columns, term, result)
+
+    names = ("dy", "x", *(["mean"] if centered else []), "rstd", "result")
+    params = list(zip(names, shapes, strict=True))
+    name = "layer_norm_backward_gamma" if centered else "rms_norm_backward_weight"
     return _function(name, params[:-1], params[-1:], body)
 
 
