@@ -150,6 +150,16 @@ class Vectors:
             rows = [bind(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
         return rows
 
+    def evens_and_odds(self, first, second) -> list:
+        """Return the elements at even places of two vectors together, and those at odd places."""
+        return [bind(_shuffle([first, second], range(i, 2 * self.lanes, 2))) for i in range(2)]
+
+    def interleave(self, evens, odds) -> list:
+        """Return the two vectors that :meth:`evens_and_odds` makes these of."""
+        lanes = [lane for i in range(self.lanes) for lane in (i, self.lanes + i)]
+        halves = lanes[: self.lanes], lanes[self.lanes :]
+        return [bind(_shuffle([evens, odds], half)) for half in halves]
+
     def sum(self, vector):
         """Return the sum of the elements of a vector, added pairwise."""
         return self.fold(vector, lambda a, b: a + b)
