@@ -107,11 +107,12 @@ def max_pool(pool: Pool, shapes: Sequence[Sequence[Extent]], cpu: CPU) -> tirx.P
                     base = bind((plane * rows.number + i) * columns.number)
 
                     def windows(j, number) -> None:
-                        best = Accumulators(vectors, 1)
-                        best[0] = vectors.splat(_LOWEST)
-                        for tap in source.taps(i, j):
-                            best[0] = tirx.Select(_wins(tap, best[0]), tap, best[0])
-                        vectors.store(y, base + j, best[0], number)
+                        taps = list(source.taps(i, j))
+                        result = Accumulators(vectors, 1)
+                        result[0] = _largest(taps)
+                        for tap in taps:
+                            result[0] = tirx.Select(tirx.isnan(tap), tap, result[0])
+                        vectors.store(y, base + j, result[0], number)
 
                     vectors.each(columns.number, windows)
 
@@ -166,14 +167,14 @@ def avg_pool_backward(
     pool, cpu
         As for :func:`max_pool`.
     shapes : Sequence
-        The shapes of dy, x and dx.
+        The shapes of dy and dx.
     include_pad : bool
         Whether the padding counts among what a window's sum is divided by.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x, which it does not read, and dx.
+        Takes dy and dx.
     """
     vectors = Vectors(cpu.lanes)
     rows, columns = pool.rows, pool.columns
@@ -195,7 +196,7 @@ def avg_pool_backward(
 
             vectors.each(columns.number, share)
 
-    def body(dy, _x, dx) -> None:
+    def body(dy, dx) -> None:
         with _tasks(pool, cpu) as planes:
             grads = _Gathered(pool, vectors)
             values = grads.buffer(vectors, 0)
@@ -203,7 +204,7 @@ def avg_pool_backward(
                 shares(grads, values, dy, plane)
                 grads.gather(dx, plane, lambda at, _tap: vectors.load(values, at))
 
-    return _function("avg_pool2d_backward", ("dy", "x", "dx"), shapes, body)
+    return _function("avg_pool2d_backward", ("dy", "dx"), shapes, body)
 
 
 def _count(windows: Windows, window, splat: Callable, include_pad: bool):
@@ -221,21 +222,21 @@ def _find_winners(pool: Pool, vectors: Vectors, source, grads, winners, values, 
     lanes = vectors.lanes
     with b.serial(0, rows.number) as i:
         base = bind((plane * rows.number + i) * columns.number)
-        # The first tap that is no padding wins where nothing is above negative infinity.
+        # Where nothing is above negative infinity, which padding is too, the first that is no padding wins.
         first_row = bind(tirx.max(const(0), rows.before - i * rows.stride) * columns.size)
 
         def windows(j, number) -> None:
-            best, winner = Accumulators(vectors, 1), Accumulators(integers, 1)
-            best[0] = vectors.splat(_LOWEST)
-            columns_before = columns.before - j * columns.stride
-            first = tirx.max(
-                integers.splat(0), tirx.Ramp(columns_before, const(-columns.stride), lanes)
-            )
-            winner[0] = first + tirx.Broadcast(first_row, lanes)
-            for number_of_tap, tap in enumerate(source.taps(i, j)):
-                wins = _wins(tap, best[0])
-                winner[0] = tirx.Select(wins, integers.splat(number_of_tap), winner[0])
-                best[0] = tirx.Select(wins, tap, best[0])
+            taps = list(source.taps(i, j))
+            largest, winner = _largest(taps), Accumulators(integers, 1)
+            winner[0] = integers.splat(0)
+            # Nothing here waits for a comparison of the tap before.
+            for t, tap in reversed(list(enumerate(taps))):
+                winner[0] = tirx.Select(tirx.EQ(tap, largest), integers.splat(t), winner[0])
+            before = tirx.Ramp(columns.before - j * columns.stride, const(-columns.stride), lanes)
+            first = tirx.max(integers.splat(0), before) + tirx.Broadcast(first_row, lanes)
+            winner[0] = tirx.max(winner[0], first)
+            for t, tap in enumerate(taps):
+                winner[0] = tirx.Select(tirx.isnan(tap), integers.splat(t), winner[0])
             at = bind(grads.at(i, j))
             integers.store(winners, at, integers.only(winner[0], number, -1))
             vectors.store(values, at, vectors.load(dy, base + j, number))
@@ -253,8 +254,13 @@ def _tasks(pool: Pool, cpu: CPU):
         yield bind(task * pool.planes // tasks), bind((task + 1) * pool.planes // tasks)
 
 
-def _wins(value, best):
-    return tirx.Or(value > best, tirx.isnan(value))
+def _largest(taps: Sequence):
+    """Return the largest of some vectors, anything where there is a NaN, by pairs."""
+    taps = list(taps)
+    while len(taps) > 1:
+        pairs = zip(taps[::2], taps[1::2], strict=False)
+        taps = [bind(tirx.max(*pair)) for pair in pairs] + taps[len(taps) // 2 * 2 :]
+    return taps[0]
 
 
 class _Source:
