@@ -1,0 +1,63 @@
+"""Modules compiled with kernels and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from programs import to_numpy
+from tvm import relax
+
+import relax_grad
+from relax_grad.transform import DispatchKernels
+
+HOST = relax_grad.target.host()
+
+
+def kernels_in(module: tvm.IRModule, target=HOST) -> list[str]:
+    """Return the names of the kernels that a module's calls are replaced by, one for each call.
+
+    Different kernels of an operator have numbers behind their names.
+    """
+    found = DispatchKernels(target)(module)
+    return [
+        binding.value.args[0].name_hint
+        for variable, function in found.functions_items()
+        if isinstance(function, relax.Function)
+        for block in function.body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, relax.Call)
+        and isinstance(binding.value.args[0] if binding.value.args else None, tvm.ir.GlobalVar)
+    ]
+
+
+def run_both(module: tvm.IRModule, name: str, values: Sequence[np.ndarray], target=HOST) -> tuple:
+    """Return the results of a function, compiled by the pipeline and by TVM's."""
+    found = []
+    for pipeline in ("relax_grad", "default"):
+        executable = tvm.compile(module, target, relax_pipeline=pipeline)
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        found.append(to_numpy(machine[name](*map(tvm.runtime.tensor, values))))
+    return tuple(found)
+
+
+def flat(value) -> list[np.ndarray]:
+    return [leaf for item in value for leaf in flat(item)] if isinstance(value, list) else [value]
+
+
+def check_dispatch(
+    module: tvm.IRModule,
+    name: str,
+    values: Sequence[np.ndarray],
+    kernels: Sequence[str],
+    rtol: float = 1e-5,
+) -> None:
+    """Assert which kernels a module's calls become, and that the numbers stay what they were."""
+    found = [name.rstrip("0123456789") for name in kernels_in(module)]
+    assert sorted(found) == sorted(kernels)
+    ours, stock = (flat(each) for each in run_both(module, name, values))
+    for found, wanted in zip(ours, stock, strict=True):
+        assert found.dtype == wanted.dtype
+        scale = max(1.0, np.abs(wanted).max(initial=0))
+        np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * scale)
