@@ -224,7 +224,7 @@ def applies_softmax(attrs) -> bool:
 
 
 def masked_load(buffer, ramp, mask):
-    """Return the lanes of a buffer that a mask selects, and 0 in the others."""
+    """Return the lanes of a buffer that a mask selects; the others are undefined."""
     if hasattr(tvm.tirx.op, "masked_load"):  # 0.27 and later
         lanes = int(ramp.lanes)
         return tvm.tirx.op.masked_load(f"{buffer.dtype}x{lanes}", buffer, ramp, mask)

@@ -53,8 +53,8 @@ class Site:
         self.call, self.cpu, self.lookup = call, cpu, lookup
         self._symbols: list[tuple[tirx.PrimExpr, tirx.Var]] = []
 
-    def shape(self, expr: relax.Expr) -> list[int | tirx.Var] | None:
-        """Return the extents of a float32 tensor; None where there is no kernel for it.
+    def shape(self, expr: relax.Expr, dtype: str = "float32") -> list[int | tirx.Var] | None:
+        """Return the extents of a tensor of a dtype; None where there is no kernel for it.
 
         A symbolic extent becomes a variable of int32, one for each expression: a kernel gets its value from
         the tensors that it is called with. There is none for tensors of unknown shape, of other dtypes, without
@@ -63,7 +63,7 @@ class Site:
         kind = expr.ty
         if not isinstance(kind, relax.TensorType) or kind.dtype is None:
             return None
-        if not isinstance(kind.shape, relax.ShapeExpr) or dtype_of(kind) != "float32":
+        if not isinstance(kind.shape, relax.ShapeExpr) or dtype_of(kind) != dtype:
             return None
         extents = [self._extent(extent) for extent in kind.shape.values]
         size = 1

@@ -159,7 +159,10 @@ class Vectors:
         """Load consecutive elements; with a number, that many, and 0 in the other lanes."""
         if self._is_whole(number):
             return buffer[self._ramp(index)]
-        return masked_load(buffer, self._ramp(index), self._mask(number))
+        mask = self._mask(number)
+        # LLVM takes the other lanes for undefined, unless they are said to be 0.
+        loaded = masked_load(buffer, self._ramp(index), mask)
+        return tirx.Select(mask, loaded, self.splat(0))
 
     def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
         """Store consecutive elements; with a number, that many."""
@@ -174,6 +177,12 @@ class Vectors:
             value = tirx.const(float(value), self.dtype)
         return Broadcast(value, self.lanes)
 
+    def only(self, vector, number, other: float = 0.0):
+        """Return a vector of which the lanes from a number on, if it is given, hold another value."""
+        if self._is_whole(number):
+            return vector
+        return tirx.Select(self._mask(number), vector, self.splat(other))
+
     def transpose(self, rows: Sequence) -> list:
         """Return the columns of a square of vectors, in as many rounds as the binary logarithm of its size."""
         half = self.lanes // 2
@@ -184,6 +193,16 @@ class Vectors:
             pairs = [(rows[i], rows[i + half]) for i in range(half)]
             rows = [bind(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
         return rows
+
+    def evens_and_odds(self, first, second) -> list:
+        """Return the elements at even places of two vectors together, and those at odd places."""
+        return [bind(_shuffle([first, second], range(i, 2 * self.lanes, 2))) for i in range(2)]
+
+    def interleave(self, evens, odds) -> list:
+        """Return the two vectors that :meth:`evens_and_odds` makes these of."""
+        lanes = [lane for i in range(self.lanes) for lane in (i, self.lanes + i)]
+        halves = lanes[: self.lanes], lanes[self.lanes :]
+        return [bind(_shuffle([evens, odds], half)) for half in halves]
 
     def sum(self, vector):
         """Return the sum of the elements of a vector, added pairwise."""
@@ -261,6 +280,59 @@ class Accumulators:
         return self._buffers[index // self._each], index % self._each * self._vectors.lanes
 
 
+class Sums:
+    """Sums over the elements of rows, each in several accumulators, so that additions overlap.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        What rows are read in.
+    size : int
+        How many sums.
+    start : float
+        What they start at.
+    combine : Callable
+        What takes the place of the sum, such as a maximum; it must not care about the order.
+    """
+
+    #: Accumulators of each sum, and how often the loop over a row is unrolled.
+    UNROLL = 4
+
+    def __init__(
+        self,
+        vectors: Vectors,
+        size: int = 1,
+        start: float = 0.0,
+        combine: Callable = lambda a, b: a + b,
+    ):
+        self._vectors, self._size, self._combine = vectors, size, combine
+        self._all = Accumulators(vectors, size * self.UNROLL)
+        for i in range(size * self.UNROLL):
+            self._all[i] = vectors.splat(start)
+
+    def add_row(self, extent: Extent, terms: Callable) -> None:
+        """Emit the loop over a row: ``terms(offset, number)`` returns a vector for each sum.
+
+        Of the last vectors of a row, which have a number, the lanes behind it must hold what changes nothing.
+        """
+
+        def add(offset, number, i) -> None:
+            for k, term in enumerate(terms(offset, number)):
+                at = k * self.UNROLL + i
+                self._all[at] = self._combine(self._all[at], term)
+
+        self._vectors.each(extent, add, self.UNROLL)
+
+    def totals(self) -> list:
+        """Return the sums, as scalars."""
+        totals = []
+        for k in range(self._size):
+            parts = [self._all[k * self.UNROLL + i] for i in range(self.UNROLL)]
+            vector = self._vectors.fold(bind(reduce(self._combine, parts)), self._combine)
+            totals.append(vector)
+        return totals
+
+
 class Scalar:
     """A variable of one element."""
 
@@ -280,6 +352,13 @@ class Scalar:
 def sum_of(terms: Iterable):
     """Return the sum of expressions, added in their order."""
     return reduce(lambda a, b: a + b, terms)
+
+
+def as_float(extent: Extent):
+    """Return an extent as a float32."""
+    if isinstance(extent, int):
+        return tirx.const(float(extent), "float32")
+    return tirx.Cast("float32", extent)
 
 
 def _shuffle(vectors: Sequence, lanes: Iterable[int]):

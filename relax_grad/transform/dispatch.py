@@ -56,4 +56,6 @@ class _Dispatch(relax.PyExprMutator):
             return call
         name = call.op.name.removeprefix("relax.").replace(".", "_")
         function = self.builder_.add_func(kernel.function, f"{name}_kernel")
-        return relax.call_tir(function, relax.Tuple(list(kernel.arguments)), site.call.ty)
+        kind = site.call.ty
+        results = list(kind.fields) if isinstance(kind, relax.TupleType) else kind
+        return relax.call_tir(function, relax.Tuple(list(kernel.arguments)), results)

@@ -1,0 +1,213 @@
+"""Kernels of the normalisations and of their backward operators."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ..kernel import norm
+from ..kernel.reduce import Channels
+from ._registry import Kernel, Site, kernel_for
+
+#: Rows that are shorter are mostly the unused part of a vector.
+_SHORTEST = 4
+
+
+@kernel_for("relax.nn.batch_norm")
+def batch_norm(site: Site) -> Kernel | None:
+    """Return the kernel of batch_norm in training; otherwise it is elementwise, and left to be fused."""
+    attrs, shapes = site.call.attrs, _shapes(site, 5)
+    of = shapes and _channels(shapes[0], int(attrs.axis))
+    if not of or not attrs.training:
+        return None
+    function = norm.batch_norm(
+        of,
+        shapes[:2],
+        site.cpu,
+        float(attrs.epsilon),
+        float(attrs.momentum),
+        bool(attrs.center),
+        bool(attrs.scale),
+    )
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.grad.batch_norm_backward_data")
+def batch_norm_backward_data(site: Site) -> Kernel | None:
+    attrs, shapes = site.call.attrs, _shapes(site, 7)
+    of = shapes and _channels(shapes[1], int(attrs.axis))
+    if not of:
+        return None
+    function = norm.channel_norm_backward_data(
+        of,
+        [*shapes, shapes[1]],
+        site.cpu,
+        of.channels,
+        of.outer * of.inner,
+        bool(attrs.scale),
+    )
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.grad.batch_norm_backward_gamma")
+def batch_norm_backward_gamma(site: Site) -> Kernel | None:
+    shapes = _shapes(site, 4)
+    of = shapes and _channels(shapes[1], int(site.call.attrs.axis))
+    if not of:
+        return None
+    function = norm.channel_norm_backward_gamma(of, [*shapes, shapes[-1]], site.cpu)
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.nn.instance_norm", "relax.nn.group_norm")
+def group_norm(site: Site) -> Kernel | None:
+    """Return the kernel of a normalization of groups of channels that lie together with all behind them."""
+    attrs, shapes = site.call.attrs, _shapes(site, 3)
+    split = shapes and _instances(shapes[0], attrs)
+    if not split:
+        return None
+    outer, channels, inner = split
+    groups = int(attrs.num_groups) if site.call.op.name.endswith("group_norm") else channels
+    if groups is not channels and not (isinstance(channels, int) and channels % groups == 0):
+        return None
+    function = norm.row_norm(
+        outer * groups,
+        1 if groups is channels else channels // groups,
+        inner,
+        shapes,
+        site.cpu,
+        float(attrs.epsilon),
+        groups,
+        bool(attrs.center),
+        bool(attrs.scale),
+        site.call.op.name.rpartition(".")[2],
+    )
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.grad.instance_norm_backward_data")
+def instance_norm_backward_data(site: Site) -> Kernel | None:
+    attrs, shapes = site.call.attrs, _shapes(site, 7)
+    split = shapes and _instances(shapes[1], attrs)
+    if not split:
+        return None
+    outer, channels, inner = split
+    function = norm.channel_norm_backward_data(
+        Channels(1, outer * channels, inner),
+        [*shapes, shapes[1]],
+        site.cpu,
+        channels,
+        inner,
+        bool(attrs.scale),
+        "instance_norm_backward_data",
+    )
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.grad.instance_norm_backward_gamma")
+def instance_norm_backward_gamma(site: Site) -> Kernel | None:
+    shapes = _shapes(site, 4)
+    split = shapes and _instances(shapes[1], site.call.attrs)
+    if not split:
+        return None
+    outer, channels, inner = split
+    function = norm.channel_norm_backward_gamma(
+        Channels(1, outer * channels, inner),
+        [*shapes, shapes[-1]],
+        site.cpu,
+        "instance_norm_backward_gamma",
+    )
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.nn.layer_norm")
+def layer_norm(site: Site) -> Kernel | None:
+    attrs, shapes = site.call.attrs, _shapes(site, 3)
+    split = shapes and _rows(shapes[0], attrs.axes)
+    if not split:
+        return None
+    rows, columns = split
+    function = norm.row_norm(
+        rows,
+        columns,
+        1,
+        shapes,
+        site.cpu,
+        float(attrs.epsilon),
+        center=bool(attrs.center),
+        scale=bool(attrs.scale),
+    )
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.nn.rms_norm")
+def rms_norm(site: Site) -> Kernel | None:
+    shapes = _shapes(site, 2)
+    split = shapes and _rows(shapes[0], site.call.attrs.axes)
+    if not split:
+        return None
+    function = norm.rms_norm(*split, shapes, site.cpu, float(site.call.attrs.epsilon))
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.grad.layer_norm_backward_data", "relax.grad.rms_norm_backward_data")
+def row_norm_backward_data(site: Site) -> Kernel | None:
+    attrs, shapes = site.call.attrs, _shapes(site, len(site.call.args))
+    split = shapes and _rows(shapes[1], attrs.axes)
+    if not split:
+        return None
+    function = norm.row_norm_backward_data(
+        *split,
+        [*shapes, shapes[1]],
+        site.cpu,
+        centered="layer_norm" in site.call.op.name,
+        scale=bool(getattr(attrs, "scale", True)),
+    )
+    return Kernel(function, site.call.args)
+
+
+@kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
+def row_norm_backward_gamma(site: Site) -> Kernel | None:
+    shapes = _shapes(site, len(site.call.args))
+    split = shapes and _rows(shapes[1], site.call.attrs.axes)
+    result = site.shape(site.call)
+    if not split or result is None or not isinstance(split[1], int):
+        return None
+    function = norm.row_norm_backward_gamma(
+        *split, [*shapes, result], site.cpu, centered="layer_norm" in site.call.op.name
+    )
+    return Kernel(function, site.call.args)
+
+
+def _shapes(site: Site, number: int) -> list | None:
+    """Return the shapes of the first arguments; None if one has none."""
+    shapes = [site.shape(argument) for argument in site.call.args[:number]]
+    return None if None in shapes else shapes
+
+
+def _channels(shape: list, axis: int) -> Channels | None:
+    """Return the data as channels along an axis; None where their rows are too short."""
+    axis %= len(shape)
+    inner = prod(shape[axis + 1 :])
+    if isinstance(inner, int) and inner < _SHORTEST:
+        return None
+    return Channels(prod(shape[:axis]), shape[axis], inner)
+
+
+def _instances(shape: list, attrs) -> tuple | None:
+    """Return what is before the channels, the channels, and what is behind, if that is what the axes are."""
+    channel = int(attrs.channel_axis) % len(shape)
+    axes = sorted(int(axis) % len(shape) for axis in attrs.axes)
+    inner = prod(shape[channel + 1 :])
+    if axes != list(range(channel + 1, len(shape))):
+        return None
+    if isinstance(inner, int) and inner < _SHORTEST:
+        return None
+    return prod(shape[:channel]), shape[channel], inner
+
+
+def _rows(shape: list, axes) -> tuple | None:
+    """Return rows and columns, if the axes are the last ones in their order."""
+    first = len(shape) - len(axes)
+    if [int(axis) % len(shape) for axis in axes] != list(range(first, len(shape))) or not axes:
+        return None
+    return prod(shape[:first]), prod(shape[first:])

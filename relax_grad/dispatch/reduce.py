@@ -1,0 +1,76 @@
+"""Kernels of sums over some axes."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import relax
+from tvm.ir import Op
+
+from ..kernel.reduce import Channels, sum_channels, sum_columns
+from ._registry import Kernel, Site, kernel_for
+
+_CALL_TIR = Op.get("relax.call_tir")
+
+
+@kernel_for("relax.sum", "relax.mean")
+def sum_over_axes(site: Site) -> Kernel | None:
+    axes = site.call.attrs.axis
+    ndim = site.call.args[0].ty.ndim
+    axes = range(ndim) if axes is None else [int(axis) % ndim for axis in axes]
+    return _sum(site, set(axes), site.call.op.name == "relax.mean")
+
+
+@kernel_for("relax.collapse_sum_to", "relax.collapse_sum_like")
+def collapse_sum(site: Site) -> Kernel | None:
+    """Return the kernel of what undoes a broadcast: the sum over the axes that it has made or stretched."""
+    shape, result = site.shape(site.call.args[0]), site.shape(site.call)
+    if shape is None or result is None:
+        return None
+    added = len(shape) - len(result)
+    stretched = {
+        added + axis
+        for axis, extent in enumerate(result)
+        if isinstance(extent, int) and extent == 1
+    }
+    return _sum(site, {*range(added), *stretched}, False)
+
+
+def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
+    """Return the kernel of a sum over axes, unless what is summed is computed on the fly."""
+    data = site.call.args[0]
+    shapes = site.shape(data), site.shape(site.call)
+    if None in shapes or _fuses(site, data):
+        return None
+    groups = _grouped(shapes[0], axes)
+    kinds = "".join(kind for kind, _ in groups)
+    extents = [extent for _, extent in groups]
+    if kinds in ("s", "ks", "sks"):
+        outer, channels, inner = [1, 1, *extents][-3:]
+        function = sum_channels(Channels(outer, channels, inner), shapes, site.cpu, mean)
+    elif kinds in ("sk", "ksk") and isinstance(extents[-1], int):
+        outer, rows, columns = [1, *extents][-3:]
+        function = sum_columns(outer, rows, columns, shapes, site.cpu, mean)
+    else:
+        return None
+    return Kernel(function, [data])
+
+
+def _fuses(site: Site, expr: relax.Expr) -> bool:
+    """Tell whether a tensor is the result of an operator that may be fused with what it is summed by."""
+    value = site.lookup(expr) if isinstance(expr, relax.Var) else None
+    return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op != _CALL_TIR
+
+
+def _grouped(shape: list, axes: set[int]) -> list[tuple]:
+    """Return the axes with the neighbours of their kind: ``"s"`` for summed, ``"k"`` for kept, and the extent."""
+    groups: list[tuple] = []
+    for axis, extent in enumerate(shape):
+        if isinstance(extent, int) and extent == 1:
+            continue
+        kind = "s" if axis in axes else "k"
+        if groups and groups[-1][0] == kind:
+            groups[-1] = (kind, prod((groups[-1][1], extent)))
+        else:
+            groups.append((kind, extent))
+    return groups

@@ -1,0 +1,52 @@
+"""Pooling of planes becomes kernels, forward and backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from calls import build, tensor
+from dispatched import check_dispatch, kernels_in
+from tvm import relax, tirx
+
+import relax_grad.op.pool as pool
+
+RNG = np.random.default_rng(0)
+N = tirx.Var("n", "int64")
+CASES = {
+    "overlapping": ({"pool_size": (3, 3), "strides": (2, 2), "padding": (1, 1)}, (9, 11), (5, 6)),
+    "cut off": (
+        {"pool_size": (2, 3), "strides": (3, 1), "padding": (0, 1, 1, 0), "ceil_mode": True},
+        (9, 11),
+        (4, 10),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batch", [2, N])
+def test_kernels(case, batch):
+    attrs, size, out_size = CASES[case]
+    x = tensor("x", (batch, 3, *size), "float32")
+    dy = tensor("dy", (batch, 3, *out_size), "float32")
+    values = [RNG.normal(size=(2, 3, *each)).astype("float32") for each in (out_size, size)]
+    module = build([x], lambda x: relax.op.nn.max_pool2d(x, **attrs))
+    check_dispatch(module, "main", values[1:], ["nn_max_pool2d_kernel"])
+    for kind, more in (
+        ("max", {}),
+        ("avg", {"count_include_pad": True}),
+        ("avg", {"count_include_pad": False}),
+    ):
+        backward = getattr(pool, f"{kind}_pool2d_backward")
+        module = build([dy, x], lambda dy, x, f=backward, m=more: f(dy, x, **attrs, **m))
+        check_dispatch(module, "main", values, [f"grad_{kind}_pool2d_backward_kernel"])
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [{"layout": "NHWC"}, {"dilation": (2, 2)}, {"strides": (3, 3)}, {"padding": (3, 3)}],
+    ids=str,
+)
+def test_what_is_left(attrs):
+    x = tensor("x", (2, 9, 9, 9), "float32")
+    module = build([x], lambda x: relax.op.nn.max_pool2d(x, (3, 3), **attrs))
+    assert kernels_in(module) == []

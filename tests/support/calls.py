@@ -1,0 +1,17 @@
+"""Modules of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import programs
+import tvm
+from programs import tensor
+from tvm import relax
+
+__all__ = ["build", "tensor"]
+
+
+def build(params: Sequence[relax.Var], body: Callable) -> tvm.IRModule:
+    """Return a module whose ``main`` returns what ``body`` returns for the parameters."""
+    return programs.build(params, lambda _builder, *arguments: body(*arguments))
