@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
-import relax_grad
+from relax_grad.schedule import _emit
+from relax_grad.target import host
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve
 from relax_grad.testing.samples import sampled_operators, samples
@@ -36,9 +38,8 @@ def programs(dtype, keep=lambda op, i: True):
             yield f"{op}-{i}", module, program.values(), bool(floats)
 
 
-def run(modules, pipeline, values):
+def run(modules, pipeline, target, values):
     """Compile modules together and run each."""
-    target = relax_grad.target.host() if pipeline == "relax_grad" else "llvm"
     module = _program.merge(modules)
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
     for number, (arrays, is_adjoint) in enumerate(values, start=1):
@@ -52,11 +53,11 @@ def flat(value):
     return [leaf for item in value for leaf in flat(item)]
 
 
-def check(found, dtype):
+def check(found, dtype, target=TARGET):
     """Compare what the pipeline compiles with what TVM's does."""
     names, modules, *values = zip(*found, strict=True)
     values = list(zip(*values, strict=True))
-    results = (run(modules, pipeline, values) for pipeline in ("relax_grad", "default"))
+    results = (run(modules, *how, values) for how in (("relax_grad", target), ("default", TARGET)))
     for name, ours, stock in zip(names, *results, strict=True):
         for a, b in zip(ours, stock, strict=True):
             tolerance = TOLERANCES[dtype] * max(1.0, np.abs(b.astype("float64")).max(initial=0.0))
@@ -74,4 +75,25 @@ def in_batches(found):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_samples_of_all_operators(dtype):
     for batch in in_batches(programs(dtype)):
+        check(batch, dtype, host())
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """What is done to large tensors is done to small ones too."""
+    monkeypatch.setattr(_emit, "_SMALL", 2)
+    monkeypatch.setattr(_emit, "_PIECE", 2)
+    monkeypatch.setattr(_emit, "_LINE", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_samples_as_if_they_were_large(dtype):
+    for batch in in_batches(programs(dtype)):
         check(batch, dtype)
+
+
+@pytest.mark.usefixtures("large")
+def test_first_samples_as_if_they_were_large():
+    check(list(programs("float32", lambda op, i: i == 0))[::3], "float32")
