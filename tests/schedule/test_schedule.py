@@ -40,7 +40,7 @@ def programs(dtype, keep=lambda op, i: True):
 
 def run(modules, pipeline, target, values):
     """Compile modules together and run each."""
-    module = _program.merge(modules)
+    module, target = _program.merge(modules), tvm.target.Target(target)
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
     for number, (arrays, is_adjoint) in enumerate(values, start=1):
         name = f"main_{number}_adjoint" if is_adjoint else f"main_{number}"
