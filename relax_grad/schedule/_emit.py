@@ -9,6 +9,7 @@ from itertools import pairwise
 from itertools import product as combinations
 from math import prod
 
+import tvm
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
@@ -18,8 +19,9 @@ from .._compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffe
 from ..kernel._builder import Vectors, either
 from ..target import CPU
 from ._access import Accesses
+from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
-from ._nest import Axis, Nest, product, substitute, variables
+from ._nest import Axis, Nest, analyzer, product, substitute, variables
 
 #: Operations that are done before a second thread has woken up.
 _SMALL = 8192
@@ -85,6 +87,7 @@ class _Emitter:
             value = result if is_sum else _at(nest.value, at, values)
             if known is not None:
                 value = known.simplify(value)
+            value = value if is_sum else as_arithmetic(value)
             if any(nest.buffer in later for later in self.read[i + 1 :]):
                 values[nest.buffer] = value = T.Bind(value)
             if nest.buffer in self.group.stored:
@@ -189,13 +192,16 @@ class _Elements(_Emitter):
         inside = sorted(bound for bound in found if 0 < bound < inner.size)
         if not 0 < len(inside) <= _BOUNDS:
             return ends
-        return [ends[0], *(tirx.IntImm("int64", bound) for bound in inside), ends[1]]
+        bounds = [ends[0], *(tirx.IntImm("int64", bound) for bound in inside), ends[1]]
+        for start, end in pairwise(bounds):
+            known = analyzer(self.axes[:-1])
+            known.bind(inner.var, Range.from_min_extent(start, end - start))
+            if not all(_can_be_simplified(nest.value, known) for nest in self.group.nests):
+                return ends
+        return bounds
 
     def _cost(self) -> int:
-        calls = []
-        for nest in self.group.nests:
-            tvm_ffi.structural_walk(nest.value, (Call, calls.append))
-        return 1 + 4 * len(calls)
+        return 1 + 4 * sum(len(_calls(nest.value)) for nest in self.group.nests)
 
     def _pieces(self, outer: list[Axis], inner: Axis, rows: int) -> None:
         """Divide rows, which are few, among the cores."""
@@ -307,6 +313,10 @@ class _Reduction(_Emitter):
         self.dtype = str(self.first.buffer.dtype)
         self.width = self.lanes(self.dtype)
         self.is_plain = _is_vectorisable(self.first.value) and self.dtype != "bool"
+        # TVM makes vectors of arithmetic, LLVM of what functions are made of.
+        self.vectorized = (
+            T.serial if any(map(is_arithmetic, _calls(self.first.value))) else T.vectorized
+        )
 
     def emit(self) -> None:
         sizes = [axis.size for axis in (*self.axes, *self.reduced)]
@@ -316,8 +326,10 @@ class _Reduction(_Emitter):
             return
         along = self._along()
         if along not in self.reduced and self._is_short():
-            _Elements(self._written_out(), self.cpu).emit()
-            return
+            short = self._written_out()
+            if _can_be_simplified(short.nests[0].value, analyzer(self.axes)):
+                _Elements(short, self.cpu).emit()
+                return
         divided = self._divided(along, work)
         if divided is not None:
             for group in divided:
@@ -335,7 +347,7 @@ class _Reduction(_Emitter):
         return self.first.combine(a, b)
 
     def term(self, at: dict):
-        return _at(self.first.value, at, {})
+        return as_arithmetic(_at(self.first.value, at, {}))
 
     def _is_short(self) -> bool:
         sizes = [axis.size for axis in self.reduced]
@@ -350,7 +362,7 @@ class _Reduction(_Emitter):
                 axis.var: tirx.IntImm(str(axis.var.ty.dtype), value)
                 for axis, value in zip(self.reduced, values, strict=True)
             }
-            total = self.combine(total, self.term(at))
+            total = self.combine(total, _at(self.first.value, at, {}))
         first = replace(self.first, value=total, reduced=(), combine=None, init=None)
         return Group([first, *self.group.nests[1:]], self.group.stored)
 
@@ -471,7 +483,7 @@ class _Reduction(_Emitter):
     def _row(self, along: Axis, at: dict, start, number, width: int, is_vector: bool) -> None:
         """Emit a row of sums, ``number`` of at most ``width``."""
         total = self._scratch(width)
-        loop = T.vectorized if is_vector else T.serial
+        loop = self.vectorized if is_vector else T.serial
         number = tirx.IntImm("int64", number) if isinstance(number, int) else number
         with T.serial(0, number) as i:
             T.buffer_store(total, self.first.init, [i])
@@ -499,7 +511,7 @@ class _Reduction(_Emitter):
             extent = substitute(along.extent, at)
             done = extent // width * width
             with self.loops(others, at=at) as place:
-                with T.serial(0, extent // width) as k, T.vectorized(0, width) as i:
+                with T.serial(0, extent // width) as k, self.vectorized(0, width) as i:
                     add(total, i, {**place, along.var: k * width + i})
                 with T.serial(0, extent - done) as i:
                     add(rest, 0, {**place, along.var: done + i})
@@ -520,6 +532,15 @@ def _at(expr, at: dict, known: dict):
     return tvm_ffi.structural_map(expr, rules, order="pre")
 
 
+def _can_be_simplified(expr, known: Analyzer) -> bool:
+    """Tell whether TVM simplifies an expression: it fails at a division by 0, even one that is never done."""
+    try:
+        known.simplify(expr)
+    except tvm.error.InternalError:
+        return False
+    return True
+
+
 def _divided(axis: Axis, size: int) -> Axis:
     return Axis(tirx.Var("tile", "int64"), (axis.extent + (size - 1)) // size)
 
@@ -530,6 +551,13 @@ def _is_number(expr, value: int) -> bool:
 
 def _is_vectorisable(expr) -> bool:
     """Tell whether TVM makes vectors of an expression: without conditions, and functions that have none."""
+    return all(
+        is_arithmetic(call) or (isinstance(call.op, Op) and call.op.name in _VECTOR_CALLS)
+        for call in _calls(expr)
+    )
+
+
+def _calls(expr) -> list[Call]:
     calls = []
     tvm_ffi.structural_walk(expr, (Call, calls.append))
-    return all(isinstance(call.op, Op) and call.op.name in _VECTOR_CALLS for call in calls)
+    return calls
