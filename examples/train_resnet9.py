@@ -6,7 +6,7 @@ read on:
 
     _network.py         the networks: layers, ResNet-9, LeNet
     _training.py        loss -> gradient -> training step
-    _compile.py         how the loops become fast enough
+    _compile.py         the compiled program on its device
     _gradient_check.py  the gradient against finite differences
     _data.py            digits and CIFAR-10
 
@@ -36,7 +36,6 @@ except ImportError as error:
     ) from error
 import numpy as np
 import tvm
-from _compile import host_target
 from _data import Dataset, load_cifar10, load_digits
 from _gradient_check import check_gradient
 from _network import LAYOUTS, NETWORKS
@@ -44,6 +43,7 @@ from _training import Trainer
 from tvm.relax.training.optimizer import Adam, MomentumSGD
 
 from relax_grad.errors import GradientCheckError
+from relax_grad.target import host
 
 OPTIMIZERS = {
     "sgd": lambda rate: MomentumSGD(rate, momentum=0.9),
@@ -198,7 +198,7 @@ def epoch_means(history: History) -> list[float]:
 def parse_target(text: str | None) -> tvm.target.Target:
     """Return the target that the user names, or this machine's processor."""
     if text is None:
-        return host_target()
+        return host()
     try:
         target = tvm.target.Target(text)
     except Exception as error:  # TVM raises several types for a bad target.

@@ -99,20 +99,28 @@ from tvm.s_tir import slayout  # noqa: E402
 
 try:  # 0.27 and later
     from tvm.ir import GenericConst
-    from tvm.sym import Analyzer
+    from tvm.ir import TensorLoad as BufferLoad
+    from tvm.s_tir import SBlockRealize
+    from tvm.sym import Analyzer, detect_linear_equation
 
-    _CONSTANT = (GenericConst, "value")
+    _CONSTANT, _LOADED = (GenericConst, "value"), "source"
 except ImportError:  # 0.26
-    from tvm.arith import Analyzer
+    from tvm.arith import Analyzer, detect_linear_equation
     from tvm.relax import Constant
+    from tvm.tirx import BufferLoad, SBlockRealize
 
-    _CONSTANT = (Constant, "data")
+    _CONSTANT, _LOADED = (Constant, "data"), "buffer"
 
 
 def constant_value(expr) -> np.ndarray | None:
     """Return the value of a constant tensor, or None for any other expression."""
     value = getattr(expr, _CONSTANT[1]) if isinstance(expr, _CONSTANT[0]) else None
     return value.numpy() if isinstance(value, tvm.runtime.Tensor) else None
+
+
+def loaded_buffer(load):
+    """Return the buffer that a load reads."""
+    return getattr(load, _LOADED)
 
 
 def dtype_of(tensor_type) -> str:
@@ -250,14 +258,18 @@ CAN_LEAVE_SOFTMAX_OUT = (
 __all__ = [
     "CAN_LEAVE_SOFTMAX_OUT",
     "Analyzer",
+    "BufferLoad",
+    "SBlockRealize",
     "applies_softmax",
     "check_versions",
     "constant_value",
     "decided_layout",
+    "detect_linear_equation",
     "dtype_of",
     "infer_layout_output",
     "installed_version",
     "layout_decision",
+    "loaded_buffer",
     "masked_load",
     "masked_store",
     "parse_version",

@@ -50,8 +50,9 @@ def pipeline(target: tvm.target.Target | str | dict | None = None) -> tvm.transf
                     *stages.library_dispatch_passes(chosen),
                     DispatchKernels(chosen),
                     *stages.legalize_passes(chosen),
-                    ScheduleLoops(chosen),
                     *stages.dataflow_lower_passes(chosen),
+                    # Behind what turns copies by reshape into views: it would not know a scheduled one.
+                    ScheduleLoops(chosen),
                     *stages.finalize_passes(chosen),
                 ]
             )(mod)

@@ -18,6 +18,7 @@ from tvm.relax import op
 from tvm.relax.training.optimizer import Adam, MomentumSGD
 
 from relax_grad.errors import GradientCheckError
+from relax_grad.target import host
 
 BATCH = 8
 
@@ -34,7 +35,7 @@ def command():
 
 @pytest.fixture(scope="module")
 def target():
-    return _compile.host_target()
+    return host()
 
 
 def make_batches(count: int, size: int = BATCH, seed: int = 0):

@@ -1,0 +1,62 @@
+"""Schedules of blocks, one by one: of functions that are not nests of loops throughout."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+from tvm import s_tir, tirx
+
+from ..target import CPU
+
+#: Fewer iterations than this are done before a second thread has woken up.
+_SMALL = 4096
+
+#: What a symbolic extent counts as: a large prime, which is not divided up.
+_SYMBOLIC = 2**31 - 1
+
+_SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+
+def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
+    """Return a function whose blocks run in parallel and in vectors, where TVM's schedules allow it."""
+    schedule = s_tir.Schedule(function)
+    try:
+        root = schedule.get_sblock("root")
+    except s_tir.ScheduleError:  # written by hand as one block, as a scatter is
+        return function
+    for block in schedule.get_child_blocks(root):
+        kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]
+        loops = schedule.get_loops(block)
+        if len(loops) == len(kinds) and set(kinds) <= {_SPATIAL, _REDUCED}:
+            # What a step refuses, such as parallel loops that share a result, is left as it was.
+            with contextlib.suppress(s_tir.ScheduleError):
+                _schedule_block(schedule, block, loops, kinds, cpu)
+    return schedule.mod["main"].with_attrs(function.attrs)
+
+
+def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:
+    """Order the loops of one block: parallel ones, those of the sum, and one for vectors."""
+    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
+    reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCED]
+    if not spatial:
+        return
+    small = math.prod(_extent(schedule, loop) for loop in loops) < _SMALL
+    # Of a 1x1 image only the channels can fill a vector.
+    inner = next((loop for loop in spatial[::-1] if _extent(schedule, loop) > 1), spatial[-1])
+    outer = [loop for loop in spatial if loop is not inner]
+    lanes = math.gcd(_extent(schedule, inner), cpu.lanes)
+    if 1 < lanes < _extent(schedule, inner):
+        rest, inner = schedule.split(inner, [None, lanes])
+        outer.append(rest)
+    schedule.reorder(*outer, *reduced, inner)
+    if outer and not small:
+        schedule.parallel(schedule.fuse(*outer))
+    if reduced:
+        # LLVM makes vectors of the inner loop once it no longer asks whether a sum has begun.
+        schedule.decompose_reduction(block, reduced[0])
+
+
+def _extent(schedule, loop) -> int:
+    extent = schedule.get(loop).extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else _SYMBOLIC
