@@ -14,7 +14,7 @@ from functools import reduce
 from math import prod
 
 import tvm.tirx.script.builder as T
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
@@ -62,7 +62,10 @@ def prim_func(
         with _block():
             body(*flat)
         _SCOPES.reset(token)
-    return builder.get()
+    function = builder.get()
+    # Passes over Relax take the body of every function for a block of schedules.
+    block = s_tir.SBlock([], [], [], "root", function.body)
+    return function.with_body(s_tir.SBlockRealize([], True, block))
 
 
 @contextmanager
