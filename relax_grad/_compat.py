@@ -258,6 +258,8 @@ CAN_LEAVE_SOFTMAX_OUT = (
 __all__ = [
     "CAN_LEAVE_SOFTMAX_OUT",
     "Analyzer",
+    "SBlock",
+    "SBlockRealize",
     "BufferLoad",
     "SBlockRealize",
     "applies_softmax",

@@ -14,11 +14,11 @@ from functools import reduce
 from math import prod
 
 import tvm.tirx.script.builder as T
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
-from .._compat import masked_load, masked_store
+from .._compat import SBlock, SBlockRealize, masked_load, masked_store
 
 Extent = "int | tirx.PrimExpr"
 bind = T.Bind
@@ -64,8 +64,8 @@ def prim_func(
         _SCOPES.reset(token)
     function = builder.get()
     # Passes over Relax take the body of every function for a block of schedules.
-    block = s_tir.SBlock([], [], [], "root", function.body)
-    return function.with_body(s_tir.SBlockRealize([], True, block))
+    block = SBlock([], [], [], "root", function.body)
+    return function.with_body(SBlockRealize([], True, block))
 
 
 @contextmanager
