@@ -76,7 +76,9 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
 
 def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
     """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
-    return copy_function(relax.Function([], branch, branch.ty)).body
+    function = relax.Function([], branch, branch.ty)
+    # What its casts seem to define may come from outside too.
+    return copy_function(function, relax.analysis.defined_symbolic_vars(function)).body
 
 
 def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
