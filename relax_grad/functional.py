@@ -315,32 +315,24 @@ def _leaf_names(variables: Sequence[relax.Var], suffix: str) -> list[str]:
 
 
 def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] | None:
-    positions = _positions(mod, func_name, wrt)
-    if positions is None:
-        return None
-    params = relax_function(mod, func_name).params
-    return [params[i] for i in positions]
-
-
-def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
-    """Return the positions of the named parameters; None for all."""
+    """Return the parameters that are given, by themselves, name or position; None for all."""
     params = list(relax_function(mod, func_name).params)
     if wrt is None:
         return None
     names = [param.name for param in params]
-    positions = []
+    found = []
     for item in wrt if isinstance(wrt, (list, tuple)) else [wrt]:
         if isinstance(item, str) and names.count(item) == 1:
-            positions.append(names.index(item))
+            found.append(params[names.index(item)])
         elif _is_integer(item) and 0 <= item < len(params):
-            positions.append(int(item))
+            found.append(params[item])
         elif isinstance(item, relax.Var) and item in params:
-            positions.append(params.index(item))
+            found.append(item)
         else:
             raise ValueError(
                 f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
             )
-    return positions
+    return found
 
 
 def _is_integer(item) -> bool:

@@ -8,6 +8,7 @@ from tvm import relax, tirx
 
 from .._module import is_known
 from ._adjoint import element
+from ._dataflow import hide_checks, show_checks
 
 
 def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> relax.Function:
@@ -21,16 +22,19 @@ def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> re
         return function
     # TVM replaces an extent only by what is made of extents that the function knows.
     dims = relax.Function([], relax.ShapeExpr(list(known.values())))
-    widened = _of_extents(function, relax.analysis.free_symbolic_vars(dims))
+    widened = hide_checks(_of_extents(function, relax.analysis.free_symbolic_vars(dims)))
     return _without_extents(widened.bind_symbolic_vars(known), function)
 
 
-def copy_function(function: relax.Function) -> relax.Function:
-    """Return a function with variables of its own; symbolic extents from outside stay what they are."""
-    hidden = list(relax.analysis.free_symbolic_vars(function))
+def copy_function(function: relax.Function, kept: Sequence[tirx.Var] = ()) -> relax.Function:
+    """Return a function with variables of its own; symbolic extents from outside stay what they are.
+
+    So do those of ``kept``, which the function seems to define.
+    """
+    hidden = [*relax.analysis.free_symbolic_vars(function), *kept]
     if not hidden:
         return relax.utils.copy_with_new_vars(function)
-    copied = relax.utils.copy_with_new_vars(_of_extents(function, hidden))
+    copied = relax.utils.copy_with_new_vars(hide_checks(_of_extents(function, hidden)))
     renamed = dict(zip(copied.params[0].ty.values, hidden, strict=True))
     return _without_extents(copied.bind_symbolic_vars(renamed), function)
 
@@ -60,6 +64,7 @@ def _of_extents(function: relax.Function, extents: Sequence[tirx.Var]) -> relax.
 
 
 def _without_extents(function: relax.Function, original: relax.Function) -> relax.Function:
+    function = show_checks(function)
     return relax.Function(
         function.params[1:], function.body, function.ret_ty, original.is_pure, original.attrs
     )

@@ -9,6 +9,7 @@ from .._module import normalized
 from ..activity import used
 from ..errors import GradientError
 from ._arguments import copy_function
+from ._dataflow import without_cast
 
 
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
@@ -54,7 +55,8 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
 
 def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.SeqExpr:
     """Return a call of a new function that does what a branch does."""
-    branch = relax.SeqExpr([_lifted(bb, block, name) for block in branch.blocks], branch.body)
+    blocks = [relax.BindingBlock(list(map(without_cast, b.bindings))) for b in branch.blocks]
+    branch = relax.SeqExpr([_lifted(bb, block, name) for block in blocks], branch.body)
     free = list(relax.analysis.free_vars(branch))
     # TVM may count extents that are written out among the variables.
     params = [variable for variable in free if not isinstance(variable.ty, PrimType)]
@@ -74,7 +76,9 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
 
 def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
     """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
-    return copy_function(relax.Function([], branch, branch.ty)).body
+    function = relax.Function([], branch, branch.ty)
+    # What its casts seem to define may come from outside too.
+    return copy_function(function, relax.analysis.defined_symbolic_vars(function)).body
 
 
 def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:

@@ -23,9 +23,6 @@ def in_dataflow(function: relax.Function) -> relax.Function:
     from there on, and drops the check: types then disagree with what was computed before. So these
     casts are hidden from it.
     """
-    checks = _checks(function)
-    if checks:
-        function = _changed(function, lambda each: _hidden(each) if each.var in checks else each)
     passes = tvm.transform.Sequential(
         [
             relax.transform.ToNonDataflow(),
@@ -35,8 +32,26 @@ def in_dataflow(function: relax.Function) -> relax.Function:
             relax.transform.ConvertToDataflow(1),
         ]
     )
-    function = passes(tvm.IRModule({GlobalVar("function"): function}))["function"]
-    return _changed(function, _shown) if checks else function
+    function = hide_checks(function)
+    return show_checks(passes(tvm.IRModule({GlobalVar("function"): function}))["function"])
+
+
+def hide_checks(function: relax.Function) -> relax.Function:
+    """Return a function in which calls stand for each match_cast to extents that are known before.
+
+    What TVM renames, binds or canonicalizes would treat these extents as new ones.
+    """
+    checks = _checks(function)
+    if not checks:
+        return function
+    return _changed(function, lambda each: _hidden(each) if each.var in checks else each)
+
+
+def show_checks(function: relax.Function) -> relax.Function:
+    """Undo :func:`hide_checks`."""
+    if all(_shown(binding) is binding for binding in bindings_of(function.body)):
+        return function
+    return _changed(function, _shown)
 
 
 def without_cast(binding: relax.Binding) -> relax.Binding:

@@ -1,4 +1,4 @@
-"""What differentiation leaves to be tidied: transposes of products, and what nothing uses."""
+"""What differentiation leaves to be tidied: transposes of products, ones and zeros, and what nothing uses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from collections import Counter
 
 from tvm import relax
 from tvm.ir import Op
+from tvm_ffi import structural_equal
 
+from .._compat import dtype_of
 from ..activity import used
 from ._checkpoint import substitute, with_value
 
 _PERMUTE, _MATMUL = Op.get("relax.permute_dims"), Op.get("relax.matmul")
+_BROADCAST = Op.get("relax.broadcast_to")
+_ONES = [Op.get("relax.ones"), Op.get("relax.ones_like")]
+_ZEROS = [Op.get("relax.zeros"), Op.get("relax.zeros_like")]
+#: What an operand does not change: on either side of a sum or product, on the right of the others.
+_NEUTRAL = {
+    Op.get("relax.add"): (_ZEROS, (0, 1)),
+    Op.get("relax.multiply"): (_ONES, (0, 1)),
+    Op.get("relax.subtract"): (_ZEROS, (1,)),
+    Op.get("relax.divide"): (_ONES, (1,)),
+}
 _CALL_TIR, _WITH_GRAD = Op.get("relax.call_tir"), Op.get("relax.call_tir_with_grad")
 
 
@@ -19,12 +31,14 @@ def simplify(function: relax.Function) -> relax.Function:
 
     The rule of a product transposes its operands, and transposes the product where a transposed operand
     came in. With ``T`` for the transpose of the last two axes, ``T(T(a))`` is ``a``, and ``T(a @ b)`` is
-    ``T(b) @ T(a)`` where one of the two undoes a transpose. ``call_tir_with_grad`` becomes ``call_tir``.
+    ``T(b) @ T(a)`` where one of the two undoes a transpose. Ones and zeros that are broadcast are made in
+    their final shape, and what they are added to or multiplied with in vain is taken instead.
+    ``call_tir_with_grad`` becomes ``call_tir``.
     """
     function = relax.analysis.remove_all_unused(function)
-    if not any(
-        _is_candidate(binding.value) for block in function.body.blocks for binding in block.bindings
-    ):
+    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    filled = {binding.var for binding in bindings if _is_call(binding.value, [*_ONES, *_ZEROS])}
+    if not any(_is_candidate(binding.value, filled) for binding in bindings):
         return function
     (block,) = function.body.blocks
     bb = relax.BlockBuilder()
@@ -53,7 +67,7 @@ class _Simplifier:
         for binding in block.bindings:
             value = substitute(binding.value, self._same)
             if isinstance(value, relax.Call):
-                value = self._simplified(value)
+                value = self._simplified(value, binding.var.ty)
             if not value.same_as(binding.value):
                 value = self._bb.normalize(value)
             is_name = isinstance(binding, relax.VarBinding) and isinstance(value, relax.Var)
@@ -63,11 +77,11 @@ class _Simplifier:
             self._values[binding.var] = value
             self._bb.emit_normalized(with_value(binding, value))
 
-    def _simplified(self, call: relax.Call) -> relax.Expr:
+    def _simplified(self, call: relax.Call, kind: relax.Type) -> relax.Expr:
         if call.op == _WITH_GRAD:
             return relax.Call(_CALL_TIR, call.args, None, call.ty_args, call.span)
         if not _is_transpose(call):
-            return call
+            return self._folded(call, kind)
         (operand,) = call.args
         value = self._values.get(operand)
         if value is None:
@@ -82,6 +96,23 @@ class _Simplifier:
                 return relax.Call(_MATMUL, arguments, value.attrs, value.ty_args, value.span)
         return call
 
+    def _folded(self, call: relax.Call, kind: relax.Type) -> relax.Expr:
+        """Return what a call of a type is without ones and zeros that change nothing."""
+        if call.op == _BROADCAST and isinstance(call.args[1], relax.ShapeExpr):
+            value = self._values.get(call.args[0])
+            dtype = dtype_of(call.args[0].ty) if call.args[0].ty.dtype is not None else None
+            if dtype is not None and _is_call(value, _ONES):
+                return relax.op.ones(call.args[1], dtype)
+            if dtype is not None and _is_call(value, _ZEROS):
+                return relax.op.zeros(call.args[1], dtype)
+        filled, places = _NEUTRAL.get(call.op, ((), ()))
+        for place in places:
+            other = call.args[1 - place]
+            is_vain = _is_call(self._values.get(call.args[place]), filled)
+            if is_vain and structural_equal(other.ty, kind):
+                return other
+        return call
+
     def _transposed(self, operand: relax.Expr) -> relax.Expr:
         value = self._values.get(operand)
         if value is not None and _is_transpose(value):
@@ -91,8 +122,18 @@ class _Simplifier:
         return self._bb.emit(relax.op.permute_dims(operand, axes))
 
 
-def _is_candidate(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and (value.op == _WITH_GRAD or _is_transpose(value))
+def _is_candidate(value: relax.Expr, filled: set[relax.Var]) -> bool:
+    """Tell whether a value may be simplified, given the variables that are ones or zeros."""
+    if not isinstance(value, relax.Call):
+        return False
+    if value.op == _WITH_GRAD or _is_transpose(value):
+        return True
+    is_folded = value.op == _BROADCAST or value.op in _NEUTRAL
+    return is_folded and any(argument in filled for argument in value.args)
+
+
+def _is_call(value: relax.Expr | None, operators: list[Op]) -> bool:
+    return isinstance(value, relax.Call) and value.op in operators
 
 
 def _is_transpose(value: relax.Expr) -> bool:

@@ -112,6 +112,30 @@ def test_extents_that_a_call_finds_equal():
         run(Gradient("main")(Module), "main_adjoint", V, np.ones(4))
 
 
+def test_extents_that_a_call_in_a_branch_finds_equal():
+    @I.ir_module
+    class Module:
+        @R.function
+        def scaled(x: R.Tensor(("n",), "float64"), y: R.Tensor(("n",), "float64")):
+            n = T.int64()
+            z: R.Tensor((n,), "float64") = R.multiply(R.exp(x), y)
+            return z
+
+        @R.function
+        def main(
+            x: R.Tensor(("a",), "float64"), y: R.Tensor(("b",), "float64"), c: R.Tensor((), "bool")
+        ):
+            cls = Module
+            if c:
+                z = cls.scaled(y, x)
+            else:
+                z = R.sin(y)
+            s: R.Tensor((), "float64") = R.sum(R.multiply(z, z))
+            return s
+
+    check(Module, V, 2 * V, np.array(True), at=(0, 1))
+
+
 def test_calls_within_a_branch():
     @I.ir_module
     class Module:

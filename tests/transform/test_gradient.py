@@ -298,3 +298,24 @@ def test_attributes_of_module_and_function():
     assert adjoint.attrs["version"] == 1
     assert list(adjoint.global_infos) == ["vdevice"]
     assert dict(adjoint["main_adjoint"].attrs) == {"global_symbol": "main_adjoint", "num_input": 1}
+
+
+def test_ones_and_zeros_that_change_nothing():
+    """The adjoint of a sum is made in its shape, and is no factor of what it is multiplied with."""
+    n = tirx.Var("n", "int64")
+
+    def body(bb, x):
+        return op.sum(bb.emit(op.multiply(x, bb.emit(op.exp(x)))))
+
+    script = Gradient("main")(build([tensor("x", (n, 4))], body))["main_adjoint"].script()
+    assert script.count("R.multiply") == 2  # the forward one, and y' = exp(x) x + exp(x)
+    assert "R.broadcast_to" not in script
+    check(build([tensor("x", (n, 4))], body), X)
+
+
+def test_ones_that_broadcast_are_kept():
+    def body(bb, x):
+        rows = bb.emit(op.multiply(x, bb.emit(op.ones((3, 4), "float64"))))
+        return op.sum(bb.emit(op.multiply(rows, rows)))
+
+    check(build([tensor("x", (4,))], body), X[0])
