@@ -66,12 +66,12 @@ class Tile:
     @staticmethod
     def of(conv: Conv2d, cpu: CPU) -> Tile:
         """Return the tile that fits the registers, beside what is multiplied."""
-        sums = 28 if cpu.registers >= 32 else 12
         ins, outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
         vectors = 2 if conv.width.kernel == 1 and ins > cpu.lanes else 1
-        groups = ceil_div(conv.width.kernel, sums)
+        groups = ceil_div(conv.width.kernel, 7 if cpu.registers >= 32 else 3)
         columns = ceil_div(conv.width.kernel, groups)
-        most = max(1, sums // (columns * vectors))
+        # Beside the sums: a splat, and what it is multiplied by.
+        most = (cpu.registers - 1) // (columns * vectors) - 1
         return Tile(_even(outs, most), columns, vectors)
 
 

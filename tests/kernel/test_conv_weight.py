@@ -82,7 +82,7 @@ def test_any_convolution(target, cases):
 
 
 @each_target
-@at_length(10, batch=10)
-@given(cases=batches(convolutions(groups=GROUPS), batch=10))
+@at_length(6, batch=3)
+@given(cases=batches(convolutions(groups=GROUPS), batch=3))
 def test_some_convolutions(target, cases):
     check_weight_gradients(conv_weight, cases, target)
