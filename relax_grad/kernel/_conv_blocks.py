@@ -10,8 +10,8 @@ from ..target import CPU
 from ._builder import Extent, Vectors, bind, ceil_div, const
 from ._gathering import Gathering
 
-#: Bytes of the source that a task copies, about a third of a second-level cache.
-_SOURCE_BYTES = 320 * 1024
+#: Bytes of the source that a task copies, less than half of a second-level cache.
+_SOURCE_BYTES = 384 * 1024
 
 #: Bytes of the target that a task sums up channels last.
 _TARGET_BYTES = 96 * 1024
@@ -50,6 +50,8 @@ class Blocking:
         The columns of a copied row.
     block_rows, block_images, row_blocks, image_blocks : int or tirx.PrimExpr
         How many rows (of a phase) and images a block has, and how many blocks there are of them.
+    tile_images : int
+        How many images share a tile, of the same row of each.
     task_panels : int
         How many panels a task computes of a block.
     """
@@ -72,6 +74,7 @@ class Blocking:
         self.block_rows, self.block_images = self._blocks()
         self.row_blocks = ceil_div(self.rows.count(), self.block_rows)
         self.image_blocks = ceil_div(gathering.images, self.block_images)
+        self.tile_images = self._tile_images()
         self.task_panels = self._task_panels()
 
     def _depth(self) -> int:
@@ -97,6 +100,11 @@ class Blocking:
             while images * 2 <= most and fits(rows, images * 2):
                 images *= 2
         return rows, images
+
+    def _tile_images(self) -> int:
+        """Return how many images share a tile, where rows are short."""
+        most = min(self.pixels // self.columns.count(), self.block_images)
+        return 1 << (max(1, most).bit_length() - 1)
 
     def _task_panels(self) -> int:
         """Return how many panels a task has."""

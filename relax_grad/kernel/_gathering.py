@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
 
@@ -59,6 +59,14 @@ class Conv2d:
     def out_shape(self) -> tuple[Extent, ...]:
         return (self.batch, self.out_channels, *self.out_size)
 
+    @property
+    def flattened(self) -> Conv2d:
+        """The same convolution of one row, where every window is a single element."""
+        steps = (*self.kernel, *self.strides)
+        if set(steps) != {1} or any(self.padding):
+            return self
+        return replace(self, size=(1, prod(self.size)))
+
     def along(self, i: int) -> tuple[int, int, int, int]:
         """Return extent of the kernel, stride, padding before and dilation along an axis."""
         return self.kernel[i], self.strides[i], self.padding[i], self.dilation[i]
@@ -69,7 +77,10 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class Taps:
-    """The taps of one phase: tap ``first + j * step`` reads at ``offset + j * move``, for j below ``number``."""
+    """The taps of one phase: tap ``first + j * step`` reads at ``offset + j * move``, for j below ``number``.
+
+    Steps and moves are positive: the kernel of a data gradient is taken backwards, its last tap is number 0.
+    """
 
     number: int
     first: int
@@ -112,14 +123,15 @@ class Axis:
     @staticmethod
     def backward(size, windows, kernel, stride, before, dilation) -> Axis:
         """Return the axis of a data gradient: element i reads ``(i + before - tap * dilation) / stride``."""
-        step = stride // gcd(stride, dilation)
-        move = -dilation // gcd(stride, dilation)
+        step = gcd(stride, dilation)
         phases = []
         for phase in range(stride):
             at = phase + before
             taps = [tap for tap in range(kernel) if (at - tap * dilation) % stride == 0]
-            first = taps[0] if taps else 0
-            phases.append(Taps(len(taps), first, step, (at - first * dilation) // stride, move))
+            last = taps[-1] if taps else 0
+            offset = (at - last * dilation) // stride
+            flipped = kernel - 1 - last
+            phases.append(Taps(len(taps), flipped, stride // step, offset, dilation // step))
         return Axis(size, windows, 1, tuple(phases))
 
     @cached_property
@@ -146,7 +158,7 @@ class Axis:
 class Gathering:
     """What is computed, per group: ``target[v] = sum over source channel r and tap of source[r] weight[v, r]``.
 
-    The weight is ``[v, r, tap]``, or ``[r, v, tap]`` where ``source_major``.
+    The weight is ``[v, r, tap]``, or where ``source_major`` ``[r, v, tap]`` with the last tap first.
     """
 
     batch: Extent
