@@ -19,6 +19,9 @@ _TARGET_BYTES = 96 * 1024
 #: Bytes of a panel that tiles go through before the next source channels.
 _PANEL_BYTES = 48 * 1024
 
+#: Images that a symbolic batch is expected to have. With others the work is divided less evenly, no more.
+_EXPECTED_IMAGES = 8
+
 #: Bytes of weights that stay in a second-level cache from one image to the next.
 _WEIGHT_BYTES = 512 * 1024
 
@@ -96,7 +99,7 @@ class Blocking:
         rows = ceil_div(count, ceil_div(count, rows))
         images = 1
         if rows == count and self.g.groups == 1:
-            most = self.g.images // self.cpu.cores if isinstance(self.g.images, int) else 4
+            most = self._expected_images() // self.cpu.cores
             while images * 2 <= most and fits(rows, images * 2):
                 images *= 2
         return rows, images
@@ -108,12 +111,13 @@ class Blocking:
 
     def _task_panels(self) -> int:
         """Return how many panels a task has."""
-        if isinstance(self.image_blocks, int):
-            blocks = self.image_blocks * self.row_blocks
-        else:
-            blocks = self.row_blocks
+        blocks = ceil_div(self._expected_images(), self.block_images) * self.row_blocks
         wanted = ceil_div(4 * self.cpu.cores, blocks)
         return ceil_div(self.panels, min(self.panels, wanted))
+
+    def _expected_images(self) -> int:
+        """Return the number of images, or of a symbolic number what the work is divided for."""
+        return self.g.images if isinstance(self.g.images, int) else _EXPECTED_IMAGES
 
     def at_most(self, size: int, extent: Extent, start):
         """Return how many of a block are left."""
