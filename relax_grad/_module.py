@@ -1,8 +1,8 @@
-"""Looking things up in modules."""
+"""What is done with modules and functions again and again."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -44,3 +44,20 @@ def with_functions(
         variable = variables.get(name) or GlobalVar(name)
         kept[variable] = function.with_attr("global_symbol", name)
     return tvm.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def normalized(
+    params: Sequence[relax.Var], body: relax.Expr, bb: relax.BlockBuilder | None = None
+) -> relax.Expr:
+    """Return the body of a function of these parameters in normal form, with the types of its bindings."""
+    bb = relax.BlockBuilder() if bb is None else bb
+    bb.begin_scope(list(params))
+    body = bb.normalize(body)
+    bb.end_scope()
+    return body
+
+
+def is_known(found: relax.Type, wanted: relax.Type) -> bool:
+    """Tell whether what has one type is known to be what another says."""
+    check = relax.analysis.type_base_check(wanted, found)
+    return check == relax.analysis.BaseCheckResult.PASS

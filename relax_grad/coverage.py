@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from .activity import used, useful
-from .registry import Classification, classify, operators
+from .registry import Classification, classify, is_no_grad, operators
 
 __all__ = [
     "MissingGradient",
@@ -89,7 +89,7 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
     for sample in samples(op_name):
         for partials in sample.partials():
             count = max(count, len(partials))
-            found |= {i for i, partial in enumerate(partials) if not _is_no_grad(partial)}
+            found |= {i for i, partial in enumerate(partials) if not is_no_grad(partial)}
     names = [argument.name for argument in Op.get(op_name).arguments]
     names += [f"argument {i}" for i in range(len(names), count)]
     return tuple(names[i] for i in sorted(found))
@@ -106,8 +106,8 @@ def missing_gradients(
     """Return every binding that keeps a function from being differentiated for lack of a gradient.
 
     Those of the functions that it calls are among them, as :class:`relax_grad.transform.Gradient` follows
-    these; TVM's pass does not. Only what lies between ``require_grads`` and the target counts: a result of integers, a constant, or
-    an operator that counts as a constant ends a path.
+    these; TVM's pass does not. Only what lies between ``require_grads`` and the target counts: a result
+    of integers, a constant, or an operator that counts as a constant ends a path.
 
     Parameters
     ----------
@@ -210,10 +210,6 @@ def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
     else:
         name = callee.name_hint if isinstance(callee, relax.GlobalVar) else str(callee)
         yield name, "which Relax function is called is not known before it runs"
-
-
-def _is_no_grad(partial: relax.Expr) -> bool:
-    return isinstance(partial, relax.Call) and partial.op == Op.get("relax.grad.no_grad")
 
 
 def _place(span: tvm.ir.Span) -> str:

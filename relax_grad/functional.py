@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from ._compat import dtype_of
-from ._module import relax_function, with_functions
+from ._module import normalized, relax_function, with_functions
 from .activity import has_gradient
 from .transform.gradient import Gradient, add_adjoint
 
@@ -242,7 +242,7 @@ def derivatives(
     body = relax.SeqExpr(function.body.blocks, relax.Tuple([result, *orders]))
     params = list(function.params)
     flat = relax.Function(
-        params, _normalized(params, body), is_pure=function.is_pure, attrs=function.attrs
+        params, normalized(params, body), is_pure=function.is_pure, attrs=function.attrs
     )
     return _extended(mod, found, f"{func_name}_order{order}", flat)
 
@@ -315,32 +315,24 @@ def _leaf_names(variables: Sequence[relax.Var], suffix: str) -> list[str]:
 
 
 def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] | None:
-    positions = _positions(mod, func_name, wrt)
-    if positions is None:
-        return None
-    params = relax_function(mod, func_name).params
-    return [params[i] for i in positions]
-
-
-def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
-    """Return the positions of the named parameters; None for all."""
+    """Return the parameters that are given, by themselves, name or position; None for all."""
     params = list(relax_function(mod, func_name).params)
     if wrt is None:
         return None
     names = [param.name for param in params]
-    positions = []
+    found = []
     for item in wrt if isinstance(wrt, (list, tuple)) else [wrt]:
         if isinstance(item, str) and names.count(item) == 1:
-            positions.append(names.index(item))
+            found.append(params[names.index(item)])
         elif _is_integer(item) and 0 <= item < len(params):
-            positions.append(int(item))
+            found.append(params[item])
         elif isinstance(item, relax.Var) and item in params:
-            positions.append(params.index(item))
+            found.append(item)
         else:
             raise ValueError(
                 f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
             )
-    return positions
+    return found
 
 
 def _is_integer(item) -> bool:
@@ -388,7 +380,7 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
     (result, _), products = function.body.body.fields[0].fields, function.body.body.fields[1]
     body = relax.SeqExpr(function.body.blocks, relax.Tuple([result, products]))
     slim = relax.analysis.remove_all_unused(
-        relax.Function(params, _normalized(params, body), is_pure=function.is_pure)
+        relax.Function(params, normalized(params, body), is_pure=function.is_pure)
     )
     blocks = [_zeros_for_casts(block, dropped) for block in slim.body.blocks]
     slim = relax.SeqExpr(blocks, slim.body.body)
@@ -397,7 +389,7 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
         [relax.VarBinding(param, _zeros(param)) for param in dropped if param in used]
     )
     blocks = [zeros, *blocks] if zeros.bindings else blocks
-    body = _normalized(kept, relax.SeqExpr(blocks, slim.body))
+    body = normalized(kept, relax.SeqExpr(blocks, slim.body))
     return relax.Function(kept, body, is_pure=function.is_pure, attrs=function.attrs)
 
 
@@ -415,11 +407,3 @@ def _zeros_for_casts(block: relax.BindingBlock, dropped: Sequence[relax.Var]) ->
 def _zeros(param: relax.Var) -> relax.Expr:
     bb = relax.BlockBuilder()
     return bb.normalize(relax.op.zeros(param.ty.shape, dtype_of(param.ty)))
-
-
-def _normalized(params: Sequence[relax.Var], body: relax.Expr) -> relax.Expr:
-    bb = relax.BlockBuilder()
-    bb.begin_scope(list(params))
-    body = bb.normalize(body)
-    bb.end_scope()
-    return body

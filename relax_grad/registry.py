@@ -248,6 +248,11 @@ def classify(op_name: str) -> Classification:
     return Classification(op_name, "differentiable", rule, corrects=corrects)
 
 
+def is_no_grad(partial: relax.Expr) -> bool:
+    """Tell whether what a rule returns for an argument says that this has no gradient."""
+    return isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP
+
+
 def install() -> None:
     """Register every declaration with the running TVM that is not registered yet.
 
@@ -324,7 +329,7 @@ def _normalized(
     """Normalize a partial and hold its type against that of its argument."""
     if not isinstance(partial, relax.Expr):
         raise GradientError(f"the rule must return expressions, but it returned {partial!r}")
-    if isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP:
+    if is_no_grad(partial):
         return partial
     partial = ctx.normalize(partial)
     expected = argument.ty

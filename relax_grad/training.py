@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import tvm
 import tvm.relax.training
 from tvm import relax
-from tvm.ir import GlobalVar
 from tvm.relax.transform import DecomposeOpsForInference, LegalizeOps
 
 from ._compat import types_differ
-from ._module import relax_function, with_functions
+from ._module import normalized, relax_function, with_functions
 from .activity import holds_floats
 from .transform import Gradient
-from .transform._forward import bind_param, with_shapes
+from .transform._arguments import bind_param, with_shapes
+from .transform._dataflow import in_dataflow
 
 _NAMES = relax.training.Trainer  # knows the functions by these names
 
@@ -155,19 +155,21 @@ def append_loss(
                 f"the backbone returns {output.ty} for the parameter {param.name} of the loss, whose type "
                 f"is {param.ty}"
             )
-        arguments.append(bind_param(param, output))
+        arguments += bind_param(param, output)
     params = [*backbone.params, *loss.params[num_backbone_outputs:]]
     value = loss.body.body
     body = relax.SeqExpr(
         [*backbone.body.blocks, relax.BindingBlock(arguments), *loss.body.blocks],
         relax.Tuple([value, *rest]) if rest else value,
     )
-    bb = relax.BlockBuilder()
-    bb.begin_scope(params)
-    body = bb.normalize(body)
-    bb.end_scope()
-    is_pure = backbone.is_pure and loss.is_pure
-    return _tidied(relax.Function(params, body, is_pure=is_pure, attrs=backbone.attrs))
+    return in_dataflow(
+        relax.Function(
+            params,
+            normalized(params, body),
+            is_pure=backbone.is_pure and loss.is_pure,
+            attrs=backbone.attrs,
+        )
+    )
 
 
 def _outputs(result: relax.Expr) -> list[relax.Expr]:
@@ -177,18 +179,6 @@ def _outputs(result: relax.Expr) -> list[relax.Expr]:
     if isinstance(result.ty, relax.TupleType):
         return [relax.TupleGetItem(result, i) for i in range(len(result.ty.fields))]
     return [result]
-
-
-def _tidied(function: relax.Function) -> relax.Function:
-    """Return a function without the bindings that only rename, in one dataflow block where it can be."""
-    passes = tvm.transform.Sequential(
-        [
-            relax.transform.ToNonDataflow(),
-            relax.transform.CanonicalizeBindings(),
-            relax.transform.ConvertToDataflow(1),
-        ]
-    )
-    return passes(tvm.IRModule({GlobalVar("loss"): function}))["loss"]
 
 
 def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Function:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.ir import Op
 
 from .._compat import dtype_of
-
-_NO_GRAD = Op.get("relax.grad.no_grad")
+from ..registry import is_no_grad
 
 
 class Adjoint:
@@ -80,7 +78,7 @@ class Adjoint:
         """Return the adjoints of the elements of a tuple, with what came in for the whole."""
         if self._fields is None:
             self._fields = [
-                Adjoint(_element(self.expr, i), kind) for i, kind in enumerate(self.type.fields)
+                Adjoint(element(self.expr, i), kind) for i, kind in enumerate(self.type.fields)
             ]
             whole, self._terms = self._terms, []
             for partial in whole:
@@ -104,15 +102,11 @@ def _add_each(bb: relax.BlockBuilder, fields: list[Adjoint], partial: relax.Expr
     if not isinstance(partial, (relax.Tuple, relax.Var)):
         partial = bb.emit(partial)
     for i, field in enumerate(fields):
-        field.add(bb, _element(partial, i))
+        field.add(bb, element(partial, i))
 
 
-def _element(expr: relax.Expr, index: int) -> relax.Expr:
+def element(expr: relax.Expr, index: int) -> relax.Expr:
+    """Return an element of a tuple: itself where the tuple is written out."""
     if isinstance(expr, relax.Tuple):
         return expr.fields[index]
     return relax.TupleGetItem(expr, index)
-
-
-def is_no_grad(partial: relax.Expr) -> bool:
-    """Tell whether a rule says that there is no gradient."""
-    return isinstance(partial, relax.Call) and partial.op == _NO_GRAD

@@ -5,8 +5,11 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import PrimType
 
+from .._module import normalized
 from ..activity import used
 from ..errors import GradientError
+from ._arguments import copy_function
+from ._dataflow import without_cast
 
 
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
@@ -28,10 +31,7 @@ def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -
     blocks = [_lifted(bb, block, name) for block in function.body.blocks]
     if all(new is old for new, old in zip(blocks, function.body.blocks, strict=True)):
         return function
-    body = relax.SeqExpr(blocks, function.body.body)
-    bb.begin_scope(list(function.params))
-    body = bb.normalize(body)
-    bb.end_scope()
+    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body), bb)
     return relax.Function(
         function.params, body, function.ret_ty, is_pure=function.is_pure, attrs=function.attrs
     )
@@ -55,13 +55,12 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
 
 def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.SeqExpr:
     """Return a call of a new function that does what a branch does."""
-    branch = relax.SeqExpr([_lifted(bb, block, name) for block in branch.blocks], branch.body)
+    blocks = [relax.BindingBlock(list(map(without_cast, b.bindings))) for b in branch.blocks]
+    branch = relax.SeqExpr([_lifted(bb, block, name) for block in blocks], branch.body)
     free = list(relax.analysis.free_vars(branch))
     # TVM may count extents that are written out among the variables.
     params = [variable for variable in free if not isinstance(variable.ty, PrimType)]
-    bb.begin_scope(params)
-    branch = bb.normalize(branch)
-    bb.end_scope()
+    branch = normalized(params, branch, bb)
     hidden = relax.analysis.free_symbolic_vars(relax.Function(params, branch, is_pure=True))
     known = relax.analysis.defined_symbolic_vars(relax.Function(params, branch, is_pure=True))
     is_pure = not relax.analysis.contains_impure_call(branch)
@@ -77,7 +76,9 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
 
 def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
     """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
-    return copy_function(relax.Function([], branch, branch.ty)).body
+    function = relax.Function([], branch, branch.ty)
+    # What its casts seem to define may come from outside too.
+    return copy_function(function, relax.analysis.defined_symbolic_vars(function)).body
 
 
 def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
@@ -107,19 +108,3 @@ def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
             continue
         kept.append(binding)
     return relax.SeqExpr([relax.BindingBlock(kept)], branch.body)
-
-
-def copy_function(function: relax.Function) -> relax.Function:
-    """Return a function with variables of its own; symbolic extents from outside stay what they are."""
-    hidden = list(relax.analysis.free_symbolic_vars(function))
-    if not hidden:
-        return relax.utils.copy_with_new_vars(function)
-    extents = relax.Var("extents", relax.ShapeType(hidden))
-    copied = relax.utils.copy_with_new_vars(
-        relax.Function([extents, *function.params], function.body, function.ret_ty)
-    )
-    renamed = dict(zip(copied.params[0].ty.values, hidden, strict=True))
-    copied = copied.bind_symbolic_vars(renamed)
-    return relax.Function(
-        copied.params[1:], copied.body, copied.ret_ty, function.is_pure, function.attrs
-    )

@@ -18,7 +18,7 @@ _START, _END = (Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end
 
 def has_markers(bindings: Iterable[relax.Binding]) -> bool:
     """Tell whether a marker stands among the bindings."""
-    return any(map(_is_marker, bindings))
+    return any(is_marker(binding.value) for binding in bindings)
 
 
 class Checkpoints:
@@ -51,7 +51,7 @@ class Checkpoints:
         whole: set[relax.Var] = set()
         for binding in bindings:
             variable, value = binding.var, binding.value
-            if not _is_marker(binding):
+            if not is_marker(value):
                 if all(v in self._kept or v in ended for v in used(value)):
                     self._kept.add(variable)
                 if isinstance(value, (relax.If, relax.Function)) or _is_impure(value):
@@ -152,6 +152,6 @@ def _is_impure(value: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and relax.analysis.contains_impure_call(value)
 
 
-def _is_marker(binding: relax.Binding) -> bool:
-    value = binding.value
+def is_marker(value: relax.Expr) -> bool:
+    """Tell whether a value is the beginning or the end of a stretch."""
     return isinstance(value, relax.Call) and value.op in (_START, _END)

@@ -9,17 +9,18 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import shapes_agree
+from .._module import is_known
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
-from ._adjoint import Adjoint, is_no_grad
+from ..registry import is_no_grad
+from ._adjoint import Adjoint, element
 from ._branches import copy_branch, without_effects
-from ._checkpoint import Checkpoints
+from ._checkpoint import Checkpoints, is_marker
 
 #: Contributions to elements of a tuple, with the indices that lead there.
 Parts = Sequence[tuple[tuple[int, ...], relax.Expr]]
 
 _WITH_GRAD = Op.get("relax.call_tir_with_grad")
-_MARKERS = [Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end")]
 
 
 class Reverse:
@@ -66,7 +67,7 @@ class Reverse:
                 partial = self._bb.emit(partial)
             for i, field in enumerate(expr.fields):
                 if any(variable in self._active for variable in used(field)):
-                    self.add(field, self._element(partial, i))
+                    self.add(field, element(partial, i))
             return
         adjoint = self._find(expr)
         if adjoint is not None:
@@ -94,10 +95,10 @@ class Reverse:
     def _add_parts(self, expr: relax.Expr, parts: Parts) -> None:
         """Add contributions to the elements of an expression."""
         for path, total in parts:
-            element, kind = expr, expr.ty
+            part = expr
             for index in path:
-                element, kind = relax.TupleGetItem(element, index), kind.fields[index]
-            self.add(element, self._of_type(total, kind))
+                part = element(part, index)
+            self.add(part, self._of_type(total, part.ty))
 
     def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
         """Undo what match_cast has found out: rules expect the extents of the forward variable.
@@ -116,15 +117,10 @@ class Reverse:
             return None if whole is None else whole.field(self._bb, expr.index)
         return self.adjoint(expr) if expr in self._active else None
 
-    def _element(self, expr: relax.Expr, index: int) -> relax.Expr:
-        if isinstance(expr, relax.Tuple):
-            return expr.fields[index]
-        return self._bb.normalize(relax.TupleGetItem(expr, index))
-
     def _call(self, variable: relax.Var, call: relax.Call, total: relax.Expr) -> None:
         if not any(v in self._active for v in used(call)):
             return
-        if call.op in _MARKERS:  # within a branch, all of which is computed again
+        if is_marker(call):  # within a branch, all of which is computed again
             self.add(call.args[0], total)
             return
         rule = call.op.get_attr("FPrimalGradient") if isinstance(call.op, Op) else None
@@ -181,10 +177,9 @@ class Reverse:
         ]
         gradients = self._bb.emit(relax.If(value.cond, *branches))
         for i, variable in enumerate(inputs):
-            gradient = self._element(gradients, i)
-            check = relax.analysis.type_base_check(variable.ty, gradient.ty)
-            is_known = check == relax.analysis.BaseCheckResult.PASS
-            if holds_floats(variable.ty) and not is_known:  # a conditional may forget extents
+            gradient = element(gradients, i)
+            # A conditional may forget extents.
+            if holds_floats(variable.ty) and not is_known(gradient.ty, variable.ty):
                 gradient = self._bb.match_cast(gradient, variable.ty)
             self.add(variable, gradient)
 
@@ -210,20 +205,18 @@ class Reverse:
 
 
 def _written_out(expr: relax.Expr) -> relax.Expr:
-    """Return the element itself for an element of a tuple that is written out."""
-    if isinstance(expr, relax.TupleGetItem):
-        whole = _written_out(expr.tuple_value)
-        if isinstance(whole, relax.Tuple):
-            return _written_out(whole.fields[expr.index])
-    return expr
+    """Return what an element of a tuple is that is written out, at any depth."""
+    if not isinstance(expr, relax.TupleGetItem):
+        return expr
+    whole = _written_out(expr.tuple_value)
+    part = element(whole, expr.index)
+    return _written_out(part) if isinstance(whole, relax.Tuple) else part
 
 
 def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
     total = adjoint.total(bb, f"{adjoint.expr.name}_adjoint")
     if total is not None:
         return total
-    if not holds_floats(
-        adjoint.type
-    ):  # quantized numbers, whose gradients are of what they stand for
+    if not holds_floats(adjoint.type):  # quantized: the gradients are of what the numbers stand for
         return relax.op.zeros_like(adjoint.expr, "float32")
     return adjoint.zeros(bb)

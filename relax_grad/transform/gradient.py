@@ -7,17 +7,19 @@ from collections.abc import Callable, Collection, Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar, Op
+from tvm.ir import Op
 
 from .._compat import dtype_of
 from .._module import relax_function
 from ..activity import bindings_of, expanded, has_gradient, holds_floats, used, varied
 from ..coverage import MissingGradient, obstacles
 from ..errors import GradientError
+from ._adjoint import element
 from ._branches import lift_branches
 from ._checkpoint import Checkpoints, has_markers, with_value
 from ._cotangents import Cotangents, seeds
-from ._forward import Forward
+from ._dataflow import in_dataflow, without_cast
+from ._forward import Forward, may_call
 from ._reverse import Reverse
 from ._simplify import simplify
 
@@ -159,7 +161,8 @@ class _Differentiation:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
         self._original, self._renamed = function, renamed
         self._wrt = self._check_require_grads()
-        self._bindings, self._checkpoints = self._forward_bindings(), None
+        self._bindings = [without_cast(binding) for binding in self._forward_bindings()]
+        self._checkpoints = None
         self._unmarked: Callable[[relax.Var], relax.Var] = _same
         if has_markers(self._bindings):
             self._checkpoints = Checkpoints(self._bindings, self._function.params)
@@ -261,11 +264,11 @@ class _Differentiation:
         leaves = _float_leaves(target)
         if not leaves:
             raise GradientError(
-                f"the target must hold floating-point tensors, but it is {_type(target)}"
+                f"the target must hold floating-point tensors, but it is {target.ty}"
             )
         return seeds(
             leaves,
-            [_type(leaf) for leaf in leaves],
+            [leaf.ty for leaf in leaves],
             self._settings.cotangents,
             lambda variable: self._unmarked(self._own(variable, "cotangents")),
         )
@@ -280,12 +283,7 @@ class _Differentiation:
     def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str) -> tvm.IRModule:
         adjoint = simplify(adjoint)
         if not self._is_plain:
-            adjoint = lift_branches(bb, adjoint, name)
-            alone = tvm.IRModule({GlobalVar("adjoint"): adjoint})
-            # The elements of known tuples are replaced first: done by ConvertToDataflow itself, what
-            # replaces them is no output of its block.
-            alone = relax.transform.CanonicalizeBindings()(alone)
-            adjoint = relax.transform.ConvertToDataflow(1)(alone)["adjoint"]
+            adjoint = in_dataflow(lift_branches(bb, adjoint, name))
             adjoint = relax.analysis.remove_all_unused(adjoint)
         adjoint = relax.utils.copy_with_new_vars(adjoint)
         bb.add_func(adjoint.with_attr("global_symbol", name), name)
@@ -306,14 +304,8 @@ def _is_plain(function: relax.Function) -> bool:
     blocks = function.body.blocks
     if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
         return False
-    return not any(
-        isinstance(binding.value, relax.Function)
-        or (
-            isinstance(binding.value, relax.Call)
-            and isinstance(binding.value.op, (GlobalVar, relax.Var))
-        )
-        for binding in blocks[0].bindings
-    )
+    values = [binding.value for binding in blocks[0].bindings]
+    return not any(isinstance(value, relax.Function) or may_call(value) for value in values)
 
 
 def _to_nondataflow(mod: tvm.IRModule) -> tvm.IRModule:
@@ -347,7 +339,7 @@ def _target(
     bound = {binding.var: binding.value for binding in bindings}
     target = result
     for index in path:
-        kind = _type(target)
+        kind = target.ty
         count = len(kind.fields) if isinstance(kind, relax.TupleType) else 0
         if not 0 <= index < count:
             found = f"a tuple of {count} elements" if count else "one value"
@@ -357,14 +349,13 @@ def _target(
             )
         while target not in wrt and isinstance(bound.get(target), (relax.Var, relax.Tuple)):
             target = bound[target]
-        is_tuple = isinstance(target, relax.Tuple)
-        target = target.fields[index] if is_tuple else relax.TupleGetItem(target, index)
+        target = element(target, index)
     return target
 
 
 def _one(target: relax.Expr) -> relax.Expr:
     """Return the 1 that the adjoint of a target of one element begins with."""
-    kind = _type(target)
+    kind = target.ty
     if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
         raise GradientError(
             f"the target must be one floating-point tensor, but its type is {kind}; choose one with "
@@ -402,21 +393,11 @@ def _erased(
 
 def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:
     """Return each floating-point tensor of a (nested) expression."""
-    kind = _type(expr)
+    kind = expr.ty
     if isinstance(kind, relax.TupleType):
-        fields = (
-            expr.fields
-            if isinstance(expr, relax.Tuple)
-            else [relax.TupleGetItem(expr, i) for i in range(len(kind.fields))]
-        )
+        fields = [element(expr, i) for i in range(len(kind.fields))]
         return [leaf for field in fields for leaf in _float_leaves(field)]
     return [expr] if isinstance(kind, relax.TensorType) and holds_floats(kind) else []
-
-
-def _type(expr: relax.Expr) -> relax.Type:
-    if isinstance(expr, relax.TupleGetItem):
-        return _type(expr.tuple_value).fields[expr.index]
-    return expr.ty
 
 
 def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:

@@ -57,11 +57,6 @@ def has_local_functions(function: relax.Function) -> bool:
     return any(isinstance(binding.value, relax.Function) for binding in bindings_of(function.body))
 
 
-def bindings_in(function: relax.Function) -> int:
-    """Return the number of bindings of a function."""
-    return sum(len(block.bindings) for block in function.body.blocks)
-
-
 def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
     passes = relax.backend.cpu_generic.pipeline
     skipped = {"FuseOps", "FuseTIR"}

@@ -40,6 +40,11 @@ def to_numpy(value):
     return value.numpy() if hasattr(value, "numpy") else [to_numpy(item) for item in value]
 
 
+def bindings_in(function: relax.Function) -> int:
+    """Return the number of bindings of a function."""
+    return sum(len(block.bindings) for block in function.body.blocks)
+
+
 def is_sound(module: tvm.IRModule) -> None:
     """Assert that a module is well-formed, and prints as what parses back to the same."""
     assert relax.analysis.check_well_formed(module)

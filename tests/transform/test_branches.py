@@ -1,4 +1,4 @@
-"""What the branches of conditionals hold besides arithmetic."""
+"""Conditionals: the adjoint of the branch that is taken, and what branches hold."""
 
 from __future__ import annotations
 
@@ -8,12 +8,206 @@ from programs import check, is_sound, run
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
+from tvm.script import tirx as T
 
 import relax_grad
-from relax_grad import GradientError
+from relax_grad import GradientError, missing_gradients
 from relax_grad.transform import Gradient
 
 V = np.array([0.5, -1.0, 0.25])
+X = np.array([[0.5, -1.5, 2.0, 0.25], [1.0, -0.75, 0.125, 3.0], [-2.0, 0.3, 0.7, -0.1]])
+
+
+@I.ir_module
+class Branches:
+    @R.function
+    def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+        y: R.Tensor((3, 4), "float64") = R.multiply(x, x)
+        if c:
+            z = R.add(y, y)
+        else:
+            e = R.exp(y)
+            z = R.multiply(e, x)
+        s: R.Tensor((), "float64") = R.sum(z)
+        return s
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_branch_that_is_taken(taken):
+    condition = np.array(taken)
+    check(Branches, X, condition)
+    first = Gradient("main")(Branches)
+    second = Gradient("main_adjoint", [first["main_adjoint"].params[0]], (1, 0), cotangents=True)(
+        first
+    )
+    is_sound(second)
+    _, (found,) = run(second, "main_adjoint_adjoint", X, condition, np.ones_like(X))
+    e = np.exp(X * X)
+    wanted = 4 * np.ones_like(X) if taken else e * (6 * X + 4 * X**3)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_conditionals_within_each_other_and_in_a_row():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool"), d: R.Tensor((), "bool")):
+            if c:
+                if d:
+                    y = R.exp(x)
+                else:
+                    y = R.sin(x)
+            else:
+                y = R.multiply(x, x)
+            if d:
+                z = R.multiply(y, x)
+            else:
+                z = x
+            s: R.Tensor((), "float64") = R.sum(z)
+            return s
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    for c in (True, False):
+        for d in (True, False):
+            _, (found,) = run(adjoint, "main_adjoint", X, np.array(c), np.array(d))
+            y, dy = (np.exp(X), np.exp(X)) if c else (X * X, 2 * X)
+            np.testing.assert_allclose(found, y + X * dy if d else np.ones_like(X), rtol=1e-12)
+
+
+def test_a_conditional_over_symbolic_shapes():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(("n", 4), "float64"), c: R.Tensor((), "bool")):
+            n = T.int64()
+            y: R.Tensor((n * 4,), "float64") = R.reshape(x, R.shape([n * 4]))
+            if c:
+                z = R.multiply(y, y)
+            else:
+                z = R.exp(y)
+            s: R.Tensor((), "float64") = R.sum(z)
+            return s
+
+    for taken in (True, False):
+        check(Module, X, np.array(taken))
+
+
+def test_symbolic_extents_that_only_the_branch_of_a_conditional_uses():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(
+            x: R.Tensor(("n", 4), "float64"), y: R.Tensor((4,), "float64"), c: R.Tensor((), "bool")
+        ):
+            n = T.int64()
+            if c:
+                z: R.Tensor((n, 4), "float64") = R.broadcast_to(y, R.shape([n, 4]))
+            else:
+                z: R.Tensor((n, 4), "float64") = R.sin(x)
+            s: R.Tensor((), "float64") = R.sum(R.multiply(z, z))
+            return s
+
+    assert "ndim=" not in Gradient("main")(Module).script()
+    for taken in (True, False):
+        check(Module, X, X[0], np.array(taken), at=(0, 1))
+
+
+def test_an_element_of_a_tuple_that_is_used_before_and_behind_a_conditional():
+    """ConvertToDataflow replaces it by what the tuple was made of, and does not output that."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            with R.dataflow():
+                y = R.exp(x)
+                t = (c, y)
+                u = t[1]
+                R.output(t, u)
+            if c:
+                z = R.sin(x)
+            else:
+                z = R.cos(x)
+            with R.dataflow():
+                w = R.multiply(t[1], z)
+                s = R.sum(w)
+                R.output(s)
+            return s
+
+    check(Module, X, np.array(True))
+
+
+def test_match_cast_of_an_element_beside_a_conditional():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            parts = R.split(x, 2, axis=1)
+            part = R.match_cast(parts[1], R.Tensor((3, 2), "float64"))
+            if c:
+                y = R.exp(part)
+            else:
+                y = R.sin(part)
+            s = R.sum(y)
+            return s
+
+    check(Module, X, np.array(True))
+
+
+def test_a_conditional_between_checkpoints():
+    """It is not written a second time, and a match_cast to what is known not at all."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            y = R.grad.start_checkpoint(x)
+            z = R.exp(y)
+            if c:
+                e = R.match_cast(R.multiply(z, z), R.Tensor((3, 4), "float64"))
+                w = R.sin(e)
+            else:
+                w = R.multiply(z, y)
+            a = R.match_cast(R.multiply(w, z), R.Tensor((3, 4), "float64"))
+            b = R.grad.end_checkpoint(R.multiply(a, w))
+            s = R.sum(R.tanh(b))
+            return s
+
+    def elements(x, taken):
+        z = np.exp(x)
+        w = np.sin(z * z) if taken else z * x
+        return np.tanh(w * z * w)
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    del adjoint["main"]  # compiled alone, TVM's memory planning makes it crash
+    assert "match_cast" not in adjoint.script()
+    for taken in (True, False):
+        _, (found,) = run(adjoint, "main_adjoint", X / 4, np.array(taken))
+        wanted = elements(X / 4 + 1e-30j, taken).imag / 1e-30
+        np.testing.assert_allclose(found, wanted, rtol=1e-10)
+
+
+def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float64"), c: R.Tensor((), "bool")):
+            if c:
+                u = R.call_pure_packed("mystery", x, ty_args=R.Tensor((3, 4), "float64"))
+                r = (R.exp(x), (u, x))
+            else:
+                r = (x, (x, x))
+            other = r
+            a: R.Tensor((3, 4), "float64") = other[0]
+            s: R.Tensor((), "float64") = R.sum(a)
+            return s
+
+    assert missing_gradients(Module, "main") == []
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    assert "R.exp" in adjoint.script()
 
 
 def test_effects_happen_once(capfd):

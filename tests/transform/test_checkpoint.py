@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from programs import build, run, tensor
+from programs import bindings_in, build, is_sound, run, tensor
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -66,6 +66,33 @@ def test_values_and_counts_beside_tvm(body):
     both["stock"] = stock.with_attr("global_symbol", "stock")
     (found,), (wanted,) = (run(both, name, X)[1] for name in ("ours", "stock"))
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_checkpoints_are_computed_again():
+    from relax_grad.op import checkpoint
+
+    def plain(bb, x):
+        y = bb.emit(op.exp(x))
+        return op.sum(bb.emit(op.multiply(y, bb.emit(op.tanh(y)))))
+
+    def marked(bb, x):
+        def stretch(x):
+            y = bb.emit(op.exp(x))
+            return bb.emit(op.multiply(y, bb.emit(op.tanh(y))))
+
+        return op.sum(bb.emit(checkpoint(stretch, x)))
+
+    x = tensor("x", (2, 4))
+    module = build([x], marked)
+    adjoint = Gradient("main")(module)
+    is_sound(adjoint)
+    assert adjoint["main_adjoint"].script().count("R.exp") == 2
+    stock = relax.transform.Gradient("main")(module)
+    assert bindings_in(adjoint["main_adjoint"]) <= bindings_in(stock["main_adjoint"])
+    found, wanted = (
+        run(each, "main_adjoint", X) for each in (adjoint, Gradient("main")(build([x], plain)))
+    )
+    np.testing.assert_allclose(found[1][0], wanted[1][0], rtol=1e-14)
 
 
 def test_a_cast_is_computed_again_as_a_cast():

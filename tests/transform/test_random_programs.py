@@ -8,7 +8,6 @@ import tvm_ffi
 from differential import (
     Reference,
     assert_close,
-    bindings_in,
     call,
     compile_all,
     float_leaves,
@@ -17,7 +16,7 @@ from differential import (
     variables,
 )
 from hypothesis import given
-from programs import is_sound
+from programs import bindings_in, is_sound
 from random_programs import programs
 from sweep import at_length, batches
 from tvm import relax
