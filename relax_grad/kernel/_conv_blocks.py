@@ -10,14 +10,17 @@ from ..target import CPU
 from ._builder import Extent, Vectors, bind, ceil_div, const
 from ._gathering import Gathering
 
-#: Bytes of the source that a task copies, about a third of a second-level cache.
-_SOURCE_BYTES = 320 * 1024
+#: Bytes of the source that a task copies, less than half of a second-level cache.
+_SOURCE_BYTES = 384 * 1024
 
 #: Bytes of the target that a task sums up channels last.
 _TARGET_BYTES = 96 * 1024
 
 #: Bytes of a panel that tiles go through before the next source channels.
 _PANEL_BYTES = 48 * 1024
+
+#: Images that a symbolic batch is expected to have. With others the work is divided less evenly, no more.
+_EXPECTED_IMAGES = 8
 
 #: Bytes of weights that stay in a second-level cache from one image to the next.
 _WEIGHT_BYTES = 512 * 1024
@@ -50,6 +53,8 @@ class Blocking:
         The columns of a copied row.
     block_rows, block_images, row_blocks, image_blocks : int or tirx.PrimExpr
         How many rows (of a phase) and images a block has, and how many blocks there are of them.
+    tile_images : int
+        How many images share a tile, of the same row of each.
     task_panels : int
         How many panels a task computes of a block.
     """
@@ -72,6 +77,7 @@ class Blocking:
         self.block_rows, self.block_images = self._blocks()
         self.row_blocks = ceil_div(self.rows.count(), self.block_rows)
         self.image_blocks = ceil_div(gathering.images, self.block_images)
+        self.tile_images = self._tile_images()
         self.task_panels = self._task_panels()
 
     def _depth(self) -> int:
@@ -93,19 +99,25 @@ class Blocking:
         rows = ceil_div(count, ceil_div(count, rows))
         images = 1
         if rows == count and self.g.groups == 1:
-            most = self.g.images // self.cpu.cores if isinstance(self.g.images, int) else 4
+            most = self._expected_images() // self.cpu.cores
             while images * 2 <= most and fits(rows, images * 2):
                 images *= 2
         return rows, images
 
+    def _tile_images(self) -> int:
+        """Return how many images share a tile, where rows are short."""
+        most = min(self.pixels // self.columns.count(), self.block_images)
+        return 1 << (max(1, most).bit_length() - 1)
+
     def _task_panels(self) -> int:
         """Return how many panels a task has."""
-        if isinstance(self.image_blocks, int):
-            blocks = self.image_blocks * self.row_blocks
-        else:
-            blocks = self.row_blocks
+        blocks = ceil_div(self._expected_images(), self.block_images) * self.row_blocks
         wanted = ceil_div(4 * self.cpu.cores, blocks)
         return ceil_div(self.panels, min(self.panels, wanted))
+
+    def _expected_images(self) -> int:
+        """Return the number of images, or of a symbolic number what the work is divided for."""
+        return self.g.images if isinstance(self.g.images, int) else _EXPECTED_IMAGES
 
     def at_most(self, size: int, extent: Extent, start):
         """Return how many of a block are left."""

@@ -22,9 +22,6 @@ class View:
     line: int
     plane: int
 
-    def of_image(self, i) -> View:
-        return View(self.buffer, bind(self.start + i * self.image), 0, self.line, self.plane)
-
 
 class Packer:
     """Emits the copies.
@@ -57,7 +54,7 @@ class Packer:
                         at = bind(base + ((first + r) * g.targets + channel) * g.taps)
 
                         def place(tap, out=out, r=r):
-                            return out + (tap * depth + r) * self.s.width
+                            return out + ((g.taps - 1 - tap) * depth + r) * self.s.width
 
                         self._transposed(weight, at, g.taps, left, g.taps, panels, place)
                 else:

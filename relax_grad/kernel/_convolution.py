@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 
 from ._builder import Extent, ceil_div
 
@@ -69,6 +69,13 @@ class Conv2d:
     def along(self, i: int) -> tuple[int, int, int, int]:
         """Return extent of the kernel, stride, padding before and dilation along an axis."""
         return self.kernel[i], self.strides[i], self.padding[i], self.dilation[i]
+
+    @property
+    def flattened(self) -> Conv2d:
+        """The same convolution of one row, where every window is a single element."""
+        if not (self.height.is_pointwise and self.width.is_pointwise):
+            return self
+        return replace(self, size=(1, prod(self.size)))
 
     def with_rows_of(self, columns: int) -> Conv2d:
         """Return a convolution of the same sums over the same memory; rows are joined where pixels stay apart.

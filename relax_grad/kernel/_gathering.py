@@ -12,7 +12,10 @@ from ._convolution import Conv2d
 
 @dataclass(frozen=True)
 class Taps:
-    """The taps of one phase: tap ``first + j * step`` reads at ``offset + j * move``, for j below ``number``."""
+    """The taps of one phase: tap ``first + j * step`` reads at ``offset + j * move``, for j below ``number``.
+
+    Steps and moves are positive: the kernel of a data gradient is taken backwards, its last tap is number 0.
+    """
 
     number: int
     first: int
@@ -55,14 +58,15 @@ class Axis:
     @staticmethod
     def backward(size, windows, kernel, stride, before, dilation) -> Axis:
         """Return the axis of a data gradient: element i reads ``(i + before - tap * dilation) / stride``."""
-        step = stride // gcd(stride, dilation)
-        move = -dilation // gcd(stride, dilation)
+        step = gcd(stride, dilation)
         phases = []
         for phase in range(stride):
             at = phase + before
             taps = [tap for tap in range(kernel) if (at - tap * dilation) % stride == 0]
-            first = taps[0] if taps else 0
-            phases.append(Taps(len(taps), first, step, (at - first * dilation) // stride, move))
+            last = taps[-1] if taps else 0
+            offset = (at - last * dilation) // stride
+            flipped = kernel - 1 - last
+            phases.append(Taps(len(taps), flipped, stride // step, offset, dilation // step))
         return Axis(size, windows, 1, tuple(phases))
 
     @cached_property
@@ -89,7 +93,7 @@ class Axis:
 class Gathering:
     """What is computed, per group: ``target[v] = sum over source channel r and tap of source[r] weight[v, r]``.
 
-    The weight is ``[v, r, tap]``, or ``[r, v, tap]`` where ``source_major``.
+    The weight is ``[v, r, tap]``, or where ``source_major`` ``[r, v, tap]`` with the last tap first.
     """
 
     batch: Extent

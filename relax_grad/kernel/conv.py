@@ -43,8 +43,9 @@ def conv2d(
     shapes : Sequence, optional
         The shapes of the parameters, where they are not those of ``conv``.
     """
+    gathering = Gathering.forward(conv.flattened)
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
-    return _function("conv2d", ("data", "weight", "result"), shapes, Gathering.forward(conv), cpu)
+    return _function("conv2d", ("data", "weight", "result"), shapes, gathering, cpu)
 
 
 def conv2d_backward_data(
@@ -57,9 +58,10 @@ def conv2d_backward_data(
     conv, cpu, shapes
         As for :func:`conv2d`.
     """
+    gathering = Gathering.backward(conv.flattened)
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     names = ("output_grad", "weight", "data_grad")
-    return _function("conv2d_backward_data", names, shapes, Gathering.backward(conv), cpu)
+    return _function("conv2d_backward_data", names, shapes, gathering, cpu)
 
 
 def _function(name, names, shapes, gathering: Gathering, cpu: CPU) -> tirx.PrimFunc:
@@ -96,18 +98,18 @@ class _Generator:
         view = self.pack.source(source, images, row, lines)
         size = self.s.block_rows * phases * self.columns.target * self.s.width
         sums = b.scratch(self.s.block_images * size)
+        block = _Block(view, sums, size, row, lines, height)
         last = bind(tirx.min(panel + self.s.task_panels, const(self.s.panels)))
         with b.serial(panel, last) as j:
 
             def one(vectors: int, channels: int | None) -> None:
                 with b.serial(0, number * (size // self.vectors.lanes)) as i:
                     self.vectors.store(sums, i * self.vectors.lanes, self.vectors.splat(0))
-                with b.serial(0, self.s.depths) as k, b.serial(0, number) as i:
-                    at = bind((image + i) % self.g.groups * self.s.panels + j)
+                with b.serial(0, self.s.depths) as k:
                     first, depth = self.s.stretch(k)
+                    at = bind(image % self.g.groups * self.s.panels + j)
                     start = bind((at * self.g.sources + first) * (self.g.taps * self.s.width))
-                    part = _Part(panels, start, first, depth, vectors)
-                    self._rows(view.of_image(i), part, sums, i * size, lines, height)
+                    self._images(block, _Part(panels, start, first, depth, vectors), number)
                 with b.serial(0, number) as i:
                     channel = (image + i) * self.g.targets + j * self.s.width
                     plane = self.rows.target * self.columns.target
@@ -130,48 +132,44 @@ class _Generator:
                 j < self.s.panels - 1, lambda: emit(self.s.tile_vectors, None), lambda: emit(*part)
             )
 
-    def _rows(self, view: View, part: _Part, sums, start, lines, height) -> None:
-        """Emit the tiles of all rows of a block."""
+    def _images(self, block: _Block, part: _Part, number) -> None:
+        """Emit what a stretch of a panel adds to the images of a block, some of which share their tiles."""
+        together = self.s.tile_images
+        if together > 1:
+            with b.serial(0, number // together) as i:
+                self._rows(block, part, i * together, together)
+            with b.serial(0, number % together) as i:
+                self._rows(block, part, number // together * together + i, 1)
+        else:
+            with b.serial(0, number) as i:
+                self._rows(block, part, i, 1)
+
+    def _rows(self, block: _Block, part: _Part, image, together: int) -> None:
+        """Emit the rows of an image, or of images together, phase by phase."""
         phases = self.rows.phases
+        image = bind(image)
         if len(phases) == 1:
-            self._phase_rows(view, part, sums, start, lines, phases[0])
+            with b.serial(0, block.lines) as i:
+                self._line(block, part, (image, together), i, i, phases[0])
             return
         with b.serial(0, len(phases)) as phase:
-            taps = [
-                _table([getattr(each, name) for each in phases], phase)
+            number, first, offset = (
+                bind(_table([getattr(each, name) for each in phases], phase))
                 for name in ("number", "first", "offset")
-            ]
-            number, first, offset = (bind(each) for each in taps)
+            )
             taps = Taps(number, first, phases[0].step, offset, phases[0].move)
-            with b.serial(0, lines) as i:
+            with b.serial(0, block.lines) as i:
                 line = bind(i * len(phases) + phase)
-                with b.when(line < height):
-                    self._line(view, part, sums, start, i, line, taps, 1)
+                with b.when(line < block.height):
+                    self._line(block, part, (image, together), i, line, taps)
 
-    def _phase_rows(self, view, part, sums, start, lines, taps) -> None:
-        together = self._rows_together()
-        if together > 1:
-            with b.serial(0, lines // together) as i:
-                line = bind(i * together)
-                self._line(view, part, sums, start, line, line, taps, together)
-            with b.serial(0, lines % together) as i:
-                line = bind(lines // together * together + i)
-                self._line(view, part, sums, start, line, line, taps, 1)
-            return
-        with b.serial(0, lines) as i:
-            self._line(view, part, sums, start, i, i, taps, 1)
-
-    def _rows_together(self) -> int:
-        """Return how many rows a tile has: more than one where rows are short."""
-        count = self.columns.count()
-        if len(self.columns.phases) > 1 or 2 * count > self.s.pixels:
-            return 1
-        return min(self.s.pixels // count, self.s.block_rows)
-
-    def _line(self, view, part, sums, start, i, line, taps, together) -> None:
-        """Emit the tiles of a row, or of rows together, phase by phase of the columns."""
-        x = bind(view.start + (i * self.rows.step + taps.offset - self.rows.offsets[0]) * view.line)
-        out = bind(start + line * (self.columns.target * self.s.width))
+    def _line(self, block: _Block, part: _Part, images, i, line, taps: Taps) -> None:
+        """Emit the tiles of a row of the target, phase by phase of the columns."""
+        (image, together), view = images, block.view
+        row = i * self.rows.step + taps.offset - self.rows.offsets[0]
+        x = bind(view.start + image * view.image + row * view.line)
+        out = bind(image * block.size + line * (self.columns.target * self.s.width))
+        inside = self._inside(bind((block.row + i) * self.rows.step + taps.offset), taps)
         for phase, across in enumerate(self.columns.phases):
             count = self.columns.count(phase)
             if count == 0 or across.number == 0:
@@ -183,15 +181,15 @@ class _Generator:
                 step = len(self.columns.phases)
                 spread = [
                     (
-                        row * self.rows.step * view.line + column * self.columns.step,
-                        (row * self.columns.target + column * step) * self.s.width,
+                        i * view.image + column * self.columns.step,
+                        i * block.size + column * step * self.s.width,
                     )
-                    for row in range(together)
+                    for i in range(together)
                     for column in range(size)
                 ]
                 place = bind(out + (first * step + phase) * self.s.width)
                 read = bind(at + first * self.columns.step)
-                self._tile(view, read, part, sums, place, spread, (taps, across))
+                self._tile(block, part, (read, place, spread), taps, inside, across)
 
             whole, rest = divmod(count, pixels)
             if whole > 1:
@@ -202,27 +200,33 @@ class _Generator:
             if rest:
                 tiles(const(whole * pixels), rest)
 
-    def _tile(self, view, read, part, sums, place, spread, taps) -> None:
+    def _inside(self, row, taps: Taps):
+        """Return the range of the taps that read within the source, the first of them at this row."""
+        if taps.move != 1 or self.rows.is_inside:
+            return const(0), taps.number
+        start = bind(tirx.max(const(0), -row))
+        stop = tirx.min(taps.number, self.rows.source - row)
+        return start, bind(tirx.max(start, stop))
+
+    def _tile(self, block: _Block, part: _Part, tile, down: Taps, inside, across: Taps) -> None:
         """Emit what one tile adds to its sums."""
-        down, across = taps
-        lanes, vectors = self.vectors.lanes, part.vectors
+        view, sums, (read, place, spread) = block.view, block.sums, tile
+        lanes, width, vectors = self.vectors.lanes, self.s.width, part.vectors
         total = Accumulators(self.vectors, len(spread) * vectors)
         for i, (_, offset) in enumerate(spread):
             for v in range(vectors):
                 total[i * vectors + v] = self.vectors.load(sums, place + offset + v * lanes)
-        with b.serial(0, down.number) as p, b.serial(0, across.number) as q:
+        ahead = self.s.depth * self.g.taps * width
+        with b.serial(*inside) as p, b.serial(0, across.number) as q:
             tap = (down.first + p * down.step) * self.g.kernel[1] + across.first + q * across.step
-            panel = bind(part.start + tap * part.depth * self.s.width)
-            ahead = self.s.depth * self.g.taps * self.s.width
+            panel = bind(part.start + tap * part.depth * width)
             x = bind(read + p * (down.move * view.line) + q * across.move + part.first * view.plane)
             with b.serial(0, part.depth) as r:
-                row = [
-                    bind(self.vectors.load(part.panels, panel + r * self.s.width + v * lanes))
-                    for v in range(vectors)
-                ]
+                at = panel + r * width
+                row = [bind(self.vectors.load(part.panels, at + v * lanes)) for v in range(vectors)]
                 if self.s.is_streamed:
                     for v in range(vectors):
-                        b.prefetch(part.panels, panel + ahead + r * self.s.width + v * lanes)
+                        b.prefetch(part.panels, at + ahead + v * lanes)
                 for i, (offset, _) in enumerate(spread):
                     value = bind(self.vectors.splat(view.buffer[x + r * view.plane + offset]))
                     for v in range(vectors):
@@ -253,6 +257,21 @@ class _Generator:
 
             extent = height * self.columns.target
             self.vectors.each(int(extent) if isinstance(extent, tirx.IntImm) else extent, square)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What a task computes: its source, its sums (so many for an image), its first row, their number.
+
+    Rows are counted in those of a phase; ``height`` are the rows of the target.
+    """
+
+    view: View
+    sums: tirx.Buffer
+    size: int
+    row: tirx.PrimExpr
+    lines: tirx.PrimExpr
+    height: tirx.PrimExpr
 
 
 @dataclass(frozen=True)
