@@ -27,7 +27,7 @@ from ._pack import Block, channels_of_taps, pack_channels
 _CHUNK_BYTES = 160 * 1024
 
 #: Columns of a row, at most, where rows can be joined.
-_COLUMNS = 256
+_COLUMNS = 1024
 
 #: Columns that the body of a loop goes through.
 _UNROLL = 2
@@ -70,8 +70,9 @@ class Tile:
         vectors = 2 if conv.width.kernel == 1 and ins > cpu.lanes else 1
         groups = ceil_div(conv.width.kernel, 7 if cpu.registers >= 32 else 3)
         columns = ceil_div(conv.width.kernel, groups)
-        # Beside the sums: a splat, and what it is multiplied by.
-        most = (cpu.registers - 1) // (columns * vectors) - 1
+        # Beside the sums: a splat, what it is multiplied by, and some without which LLVM spills.
+        free = cpu.registers - (4 if cpu.registers >= 32 else 1)
+        most = free // (columns * vectors) - 1
         return Tile(_even(outs, most), columns, vectors)
 
 
