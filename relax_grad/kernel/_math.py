@@ -179,7 +179,7 @@ def tanh(x, bind: Callable = emit_bind):
 
 
 def sigmoid(x, bind: Callable = emit_bind):
-    """Return ``1 / (1 + exp(-x))``."""
+    """Return ``1 / (1 + exp(-x))``; 0 where the exponential is infinite."""
     return bind(_like(x, 1.0) / (_like(x, 1.0) + exp(bind(_like(x, 0.0) - x), bind)))
 
 
