@@ -11,7 +11,7 @@ from _network import CHANNELS, SIZE, Layers, Network, Slot, draw_all
 from tvm import relax, tirx
 from tvm.relax.training.optimizer import Optimizer
 
-import relax_grad  # noqa: F401  (registers the gradients)
+import relax_grad
 
 
 def loss_module(
@@ -20,7 +20,7 @@ def loss_module(
     """Build the function ``loss`` and its gradient, ``loss_adjoint``.
 
     ``loss`` takes images, labels, the parameters and the running statistics, and returns the loss,
-    the scores and the new running statistics. ``loss_adjoint``, which relax.transform.Gradient
+    the scores and the new running statistics. ``loss_adjoint``, which relax_grad.value_and_grad
     makes of it, returns all that and then the gradient of the loss for each parameter.
 
     Returns
@@ -43,8 +43,7 @@ def loss_module(
         bb.emit_func_output(
             relax.Tuple(results), [images, labels, *parameters, *_vars(layers.statistics)]
         )
-    gradient = relax.transform.Gradient("loss", require_grads=parameters, target_index=0)
-    return gradient(bb.get()), layers
+    return relax_grad.value_and_grad(bb.get(), "loss", wrt=parameters), layers
 
 
 def training_module(

@@ -1,8 +1,8 @@
 """Train an image classifier with Apache TVM, from random weights to held-out accuracy.
 
-The network is built of Relax operators and differentiated by relax.transform.Gradient with the rules
-that relax_grad registers. Forward, backward and the optimizer compile into one program, so that a
-training step is one call. Where to read on:
+The network is built of Relax operators and differentiated by relax_grad.value_and_grad. Forward,
+backward and the optimizer compile into one program, so that a training step is one call. Where to
+read on:
 
     _network.py         the networks: layers, ResNet-9, LeNet
     _training.py        loss -> gradient -> training step

@@ -133,6 +133,20 @@ def shapes_differ(found, expected) -> bool:
     )
 
 
+def shapes_agree(found, expected) -> bool:
+    """Tell whether two types are those of tensors whose extents are provably the same."""
+    if not all(
+        isinstance(ty, tvm.relax.TensorType) and isinstance(ty.shape, tvm.relax.ShapeExpr)
+        for ty in (found, expected)
+    ):
+        return False
+    analyzer = Analyzer()
+    return found.ndim == expected.ndim and all(
+        analyzer.can_prove_equal(a, b)
+        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+    )
+
+
 _LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
 
 
@@ -209,6 +223,24 @@ def applies_softmax(attrs) -> bool:
     return bool(getattr(attrs, "apply_softmax", True))
 
 
+def masked_load(buffer, ramp, mask):
+    """Return the lanes of a buffer that a mask selects, and 0 in the others."""
+    if hasattr(tvm.tirx.op, "masked_load"):  # 0.27 and later
+        lanes = int(ramp.lanes)
+        return tvm.tirx.op.masked_load(f"{buffer.dtype}x{lanes}", buffer, ramp, mask)
+    return tvm.tirx.BufferLoad(buffer, [ramp], mask)
+
+
+def masked_store(buffer, value, ramp, mask) -> None:
+    """Emit the statement that stores the lanes that a mask selects."""
+    import tvm.tirx.script.builder as builder
+
+    if hasattr(tvm.tirx.op, "masked_store"):  # 0.27 and later
+        builder.evaluate(tvm.tirx.op.masked_store(buffer, value, ramp, mask))
+    else:
+        builder.buffer_store(buffer, value, [ramp], mask)
+
+
 #: Whether multibox_transform_loc takes ``apply_softmax``.
 CAN_LEAVE_SOFTMAX_OUT = (
     "apply_softmax" in inspect.signature(tvm.relax.op.vision.multibox_transform_loc).parameters
@@ -226,8 +258,11 @@ __all__ = [
     "infer_layout_output",
     "installed_version",
     "layout_decision",
+    "masked_load",
+    "masked_store",
     "parse_version",
     "replace_attrs",
+    "shapes_agree",
     "shapes_differ",
     "types_differ",
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import tvm
 from tvm import relax
+from tvm.ir import GlobalVar
 
 
 def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
@@ -25,3 +28,19 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
     if not isinstance(function, relax.Function):
         raise TypeError(f"{name} must be a Relax function, but it is a {type(function).__name__}")
     return function
+
+
+def with_functions(
+    mod: tvm.IRModule, functions: Mapping[str, tvm.ir.BaseFunc], without: Collection[str] = ()
+) -> tvm.IRModule:
+    """Return a copy of a module with functions added or replaced, by their names, and others left out."""
+    variables = {variable.name_hint: variable for variable in mod.get_global_vars()}
+    kept = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if variable.name_hint not in without
+    }
+    for name, function in functions.items():
+        variable = variables.get(name) or GlobalVar(name)
+        kept[variable] = function.with_attr("global_symbol", name)
+    return tvm.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)

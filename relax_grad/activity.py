@@ -36,11 +36,15 @@ def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
 
 
 def used(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables that a value is made of; of a conditional, what its branches result in."""
+    """Return the variables that a value is made of.
+
+    Of a conditional, these are what its branches result in; of a function, what it captures.
+    """
     if isinstance(value, relax.Var):
         return [value]
     if isinstance(value, relax.Call):
-        return [variable for argument in value.args for variable in used(argument)]
+        called = [value.op] if isinstance(value.op, relax.Var) else []
+        return called + [variable for argument in value.args for variable in used(argument)]
     if isinstance(value, relax.Tuple):
         return [variable for field in value.fields for variable in used(field)]
     if isinstance(value, relax.TupleGetItem):
@@ -49,6 +53,8 @@ def used(value: relax.Expr) -> list[relax.Var]:
         return used(value.body)
     if isinstance(value, relax.If):
         return [*used(value.true_branch), *used(value.false_branch)]
+    if isinstance(value, relax.Function):
+        return list(relax.analysis.free_vars(value))
     return []
 
 
@@ -69,17 +75,20 @@ def varied(
         Operators that count as constants here.
     """
     found = set(sources)
+    is_quantized = False  # an element of a tuple may be integers that carry gradients
     for binding in bindings:
         value = binding.value
         if not passes(value, constants):
             continue
         inputs = [variable for variable in used(value) if variable in found]
         if inputs and (
-            holds_floats(binding.var.ty)
+            _may_carry(binding.var.ty)
             or _calls(value, _QUANTIZE)
             or not all(holds_floats(variable.ty) for variable in inputs)
+            or (is_quantized and isinstance(value, relax.TupleGetItem))
         ):
             found.add(binding.var)
+            is_quantized = is_quantized or _calls(value, _QUANTIZE)
     return found
 
 
@@ -87,11 +96,33 @@ def useful(
     bindings: Sequence[relax.Binding], target: relax.Expr, constants: Collection[str] = ()
 ) -> set[relax.Var]:
     """Return the variables that the target depends on; arguments as for :func:`varied`."""
-    found = set(used(target))
+    found: dict[relax.Var, set[int] | None] = {}  # which elements of a tuple, None for all of it
+    _need(found, target, None)
     for binding in reversed(bindings):
         if binding.var in found and passes(binding.value, constants):
-            found.update(used(binding.value))
-    return found
+            _need(found, binding.value, found[binding.var])
+    return set(found)
+
+
+def _need(found: dict, value: relax.Expr, elements: set[int] | None) -> None:
+    """Take down the variables that a value, or some of its elements, are made of."""
+    if isinstance(value, relax.SeqExpr):
+        value = value.body
+    if isinstance(value, relax.Var):
+        known = found.get(value, set())
+        found[value] = None if known is None or elements is None else known | elements
+    elif isinstance(value, relax.If):
+        _need(found, value.true_branch, elements)
+        _need(found, value.false_branch, elements)
+    elif isinstance(value, relax.TupleGetItem):
+        _need(found, value.tuple_value, {value.index})
+    elif isinstance(value, relax.Tuple):
+        for i, field in enumerate(value.fields):
+            if elements is None or i in elements:
+                _need(found, field, None)
+    else:
+        for variable in used(value):
+            found[variable] = None
 
 
 def passes(value: relax.Expr, constants: Collection[str] = ()) -> bool:
@@ -111,6 +142,13 @@ def holds_floats(found: relax.Type) -> bool:
     if not isinstance(found, relax.TensorType):
         return isinstance(found, relax.ObjectType)  # of which nothing is known
     return found.dtype is None or "float" in dtype_of(found)
+
+
+def _may_carry(found: relax.Type) -> bool:
+    """Tell whether what depends on the sources may lie in a value: a function may have captured it."""
+    if isinstance(found, relax.TupleType):
+        return any(map(_may_carry, found.fields))
+    return holds_floats(found) or isinstance(found, relax.FuncType)
 
 
 def has_gradient(found: relax.Type) -> bool:

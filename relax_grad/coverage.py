@@ -9,8 +9,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ._module import relax_function
-from .activity import bindings_of, holds_floats, useful, varied
+from .activity import used, useful
 from .registry import Classification, classify, operators
 
 __all__ = [
@@ -60,7 +59,7 @@ class MissingGradient:
     span: tvm.ir.Span | None = None
 
     def __str__(self) -> str:
-        at = "" if self.span is None else f" at {self.span}"
+        at = "" if self.span is None else f" at {_place(self.span)}"
         return f"binding {self.binding!r}{at}: {self.operator}: {self.reason}"
 
 
@@ -101,11 +100,13 @@ def missing_gradients(
     func_name: str,
     require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
     *,
-    target_index: int = 0,
+    target_index: int | Sequence[int] | None = 0,
+    allow_zero: str | Collection[str] = (),
 ) -> list[MissingGradient]:
     """Return every binding that keeps a function from being differentiated for lack of a gradient.
 
-    Only what lies between ``require_grads`` and the target counts: a result of integers, a constant, or
+    Those of the functions that it calls are among them, as :class:`relax_grad.transform.Gradient` follows
+    these; TVM's pass does not. Only what lies between ``require_grads`` and the target counts: a result of integers, a constant, or
     an operator that counts as a constant ends a path.
 
     Parameters
@@ -115,10 +116,13 @@ def missing_gradients(
     func_name : str
         The name of the function.
     require_grads : relax.Var or str or Sequence, optional
-        The parameters to differentiate with respect to, themselves or by name; by default all that hold
-        floating-point tensors.
-    target_index : int
-        Which element of the function's result is differentiated, where the result is a tuple.
+        The variables to differentiate with respect to, themselves or by name; by default all parameters
+        that hold floating-point tensors.
+    target_index : int or Sequence[int] or None
+        Which element of the function's result is differentiated, where the result is a tuple; several
+        integers lead into nested tuples, and None stands for the whole result.
+    allow_zero : str or Collection[str]
+        Operators that count as constants.
 
     Returns
     -------
@@ -130,7 +134,9 @@ def missing_gradients(
     TypeError
         If ``mod`` is no module or ``func_name`` names no Relax function.
     ValueError
-        If the function or a parameter does not exist, or the result has no such element.
+        If the function or a variable does not exist, or the result has no such element.
+    GradientError
+        If the function is recursive.
 
     Examples
     --------
@@ -147,12 +153,9 @@ def missing_gradients(
     ...     print(missing.binding, missing.operator)
     y relax.call_pure_packed
     """
-    function = relax_function(mod, func_name)
-    sources = _sources(function, func_name, require_grads)
-    bindings = list(bindings_of(function.body))
-    return obstacles(
-        bindings, varied(bindings, sources), _target(function, func_name, target_index)
-    )
+    from .transform.gradient import Gradient, missing
+
+    return missing(mod, Gradient(func_name, require_grads, target_index, allow_zero=allow_zero))
 
 
 def obstacles(
@@ -175,44 +178,17 @@ def obstacles(
         Operators that count as constants here.
     """
     wanted = useful(bindings, target, constants)
-    return [
+    found = [
         MissingGradient(binding.var.name, *obstacle, _span(binding))
         for binding in bindings
-        if binding.var in active and binding.var in wanted
+        if binding.var in active
+        and binding.var in wanted
+        # A variable that is differentiated with respect to is active whatever it was computed from.
+        and any(variable in active for variable in used(binding.value))
         for obstacle in _obstacles(binding.value)
     ]
-
-
-def _sources(function: relax.Function, func_name: str, require_grads) -> list[relax.Var]:
-    if require_grads is None:
-        return [param for param in function.params if holds_floats(param.ty)]
-    if isinstance(require_grads, (str, relax.Var)):
-        require_grads = [require_grads]
-    by_name = {param.name: param for param in function.params}
-    sources = []
-    for item in require_grads:
-        if isinstance(item, str) and item in by_name:
-            item = by_name[item]
-        if not any(param.same_as(item) for param in function.params):
-            raise ValueError(
-                f"require_grads names {item}, which is no parameter of {func_name}; its parameters are "
-                + ", ".join(by_name)
-            )
-        sources.append(item)
-    return sources
-
-
-def _target(function: relax.Function, func_name: str, target_index: int) -> relax.Expr:
-    result = function.body.body
-    bound = {b.var: b.value for b in bindings_of(function.body)}.get(result)
-    result = bound if isinstance(bound, relax.Tuple) else result
-    count = len(result.fields) if isinstance(result, relax.Tuple) else 1
-    if not 0 <= target_index < count:
-        raise ValueError(
-            f"target_index must lie between 0 and {count - 1}, as {func_name} returns "
-            f"{'one value' if count == 1 else f'{count} values'}, but it is {target_index}"
-        )
-    return result.fields[target_index] if isinstance(result, relax.Tuple) else result
+    # What a function lacks that is called twice is one gap.
+    return [each for i, each in enumerate(found) if each.span is None or each not in found[:i]]
 
 
 def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
@@ -233,11 +209,18 @@ def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
         yield str(callee.global_symbol), "TVM cannot look into an external function"
     else:
         name = callee.name_hint if isinstance(callee, relax.GlobalVar) else str(callee)
-        yield name, "the Gradient pass does not follow calls of other functions; inline it first"
+        yield name, "which Relax function is called is not known before it runs"
 
 
 def _is_no_grad(partial: relax.Expr) -> bool:
     return isinstance(partial, relax.Call) and partial.op == Op.get("relax.grad.no_grad")
+
+
+def _place(span: tvm.ir.Span) -> str:
+    """Return where a span begins, as compilers write it."""
+    if not isinstance(span, tvm.ir.Span):
+        return str(span)
+    return f"{span.source_name.name}:{span.line}:{span.column}"
 
 
 def _span(binding: relax.Binding) -> tvm.ir.Span | None:

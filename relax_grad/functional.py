@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar
 
 from ._compat import dtype_of
-from ._module import relax_function
+from ._module import relax_function, with_functions
 from .activity import has_gradient
-from .transform import Gradient
+from .transform.gradient import Gradient, add_adjoint
 
 Wrt = "relax.Var | str | int | Sequence[relax.Var | str | int] | None"
 
@@ -94,14 +94,7 @@ def vjp(
     >>> [param.name for param in relax_grad.vjp(bb.get())["main_vjp"].params]
     ['x', 'cotangent0']
     """
-    adjoint = Gradient(
-        func_name,
-        _variables(mod, func_name, wrt),
-        target_index=None,
-        cotangents=True,
-        allow_zero=allow_zero,
-    )(mod)
-    return _renamed(adjoint, f"{func_name}_adjoint", f"{func_name}_vjp")
+    return _transposed(mod, f"{func_name}_vjp", func_name, wrt, allow_zero)
 
 
 def jvp(
@@ -137,8 +130,8 @@ def jvp(
     ['x', 'x_tangent']
     """
     count = len(relax_function(mod, func_name).params)
-    transposed = vjp(mod, func_name, wrt, allow_zero=allow_zero)
-    name = f"{func_name}_vjp"
+    name = _unused(mod, f"{func_name}_vjp")
+    transposed = _transposed(mod, name, func_name, wrt, allow_zero)
     twice = Gradient(
         name,
         list(transposed[name].params[count:]),
@@ -146,10 +139,10 @@ def jvp(
         cotangents=_leaf_names(_differentiated(mod, func_name, wrt), "tangent"),
         allow_zero=allow_zero,
     )
-    found = twice(transposed)
-    function = found[f"{name}_adjoint"]
-    function = _without_params(function, count, len(transposed[name].params) - count)
-    return _replaced(found, [name, f"{name}_adjoint"], f"{func_name}_jvp", function)
+    second = _unused(transposed, f"{name}_adjoint")
+    found = add_adjoint(transposed, twice, second)
+    function = _without_params(found[second], count, len(transposed[name].params) - count)
+    return _extended(mod, found, f"{func_name}_jvp", function)
 
 
 def hvp(
@@ -185,8 +178,8 @@ def hvp(
     >>> len(relax_grad.hvp(bb.get())["main_hvp"].params)
     2
     """
-    products, names = _repeated(mod, func_name, 2, wrt, target_index, allow_zero)
-    return _replaced(products, names, f"{func_name}_hvp", products[names[-1]])
+    products, name = _repeated(mod, func_name, 2, wrt, target_index, allow_zero)
+    return _extended(mod, products, f"{func_name}_hvp", products[name])
 
 
 def derivatives(
@@ -240,8 +233,8 @@ def derivatives(
     """
     if isinstance(order, bool) or not isinstance(order, int) or order < 1:
         raise ValueError(f"order must be a positive integer, but it is {order!r}")
-    found, names = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
-    function = found[names[-1]]
+    found, name = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
+    function = found[name]
     result, orders = function.body.body, []
     for _ in range(order):
         result, products = result.fields
@@ -251,7 +244,7 @@ def derivatives(
     flat = relax.Function(
         params, _normalized(params, body), is_pure=function.is_pure, attrs=function.attrs
     )
-    return _replaced(found, names, f"{func_name}_order{order}", flat)
+    return _extended(mod, found, f"{func_name}_order{order}", flat)
 
 
 def _repeated(
@@ -261,34 +254,51 @@ def _repeated(
     wrt: Wrt,
     target_index: int,
     allow_zero: Sequence[str],
-) -> tuple[tvm.IRModule, list[str]]:
-    """Differentiate a function, then its gradients along vectors, and so on; also return what that adds.
+) -> tuple[tvm.IRModule, str]:
+    """Differentiate a function, then its gradients along vectors, and so on.
 
-    Of what is added, the last returns ``(((result, gradients), products of order 2), ...)``.
+    Also return the name of the function that returns ``(((result, gradients), products of order 2), ...)``.
     """
     variables = _differentiated(mod, func_name, wrt)
     params = list(relax_function(mod, func_name).params)
     positions = [params.index(variable) for variable in variables]
-    found = value_and_grad(mod, func_name, wrt, target_index=target_index, allow_zero=allow_zero)
-    names = [f"{func_name}_adjoint"]
+    name = _unused(mod, f"{func_name}_adjoint")
+    first = Gradient(func_name, variables, target_index, allow_zero=allow_zero)
+    found = add_adjoint(mod, first, name)
     for step in range(1, order):
         again = Gradient(
-            names[-1],
-            [found[names[-1]].params[i] for i in positions],
+            name,
+            [found[name].params[i] for i in positions],
             target_index=1,
             cotangents=_leaf_names(variables, f"vector{step if step > 1 else ''}"),
             allow_zero=allow_zero,
         )
-        found = again(found)
-        names.append(f"{names[-1]}_adjoint")
-    return found, names
+        name = _unused(found, f"{name}_adjoint")
+        found = add_adjoint(found, again, name)
+    return found, name
+
+
+def _transposed(
+    mod: tvm.IRModule, name: str, func_name: str, wrt: Wrt, allow_zero: Sequence[str]
+) -> tvm.IRModule:
+    """Add the vector-Jacobian product of a function under a name."""
+    variables = _variables(mod, func_name, wrt)
+    settings = Gradient(
+        func_name, variables, target_index=None, cotangents=True, allow_zero=allow_zero
+    )
+    return add_adjoint(mod, settings, name)
 
 
 def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var]:
     """Return the parameters that are differentiated with respect to."""
     variables = _variables(mod, func_name, wrt)
     if variables is None:
-        return [p for p in relax_function(mod, func_name).params if has_gradient(p.ty)]
+        params = relax_function(mod, func_name).params
+        variables = [param for param in params if has_gradient(param.ty)]
+    if not variables:
+        raise ValueError(
+            f"wrt: there is no parameter of {func_name} to differentiate with respect to"
+        )
     return variables
 
 
@@ -322,8 +332,8 @@ def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
     for item in wrt if isinstance(wrt, (list, tuple)) else [wrt]:
         if isinstance(item, str) and names.count(item) == 1:
             positions.append(names.index(item))
-        elif isinstance(item, int) and 0 <= item < len(params):
-            positions.append(item)
+        elif _is_integer(item) and 0 <= item < len(params):
+            positions.append(int(item))
         elif isinstance(item, relax.Var) and item in params:
             positions.append(params.index(item))
         else:
@@ -333,21 +343,37 @@ def _positions(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[int] | None:
     return positions
 
 
-def _renamed(mod: tvm.IRModule, name: str, new_name: str) -> tvm.IRModule:
-    return _replaced(mod, [name], new_name, mod[name])
+def _is_integer(item) -> bool:
+    return isinstance(item, (int, np.integer)) and not isinstance(item, bool)
 
 
-def _replaced(
-    mod: tvm.IRModule, names: Sequence[str], new_name: str, function: relax.Function
+def _names(mod: tvm.IRModule) -> set[str]:
+    return {variable.name_hint for variable in mod.get_global_vars()}
+
+
+def _unused(mod: tvm.IRModule, name: str) -> str:
+    """Return a name that no function of a module has."""
+    while name in _names(mod):
+        name += "_"
+    return name
+
+
+def _extended(
+    mod: tvm.IRModule, found: tvm.IRModule, name: str, function: relax.Function
 ) -> tvm.IRModule:
-    """Return a module without some functions and with a new one."""
-    functions = {
-        variable: each
-        for variable, each in mod.functions_items()
-        if variable.name_hint not in names
-    }
-    functions[GlobalVar(new_name)] = function.with_attr("global_symbol", new_name)
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    """Return a module with a new function and what this calls, out of a module that has more."""
+    if name in _names(mod):
+        raise ValueError(f"the module has a function {name} already; rename it or take it out")
+    kept = {variable: found[variable] for variable in found.get_global_vars()}
+    kept = {variable: each for variable, each in kept.items() if variable.name_hint in _names(mod)}
+    pending = [function]
+    while pending:
+        for variable in relax.analysis.all_global_vars(pending.pop()):
+            if variable not in kept and variable in found.functions:
+                kept[variable] = found[variable]
+                pending.append(kept[variable])
+    only = tvm.IRModule(kept, attrs=found.attrs, global_infos=found.global_infos)
+    return with_functions(only, {name: function})
 
 
 def _without_params(function: relax.Function, start: int, count: int) -> relax.Function:
@@ -364,13 +390,26 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
     slim = relax.analysis.remove_all_unused(
         relax.Function(params, _normalized(params, body), is_pure=function.is_pure)
     )
-    used = set(relax.analysis.free_vars(slim.body))
+    blocks = [_zeros_for_casts(block, dropped) for block in slim.body.blocks]
+    slim = relax.SeqExpr(blocks, slim.body.body)
+    used = set(relax.analysis.free_vars(slim))
     zeros = relax.BindingBlock(
         [relax.VarBinding(param, _zeros(param)) for param in dropped if param in used]
     )
-    blocks = [zeros, *slim.body.blocks] if zeros.bindings else list(slim.body.blocks)
-    body = _normalized(kept, relax.SeqExpr(blocks, slim.body.body))
-    return relax.Function(kept, body, is_pure=function.is_pure)
+    blocks = [zeros, *blocks] if zeros.bindings else blocks
+    body = _normalized(kept, relax.SeqExpr(blocks, slim.body))
+    return relax.Function(kept, body, is_pure=function.is_pure, attrs=function.attrs)
+
+
+def _zeros_for_casts(block: relax.BindingBlock, dropped: Sequence[relax.Var]) -> relax.BindingBlock:
+    """Return a block in which zeros stand where a dropped parameter was given its shape."""
+    bindings = [
+        relax.VarBinding(binding.var, _zeros(binding.var))
+        if isinstance(binding, relax.MatchCast) and binding.value in dropped
+        else binding
+        for binding in block.bindings
+    ]
+    return type(block)(bindings)
 
 
 def _zeros(param: relax.Var) -> relax.Expr:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 import tvm.relax.training
 from tvm import relax
+from tvm.ir import GlobalVar
 from tvm.relax.transform import DecomposeOpsForInference, LegalizeOps
 
 from ._compat import types_differ
+from ._module import relax_function, with_functions
+from .activity import holds_floats
 from .transform import Gradient
-from .transform._forward import with_shapes
+from .transform._forward import bind_param, with_shapes
+
+_NAMES = relax.training.Trainer  # knows the functions by these names
+
+#: An integer, as the attributes of a module hold it.
+_INTEGERS = (int, tvm.tirx.IntImm)
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.SetupTrainer")
@@ -19,9 +29,17 @@ class SetupTrainer:
     The interface is that of TVM's pass; the module can be handed to ``relax.training.Trainer``. What
     differs is how the loss is differentiated:
 
-    - by :class:`relax_grad.transform.Gradient`, with what it takes: a symbolic batch, for example;
+    - by :class:`relax_grad.transform.Gradient`, with what it takes: a symbolic batch, for example, a
+      backbone of several blocks, or one that calls other functions of the module;
     - without decomposing operators first, so that ``batch_norm`` follows its attribute ``training`` and
       normalisations over any axes are right.
+
+    The module has a Relax function ``backbone``, which takes inputs, parameters and states, and returns
+    outputs and new states, and the integer attributes ``param_num`` and ``state_num``. Added are
+    ``backbone_loss``, which takes the targets too and returns the loss and the new states;
+    ``backbone_loss_adjoint``, which returns that and the gradients of the parameters; and ``optimizer``.
+    Outputs that the loss does not take are only returned by ``backbone``, which predicts by the running
+    statistics.
 
     Parameters
     ----------
@@ -29,58 +47,69 @@ class SetupTrainer:
         The loss function, which is appended to the backbone.
     optimizer : relax.training.optimizer.Optimizer
         The optimizer.
-    loss_args : list[relax.TensorType]
-        The types that the loss function is called with.
+    loss_args : Sequence[relax.TensorType]
+        The types that the loss function is called with: of the outputs of the backbone, and of the targets.
     legalize : bool
-        Whether to legalize the module.
+        Whether to legalize the module. For a GPU, it must be the current target then.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the module, the loss and its arguments do not fit each other; it says how.
     """
 
     def __init__(
         self,
         loss: relax.training.loss.Loss,
         optimizer: relax.training.optimizer.Optimizer,
-        loss_args: list[relax.TensorType],
+        loss_args: Sequence[relax.TensorType],
         legalize: bool = True,
     ):
+        if not isinstance(loss_args, (list, tuple)) or not all(
+            isinstance(each, (tvm.ir.Type, relax.Var)) for each in loss_args
+        ):
+            raise TypeError(
+                "loss_args must be a list of the types that the loss is called with, for example "
+                f"[relax.TensorType((8, 10), 'float32'), relax.TensorType((8,), 'int64')]; got {loss_args!r}"
+            )
         self._loss, self._optimizer = loss, optimizer
-        self._loss_args, self._legalize = loss_args, legalize
-        self._stock = relax.training.SetupTrainer(loss, optimizer, loss_args, legalize)
+        self._loss_args, self._legalize = list(loss_args), legalize
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        stock = self._stock  # its checks, and the names of functions and attributes
-        stock._check_well_formed(mod)
+        param_num, state_num = _checked_counts(mod)
+        backbone = mod[_NAMES.BACKBONE_FUNC]
         backbone_loss = append_loss(
-            mod[stock.BACKBONE_FUNC],
-            self._loss(*self._loss_args),
-            self._loss.num_backbone_outputs,
+            backbone, self._loss(*self._loss_args), self._loss.num_backbone_outputs, state_num
         )
-        mod = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
-        mod[stock.BACKBONE_LOSS_FUNC] = backbone_loss.with_attr(
-            "global_symbol", stock.BACKBONE_LOSS_FUNC
+        _check_loss(backbone_loss, state_num)
+        input_num = len(backbone.params) - param_num - state_num
+        params = list(backbone_loss.params)[input_num : input_num + param_num]
+        trained = Gradient(_NAMES.BACKBONE_LOSS_FUNC, params, target_index=0)(
+            with_functions(mod, {_NAMES.BACKBONE_LOSS_FUNC: backbone_loss})
         )
-        param_num, state_num = (
-            int(mod.attrs[key]) for key in (stock.PARAM_NUM_ATTR_KEY, stock.STATE_NUM_ATTR_KEY)
-        )
-        params = list(mod[stock.BACKBONE_LOSS_FUNC].params)
-        input_num = len(mod[stock.BACKBONE_FUNC].params) - param_num - state_num
-        params = params[input_num : input_num + param_num]
-        mod = DecomposeOpsForInference(stock.BACKBONE_FUNC)(mod)
-        mod = Gradient(stock.BACKBONE_LOSS_FUNC, params, target_index=0)(mod)
         self._optimizer.init(params)
-        mod[stock.OPTIMIZER_FUNC] = self._optimizer.get_function().with_attr(
-            "global_symbol", stock.OPTIMIZER_FUNC
+        mod = with_functions(
+            trained,
+            {
+                _NAMES.BACKBONE_FUNC: _for_inference(mod, backbone),
+                _NAMES.OPTIMIZER_FUNC: self._optimizer.get_function(),
+            },
         )
         mod = mod.with_attrs({"input_num": input_num, "optim_state": self._optimizer.state})
         return LegalizeOps()(mod) if self._legalize else mod
 
 
 def append_loss(
-    backbone: relax.Function, loss: relax.Function, num_backbone_outputs: int = 1
+    backbone: relax.Function,
+    loss: relax.Function,
+    num_backbone_outputs: int = 1,
+    num_states: int | None = None,
 ) -> relax.Function:
     """Return the function that runs a backbone and then a loss.
 
-    As ``relax.training.AppendLoss`` does, but symbolic extents of the two need not be the same variables:
-    those of the loss become what the backbone's outputs have in their place.
+    As ``relax.training.AppendLoss`` does, but neither has to be a single dataflow block, and symbolic
+    extents of the two need not be the same variables: those of the loss become what the backbone's outputs
+    have in their place. Extents that are known in one of them only are checked when the function runs.
 
     Parameters
     ----------
@@ -90,12 +119,13 @@ def append_loss(
         Takes the outputs of the backbone and then parameters of its own, the targets for example.
     num_backbone_outputs : int
         How many of the backbone's outputs the loss takes.
+    num_states : int, optional
+        How many of the other outputs, the last ones, are returned behind the loss; by default all.
 
     Returns
     -------
     function : relax.Function
-        Takes the parameters of both; returns the loss, followed by the outputs that the loss does not
-        take.
+        Takes the parameters of both; returns the loss, and the outputs that are kept behind it.
 
     Raises
     ------
@@ -103,14 +133,20 @@ def append_loss(
         If the outputs do not fit the loss.
     """
     backbone = relax.utils.copy_with_new_vars(backbone)
-    result = backbone.body.body
-    outputs = list(result.fields) if isinstance(result, relax.Tuple) else [result]
+    outputs = _outputs(backbone.body.body)
     taken, rest = outputs[:num_backbone_outputs], outputs[num_backbone_outputs:]
     if len(taken) < num_backbone_outputs or len(loss.params) < num_backbone_outputs:
         raise ValueError(
             f"the loss takes {num_backbone_outputs} outputs of the backbone, but the backbone returns "
             f"{len(outputs)} and the loss has {len(loss.params)} parameters"
         )
+    if num_states is not None:
+        if num_states > len(rest):
+            raise ValueError(
+                f"the backbone must return {num_states} new states behind the {num_backbone_outputs} "
+                f"outputs that the loss takes, but it returns {len(outputs)} elements in all"
+            )
+        rest = rest[len(rest) - num_states :]
     loss = with_shapes(loss, taken)
     arguments = []
     for param, output in zip(loss.params, taken, strict=False):
@@ -119,13 +155,88 @@ def append_loss(
                 f"the backbone returns {output.ty} for the parameter {param.name} of the loss, whose type "
                 f"is {param.ty}"
             )
-        arguments.append(relax.VarBinding(param, output))
+        arguments.append(bind_param(param, output))
     params = [*backbone.params, *loss.params[num_backbone_outputs:]]
-    blocks = [*backbone.body.blocks, relax.BindingBlock(arguments), *loss.body.blocks]
     value = loss.body.body
-    body = relax.SeqExpr(blocks, relax.Tuple([value, *rest]) if rest else value)
+    body = relax.SeqExpr(
+        [*backbone.body.blocks, relax.BindingBlock(arguments), *loss.body.blocks],
+        relax.Tuple([value, *rest]) if rest else value,
+    )
     bb = relax.BlockBuilder()
     bb.begin_scope(params)
     body = bb.normalize(body)
     bb.end_scope()
-    return relax.Function(params, body)
+    is_pure = backbone.is_pure and loss.is_pure
+    return _tidied(relax.Function(params, body, is_pure=is_pure, attrs=backbone.attrs))
+
+
+def _outputs(result: relax.Expr) -> list[relax.Expr]:
+    """Return the elements of what a function returns."""
+    if isinstance(result, relax.Tuple):
+        return list(result.fields)
+    if isinstance(result.ty, relax.TupleType):
+        return [relax.TupleGetItem(result, i) for i in range(len(result.ty.fields))]
+    return [result]
+
+
+def _tidied(function: relax.Function) -> relax.Function:
+    """Return a function without the bindings that only rename, in one dataflow block where it can be."""
+    passes = tvm.transform.Sequential(
+        [
+            relax.transform.ToNonDataflow(),
+            relax.transform.CanonicalizeBindings(),
+            relax.transform.ConvertToDataflow(1),
+        ]
+    )
+    return passes(tvm.IRModule({GlobalVar("loss"): function}))["loss"]
+
+
+def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Function:
+    """Return the backbone as it predicts: normalised by the running statistics, in what it calls too."""
+    name = _NAMES.BACKBONE_FUNC
+    others = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function) and variable.name_hint != name
+    }
+    inlined = with_functions(mod, {name: backbone.inline_functions(others)})
+    return DecomposeOpsForInference(name)(inlined)[name]
+
+
+def _checked_counts(mod: tvm.IRModule) -> tuple[int, int]:
+    """Return the numbers of parameters and of states of a backbone that fits a trainer."""
+    backbone = relax_function(mod, _NAMES.BACKBONE_FUNC)
+    if not relax.analysis.check_well_formed(mod):
+        raise ValueError("the module of the backbone is not well-formed")
+    taken = {variable.name_hint for variable in mod.get_global_vars()}
+    for name in (_NAMES.BACKBONE_LOSS_FUNC, _NAMES.ADJOINT_FUNC, _NAMES.OPTIMIZER_FUNC):
+        if name in taken:
+            raise ValueError(f"the module has a function {name} already; SetupTrainer adds it")
+    counts = []
+    for key, least in (("param_num", 1), ("state_num", 0)):
+        found = mod.attrs[key] if mod.attrs is not None and key in mod.attrs else None
+        if not isinstance(found, _INTEGERS) or int(found) < least:
+            raise ValueError(
+                f"the module must have the attribute {key}, an integer of at least {least}, but "
+                f"{'it has none' if found is None else f'it is {found!r}'}; set it with "
+                "mod.with_attrs({'param_num': ..., 'state_num': ...})"
+            )
+        counts.append(int(found))
+    if sum(counts) > len(backbone.params):
+        raise ValueError(
+            f"{_NAMES.BACKBONE_FUNC} must take {counts[0]} parameters and {counts[1]} states behind its "
+            f"inputs, as param_num and state_num say, but it takes {len(backbone.params)} in all"
+        )
+    return counts[0], counts[1]
+
+
+def _check_loss(backbone_loss: relax.Function, state_num: int) -> None:
+    """Refuse a loss that is no number."""
+    result = backbone_loss.ret_ty
+    value = result.fields[0] if state_num else result
+    is_scalar = isinstance(value, relax.TensorType) and value.ndim == 0
+    if not is_scalar or not holds_floats(value):
+        raise ValueError(
+            f"the loss must be a floating-point scalar, but its type is {value}; choose the reduction "
+            "'mean' or 'sum'"
+        )

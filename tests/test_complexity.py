@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from tvm import relax
 
-import relax_grad  # noqa: F401
+import relax_grad
 
 OP = relax.op
 
+#: TVM's pass and ours.
+PASSES = {"stock": relax.transform.Gradient, "ours": relax_grad.transform.Gradient}
 
-def bindings(params, body) -> int:
+
+def bindings(params, body, gradient=relax.transform.Gradient) -> int:
     """The number of bindings of the adjoint of the sum of what ``body(bb, *params)`` returns."""
+    adjoint = gradient("main")(module(params, body))["main_adjoint"]
+    return sum(len(block.bindings) for block in adjoint.body.blocks)
+
+
+def calls(params, body) -> int:
+    """The number of calls of functions of the package while our pass differentiates the same."""
+    forward = module(params, body)
+    package = str(Path(relax_grad.__file__).parent)
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(package)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        relax_grad.transform.Gradient("main")(forward)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def module(params, body):
+    """A module whose function ``main`` is the sum of what ``body(bb, *params)`` returns."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(params)
     ]
@@ -20,8 +51,7 @@ def bindings(params, body) -> int:
         with bb.dataflow():
             loss = bb.emit_output(OP.sum(bb.emit(body(bb, *params))))
         bb.emit_func_output(loss)
-    adjoint = relax.transform.Gradient("main")(bb.get())["main_adjoint"]
-    return sum(len(block.bindings) for block in adjoint.body.blocks)
+    return bb.get()
 
 
 def is_linear(count) -> bool:
@@ -57,21 +87,57 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_a_chain(name):
+def chain_of(name):
+    """``n`` steps of one kind after each other."""
+
     def chain(n):
         def body(bb, x):
             for _ in range(n):
                 x = bb.emit(STEPS[name](x))
             return x
 
-        return bindings([(4, 4)], body)
+        return [(4, 4)], body
 
-    assert is_linear(chain)
+    return chain
 
 
+@pytest.mark.parametrize("gradient", PASSES.values(), ids=PASSES)
+@pytest.mark.parametrize("name", STEPS)
+def test_a_chain(name, gradient):
+    chain = chain_of(name)
+    assert is_linear(lambda n: bindings(*chain(n), gradient))
+
+
+@pytest.mark.parametrize("name", ["tanh", "multiply", "matmul", "layer_norm"])
+def test_the_work_of_a_chain(name):
+    """The work of our pass, counted in calls of its functions and of the rules."""
+    chain = chain_of(name)
+    assert is_linear(lambda n: calls(*chain(n)))
+
+
+def test_the_work_of_a_tuple_whose_elements_are_used_one_by_one():
+    """Linear in our pass, in bindings as well; TVM's copies the whole tuple for each."""
+
+    def parts(n):
+        def body(bb, x):
+            split = bb.emit(OP.split(x, n))
+            total = bb.emit(relax.TupleGetItem(split, 0))
+            for i in range(1, n):
+                total = bb.emit(OP.add(total, bb.emit(relax.TupleGetItem(split, i))))
+            return total
+
+        return [(48,)], body
+
+    for n in (8, 16, 24):  # 48 can be divided by each
+        assert bindings(*parts(n), PASSES["ours"]) <= bindings(*parts(n))
+    assert is_linear(lambda n: bindings(*parts(n), PASSES["ours"]))
+    assert is_linear(lambda n: calls(*parts(n)))
+    assert not is_linear(lambda n: bindings(*parts(n)))
+
+
+@pytest.mark.parametrize("gradient", PASSES.values(), ids=PASSES)
 @pytest.mark.parametrize("name", ["concat", "stack", "meshgrid", "einsum"])
-def test_an_operator_of_many_tensors(name):
+def test_an_operator_of_many_tensors(name, gradient):
     def many(n):
         def body(bb, *tensors):
             if name == "concat":
@@ -82,7 +148,7 @@ def test_an_operator_of_many_tensors(name):
                 return relax.TupleGetItem(bb.emit(OP.meshgrid(tensors)), 0)
             return OP.einsum(tensors, ",".join(["i"] * n) + "->i")
 
-        return bindings([(2,)] * n, body)
+        return bindings([(2,)] * n, body, gradient)
 
     # A meshgrid of n tensors has n axes and n results: reshaping and summing them is work of its own.
     assert is_linear(many)

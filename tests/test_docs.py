@@ -44,11 +44,13 @@ def test_pages_with_code_are_found():
         "backward_operators.md",
         "checking.md",
         "conventions.md",
+        "differentiation.md",
         "getting_started.md",
         "layouts.md",
         "limits.md",
         "operators.md",
         "rules.md",
+        "training.md",
     }
 
 

@@ -159,13 +159,13 @@ def test_orders_that_are_none(order):
         relax_grad.derivatives(network(), order=order)
 
 
-@pytest.mark.parametrize("wrt", ["w", 1, ["w"], [1]])
+@pytest.mark.parametrize("wrt", ["w", 1, ["w"], [np.int64(1)]])
 def test_wrt(wrt):
     module = relax_grad.value_and_grad(network(), wrt=wrt)
     assert len(module["main_adjoint"].ret_ty.fields[1].fields) == 1
 
 
-@pytest.mark.parametrize("wrt", ["v", 2, -1, [tensor("x", (3, 4))], 1.0])
+@pytest.mark.parametrize("wrt", ["v", 2, -1, [tensor("x", (3, 4))], 1.0, True])
 def test_wrt_that_is_no_parameter(wrt):
     with pytest.raises(ValueError, match="is no parameter of main, whose parameters are x, w"):
         relax_grad.value_and_grad(network(), wrt=wrt)
@@ -181,3 +181,30 @@ def test_what_is_no_module(name):
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted > 0
+
+
+def test_what_the_module_has_stays():
+    """The functions on the way take no names, and leave nothing behind."""
+    loss = build([tensor("x", (3, 4))], lambda bb, x: op.sum(op.exp(x)))
+    module = relax_grad.value_and_grad(loss)
+    for transform, name in (
+        (relax_grad.vjp, "main_vjp"),
+        (relax_grad.jvp, "main_jvp"),
+        (relax_grad.hvp, "main_hvp"),
+        (relax_grad.derivatives, "main_order2"),
+    ):
+        extended = transform(module)
+        names = {variable.name_hint for variable in extended.get_global_vars()}
+        assert names == {"main", "main_adjoint", name}
+        tvm.ir.assert_structural_equal(extended["main_adjoint"], module["main_adjoint"])
+        tvm.ir.assert_structural_equal(extended[name], transform(loss)[name])
+        with pytest.raises(ValueError, match=f"has a function {name} already"):
+            transform(extended)
+
+
+def test_nothing_to_differentiate_with_respect_to():
+    x = tensor("x", (3,), "int32")
+    module = build([x], lambda bb, x: op.sum(op.astype(x, "float32")))
+    for transform in (relax_grad.jvp, relax_grad.hvp):
+        with pytest.raises(ValueError, match="no parameter of main to differentiate"):
+            transform(module)

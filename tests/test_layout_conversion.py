@@ -11,7 +11,6 @@ from layouts import CHANNELS_LAST, calls, converted, edges, tidied, transpositio
 from tvm.relax import op, transform
 from tvm.script import from_source
 
-import relax_grad
 from relax_grad.testing._program import (
     Program,
     compile_together,
@@ -67,18 +66,17 @@ def network_program(batch: str | None = None) -> Program:
 
 def before(program: Program, wrt=WRT, desired=None) -> tvm.IRModule:
     """Convert the program and then differentiate it."""
-    return tidied(differentiate(replace(program, module=converted(program.module, desired)), wrt))
+    return tidied(by_tvm(replace(program, module=converted(program.module, desired)), wrt))
 
 
 def after(program: Program, wrt=WRT, desired=None, layout_cb=None) -> tvm.IRModule:
     """Differentiate the program and then convert it."""
-    return converted(differentiate(program, wrt), desired, layout_cb)
+    return converted(by_tvm(program, wrt), desired, layout_cb)
 
 
-def by_own_pass(program: Program, wrt) -> tvm.IRModule:
-    """Differentiate by the pass of relax_grad."""
-    by_name = {param.name: param for param in program.module["main"].params}
-    return relax_grad.transform.Gradient("main", [by_name[name] for name in wrt])(program.module)
+def by_tvm(program: Program, wrt) -> tvm.IRModule:
+    """Differentiate by TVM's pass."""
+    return differentiate(program, wrt, through="tvm")
 
 
 def flat(value) -> list[np.ndarray]:
@@ -119,7 +117,7 @@ def test_transpositions_remain_at_the_edges(form, batch):
 
 def test_the_pass_of_relax_grad_leaves_nothing_to_tidy_before():
     """The conversion alone gives the same; only what is transposed twice is to be merged."""
-    module = transform.ConvertLayout(CHANNELS_LAST)(by_own_pass(network_program(), WRT))
+    module = transform.ConvertLayout(CHANNELS_LAST)(differentiate(network_program(), WRT))
     parameters, results, inside = edges(module["main_adjoint"])
     assert sorted(set(parameters)) == CONVERTED
     assert results == [f"{name}_adjoint_out" for name in CONVERTED]
@@ -158,7 +156,7 @@ def test_convolutions_and_poolings_are_converted(form):
 @pytest.mark.parametrize("batch", [None, "n"])
 def test_the_gradients_of_the_network_stay(batch):
     program = network_program(batch)
-    forms = [differentiate(program, WRT), before(program), after(program)]
+    forms = [by_tvm(program, WRT), before(program), after(program)]
     assert_same_results([program], [forms])
 
 
@@ -216,7 +214,7 @@ def test_the_gradients_of_convolutions_stay(desired, names):
         program = convolution_program(case, names)
         programs.append(program)
         first, last = before(program, PAIR, desired), after(program, PAIR, desired)
-        modules.append([differentiate(program, PAIR), first, last])
+        modules.append([by_tvm(program, PAIR), first, last])
         assert edges(first["main_adjoint"])[2] == 0
         # The gradient of the result is broadcast from that of the loss in the order of the function.
         assert edges(last["main_adjoint"])[2] <= 1
@@ -237,11 +235,11 @@ def test_a_converted_convolution_is_differentiated_again(form, names, cases):
     programs, modules = [], []
     for case in cases:
         program = convolution_program(case, names)
-        plain, other = differentiate(program, PAIR), form(program, PAIR)
+        plain, other = by_tvm(program, PAIR), form(program, PAIR)
         second = next_order(program, plain, PAIR, rng())
         again = next_order(program, other, PAIR, rng())
         programs.append(second)
-        modules.append([differentiate(second, PAIR), differentiate(again, PAIR)])
+        modules.append([by_tvm(second, PAIR), by_tvm(again, PAIR)])
     assert_same_results(programs, modules)
 
 
@@ -250,19 +248,19 @@ def test_a_symbolic_function_is_converted_between_two_differentiations():
     programs, modules = [], []
     for case in ("conv2d", "conv2d_transpose"):
         program = convolution_program(case, {0: {0: "n"}})
-        plain, other = by_own_pass(program, PAIR), converted(by_own_pass(program, PAIR))
+        plain, other = differentiate(program, PAIR), converted(differentiate(program, PAIR))
         second = next_order(program, plain, PAIR, rng())
         again = next_order(program, other, PAIR, rng())
         programs.append(second)
-        modules.append([by_own_pass(second, PAIR), by_own_pass(again, PAIR)])
+        modules.append([differentiate(second, PAIR), differentiate(again, PAIR)])
     assert_same_results(programs, modules)
 
 
 def test_the_gradient_of_the_gradient_is_converted():
     program = convolution_program("conv2d")
-    second = next_order(program, differentiate(program, PAIR), PAIR, rng())
+    second = next_order(program, by_tvm(program, PAIR), PAIR, rng())
     adjoint = after(second, PAIR)
-    assert_same_results([second], [[differentiate(second, PAIR), adjoint]])
+    assert_same_results([second], [[by_tvm(second, PAIR), adjoint]])
     names = [f"relax.grad.conv2d_backward_{name}" for name in ("data", "weight")]
     convolutions = list(calls(adjoint["main_adjoint"], "relax.nn.conv2d", *names))
     assert len(convolutions) > 3
@@ -281,7 +279,7 @@ def test_a_layout_is_asked_for_by_the_name_of_the_backward_operator():
     (data,) = calls(module["main_adjoint"], names[1])
     attrs = data.value.attrs
     assert (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == ("NCHW", "OIHW", "NCHW")
-    assert_same_results([program], [[differentiate(program, PAIR), module]])
+    assert_same_results([program], [[by_tvm(program, PAIR), module]])
 
 
 def test_a_layout_is_asked_for_by_a_callback():
@@ -295,7 +293,7 @@ def test_a_layout_is_asked_for_by_a_callback():
     names = [f"relax.grad.conv2d_backward_{name}" for name in ("data", "weight")]
     for binding in calls(module["main_adjoint"], *names):
         assert binding.value.attrs.data_layout == "NHWC"
-    assert_same_results([program], [[differentiate(program, PAIR), module]])
+    assert_same_results([program], [[by_tvm(program, PAIR), module]])
 
 
 def test_packed_channels_are_unpacked_before_a_backward_operator():
@@ -306,7 +304,7 @@ def test_packed_channels_are_unpacked_before_a_backward_operator():
 
     inputs = [rng().normal(size=size) for size in ((1, 4, 6, 6), (8, 4, 3, 3))]
     program = first_order(network, make_arguments(inputs, "float32", {}), {}, rng())
-    plain = differentiate(program, PAIR)["main_adjoint"]
+    plain = by_tvm(program, PAIR)["main_adjoint"]
     module = after(program, PAIR, {"relax.nn.conv2d": ["NCHW4c", "OIHW4o"]})
     adjoint = module["main_adjoint"]
     (forward,) = calls(adjoint, "relax.nn.conv2d")

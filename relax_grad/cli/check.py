@@ -20,6 +20,7 @@ import tvm
 
 from ..registry import declarations
 from ..testing import check_against_torch
+from ..testing._program import PASSES
 from ..testing.samples import Sample, sampled_operators, samples
 from ._text import count_of, versions
 
@@ -29,6 +30,7 @@ examples:
   relax-grad check conv2d nn.max_pool2d   two operators
   relax-grad check 'grad.*' --order 1     the backward operators, first order only
   relax-grad check --all                  every dtype, symbolic shapes, and PyTorch if installed
+  relax-grad check --through tvm          differentiated by relax.transform.Gradient
 
 exit codes:
   0  every check passed        2    the command line is wrong
@@ -140,6 +142,7 @@ class Outcome:
 def check_operator(
     operator: str,
     *,
+    through: str = "relax_grad",
     target="llvm",
     order: int | None = None,
     all_kinds: bool = False,
@@ -152,6 +155,9 @@ def check_operator(
     ----------
     operator : str
         The name of an operator that has samples.
+    through : str
+        The pass that differentiates, ``"relax_grad"`` or ``"tvm"``, as in ``check_gradients``. Through
+        ``"tvm"``, bfloat16 is left out, and a sample goes to the order which that pass takes.
     target : str or tvm.target.Target
         What to compile for.
     order : int, optional
@@ -178,7 +184,7 @@ def check_operator(
     for index, sample in enumerate(found):
         name = f"sample {index}" + (f" ({sample.note})" if sample.note else "")
         cap = sample.order if order is None else min(order, sample.order)
-        checks = list(_checks(sample, target, cap, all_kinds, torch))
+        checks = list(_checks(sample, through, target, cap, all_kinds, torch))
         outcome.samples += bool(checks)
         outcome.skipped += not checks
         for kind, check in checks:
@@ -190,12 +196,12 @@ def check_operator(
 
 
 def _checks(
-    sample: Sample, target, order: int, all_kinds: bool, torch: bool
+    sample: Sample, through: str, target, order: int, all_kinds: bool, torch: bool
 ) -> Iterator[tuple[str, Callable[[], tuple[float, int]]]]:
     """Yield each check of a sample: its kind, and a function that returns the error and the order."""
 
     def gradients(**settings):
-        report = sample.check(order=order, target=target, **settings)
+        report = sample.check(order=order, through=through, target=target, **settings)
         return report.max_error, report.order
 
     def parity():
@@ -204,6 +210,7 @@ def _checks(
             sample.inputs,
             sample.torch,
             wrt=sample.wrt,
+            through=through,
             target=target,
             **sample.attrs,
         )
@@ -213,6 +220,8 @@ def _checks(
         yield "float64", gradients
         if all_kinds:
             for dtype in sample.dtypes:
+                if dtype == "bfloat16" and through == "tvm":
+                    continue  # which that pass does not take
                 yield dtype, lambda dtype=dtype: gradients(dtype=dtype)
             if sample.symbolic:
                 yield "symbolic shape", lambda: gradients(symbolic=True)
@@ -225,11 +234,12 @@ def _check(operators: Sequence[str], args: argparse.Namespace) -> int:
     outcomes = []
     start = time.perf_counter()
     with _interrupts() as interrupted, _output(len(operators)) as (write, begin):
-        write(f"{versions()}, target {args.target.kind.name}")
+        write(f"{versions()}, through {args.through}, target {args.target.kind.name}")
         for operator in operators:
             begin(operator)
             outcome = check_operator(
                 operator,
+                through=args.through,
                 target=args.target,
                 order=args.order,
                 all_kinds=args.all,
@@ -338,6 +348,13 @@ def add_parser(commands) -> None:
         metavar="OPERATOR",
         help="what to check: relax.nn.conv2d, nn.conv2d, conv2d, or a pattern such as 'nn.*'; by "
         "default every operator",
+    )
+    check.add_argument(
+        "--through",
+        choices=PASSES,
+        default="relax_grad",
+        help="the pass that differentiates: relax_grad.transform.Gradient, or that of TVM, for which "
+        "bfloat16 and some symbolic second orders are left out (default: relax_grad)",
     )
     check.add_argument(
         "--target",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import reduce
 from math import prod
 
@@ -17,8 +18,13 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
+from .._compat import masked_load, masked_store
+
 Extent = "int | tirx.PrimExpr"
-serial, parallel, bind = T.serial, T.parallel, T.Bind
+bind = T.Bind
+
+#: The buffers that were allocated in each of the blocks that are open.
+_SCOPES: ContextVar[list[list[tirx.Buffer]]] = ContextVar("scopes")
 
 #: Buffers of this size and more become allocations of their own; smaller ones LLVM keeps in registers.
 _REGISTER_BYTES = 1024
@@ -52,8 +58,34 @@ def prim_func(
             T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
             for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
         ]
-        body(*flat)
+        token = _SCOPES.set([])
+        with _block():
+            body(*flat)
+        _SCOPES.reset(token)
     return builder.get()
+
+
+@contextmanager
+def _block():
+    """Keep what is allocated in a block until its end."""
+    _SCOPES.get().append([])
+    yield
+    for buffer in _SCOPES.get().pop():
+        T.evaluate(buffer.data)
+
+
+@contextmanager
+def serial(start: Extent, stop: Extent):
+    """Emit a loop."""
+    with T.serial(start, stop) as index, _block():
+        yield index
+
+
+@contextmanager
+def parallel(start: Extent, stop: Extent):
+    """Emit a loop whose iterations are divided among threads; there is none within another."""
+    with T.parallel(start, stop) as index, _block():
+        yield index
 
 
 def count(shape: Iterable[Extent]) -> Extent:
@@ -72,7 +104,12 @@ def const(value: int) -> IntImm:
 
 def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
     """Allocate a buffer that lives until the end of the block or the function."""
-    return T.alloc_buffer([size], dtype, layout=None)
+    own = T.alloc_buffer([size], dtype, layout=None)
+    # TVM works out which part of a buffer each access to it touches, to allocate no more than that: for a
+    # tile of scalars and vectors that takes longer than all else. Of what is accessed through another
+    # pointer it knows nothing, so that it is also told how long the buffer is needed.
+    _SCOPES.get()[-1].append(own)
+    return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
 
 
 def store(buffer: tirx.Buffer, index, value) -> None:
@@ -83,16 +120,16 @@ def store(buffer: tirx.Buffer, index, value) -> None:
 @contextmanager
 def when(condition):
     """Emit what follows under a condition."""
-    with T.If(condition), T.Then():
+    with T.If(condition), T.Then(), _block():
         yield
 
 
 def either(condition, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
     """Emit an if with both branches."""
     with T.If(condition):
-        with T.Then():
+        with T.Then(), _block():
             then()
-        with T.Else():
+        with T.Else(), _block():
             otherwise()
 
 
@@ -114,9 +151,8 @@ class Vectors:
         """Load consecutive elements; with a number, that many, and 0 in the other lanes."""
         if self._is_whole(number):
             return buffer[self._ramp(index)]
-        dtype = f"{self.dtype}x{self.lanes}"
         mask = self._mask(number)
-        loaded = tirx.op.masked_load(dtype, buffer, self._ramp(index), mask)
+        loaded = masked_load(buffer, self._ramp(index), mask)
         # LLVM takes the other lanes for undefined, unless they are said to be 0.
         return tirx.Select(mask, loaded, self.splat(0))
 
@@ -125,7 +161,7 @@ class Vectors:
         if self._is_whole(number):
             T.buffer_store(buffer, vector, [self._ramp(index)])
         else:
-            T.evaluate(tirx.op.masked_store(buffer, vector, self._ramp(index), self._mask(number)))
+            masked_store(buffer, vector, self._ramp(index), self._mask(number))
 
     def splat(self, value):
         """Return a vector of one value."""

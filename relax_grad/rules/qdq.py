@@ -20,6 +20,7 @@ from __future__ import annotations
 from tvm import relax, tirx
 from tvm.ir import Op
 
+from ..activity import expanded
 from ..errors import GradientError
 from ..registry import register_gradient
 from ._util import cast_like, dtype_of, is_float, no_grad, shape_of, unbroadcast
@@ -123,7 +124,7 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
     Raises
     ------
     GradientError
-        If it is computed from one through integers or float8.
+        If it is computed from one through integers or float8, or chosen by a conditional.
     """
     value = _value(ctx, data)
     if isinstance(value, relax.Call) and value.op == _QUANTIZE:
@@ -131,6 +132,13 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
     pending, seen = [value], set()
     while pending:
         value = pending.pop()
+        if isinstance(value, relax.If) and any(
+            isinstance(each, relax.Call) and each.op == _QUANTIZE
+            for each in (binding.value for binding in expanded([relax.VarBinding(data, value)]))
+        ):
+            raise GradientError(
+                f"{data} is the result of a conditional that quantizes; dequantize within its branches"
+            )
         if not isinstance(value, relax.Call):
             continue
         if value.op == _QUANTIZE:
@@ -146,9 +154,14 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
 
 
 def _value(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr | None:
-    """Return what a variable is bound to; None for a parameter."""
+    """Return what a variable is bound to, and taken out of a tuple; None for a parameter."""
     while isinstance(expr, relax.Var):
         expr = ctx.lookup_binding(expr)
+    if isinstance(expr, relax.TupleGetItem):
+        whole = _value(ctx, expr.tuple_value)
+        if isinstance(whole, relax.Tuple):
+            return _value(ctx, whole.fields[expr.index])
+        return whole
     return expr
 
 

@@ -16,16 +16,17 @@ from tvm import relax, tirx
 
 from .._compat import dtype_of
 from ..errors import GradientCheckError
+from ..transform import Gradient
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+#: The passes that can differentiate a program, by name.
+PASSES = {"relax_grad": Gradient, "tvm": relax.transform.Gradient}
 
 
 @dataclass(frozen=True)
 class Argument:
     """One tensor parameter of a checked program.
-
-    The stock Gradient pass takes no parameter in bfloat16. Such an argument is a parameter in float32
-    whose value fits bfloat16, and the program casts it before the function sees it.
 
     Attributes
     ----------
@@ -35,25 +36,19 @@ class Argument:
         Its value.
     type : relax.TensorType
         Its type.
-    dtype : str
-        The dtype that the function sees.
     """
 
     name: str
     value: np.ndarray
     type: relax.TensorType
-    dtype: str
+
+    @property
+    def dtype(self) -> str:
+        return dtype_of(self.type)
 
     @property
     def is_float(self) -> bool:
         return self.dtype in _FLOATS
-
-
-def _argument(name: str, value: np.ndarray, shape: Sequence) -> Argument:
-    dtype = value.dtype.name
-    if dtype == "bfloat16":
-        value = value.astype("float32")
-    return Argument(name, value, relax.TensorType(shape, value.dtype.name), dtype)
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ def make_arguments(
             dims.setdefault(names[axis], tirx.Var(names[axis], "int64")) if axis in names else size
             for axis, size in enumerate(value.shape)
         ]
-        return _argument(name, value, shape)
+        return Argument(name, value, relax.TensorType(shape, value.dtype.name))
 
     def convert(name: str, value, names: Mapping[int, str]):
         if isinstance(value, (np.ndarray, np.generic)):
@@ -131,14 +126,13 @@ def numpy_dtype(dtype: str) -> np.dtype:
 def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Program:
     """Build ``L1``: the inner product of the function's floating-point outputs with random cotangents."""
     tensors: list[Argument] = []
-    seen: list[relax.Var] = []  # what the function sees of the tensors
+    params: list[relax.Var] = []
 
     def to_expr(argument):
         if isinstance(argument, Argument):
             tensors.append(argument)
-            shape = list(argument.type.shape.values)
-            seen.append(relax.Var(argument.name, relax.TensorType(shape, argument.dtype)))
-            return seen[-1]
+            params.append(relax.Var(argument.name, argument.type))
+            return params[-1]
         if isinstance(argument, tuple) and _holds(argument, Argument):
             return relax.Tuple([to_expr(item) for item in argument])
         return argument
@@ -148,9 +142,9 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
         relax.Var(tensor.name, relax.TensorType(tensor.value.shape, tensor.dtype))
         for tensor in tensors
     ]
-    outputs = _float_leaves(_output_type(function, seen, call_args, attrs))
+    outputs = _float_leaves(_output_type(function, params, call_args, attrs))
     # Cotangents need values: the static types of the same outputs say how many.
-    static_args = _substitute_all(call_args, seen, static)
+    static_args = _substitute_all(call_args, params, static)
     leaves = [leaf for _, leaf in _float_leaves(_output_type(function, static, static_args, attrs))]
     for leaf in leaves:
         if not isinstance(leaf.shape, relax.ShapeExpr):
@@ -158,40 +152,49 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
                 f"an output has the type {leaf}, whose shape is not known even for inputs of known "
                 "shape; reduce it within the function that is checked, for example by relax.op.sum"
             )
-    shapes = [[int(dim) for dim in leaf.shape.values] for leaf in leaves]
     cotangents = []
-    for i, (shape, (_, leaf)) in enumerate(zip(shapes, outputs, strict=True)):
+    for i, (leaf, (_, output)) in enumerate(zip(leaves, outputs, strict=True)):
+        shape = [int(dim) for dim in leaf.shape.values]
         value = rng.uniform(-1, 1, shape).astype(numpy_dtype(dtype_of(leaf)))
-        cotangent = _argument(f"cotangent{i}", value, shape)
-        if cotangent.dtype == dtype_of(cotangent.type):
-            cotangent = replace(cotangent, type=leaf)
-        elif isinstance(leaf.shape, relax.ShapeExpr):
-            leaf_type = relax.TensorType(list(leaf.shape.values), dtype_of(cotangent.type))
-            cotangent = replace(cotangent, type=leaf_type)
-        cotangents.append(cotangent)
-    params = [relax.Var(argument.name, argument.type) for argument in tensors]
+        cotangents.append(Argument(f"cotangent{i}", value, output))
     weights = [relax.Var(argument.name, argument.type) for argument in cotangents]
 
     bb = relax.BlockBuilder()
     with bb.function("main", [*params, *weights]):
         with bb.dataflow():
-            cast = [
-                param
-                if argument.dtype == dtype_of(param.ty)
-                else bb.emit(relax.op.astype(param, argument.dtype))
-                for argument, param in zip(tensors, params, strict=True)
-            ]
-            result = bb.emit(function(*_substitute_all(call_args, seen, cast), **attrs))
+            result = bb.emit(function(*call_args, **attrs))
             leaves = [_project(result, path) for path, _ in outputs]
             loss = bb.emit_output(_inner_products(bb, leaves, weights))
         bb.emit_func_output(loss)
     return Program(bb.get(), (*tensors, *cotangents))
 
 
-def differentiate(program: Program, wrt: Sequence[str]) -> tvm.IRModule:
-    """Return the module with ``main_adjoint``, differentiated with respect to the named parameters."""
+def differentiate(
+    program: Program, wrt: Sequence[str], through: str = "relax_grad"
+) -> tvm.IRModule:
+    """Return the module with ``main_adjoint``, differentiated with respect to the named parameters.
+
+    Parameters
+    ----------
+    through : str
+        One of the :data:`PASSES`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such pass, or if it cannot differentiate with respect to one of the parameters.
+    """
+    if through not in PASSES:
+        raise ValueError(f"through must be one of {', '.join(PASSES)}, but it is {through!r}")
+    if through == "tvm":
+        for argument in program.arguments:
+            if argument.name in wrt and argument.dtype == "bfloat16":
+                raise ValueError(
+                    f"{argument.name} is in bfloat16, which relax.transform.Gradient does not take for a "
+                    'parameter; differentiate through="relax_grad", or pass it in another dtype and cast'
+                )
     by_name = {param.name: param for param in program.module["main"].params}
-    return relax.transform.Gradient("main", [by_name[name] for name in wrt])(program.module)
+    return PASSES[through]("main", [by_name[name] for name in wrt])(program.module)
 
 
 def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str], rng) -> Program:
@@ -259,7 +262,7 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
     machine = relax.VirtualMachine(tvm.compile(module, target=target), device)
 
     def run(name: str, values: Sequence[np.ndarray]):
-        tensors = [tvm.runtime.tensor(value, device) for value in values]
+        tensors = [_to_tensor(value, device) for value in values]
         result = _to_numpy(machine[name](*tensors))
         for i, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if tensor.numpy().tobytes() != value.tobytes():
@@ -267,6 +270,11 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
         return result
 
     return run
+
+
+def _to_tensor(value: np.ndarray, device) -> tvm.runtime.Tensor:
+    """Copy an array; ``tvm.runtime.tensor`` does not know NumPy's bfloat16."""
+    return tvm.runtime.empty(value.shape, value.dtype.name, device).copyfrom(np.asarray(value))
 
 
 def _to_numpy(value):
@@ -330,9 +338,6 @@ def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
     dtype = "float64" if "float64" in dtypes else "float32"
     total = None
     for value, weight, own in zip(values, weights, dtypes, strict=True):
-        value = bb.normalize(value)
-        if dtype_of(value.ty) != own:  # bfloat16, whose weight is in float32
-            value = bb.emit(relax.op.astype(value, own))
         product = bb.emit(relax.op.multiply(value, weight))
         if own != dtype:
             product = bb.emit(relax.op.astype(product, dtype))

@@ -61,6 +61,7 @@ def check_gradients(
     wrt: Sequence[int | str] | None = None,
     order: int = 1,
     dtypes: Sequence[str] = (),
+    through: str = "relax_grad",
     target="llvm",
     rtol: float | None = None,
     atol: float | None = None,
@@ -70,8 +71,7 @@ def check_gradients(
 ) -> GradientReport:
     """Check the gradient of an operator, or of a function built of operators.
 
-    Builds the function, differentiates it with ``relax.transform.Gradient`` and compiles both for the
-    target. The gradient in float64 is compared with central differences in random directions, and that
+    Builds the function, differentiates it and compiles both for the target. The gradient in float64 is compared with central differences in random directions, and that
     in the dtype of the inputs element by element with the one in float64. Each gradient must have the
     type and the shape of its input.
 
@@ -82,8 +82,7 @@ def check_gradients(
         function from Relax expressions to a Relax expression.
     inputs : Sequence
         The arguments: arrays become tensor parameters, (nested) tuples of arrays become tuples, and
-        anything else is passed on as it is. Integer arrays are held fixed. The parameter of an array
-        in bfloat16 has float32, which the program casts: the stock pass takes none in bfloat16.
+        anything else is passed on as it is. Integer arrays are held fixed.
     wrt : Sequence[int or str], optional
         The inputs to differentiate with respect to, by index, or by name (``"x0"``, or ``"x0_1"`` for
         an element of a tuple); by default every floating-point array.
@@ -92,6 +91,10 @@ def check_gradients(
         respect to the inputs and to the output's cotangents.
     dtypes : Sequence[str]
         Further dtypes in which to check the first order: the floating-point inputs are cast to each.
+    through : str
+        The pass that applies the rules: ``"relax_grad"`` for :class:`relax_grad.transform.Gradient`, or
+        ``"tvm"`` for ``relax.transform.Gradient``, which takes no parameter in bfloat16, and little of
+        symbolic shapes at order 2.
     target : str or tvm.target.Target
         What to compile for.
     rtol, atol : float, optional
@@ -147,15 +150,15 @@ def check_gradients(
         # The function holds something of another dtype, such as a constant of float32.
         reference = own
     names = select_wrt(own.arguments, wrt)
-    own = _Chain(name, own, names, order, target, seed)
+    own = _Chain(name, own, names, order, through, target, seed)
     if _dtypes(own.levels[0].program) == _dtypes(reference):
         reference = own
     else:
-        reference = _Chain(name, reference, names, order, target, seed)
+        reference = _Chain(name, reference, names, order, through, target, seed)
     for level in range(1, order + 1):
         check.level(level, own, reference)
     for dtype in dtypes:
-        narrow = _Chain(f"{name} in {dtype}", program(dtype), names, 1, target, seed)
+        narrow = _Chain(f"{name} in {dtype}", program(dtype), names, 1, through, target, seed)
         check.elements(1, narrow, reference)
     return GradientReport(name, order, check.max_error, check.comparisons)
 
@@ -169,13 +172,15 @@ class Level:
     module: tvm.IRModule
 
 
-def levels(program: Program, wrt: Sequence[str], order: int, seed: int) -> Iterator[Level]:
-    """Differentiate a program of order 1 again and again.
+def levels(
+    program: Program, wrt: Sequence[str], order: int, seed: int, through: str = "relax_grad"
+) -> Iterator[Level]:
+    """Differentiate a program of order 1 again and again, by the pass that ``through`` names.
 
     From order 2 on, the cotangents are differentiated with respect to as well.
     """
     for number in range(1, order + 1):
-        module = _program.differentiate(program, wrt)
+        module = _program.differentiate(program, wrt, through)
         yield Level(program, wrt, module)
         if number < order:
             rng = np.random.default_rng(seed + number)
@@ -187,12 +192,13 @@ def levels(program: Program, wrt: Sequence[str], order: int, seed: int) -> Itera
 class _Chain:
     """A program that is differentiated again and again, and compiled once for all orders."""
 
-    def __init__(self, name, program: Program, wrt, order: int, target, seed: int):
+    def __init__(self, name, program: Program, wrt, order: int, through: str, target, seed):
         self.name = name
         self.levels: list[Level] = []
         self.failure: Exception | None = None
         try:
-            for number, level in enumerate(levels(program, wrt, order, seed), start=1):
+            chain = levels(program, wrt, order, seed, through)
+            for number, level in enumerate(chain, start=1):
                 self._check_types(number, level.program, level.wrt, level.module)
                 self.levels.append(level)
         except Exception as error:

@@ -43,6 +43,7 @@ def check_against_torch(
     torch_function: Callable,
     *,
     wrt: Sequence[int | str] | None = None,
+    through: str = "relax_grad",
     target="llvm",
     rtol: float = 1e-7,
     seed: int = 0,
@@ -52,7 +53,7 @@ def check_against_torch(
 
     Parameters
     ----------
-    fn_or_op, inputs, wrt, target, seed, **attrs
+    fn_or_op, inputs, wrt, through, target, seed, **attrs
         As for :func:`relax_grad.testing.check_gradients`.
     torch_function : Callable
         As for :class:`relax_grad.testing.TorchCase`.
@@ -70,11 +71,16 @@ def check_against_torch(
         Names the operator, the argument, the worst element and both numbers.
     """
     case = TorchCase(fn_or_op, inputs, torch_function, attrs, wrt)
-    return check_many_against_torch([case], target=target, rtol=rtol, seed=seed)
+    return check_many_against_torch([case], through=through, target=target, rtol=rtol, seed=seed)
 
 
 def check_many_against_torch(
-    cases: Sequence[TorchCase], *, target="llvm", rtol: float = 1e-7, seed: int = 0
+    cases: Sequence[TorchCase],
+    *,
+    through: str = "relax_grad",
+    target="llvm",
+    rtol: float = 1e-7,
+    seed: int = 0,
 ) -> float:
     """Compare each of several calls with PyTorch, in float64.
 
@@ -84,7 +90,7 @@ def check_many_against_torch(
     ----------
     cases : Sequence[TorchCase]
         The calls.
-    target, rtol, seed
+    through, target, rtol, seed
         As for :func:`relax_grad.testing.check_against_torch`.
 
     Returns
@@ -97,7 +103,7 @@ def check_many_against_torch(
     GradientCheckError
         Names the case, the argument, the worst element and both numbers.
     """
-    prepared = [_Comparison(case, seed) for case in cases]
+    prepared = [_Comparison(case, through, seed) for case in cases]
     run = _program.compile_together([each.module for each in prepared], target)
     largest = 0.0
     for number, comparison in enumerate(prepared, start=1):
@@ -109,14 +115,14 @@ def check_many_against_torch(
 class _Comparison:
     """A case with its differentiated program."""
 
-    def __init__(self, case: TorchCase, seed: int):
+    def __init__(self, case: TorchCase, through: str, seed: int):
         self.name, function = resolve(case.fn_or_op)
         self.case = case
         self.arguments = _program.make_arguments(case.inputs, "float64", case.symbolic)
         rng = np.random.default_rng(seed)
         self.program = _program.first_order(function, self.arguments, case.attrs, rng)
         self.wrt = select_wrt(self.program.arguments, case.wrt)
-        self.module = _program.differentiate(self.program, self.wrt)
+        self.module = _program.differentiate(self.program, self.wrt, through)
 
     def compare(self, found, rtol: float) -> float:
         """Compare the result of the adjoint function with PyTorch's; return the largest error."""

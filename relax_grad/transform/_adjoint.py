@@ -65,6 +65,17 @@ class Adjoint:
         self._terms = [total]
         return total
 
+    def parts(self, bb: relax.BlockBuilder, name: str) -> list[tuple[tuple[int, ...], relax.Expr]]:
+        """Return the sums of the elements that something came in for, with the indices that lead there."""
+        if self._fields is None:
+            total = self.total(bb, name)
+            return [] if total is None else [((), total)]
+        return [
+            ((i, *path), total)
+            for i, field in enumerate(self._fields)
+            for path, total in field.parts(bb, f"{name}_{i}")
+        ]
+
     def _spread(self, bb: relax.BlockBuilder) -> list[Adjoint]:
         """Return the adjoints of the elements of a tuple, with what came in for the whole."""
         if self._fields is None:

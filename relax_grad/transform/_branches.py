@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.ir import PrimType
+
+from ..activity import used
+from ..errors import GradientError
 
 
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
@@ -52,27 +56,70 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
 def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.SeqExpr:
     """Return a call of a new function that does what a branch does."""
     branch = relax.SeqExpr([_lifted(bb, block, name) for block in branch.blocks], branch.body)
-    arguments = list(relax.analysis.free_vars(branch))
-    params = list(arguments)
+    free = list(relax.analysis.free_vars(branch))
+    # TVM may count extents that are written out among the variables.
+    params = [variable for variable in free if not isinstance(variable.ty, PrimType)]
     bb.begin_scope(params)
     branch = bb.normalize(branch)
     bb.end_scope()
     hidden = relax.analysis.free_symbolic_vars(relax.Function(params, branch, is_pure=True))
+    known = relax.analysis.defined_symbolic_vars(relax.Function(params, branch, is_pure=True))
+    is_pure = not relax.analysis.contains_impure_call(branch)
+    params += [v for v in free if not any(v.same_as(other) for other in [*params, *hidden, *known])]
+    arguments = list(params)
     if hidden:  # extents that no parameter has as a dimension of its own
         arguments.insert(0, relax.ShapeExpr(list(hidden)))
         params.insert(0, relax.Var("extents", relax.ShapeType(list(hidden))))
-    function = relax.utils.copy_with_new_vars(relax.Function(params, branch, is_pure=True))
+    function = relax.utils.copy_with_new_vars(relax.Function(params, branch, is_pure=is_pure))
     callee = bb.add_func(function, name)
     return relax.SeqExpr([], bb.normalize(relax.Call(callee, arguments)))
 
 
 def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
     """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
-    alone = relax.Function([], branch, branch.ty)
-    hidden = list(relax.analysis.free_symbolic_vars(alone))
+    return copy_function(relax.Function([], branch, branch.ty)).body
+
+
+def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
+    """Return a branch that can be computed again: without the calls that are made for their effects.
+
+    Raises
+    ------
+    GradientError
+        If a result of a call with effects is used, which may be another when it is called again.
+    """
+    if not relax.analysis.contains_impure_call(branch):
+        return branch
+    bindings = [binding for block in branch.blocks for binding in block.bindings]
+    needed = {*used(branch.body), *(v for b in bindings for v in relax.analysis.free_vars(b.value))}
+    kept = []
+    for binding in bindings:
+        variable, value = binding.var, binding.value
+        if isinstance(value, relax.If):
+            branches = map(without_effects, (value.true_branch, value.false_branch))
+            binding = relax.VarBinding(variable, relax.If(value.cond, *branches, value.span))
+        elif relax.analysis.contains_impure_call(value):
+            if variable in needed:
+                raise GradientError(
+                    f"binding {variable.name!r}: the adjoint of a conditional computes its branches again, "
+                    "but an impure call may return something else then; call it outside of the conditional"
+                )
+            continue
+        kept.append(binding)
+    return relax.SeqExpr([relax.BindingBlock(kept)], branch.body)
+
+
+def copy_function(function: relax.Function) -> relax.Function:
+    """Return a function with variables of its own; symbolic extents from outside stay what they are."""
+    hidden = list(relax.analysis.free_symbolic_vars(function))
     if not hidden:
-        return relax.utils.copy_with_new_vars(alone).body
+        return relax.utils.copy_with_new_vars(function)
     extents = relax.Var("extents", relax.ShapeType(hidden))
-    copied = relax.utils.copy_with_new_vars(relax.Function([extents], branch, branch.ty))
+    copied = relax.utils.copy_with_new_vars(
+        relax.Function([extents, *function.params], function.body, function.ret_ty)
+    )
     renamed = dict(zip(copied.params[0].ty.values, hidden, strict=True))
-    return copied.bind_symbolic_vars(renamed).body
+    copied = copied.bind_symbolic_vars(renamed)
+    return relax.Function(
+        copied.params[1:], copied.body, copied.ret_ty, function.is_pure, function.attrs
+    )

@@ -24,7 +24,9 @@ def has_markers(bindings: Iterable[relax.Binding]) -> bool:
 class Checkpoints:
     """Which variables are kept, and how to compute the others again.
 
-    A variable is kept if it is a parameter, goes into a stretch, or depends on nothing within one.
+    A variable is kept if it is a parameter, goes into a stretch, or depends on nothing within one. What a
+    conditional takes and returns is kept as well, as is what a local function captures, and what an impure
+    call returns, which may return something else when it is called again.
 
     Parameters
     ----------
@@ -43,14 +45,17 @@ class Checkpoints:
         self.bindings: list[relax.Binding] = []
         self._kept = set(params)
         self._marked: dict[relax.Var, relax.Var] = {}
-        self._values: dict[relax.Var, relax.Expr] = {}
+        self._bindings: dict[relax.Var, relax.Binding] = {}
         self._again: dict[relax.Var, relax.Var] = {}
         ended: set[relax.Var] = set()
+        whole: set[relax.Var] = set()
         for binding in bindings:
             variable, value = binding.var, binding.value
             if not _is_marker(binding):
                 if all(v in self._kept or v in ended for v in used(value)):
                     self._kept.add(variable)
+                if isinstance(value, (relax.If, relax.Function)) or _is_impure(value):
+                    whole.update([variable, *relax.analysis.free_vars(value)])
                 self._append(binding)
                 continue
             (marked,) = value.args
@@ -63,6 +68,7 @@ class Checkpoints:
             if not isinstance(variable, relax.DataflowVar):
                 # The result of the block keeps its name.
                 self._append(relax.VarBinding(variable, original))
+        self._kept |= whole
 
     def original(self, variable: relax.Var) -> relax.Var:
         """Return the variable that a marked one stands for."""
@@ -81,7 +87,7 @@ class Checkpoints:
 
     def _append(self, binding: relax.Binding) -> None:
         binding = with_value(binding, substitute(binding.value, self._marked))
-        self._values[binding.var] = binding.value
+        self._bindings[binding.var] = binding
         self.bindings.append(binding)
 
     def _with_known(self, bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
@@ -89,7 +95,7 @@ class Checkpoints:
         return substitute(value, {v: self._known(bb, v) for v in used(value)})
 
     def _known(self, bb: relax.BlockBuilder, variable: relax.Var) -> relax.Var:
-        if variable in self._kept or variable not in self._values:
+        if variable in self._kept or variable not in self._bindings:
             return variable
         # Not by recursion: a stretch may be longer than Python's stack is deep.
         pending = [variable]
@@ -97,17 +103,22 @@ class Checkpoints:
             current = pending[-1]
             missing = [
                 v
-                for v in used(self._values[current])
-                if v not in self._kept and v not in self._again and v in self._values
+                for v in used(self._bindings[current].value)
+                if v not in self._kept and v not in self._again and v in self._bindings
             ]
             if missing:
                 pending += missing
                 continue
             pending.pop()
             if current not in self._again:
-                value = substitute(self._values[current], self._again)
-                self._again[current] = bb.emit(value, f"{current.name}_cp")
+                self._again[current] = self._emit(bb, self._bindings[current])
         return self._again[variable]
+
+    def _emit(self, bb: relax.BlockBuilder, binding: relax.Binding) -> relax.Var:
+        value, name = substitute(binding.value, self._again), f"{binding.var.name}_cp"
+        if isinstance(binding, relax.MatchCast):
+            return bb.match_cast(value, binding.ty, name)
+        return bb.emit(value, name)
 
 
 def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
@@ -135,6 +146,10 @@ def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.E
     if isinstance(value, relax.TupleGetItem):
         return relax.TupleGetItem(substitute(value.tuple_value, known), value.index, value.span)
     return value
+
+
+def _is_impure(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and relax.analysis.contains_impure_call(value)
 
 
 def _is_marker(binding: relax.Binding) -> bool:

@@ -8,11 +8,15 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
+from .._compat import shapes_agree
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
 from ._adjoint import Adjoint, is_no_grad
-from ._branches import copy_branch
+from ._branches import copy_branch, without_effects
 from ._checkpoint import Checkpoints
+
+#: Contributions to elements of a tuple, with the indices that lead there.
+Parts = Sequence[tuple[tuple[int, ...], relax.Expr]]
 
 _WITH_GRAD = Op.get("relax.call_tir_with_grad")
 _MARKERS = [Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end")]
@@ -54,6 +58,7 @@ class Reverse:
 
     def add(self, expr: relax.Expr, partial: relax.Expr) -> None:
         """Add a contribution to the adjoint of each variable that an expression is made of."""
+        expr = _written_out(expr)
         if isinstance(expr, relax.Tuple):
             if is_no_grad(partial):
                 return
@@ -73,16 +78,36 @@ class Reverse:
             variable, value = binding.var, binding.value
             if variable not in self._active or variable not in self._adjoints:
                 continue
-            total = self._adjoints[variable].total(self._bb, f"{variable.name}_adjoint")
-            if total is None:
-                continue
+            adjoint, name = self._adjoints[variable], f"{variable.name}_adjoint"
             if isinstance(value, relax.Call):
-                if not (isinstance(value.op, Op) and value.op.name in self._constants):
+                total = adjoint.total(self._bb, name)
+                is_constant = isinstance(value.op, Op) and value.op.name in self._constants
+                if total is not None and not is_constant:
                     self._call(variable, value, total)
-            elif isinstance(value, relax.If):
-                self._conditional(value, total)
+                continue
+            parts = adjoint.parts(self._bb, name)
+            if isinstance(value, relax.If):
+                self._conditional(value, parts)
             else:  # match_cast, a tuple, an element of one, another variable
-                self.add(value, total)
+                self._add_parts(value, parts)
+
+    def _add_parts(self, expr: relax.Expr, parts: Parts) -> None:
+        """Add contributions to the elements of an expression."""
+        for path, total in parts:
+            element, kind = expr, expr.ty
+            for index in path:
+                element, kind = relax.TupleGetItem(element, index), kind.fields[index]
+            self.add(element, self._of_type(total, kind))
+
+    def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
+        """Undo what match_cast has found out: rules expect the extents of the forward variable.
+
+        Not by another match_cast: TVM 0.26 frees the storage of known size that one refers to.
+        """
+        shape = getattr(wanted, "shape", None)
+        if not isinstance(shape, relax.ShapeExpr) or shapes_agree(total.ty, wanted):
+            return total
+        return self._bb.emit(relax.op.reshape(total, shape))
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
         """Return the adjoint of a variable or of an element of one; None where none is wanted."""
@@ -141,28 +166,33 @@ class Reverse:
             (argument,) = arguments.fields
             self.add(argument, partials)
 
-    def _conditional(self, value: relax.If, total: relax.Expr) -> None:
+    def _conditional(self, value: relax.If, parts: Parts) -> None:
         """Take the adjoint of the branch that was taken, whose forward bindings are computed again."""
         inputs = [
             variable
             for variable in relax.analysis.free_vars(value)
-            if variable in self._active and holds_floats(variable.ty)
+            if variable in self._active and not isinstance(variable.ty, relax.FuncType)
         ]
-        if not inputs:
+        if not inputs or not parts:
             return
         branches = [
-            self._branch(branch, inputs, total)
+            self._branch(branch, inputs, parts)
             for branch in (value.true_branch, value.false_branch)
         ]
         gradients = self._bb.emit(relax.If(value.cond, *branches))
         for i, variable in enumerate(inputs):
-            self.add(variable, self._element(gradients, i))
+            gradient = self._element(gradients, i)
+            check = relax.analysis.type_base_check(variable.ty, gradient.ty)
+            is_known = check == relax.analysis.BaseCheckResult.PASS
+            if holds_floats(variable.ty) and not is_known:  # a conditional may forget extents
+                gradient = self._bb.match_cast(gradient, variable.ty)
+            self.add(variable, gradient)
 
     def _branch(
-        self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], total: relax.Expr
+        self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], parts: Parts
     ) -> relax.SeqExpr:
         """Return a branch that computes the adjoints of what a branch takes in."""
-        body = copy_branch(branch)
+        body = copy_branch(self._bb.normalize(without_effects(branch)))
         bindings = [binding for block in body.blocks for binding in block.bindings]
         self._bb._begin_binding_block()
         for binding in bindings:
@@ -170,7 +200,7 @@ class Reverse:
         reverse = Reverse(
             self._bb, varied(expanded(bindings), inputs, self._constants), constants=self._constants
         )
-        reverse.add(body.body, total)
+        reverse._add_parts(body.body, parts)
         reverse.walk(bindings)
         gradients = [
             self._bb.emit(_or_zeros(reverse.adjoint(variable), self._bb)) for variable in inputs
@@ -179,6 +209,21 @@ class Reverse:
         return relax.SeqExpr([self._bb._end_block()], result)
 
 
+def _written_out(expr: relax.Expr) -> relax.Expr:
+    """Return the element itself for an element of a tuple that is written out."""
+    if isinstance(expr, relax.TupleGetItem):
+        whole = _written_out(expr.tuple_value)
+        if isinstance(whole, relax.Tuple):
+            return _written_out(whole.fields[expr.index])
+    return expr
+
+
 def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
     total = adjoint.total(bb, f"{adjoint.expr.name}_adjoint")
-    return adjoint.zeros(bb) if total is None else total
+    if total is not None:
+        return total
+    if not holds_floats(
+        adjoint.type
+    ):  # quantized numbers, whose gradients are of what they stand for
+        return relax.op.zeros_like(adjoint.expr, "float32")
+    return adjoint.zeros(bb)

@@ -22,9 +22,11 @@ def simplify(function: relax.Function) -> relax.Function:
     ``T(b) @ T(a)`` where one of the two undoes a transpose. ``call_tir_with_grad`` becomes ``call_tir``.
     """
     function = relax.analysis.remove_all_unused(function)
-    (block,) = function.body.blocks
-    if not any(_is_candidate(binding.value) for binding in block.bindings):
+    if not any(
+        _is_candidate(binding.value) for block in function.body.blocks for binding in block.bindings
+    ):
         return function
+    (block,) = function.body.blocks
     bb = relax.BlockBuilder()
     bb.begin_scope(list(function.params))
     is_dataflow = isinstance(block, relax.DataflowBlock)
@@ -54,7 +56,8 @@ class _Simplifier:
                 value = self._simplified(value)
             if not value.same_as(binding.value):
                 value = self._bb.normalize(value)
-            if isinstance(value, relax.Var) and isinstance(binding.var, relax.DataflowVar):
+            is_name = isinstance(binding, relax.VarBinding) and isinstance(value, relax.Var)
+            if is_name and isinstance(binding.var, relax.DataflowVar):
                 self._same[binding.var] = value
                 continue
             self._values[binding.var] = value

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar
+from tvm.ir import GlobalVar, Op
 
 from .._compat import dtype_of
 from .._module import relax_function
 from ..activity import bindings_of, expanded, has_gradient, holds_floats, used, varied
-from ..coverage import obstacles
+from ..coverage import MissingGradient, obstacles
 from ..errors import GradientError
 from ._branches import lift_branches
 from ._checkpoint import Checkpoints, has_markers, with_value
@@ -47,8 +48,17 @@ class Gradient:
         vector-Jacobian product. True adds a parameter to the new function for each, and a string one of that
         name. A number stands for a tensor that is filled with it; an array, a constant or a variable of the
         function has the type of the tensor.
-    allow_zero : Sequence[str]
+    allow_zero : str or Collection[str]
         Operators that count as constants, whatever their gradients are.
+
+    Raises
+    ------
+    TypeError
+        If ``target_index`` holds no integers, or ``func_name`` is no Relax function.
+    ValueError
+        If the module has no such function, has its adjoint already, or an argument names what there is not.
+    GradientError
+        If the target is not one element and there are no cotangents, or if a gradient is missing.
 
     Examples
     --------
@@ -73,22 +83,69 @@ class Gradient:
         target_index: int | Sequence[int] | None = 0,
         *,
         cotangents: Cotangents = False,
-        allow_zero: Sequence[str] = (),
+        allow_zero: str | Collection[str] = (),
     ):
         if isinstance(require_grads, (relax.Var, str)):
             require_grads = [require_grads]
         self.func_name = func_name
         self.require_grads = None if require_grads is None else list(require_grads)
-        self.target_index = (target_index,) if isinstance(target_index, int) else target_index
+        self.target_index = _path(target_index)
         self.cotangents = cotangents
-        self.allow_zero = frozenset(allow_zero)
+        self.allow_zero = _operators(allow_zero)
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return _Differentiation(self, mod).module()
+        return add_adjoint(mod, self, f"{self.func_name}_adjoint")
+
+
+def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModule:
+    """Return a module with the adjoint function of a pass under a name."""
+    differentiation = _Differentiation(settings, mod)
+    if name in (variable.name_hint for variable in mod.get_global_vars()):
+        raise ValueError(
+            f"the module has a function {name} already; rename it or take it out, as that is the name of the "
+            f"adjoint function of {settings.func_name}"
+        )
+    return differentiation.module(name)
+
+
+def missing(mod: tvm.IRModule, settings: Gradient) -> list[MissingGradient]:
+    """Return each binding that lacks a gradient which a pass would need."""
+    return _Differentiation(settings, mod).missing
+
+
+def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the indices that lead to the target."""
+    if target_index is None:
+        return ()
+    is_sequence = isinstance(target_index, Sequence) and not isinstance(target_index, str)
+    try:
+        path = target_index if is_sequence else [target_index]
+        if any(isinstance(index, bool) for index in path):
+            raise TypeError
+        return tuple(map(operator.index, path))
+    except TypeError:
+        raise TypeError(
+            f"target_index must be an integer, integers, or None, but it is {target_index!r}"
+        ) from None
+
+
+def _operators(names: str | Collection[str]) -> frozenset[str]:
+    """Return the names of operators, each of which TVM has."""
+    names = frozenset([names] if isinstance(names, str) else names)
+    unknown = sorted(names - set(Op.list_op_names()))
+    if unknown:
+        raise ValueError(f"allow_zero: this TVM has no operator named {', '.join(unknown)}")
+    return names
 
 
 class _Differentiation:
-    """One function on its way to its adjoint function."""
+    """One function on its way to its adjoint function.
+
+    Attributes
+    ----------
+    missing : list[MissingGradient]
+        What keeps it from being differentiated.
+    """
 
     def __init__(self, settings: Gradient, mod: tvm.IRModule):
         self._settings = settings
@@ -102,37 +159,42 @@ class _Differentiation:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
         self._original, self._renamed = function, renamed
         self._wrt = self._check_require_grads()
+        self._bindings, self._checkpoints = self._forward_bindings(), None
+        self._unmarked: Callable[[relax.Var], relax.Var] = _same
+        if has_markers(self._bindings):
+            self._checkpoints = Checkpoints(self._bindings, self._function.params)
+            self._bindings = self._checkpoints.bindings
+            self._unmarked = self._checkpoints.original
+            self._wrt = [self._unmarked(variable) for variable in self._wrt]
+        self._target = _target(self._function.body.body, self._bindings, settings, self._wrt)
+        everything = list(expanded(self._bindings))
+        self._active = varied(everything, self._wrt, settings.allow_zero)
+        self.missing = obstacles(everything, self._active, self._target, settings.allow_zero)
 
-    def module(self) -> tvm.IRModule:
-        """Return the module with the adjoint function."""
-        settings, function = self._settings, self._function
-        bindings = self._forward_bindings()
-        checkpoints = None
-        unmarked = _same
-        if has_markers(bindings):
-            checkpoints = Checkpoints(bindings, function.params)
-            bindings, unmarked = checkpoints.bindings, checkpoints.original
-        wrt = [unmarked(variable) for variable in self._wrt]
-        result = function.body.body
-        target = _target(result, bindings, settings)
-        everything = list(expanded(bindings))
-        active = varied(everything, wrt, settings.allow_zero)
-        _check_gradients(everything, active, target, settings)
-
+    def module(self, name: str) -> tvm.IRModule:
+        """Return the module with the adjoint function under a name."""
+        _check_gradients(self.missing, self._settings.func_name)
+        function, active = self._function, self._active
         bb = relax.BlockBuilder(self._mod)
-        initial, cotangents = self._seeds(target, unmarked)
+        initial, cotangents = self._seeds()
+        erased = _erased(function.params, cotangents)
+        cotangents = [erased.get(cotangent, cotangent) for cotangent in cotangents]
         bb.begin_scope([*function.params, *cotangents])
         bb._begin_dataflow_block() if self._is_plain else bb._begin_binding_block()
-        for binding in bindings:
+        for binding in self._bindings:
             bb.emit_normalized(with_value(binding, bb.normalize(binding.value)))
-        reverse = Reverse(bb, active, checkpoints, settings.allow_zero)
+        reverse = Reverse(bb, active, self._checkpoints, self._settings.allow_zero)
+        cast = {known: bb.match_cast(param, known.ty) for known, param in erased.items()}
         for expr, seed in initial:
+            if isinstance(seed, relax.Var):
+                seed = cast.get(seed, seed)
             if any(variable in active for variable in used(expr)):
                 reverse.add(expr, seed)
-        reverse.walk(bindings)
-        gradients = [self._output(bb, reverse, variable) for variable in wrt]
+        reverse.walk(self._bindings)
+        gradients = [self._output(bb, reverse, variable) for variable in self._wrt]
         block = bb._end_block()
-        body = relax.SeqExpr([block], relax.Tuple([result, relax.Tuple(gradients)]))
+        results = relax.Tuple([function.body.body, relax.Tuple(gradients)])
+        body = relax.SeqExpr([block], results)
         adjoint = relax.Function(
             [*function.params, *cotangents],
             bb.normalize(body),
@@ -140,7 +202,7 @@ class _Differentiation:
             attrs=function.attrs,
         )
         bb.end_scope()
-        return self._finish(bb, adjoint)
+        return self._finish(bb, adjoint, name)
 
     def _forward_bindings(self) -> list[relax.Binding]:
         """Return the bindings of the function, the calls of functions written out."""
@@ -191,8 +253,9 @@ class _Differentiation:
             )
         return self._renamed.get(named[0], named[0])
 
-    def _seeds(self, target: relax.Expr, unmarked: Callable) -> tuple[list, list[relax.Var]]:
+    def _seeds(self) -> tuple[list, list[relax.Var]]:
         """Return what the adjoints of the target begin with, and the parameters added for that."""
+        target = self._target
         if self._settings.cotangents is False:
             return [(target, _one(target))], []
         leaves = _float_leaves(target)
@@ -204,7 +267,7 @@ class _Differentiation:
             leaves,
             [_type(leaf) for leaf in leaves],
             self._settings.cotangents,
-            lambda variable: unmarked(self._own(variable, "cotangents")),
+            lambda variable: self._unmarked(self._own(variable, "cotangents")),
         )
 
     def _output(self, bb: relax.BlockBuilder, reverse: Reverse, variable: relax.Var) -> relax.Expr:
@@ -214,12 +277,14 @@ class _Differentiation:
         name = f"{variable.name}_adjoint_out"
         return bb.emit_output(total, name) if self._is_plain else bb.emit(total, name)
 
-    def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function) -> tvm.IRModule:
-        name = f"{self._settings.func_name}_adjoint"
+    def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str) -> tvm.IRModule:
         adjoint = simplify(adjoint)
         if not self._is_plain:
             adjoint = lift_branches(bb, adjoint, name)
             alone = tvm.IRModule({GlobalVar("adjoint"): adjoint})
+            # The elements of known tuples are replaced first: done by ConvertToDataflow itself, what
+            # replaces them is no output of its block.
+            alone = relax.transform.CanonicalizeBindings()(alone)
             adjoint = relax.transform.ConvertToDataflow(1)(alone)["adjoint"]
             adjoint = relax.analysis.remove_all_unused(adjoint)
         adjoint = relax.utils.copy_with_new_vars(adjoint)
@@ -258,17 +323,25 @@ def _to_nondataflow(mod: tvm.IRModule) -> tvm.IRModule:
 def _without_dataflow(mod: tvm.IRModule, name: str) -> tuple[relax.Function, dict]:
     """Return a function without dataflow blocks, and its variables by those that they stand for."""
     before, after = mod[name], _to_nondataflow(mod)[name]
-    pairs = zip(bindings_of(before.body), bindings_of(after.body), strict=True)
-    renamed = {old.var: new.var for old, new in pairs}
+    renamed = {}
+    copies = bindings_of(after.body)
+    for old in bindings_of(before.body):
+        new = next(copies)
+        while isinstance(old, relax.MatchCast) and not isinstance(new, relax.MatchCast):
+            new = next(copies)  # before it, what it casts has been bound
+        renamed[old.var] = new.var
     renamed.update(zip(before.params, after.params, strict=True))
     return after, renamed
 
 
 def _target(
-    result: relax.Expr, bindings: Sequence[relax.Binding], settings: Gradient
+    result: relax.Expr,
+    bindings: Sequence[relax.Binding],
+    settings: Gradient,
+    wrt: Collection[relax.Var],
 ) -> relax.Expr:
-    """Return what is differentiated."""
-    path = settings.target_index or ()
+    """Return what is differentiated, by what it stands for up to the variables of ``wrt``."""
+    path = settings.target_index
     if path == (0,) and not isinstance(result.ty, relax.TupleType):
         return result
     bound = {binding.var: binding.value for binding in bindings}
@@ -282,7 +355,7 @@ def _target(
                 f"target_index: {index} is no element of what {settings.func_name} returns there, "
                 f"{found} of type {kind}"
             )
-        while isinstance(bound.get(target), (relax.Var, relax.Tuple)):
+        while target not in wrt and isinstance(bound.get(target), (relax.Var, relax.Tuple)):
             target = bound[target]
         is_tuple = isinstance(target, relax.Tuple)
         target = target.fields[index] if is_tuple else relax.TupleGetItem(target, index)
@@ -309,6 +382,24 @@ def _one(target: relax.Expr) -> relax.Expr:
     return relax.op.ones(shape, dtype_of(kind))
 
 
+def _erased(
+    params: Sequence[relax.Var], cotangents: Sequence[relax.Var]
+) -> dict[relax.Var, relax.Var]:
+    """Return a parameter of unknown shape for each cotangent with extents that only the body defines."""
+    defined = {
+        extent
+        for variable in [*params, *cotangents]
+        for extent in relax.analysis.definable_tir_vars_in_type(variable.ty)
+    }
+    return {
+        each: relax.Var(
+            each.name, relax.TensorType(None, dtype_of(each.ty), each.ty.vdevice, each.ty.ndim)
+        )
+        for each in cotangents
+        if any(extent not in defined for extent in relax.analysis.tir_vars_in_type(each.ty))
+    }
+
+
 def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:
     """Return each floating-point tensor of a (nested) expression."""
     kind = _type(expr)
@@ -328,18 +419,11 @@ def _type(expr: relax.Expr) -> relax.Type:
     return expr.ty
 
 
-def _check_gradients(
-    bindings: Sequence[relax.Binding],
-    active: Collection[relax.Var],
-    target: relax.Expr,
-    settings: Gradient,
-) -> None:
+def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
     """Refuse a function that has no gradient somewhere on the way, and say where it has none."""
-    missing = obstacles(bindings, active, target, settings.allow_zero)
     if missing:
         raise GradientError(
-            f"{settings.func_name} cannot be differentiated, as {len(missing)} of its bindings have no "
-            "gradient:\n"
+            f"{func_name} cannot be differentiated, as {len(missing)} of its bindings have no gradient:\n"
             + "\n".join(f"- {each}" for each in missing)
             + "\nRegister a rule with relax_grad.register_gradient, or name operators in allow_zero to "
             "treat them as constants."

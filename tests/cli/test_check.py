@@ -192,6 +192,22 @@ def test_all_checks_every_dtype_and_symbolic_shapes(makers, monkeypatch):
     assert outcome.failures[-1][0] == "sample 1, symbolic shape"
 
 
+def test_through_tvm_checks_what_that_pass_takes(makers, capsys):
+    def maker(rng):
+        split = {"indices_or_sections": [1]}
+        yield Sample([np.ones((2,))], split, symbolic={0: {0: "n"}}, tvm_order=1)
+
+    makers["relax.split"] = maker
+    code, out = run(capsys, "--through", "tvm", "--all")
+    assert code == 0, out
+    assert ", through tvm, target llvm\n" in out
+    assert " order 1 " in out
+    code, out = run(capsys, "--all")
+    assert code == 0, out
+    assert ", through relax_grad, target llvm\n" in out
+    assert " order 2 " in out
+
+
 def test_a_kink_is_skipped_and_counted(makers, capsys):
     makers["relax.nn.relu"] = kink
     code, out = run(capsys)
@@ -234,6 +250,7 @@ def test_torch_must_be_installed_for_torch(monkeypatch, capsys):
     ("argv", "message"),
     [
         (["--order", "0"], "the lowest order is 1"),
+        (["--through", "torch"], "invalid choice: 'torch'"),
         (["--order", "two"], "invalid _order value: 'two'"),
         (["--target", "abacus"], "no target 'abacus'"),
         (["--target", '{"kind": '], "no target"),

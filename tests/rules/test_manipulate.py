@@ -143,3 +143,25 @@ def test_symbolic_batch_through_flatten_to_second_order():
         return relax.op.multiply(relax.op.squeeze(y, [0]), relax.op.squeeze(y, [0]))
 
     check_gradients(forward, [normal(2, 3)], order=2, symbolic={0: {0: "n"}})
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x, n: relax.op.reshape(x, (n * 3,)),
+        lambda x, n: relax.op.reshape(x, (-1,)),
+        lambda x, n: relax.op.reshape(x, (3, n)),
+        lambda x, n: relax.op.broadcast_to(x, (2, n, 3)),
+        lambda x, n: relax.op.broadcast_to(relax.op.sum(x, [1], keepdims=True), (n, 3)),
+        lambda x, n: relax.op.subtract(x, relax.op.full((n, 3), relax.op.max(x), "float64")),
+    ],
+    ids=["flat", "inferred", "turned", "broadcast", "broadcast back", "full"],
+)
+def test_symbolic_shapes_written_out_to_second_order(forward):
+    """Which TVM's pass does not take at any order."""
+
+    def cubes(x):
+        y = forward(x, x.ty.shape[0])
+        return relax.op.multiply(y, relax.op.multiply(y, y))
+
+    check_gradients(cubes, [normal(4, 3)], order=2, symbolic={0: {0: "n"}})

@@ -56,7 +56,7 @@ def builder_of(op_name: str) -> Callable | None:
 def found_calls(*, symbolic: bool = False) -> dict[str, list[Found]]:
     """Calls of each operator that differ in attributes or in the types of arguments.
 
-    The samples of all operators are differentiated twice, those over symbolic shapes once.
+    The samples of all operators are differentiated twice.
     """
     own = set(own_operators())
     found: dict[str, list[Found]] = {name: [] for name in own}
@@ -88,7 +88,7 @@ def _calls(sample: Sample, symbolic: bool) -> Iterator[relax.Call]:
         wrt = [name if isinstance(name, str) else f"x{name}" for name in sample.wrt]
     differentiated = _program.differentiate(program, wrt)
     yield from calls_in(differentiated)
-    if not symbolic and sample.order > 1:
+    if sample.order > 1:
         second = _program.next_order(program, differentiated, wrt, rng)
         names = (argument.name for argument in program.arguments)
         cotangents = [name for name in names if name.startswith("cotangent")]

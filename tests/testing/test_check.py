@@ -198,6 +198,33 @@ def test_an_order_that_checks_nothing_is_an_error(order):
         check_gradients("relax.exp", [X], order=order)
 
 
+def split(x):
+    return relax.op.split(x, 2, axis=1)[0]
+
+
+def test_through_the_pass_that_is_named():
+    squares = [X[:, :2] ** 2]
+    symbolic = {0: {0: "n"}}
+    check_gradients(split, squares, order=2, symbolic=symbolic)
+    check_gradients(split, squares, order=1, symbolic=symbolic, through="tvm")
+    with pytest.raises(KeyError):  # zeros of a symbolic shape for the other part
+        check_gradients(split, squares, order=2, symbolic=symbolic, through="tvm")
+
+
+@pytest.mark.parametrize("dtypes", [(), ("bfloat16",)])
+def test_bfloat16_through_tvm_is_an_error(dtypes):
+    value = X if dtypes else X.astype(numpy_dtype("bfloat16"))
+    with pytest.raises(ValueError, match=r'x0 is in bfloat16.*through="relax_grad"'):
+        check_gradients("relax.exp", [value], dtypes=dtypes, through="tvm")
+
+
+def test_an_unknown_pass_is_an_error():
+    with pytest.raises(
+        ValueError, match="through must be one of relax_grad, tvm, but it is 'torch'"
+    ):
+        check_gradients("relax.exp", [X], through="torch")
+
+
 def test_what_is_no_operator_is_an_error():
     with pytest.raises(TypeError, match="name of an operator or a function"):
         check_gradients(3, [X])

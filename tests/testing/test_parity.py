@@ -11,8 +11,15 @@ from relax_grad.testing import TorchCase, check_against_torch, check_many_agains
 X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
 
 
-def test_agreement(torch):
-    assert check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x)) < 1e-12
+@pytest.mark.parametrize("through", ["relax_grad", "tvm"])
+def test_agreement(torch, through):
+    error = check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x), through=through)
+    assert error < 1e-12
+
+
+def test_an_unknown_pass_is_an_error(torch):
+    with pytest.raises(ValueError, match="through must be one of"):
+        check_against_torch("relax.exp", [X], lambda torch, x: torch.exp(x), through="torch")
 
 
 def test_a_different_gradient_fails(torch):

@@ -1,8 +1,16 @@
-"""Every sample of every operator: orders, dtypes, symbolic shapes, and parity with PyTorch."""
+"""Every sample of every operator: orders, dtypes, symbolic shapes, and parity with PyTorch.
+
+What TVM's pass takes is differentiated through it; what it does not take, and in the long sweeps the symbolic
+shapes once more, through relax_grad's. ``tests/transform/test_gradient.py`` compares the two passes.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import tvm
+from sweep import TARGET
 
 from relax_grad.testing import check_against_torch
 from relax_grad.testing.samples import sampled_operators, samples
@@ -13,8 +21,11 @@ SAMPLES = [
     for i, sample in enumerate(samples(op))
 ]
 SMOOTH = [param for param in SAMPLES if param.values[0].smooth]
-#: How many samples of an operator are checked in every dtype outside of the long sweeps.
+SYMBOLIC = [param for param in SMOOTH if param.values[0].symbolic]
+BFLOAT16 = [param for param in SMOOTH if "bfloat16" in param.values[0].dtypes]
+#: How many samples of an operator are checked in every dtype outside of the long sweeps, and in bfloat16.
 IN_EVERY_DTYPE = 3
+IN_BFLOAT16 = 2
 
 
 def number(param) -> int:
@@ -22,49 +33,87 @@ def number(param) -> int:
     return int(param.id.rpartition("-")[2])
 
 
+def dtypes_of(sample) -> list[str]:
+    """The dtypes of a sample that TVM's pass takes."""
+    return [dtype for dtype in sample.dtypes if dtype != "bfloat16"]
+
+
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) < IN_EVERY_DTYPE])
 def test_gradient_of_every_order_and_dtype(sample):
     """In float64 to the sample's order, which checks type and mutation too; in the others to the first."""
-    sample.check(dtypes=sample.dtypes)
+    sample.check(dtypes=dtypes_of(sample), through="tvm")
 
 
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE])
 def test_gradient_of_every_order(sample):
-    sample.check()
+    sample.check(through="tvm")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE])
 def test_dtypes(sample):
-    sample.check(order=1, dtypes=sample.dtypes)
+    sample.check(order=1, dtypes=dtypes_of(sample), through="tvm")
+
+
+@pytest.mark.parametrize("sample", [p for p in BFLOAT16 if number(p) < IN_BFLOAT16])
+def test_bfloat16(sample):
+    sample.check(order=1, dtypes=["bfloat16"], target=TARGET)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", [p for p in BFLOAT16 if number(p) >= IN_BFLOAT16])
+def test_bfloat16_of_the_other_samples(sample):
+    sample.check(order=1, dtypes=["bfloat16"], target=TARGET)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) == 0])
 def test_dtypes_to_second_order(sample):
     for dtype in sample.dtypes:
-        sample.check(dtype=dtype, order=min(sample.order, 2))
+        through = "relax_grad" if dtype == "bfloat16" else "tvm"
+        sample.check(dtype=dtype, order=min(sample.order, 2), through=through)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", sampled_operators())
 def test_third_order(op):
     """Of the operator's first sample that is smooth and has a second derivative."""
-    sample = next((s for s in samples(op) if s.smooth and s.order > 1), None)
+    sample = next((s for s in samples(op) if s.smooth and (s.tvm_order or s.order) > 1), None)
     if sample is None:
         pytest.skip(f"no sample of {op} has a second derivative")
-    sample.check(order=3)
+    sample.check(order=3, through="tvm")
 
 
-@pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].symbolic])
+@pytest.mark.parametrize("sample", SYMBOLIC)
 def test_symbolic_shapes(sample):
+    sample.check(symbolic=True, through="tvm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", [p for p in SYMBOLIC if p.values[0].tvm_order is None])
+def test_symbolic_shapes_through_relax_grad(sample):
     sample.check(symbolic=True)
+
+
+@pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].tvm_order is not None])
+def test_orders_that_tvm_does_not_take(sample):
+    """Through relax_grad's pass; TVM's must fail there, or the sample's limit is to go."""
+    symbolic = sample.symbolic is not None
+    assert sample.check(symbolic=symbolic).order == sample.order
+    unlimited = replace(sample, tvm_order=None)
+    with pytest.raises((KeyError, tvm.error.InternalError)):
+        unlimited.check(symbolic=symbolic, order=sample.tvm_order + 1, through="tvm")
 
 
 @pytest.mark.parametrize("sample", [p for p in SAMPLES if p.values[0].torch])
 def test_same_as_torch(sample, torch):
     check_against_torch(
-        sample.function or sample.op, sample.inputs, sample.torch, wrt=sample.wrt, **sample.attrs
+        sample.function or sample.op,
+        sample.inputs,
+        sample.torch,
+        wrt=sample.wrt,
+        through="tvm",
+        **sample.attrs,
     )
 
 

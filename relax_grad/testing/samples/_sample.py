@@ -37,6 +37,9 @@ class Sample:
         The inputs to differentiate with respect to; by default every floating-point array.
     order : int
         The highest order to check.
+    tvm_order : int, optional
+        The highest order to which ``relax.transform.Gradient`` differentiates this sample, where that is
+        lower: it ends where it has itself written zeros of a symbolic shape, or at a ``match_cast``.
     symbolic : Mapping[int, Mapping[int, str]], optional
         The axes that can be symbolic, as in ``check_gradients``.
     torch : Callable, optional
@@ -61,6 +64,7 @@ class Sample:
     function: str | Callable | None = None
     wrt: Sequence[int | str] | None = None
     order: int = 2
+    tvm_order: int | None = None
     symbolic: Mapping[int, Mapping[int, str]] | None = None
     torch: Callable | None = None
     dtypes: Sequence[str] = ("float32", "float16", "bfloat16")
@@ -70,16 +74,30 @@ class Sample:
     op: str = ""
 
     def check(
-        self, *, symbolic: bool = False, dtype: str = "float64", **settings
+        self,
+        *,
+        symbolic: bool = False,
+        dtype: str = "float64",
+        order: int | None = None,
+        through: str = "relax_grad",
+        **settings,
     ) -> GradientReport:
-        """Check the gradient of this sample; ``settings`` are those of ``check_gradients``."""
+        """Check the gradient of this sample; ``settings`` are those of ``check_gradients``.
+
+        ``order`` is by default the sample's own, and no higher than what the pass takes.
+        """
+        order = self.order if order is None else order
+        if through == "tvm" and self.tvm_order is not None:
+            order = min(order, self.tvm_order)
         with self.within():
             return check_gradients(
                 self.function or self.op,
                 cast(self.inputs, dtype),
                 wrt=self.wrt,
+                order=order,
+                through=through,
                 symbolic=self.symbolic if symbolic else None,
-                **{"order": self.order, **settings},
+                **settings,
                 **self.attrs,
             )
 

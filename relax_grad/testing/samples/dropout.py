@@ -18,8 +18,8 @@ def dropout(rng):
         {"rate": 0.1},
         function=_masked,
         symbolic={0: {0: "n"}},
-        order=1,
-        note="symbolic; the stock pass has zeros of a symbolic shape for the mask, and ends there",
+        tvm_order=1,
+        note="symbolic, without the mask",
     )
 
 

@@ -79,7 +79,7 @@ def split(rng):
         [rng.normal(size=(2, 5))],
         {"indices_or_sections": [1, 3], "axis": 1},
         symbolic=_N,
-        order=1,  # the stock pass fills the adjoint of a tuple with zeros of a symbolic shape
+        tvm_order=1,
         note="indices, symbolic along another axis",
     )
     for note, parts, torch in (
@@ -91,7 +91,7 @@ def split(rng):
             [rng.normal(size=(5, 2))],
             {"indices_or_sections": parts},
             symbolic=_N,
-            order=1,
+            tvm_order=1,
             torch=torch,
             note=note,
         )
@@ -147,7 +147,7 @@ def meshgrid(rng):
         {"indexing": "xy"},
         function=lambda a, b, indexing: relax.op.meshgrid([a, b], indexing),
         symbolic={0: {0: "n"}, 1: {0: "m"}},
-        order=1,  # the stock pass fills the adjoint of a tuple with zeros of a symbolic shape
+        tvm_order=1,
         torch=lambda torch, a, b: torch.meshgrid(a, b, indexing="xy"),
         note="symbolic",
     )
@@ -173,7 +173,6 @@ def split_backward_x(rng):
 
 @register_samples("relax.grad.stack_backward_tensors")
 def stack_backward_tensors(rng):
-    for shape, axis in (((2, 3), -1), ((2, 1), 1)):
-        # At order 2 the stock pass fills the adjoint of a tuple with zeros of a symbolic shape.
-        yield Sample([rng.normal(size=shape)], {"axis": axis}, symbolic=_N, order=1)
+    for shape, axis, tvm_order in (((2, 3), -1, 1), ((2, 1), 1, None)):
+        yield Sample([rng.normal(size=shape)], {"axis": axis}, symbolic=_N, tvm_order=tvm_order)
     yield Sample([rng.normal(size=(2, 3))], {"axis": -1})

@@ -119,9 +119,9 @@ def multibox_transform_loc(rng):
     yield Sample(
         [rng.normal(size=(2, 2, 3)), rng.normal(size=(2, 12)), _PRIORS],
         {"keep_background": False},
-        order=1,
+        tvm_order=1,
         symbolic={0: {0: "n"}, 1: {0: "n"}},
-        note="a symbolic batch; TVM cannot differentiate a tuple of symbolic shapes again",
+        note="a symbolic batch",
     )
 
 

@@ -89,20 +89,29 @@ def test_layouts(data_layout, kernel_layout, out_layout):
     check_gradients(operator, [grad, data, weight.shape], **ATTRS, **layouts)
 
 
-def test_symbolic_shapes_at_order_2():
-    """The shape is read off a tensor: the stock pass cannot differentiate one that is written out."""
+@pytest.mark.parametrize(
+    ("shape", "through"),
+    [
+        (relax.op.shape_of, "relax_grad"),
+        (relax.op.shape_of, "tvm"),
+        (lambda x: x.ty.shape, "relax_grad"),  # written out, which TVM's pass cannot differentiate
+    ],
+    ids=["read", "read, through tvm", "written out"],
+)
+def test_symbolic_shapes_at_order_2(shape, through):
     grad, data, weight = normal(OUTPUT, DATA, WEIGHT)
     symbolic = {0: {0: "n"}, 1: {0: "n"}}
 
     def backward_data(g, x, w):
-        return backward.conv2d_backward_data(g, relax.op.shape_of(x), w, **ATTRS)
+        return backward.conv2d_backward_data(g, shape(x), w, **ATTRS)
 
     def backward_weight(g, x, w):
-        return backward.conv2d_backward_weight(g, x, relax.op.shape_of(w), **ATTRS)
+        return backward.conv2d_backward_weight(g, x, shape(w), **ATTRS)
 
     inputs = [grad, data, weight]
-    check_gradients(backward_data, inputs, wrt=[0, 2], order=2, symbolic=symbolic)
-    check_gradients(backward_weight, inputs, wrt=[0, 1], order=2, symbolic=symbolic)
+    settings = {"order": 2, "symbolic": symbolic, "through": through}
+    check_gradients(backward_data, inputs, wrt=[0, 2], **settings)
+    check_gradients(backward_weight, inputs, wrt=[0, 1], **settings)
 
 
 def test_dtypes_of_their_own():

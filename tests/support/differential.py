@@ -1,0 +1,157 @@
+"""Random programs differentiated by PyTorch, and compiled many together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from programs import to_numpy
+from script_programs import Program, flat, project
+from sweep import TARGET
+from tvm import relax
+from tvm.ir import GlobalVar
+from tvm.script import from_source
+
+from relax_grad.activity import bindings_of
+
+
+def parse(program: Program, name: str) -> tvm.IRModule:
+    """Return the module of a program, with ``main`` under this name."""
+    return from_source(program.source(name))
+
+
+def variables(module: tvm.IRModule, name: str, program: Program) -> list[relax.Var]:
+    """Return the variables of a function that the program is differentiated with respect to."""
+    function = module[name]
+    found = {binding.var.name: binding.var for binding in bindings_of(function.body)}
+    found.update((param.name, param) for param in function.params)
+    return [found[value.name] for value in program.wrt]
+
+
+def compile_all(modules: Sequence) -> relax.VirtualMachine:
+    """Compile modules, or functions by name, that differ in the names of their functions.
+
+    Operators are not fused: fused kernels differ from program to program, kernels of single operators
+    hardly, and to compile them takes most of the time.
+    """
+    functions = {}
+    for module in modules:
+        items = module.functions_items() if isinstance(module, tvm.IRModule) else module.items()
+        for name, function in items:
+            if isinstance(name, str):
+                name, function = GlobalVar(name), function.with_attr("global_symbol", name)
+            functions[name.name_hint] = (name, function)
+    module = tvm.IRModule(dict(functions.values()))
+    target = tvm.target.Target(TARGET)
+    with target:
+        compiled = tvm.compile(module, target=target, relax_pipeline=_pipeline(target))
+    return relax.VirtualMachine(compiled, tvm.cpu())
+
+
+def has_local_functions(function: relax.Function) -> bool:
+    """Tell whether calls of local functions are left, which TVM does not compile.
+
+    What its LambdaLift makes of them does not pass its type checks where they take a tuple from outside.
+    """
+    return any(isinstance(binding.value, relax.Function) for binding in bindings_of(function.body))
+
+
+def bindings_in(function: relax.Function) -> int:
+    """Return the number of bindings of a function."""
+    return sum(len(block.bindings) for block in function.body.blocks)
+
+
+def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
+    passes = relax.backend.cpu_generic.pipeline
+    skipped = {"FuseOps", "FuseTIR"}
+    steps = [
+        *passes.library_dispatch_passes(target),
+        *(step for step in passes.legalize_passes(target) if step.info.name not in skipped),
+        *passes.dataflow_lower_passes(target),
+        *passes.finalize_passes(target),
+    ]
+    return tvm.transform.Sequential(steps)
+
+
+def call(machine: relax.VirtualMachine, name: str, values: Sequence):
+    """Run a function on arrays and (nested) lists of them."""
+    return to_numpy(machine[name](*map(_to_runtime, values)))
+
+
+def _to_runtime(value):
+    if isinstance(value, (list, tuple)):
+        return [_to_runtime(item) for item in value]
+    return tvm.runtime.tensor(value)
+
+
+def to_torch(torch, value):
+    """Return tensors in the place of arrays."""
+    if isinstance(value, (list, tuple)):
+        return tuple(to_torch(torch, item) for item in value)
+    return torch.from_numpy(np.array(value))
+
+
+class Reference:
+    """A program as PyTorch computes and differentiates it."""
+
+    def __init__(self, torch, program: Program):
+        self.torch, self.program = torch, program
+        self.values = [to_torch(torch, value) for value in program.values()]
+        self.result = program.evaluate(torch, self.values)
+
+    def moved_by(self, deltas: Sequence):
+        """Return the result where each variable of ``wrt`` that holds floats is moved."""
+        moved, rest = {}, list(deltas)
+        for value in self.program.wrt:
+            moved[value.name] = self._take(value.kind, rest)
+        return self.program.evaluate(self.torch, self.values, moved)
+
+    def zeros(self) -> list:
+        """Return zeros of each tensor to differentiate with respect to."""
+        leaves = [t for value in self.program.wrt for t in flat(value.kind) if t.is_float]
+        return [self.torch.zeros(leaf.shape, dtype=self.torch.float64) for leaf in leaves]
+
+    def gradients(self) -> list:
+        """Return the gradients of the target by each of the tensors."""
+        deltas = [zeros.requires_grad_() for zeros in self.zeros()]
+        return [each.detach() for each in self._gradients(deltas)]
+
+    def hessian_products(self, vectors: Sequence) -> list:
+        """Return the products of the Hessian of the target with vectors."""
+        deltas = [zeros.requires_grad_() for zeros in self.zeros()]
+        gradients = self._gradients(deltas)
+        product = sum(
+            (g * self.torch.from_numpy(v)).sum() for g, v in zip(gradients, vectors, strict=True)
+        )
+        return self._derivatives(product, deltas)
+
+    def _gradients(self, deltas: Sequence) -> list:
+        return self._derivatives(project(self.moved_by(deltas), self.program.target), deltas)
+
+    def _derivatives(self, value, deltas: Sequence) -> list:
+        found = [None] * len(deltas)
+        if value.requires_grad:
+            found = self.torch.autograd.grad(value, deltas, create_graph=True, allow_unused=True)
+        pairs = zip(found, deltas, strict=True)
+        return [self.torch.zeros_like(d) if g is None else g for g, d in pairs]
+
+    def _take(self, kind, rest: list):
+        if isinstance(kind, tuple):
+            return tuple(self._take(item, rest) for item in kind)
+        return rest.pop(0) if kind.is_float else None
+
+
+def float_leaves(value) -> list:
+    """Return the floating-point tensors of a value of PyTorch or NumPy."""
+    return [leaf for leaf in flat(value) if "float" in str(leaf.dtype)]
+
+
+def assert_close(found, wanted, label: str) -> None:
+    """Compare arrays relative to the largest number."""
+    assert len(found) == len(wanted), label
+    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        other = np.asarray(other.detach() if hasattr(other, "detach") else other)
+        assert one.shape == other.shape, f"{label}: element {i}"
+        scale = max(1.0, np.abs(other).max(initial=0))
+        np.testing.assert_allclose(one / scale, other / scale, 1e-7, 1e-7, err_msg=f"{label} {i}")

@@ -1,0 +1,443 @@
+"""The vocabulary of random programs: smooth operators, and a few that no gradient passes.
+
+Each entry takes a :class:`Pen`, chooses operands and writes a statement; it returns None where it finds none.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+from script_programs import BATCH, Let, Tensor, Value, shape_text
+
+#: Numbers larger than this are brought back by a sine, so that rounding errors do not grow without end.
+_LARGE = 6.0
+
+#: No tensor has more elements.
+_MOST = 16 * BATCH
+
+
+class Pen:
+    """Writes the statements of one body.
+
+    Parameters
+    ----------
+    rng : random.Random
+        What is chosen by.
+    values : Sequence[Value]
+        What is defined before.
+    names : Iterator[str]
+        Names for new variables.
+    """
+
+    def __init__(self, rng: random.Random, values: Sequence[Value], names):
+        self.rng, self.names = rng, names
+        self.values = list(values)
+        self.statements: list = []
+
+    def name(self) -> str:
+        return next(self.names)
+
+    def add(self, statement, bound: float) -> Value:
+        """Take a statement, whose variable can be an operand from now on."""
+        self.statements.append(statement)
+        value = Value(statement.name, statement.kind, bound)
+        if bound > _LARGE:
+            return self.let("R.sin({0})", lambda t, x: t.sin(x), [value], value.kind, 1.0)
+        self.values.append(value)
+        return value
+
+    def let(
+        self, template: str, compute: Callable, operands: Sequence[Value], kind, bound: float
+    ) -> Value | None:
+        if isinstance(kind, Tensor) and math.prod(kind.shape) > _MOST:
+            return None
+        return self.add(Let(self.name(), template, compute, tuple(operands), kind), bound)
+
+    def leaves(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> list[Value]:
+        """Return the floating-point tensors that are accepted, elements of tuples among them."""
+        return [
+            leaf
+            for value in self.values
+            for leaf in value.leaves()
+            if leaf.kind.is_float and accept(leaf.kind)
+        ]
+
+    def pick(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> Value | None:
+        """Choose an operand, more often a late one, so that programs become deep."""
+        found = self.leaves(accept)
+        if not found:
+            return None
+        return self.rng.choice(found[-6:] if self.rng.random() < 0.6 else found)
+
+
+def _elementwise(pen: Pen):
+    x = pen.pick()
+    template, compute, bound = pen.rng.choice(_ELEMENTWISE)
+    return pen.let(template, compute, [x], x.kind, bound(x.bound))
+
+
+_ELEMENTWISE = [
+    ("R.tanh({0})", lambda t, x: t.tanh(x), lambda b: 1.0),
+    ("R.sin({0})", lambda t, x: t.sin(x), lambda b: 1.0),
+    ("R.cos({0})", lambda t, x: t.cos(x), lambda b: 1.0),
+    ("R.sigmoid({0})", lambda t, x: t.sigmoid(x), lambda b: 1.0),
+    ("R.atan({0})", lambda t, x: t.atan(x), lambda b: 1.6),
+    ("R.erf({0})", lambda t, x: t.erf(x), lambda b: 1.0),
+    ("R.exp(R.tanh({0}))", lambda t, x: t.tanh(x).exp(), lambda b: 2.8),
+    ("R.negative({0})", lambda t, x: -x, lambda b: b),
+    ("R.square({0})", lambda t, x: x * x, lambda b: b * b),
+    (
+        'R.sqrt(R.add(R.square({0}), R.const(1.0, "float64")))',
+        lambda t, x: (x * x + 1).sqrt(),
+        lambda b: b + 1,
+    ),
+    (
+        'R.log(R.add(R.exp(R.sin({0})), R.const(0.5, "float64")))',
+        lambda t, x: (x.sin().exp() + 0.5).log(),
+        lambda b: 1.2,
+    ),
+    (
+        'R.multiply({0}, R.const(-0.75, "float64"))',
+        lambda t, x: x * -0.75,
+        lambda b: 0.75 * b,
+    ),
+    ("R.nn.silu({0})", lambda t, x: t.nn.functional.silu(x), lambda b: b),
+    ("R.nn.gelu({0})", lambda t, x: t.nn.functional.gelu(x), lambda b: b),
+]
+
+
+def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape of an element-wise result; None where the shapes do not go together."""
+    rank = max(len(a), len(b))
+    a, b = (1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b)
+    if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
+        return None
+    return tuple(max(pair) for pair in zip(a, b, strict=True))
+
+
+def _binary(pen: Pen):
+    x = pen.pick()
+    y = pen.pick(lambda tensor: _broadcast(x.kind.shape, tensor.shape) is not None)
+    template, compute, bound = pen.rng.choice(_BINARY)
+    kind = Tensor(_broadcast(x.kind.shape, y.kind.shape))
+    return pen.let(template, compute, [x, y], kind, bound(x.bound, y.bound))
+
+
+_BINARY = [
+    ("R.add({0}, {1})", lambda t, x, y: x + y, lambda a, b: a + b),
+    ("R.subtract({0}, {1})", lambda t, x, y: x - y, lambda a, b: a + b),
+    ("R.multiply({0}, {1})", lambda t, x, y: x * y, lambda a, b: a * b),
+    (
+        'R.divide({0}, R.add(R.square({1}), R.const(1.0, "float64")))',
+        lambda t, x, y: x / (y * y + 1),
+        lambda a, b: a,
+    ),
+]
+
+
+def _with_constant(pen: Pen):
+    """An operand with a constant of one axis."""
+    x = pen.pick(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
+    if x is None:
+        return None
+    numbers = [round(pen.rng.uniform(-1, 1), 2) for _ in range(x.kind.shape[-1])]
+    name, compute, bound = pen.rng.choice(
+        [
+            ("add", lambda t, x: x + t.tensor(numbers, dtype=t.float64), x.bound + 1),
+            ("multiply", lambda t, x: x * t.tensor(numbers, dtype=t.float64), x.bound),
+        ]
+    )
+    return pen.let(f'R.{name}({{0}}, R.const({numbers}, "float64"))', compute, [x], x.kind, bound)
+
+
+def _matmul(pen: Pen):
+    """A product, with a transpose where the operands go together only then."""
+    x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
+    if x is None:
+        return None
+    inner = x.kind.shape[-1]
+    y = pen.pick(lambda tensor: len(tensor.shape) == 2 and inner in tensor.shape)
+    if y is None:
+        return None
+    bound = x.bound * y.bound * inner
+    if y.kind.shape[0] == inner and (y.kind.shape[1] != inner or pen.rng.random() < 0.5):
+        kind = Tensor((*x.kind.shape[:-1], y.kind.shape[1]))
+        return pen.let("R.matmul({0}, {1})", lambda t, x, y: x @ y, [x, y], kind, bound)
+    kind = Tensor((*x.kind.shape[:-1], y.kind.shape[0]))
+    template = "R.matmul({0}, R.permute_dims({1}))"
+    return pen.let(template, lambda t, x, y: x @ y.T, [x, y], kind, bound)
+
+
+def _axes(pen: Pen, shape: Sequence[int]) -> list[int]:
+    count = pen.rng.randint(1, len(shape))
+    return sorted(pen.rng.sample(range(len(shape)), count))
+
+
+def _reduce(pen: Pen):
+    x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
+    if x is None:
+        return None
+    axes, keepdims = _axes(pen, x.kind.shape), pen.rng.random() < 0.5
+    shape = tuple(
+        1 if axis in axes else size
+        for axis, size in enumerate(x.kind.shape)
+        if keepdims or axis not in axes
+    )
+    count = math.prod(x.kind.shape[axis] for axis in axes)
+    name, compute, bound = pen.rng.choice(
+        [
+            ("sum", lambda t, x: x.sum(axes, keepdims), count * x.bound),
+            ("mean", lambda t, x: x.mean(axes, keepdims), x.bound),
+            ("variance", lambda t, x: x.var(axes, correction=0, keepdim=keepdims), x.bound**2),
+        ]
+    )
+    template = f"R.{name}({{0}}, axis={axes}, keepdims={keepdims})"
+    return pen.let(template, compute, [x], Tensor(shape), bound)
+
+
+def _along_an_axis(pen: Pen):
+    x = pen.pick(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
+    if x is None:
+        return None
+    template, compute, bound = pen.rng.choice(
+        [
+            ("R.nn.softmax({0}, axis=-1)", lambda t, x: x.softmax(-1), 1.0),
+            ("R.nn.log_softmax({0}, axis=-1)", lambda t, x: x.log_softmax(-1), 2 * x.bound + 2),
+            ("R.cumsum({0}, axis=-1)", lambda t, x: x.cumsum(-1), 4 * x.bound),
+        ]
+    )
+    return pen.let(template, compute, [x], x.kind, bound)
+
+
+def _permute(pen: Pen):
+    x = pen.pick(lambda tensor: len(tensor.shape) >= 2)
+    if x is None:
+        return None
+    axes = list(range(len(x.kind.shape)))
+    pen.rng.shuffle(axes)
+    kind = Tensor(tuple(x.kind.shape[axis] for axis in axes))
+    template = f"R.permute_dims({{0}}, axes={axes})"
+    return pen.let(template, lambda t, x: x.permute(axes), [x], kind, x.bound)
+
+
+def _reshape(pen: Pen):
+    """A reshape that joins two axes, divides one, or adds or takes one of extent 1."""
+    x = pen.pick()
+    shape = list(x.kind.shape)
+    ways = [[*shape[:i], 1, *shape[i:]] for i in range(len(shape) + 1)]
+    for i, size in enumerate(shape):
+        ways += [[*shape[:i], *shape[i + 1 :]]] if size == 1 else []
+        ways += [[*shape[:i], size // 2, 2, *shape[i + 1 :]]] if size % 2 == 0 else []
+        ways += [[*shape[:i], size * shape[i + 1], *shape[i + 2 :]]] if i + 1 < len(shape) else []
+    new = tuple(pen.rng.choice([way for way in ways if len(way) <= 3] or [shape]))
+    template = f"R.reshape({{0}}, {shape_text(new)})"
+    return pen.let(template, lambda t, x: x.reshape(new), [x], Tensor(new), x.bound)
+
+
+def _broadcast_to(pen: Pen):
+    x = pen.pick(lambda tensor: len(tensor.shape) <= 2)
+    if x is None:
+        return None
+    new = (pen.rng.choice([2, BATCH]), *x.kind.shape)
+    template = f"R.broadcast_to({{0}}, {shape_text(new)})"
+    return pen.let(template, lambda t, x: x.expand(new), [x], Tensor(new), x.bound)
+
+
+def _split(pen: Pen):
+    x = pen.pick(lambda tensor: any(size in (2, 3, 4) for size in tensor.shape))
+    if x is None:
+        return None
+    shape = x.kind.shape
+    axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size in (2, 3, 4)])
+    parts = pen.rng.choice([n for n in (2, 3, 4) if shape[axis] % n == 0])
+    size = shape[axis] // parts
+    part = Tensor((*shape[:axis], size, *shape[axis + 1 :]))
+    return pen.let(
+        f"R.split({{0}}, {parts}, axis={axis})",
+        lambda t, x: x.split(size, axis),
+        [x],
+        (part,) * parts,
+        x.bound,
+    )
+
+
+def _concat(pen: Pen):
+    """Tensors one after the other: the elements of a tuple, or two by themselves."""
+    tuples = [value for value in pen.values if _can_concat(value.kind)]
+    if tuples and pen.rng.random() < 0.5:
+        whole = pen.rng.choice(tuples)
+        shape, count = whole.kind[0].shape, len(whole.kind)
+        operands, text, bound = [whole], "{0}", whole.bound
+        axis = pen.rng.randrange(len(shape))
+
+        def compute(t, x):
+            return t.concat(list(x), axis)
+    else:
+        x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
+        if x is None:
+            return None
+        y = pen.pick(lambda tensor: tensor.shape == x.kind.shape)
+        shape, count = x.kind.shape, 2
+        operands, text, bound = [x, y], "({0}, {1})", max(x.bound, y.bound)
+        axis = pen.rng.randrange(len(shape))
+
+        def compute(t, *x):
+            return t.concat(x, axis)
+
+    kind = Tensor((*shape[:axis], count * shape[axis], *shape[axis + 1 :]))
+    return pen.let(f"R.concat({text}, axis={axis})", compute, operands, kind, bound)
+
+
+def _can_concat(kind) -> bool:
+    return (
+        isinstance(kind, tuple)
+        and isinstance(kind[0], Tensor)
+        and kind[0].is_float
+        and len(kind[0].shape) > 0
+        and all(element == kind[0] for element in kind)
+    )
+
+
+def _tuple(pen: Pen):
+    """A tuple of anything, tuples too."""
+    chosen = [pen.rng.choice(pen.values) for _ in range(pen.rng.randint(1, 3))]
+    chosen = [pen.rng.choice([v, *v.elements()]) for v in chosen]
+    if any(_depth(value.kind) > 2 for value in chosen):
+        return None
+    text = ", ".join(f"{{{i}}}" for i in range(len(chosen)))
+    bound = max(value.bound for value in chosen)
+    kind = tuple(value.kind for value in chosen)
+    return pen.let(f"({text},)", lambda t, *x: x, chosen, kind, bound)
+
+
+def _depth(kind) -> int:
+    return 1 + max(map(_depth, kind), default=0) if isinstance(kind, tuple) else 0
+
+
+def _alias(pen: Pen):
+    value = pen.rng.choice(pen.values)
+    value = pen.rng.choice([value, *value.elements()])
+    return pen.let("{0}", lambda t, x: x, [value], value.kind, value.bound)
+
+
+def _take(pen: Pen):
+    x = pen.pick(lambda tensor: tensor.shape and min(tensor.shape) < BATCH)
+    if x is None:
+        return None
+    shape = x.kind.shape
+    axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size < BATCH])
+    places = [pen.rng.randrange(shape[axis]) for _ in range(pen.rng.randint(2, 3))]
+    kind = Tensor((*shape[:axis], len(places), *shape[axis + 1 :]))
+    return pen.let(
+        f'R.take({{0}}, R.const({places}, "int64"), axis={axis})',
+        lambda t, x: x.index_select(axis, t.tensor(places)),
+        [x],
+        kind,
+        x.bound,
+    )
+
+
+def _slice(pen: Pen):
+    x = pen.pick(lambda tensor: any(size in (3, 4) for size in tensor.shape))
+    if x is None:
+        return None
+    shape = x.kind.shape
+    axis = pen.rng.choice([axis for axis, size in enumerate(shape) if size in (3, 4)])
+    kind = Tensor((*shape[:axis], 2, *shape[axis + 1 :]))
+    return pen.let(
+        f"R.strided_slice({{0}}, axes=[{axis}], begin=[1], end=[3])",
+        lambda t, x: x.narrow(axis, 1, 2),
+        [x],
+        kind,
+        x.bound,
+    )
+
+
+def _where(pen: Pen):
+    x = pen.pick()
+    y = pen.pick(lambda tensor: tensor.shape == x.kind.shape)
+    z = pen.pick(lambda tensor: tensor.shape == x.kind.shape)
+    return pen.let(
+        'R.where(R.greater({0}, R.const(0.1234567, "float64")), {1}, {2})',
+        lambda t, x, y, z: t.where(x > 0.1234567, y, z),
+        [x, y, z],
+        x.kind,
+        max(y.bound, z.bound),
+    )
+
+
+# No gradient passes these.
+
+
+def _floor(pen: Pen):
+    x = pen.pick()
+    template = 'R.floor(R.multiply({0}, R.const(3.1415926, "float64")))'
+    return pen.let(template, lambda t, x: (x * 3.1415926).floor(), [x], x.kind, 3 * x.bound)
+
+
+#: Added before an argmax, so that there are no ties.
+_UNEVEN = [0.1, 0.37, 0.0, 0.51]
+
+
+def _argmax(pen: Pen):
+    x = pen.pick(lambda tensor: tensor.shape and tensor.shape[-1] in (2, 3, 4))
+    if x is None:
+        return None
+    uneven = _UNEVEN[: x.kind.shape[-1]]
+    return pen.let(
+        f'R.argmax(R.add({{0}}, R.const({uneven}, "float64")), axis=-1)',
+        lambda t, x: (x + t.tensor(uneven, dtype=t.float64)).argmax(-1),
+        [x],
+        Tensor(x.kind.shape[:-1], "int64"),
+        4.0,
+    )
+
+
+def _of_integers(pen: Pen):
+    """Floating-point numbers again, of integers."""
+    found = [leaf for value in pen.values for leaf in value.leaves() if leaf.kind.dtype == "int64"]
+    if not found:
+        return _argmax(pen)
+    x = pen.rng.choice(found)
+    shape = x.kind.shape
+    if len(shape) < 3 and pen.rng.random() < 0.6:
+        return pen.let(
+            "R.one_hot({0}, T.float64(1.0), T.float64(0.0), 4, axis=-1)",
+            lambda t, x: t.nn.functional.one_hot(x, 4).double(),
+            [x],
+            Tensor((*shape, 4)),
+            1.0,
+        )
+    return pen.let('R.astype({0}, "float64")', lambda t, x: x.double(), [x], Tensor(shape), 4.0)
+
+
+#: Each entry with how often it is chosen.
+VOCABULARY: list[tuple[Callable[[Pen], Value | None], int]] = [
+    (_elementwise, 8),
+    (_binary, 9),
+    (_with_constant, 2),
+    (_matmul, 4),
+    (_reduce, 2),
+    (_along_an_axis, 2),
+    (_permute, 2),
+    (_reshape, 2),
+    (_broadcast_to, 1),
+    (_split, 3),
+    (_concat, 3),
+    (_tuple, 3),
+    (_alias, 1),
+    (_take, 1),
+    (_slice, 1),
+    (_where, 1),
+    (_floor, 1),
+    (_argmax, 1),
+    (_of_integers, 1),
+]
+
+
+def write(pen: Pen) -> Value | None:
+    """Write one random statement."""
+    entries, weights = zip(*VOCABULARY, strict=True)
+    return pen.rng.choices(entries, weights)[0](pen)

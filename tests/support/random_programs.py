@@ -1,0 +1,313 @@
+"""Random programs: what they are made of beside operators, and how they end.
+
+A program is drawn by a seed, not choice by choice: one with 40 bindings takes hundreds of choices, which is more
+than Hypothesis keeps for a batch of programs. It prints as its seed, length and features.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Collection
+
+from hypothesis import strategies as st
+from random_operators import Pen, write
+from script_programs import (
+    BATCH,
+    Body,
+    Call,
+    Function,
+    If,
+    Program,
+    Tensor,
+    Value,
+    flat,
+    has_batch,
+    shape_text,
+)
+
+#: What a program can have beyond operators in one dataflow block with parameters that are tensors.
+FEATURES = (
+    "symbolic",
+    "match_cast",
+    "blocks",
+    "branches",
+    "calls",
+    "locals",
+    "checkpoints",
+    "tuple_parameters",
+    "stop_gradient",
+    "intermediates",
+    "element",
+)
+
+_SHAPES = [(4,), (4, 3), (3, 4), (3, 1), (2, 3, 4), (), (BATCH, 3), (4, 4)]
+
+
+def programs(features: Collection[str] = FEATURES) -> st.SearchStrategy[Program]:
+    """Programs of 5 to 40 statements that have some of the features."""
+    return st.builds(
+        random_program,
+        st.integers(0, 2**32 - 1),
+        st.one_of(st.integers(5, 15), st.integers(5, 40)),
+        st.sets(st.sampled_from(sorted(features))) if features else st.just(frozenset()),
+    )
+
+
+def random_program(seed: int, length: int, features: Collection[str]) -> Program:
+    """Return the program of a seed.
+
+    Parameters
+    ----------
+    seed : int
+        Determines every choice.
+    length : int
+        The number of statements of ``main``, about.
+    features : Collection[str]
+        Which of :data:`FEATURES` it may have.
+    """
+    return _Author(seed, length, frozenset(features)).program()
+
+
+class _Author:
+    """Draws one program."""
+
+    def __init__(self, seed: int, length: int, features: frozenset[str]):
+        self.seed, self.length, self.features = seed, length, features
+        self.rng = random.Random(seed)
+        self.names = (f"v{i}" for i in itertools.count())
+        self.functions: list[Function] = []
+        self.local: list[Function] = []
+
+    def program(self) -> Program:
+        params = self.params()
+        pen = Pen(self.rng, params, self.names)
+        self.write(pen, self.length, depth=2)
+        result, target = self.result(pen)
+        main = Function("main", tuple(params), Body(tuple(pen.statements), result))
+        return Program(
+            main,
+            tuple(self.functions),
+            "symbolic" in self.features,
+            tuple(self.segments(pen.statements)),
+            tuple(self.wrt(params, pen)),
+            target,
+            self.seed,
+        )
+
+    def params(self) -> list[Value]:
+        kinds: list = [Tensor((BATCH, 4))]
+        kinds += [Tensor(self.rng.choice(_SHAPES)) for _ in range(self.rng.randint(1, 3))]
+        if "tuple_parameters" in self.features:
+            some = [Tensor(self.rng.choice(_SHAPES)) for _ in range(3)]
+            kinds.append((some[0], (some[1], some[2])) if self.rng.random() < 0.5 else (*some,))
+        if "branches" in self.features:
+            kinds += [Tensor((), "bool")] * 2
+        return [Value(f"x{i}", kind) for i, kind in enumerate(kinds)]
+
+    def write(self, pen: Pen, length: int, depth: int) -> None:
+        """Write about so many statements; below ``depth`` levels no function or branch begins."""
+        ways = self.ways(depth)
+        end = len(pen.statements) + length
+        while len(pen.statements) < end:
+            if ways and self.rng.random() < 0.12:
+                self.rng.choice(ways)(pen, depth - 1)
+            else:
+                write(pen)
+
+    def ways(self, depth: int) -> list[Callable]:
+        found = [
+            method
+            for feature, method in (
+                ("match_cast", self.match_cast),
+                ("checkpoints", self.checkpoint),
+                ("stop_gradient", self.stop_gradient),
+            )
+            if feature in self.features
+        ]
+        if depth > 0:
+            found += [self.branch] * 2 if "branches" in self.features else []
+            found += [self.call] * 2 if "calls" in self.features else []
+            if depth == 2 and "locals" in self.features:
+                found += [self.local_call] * 2
+        return found
+
+    def match_cast(self, pen: Pen, depth: int) -> None:
+        x = pen.pick()
+        kind = f'R.Tensor({shape_text(x.kind.shape)}, "float64")'
+        pen.let(f"R.match_cast({{0}}, {kind})", lambda t, x: x, [x], x.kind, x.bound)
+
+    def checkpoint(self, pen: Pen, depth: int) -> None:
+        whole = [v for v in pen.values if isinstance(v.kind, Tensor) and v.kind.is_float]
+        x = self.rng.choice(whole)
+        end = self.rng.choice(["start", "end"])
+        pen.let(f"R.grad.{end}_checkpoint({{0}})", lambda t, x: x, [x], x.kind, x.bound)
+
+    def stop_gradient(self, pen: Pen, depth: int) -> None:
+        x = pen.pick()
+        pen.let("R.grad.stop_gradient({0})", lambda t, x: x.detach(), [x], x.kind, x.bound)
+
+    def branch(self, pen: Pen, depth: int) -> None:
+        if self.rng.random() < 0.5:
+            x = pen.pick()
+            condition = pen.let(
+                'R.greater(R.sum({0}), R.const(0.1234567, "float64"))',
+                lambda t, x: x.sum() > 0.1234567,
+                [x],
+                Tensor((), "bool"),
+                1.0,
+            )
+        else:
+            bools = [v for v in pen.values if v.kind == Tensor((), "bool")]
+            if not bools:
+                return
+            condition = self.rng.choice(bools)
+        pens = [Pen(self.rng, pen.values, self.names) for _ in range(2)]
+        for each in pens:
+            self.write(each, self.rng.randint(0, 5), depth)
+        known = len(pen.values)
+        pairs = [
+            (one, other, rank)
+            for one, other, rank in _pairs(*(each.values for each in pens), known)
+        ]
+        best = max(rank for *_, rank in pairs)
+        one, other, _ = self.rng.choice([p for p in pairs if p[2] == best][-8:])
+        bodies = tuple(
+            Body(tuple(each.statements), value)
+            for each, value in zip(pens, (one, other), strict=True)
+        )
+        name = pen.name()
+        pen.add(If(name, condition, bodies, one.kind), max(one.bound, other.bound))
+
+    def call(self, pen: Pen, depth: int) -> None:
+        """Call a function of the module, a new one or one that is there already."""
+        for function in self.rng.sample(self.functions, len(self.functions)):
+            operands = [_of_kind(pen, p.kind, self.rng) for p in function.params]
+            if None not in operands and self.rng.random() < 0.4:
+                self.add_call(pen, function, operands)
+                return
+        # The batch is known in the function by an argument that has it.
+        batched = [
+            v
+            for v in _all(pen)
+            if isinstance(v.kind, Tensor) and v.kind.is_float and BATCH in v.kind.shape
+        ]
+        if not batched:
+            return
+        operands = [self.rng.choice(batched)]
+        operands += [self.rng.choice(_all(pen)) for _ in range(self.rng.randint(0, 2))]
+        function = self.function(pen, operands, [], depth, is_local=False)
+        self.functions.append(function)
+        self.add_call(pen, function, operands)
+
+    def local_call(self, pen: Pen, depth: int) -> None:
+        """Call a local function, which may use what is defined before it."""
+        # Its parameters have no batch: in TVMScript a local one would be another than that of the function.
+        found = [v for v in _all(pen) if not has_batch([v.kind])]
+        if not found:
+            return
+        operands = [self.rng.choice(found) for _ in range(self.rng.randint(1, 2))]
+        function = self.function(pen, operands, pen.values, 0, is_local=True)
+        pen.statements.append(function)
+        self.add_call(pen, function, operands)
+        again = [_of_kind(pen, p.kind, self.rng) for p in function.params]
+        if self.rng.random() < 0.5:
+            self.add_call(pen, function, again)
+
+    def function(self, pen: Pen, operands, outer, depth: int, *, is_local: bool) -> Function:
+        params = [Value(pen.name(), operand.kind, operand.bound) for operand in operands]
+        inner = Pen(self.rng, [*outer, *params], self.names)
+        self.write(inner, self.rng.randint(1, 6), depth)
+        name = pen.name().replace("v", "f")
+        results = [v for v in inner.values if _holds_floats(v.kind)]
+        if is_local:
+            results = [v for v in results if not has_batch([v.kind])] or list(params)
+        result = self.rng.choice(results[-3:])
+        return Function(name, tuple(params), Body(tuple(inner.statements), result), is_local)
+
+    def add_call(self, pen: Pen, function: Function, operands) -> None:
+        result = function.body.result
+        pen.add(Call(pen.name(), function, tuple(operands), result.kind), result.bound)
+
+    def result(self, pen: Pen) -> tuple[Value, tuple[int, ...]]:
+        """Write the loss and the result, and return where it is in the result."""
+        terms = []
+        for x in (pen.pick() for _ in range(3)):
+            if x.kind.shape:
+                x = pen.let("R.mean({0})", lambda t, x: x.mean(), [x], Tensor(()), x.bound)
+            terms.append(x)
+        loss = pen.let(
+            "R.add(R.add({0}, {1}), {2})",
+            lambda t, x, y, z: x + y + z,
+            terms,
+            Tensor(()),
+            1.0,
+        )
+        if "element" not in self.features:
+            return loss, ()
+        others = self.rng.choices(pen.values, k=2)
+        if self.rng.random() < 0.5:
+            text, operands, target = "({0}, {1}, {2})", [others[0], loss, others[1]], (1,)
+        else:
+            text, operands, target = "({1}, ({0}, {2}))", [others[0], others[1], loss], (1, 1)
+
+        def compute(t, x, y, z):
+            return (x, y, z) if target == (1,) else (y, (x, z))
+
+        kind = compute(None, *(v.kind for v in operands))
+        return pen.let(text, compute, operands, kind, 1.0), target
+
+    def segments(self, statements) -> list[bool]:
+        is_dataflow, found = True, []
+        for statement in statements:
+            if "blocks" in self.features and self.rng.random() < 0.15:
+                is_dataflow = not is_dataflow
+            found.append(is_dataflow and not _needs_binding_block(statement))
+        return found
+
+    def wrt(self, params: list[Value], pen: Pen) -> list[Value]:
+        floats = [v for v in params if _holds_floats(v.kind)]
+        if "intermediates" in self.features:
+            markers = ("R.grad", "{0}")
+            floats += [
+                Value(each.name, each.kind)
+                for each in pen.statements
+                if not isinstance(each, Function)
+                and _holds_floats(each.kind)
+                and not getattr(each, "template", "").startswith(markers)
+            ]
+        return self.rng.sample(floats, self.rng.randint(1, min(4, len(floats))))
+
+
+def _needs_binding_block(statement) -> bool:
+    return isinstance(statement, (If, Function)) or (
+        isinstance(statement, Call) and statement.function.is_local
+    )
+
+
+def _holds_floats(kind) -> bool:
+    return any(tensor.is_float for tensor in flat(kind))
+
+
+def _all(pen: Pen) -> list[Value]:
+    """Return every value and every element of one."""
+    found = []
+    pending = list(pen.values)
+    while pending:
+        value = pending.pop(0)
+        found.append(value)
+        pending += value.elements()
+    return found
+
+
+def _of_kind(pen: Pen, kind, rng: random.Random) -> Value | None:
+    found = [value for value in _all(pen) if value.kind == kind]
+    return rng.choice(found) if found else None
+
+
+def _pairs(ones, others, known: int):
+    """Yield pairs of one kind, and how many of the two are new."""
+    for i, one in enumerate(ones):
+        for j, other in enumerate(others):
+            if one.kind == other.kind:
+                yield one, other, (i >= known) + (j >= known)

@@ -1,0 +1,349 @@
+"""Programs that are TVMScript to TVM, and a computation in PyTorch beside it.
+
+A program is data: statements that name their operands. Each statement says how it is written in TVMScript
+and how PyTorch computes the same, so that automatic differentiation of PyTorch is an independent reference
+for what a pass makes of the module. :mod:`random_programs` draws them.
+
+A kind is a :class:`Tensor`, or a tuple of kinds. Extents are integers; those that are multiples of
+:data:`BATCH` are symbolic in a program that is written with a symbolic batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+#: The extent of the batch: a prime, so that no other extent is a multiple of it.
+BATCH = 11
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """The type of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float64"
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype == "float64"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A variable, or an element of a tuple that is one.
+
+    Attributes
+    ----------
+    name : str
+        The variable.
+    path : tuple[int, ...]
+        The indices that lead to the element.
+    kind : Tensor or tuple
+        What it is.
+    bound : float
+        What its numbers are hardly larger than.
+    """
+
+    name: str
+    kind: object
+    bound: float = 1.0
+    path: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.name + "".join(f"[{i}]" for i in self.path)
+
+    def elements(self) -> Iterator[Value]:
+        for i, kind in enumerate(self.kind if isinstance(self.kind, tuple) else ()):
+            yield Value(self.name, kind, self.bound, (*self.path, i))
+
+    def leaves(self) -> Iterator[Value]:
+        """Yield each tensor."""
+        if isinstance(self.kind, tuple):
+            for element in self.elements():
+                yield from element.leaves()
+        else:
+            yield self
+
+
+@dataclass(frozen=True)
+class Let:
+    """``name = template``, where ``{0}``, ``{1}``, ... are the operands and ``{n}`` is the batch."""
+
+    name: str
+    template: str
+    compute: Callable
+    operands: tuple[Value, ...] = ()
+    kind: object = None
+
+
+@dataclass(frozen=True)
+class Body:
+    """Statements, and which value is the result."""
+
+    statements: tuple
+    result: Value
+
+
+@dataclass(frozen=True)
+class If:
+    """A conditional; both branches bind its name last."""
+
+    name: str
+    condition: Value
+    branches: tuple[Body, Body]
+    kind: object = None
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the module, or a local one, which may use what is defined before it."""
+
+    name: str
+    params: tuple[Value, ...]
+    body: Body
+    is_local: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function."""
+
+    name: str
+    function: Function
+    operands: tuple[Value, ...]
+    kind: object = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function with the functions that it calls.
+
+    Attributes
+    ----------
+    main : Function
+        What is differentiated.
+    functions : tuple[Function, ...]
+        The other functions of the module.
+    is_symbolic : bool
+        Whether the batch is.
+    segments : tuple[bool, ...]
+        For each statement of ``main`` whether it is in a dataflow block; neighbours share a block.
+    wrt : tuple[Value, ...]
+        What is differentiated with respect to.
+    target : tuple[int, ...]
+        Which element of the result is the loss; empty where the result is.
+    seed : int
+        What the values of the parameters are drawn with.
+    """
+
+    main: Function
+    functions: tuple[Function, ...] = ()
+    is_symbolic: bool = False
+    segments: tuple[bool, ...] = ()
+    wrt: tuple[Value, ...] = field(default=(), compare=False)
+    target: tuple[int, ...] = ()
+    seed: int = 0
+
+    def values(self) -> list:
+        """Return the values of the parameters: arrays, and lists of them for tuples."""
+        rng = np.random.default_rng(self.seed)
+        return [_random(rng, param.kind) for param in self.main.params]
+
+    def source(self, prefix: str) -> str:
+        """Return the module in TVMScript; ``prefix`` begins the names of its functions."""
+        writer = _Writer(prefix, "n" if self.is_symbolic else None)
+        lines = ["@I.ir_module", "class Module:"]
+        for function in self.functions:
+            lines += writer.function(function, (), 1)
+        return "\n".join([*lines, *writer.function(self.main, self.segments, 1), ""])
+
+    def evaluate(self, torch, values: Sequence, moved: dict | None = None):
+        """Compute the result in PyTorch.
+
+        Parameters
+        ----------
+        torch : module
+            PyTorch.
+        values : Sequence
+            The parameters: tensors, and tuples of them.
+        moved : dict[str, object], optional
+            What is added to variables, by name: a derivative by that is one by the variable.
+        """
+        return _Evaluation(torch, moved or {}).call(self.main, values, {})
+
+
+def project(value, path: Sequence[int]):
+    """Return the element that a path leads to."""
+    for index in path:
+        value = value[index]
+    return value
+
+
+def flat(value) -> list:
+    """Return each leaf of what may be a nested tuple."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in flat(item)]
+    return [value]
+
+
+def has_batch(kinds) -> bool:
+    """Tell whether an extent of these kinds is that of the batch, or a multiple."""
+    return any(size % BATCH == 0 for tensor in flat(kinds) for size in tensor.shape)
+
+
+class _Evaluation:
+    def __init__(self, torch, moved):
+        self.torch, self.moved = torch, moved
+
+    def call(self, function: Function, values, outer: dict):
+        known = dict(outer) if function.is_local else {}
+        for param, value in zip(function.params, values, strict=True):
+            known[param.name] = self.move(param.name, value)
+        return self.body(function.body, known)
+
+    def body(self, body: Body, known: dict):
+        for statement in body.statements:
+            if isinstance(statement, Function):
+                continue
+            known[statement.name] = self.move(statement.name, self.value(statement, known))
+        return self.find(body.result, known)
+
+    def value(self, statement, known: dict):
+        if isinstance(statement, If):
+            taken = 0 if bool(self.find(statement.condition, known)) else 1
+            return self.body(statement.branches[taken], dict(known))
+        operands = [self.find(operand, known) for operand in statement.operands]
+        if isinstance(statement, Call):
+            return self.call(statement.function, operands, known)
+        return statement.compute(self.torch, *operands)
+
+    def find(self, value: Value, known: dict):
+        return project(known[value.name], value.path)
+
+    def move(self, name, value):
+        return _sum(value, self.moved[name]) if name in self.moved else value
+
+
+class _Writer:
+    """Writes functions as lines of TVMScript."""
+
+    def __init__(self, prefix: str, symbol: str | None):
+        self.prefix, self.symbol = prefix, symbol
+
+    def function(self, function: Function, segments: Sequence[bool], depth: int) -> list[str]:
+        is_main = function.name == "main"
+        params = ", ".join(
+            f"{p.name}: {self.kind(p.kind, not function.is_local)}" for p in function.params
+        )
+        result = self.kind(function.body.result.kind, not function.is_local)
+        mark = "@R.function" if is_main or function.is_local else "@R.function(private=True)"
+        lines = [mark, f"def {self.called(function, True)}({params}) -> {result}:"]
+        inner = []
+        kinds = [*(p.kind for p in function.params), function.body.result.kind]
+        if self.symbol and not function.is_local:
+            inner += [f"{self.symbol} = T.int64()"] if has_batch(kinds) else []
+        inner += [] if function.is_local else ["cls = Module"]
+        inner += self.body(function.body, segments)
+        inner.append(f"return {function.body.result.text}")
+        return _indented([*lines, *_indented(inner, 1)], depth)
+
+    def body(self, body: Body, segments: Sequence[bool]) -> list[str]:
+        segments = segments or [False] * len(body.statements)
+        lines: list[str] = []
+        start = 0
+        for is_dataflow, group in itertools.groupby(segments):
+            end = start + len(list(group))
+            statements, later = body.statements[start:end], body.statements[end:]
+            block = [line for statement in statements for line in self.statement(statement)]
+            needed = {body.result.name}.union(*map(_mentioned, later))
+            outputs = [each.name for each in statements if each.name in needed]
+            lines += _dataflow(block, outputs) if is_dataflow and outputs else block
+            start = end
+        return lines
+
+    def statement(self, statement) -> list[str]:
+        if isinstance(statement, Function):
+            return self.function(statement, (), 0)
+        if isinstance(statement, If):
+            lines = []
+            heads = (f"if {statement.condition.text}:", "else:")
+            for head, branch in zip(heads, statement.branches, strict=True):
+                inner = [*self.body(branch, ()), f"{statement.name} = {branch.result.text}"]
+                lines += [head, *_indented(inner, 1)]
+            return lines
+        texts = [operand.text for operand in statement.operands]
+        if isinstance(statement, Call):
+            callee = self.called(statement.function, False)
+            return [f"{statement.name} = {callee}({', '.join(texts)})"]
+        text = statement.template.format(*texts, n=self.symbol or BATCH)
+        return [f"{statement.name} = {text}"]
+
+    def called(self, function: Function, is_definition: bool) -> str:
+        if function.is_local:
+            return function.name
+        name = self.prefix if function.name == "main" else f"{self.prefix}_{function.name}"
+        return name if is_definition else f"cls.{name}"
+
+    def kind(self, kind, is_signature: bool) -> str:
+        if isinstance(kind, tuple):
+            return f"R.Tuple({', '.join(self.kind(k, is_signature) for k in kind)})"
+        return f'R.Tensor({self.shape(kind.shape, is_signature)}, "{kind.dtype}")'
+
+    def shape(self, shape: Sequence[int], is_signature: bool) -> str:
+        dims = [extent(size, self.symbol, '"' if is_signature else "") for size in shape]
+        return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
+
+
+def extent(size: int, symbol: str | None, quote: str = "") -> str:
+    """Return an extent as TVMScript has it."""
+    if symbol is None or size % BATCH:
+        return str(size)
+    times = size // BATCH
+    return f"{quote}{symbol}{quote}" if times == 1 else f"{quote}{symbol} * {times}{quote}"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape for the template of a statement."""
+    dims = [extent(size, "{n}") for size in shape]
+    return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
+
+
+def _mentioned(statement) -> set[str]:
+    """Return the names of all variables that a statement uses, and of some that it defines."""
+    if isinstance(statement, (If, Function)):
+        bodies = statement.branches if isinstance(statement, If) else (statement.body,)
+        found = {statement.condition.name} if isinstance(statement, If) else set()
+        for body in bodies:
+            found |= {body.result.name}.union(*map(_mentioned, body.statements))
+        return found
+    found = {operand.name for operand in statement.operands}
+    if isinstance(statement, Call) and statement.function.is_local:
+        found |= _mentioned(statement.function)
+    return found
+
+
+def _dataflow(lines: list[str], names: list[str]) -> list[str]:
+    return ["with R.dataflow():", *_indented([*lines, f"R.output({', '.join(names)})"], 1)]
+
+
+def _indented(lines: list[str], depth: int) -> list[str]:
+    return ["    " * depth + line for line in lines]
+
+
+def _random(rng, kind):
+    if isinstance(kind, tuple):
+        return [_random(rng, item) for item in kind]
+    if kind.dtype == "bool":
+        return np.array(rng.integers(2), "bool")
+    return rng.uniform(-1, 1, kind.shape)
+
+
+def _sum(value, other):
+    if isinstance(value, (tuple, list)):
+        return tuple(_sum(*pair) for pair in zip(value, other, strict=True))
+    return value if other is None else value + other
