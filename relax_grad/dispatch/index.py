@@ -22,6 +22,8 @@ def take_backward(site: Site) -> Kernel | None:
     if not isinstance(indices.ty, relax.TensorType) or indices.ty.dtype is None:
         return None
     dtype = dtype_of(indices.ty)
+    if dtype.startswith("uint"):
+        return None
     of_indices = site.shape(indices, dtype)
     shapes = site.shape(output_grad), of_indices, site.shape(x)
     if None in shapes or not of_indices:

@@ -54,12 +54,15 @@ def prim_func(
             T.arg(each, T.buffer(list(shape), dtype, buffer_name=each, layout=None))
             for each, shape, dtype in params
         ]
-        flat = [
-            T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
-            for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
-        ]
         token = _SCOPES.set([])
-        with _block():
+        # TVM takes the body of what has one argument for a block when it looks for reshapes.
+        with T.sblock(name), _block():
+            T.reads([])
+            T.writes([])
+            flat = [
+                T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
+                for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
+            ]
             body(*flat)
         _SCOPES.reset(token)
     function = builder.get()

@@ -21,20 +21,8 @@ _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000
 #: log(2) in two parts, the first of few enough bits that a product with an exponent is exact.
 _LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
 
-#: ``log(erfc(t)) / t``, from the highest power on.
-_TAIL = (
-    -3.14416385e-05,
-    3.08812142e-04,
-    -1.03242765e-03,
-    -5.36900038e-04,
-    1.95839383e-02,
-    -1.02919606e-01,
-    -6.36597734e-01,
-    -1.12838025e00,
-)
-
-#: Where :func:`normal_tail` begins to be 0.
-_TAIL_END = 9.5
+#: Where :func:`erf` begins to be 1.
+_ERF_END = 3.832506856900711
 
 
 def expression(function: Callable, x: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -104,56 +92,36 @@ def _split_exp(x, bind: Callable) -> tuple:
 
 
 def erf(x, bind: Callable = emit_bind):
-    """Return the error function of x, within 2 units in the last place.
-
-    Near 0 a polynomial, elsewhere ``1 - exp(p(|x|))`` (N. Juffa, "Efficient implementation of erff").
-    """
-    a = bind(_magnitude(x))
+    """Return the error function of x, within 4e-7: a quotient of polynomials, those of Eigen."""
+    # In this order, a NaN passes both comparisons. Beyond, the result is 1.
+    x = bind(tirx.Min(_like(x, _ERF_END), tirx.Max(_like(x, -_ERF_END), x)))
     s = bind(x * x)
-    # Beyond 4 it is 1.
-    t = bind(tirx.Min(_like(a, 4.0), a))
-    far = _polynomial(
-        t,
-        [
-            -1.72853470e-5,
-            3.83197126e-4,
-            -3.88396438e-3,
-            2.42546219e-2,
-            -1.06777877e-1,
-            -6.34846687e-1,
-            -1.28717512e-1,
-        ],
-        bind,
-    )
-    far = bind(_like(t, 1.0) - _normal_exp(bind(far * t - t), bind))
-    far = _with_sign(far, x)
-    near = _polynomial(
+    numerator = _polynomial(
         s,
         [
-            -5.96761703e-4,
-            4.99119423e-3,
-            -2.67681349e-2,
-            1.12819925e-1,
-            -3.76125336e-1,
-            1.28379166e-1,
+            2.2905065861350646e-4,
+            3.4082910107109506e-3,
+            5.0955695062380861e-2,
+            1.8520832239976145e-1,
+            1.128379143519084,
         ],
         bind,
     )
-    return bind(tirx.Select(a > _like(a, 0.927734375), far, near * x + x))
-
-
-def normal_tail(x, bind: Callable = emit_bind):
-    """Return the probability that a normally distributed number is above ``|x|``, for 0 at most 1e-7 off.
-
-    It is ``exp(p(|x|)) / 2`` with the polynomial whose largest error over [0, 5.7] is smallest: 8e-9.
-    """
-    size = bind(_magnitude(x))
-    # Beyond, the exponential is not a normal number.
-    a = bind(tirx.Min(_like(x, _TAIL_END), size))
-    # Of t = |x| / sqrt(2), with the root in the coefficients, and with log(1 / 2).
-    powers = [c * math.sqrt(0.5) ** (8 - i) for i, c in enumerate(_TAIL)]
-    p = bind(_polynomial(a, powers, bind) * a + _like(x, -math.log(2.0)))
-    return bind(tirx.Select(size > _like(x, _TAIL_END), _like(x, 0.0), _normal_exp(p, bind)))
+    denominator = _polynomial(
+        s,
+        [
+            -1.1791602954361697e-7,
+            2.3547966471313185e-5,
+            1.0179625278914885e-3,
+            1.4070470171167667e-2,
+            1.1098505178285362e-1,
+            4.9746925110067538e-1,
+            1.0,
+        ],
+        bind,
+    )
+    result = bind(x * numerator / denominator)
+    return bind(tirx.Min(_like(x, 1.0), tirx.Max(_like(x, -1.0), result)))
 
 
 def tanh(x, bind: Callable = emit_bind):
@@ -179,7 +147,7 @@ def tanh(x, bind: Callable = emit_bind):
 
 
 def sigmoid(x, bind: Callable = emit_bind):
-    """Return ``1 / (1 + exp(-x))``."""
+    """Return ``1 / (1 + exp(-x))``; 0 where the exponential is infinite."""
     return bind(_like(x, 1.0) / (_like(x, 1.0) + exp(bind(_like(x, 0.0) - x), bind)))
 
 

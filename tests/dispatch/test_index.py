@@ -25,12 +25,12 @@ def module(shape, indices, axis, dtype, mode="fast"):
 
 
 @pytest.mark.parametrize("mode", ["fast", "clip", "wrap", "nan"])
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8"])
 def test_embedding(dtype, mode):
     values = [
         RNG.normal(size=(4, 5, 24)).astype("float32"),
         RNG.normal(size=(7, 24)).astype("float32"),
-        RNG.integers(0 if dtype == "uint8" else -9, 9, (4, 5)).astype(dtype),
+        RNG.integers(-9, 9, (4, 5)).astype(dtype),
     ]
     mod = module((7, 24), (N, 5), 0, dtype, mode)
     check_dispatch(mod, "main", values, ["grad_take_backward_kernel"])
@@ -48,3 +48,4 @@ def test_an_inner_axis():
 
 def test_what_is_left():
     assert kernels_in(module((4, 2), (5,), 0, "int64")) == []
+    assert kernels_in(module((4, 24), (5,), 0, "uint8")) == []

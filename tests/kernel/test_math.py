@@ -1,0 +1,61 @@
+"""Elementary functions against those of PyTorch in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from machines import Run, each_target, run_kernels
+
+from relax_grad.kernel import _builder as b
+from relax_grad.kernel import _math as math
+from relax_grad.target import CPU
+
+FUNCTIONS = {
+    "exp": torch.exp,
+    "erf": torch.erf,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+LEAST_NORMAL = 2.0**-126
+
+
+def everywhere() -> np.ndarray:
+    """Numbers of all sizes, and what is no number."""
+    sizes = 10.0 ** np.linspace(-44, 38.5, 20000)
+    edges = [0.0, -0.0, np.inf, -np.inf, np.nan]
+    numbers = np.concatenate([np.linspace(-105, 90, 100001), sizes, -sizes, edges])
+    return np.resize(numbers, -(-numbers.size // 16) * 16).astype("float32")
+
+
+def applied(name, x, lanes):
+    vectors = b.Vectors(lanes)
+
+    def body(taken, result) -> None:
+        vectors.each(
+            x.size,
+            lambda i, _: vectors.store(
+                result, i, getattr(math, name)(b.bind(vectors.load(taken, i)))
+            ),
+        )
+
+    return b.prim_func(name, [(each, [x.size], "float32") for each in ("x", "y")], body)
+
+
+@each_target
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_accuracy(target, name):
+    x = everywhere()
+    run = Run(applied(name, x, CPU.of(target).lanes), [x], [x.shape])
+    ((found,),) = run_kernels([run], target)
+    exact = FUNCTIONS[name](torch.from_numpy(x).double()).numpy()
+    with np.errstate(over="ignore"):
+        rounded = exact.astype("float32")
+    assert np.array_equal(np.isnan(found), np.isnan(exact))
+    assert np.array_equal(np.isinf(found), np.isinf(rounded))
+    finite = np.isfinite(rounded)
+    error = np.abs(found[finite] - exact[finite])
+    if name == "sigmoid":
+        error = np.where(exact[finite] < LEAST_NORMAL / 4, 0, error)  # where 1 / sigmoid overflows
+    size = np.maximum(np.abs(exact[finite]), LEAST_NORMAL)
+    assert (error / size).max() < (4e-7 if name == "erf" else 2.4e-7)
