@@ -21,7 +21,7 @@ from ..target import CPU
 from ._access import Accesses
 from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
-from ._nest import Axis, Nest, analyzer, product, substitute, variables
+from ._nest import Axis, Nest, analyzer, product, substitute, variable_rule, variables
 
 #: Operations that are done before a second thread has woken up.
 _SMALL = 8192
@@ -31,6 +31,9 @@ _PIECE = 16384
 
 #: Pieces of a reduction at most.
 _PIECES = 32
+
+#: Results that are enough to divide among any number of cores. A sum of fewer is taken apart.
+_TASKS = 16
 
 #: Elements that a cache line holds, or several: where pieces of a row begin.
 _LINE = 64
@@ -406,9 +409,9 @@ class _Reduction(_Emitter):
             return None
         tasks = 1
         for axis in self.axes:
-            size = axis.size or 8 * self.cpu.cores
+            size = axis.size or _TASKS
             tasks *= -(-size // (self.width * _KEPT)) if axis is along else size
-        if tasks >= 2 * self.cpu.cores or None in [axis.size for axis in self.axes]:
+        if tasks >= _TASKS or None in [axis.size for axis in self.axes]:
             return None
         longest = max(self.reduced, key=lambda axis: axis.size or 2**40)
         axis = next((a for a in self.reduced if (a.size or _PIECES) >= _PIECES), longest)
@@ -418,6 +421,7 @@ class _Reduction(_Emitter):
             piece = (axis.extent + (pieces * line - 1)) // (pieces * line) * line
         else:
             pieces = min(_PIECES, max(2, work // _PIECE), axis.size)
+            pieces = 1 << (pieces.bit_length() - 1)  # which most numbers of cores divide
             piece = tirx.IntImm("int64", -(-axis.size // (pieces * line)) * line)
             pieces = -(-axis.size // int(piece))
         if axis.size is not None and pieces < 2:
@@ -528,7 +532,7 @@ def _at(expr, at: dict, known: dict):
     def load(old):
         return known.get(old, known.get(loaded_buffer(old), old))
 
-    rules = [(BufferLoad, load), (tirx.Var, lambda var: at.get(var, var))]
+    rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
     return tvm_ffi.structural_map(expr, rules, order="pre")
 
 

@@ -181,7 +181,20 @@ def variables(expr: tirx.PrimExpr) -> set[tirx.Var]:
 
 def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
     """Return an expression with values for variables."""
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)), order="pre")
+    return tvm_ffi.structural_map(expr, (tirx.Var, variable_rule(values)), order="pre")
+
+
+def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
+    """Return what replaces a variable by its value, in the dtype of the variable."""
+
+    def replaced(var):
+        value = values.get(var)
+        if value is None:
+            return var
+        dtype = str(var.ty.dtype)
+        return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
+
+    return replaced
 
 
 def product(extents: Sequence[tirx.PrimExpr]):
