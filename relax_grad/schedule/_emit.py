@@ -9,7 +9,6 @@ from itertools import pairwise
 from itertools import product as combinations
 from math import prod
 
-import tvm
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
@@ -21,7 +20,7 @@ from ..target import CPU
 from ._access import Accesses
 from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
-from ._nest import Axis, Nest, analyzer, product, substitute, variable_rule, variables
+from ._nest import Axis, Nest, analyzer, product, simplify, substitute, variable_rule, variables
 
 #: Operations that are done before a second thread has woken up.
 _SMALL = 8192
@@ -199,7 +198,7 @@ class _Elements(_Emitter):
         for start, end in pairwise(bounds):
             known = analyzer(self.axes[:-1])
             known.bind(inner.var, Range.from_min_extent(start, end - start))
-            if not all(_can_be_simplified(nest.value, known) for nest in self.group.nests):
+            if any(simplify(nest.value, known) is None for nest in self.group.nests):
                 return ends
         return bounds
 
@@ -330,7 +329,7 @@ class _Reduction(_Emitter):
         along = self._along()
         if along not in self.reduced and self._is_short():
             short = self._written_out()
-            if _can_be_simplified(short.nests[0].value, analyzer(self.axes)):
+            if simplify(short.nests[0].value, analyzer(self.axes)) is not None:
                 _Elements(short, self.cpu).emit()
                 return
         divided = self._divided(along, work)
@@ -534,15 +533,6 @@ def _at(expr, at: dict, known: dict):
 
     rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
     return tvm_ffi.structural_map(expr, rules, order="pre")
-
-
-def _can_be_simplified(expr, known: Analyzer) -> bool:
-    """Tell whether TVM simplifies an expression: it fails at a division by 0, even one that is never done."""
-    try:
-        known.simplify(expr)
-    except tvm.error.InternalError:
-        return False
-    return True
 
 
 def _divided(axis: Axis, size: int) -> Axis:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
@@ -213,8 +214,21 @@ def analyzer(axes: Sequence[Axis]) -> Analyzer:
 def simplified(nest: Nest) -> Nest:
     """Return a nest with simple indices, those of extent 1 being 0."""
     known = analyzer([*nest.axes, *nest.reduced])
+    value = simplify(nest.value, known)
     return replace(
         nest,
         indices=[known.simplify(index) for index in nest.indices],
-        value=known.simplify(nest.value),
+        value=nest.value if value is None else value,
     )
+
+
+def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
+    """Return an expression that TVM has simplified; None where it fails to.
+
+    It does where it finds a division by 0, even one that is never done, and where it compares integers of two
+    dtypes.
+    """
+    try:
+        return known.simplify(expr)
+    except (tvm.error.InternalError, TypeError):
+        return None
