@@ -96,4 +96,4 @@ def test_samples_as_if_they_were_large(dtype):
 
 @pytest.mark.usefixtures("large")
 def test_first_samples_as_if_they_were_large():
-    check(list(programs("float32", lambda op, i: i == 0))[::3], "float32")
+    check(list(programs("float32", lambda op, i: i == 0))[::6], "float32")
