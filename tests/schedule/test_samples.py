@@ -8,7 +8,7 @@ import tvm
 from sweep import TARGET
 from tvm import relax
 
-from relax_grad.schedule import _emit
+from relax_grad.schedule import _emit, _reduce
 from relax_grad.target import host
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve
@@ -81,9 +81,9 @@ def test_samples_of_all_operators(dtype):
 @pytest.fixture
 def large(monkeypatch):
     """What is done to large tensors is done to small ones too."""
-    monkeypatch.setattr(_emit, "_SMALL", 2)
-    monkeypatch.setattr(_emit, "_PIECE", 2)
-    monkeypatch.setattr(_emit, "_LINE", 4)
+    monkeypatch.setattr(_emit, "SMALL", 2)
+    monkeypatch.setattr(_reduce, "_PIECE", 2)
+    monkeypatch.setattr(_emit, "LINE", 4)
 
 
 @pytest.mark.slow

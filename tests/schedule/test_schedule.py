@@ -9,7 +9,7 @@ import tvm_ffi
 from machines import each_target
 from tvm import te, tirx, topi
 
-from relax_grad.schedule import _emit, schedule
+from relax_grad.schedule import _emit, _reduce, schedule
 from relax_grad.target import CPU
 
 RNG = np.random.default_rng(0)
@@ -21,9 +21,9 @@ N = tirx.Var("n", "int64")
 def sizes(request, monkeypatch):
     """What is done to large tensors is done to small ones too."""
     if request.param:
-        monkeypatch.setattr(_emit, "_SMALL", 2)
-        monkeypatch.setattr(_emit, "_PIECE", 2)
-        monkeypatch.setattr(_emit, "_LINE", 4)
+        monkeypatch.setattr(_emit, "SMALL", 2)
+        monkeypatch.setattr(_reduce, "_PIECE", 2)
+        monkeypatch.setattr(_emit, "LINE", 4)
 
 
 def tensor(*shape, dtype="float32", name="x"):
