@@ -17,7 +17,12 @@ RNG = np.random.default_rng(0)
 N = tirx.Var("n", "int64")
 
 
-@pytest.fixture(params=[False, True], ids=["as they are", "as if they were large"])
+@pytest.fixture(
+    params=[
+        pytest.param(False, id="as they are", marks=pytest.mark.slow),
+        pytest.param(True, id="as if they were large"),
+    ]
+)
 def sizes(request, monkeypatch):
     """What is done to large tensors is done to small ones too."""
     if request.param:
