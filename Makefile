@@ -1,7 +1,7 @@
 # Every target makes the virtual environment .venv and installs what it needs there.
 #   PYTHON   the Python (3.10 or later) that .venv is made with
 #   WORKERS  the processes that the tests run in
-#   ARGS     what is passed on to pytest or to the example
+#   ARGS     what is passed on to pytest, to the example or to the benchmarks
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -14,13 +14,16 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow dev torch lint format docs clean distclean
+.PHONY: help demo bench test test-slow dev torch lint format docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
 	$(BIN)/python examples/train_resnet9.py $(ARGS)
+
+bench: $(STAMP)bench ## measure kernels and training steps against PyTorch, into benchmarks/results
+	$(BIN)/python benchmarks/measure.py $(ARGS)
 
 test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it is installed
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

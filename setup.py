@@ -44,7 +44,7 @@ setup(
         "torch": [torch],
         "examples": [*cli, matplotlib, "scikit-learn>=1.4,<2"],
         "docs": ["sphinx>=8,<10", "myst-parser>=4,<6", "furo>=2024.8.6"],
-        "bench": [matplotlib, torch],
+        "bench": [*cli, matplotlib, torch],
         # The formatter's output changes between minor versions.
         "lint": ["ruff>=0.17.5,<0.18"],
     },

@@ -28,7 +28,7 @@ class Contestant:
     """A function that is ready to run, what it returned, and how long it took to compile, in seconds."""
 
     run: Callable[[], object]
-    result: list[np.ndarray]
+    result: np.ndarray
     compiling: float
 
 
@@ -41,7 +41,7 @@ def contestants(entry: Row | Step, columns: Sequence[str]) -> dict[str, Contesta
         run = make(entry, column)
         if run is None:
             continue
-        result = _arrays(run())  # where PyTorch and JAX compile
+        result = _array(run())  # where PyTorch and JAX compile
         found[column] = Contestant(run, result, time.perf_counter() - start)
     return found
 
@@ -134,10 +134,10 @@ def training_step(network: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) ->
     return relax.transform.DeadCodeElimination(["step"])(bb.get())
 
 
-def _arrays(value) -> list[np.ndarray]:
-    """Return the first result as an array: of a step the loss."""
+def _array(value) -> np.ndarray:
+    """Return a copy of the first result: of a step the loss."""
     if isinstance(value, (tuple, list)) or type(value).__name__ == "Array":
         value = value[0]
     if isinstance(value, torch.Tensor):
         value = value.detach()
-    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    return np.array(value.numpy() if hasattr(value, "numpy") else value)

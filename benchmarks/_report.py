@@ -121,6 +121,8 @@ def draw(results: Sequence[Result], about: dict, path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.22 * len(ordered)), layout="constrained")
     for i, group in enumerate(GROUPS):
         places = [j for j, result in enumerate(ordered) if result.group == group]
+        if not places:
+            continue
         axes.barh(places, [ordered[j].median for j in places], color=f"C{i}", label=group)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(ordered)), [result.name for result in ordered], fontsize=7)

@@ -1,7 +1,7 @@
 """Schedules of functions of tensor expressions for CPUs: everything that has no kernel.
 
 A function is read as nests of loops (``_nest``), nests are fused (``_fuse``), loops that go through memory as one
-become one (``_access``), and new loops are emitted (``_emit``). What cannot be read so is scheduled block by block
+become one (``_access``), and new loops are emitted (``_emit``, ``_reduce``). What cannot be read so is scheduled block by block
 (``_blocks``).
 """
 
@@ -13,9 +13,10 @@ from tvm.script.ir_builder import IRBuilder
 
 from ..target import CPU
 from ._blocks import schedule_blocks
-from ._emit import emit
+from ._emit import Elements
 from ._fuse import flat, fuse
 from ._nest import is_buffer, nests_of, product
+from ._reduce import Reduction
 
 __all__ = ["schedule"]
 
@@ -53,7 +54,8 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
                     [product(buffer.shape)], str(buffer.dtype), layout=None
                 )
         for group in groups:
-            emit(flat(group, rows), cpu)
+            kind = Reduction if group.nests[0].combine else Elements
+            kind(flat(group, rows), cpu).emit()
     return tirx.PrimFunc(
         function.params, builder.get().body, function.ret_type, attrs=function.attrs
     )

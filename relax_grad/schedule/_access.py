@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import tirx
 
 from .._compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
-from ._nest import Axis, Nest, analyzer, is_one, substitute, variables
+from ._nest import Axis, Nest, analyzer, is_one, substitute, variable_rule, variables
 
 
 class Access:
@@ -162,7 +162,7 @@ class Accesses:
                 access = Access(buffer, old.indices, [], Analyzer())
             return buffers[buffer][access.place(at)]
 
-        rules = [(BufferLoad, load), (tirx.Var, lambda var: at.get(var, var))]
+        rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
         return tvm_ffi.structural_map(expr, rules, order="pre")
 
     def place(self, access: Access, at: Mapping):

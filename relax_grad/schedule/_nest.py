@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
+import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
@@ -181,7 +182,20 @@ def variables(expr: tirx.PrimExpr) -> set[tirx.Var]:
 
 def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
     """Return an expression with values for variables."""
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda var: values.get(var, var)), order="pre")
+    return tvm_ffi.structural_map(expr, (tirx.Var, variable_rule(values)), order="pre")
+
+
+def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
+    """Return what replaces a variable by its value, in the dtype of the variable."""
+
+    def replaced(var):
+        value = values.get(var)
+        if value is None:
+            return var
+        dtype = str(var.ty.dtype)
+        return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
+
+    return replaced
 
 
 def product(extents: Sequence[tirx.PrimExpr]):
@@ -200,8 +214,21 @@ def analyzer(axes: Sequence[Axis]) -> Analyzer:
 def simplified(nest: Nest) -> Nest:
     """Return a nest with simple indices, those of extent 1 being 0."""
     known = analyzer([*nest.axes, *nest.reduced])
+    value = simplify(nest.value, known)
     return replace(
         nest,
         indices=[known.simplify(index) for index in nest.indices],
-        value=known.simplify(nest.value),
+        value=nest.value if value is None else value,
     )
+
+
+def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
+    """Return an expression that TVM has simplified; None where it fails to.
+
+    It does where it finds a division by 0, even one that is never done, and where it compares integers of two
+    dtypes.
+    """
+    try:
+        return known.simplify(expr)
+    except (tvm.error.InternalError, TypeError):
+        return None

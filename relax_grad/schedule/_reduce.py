@@ -1,0 +1,259 @@
+"""Loops for reductions: sums in registers, in vectors along what is read in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product as combinations
+from math import prod
+
+import tvm.tirx.script.builder as T
+from tvm import tirx
+
+from ..target import CPU
+from . import _emit
+from ._emit import Elements, Emitter, at_place, calls_in, is_vectorisable
+from ._functions import as_arithmetic, is_arithmetic
+from ._fuse import Group, weigh
+from ._nest import Axis, analyzer, simplify, substitute
+
+#: Results that are enough to divide among any number of cores. A sum of fewer is taken apart.
+_TASKS = 16
+
+#: Elements of a reduction that one task goes through, where the results are too few to divide.
+_PIECE = 16384
+
+#: Pieces of a reduction at most.
+_PIECES = 32
+
+#: Vectors that a sum is added up in.
+_SUMS, _KEPT = 4, 8
+
+#: Terms of a reduction that are written out one by one, and nodes of all of them.
+_WRITTEN_OUT, _NODES = 32, 800
+
+#: What a reduction by each begins with.
+_IDENTITIES = {tirx.Add: 0, tirx.Mul: 1, tirx.And: 1, tirx.Or: 0}
+
+
+class Reduction(Emitter):
+    """Elements that are sums, products or extremes over further axes."""
+
+    def __init__(self, group: Group, cpu: CPU):
+        super().__init__(group, cpu)
+        self.reduced: Sequence[Axis] = self.first.reduced
+        self.dtype = str(self.first.buffer.dtype)
+        self.width = self.lanes(self.dtype)
+        self.is_plain = is_vectorisable(self.first.value) and self.dtype != "bool"
+        # TVM makes vectors of arithmetic, LLVM of what functions are made of.
+        self.vectorized = (
+            T.serial if any(map(is_arithmetic, calls_in(self.first.value))) else T.vectorized
+        )
+
+    def emit(self) -> None:
+        sizes = [axis.size for axis in (*self.axes, *self.reduced)]
+        work = None if None in sizes else prod(sizes)
+        if work is not None and work < 64:
+            self._serial(False)
+            return
+        along = self._along()
+        if along not in self.reduced and self._is_short():
+            short = self._written_out()
+            if simplify(short.nests[0].value, analyzer(self.axes)) is not None:
+                Elements(short, self.cpu).emit()
+                return
+        divided = self._divided(along, work)
+        if divided is not None:
+            for group in divided:
+                Reduction(group, self.cpu).emit()
+            return
+        is_large = work is None or work >= _emit.SMALL
+        if along is None and not self.axes:
+            self._serial(is_large)
+        elif along is None or along in self.axes:
+            self._kept(along or self._innermost(), is_large)
+        else:
+            self._summed(along, is_large)
+
+    def combine(self, a, b):
+        return self.first.combine(a, b)
+
+    def term(self, at: dict):
+        return as_arithmetic(at_place(self.first.value, at, {}))
+
+    def _is_short(self) -> bool:
+        sizes = [axis.size for axis in self.reduced]
+        terms = 0 if None in sizes or not self.axes else prod(sizes)
+        return 0 < terms <= _WRITTEN_OUT and terms * weigh(self.first.value)[0] <= _NODES
+
+    def _written_out(self) -> Group:
+        """Return the group with all terms of the reduction in one expression."""
+        total = self.first.init
+        for values in combinations(*(range(axis.size) for axis in self.reduced)):
+            at = {
+                axis.var: tirx.IntImm(str(axis.var.ty.dtype), value)
+                for axis, value in zip(self.reduced, values, strict=True)
+            }
+            total = self.combine(total, at_place(self.first.value, at, {}))
+        first = replace(self.first, value=total, reduced=(), combine=None, init=None)
+        return Group([first, *self.group.nests[1:]], self.group.stored)
+
+    def _innermost(self) -> Axis:
+        return self.axes[-1]
+
+    def _along(self) -> Axis | None:
+        """Return the axis that vectors lie along: one that everything is read in order along, or not at all."""
+        if not self.is_plain:
+            return None
+        best, most = None, 0
+        loads = list(self.accesses.loads.items())
+        own = {load: access for load, access in loads if load in set(self.first.loads)}
+        for axis in (*self.axes[-1:], *self.reduced[::-1]):
+            strides = [access.stride(axis) for access in own.values()]
+            fits = axis.var not in self.accesses.tested and set(strides) <= {0, 1}
+            is_wide = axis.size is None or axis.size >= self.width
+            if axis not in self.axes and not self._has_identity():
+                continue
+            if fits and is_wide and strides.count(1) > most:
+                best, most = axis, strides.count(1)
+        return best
+
+    def _has_identity(self) -> bool:
+        """Tell whether several parts of a reduction may each begin with its first value."""
+        init, combine = self.first.init, self.first.combine
+        if combine in _IDENTITIES:
+            return _is_number(init, _IDENTITIES[combine])
+        limit = tirx.min_value if combine is tirx.Max else tirx.max_value
+        infinite = float("-inf") if combine is tirx.Max else float("inf")
+        value = getattr(init, "value", None)
+        bound = getattr(limit(self.dtype), "value", None)
+        return value is not None and value in (bound, infinite)
+
+    def _divided(self, along: Axis | None, work: int | None) -> list[Group] | None:
+        """Return two groups: parts of the reduction, and their sum; None where there are tasks enough.
+
+        The parts are those of the shape, not of the number of threads, so that the sum is always the same.
+        """
+        if not self._has_identity() or not self.reduced or (work is not None and work < 4 * _PIECE):
+            return None
+        tasks = 1
+        for axis in self.axes:
+            size = axis.size or _TASKS
+            tasks *= -(-size // (self.width * _KEPT)) if axis is along else size
+        if tasks >= _TASKS or None in [axis.size for axis in self.axes]:
+            return None
+        longest = max(self.reduced, key=lambda axis: axis.size or 2**40)
+        axis = next((a for a in self.reduced if (a.size or _PIECES) >= _PIECES), longest)
+        line = _emit.LINE if axis is along else 1
+        if axis.size is None:
+            pieces = _PIECES
+            piece = (axis.extent + (pieces * line - 1)) // (pieces * line) * line
+        else:
+            pieces = min(_PIECES, max(2, work // _PIECE), axis.size)
+            pieces = 1 << (pieces.bit_length() - 1)  # which most numbers of cores divide
+            piece = tirx.IntImm("int64", -(-axis.size // (pieces * line)) * line)
+            pieces = -(-axis.size // int(piece))
+        if axis.size is not None and pieces < 2:
+            return None
+        return self._parts(axis, pieces, piece)
+
+    def _parts(self, axis: Axis, pieces: int, piece) -> list[Group]:
+        first = self.first
+        part = Axis(tirx.Var("part", "int64"), tirx.IntImm("int64", pieces))
+        is_exact = axis.size is not None and axis.size % int(piece) == 0
+        start = part.var * piece
+        left = tirx.max(tirx.IntImm("int64", 0), axis.extent - start)
+        inner = Axis(tirx.Var("within", "int64"), piece if is_exact else tirx.min(piece, left))
+        size = prod(a.size for a in self.axes)
+        partial = T.alloc_buffer([pieces * size], self.dtype, layout=None)
+        place = tirx.IntImm("int64", 0)
+        for each in self.axes:
+            place = place * each.extent + each.var
+        parts = replace(
+            first,
+            axes=[part, *self.axes],
+            buffer=partial,
+            indices=[part.var * size + place],
+            value=substitute(first.value, {axis.var: start + inner.var}),
+            reduced=[inner if each is axis else each for each in self.reduced],
+        )
+        total = replace(first, value=partial[part.var * size + place], reduced=[part])
+        return [
+            Group([parts], {partial}),
+            Group([total, *self.group.nests[1:]], self.group.stored),
+        ]
+
+    def _serial(self, is_large: bool) -> None:
+        """One result after the other, in the order of the loops."""
+        with self.loops(self.axes, is_large and bool(self.axes)) as at:
+            total = self._scratch(1)
+            T.buffer_store(total, self.first.init, [0])
+            with self.loops(self.reduced, at=at) as place:
+                term = self.term(place)
+                T.buffer_store(total, self.combine(total[0], term), [0])
+            self.element(at, total[0])
+
+    def _scratch(self, size: int) -> tirx.Buffer:
+        return T.alloc_buffer([size], self.dtype, layout=None)
+
+    def _kept(self, along: Axis, is_large: bool) -> None:
+        """Sums of neighbours, side by side in registers."""
+        widest, size = self.width * _KEPT, along.size
+        fits = self.is_plain and all(
+            access.stride(along) in (0, 1) for access in self.accesses.loads.values()
+        )
+        width = widest if size is None else min(widest, size)
+        others = [axis for axis in self.axes if axis is not along]
+        tiles = Axis(tirx.Var("tile", "int64"), along.extent // width)
+        with self.loops([*others, tiles], is_large) as at:
+            start = T.Bind(at.pop(tiles.var) * width)
+            self._row(along, at, start, width, width, fits and width % self.width == 0)
+        left = along.extent % width
+        if size is None or size % width:
+            with self.loops(others, is_large and bool(others)) as at:
+                self._row(along, at, T.Bind(along.extent - left), left, width, False)
+
+    def _row(self, along: Axis, at: dict, start, number, width: int, is_vector: bool) -> None:
+        """Emit a row of sums, ``number`` of at most ``width``."""
+        total = self._scratch(width)
+        loop = self.vectorized if is_vector else T.serial
+        number = tirx.IntImm("int64", number) if isinstance(number, int) else number
+        with T.serial(0, number) as i:
+            T.buffer_store(total, self.first.init, [i])
+        with self.loops(self.reduced, at=at) as place, loop(0, number) as i:
+            term = self.term({**place, along.var: start + i})
+            T.buffer_store(total, self.combine(total[i], term), [i])
+        with T.serial(0, number) as i:
+            self.element({**at, along.var: start + i}, total[i])
+
+    def _summed(self, along: Axis, is_large: bool) -> None:
+        """Sums along what vectors lie along: several vectors of sums, which are added at the end."""
+        sums = _SUMS if along.size is None else max(1, min(_SUMS, along.size // self.width))
+        sums = 1 << (sums.bit_length() - 1)
+        width = sums * self.width
+        others = [axis for axis in self.reduced if axis is not along]
+        with self.loops(self.axes, is_large and bool(self.axes)) as at:
+            total, rest = self._scratch(width), self._scratch(1)
+            with T.vectorized(0, width) as i:
+                T.buffer_store(total, self.first.init, [i])
+            T.buffer_store(rest, self.first.init, [0])
+
+            def add(to, i, at) -> None:
+                T.buffer_store(to, self.combine(to[i], self.term(at)), [i])
+
+            extent = substitute(along.extent, at)
+            done = extent // width * width
+            with self.loops(others, at=at) as place:
+                with T.serial(0, extent // width) as k, self.vectorized(0, width) as i:
+                    add(total, i, {**place, along.var: k * width + i})
+                with T.serial(0, extent - done) as i:
+                    add(rest, 0, {**place, along.var: done + i})
+            while width > 1:
+                width //= 2
+                with (T.vectorized if width > 1 else T.serial)(0, width) as i:
+                    T.buffer_store(total, self.combine(total[i], total[width + i]), [i])
+            self.element(at, self.combine(total[0], rest[0]))
+
+
+def _is_number(expr, value: int) -> bool:
+    return isinstance(expr, (tirx.IntImm, tirx.FloatImm)) and expr.value == value
