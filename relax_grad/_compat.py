@@ -100,14 +100,14 @@ from tvm.s_tir import slayout  # noqa: E402
 try:  # 0.27 and later
     from tvm.ir import GenericConst
     from tvm.ir import TensorLoad as BufferLoad
-    from tvm.s_tir import SBlock, SBlockRealize
+    from tvm.s_tir import SBlockRealize
     from tvm.sym import Analyzer, detect_linear_equation
 
     _CONSTANT, _LOADED = (GenericConst, "value"), "source"
 except ImportError:  # 0.26
     from tvm.arith import Analyzer, detect_linear_equation
     from tvm.relax import Constant
-    from tvm.tirx import BufferLoad, SBlock, SBlockRealize
+    from tvm.tirx import BufferLoad, SBlockRealize
 
     _CONSTANT, _LOADED = (Constant, "data"), "buffer"
 
@@ -259,7 +259,6 @@ __all__ = [
     "CAN_LEAVE_SOFTMAX_OUT",
     "Analyzer",
     "BufferLoad",
-    "SBlock",
     "SBlockRealize",
     "applies_softmax",
     "check_versions",

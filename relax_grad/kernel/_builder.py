@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
-from .._compat import SBlock, SBlockRealize, masked_load, masked_store
+from .._compat import masked_load, masked_store
 
 Extent = "int | tirx.PrimExpr"
 bind = T.Bind
@@ -65,10 +65,7 @@ def prim_func(
             ]
             body(*flat)
         _SCOPES.reset(token)
-    function = builder.get()
-    # Passes over Relax take the body of every function for a block of schedules.
-    block = SBlock([], [], [], "root", function.body)
-    return function.with_body(SBlockRealize([], True, block))
+    return builder.get()
 
 
 @contextmanager
