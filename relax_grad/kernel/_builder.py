@@ -54,9 +54,8 @@ def prim_func(
             T.arg(each, T.buffer(list(shape), dtype, buffer_name=each, layout=None))
             for each, shape, dtype in params
         ]
-        token = _SCOPES.set([])
         # TVM takes the body of what has one argument for a block when it looks for reshapes.
-        with T.sblock(name), _block():
+        with T.sblock(name), scopes():
             T.reads([])
             T.writes([])
             flat = [
@@ -64,8 +63,16 @@ def prim_func(
                 for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
             ]
             body(*flat)
-        _SCOPES.reset(token)
     return builder.get()
+
+
+@contextmanager
+def scopes():
+    """Emit the body of a function."""
+    token = _SCOPES.set([])
+    with _block():
+        yield
+    _SCOPES.reset(token)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import tvm.tirx.script.builder as T
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
+from ..kernel._builder import scopes
 from ..target import CPU
 from ._blocks import schedule_blocks
 from ._emit import Elements
@@ -39,7 +40,7 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     nests, allocated = found
     groups = fuse(nests, allocated)
     used = {nest.buffer for group in groups for nest in group.nests}
-    with IRBuilder() as builder, T.prim_func():
+    with IRBuilder() as builder, T.prim_func(), scopes():
         T.func_name("scheduled")
         rows = {
             param: T.decl_buffer(
