@@ -161,7 +161,7 @@ def convolutions(draw):
 
 @pytest.mark.slow
 @each_target
-@at_length(400, 10)
+@at_length(100, 10)
 @given(cases=batches(convolutions(), 10))
 def test_any_convolution(target, cases):
     check(cases, target, cores=1 + len(cases) % 3)

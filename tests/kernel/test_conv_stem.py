@@ -57,7 +57,7 @@ def test_results_do_not_depend_on_the_cores():
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(cases=batches(convolutions(ins=8)))
 def test_any_convolution(target, cases):
     check_weight_gradients(conv_stem, cases, target)

@@ -75,7 +75,7 @@ GROUPS = (1, 1, 1, 2, 3)
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(cases=batches(convolutions(groups=GROUPS)))
 def test_any_convolution(target, cases):
     check_weight_gradients(conv_weight, cases, target)

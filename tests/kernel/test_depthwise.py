@@ -66,7 +66,7 @@ STRIDES = (1, 1, 2, 3, 4)
 @pytest.mark.slow
 @each_kernel
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(cases=batches(depthwise_convolutions(strides=STRIDES)))
 def test_any_convolution(target, kernel, check, cases):
     check(kernel, cases, target)

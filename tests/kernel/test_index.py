@@ -55,7 +55,7 @@ def test_modes(target):
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(
     cases=batches(
         st.tuples(

@@ -78,14 +78,14 @@ def products(draw):
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(cases=batches(products()))
 def test_any_product(target, cases):
     check(cases, target)
 
 
 @each_target
-@at_length(25)
+@at_length(50)
 @given(cases=batches(products()))
 def test_some_products(target, cases):
     check(cases, target)

@@ -252,7 +252,7 @@ def case(draw):
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(cases=batches(case()))
 def test_any_norm(target, cases):
     check(cases, target)

@@ -148,14 +148,14 @@ def test_padding_never_wins(target):
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(cases=batches(case()))
 def test_any_pool(target, cases):
     check(cases, target)
 
 
 @each_target
-@at_length(25)
+@at_length(50)
 @given(cases=batches(case()))
 def test_some_pools(target, cases):
     check(cases, target)

@@ -53,7 +53,7 @@ def test_sizes_around_vectors(target, symbolic):
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(
     cases=batches(
         st.tuples(

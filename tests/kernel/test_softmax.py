@@ -77,7 +77,7 @@ def test_edges(target, row):
 
 @pytest.mark.slow
 @each_target
-@at_length(1000)
+@at_length(150)
 @given(
     cases=batches(
         st.tuples(

@@ -133,7 +133,7 @@ def convolutions(draw):
 
 @pytest.mark.slow
 @each_target
-@at_length(200, batch=10)
+@at_length(60, batch=10)
 @given(cases=batches(convolutions(), 10))
 def test_any_convolution(target, cases):
     check(cases, target)
