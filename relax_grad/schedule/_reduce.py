@@ -15,7 +15,7 @@ from . import _emit
 from ._emit import Elements, Emitter, at_place, calls_in, is_vectorisable
 from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
-from ._nest import Axis, analyzer, simplify, substitute
+from ._nest import Axis, analyzer, simplify, substitute, variables
 
 #: Results that are enough to divide among any number of cores. A sum of fewer is taken apart.
 _TASKS = 16
@@ -68,7 +68,7 @@ class Reduction(Emitter):
                 Reduction(group, self.cpu).emit()
             return
         is_large = work is None or work >= _emit.SMALL
-        if along is None and not self.axes:
+        if along is None and (not self.axes or self._is_ragged(self._innermost())):
             self._serial(is_large)
         elif along is None or along in self.axes:
             self._kept(along or self._innermost(), is_large)
@@ -98,6 +98,10 @@ class Reduction(Emitter):
         first = replace(self.first, value=total, reduced=(), combine=None, init=None)
         return Group([first, *self.group.nests[1:]], self.group.stored)
 
+    def _is_ragged(self, axis: Axis) -> bool:
+        """Tell whether results that are neighbours along an axis have different numbers of terms."""
+        return any(axis.var in variables(each.extent) for each in self.reduced)
+
     def _innermost(self) -> Axis:
         return self.axes[-1]
 
@@ -111,6 +115,7 @@ class Reduction(Emitter):
         for axis in (*self.axes[-1:], *self.reduced[::-1]):
             strides = [access.stride(axis) for access in own.values()]
             fits = axis.var not in self.accesses.tested and set(strides) <= {0, 1}
+            fits = fits and not self._is_ragged(axis)
             is_wide = axis.size is None or axis.size >= self.width
             if axis not in self.axes and not self._has_identity():
                 continue

@@ -21,16 +21,22 @@ BATCH = 40
 TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 2e-4, "float64": 1e-9}
 
 
-def programs(dtype, keep=lambda op, i: True):
-    """The samples of all operators, differentiated, with values for their parameters."""
+def programs(dtype, keep=lambda op, i: True, *, symbolic=False):
+    """The samples of all operators, differentiated, with values for their parameters.
+
+    With ``symbolic``, those that can have symbolic axes, and these have them.
+    """
     for op in sampled_operators():
         for i, sample in enumerate(samples(op)):
             if dtype not in ("float64", *sample.dtypes) or not keep(op, i):
                 continue
             if sample.within.__name__ != "nullcontext":
                 continue
+            if symbolic and sample.symbolic is None:
+                continue
             _, function = resolve(sample.function or sample.op)
-            arguments = _program.make_arguments(cast(sample.inputs, dtype), None, {})
+            axes = sample.symbolic if symbolic else {}
+            arguments = _program.make_arguments(cast(sample.inputs, dtype), None, axes)
             rng = np.random.default_rng(0)
             program = _program.first_order(function, arguments, sample.attrs, rng)
             floats = [each.name for each in program.arguments if each.is_float]
@@ -92,6 +98,13 @@ def large(monkeypatch):
 def test_samples_as_if_they_were_large(dtype):
     for batch in in_batches(programs(dtype)):
         check(batch, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+def test_symbolic_samples_as_if_they_were_large():
+    for batch in in_batches(programs("float32", symbolic=True)):
+        check(batch, "float32")
 
 
 @pytest.mark.usefixtures("large")

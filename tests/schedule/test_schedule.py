@@ -119,6 +119,10 @@ def symbolic():
     yield [x], topi.sum(x, 1)
     yield [x], topi.sum(x, 0)
     yield [x], topi.nn.softmax(x)
+    x, places = tensor(N, 8), tensor(N, dtype="int64")
+    along = te.reduce_axis((0, N))
+    chosen = x[along, tirx.floormod(places[along], 8)]
+    yield [x, places], te.compute((), lambda: te.sum(chosen, along))
 
 
 def random(shape, dtype):
