@@ -51,6 +51,8 @@ class Reduction(Emitter):
         )
 
     def emit(self) -> None:
+        if any(axis.size == 0 for axis in self.axes):
+            return
         sizes = [axis.size for axis in (*self.axes, *self.reduced)]
         work = None if None in sizes else prod(sizes)
         if work is not None and work < 64:

@@ -112,6 +112,8 @@ def symbolic():
     x, y = tensor(N, 12, 5), tensor(12, 1)
     yield [x, y], topi.nn.relu(topi.add(x, y))
     yield [x], topi.exp(x)
+    empty = tensor(N, 0)
+    yield [empty], topi.sum(empty, 0)
     for axes in (0, 1, 2, (1, 2), (0, 2), None):
         yield [x], topi.sum(x, axes)
     x = tensor(12, N)
