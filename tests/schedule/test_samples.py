@@ -78,10 +78,9 @@ def in_batches(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_samples_of_all_operators(dtype):
-    for batch in in_batches(programs(dtype)):
-        check(batch, dtype, host())
+def test_samples_of_all_operators():
+    for batch in in_batches(programs("float32")):
+        check(batch, "float32", host())
 
 
 @pytest.fixture
@@ -94,9 +93,10 @@ def large(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_samples_as_if_they_were_large(dtype):
-    for batch in in_batches(programs(dtype)):
+    """All in float32, and the first of each operator in the other dtypes."""
+    for batch in in_batches(programs(dtype, lambda op, i: i == 0 or dtype == "float32")):
         check(batch, dtype)
 
 
