@@ -11,6 +11,7 @@ import tvm.tirx.script.builder as T
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
+from .._compat import loaded_buffer
 from ..kernel._builder import scopes
 from ..target import CPU
 from ._blocks import schedule_blocks
@@ -38,6 +39,8 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     if found is None:
         return schedule_blocks(function, cpu)
     nests, allocated = found
+    if any("bfloat16" in str(nest.buffer.dtype) or _loads_bfloat16(nest) for nest in nests):
+        return function  # TVM replaces its arithmetic later, and only knows the forms that it makes itself
     groups = fuse(nests, allocated)
     used = {nest.buffer for group in groups for nest in group.nests}
     with IRBuilder() as builder, T.prim_func(), scopes():
@@ -60,3 +63,7 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     return tirx.PrimFunc(
         function.params, builder.get().body, function.ret_type, attrs=function.attrs
     )
+
+
+def _loads_bfloat16(nest) -> bool:
+    return any("bfloat16" in str(loaded_buffer(load).dtype) for load in nest.loads)
