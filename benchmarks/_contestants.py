@@ -3,141 +3,187 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import _steps
 import numpy as np
 import torch
 import tvm
 from _models import Step
-from _rows import Row
+from rows import Row
 from tvm import relax
-from tvm.relax.frontend import detach_params
-from tvm.relax.frontend.torch import from_exported_program
 
 import relax_grad
-
-#: The columns in the order of tables; the first two are always measured.
-COLUMNS = ("relax_grad", "torch", "torch.compile", "jax", "TVM")
-
-_RATE = 0.01
 
 
 @dataclass
 class Contestant:
-    """A function that is ready to run, what it returned, and how long it took to compile, in seconds."""
+    """What is ready to run.
+
+    Attributes
+    ----------
+    run : Callable
+        A call.
+    results : list[np.ndarray]
+        What the first call returned; of a step the loss and the gradients.
+    compiling : float
+        How long it took to compile, in seconds: with the first call, where PyTorch and JAX compile.
+    first : float
+        How long the first call took, in seconds; 0 where it compiled.
+    executable : tvm.relax.VMExecutable, optional
+        What TVM compiled.
+    kernels : tuple[int, int]
+        The number of calls of kernels, and of the different ones among them.
+    """
 
     run: Callable[[], object]
-    result: np.ndarray
+    results: list[np.ndarray]
     compiling: float
+    first: float = 0.0
+    executable: relax.VMExecutable | None = None
+    kernels: tuple[int, int] = (0, 0)
 
 
 def contestants(entry: Row | Step, columns: Sequence[str]) -> dict[str, Contestant]:
     """Return the contestants of a row or a step, by column; without those that cannot run it."""
-    make = _of_step if isinstance(entry, Step) else _of_row
-    found = {}
-    for column in columns:
-        start = time.perf_counter()
-        run = make(entry, column)
-        if run is None:
-            continue
-        result = _array(run())  # where PyTorch and JAX compile
-        found[column] = Contestant(run, result, time.perf_counter() - start)
+    if isinstance(entry, Step):
+        return _each(columns, lambda column: _of_step(entry, column))
+    arrays = entry.arrays()
+    columns = [column for column in columns if column != "jax" or entry.jax is not None]
+    found = _each(columns, lambda column: _of_row(entry, arrays, column))
+    if entry.symbolic:
+        found["static"] = _of_row(replace(entry, symbolic=()), arrays, "relax_grad")
     return found
 
 
-def _of_row(row: Row, column: str) -> Callable | None:
-    arrays = row.arrays()
+def _each(columns: Sequence[str], make: Callable[[str], Contestant]) -> dict[str, Contestant]:
+    made = {column: _attempt(make, column) for column in columns}
+    return {column: each for column, each in made.items() if each is not None}
+
+
+def _attempt(make: Callable[[str], Contestant], column: str) -> Contestant | None:
+    try:
+        return make(column)
+    except Exception:
+        if column in ("relax_grad", "torch"):
+            raise
+        traceback.print_exc()  # What another framework cannot do is no reason to stop.
+        return None
+
+
+def difference(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """Return the largest difference of results, relative to the largest element of each."""
+    worst = 0.0
+    for ours, theirs in zip(found, wanted, strict=True):
+        if ours.shape != theirs.shape:
+            return float("inf")
+        scale = max(np.abs(theirs).max(initial=0.0), 1e-3)
+        error = np.abs(ours - theirs).max(initial=0.0) / scale
+        worst = max(worst, float(np.nan_to_num(error, nan=np.inf)))
+    return worst
+
+
+def _of_row(row: Row, arrays: Sequence[np.ndarray], column: str) -> Contestant:
     if column in ("relax_grad", "TVM"):
-        return _machine(row.module(), "main", arrays, column)
+        return _by_tvm(row.module(arrays), "main", arrays, column == "relax_grad")
     if column == "jax":
         import jax
 
-        if row.jax is None:
-            return None
-        function = jax.jit(lambda *args: row.jax(jax, *args))
-        inputs = [jax.numpy.asarray(array) for array in arrays]
-        return lambda: function(*inputs).block_until_ready()
+        function = jax.jit(row.in_jax(jax))
+        inputs = [jax.numpy.array(array) for array in arrays]
+        return _by_first_call(lambda: jax.block_until_ready(function(*inputs)))
     function = torch.compile(row.torch) if column == "torch.compile" else row.torch
-    tensors = [torch.from_numpy(array) for array in arrays]
+    # Copies: some rows update their inputs.
+    tensors = [torch.from_numpy(array.copy()) for array in arrays]
 
     def run():
         with torch.no_grad():
             return function(*tensors)
 
-    return run
+    return _by_first_call(run)
 
 
-def _of_step(step: Step, column: str) -> Callable | None:
-    torch.manual_seed(0)
-    network, inputs = step.network().train(), step.inputs()
+def _of_step(step: Step, column: str) -> Contestant:
+    network, inputs = _steps.initial(step)
+    before = _steps.parameters(network)
     if column in ("relax_grad", "TVM"):
-        values = [p.detach().numpy().copy() for p in network.parameters()]
-        module = training_step(network, inputs)
-        arrays = [tensor.numpy() for tensor in inputs]
-        return _machine(module, "step", [*arrays, *values], column)
-    if column == "jax":
-        return None
-    # Each step starts with the same parameters, as those of the others do: it adds up what is not used.
-    optimizer = torch.optim.SGD(network.parameters(), lr=_RATE)
-    loss_of = torch.compile(network) if column == "torch.compile" else network
-
-    def run():
-        loss = loss_of(*inputs)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return run
+        arrays = [*(tensor.numpy() for tensor in inputs), *before]
+        module = _steps.in_relax(network, inputs)
+        found = _by_tvm(module, "step", arrays, column == "relax_grad")
+    elif column == "jax":
+        found = _by_first_call(_steps.in_jax(network, inputs))
+    else:
+        found = _by_first_call(_steps.in_torch(network, inputs, column == "torch.compile"))
+    found.results = _steps.compared(found.results, before)
+    return found
 
 
-def _machine(
-    module: tvm.IRModule, name: str, arrays: Sequence[np.ndarray], column: str
-) -> Callable:
+def _by_first_call(run: Callable) -> Contestant:
+    start = time.perf_counter()
+    results = run()
+    compiling = time.perf_counter() - start
+    return Contestant(run, flat(results), compiling)
+
+
+def _by_tvm(
+    module: tvm.IRModule, name: str, arrays: Sequence[np.ndarray], is_ours: bool
+) -> Contestant:
     """Compile by relax_grad for this machine, or as TVM does by default."""
-    is_ours = column == "relax_grad"
-    executable = tvm.compile(
-        module,
-        relax_grad.target.host() if is_ours else tvm.target.Target("llvm"),
-        relax_pipeline="relax_grad" if is_ours else "default",
-    )
+    target = relax_grad.target.host() if is_ours else tvm.target.Target("llvm")
+    counter = _CountKernels()
+    start = time.perf_counter()
+    with tvm.transform.PassContext(instruments=[counter]):
+        executable = tvm.compile(
+            module, target, relax_pipeline="relax_grad" if is_ours else "default"
+        )
+    compiled = time.perf_counter()
     function = relax.VirtualMachine(executable, tvm.cpu())[name]
     tensors = [tvm.runtime.tensor(array) for array in arrays]
-    return lambda: function(*tensors)
-
-
-def training_step(network: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tvm.IRModule:
-    """Return the module whose ``step`` takes inputs and parameters, and returns loss and new parameters."""
-    exported = torch.export.export(network, inputs)
-    module = from_exported_program(
-        exported, keep_params_as_input=True, unwrap_unit_return_tuple=True
+    called = time.perf_counter()
+    results = function(*tensors)
+    first = time.perf_counter() - called
+    return Contestant(
+        lambda: function(*tensors),
+        flat(results),
+        compiled - start,
+        first,
+        executable,
+        counter.found,
     )
-    module, _ = detach_params(module)
-    learned = module["main"].params[len(inputs) :]
-    module = relax_grad.value_and_grad(module, "main", [param.name for param in learned])
-    params = [relax.Var(param.name, param.ty) for param in module["main"].params]
-    bb = relax.BlockBuilder(module)
-    with bb.function("step", params):
-        with bb.dataflow():
-            both = bb.emit(relax.Call(module.get_global_var("main_adjoint"), params))
-            loss = bb.emit(relax.TupleGetItem(both, 0))
-            gradients = bb.emit(relax.TupleGetItem(both, 1))
-            rate = relax.const(_RATE, "float32")
-            updated = []
-            for i, param in enumerate(params[len(inputs) :]):
-                gradient = bb.emit(relax.TupleGetItem(gradients, i))
-                change = bb.emit(relax.op.multiply(gradient, rate))
-                updated.append(bb.emit(relax.op.subtract(param, change)))
-            result = bb.emit_output(relax.Tuple([loss, *updated]))
-        bb.emit_func_output(result)
-    return relax.transform.DeadCodeElimination(["step"])(bb.get())
 
 
-def _array(value) -> np.ndarray:
-    """Return a copy of the first result: of a step the loss."""
-    if isinstance(value, (tuple, list)) or type(value).__name__ == "Array":
-        value = value[0]
+@tvm.instrument.pass_instrument
+class _CountKernels:
+    """Count the calls that have become calls of kernels, and the kernels."""
+
+    def __init__(self):
+        self.found = (0, 0)
+
+    def run_after_pass(self, module, info):
+        if info.name != "relax_grad.DispatchKernels":
+            return
+        called = []
+        for _, function in module.functions_items():
+            if isinstance(function, relax.Function):
+                relax.analysis.post_order_visit(function, lambda e: called.extend(_kernel(e)))
+        self.found = (len(called), len(set(called)))
+
+
+def _kernel(expr: relax.Expr) -> list[str]:
+    if not isinstance(expr, relax.Call) or expr.op != tvm.ir.Op.get("relax.call_tir"):
+        return []
+    name = expr.args[0].name_hint
+    return [name] if "_kernel" in name else []
+
+
+def flat(value) -> list[np.ndarray]:
+    """Return copies of the tensors in a result of any form."""
     if isinstance(value, torch.Tensor):
-        value = value.detach()
-    return np.array(value.numpy() if hasattr(value, "numpy") else value)
+        return [value.detach().numpy().copy()]
+    if hasattr(value, "numpy"):
+        return [value.numpy().copy()]
+    if hasattr(value, "__array__"):
+        return [np.array(value)]
+    return [leaf for item in value for leaf in flat(item)]

@@ -1,16 +1,22 @@
-"""Results as a table, JSON, Markdown and a bar chart."""
+"""Results as tables, JSON, Markdown and bar charts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import geometric_mean, median
 
 from rich.table import Table
 
-GROUPS = ("conv", "matmul", "memory", "step")
+GROUPS = ("conv", "matmul", "memory", "symbolic", "step")
+
+#: Longer bars are cut off; the number stands beside them.
+_WIDEST = 2.0
+
+_SYMBOLIC = "symbolic batch: "
+_CONV_KINDS = ("forward", "data gradient", "weight gradient")
 
 
 @dataclass
@@ -22,116 +28,238 @@ class Result:
     group, name : str
         The row.
     samples : dict[str, list[float]]
-        Seconds, by column.
+        Seconds, by column. A column that is very slow has one sample.
     compiling : dict[str, float]
-        Seconds that compiling, and the first call, took.
-    error : float
-        The largest difference from PyTorch's result, relative to its largest element.
+        Seconds that compiling took, by column: with the first call, where PyTorch and JAX compile.
+    errors : dict[str, float]
+        The largest difference from PyTorch's results, relative to their largest elements, by column.
+    kernels : tuple[int, int]
+        The calls of kernels in what relax_grad compiled, and the different ones among them.
+    memory : dict[str, int]
+        Bytes that a step adds to the resident memory at most, by column; of steps only.
     """
 
     group: str
     name: str
     samples: dict[str, list[float]]
     compiling: dict[str, float]
-    error: float
-    median: float = field(init=False)
-    least: float = field(init=False)
+    errors: dict[str, float]
+    kernels: tuple[int, int] = (0, 0)
+    memory: dict[str, int] = field(default_factory=dict)
 
-    def __post_init__(self):
-        self.median = self.ratio("relax_grad", "torch")
-        self.least = min(self.samples["relax_grad"]) / min(self.samples["torch"])
+    @property
+    def median(self) -> float:
+        return self.ratio("torch")
 
-    def ratio(self, column: str, to: str) -> float | None:
-        """Return the median of the ratios of samples that were taken one after the other."""
-        if column not in self.samples or to not in self.samples:
+    @property
+    def least(self) -> float:
+        return min(self.samples["relax_grad"]) / min(self.samples["torch"])
+
+    def ratio(self, column: str) -> float | None:
+        """Return the median of the ratios to a column of samples that were taken one after the other."""
+        ours, others = self.samples["relax_grad"], self.samples.get(column)
+        if others is None:
             return None
-        pairs = zip(self.samples[column], self.samples[to], strict=True)
-        return median(a / b for a, b in pairs)
+        if len(others) < len(ours):
+            return median(ours) / median(others)
+        return median(a / b for a, b in zip(ours, others, strict=True))
+
+    def as_dict(self) -> dict:
+        return {
+            "group": self.group,
+            "name": self.name,
+            "median": _short(self.median),
+            "least": _short(self.least),
+            "samples_ms": {
+                column: [_short(sample * 1e3) for sample in samples]
+                for column, samples in self.samples.items()
+            },
+            "compiling_s": {column: _short(value) for column, value in self.compiling.items()},
+            "errors": {column: _short(value) for column, value in self.errors.items()},
+            "kernels": {"calls": self.kernels[0], "different": self.kernels[1]},
+            "memory": self.memory,
+        }
 
 
-def table(results: Sequence[Result], others: Sequence[str]) -> Table:
-    """Return a table of times and of the ratios to each of the others."""
-    found = Table(title="time of relax_grad / time of ...")
-    for name in ("", "ms", "torch (least)", *others, "error", "compile s"):
-        found.add_column(name, justify="left" if not name else "right")
-    for row in rows(results, others):
-        found.add_row(*row)
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A table: its title, the heads of its columns, and its cells."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def to_rich(self) -> Table:
+        found = Table(title=self.title)
+        for i, head in enumerate(self.heads):
+            found.add_column(head, justify="right" if i else "left", no_wrap=not i)
+        for row in self.rows:
+            found.add_row(*row)
+        return found
+
+    def to_markdown(self) -> str:
+        lines = [self.heads, ["---", *["---:"] * (len(self.heads) - 1)], *self.rows]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"## {self.title}\n\n{table}\n"
+
+
+def reports(results: Sequence[Result], others: Sequence[str]) -> list[Report]:
+    """Return the tables: one of the means, one for each group, one of memory."""
+    found = [_means(results, others)]
+    for group in GROUPS:
+        members = [result for result in results if result.group == group]
+        if members:
+            found.append(_times(group, members, others))
+    if any(result.memory for result in results):
+        found.append(_memory(results))
     return found
 
 
-def rows(results: Sequence[Result], others: Sequence[str]) -> list[list[str]]:
-    """Return the cells of each row, with the geometric mean of each group behind it."""
-    cells = []
+def _means(results: Sequence[Result], others: Sequence[str]) -> Report:
+    rows = []
     for group in GROUPS:
         members = [result for result in results if result.group == group]
-        cells.extend(
+        if not members:
+            continue
+        slowest = max(members, key=lambda result: result.median)
+        rows.append(
             [
-                result.name,
-                f"{median(result.samples['relax_grad']) * 1e3:.3f}",
-                f"{result.least:.2f}",
-                *(_ratio(result.ratio("relax_grad", other)) for other in others),
-                f"{result.error:.0e}",
-                f"{result.compiling['relax_grad']:.1f}",
+                group,
+                str(len(members)),
+                *(_ratio(_mean(members, other)) for other in others),
+                str(sum(result.median > 1 for result in members)),
+                f"{slowest.name}: {_ratio(slowest.median)}",
             ]
-            for result in members
         )
-        if len(members) > 1:
-            means = []
-            for other in others:
-                known = [result.ratio("relax_grad", other) for result in members]
-                known = [ratio for ratio in known if ratio is not None]
-                means.append(_ratio(geometric_mean(known) if known else None))
-            least = geometric_mean([result.least for result in members])
-            cells.append([f"geometric mean of {group}", "", f"{least:.2f}", *means, "", ""])
-    return cells
+    heads = ["", "rows", *others, "slower than torch", "the slowest"]
+    return Report("Geometric means of time of relax_grad / time of ...", heads, rows)
+
+
+def _mean(members: Sequence[Result], column: str) -> float | None:
+    known = [ratio for result in members if (ratio := result.ratio(column)) is not None]
+    return geometric_mean(known) if known else None
+
+
+def _times(group: str, members: Sequence[Result], others: Sequence[str]) -> Report:
+    columns = [*others, "static"] if group == "symbolic" else others
+    rows = [
+        [
+            result.name.removeprefix(_SYMBOLIC),
+            f"{median(result.samples['relax_grad']) * 1e3:.3f}",
+            _ratio(result.least),
+            *(_ratio(result.ratio(column)) for column in columns),
+            f"{result.errors['relax_grad']:.0e}",
+            f"{result.compiling['relax_grad']:.1f}",
+            f"{result.kernels[0]} / {result.kernels[1]}",
+        ]
+        for result in members
+    ]
+    means = [_ratio(_mean(members, column)) for column in columns]
+    least = geometric_mean(result.least for result in members)
+    rows.append(["geometric mean", "", _ratio(least), *means, "", "", ""])
+    heads = ["", "ms", "torch (least)", *columns, "error", "compile s", "kernels"]
+    return Report(f"{group}: time of relax_grad / time of ...", heads, rows)
+
+
+def _memory(results: Sequence[Result]) -> Report:
+    members = [result for result in results if result.memory]
+    columns = list(dict.fromkeys(column for result in members for column in result.memory))
+    rows = [
+        [
+            result.name,
+            *(f"{result.memory[c] / 1e6:.0f}" if c in result.memory else "" for c in columns),
+            _ratio(result.memory["relax_grad"] / result.memory["torch"]),
+        ]
+        for result in members
+    ]
+    heads = ["", *columns, "relax_grad / torch"]
+    return Report("Memory that a training step adds at most, in MB", heads, rows)
 
 
 def _ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+    return "" if value is None else f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
 
 
 def write(results: Sequence[Result], others: Sequence[str], about: dict, folder: Path) -> None:
     """Write ``results.json``, ``results.md`` and ``results.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    everything = {**about, "rows": [asdict(result) for result in results]}
-    (folder / "results.json").write_text(json.dumps(everything, indent=1) + "\n")
-    heads = ["row", "ms", "torch (least)", *others, "error", "compile s"]
-    lines = [
-        ", ".join(f"{key} {value}" for key, value in about.items()),
-        "",
-        "Time of relax_grad divided by that of each column: medians of paired samples, and the ratio of the "
-        "least times.",
-        "",
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-        *("| " + " | ".join(cells) + " |" for cells in rows(results, others)),
+    heads = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
+    rows = ",\n".join("  " + json.dumps(result.as_dict()) for result in results)
+    (folder / "results.json").write_text(f'{{\n{heads} "rows": [\n{rows}\n ]\n}}\n')
+    parts = [
+        ", ".join(f"{key} {value}" for key, value in about.items()) + "\n",
+        "Time of relax_grad divided by that of each column: medians of paired samples, and in "
+        '"torch (least)" the ratio of the least times. "error" is the largest difference from PyTorch\'s '
+        'results, relative to their largest element; "kernels" are the calls of kernels and the different '
+        'ones among them; "static" is relax_grad with the batch as a number.\n',
+        *(report.to_markdown() for report in reports(results, others)),
     ]
-    (folder / "results.md").write_text("\n".join(lines) + "\n")
+    (folder / "results.md").write_text("\n".join(parts))
     draw(results, about, folder / "results.png")
 
 
 def draw(results: Sequence[Result], about: dict, path: Path) -> None:
-    """Draw a bar for each row: how long it takes, PyTorch being 1."""
+    """Draw a panel for each kind of rows, with a bar for each: how long it takes, PyTorch being 1."""
     import matplotlib
 
     matplotlib.use("Agg")  # Needs no display.
     from matplotlib import pyplot
 
-    ordered = [result for group in GROUPS for result in results if result.group == group]
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.22 * len(ordered)), layout="constrained")
-    for i, group in enumerate(GROUPS):
-        places = [j for j, result in enumerate(ordered) if result.group == group]
-        if not places:
-            continue
-        axes.barh(places, [ordered[j].median for j in places], color=f"C{i}", label=group)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(ordered)), [result.name for result in ordered], fontsize=7)
-    axes.invert_yaxis()
-    axes.margins(y=0.01)
-    axes.set(
-        xlabel="time / time of PyTorch eager",
-        title=f"{about['processor']}, {about['threads']} threads",
+    panels: dict[str, list[tuple[str, float]]] = {}
+    for group in GROUPS:
+        for result in results:
+            if result.group == group:
+                kind, label = _panel(result)
+                panels.setdefault(kind, []).append((label, result.median))
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    tallest = [
+        max(map(len, list(panels.values())[i * across : (i + 1) * across])) for i in range(down)
+    ]
+    figure, axes = pyplot.subplots(
+        down,
+        across,
+        figsize=(7 * across, 1 + sum(0.7 + 0.17 * count for count in tallest)),
+        height_ratios=[4 + count for count in tallest],
+        layout="constrained",
+        squeeze=False,
     )
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (kind, bars) in zip(axes.flat, panels.items(), strict=False):
+        _draw_panel(axis, kind, bars)
+    figure.suptitle(
+        f"Time of relax_grad / time of PyTorch eager: {about['processor']}, "
+        f"{about['threads']} threads"
+    )
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _panel(result: Result) -> tuple[str, str]:
+    """Return the panel of a result, and what it is called there."""
+    if result.group == "conv":
+        for kind in _CONV_KINDS:
+            if result.name.startswith(kind + " "):
+                return f"conv, {kind}", result.name[len(kind) + 1 :]
+    if result.group == "symbolic":
+        return "symbolic batch", result.name.removeprefix(_SYMBOLIC)
+    return result.group, result.name
+
+
+def _draw_panel(axis, kind: str, bars: Sequence[tuple[str, float]]) -> None:
+    labels, values = zip(*bars, strict=True)
+    colors = ["C0" if value <= 1 else "C3" for value in values]
+    places = range(len(values))
+    axis.barh(places, [min(value, _WIDEST) for value in values], color=colors)
+    for place, value in zip(places, values, strict=True):
+        axis.text(min(value, _WIDEST), place, f" {value:.2f}", va="center", fontsize=7)
+    axis.axvline(1, color="black", linewidth=0.8)
+    axis.set_yticks(places, labels, fontsize=7)
+    axis.set_ylim(len(values) - 0.4, -0.6)
+    axis.set_xlim(0, max(1.15, *(min(value, _WIDEST) * 1.1 for value in values)))
+    axis.set_title(f"{kind}: geometric mean {geometric_mean(values):.2f}", fontsize=9)

@@ -9,6 +9,12 @@ from collections.abc import Callable, Mapping
 #: A sample lasts at least this long, in seconds, by calling the function several times.
 _SHORTEST = 5e-3
 
+#: As long is the function called before its sample: the threads of the one before spin for some milliseconds.
+_UNMEASURED = 20e-3
+
+#: What takes longer than this, in seconds, is not called before its sample: some milliseconds do not matter.
+_LONG = 0.2
+
 
 def raise_mmap_threshold() -> None:
     """Let glibc serve large tensors from its heap.
@@ -28,8 +34,7 @@ def measure(
 ) -> dict[str, list[float]]:
     """Return samples of the time of a call for each function, in seconds.
 
-    The functions take turns. Each is called once, unmeasured, before its sample: the threads of the one
-    before may still be spinning.
+    The functions take turns. Each is called for some time, unmeasured, before its sample.
 
     Parameters
     ----------
@@ -40,14 +45,17 @@ def measure(
     seconds : float
         Stop before that, with at least 3 samples, where it takes longer.
     """
-    calls = {name: _calls_for(function) for name, function in functions.items()}
+    times = {name: _time_of(function) for name, function in functions.items()}
+    calls = {name: max(1, int(_SHORTEST / max(spent, 1e-7))) for name, spent in times.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
     begin = time.perf_counter()
     for i in range(repeats):
         if i >= 3 and time.perf_counter() - begin > seconds:
             break
         for name, function in functions.items():
-            function()
+            start = time.perf_counter()
+            while times[name] < _LONG and time.perf_counter() - start < _UNMEASURED:
+                function()
             start = time.perf_counter()
             for _ in range(calls[name]):
                 function()
@@ -55,8 +63,12 @@ def measure(
     return samples
 
 
-def _calls_for(function: Callable[[], object]) -> int:
-    function()
+def _time_of(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()
-    return max(1, int(_SHORTEST / max(time.perf_counter() - start, 1e-7)))
+    spent = time.perf_counter() - start
+    if spent > _LONG:
+        return spent
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

@@ -1,8 +1,8 @@
 """Measure kernels and whole training steps against PyTorch, in one process, in turn.
 
-``python benchmarks/measure.py`` writes a table, ``results.json``, ``results.md`` and ``results.png`` to
+``python benchmarks/measure.py`` writes tables, ``results.json``, ``results.md`` and ``results.png`` to
 benchmarks/results. ``--only step`` measures the rows whose group or name contains a text, ``--against`` adds
-columns.
+columns, ``--all`` all of them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import importlib.util
 import os
 import platform
 import sys
+import traceback
 from pathlib import Path
+
+#: The columns that are measured when they are asked for.
+OPTIONAL = ("torch.compile", "jax", "TVM")
+
+#: Tables are at least this wide: a log has no terminal to fit.
+_WIDTH = 140
 
 
 def main() -> int:
     args = _parser().parse_args()
-    # Both read it when they are imported.
-    for variable in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
-        os.environ[variable] = str(args.threads)
+    _limit_threads(args.threads)
     try:
         import torch
         from rich.console import Console
@@ -29,55 +34,119 @@ def main() -> int:
         ) from error
     import tvm
     from _models import STEPS
-    from _report import Result, table, write
-    from _rows import ROWS
+    from _report import reports, write
     from _timing import raise_mmap_threshold
+    from rows import ROWS
 
     import relax_grad
 
     torch.set_num_threads(args.threads)
     raise_mmap_threshold()
-    others = ["torch", *args.against]
-    if "jax" in others and importlib.util.find_spec("jax") is None:
-        raise SystemExit("jax is not installed")
+    others = ["torch", *_asked_for(args)]
     entries = [entry for entry in [*ROWS, *STEPS] if _wanted(entry, args.only)]
     if not entries:
         raise SystemExit(f"no row contains {args.only!r}")
-    console = Console()
-    results: list[Result] = []
+    console = Console(highlight=False)
+    console.width = max(console.width, _WIDTH)
+    results, failed = [], []
     for entry in entries:
-        result = _measured(entry, ["relax_grad", *others], args.repeats, args.seconds)
+        try:
+            result = _measured(entry, ["relax_grad", *others], args)
+        except Exception:  # The others are worth measuring.
+            traceback.print_exc()
+            failed.append(entry.name)
+            continue
         results.append(result)
-        console.print(
-            f"{result.name}: {result.median:.2f} (least {result.least:.2f}), "
-            f"compiled in {result.compiling['relax_grad']:.1f} s",
-            highlight=False,
-        )
+        console.print(_line(result), markup=False, soft_wrap=True)
     about = {
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "target": relax_grad.target.host().attrs["mcpu"],
         "threads": args.threads,
         "tvm": tvm.__version__,
         "torch": torch.__version__,
     }
-    write(results, others, about, args.out)
-    console.print(table(results, others))
-    console.print(f"written to {args.out}")
-    return 0
+    if results:
+        write(results, others, about, args.out)
+        for report in reports(results, others):
+            console.print(report.to_rich())
+        console.print(f"written to {args.out}")
+    if failed:
+        console.print("failed: " + "; ".join(failed), markup=False)
+    return 1 if failed else 0
 
 
-def _measured(entry, columns, repeats: int, seconds: float):
-    import numpy as np
-    from _contestants import contestants
+def _limit_threads(count: int) -> None:
+    """Let TVM, PyTorch and JAX use this many threads; before any of them is imported."""
+    # XLA has no option for it: it makes its pool of as many threads as this says, by default as there are cores.
+    for variable in ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "PJRT_NPROC"):
+        os.environ[variable] = str(count)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _asked_for(args: argparse.Namespace) -> list[str]:
+    has_jax = importlib.util.find_spec("jax") is not None
+    if args.all:
+        return [column for column in OPTIONAL if column != "jax" or has_jax]
+    if "jax" in args.against and not has_jax:
+        raise SystemExit(
+            "jax is not installed: pip install 'relax_grad[bench]', with Python 3.11 or later"
+        )
+    return args.against
+
+
+def _measured(entry, columns: list[str], args: argparse.Namespace):
+    import _memory
+    import _steps
+    from _contestants import contestants, difference
+    from _models import Step
     from _report import Result
     from _timing import measure
 
     found = contestants(entry, columns)
-    ours, reference = (found[column].result.astype("float64") for column in ("relax_grad", "torch"))
-    error = float(np.abs(ours - reference).max() / max(1.0, np.abs(reference).max()))
-    samples = measure({name: each.run for name, each in found.items()}, repeats, seconds)
-    compiling = {name: each.compiling for name, each in found.items()}
-    return Result(entry.group, entry.name, samples, compiling, error)
+    # What took longer than a row may has been measured well enough by its first call.
+    slow = {name: each for name, each in found.items() if each.first > args.seconds}
+    quick = {name: each.run for name, each in found.items() if name not in slow}
+    samples = measure(quick, args.repeats, args.seconds)
+    samples.update({name: [each.first] for name, each in slow.items()})
+    memory = {}
+    if isinstance(entry, Step):
+        network, inputs = _steps.initial(entry)
+        arrays = [*(tensor.numpy() for tensor in inputs), *_steps.parameters(network)]
+        for name, each in found.items():
+            if name not in slow:
+                memory[name] = _memory.peak(entry.name, name, each.executable, arrays)
+    reference = found["torch"].results
+    return Result(
+        entry.group,
+        entry.name,
+        samples,
+        {name: each.compiling for name, each in found.items()},
+        {name: difference(each.results, reference) for name, each in found.items()},
+        found["relax_grad"].kernels,
+        {name: value for name, value in memory.items() if value is not None},
+    )
+
+
+def _line(result) -> str:
+    calls, different = result.kernels
+    parts = [
+        f"{result.name}: {result.median:.2f} (least {result.least:.2f})",
+        f"compiled in {result.compiling['relax_grad']:.1f} s, {calls} calls of {different} kernels",
+        f"error {max(result.errors.values()):.0e}",
+    ]
+    if {"relax_grad", "torch"} <= result.memory.keys():
+        ours, theirs = (result.memory[column] / 1e6 for column in ("relax_grad", "torch"))
+        parts.append(f"memory {ours:.0f} MB, PyTorch's {theirs:.0f} MB")
+    return "; ".join(parts)
+
+
+def _processor() -> str:
+    """Return the name of the processor; of its architecture where the system does not tell."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _wanted(entry, text: str | None) -> bool:
@@ -93,9 +162,10 @@ def _parser() -> argparse.ArgumentParser:
         "--against",
         nargs="+",
         default=[],
-        choices=["torch.compile", "jax", "TVM"],
+        choices=OPTIONAL,
         help="more columns; TVM is its own pipeline, which takes minutes for some rows",
     )
+    parser.add_argument("--all", action="store_true", help="all columns: jax where it is installed")
     parser.add_argument("--threads", type=int, default=2, help="of each (default: 2)")
     parser.add_argument("--repeats", type=int, default=21, help="samples of each (default: 21)")
     parser.add_argument(
@@ -105,8 +175,8 @@ def _parser() -> argparse.ArgumentParser:
         "--quick",
         dest="repeats",
         action="store_const",
-        const=3,
-        help="3 samples: to see whether all rows run",
+        const=1,
+        help="one sample: to see whether all rows run",
     )
     parser.add_argument(
         "--out",

@@ -1,0 +1,109 @@
+"""How much memory a training step needs: measured in a process of its own for each contestant.
+
+A process's peak of resident memory never falls, so it is that of a process that does nothing else. What it
+holds before the step (libraries, parameters, inputs) is taken off: the result is what the step adds. For
+what PyTorch and JAX compile or load at the first step, they run one before, drop what it has left and give
+freed memory back to the system; TVM has compiled in another process, and its first step counts, because
+it keeps the memory of a step for the next one. New parameters count where a step returns them beside the old
+ones, as in Relax and JAX; PyTorch updates them in place, but has gradients beside them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+_STEPS = 3
+
+
+def peak(name: str, column: str, executable=None, arrays=()) -> int | None:
+    """Return by how many bytes a step raises the resident memory at most; None where it is not known.
+
+    Parameters
+    ----------
+    name : str
+        The step.
+    column : str
+        Who runs it.
+    executable : tvm.relax.VMExecutable, optional
+        What TVM has compiled, for its columns.
+    arrays : Sequence[np.ndarray]
+        The arguments of that.
+    """
+    if not Path("/proc/self/clear_refs").exists():
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        if executable is not None:
+            executable.export_library(f"{folder}/step.so")
+            np.savez(f"{folder}/arrays.npz", *arrays)
+        command = [sys.executable, __file__, name, column, folder]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"the step {name!r} of {column} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def growth(run: Callable[[], object], forget: Callable[[], None] | None) -> int:
+    """Return by how many bytes calls raise the resident memory; unmeasured is one that is forgotten."""
+    if forget is not None:
+        run()
+        forget()
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(ctypes.c_size_t(0))
+    Path("/proc/self/clear_refs").write_text("5")  # The peak is what is resident now.
+    before = _status("VmRSS")
+    for _ in range(_STEPS):
+        run()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+def _of_tvm(folder: str) -> int:
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(tvm.runtime.load_module(f"{folder}/step.so"), tvm.cpu())
+    with np.load(f"{folder}/arrays.npz") as arrays:
+        tensors = [tvm.runtime.tensor(arrays[name]) for name in arrays.files]
+    return growth(lambda: machine["step"](*tensors), None)
+
+
+def _of_others(name: str, column: str) -> int:
+    import _steps
+    import torch
+    from _models import STEPS
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    (step,) = (step for step in STEPS if step.name == name)
+    network, inputs = _steps.initial(step)
+    if column == "jax":
+        return growth(_steps.in_jax(network, inputs), gc.collect)
+    run = _steps.in_torch(network, inputs, column == "torch.compile")
+    return growth(run, lambda: network.zero_grad(set_to_none=True))
+
+
+def main() -> None:
+    name, column, folder = sys.argv[1:]
+    ours = column in ("relax_grad", "TVM")
+    print(json.dumps(_of_tvm(folder) if ours else _of_others(name, column)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Convolutions: the shapes that kernels were developed on, those of networks, and unusual ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn import functional as F
+from tvm import relax
+from tvm.relax.op import grad
+
+from ._form import Row
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution in NC(D)(H)W, of a square where ``size`` is a number; padded by half a kernel."""
+
+    batch: int
+    channels: int
+    size: int | tuple[int, ...]
+    filters: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+    dilation: int = 1
+
+    def __str__(self) -> str:
+        size = f"{self.size}²" if isinstance(self.size, int) else "x".join(map(str, self.size))
+        kernel = "x".join([str(self.kernel)] * self.rank)
+        parts = [f"{self.batch}x{self.channels}x{size} -> {self.filters}, {kernel}"]
+        if self.stride > 1:
+            parts.append(f"stride {self.stride}")
+        if self.dilation > 1:
+            parts.append(f"dilation {self.dilation}")
+        if self.groups > 1:
+            parts.append("depthwise" if self.groups == self.channels else f"{self.groups} groups")
+        return ", ".join(parts)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    @property
+    def rank(self) -> int:
+        return len(self.extents)
+
+    @property
+    def padding(self) -> int:
+        return self.dilation * (self.kernel // 2)
+
+    def rows(self) -> list[Row]:
+        """Return the forward pass and the two gradients."""
+        rank, padding = self.rank, self.padding
+        reach = self.dilation * (self.kernel - 1)
+        out = [(extent + 2 * padding - reach - 1) // self.stride + 1 for extent in self.extents]
+        x = (self.batch, self.channels, *self.extents)
+        w = (self.filters, self.channels // self.groups, *[self.kernel] * rank)
+        y = (self.batch, self.filters, *out)
+        how = {
+            "strides": [self.stride] * rank,
+            "padding": [padding] * 2 * rank,
+            "dilation": [self.dilation] * rank,
+            "groups": self.groups,
+        }
+        forward = getattr(relax.op.nn, f"conv{rank}d")
+        backward_data = getattr(grad, f"conv{rank}d_backward_data")
+        backward_weight = getattr(grad, f"conv{rank}d_backward_weight")
+        empty_x, empty_w = torch.empty(1).expand(x), torch.empty(1).expand(w)
+        jax_data, jax_weight = self._jax_gradients(x, w)
+        return [
+            Row(
+                "conv",
+                f"forward {self}",
+                [x, w],
+                lambda _, data, weight: forward(data, weight, **how),
+                self._in_torch,
+                self._in_jax,
+            ),
+            Row(
+                "conv",
+                f"data gradient {self}",
+                [y, w],
+                lambda _, output_grad, weight: backward_data(
+                    output_grad, [output_grad.ty.shape[0], *x[1:]], weight, **how
+                ),
+                lambda output_grad, weight: self._torch_gradient(0, output_grad, empty_x, weight),
+                jax_data,
+            ),
+            Row(
+                "conv",
+                f"weight gradient {self}",
+                [y, x],
+                lambda _, output_grad, data: backward_weight(output_grad, data, w, **how),
+                lambda output_grad, data: self._torch_gradient(1, output_grad, data, empty_w),
+                jax_weight,
+            ),
+        ]
+
+    def _in_torch(self, data, weight):
+        function = getattr(F, f"conv{self.rank}d")
+        return function(data, weight, None, self.stride, self.padding, self.dilation, self.groups)
+
+    def _torch_gradient(self, which: int, output_grad, data, weight):
+        rank = self.rank
+        return torch.ops.aten.convolution_backward(
+            output_grad,
+            data,
+            weight,
+            None,
+            [self.stride] * rank,
+            [self.padding] * rank,
+            [self.dilation] * rank,
+            False,
+            [0] * rank,
+            self.groups,
+            [which == 0, which == 1, False],
+        )[which]
+
+    def _in_jax(self, jax, data, weight):
+        return jax.lax.conv_general_dilated(
+            data,
+            weight,
+            [self.stride] * self.rank,
+            [(self.padding,) * 2] * self.rank,
+            rhs_dilation=[self.dilation] * self.rank,
+            feature_group_count=self.groups,
+        )
+
+    def _jax_gradients(self, x: tuple[int, ...], w: tuple[int, ...]):
+        def of_data(jax, output_grad, weight):
+            zeros = jax.numpy.zeros(x)
+            return jax.vjp(lambda data: self._in_jax(jax, data, weight), zeros)[1](output_grad)[0]
+
+        def of_weight(jax, output_grad, data):
+            zeros = jax.numpy.zeros(w)
+            return jax.vjp(lambda weight: self._in_jax(jax, data, weight), zeros)[1](output_grad)[0]
+
+        return of_data, of_weight
+
+
+_DEVELOPED = [
+    Conv(8, 3, 224, 64, 7, 2),
+    Conv(8, 64, 56, 64, 3),
+    Conv(8, 128, 28, 128, 3),
+    Conv(8, 256, 14, 256, 3),
+    Conv(8, 512, 7, 512, 3),
+]
+
+_RESNET50 = [
+    Conv(8, channels, size, filters, kernel, stride)
+    for channels, size, filters, kernel, stride in [
+        (64, 56, 64, 1, 1),
+        (64, 56, 256, 1, 1),
+        (256, 56, 64, 1, 1),
+        (256, 56, 128, 1, 1),
+        (128, 56, 128, 3, 2),
+        (128, 28, 512, 1, 1),
+        (256, 56, 512, 1, 2),
+        (512, 28, 128, 1, 1),
+        (512, 28, 256, 1, 1),
+        (256, 28, 256, 3, 2),
+        (256, 14, 1024, 1, 1),
+        (512, 28, 1024, 1, 2),
+        (1024, 14, 256, 1, 1),
+        (1024, 14, 512, 1, 1),
+        (512, 14, 512, 3, 2),
+        (512, 7, 2048, 1, 1),
+        (1024, 14, 2048, 1, 2),
+        (2048, 7, 512, 1, 1),
+    ]
+]
+
+_MOBILENET_V2 = [
+    Conv(8, channels, size, channels, 3, stride, channels)
+    for channels, size, stride in [
+        (32, 112, 1),
+        (96, 112, 2),
+        (144, 56, 1),
+        (144, 56, 2),
+        (192, 28, 1),
+        (192, 28, 2),
+        (384, 14, 1),
+        (576, 14, 1),
+        (576, 14, 2),
+        (960, 7, 1),
+    ]
+]
+
+#: Channels that fill no vectors, groups (ResNeXt's), dilation, larger kernels, other ranks.
+_UNUSUAL = [
+    Conv(8, 60, 28, 70, 3),
+    Conv(8, 33, 57, 47, 3),
+    Conv(8, 60, 28, 70, 1),
+    Conv(8, 128, 56, 128, 3, 1, 32),
+    Conv(8, 256, 28, 256, 3, 1, 32),
+    replace(Conv(8, 64, 56, 64, 3), dilation=2),
+    Conv(8, 64, 28, 64, 5),
+    Conv(8, 64, (1024,), 64, 3),
+    Conv(8, 64, (1024,), 64, 7),
+    Conv(4, 16, (16, 28, 28), 32, 3),
+]
+
+ROWS = [row for conv in [*_DEVELOPED, *_RESNET50, *_MOBILENET_V2, *_UNUSUAL] for row in conv.rows()]

@@ -1,0 +1,113 @@
+"""What goes element by element: sums of layers, changes of layout, updates of parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+from tvm import relax
+from tvm.relax.training.optimizer import Adam, MomentumSGD, Optimizer
+
+from ._form import Row, normal, positive
+
+_IMAGE, _PARAMETER = (8, 64, 56, 56), (4096, 1024)
+_RATE, _MOMENTUM, _BETAS, _EPSILON = 0.01, 0.9, (0.9, 0.999), 1e-8
+
+
+def _update(bb, optimizer: Optimizer, p, g, state):
+    """Call an optimizer's function for one parameter; return the parameter and its state."""
+    function = optimizer.init(p).get_function()
+    update = bb.add_func(function, optimizer.name)
+    arguments = [relax.Tuple([p]), relax.Tuple([g]), relax.Tuple(state)]
+    both = bb.emit(relax.Call(update, arguments))
+    params, state = (bb.emit(relax.TupleGetItem(both, i)) for i in range(2))
+    fields = range(len(state.ty.fields))
+    kept = [bb.emit(relax.TupleGetItem(state, i)) for i in fields if state.ty.fields[i].ndim]
+    return relax.Tuple([bb.emit(relax.TupleGetItem(params, 0)), *kept])
+
+
+def _adam(bb, p, g, first, second):
+    one = relax.const(1.0)
+    state = [relax.const(0, "int64"), one, one, first, second]
+    return _update(bb, Adam(_RATE, _BETAS, _EPSILON), p, g, state)
+
+
+def _torch_adam(p, g, first, second):
+    steps = [torch.tensor(0.0)]
+    how = {"amsgrad": False, "beta1": _BETAS[0], "beta2": _BETAS[1], "lr": _RATE}
+    how |= {"weight_decay": 0.0, "eps": _EPSILON, "maximize": False}
+    adam([p], [g], [first], [second], [], steps, foreach=False, **how)
+    return p, first, second
+
+
+def _jax_adam(jax, p, g, first, second):
+    first = _BETAS[0] * first + (1 - _BETAS[0]) * g
+    second = _BETAS[1] * second + (1 - _BETAS[1]) * g * g
+    mean, square = first / (1 - _BETAS[0]), second / (1 - _BETAS[1])
+    return p - _RATE * mean / (jax.numpy.sqrt(square) + _EPSILON), first, second
+
+
+def _momentum(bb, p, g, velocity):
+    return _update(bb, MomentumSGD(_RATE, _MOMENTUM), p, g, [relax.const(0, "int64"), velocity])
+
+
+def _torch_momentum(p, g, velocity):
+    how = {"weight_decay": 0.0, "momentum": _MOMENTUM, "lr": _RATE, "dampening": 0.0}
+    sgd([p], [g], [velocity], foreach=False, nesterov=False, maximize=False, **how)
+    return p, velocity
+
+
+def _jax_momentum(_jax, p, g, velocity):
+    velocity = _MOMENTUM * velocity + g
+    return p - _RATE * velocity, velocity
+
+
+def _small(rng, _known):
+    # A parameter that is updated in place thousands of times stays finite.
+    return normal(rng, _PARAMETER) * 1e-3
+
+
+ROWS = [
+    Row(
+        "memory",
+        "add and relu 8x64x56²",
+        [_IMAGE, _IMAGE],
+        lambda bb, x, y: relax.op.nn.relu(bb.emit(relax.op.add(x, y))),
+        lambda x, y: torch.relu(x + y),
+        lambda jax, x, y: jax.nn.relu(x + y),
+    ),
+    Row(
+        "memory",
+        "NCHW to NHWC 8x64x56²",
+        [_IMAGE],
+        lambda _, x: relax.op.permute_dims(x, [0, 2, 3, 1]),
+        lambda x: x.permute(0, 2, 3, 1).contiguous(),
+        lambda jax, x: jax.numpy.transpose(x, (0, 2, 3, 1)),
+    ),
+    Row(
+        "memory",
+        "SGD update 4096x1024",
+        [_PARAMETER, _PARAMETER],
+        lambda bb, p, g: relax.op.subtract(
+            p, bb.emit(relax.op.multiply(g, relax.const(_RATE, "float32")))
+        ),
+        lambda p, g: torch.sub(p, g, alpha=_RATE),
+        lambda _jax, p, g: p - _RATE * g,
+    ),
+    Row(
+        "memory",
+        "momentum SGD update 4096x1024",
+        [_PARAMETER, _small, _PARAMETER],
+        _momentum,
+        _torch_momentum,
+        _jax_momentum,
+    ),
+    Row(
+        "memory",
+        "Adam update 4096x1024",
+        [_PARAMETER, _small, _PARAMETER, positive(*_PARAMETER)],
+        _adam,
+        _torch_adam,
+        _jax_adam,
+    ),
+]
