@@ -17,11 +17,12 @@ from ._pipeline import pipeline
 from .coverage import MissingGradient, missing_gradients
 from .errors import GradientCheckError, GradientError
 from .functional import derivatives, hvp, jvp, value_and_grad, vjp
-from .registry import register_gradient, register_legalize
+from .registry import install, register_gradient, register_legalize, uninstall
+from .threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
 
-registry.install()
+install()
 
 
 def __getattr__(name: str):
@@ -37,14 +38,18 @@ __all__ = [
     "MissingGradient",
     "__version__",
     "derivatives",
+    "get_num_threads",
     "hvp",
+    "install",
     "jvp",
     "missing_gradients",
     "pipeline",
     "register_gradient",
     "register_legalize",
+    "set_num_threads",
     "target",
     "transform",
+    "uninstall",
     "value_and_grad",
     "vjp",
 ]

@@ -18,6 +18,9 @@ TVM_RANGE = ((0, 26), (0, 28))
 #: ``apache-tvm-ffi`` releases from this one on break ``tvm.ir.save_json`` (it segfaults on any module).
 FFI_BAD_FROM = (0, 1, 15)
 
+#: With NumPy releases from this one on, ``relax.training.optimizer.Adam`` of these TVMs cannot initialise.
+NUMPY_BAD_FROM = (2, 3)
+
 
 def parse_version(text: str) -> tuple[int, ...]:
     """Return the numeric release of a version string: ``"0.27.0.post1"`` is ``(0, 27, 0)``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -61,3 +61,17 @@ def is_known(found: relax.Type, wanted: relax.Type) -> bool:
     """Tell whether what has one type is known to be what another says."""
     check = relax.analysis.type_base_check(wanted, found)
     return check == relax.analysis.BaseCheckResult.PASS
+
+
+def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
+    """Return the functions that the Relax functions among some refer to."""
+    found: set[GlobalVar] = set()
+
+    def visit(expr) -> None:
+        if isinstance(expr, GlobalVar):
+            found.add(expr)
+
+    for function in functions:
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return found

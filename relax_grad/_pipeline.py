@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.relax.backend.cpu_generic import pipeline as stages
 
+from . import transform
 from .target import CPU
-from .transform.dispatch import DispatchKernels
-from .transform.schedule import ScheduleLoops
 
 
-def pipeline(target: tvm.target.Target | str | dict | None = None) -> tvm.transform.Pass:
+def pipeline(
+    target: tvm.target.Target | str | dict | None = None, winograd_tile: int | None = 2
+) -> tvm.transform.Pass:
     """Return the pipeline that compiles a module for a CPU as fast as relax_grad can make it.
 
     Operators that have kernels become calls of them; the others are legalized, fused with their
@@ -22,6 +22,14 @@ def pipeline(target: tvm.target.Target | str | dict | None = None) -> tvm.transf
     target : tvm.target.Target or str or dict, optional
         What to compile for; by default the target that the module is compiled for. The target's ``mcpu``
         decides how wide vectors are: :func:`relax_grad.target.host` names this machine's.
+    winograd_tile : int or None
+        2, 4, or 0 for none: how convolutions with 3x3 kernels are computed, see
+        :class:`relax_grad.transform.DispatchKernels`.
+
+    Raises
+    ------
+    ValueError
+        Where ``winograd_tile`` is something else.
 
     Examples
     --------
@@ -37,6 +45,10 @@ def pipeline(target: tvm.target.Target | str | dict | None = None) -> tvm.transf
     >>> executable = tvm.compile(bb.get(), target, relax_pipeline="relax_grad")
     """
 
+    from ._stages import passes  # not before: importing kernels and schedules takes a while
+
+    dispatch = transform.DispatchKernels(target, winograd_tile)
+
     @tvm.transform.module_pass(opt_level=0, name="relax_grad.pipeline")
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         chosen = tvm.target.Target.current() if target is None else tvm.target.Target(target)
@@ -45,17 +57,7 @@ def pipeline(target: tvm.target.Target | str | dict | None = None) -> tvm.transf
         if CPU.of(chosen) is None:
             return relax.get_default_pipeline(chosen)(mod)
         with chosen:
-            return tvm.transform.Sequential(
-                [
-                    *stages.library_dispatch_passes(chosen),
-                    DispatchKernels(chosen),
-                    *stages.legalize_passes(chosen),
-                    *stages.dataflow_lower_passes(chosen),
-                    # Behind what turns copies by reshape into views: it would not know a scheduled one.
-                    ScheduleLoops(chosen),
-                    *stages.finalize_passes(chosen),
-                ]
-            )(mod)
+            return tvm.transform.Sequential(list(passes(chosen, dispatch)))(mod)
 
     return run
 

@@ -18,6 +18,7 @@ says what is known of an operator.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -107,7 +108,12 @@ _refused: set[str] = set()
 _declarations: dict[tuple[str, str], Declaration] = {}
 #: What TVM holds for each declaration that was carried out, to tell it from what a user registers.
 _installed: dict[tuple[str, str], object] = {}
+#: What TVM held in the place of declarations that correct it.
+_stock: dict[tuple[str, str], object] = {}
+#: Operators that relax_grad has added.
+_own: set[str] = set()
 _ready = False
+_lock = threading.RLock()
 
 
 def declarations() -> list[Declaration]:
@@ -138,6 +144,7 @@ def register_gradient(
     """
 
     def decorate(rule: GradientRule) -> GradientRule:
+        _check_callable(rule, op_name)
         guarded = _guarded(op_name, rule, quantized)
         _declare(Declaration(op_name, "FPrimalGradient", guarded, corrects))
         return rule
@@ -256,19 +263,63 @@ def is_no_grad(partial: relax.Expr) -> bool:
 def install() -> None:
     """Register every declaration with the running TVM that is not registered yet.
 
-    From then on a declaration takes effect at once.
+    ``import relax_grad`` does. From then on a declaration takes effect at once.
     """
     global _ready
-    _ready = True
-    known_ops = set(Op.list_op_names())
-    for key, declaration in _declarations.items():
-        # The releases of TVM differ in the operators that they have.
-        if key not in _installed and declaration.op_name in known_ops:
-            _install(declaration)
+    with _lock:
+        _ready = True
+        known_ops = set(Op.list_op_names())
+        for key, declaration in _declarations.items():
+            # The releases of TVM differ in the operators that they have.
+            if key not in _installed and declaration.op_name in known_ops:
+                _install(declaration)
+
+
+def uninstall() -> None:
+    """Give TVM's operators back what they had before ``import relax_grad``.
+
+    What a user has registered in the meantime stays. So does what goes by names of its own: the backward
+    operators that relax_grad has added, with all they need to compile, and its pipeline.
+    :func:`install` brings everything back.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> relax_grad.uninstall()
+    >>> relax_grad.registry.classify("relax.nn.conv2d").kind
+    'unclassified'
+    >>> relax_grad.install()
+    >>> relax_grad.registry.classify("relax.nn.conv2d").kind
+    'differentiable'
+    """
+    global _ready
+    with _lock:
+        _ready = False
+        for key in [key for key in _installed if key[0] not in _own]:
+            function, (op_name, attr) = _installed.pop(key), key
+            op = Op.get(op_name)
+            if op.get_attr(attr) == function:
+                op.reset_attr(attr)
+                if key in _stock:
+                    op.set_attr(attr, _stock[key], TVM_LEVEL)
+            _stock.pop(key, None)
+
+
+def own_operator(op_name: str) -> None:
+    """Say that an operator is none of TVM's, but one that relax_grad has added."""
+    _own.add(op_name)
+
+
+def _check_callable(function, op_name: str) -> None:
+    if not callable(function):
+        raise TypeError(
+            f"what is registered for {op_name} must be a function, but it is {function!r}"
+        )
 
 
 def _declare(declaration: Declaration) -> None:
     key = (declaration.op_name, declaration.attr)
+    _check_callable(declaration.function, declaration.op_name)
     if key in _declarations:
         raise ValueError(
             f"{declaration.attr} of {declaration.op_name} is declared twice; to override it, register "
@@ -283,7 +334,7 @@ def _declare(declaration: Declaration) -> None:
 
 def _install(declaration: Declaration) -> None:
     op = Op.get(declaration.op_name)
-    function = tvm_ffi.convert(declaration.function)
+    function = _as_ffi(declaration)
     _installed[declaration.op_name, declaration.attr] = function
     level = NEW_LEVEL if declaration.corrects is None else TVM_LEVEL
     try:
@@ -292,8 +343,15 @@ def _install(declaration: Declaration) -> None:
         # Something is registered at exactly this level. At TVM's level that is the stock value;
         # one level below, it is a user's, which wins.
         if declaration.corrects is not None:
+            _stock[declaration.op_name, declaration.attr] = op.get_attr(declaration.attr)
             op.reset_attr(declaration.attr)
             op.set_attr(declaration.attr, function, level)
+
+
+@functools.cache
+def _as_ffi(declaration: Declaration) -> tvm_ffi.Function:
+    """Return what TVM holds of a declaration: the same object each time."""
+    return tvm_ffi.convert(declaration.function)
 
 
 def _guarded(op_name: str, rule: GradientRule, quantized: bool = False) -> GradientRule:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import tvm
 from tvm.target import codegen
+
+from .threads import default_threads
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class CPU:
     cores: int
 
     @staticmethod
+    def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
+        """Return the properties of a target, by default of the current one; None where there is none of LLVM."""
+        target = tvm.target.Target.current() if target is None else target
+        return None if target is None else CPU.of(target)
+
+    @staticmethod
     def of(target: tvm.target.Target | str | dict) -> CPU | None:
         """Return the properties of a target; None where it is not compiled by LLVM.
 
@@ -40,7 +47,7 @@ class CPU:
         target = tvm.target.Target(target)
         if target.kind.name != "llvm":
             return None
-        cores = int(target.attrs.get("num-cores", 0)) or _host_cores()
+        cores = int(target.attrs.get("num-cores", 0)) or default_threads()
         if codegen.target_has_features("avx512f", target):
             return CPU(16, 32, cores)
         if codegen.target_has_features(["avx2", "fma"], target):
@@ -61,15 +68,5 @@ def host() -> tvm.target.Target:
     'llvm'
     """
     return tvm.target.Target(
-        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": _host_cores()}
+        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": default_threads()}
     )
-
-
-def _host_cores() -> int:
-    """Return how many threads TVM runs at most."""
-    wanted = os.environ.get("TVM_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
-    if wanted and wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

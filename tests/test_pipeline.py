@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import doctest
+import math
+import mmap
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from dispatched import HOST, flat, run_both
 from programs import build, tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
+from tvm.relax.training.optimizer import Adam
 
 import relax_grad
 from relax_grad import _pipeline
@@ -47,7 +51,9 @@ def test_numbers_of_a_training_step(rows):
 
 @pytest.mark.parametrize("target", ["llvm", {"kind": "llvm", "opt-level": 0}])
 def test_other_targets(target):
-    run_both(classifier(), "main_adjoint", values(), tvm.target.Target(target))
+    ours, stock = run_both(classifier(), "main_adjoint", values(), tvm.target.Target(target))
+    for found, wanted in zip(flat(ours), flat(stock), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_as_an_object():
@@ -60,6 +66,96 @@ def test_as_an_object():
     for other in found[1:]:
         for one, two in zip(found[0], other, strict=True):
             np.testing.assert_array_equal(one, two)
+
+
+def mixture(x, kernel, w, table, words):
+    """The loss of convolutions, a normalisation, products and an embedding."""
+
+    def body(bb, x, kernel, w, table, words):
+        y = bb.emit(op.nn.relu(bb.emit(op.nn.conv2d(x, kernel, padding=1))))
+        y = bb.emit(op.nn.max_pool2d(y, [2, 2], [2, 2]))
+        y = bb.emit(op.reshape(y, [256, 256]))
+        y = bb.emit(op.add(y, bb.emit(op.take(table, words, axis=0))))
+        y = bb.emit(op.nn.gelu(bb.emit(op.matmul(y, w))))
+        y = bb.emit(op.nn.log_softmax(bb.emit(op.add(y, bb.emit(op.nn.softmax(y))))))
+        return op.mean(bb.emit(op.power(y, relax.const(1.5, "float32"))))
+
+    return relax_grad.value_and_grad(build([x, kernel, w, table, words], body))
+
+
+def test_no_loop_over_much_is_serial():
+    shapes = {"x": (16, 3, 32, 32), "kernel": (16, 3, 3, 3), "w": (256, 256), "table": (300, 256)}
+    params = [tensor(name, shape, "float32") for name, shape in shapes.items()]
+    module = mixture(*params, tensor("words", (256,), "int64"))
+    optimizer = relax.training.optimizer.Adam(0.1)
+    optimizer.init(params)
+    module["Adam"] = optimizer.get_function()
+    found = {}
+
+    @tvm.ir.instrument.pass_instrument
+    class Instrument:
+        def run_after_pass(self, mod, info):
+            if info.name != "relax_grad.ScheduleLoops":
+                return
+            for variable, function in mod.functions_items():
+                if isinstance(function, tirx.PrimFunc):
+                    found[variable.name_hint] = is_fast(function)
+
+    with HOST, tvm.transform.PassContext(instruments=[Instrument()]):
+        relax_grad.pipeline()(module)
+    assert [name for name, is_fine in found.items() if not is_fine] == []
+    assert sum(name.startswith("merged") for name in found) >= len(params)
+
+
+def is_fast(function, much=20000):
+    """Tell whether a function's loops are parallel, if a parameter of it has many elements."""
+    sizes = [np.prod([int(n) for n in param.shape]) for param in function.params]
+    kinds = []
+    tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: kinds.append(loop.kind)))
+    return max(sizes) < much or tirx.ForKind.PARALLEL in kinds
+
+
+def test_tensors_that_begin_anywhere(torch):
+    """A part of a tensor of PyTorch, which is passed as it is, has the alignment of its elements."""
+
+    def body(bb, x, w, gamma, other):
+        y = bb.emit(op.nn.conv2d(x, w, padding=1))
+        y = bb.emit(op.nn.layer_norm(bb.emit(op.reshape(y, (-1, 64))), gamma, gamma, axes=-1))
+        y = bb.emit(op.add(bb.emit(op.nn.softmax(bb.emit(op.matmul(y, other)))), gamma))
+        return bb.emit(op.permute_dims(bb.emit(op.nn.gelu(y))))
+
+    shapes = [(4, 32, 8, 8), (32, 32, 3, 3), (64,), (64, 64)]
+    params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
+    executable = tvm.compile(build(params, body), HOST, relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    tensors = [torch.randn(1 + math.prod(shape))[1:].view(shape) for shape in shapes]
+    assert any(each.data_ptr() % 64 for each in tensors)
+    wanted = machine["main"](*(tvm.runtime.tensor(each.numpy()) for each in tensors))
+    found = machine["main"](*tensors)
+    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+def test_tensors_with_strides_are_refused(torch):
+    x = tensor("x", (8, 8), "float32")
+    module = build([x], lambda bb, x: bb.emit(op.nn.softmax(x)))
+    executable = tvm.compile(module, HOST, relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    with pytest.raises(ValueError, match="expected to be compact array"):
+        machine["main"](torch.randn(8, 8).t())
+
+
+def test_a_batch_that_is_too_large_is_refused():
+    """Kernels have indices of int32. The memory is only reserved: nothing may touch it."""
+    rows, columns = 2**25 + 1, 64
+    size = 4 * rows * columns
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    x = tensor("x", (tirx.Var("n", "int64"), columns), "float32")
+    module = build([x], lambda bb, x: bb.emit(op.sum(x, [0])))
+    executable = tvm.compile(module, HOST, relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    array = np.frombuffer(memory, "float32").reshape(rows, columns)
+    with pytest.raises(RuntimeError, match="more elements than"):
+        machine["main"](tvm_ffi.from_dlpack(array, require_alignment=0))
 
 
 def test_without_a_target():
@@ -75,28 +171,97 @@ def test_targets_of_other_compilers_keep_their_pipeline():
     assert not any("kernel" in name and "matmul" in name for name in names)
 
 
-def test_what_is_exported_runs_without_relax_grad(tmp_path):
-    executable = tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")
-    executable.export_library(str(tmp_path / "step.so"))
-    arrays = values()
-    np.savez(tmp_path / "arrays.npz", *arrays)
-    script = """
+def network(rows):
+    """The loss of a small network of images, and its gradients."""
+
+    def body(bb, images, kernel, gamma, beta, wide, dense):
+        y = bb.emit(op.nn.conv2d(images, kernel, padding=1))
+        zeros, ones = (relax.const(np.full(32, value, "float32")) for value in (0, 1))
+        y = bb.emit(op.nn.batch_norm(y, gamma, beta, zeros, ones, axis=1))
+        y = bb.emit(op.nn.relu(bb.emit(relax.TupleGetItem(y, 0))))
+        y = bb.emit(op.nn.max_pool2d(bb.emit(op.nn.conv2d(y, wide, padding=1)), (2, 2), (2, 2)))
+        scores = bb.emit(op.matmul(bb.emit(op.mean(y, [2, 3])), dense))
+        return op.negative(op.mean(bb.emit(op.nn.log_softmax(scores))))
+
+    shapes = [(rows, 3, 12, 12), (32, 3, 3, 3), (32,), (32,), (32, 32, 3, 3), (32, 5)]
+    names = ["images", "kernel", "gamma", "beta", "wide", "dense"]
+    params = [tensor(name, shape, "float32") for name, shape in zip(names, shapes, strict=True)]
+    return relax_grad.value_and_grad(build(params, body), wrt=names[1:])
+
+
+def training_step(rows):
+    """A step of Adam on the network: it takes and returns the parameters and the optimizer's state."""
+    module = network(rows)
+    module["main_adjoint"] = module["main_adjoint"].without_attr("global_symbol")
+    images, *learned = relax.utils.copy_with_new_vars(module["main_adjoint"]).params
+    adam = Adam(1e-2)
+    adam.init(learned)
+    bb = relax.BlockBuilder(module)
+    update = bb.add_func(adam.get_function(), "update")
+    state = relax.Var("state", update.ty.params[2])
+    with bb.function("step", [images, *learned, state]):
+        with bb.dataflow():
+            both = bb.emit(relax.Call(module.get_global_var("main_adjoint"), [images, *learned]))
+            gradients = bb.emit(relax.TupleGetItem(both, 1))
+            updated = bb.emit(relax.Call(update, [relax.Tuple(learned), gradients, state]))
+            result = bb.emit_output(relax.Tuple([relax.TupleGetItem(both, 0), updated]))
+        bb.emit_func_output(result)
+    return bb.get(), adam.state
+
+
+SCRIPT = """
 import sys
 import numpy as np, tvm
 from tvm import relax
 folder = sys.argv[1]
 machine = relax.VirtualMachine(tvm.runtime.load_module(folder + "/step.so"), tvm.cpu())
 arrays = np.load(folder + "/arrays.npz")
-loss, gradients = machine["main_adjoint"](*(tvm.runtime.tensor(arrays[n]) for n in arrays.files))
+tensors = [tvm.runtime.tensor(arrays[str(i)]) for i in range(len(arrays.files))]
+def flat(value):
+    return [x for v in value for x in flat(v)] if not hasattr(value, "numpy") else [value]
+count = int(sys.argv[2])
+found = machine[sys.argv[3]](*tensors[:count], *([tensors[count:]] if tensors[count:] else []))
 assert "relax_grad" not in sys.modules
-np.savez(folder + "/found.npz", loss.numpy(), *(g.numpy() for g in gradients))
+np.savez(folder + "/found.npz", *(x.numpy() for x in flat(found)))
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
+
+
+def check_export(module, name, arrays, state, folder):
+    """Run what is exported in a process that imports TVM alone, which gives the same bits."""
+    executable = tvm.compile(module, HOST, relax_pipeline="relax_grad")
+    executable.export_library(str(folder / "step.so"))
+    np.savez(folder / "arrays.npz", **{str(i): a for i, a in enumerate([*arrays, *state])})
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(len(arrays)), name]
+    subprocess.run(command, check=True, timeout=120)
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    wanted = flat(to_numpy(machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))))
-    found = np.load(tmp_path / "found.npz")
-    for name, each in zip(found.files, wanted, strict=True):
-        np.testing.assert_array_equal(found[name], each)
+    states = [[tvm.runtime.tensor(array) for array in state]] if state else []
+    wanted = flat(to_numpy(machine[name](*map(tvm.runtime.tensor, arrays), *states)))
+    found = np.load(folder / "found.npz")
+    assert len(found.files) == len(wanted)
+    for each, array in zip(found.files, wanted, strict=True):
+        assert np.isfinite(array).all()
+        np.testing.assert_array_equal(found[each], array)
+
+
+def test_what_is_exported_runs_without_relax_grad(tmp_path):
+    check_export(classifier(), "main_adjoint", values(), [], tmp_path)
+
+
+@pytest.mark.parametrize("rows", [4, tirx.Var("n", "int64")], ids=["static", "symbolic"])
+def test_an_exported_training_step(rows, tmp_path):
+    module, state = training_step(rows)
+    shapes = [(4, 3, 12, 12), (32, 3, 3, 3), (32,), (32,), (32, 32, 3, 3), (32, 5)]
+    arrays = [RNG.normal(size=shape).astype("float32") for shape in shapes]
+    check_export(module, "step", arrays, [each.numpy() for each in state], tmp_path)
+
+
+def test_kernels_are_imported_when_something_is_compiled():
+    script = """
+import sys
+import relax_grad
+assert not {"relax_grad.kernel", "relax_grad.dispatch", "relax_grad.schedule"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_examples():

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
+from processes import run_python
 from tvm import relax
 from tvm.ir import Op
 
 import relax_grad
 from relax_grad import registry
 from relax_grad.errors import GradientError
-
-
-def run_python(code: str) -> str:
-    """Run code in a fresh interpreter and return what it prints."""
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
 
 DIFFERENTIATE = """
     import tvm

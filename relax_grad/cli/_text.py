@@ -16,3 +16,9 @@ def versions() -> str:
 def count_of(number: int, noun: str) -> str:
     """Return a number and its noun in the singular or the plural: ``"2 samples"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def last_line(error: Exception) -> str:
+    """Return the end of an error's message: TVM's own carry a C++ traceback in front of it."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "(no message)"

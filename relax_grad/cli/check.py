@@ -22,7 +22,7 @@ from ..registry import declarations
 from ..testing import check_against_torch
 from ..testing._program import PASSES
 from ..testing.samples import Sample, sampled_operators, samples
-from ._text import count_of, versions
+from ._text import count_of, last_line, versions
 
 _EPILOG = """\
 examples:
@@ -395,7 +395,7 @@ def _target(text: str) -> tvm.target.Target:
         target = tvm.target.Target(json.loads(text) if text.startswith("{") else text)
         device = tvm.runtime.Device(target.get_target_device_type(), 0)
     except Exception as error:
-        raise argparse.ArgumentTypeError(f"no target {text!r}: {_last_line(error)}") from error
+        raise argparse.ArgumentTypeError(f"no target {text!r}: {last_line(error)}") from error
     if not device.exist:
         raise argparse.ArgumentTypeError(f"no device of target {text!r} on this machine")
     return target
@@ -430,10 +430,4 @@ def _no_such_operator(pattern: str, known: Sequence[str]) -> str:
 def _message(error: Exception, verbose: bool) -> str:
     if verbose:
         return "".join(traceback.format_exception(error)).rstrip()
-    return f"{type(error).__name__}: {_last_line(error)}"
-
-
-def _last_line(error: Exception) -> str:
-    """Return the end of an error's message: TVM's own carry a C++ traceback in front of it."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "(no message)"
+    return f"{type(error).__name__}: {last_line(error)}"

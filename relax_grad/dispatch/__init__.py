@@ -1,6 +1,17 @@
 """Which calls of operators run as kernels: one module per family of operators."""
 
-from . import conv, index, linear_algebra, norm, pool, reduce, softmax
+from . import conv, index, linear_algebra, norm, norm_saving, pool, reduce, softmax
 from ._registry import Kernel, Site, find_kernel, kernel_for, operators_with_kernels
+from ._saving import Calls, Saving, Use, find_saving
 
-__all__ = ["Kernel", "Site", "find_kernel", "kernel_for", "operators_with_kernels"]
+__all__ = [
+    "Calls",
+    "Kernel",
+    "Saving",
+    "Site",
+    "Use",
+    "find_kernel",
+    "find_saving",
+    "kernel_for",
+    "operators_with_kernels",
+]

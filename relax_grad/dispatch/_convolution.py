@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 from .._compat import dtype_of
-from ..kernel._convolution import Conv2d
+from ..kernel._convolution import ONE, Conv2d, Conv3d, Windows
 from ..op._rank import rank_of, spatial_axes
 from ._registry import Site
 
 
-def convolution_of(site: Site, data, weight, out) -> Conv2d | None:
+def convolution_of(site: Site, data, weight, out) -> Conv2d | Conv3d | None:
     """Return the convolution whose data, weight and result have these shapes; None where no kernel fits it.
 
-    One over one axis is one over two, of which the first has extent 1.
+    One over one axis is one over two, of which the first has extent 1. One over three axes is one over two where that
+    is the same.
     """
     attrs, rank = site.call.attrs, rank_of(site.call)
     axes = spatial_axes(rank)
@@ -22,17 +25,39 @@ def convolution_of(site: Site, data, weight, out) -> Conv2d | None:
         return None
     if not all(isinstance(extent, int) for extent in (*data[1:], *weight, *out[1:])):
         return None
-    ones, zeros = [1] * (2 - rank), [0] * (2 - rank)
     padding = [int(size) for size in attrs.padding]
+    if min(padding) < 0:
+        return None
+    axes = [
+        Windows(*map(int, axis))
+        for axis in zip(
+            data[2:],
+            weight[2:],
+            attrs.strides,
+            padding[:rank],
+            padding[rank:],
+            attrs.dilation,
+            strict=True,
+        )
+    ]
+    if [axis.number for axis in axes] != list(out[2:]):
+        return None
+    *depth, height, width = [ONE, *axes][-max(2, rank) :]
+    size, kernel, strides, before, after, dilation = zip(
+        astuple(height), astuple(width), strict=True
+    )
     conv = Conv2d(
         data[0],
         data[1],
         weight[0],
-        (*ones, *data[2:]),
-        (*ones, *weight[2:]),
-        (*ones, *map(int, attrs.strides)),
-        (*zeros, *padding[:rank], *zeros, *padding[rank:]),
-        (*ones, *map(int, attrs.dilation)),
+        size,
+        kernel,
+        strides,
+        (*before, *after),
+        dilation,
         int(attrs.groups),
     )
-    return conv if min(padding) >= 0 and conv.out_size == (*ones, *out[2:]) else None
+    if not depth:
+        return conv
+    volumes = Conv3d(conv, *depth)
+    return volumes.of_two_axes or volumes

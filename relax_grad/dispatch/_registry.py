@@ -25,10 +25,13 @@ class Kernel:
         Takes the arguments, then the results.
     arguments : Sequence[relax.Expr]
         What it is called with.
+    name : str, optional
+        The name of an operator that it computes; by default that of the call.
     """
 
     function: tirx.PrimFunc
     arguments: Sequence[relax.Expr]
+    name: str | None = None
 
 
 class Site:
@@ -42,6 +45,8 @@ class Site:
         What the kernel will run on.
     lookup : Callable
         Returns the value that a variable is bound to; None where that is unknown.
+    winograd_tile : int
+        The side of the squares of Winograd's convolutions; 0 where there shall be none.
     """
 
     def __init__(
@@ -49,8 +54,10 @@ class Site:
         call: relax.Call,
         cpu: CPU,
         lookup: Callable[[relax.Var], relax.Expr | None] = lambda _: None,
+        winograd_tile: int = 2,
     ):
         self.call, self.cpu, self.lookup = call, cpu, lookup
+        self.winograd_tile = winograd_tile
         self._symbols: list[tuple[tirx.PrimExpr, tirx.Var]] = []
 
     def shape(self, expr: relax.Expr, dtype: str = "float32") -> list[int | tirx.Var] | None:
@@ -82,18 +89,17 @@ class Site:
         return variable
 
 
-_KERNELS: dict[str, list[Callable[[Site], Kernel | None]]] = {}
+_KERNELS: dict[str, Callable[[Site], Kernel | None]] = {}
 
 
 def kernel_for(*op_names: str):
-    """Register what makes the kernel of calls of operators, or returns None where its family has none.
-
-    An operator may have several: no call has a kernel in more than one family.
-    """
+    """Register what makes the kernel of a call of operators, or returns None where there is none for it."""
 
     def register(make: Callable[[Site], Kernel | None]):
         for op_name in op_names:
-            _KERNELS.setdefault(op_name, []).append(make)
+            if op_name in _KERNELS:
+                raise ValueError(f"{op_name} has a kernel already, by {_KERNELS[op_name].__name__}")
+            _KERNELS[op_name] = make
         return make
 
     return register
@@ -101,8 +107,8 @@ def kernel_for(*op_names: str):
 
 def find_kernel(op_name: str, site: Site) -> Kernel | None:
     """Return the kernel of a call, if there is one."""
-    kernels = (make(site) for make in _KERNELS.get(op_name, ()))
-    return next((kernel for kernel in kernels if kernel is not None), None)
+    make = _KERNELS.get(op_name)
+    return None if make is None else make(site)
 
 
 def operators_with_kernels() -> list[str]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
-from ..kernel._convolution import Conv2d
-from ..kernel.conv import conv2d, conv2d_backward_data
+from ..kernel._convolution import Conv2d, Conv3d
+from ..kernel._gathering import Gathering
+from ..kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
+from ..kernel.conv_few import conv_few, conv_few_backward_data
+from ..kernel.conv_few import fits as fits_few
 from ..kernel.conv_stem import conv_stem
 from ..kernel.conv_stem import fits as fits_stem
-from ..kernel.conv_weight import conv_weight
+from ..kernel.conv_weight import conv3d_weight, conv_weight
 from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
 from ..kernel.depthwise_weight import depthwise_weight
 from ..kernel.matmul import Matmul, matmul
@@ -30,7 +34,7 @@ _LARGE_IMAGE = 512
 _MANY_CHANNELS = 32
 
 
-@kernel_for("relax.nn.conv1d", "relax.nn.conv2d")
+@kernel_for("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 def convolution(site: Site) -> Kernel | None:
     """Return the kernel of a convolution."""
     data, weight = site.call.args
@@ -38,14 +42,21 @@ def convolution(site: Site) -> Kernel | None:
     conv = convolution_of(site, *shapes)
     if conv is None:
         return None
+    if isinstance(conv, Conv3d):
+        return _of_volumes(conv, conv3d, site, shapes, [data, weight])
     if _is_product(conv):
         shapes = [shapes[1], shapes[0], shapes[2]]
         return Kernel(matmul(_product(conv, False), site.cpu, shapes), [weight, data])
-    make = _choose(conv, depthwise, winograd, conv2d)
+    few = fits_few(Gathering.forward(conv), site.cpu)
+    make = _choose(site, conv, depthwise, winograd, conv_few if few else conv2d)
     return make and Kernel(make(conv, site.cpu, shapes), [data, weight])
 
 
-@kernel_for("relax.grad.conv1d_backward_data", "relax.grad.conv2d_backward_data")
+@kernel_for(
+    "relax.grad.conv1d_backward_data",
+    "relax.grad.conv2d_backward_data",
+    "relax.grad.conv3d_backward_data",
+)
 def data_gradient(site: Site) -> Kernel | None:
     """Return the kernel of the data gradient of a convolution."""
     output_grad, _, weight = site.call.args
@@ -53,17 +64,28 @@ def data_gradient(site: Site) -> Kernel | None:
     conv = convolution_of(site, data, kernel, out)
     if conv is None:
         return None
+    if isinstance(conv, Conv3d):
+        if max(conv.depth.stride, *conv.slices.strides) > _LARGEST_STRIDE:
+            return None
+        shapes = [out, kernel, data]
+        return _of_volumes(conv, conv3d_backward_data, site, shapes, [output_grad, weight])
     if _is_product(conv):
         function = matmul(_product(conv, True), site.cpu, (kernel, out, data))
         return Kernel(function, [weight, output_grad])
     largest = _LARGEST_DEPTHWISE_STRIDE if conv.is_depthwise else _LARGEST_STRIDE
     if max(conv.strides) > largest:
         return None
-    make = _choose(conv, depthwise_backward_data, winograd_backward_data, conv2d_backward_data)
+    few = fits_few(Gathering.backward(conv), site.cpu)
+    direct = conv_few_backward_data if few else conv2d_backward_data
+    make = _choose(site, conv, depthwise_backward_data, winograd_backward_data, direct)
     return make and Kernel(make(conv, site.cpu, (out, kernel, data)), [output_grad, weight])
 
 
-@kernel_for("relax.grad.conv1d_backward_weight", "relax.grad.conv2d_backward_weight")
+@kernel_for(
+    "relax.grad.conv1d_backward_weight",
+    "relax.grad.conv2d_backward_weight",
+    "relax.grad.conv3d_backward_weight",
+)
 def weight_gradient(site: Site) -> Kernel | None:
     """Return the kernel of the weight gradient of a convolution."""
     output_grad, data, _ = site.call.args
@@ -72,19 +94,29 @@ def weight_gradient(site: Site) -> Kernel | None:
     conv = convolution_of(site, images, weight, out)
     if conv is None:
         return None
+    if isinstance(conv, Conv3d):
+        return _of_volumes(conv, conv3d_weight, site, shapes, [output_grad, data])
     direct = conv_stem if fits_stem(conv, site.cpu) else conv_weight
-    make = _choose(conv, depthwise_weight, winograd_weight, direct)
+    make = _choose(site, conv, depthwise_weight, winograd_weight, direct)
     return make and Kernel(make(conv, site.cpu, shapes), [output_grad, data])
 
 
+def _of_volumes(conv: Conv3d, make: Callable, site: Site, shapes, arguments) -> Kernel | None:
+    """Return the kernel of a convolution over three axes."""
+    if conv.slices.is_depthwise:
+        return None
+    return Kernel(make(conv, site.cpu, shapes), arguments)
+
+
 def _choose(
-    conv: Conv2d, for_depthwise: Callable, by_winograd: Callable, direct: Callable
+    site: Site, conv: Conv2d, for_depthwise: Callable, by_winograd: Callable, direct: Callable
 ) -> Callable[[Conv2d, CPU, list], object] | None:
     """Return which kernel a convolution runs as; None where there is none."""
     if conv.is_depthwise:
         return for_depthwise if prod(conv.kernel) <= MOST_TAPS else None
-    if is_winograd(conv) and min(conv.in_channels, conv.out_channels) >= _MANY_CHANNELS:
-        return by_winograd
+    square = site.winograd_tile
+    if square and is_winograd(conv) and min(conv.in_channels, conv.out_channels) >= _MANY_CHANNELS:
+        return partial(by_winograd, square=square)
     return direct
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from math import prod
 
-from ..kernel import norm
+from ..kernel import norm, norm_backward
 from ..kernel.reduce import Channels
 from ._registry import Kernel, Site, kernel_for
 
 #: Rows that are shorter are mostly the unused part of a vector.
-_SHORTEST = 4
+_SHORTEST = 8
 
 
 @kernel_for("relax.nn.batch_norm")
-def batch_norm(site: Site) -> Kernel | None:
-    """Return the kernel of batch_norm in training; otherwise it is elementwise, and left to be fused."""
+def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
+    """Return the kernel of batch_norm in training; otherwise it is elementwise, and left to be fused.
+
+    With the shape of statistics, it returns them too.
+    """
     attrs, shapes = site.call.attrs, _shapes(site, 5)
     of = shapes and _channels(shapes[0], int(attrs.axis))
     if not of or not attrs.training:
@@ -27,6 +30,7 @@ def batch_norm(site: Site) -> Kernel | None:
         float(attrs.momentum),
         bool(attrs.center),
         bool(attrs.scale),
+        statistics,
     )
     return Kernel(function, site.call.args)
 
@@ -37,7 +41,7 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
     of = shapes and _channels(shapes[1], int(attrs.axis))
     if not of:
         return None
-    function = norm.channel_norm_backward_data(
+    function = norm_backward.channel_norm_backward_data(
         of,
         [*shapes, shapes[1]],
         site.cpu,
@@ -49,12 +53,15 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.batch_norm_backward_gamma")
-def batch_norm_backward_gamma(site: Site) -> Kernel | None:
+def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
+    """Return the kernel of the gradient of gamma; with its shape, that of beta too."""
     shapes = _shapes(site, 4)
     of = shapes and _channels(shapes[1], int(site.call.attrs.axis))
     if not of:
         return None
-    function = norm.channel_norm_backward_gamma(of, [*shapes, shapes[-1]], site.cpu)
+    function = norm_backward.channel_norm_backward_gamma(
+        of, [*shapes, shapes[-1]], site.cpu, beta=beta
+    )
     return Kernel(function, site.call.args)
 
 
@@ -91,7 +98,7 @@ def instance_norm_backward_data(site: Site) -> Kernel | None:
     if not split:
         return None
     outer, channels, inner = split
-    function = norm.channel_norm_backward_data(
+    function = norm_backward.channel_norm_backward_data(
         Channels(1, outer * channels, inner),
         [*shapes, shapes[1]],
         site.cpu,
@@ -104,23 +111,24 @@ def instance_norm_backward_data(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.instance_norm_backward_gamma")
-def instance_norm_backward_gamma(site: Site) -> Kernel | None:
+def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
     shapes = _shapes(site, 4)
     split = shapes and _instances(shapes[1], site.call.attrs)
     if not split:
         return None
     outer, channels, inner = split
-    function = norm.channel_norm_backward_gamma(
+    function = norm_backward.channel_norm_backward_gamma(
         Channels(1, outer * channels, inner),
         [*shapes, shapes[-1]],
         site.cpu,
         "instance_norm_backward_gamma",
+        beta,
     )
     return Kernel(function, site.call.args)
 
 
 @kernel_for("relax.nn.layer_norm")
-def layer_norm(site: Site) -> Kernel | None:
+def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _rows(shapes[0], attrs.axes)
     if not split:
@@ -135,17 +143,19 @@ def layer_norm(site: Site) -> Kernel | None:
         float(attrs.epsilon),
         center=bool(attrs.center),
         scale=bool(attrs.scale),
+        statistics=statistics,
     )
     return Kernel(function, site.call.args)
 
 
 @kernel_for("relax.nn.rms_norm")
-def rms_norm(site: Site) -> Kernel | None:
+def rms_norm(site: Site, statistics: list | None = None) -> Kernel | None:
     shapes = _shapes(site, 2)
     split = shapes and _rows(shapes[0], site.call.attrs.axes)
     if not split:
         return None
-    function = norm.rms_norm(*split, shapes, site.cpu, float(site.call.attrs.epsilon))
+    epsilon = float(site.call.attrs.epsilon)
+    function = norm.rms_norm(*split, shapes, site.cpu, epsilon, statistics)
     return Kernel(function, site.call.args)
 
 
@@ -155,7 +165,7 @@ def row_norm_backward_data(site: Site) -> Kernel | None:
     split = shapes and _rows(shapes[1], attrs.axes)
     if not split:
         return None
-    function = norm.row_norm_backward_data(
+    function = norm_backward.row_norm_backward_data(
         *split,
         [*shapes, shapes[1]],
         site.cpu,
@@ -166,14 +176,15 @@ def row_norm_backward_data(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
-def row_norm_backward_gamma(site: Site) -> Kernel | None:
+def row_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
     shapes = _shapes(site, len(site.call.args))
     split = shapes and _rows(shapes[1], site.call.attrs.axes)
     result = site.shape(site.call)
     if not split or result is None or not isinstance(split[1], int):
         return None
-    function = norm.row_norm_backward_gamma(
-        *split, [*shapes, result], site.cpu, centered="layer_norm" in site.call.op.name
+    centered = "layer_norm" in site.call.op.name
+    function = norm_backward.row_norm_backward_gamma(
+        *split, [*shapes, result], site.cpu, centered, beta
     )
     return Kernel(function, site.call.args)
 

@@ -2,55 +2,130 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from tvm import relax
+from tvm_ffi import structural_equal
+
 from ..kernel import pool
+from ..kernel._pooling import Pool, Windows
 from ..op.pool import check_pool_attrs
 from ._registry import Kernel, Site, kernel_for
+from ._saving import Calls, Saving, saving_for
 
-#: Taps of a window that are written out.
-_MOST_TAPS = 49
+#: Taps of a window that are written out, and strides whose phases are.
+_MOST_TAPS, _LARGEST_STRIDE = 49, 4
+
+#: Elements of a plane of which a task keeps several copies.
+_LARGEST_PLANE = 2**21
+
+#: Rows of a plane that is made of the channels of what has one axis.
+_MOST_ROWS = 16
+
+_RANKS = (1, 2, 3)
 
 
-@kernel_for("relax.nn.max_pool2d")
+@kernel_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
 def max_pool(site: Site) -> Kernel | None:
-    """Return the kernel of maximum pooling of planes."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
     return of and Kernel(pool.max_pool(of, shapes, site.cpu), [data])
 
 
-@kernel_for("relax.grad.max_pool2d_backward", "relax.grad.avg_pool2d_backward")
-def pool_backward(site: Site) -> Kernel | None:
-    """Return the kernel of the gradient of maximum or average pooling of planes."""
+@saving_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
+def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+    """Return maximum pooling that tells which element has won each window, for its gradient."""
+    (data,) = site.call.args
+    shapes = [site.shape(data), site.shape(site.call)]
+    of = _pool(site, *shapes)
+    forward = calls.of(var, site.call.op.name)
+    if of is None or forward is None:
+        return None
+
+    def gradient(call: relax.Call, saved) -> Kernel:
+        taken = [shapes[1], shapes[0], shapes[0]]
+        function = pool.max_pool_backward(of, taken, site.cpu, winners=True)
+        return Kernel(function, [call.args[0], *saved])
+
+    name = site.call.op.name.rpartition(".")[2]
+    uses = {
+        later: gradient
+        for later, call in calls.after(var, f"relax.grad.{name}_backward")
+        if call.args[1].same_as(forward.args[0])
+        and structural_equal(check_pool_attrs(call), check_pool_attrs(forward))
+    }
+    if not uses:
+        return None
+    kernel = Kernel(pool.max_pool(of, shapes, site.cpu, winners=True), [data])
+    return Saving(kernel, [relax.TensorType(site.call.ty.shape, "int8")], uses)
+
+
+@kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in _RANKS))
+def avg_pool(site: Site) -> Kernel | None:
+    (data,) = site.call.args
+    shapes = [site.shape(data), site.shape(site.call)]
+    of = _pool(site, *shapes)
+    if of is None or of.is_dilated:
+        return None
+    include_pad = bool(site.call.attrs.count_include_pad)
+    return Kernel(pool.avg_pool(of, shapes, site.cpu, include_pad), [data])
+
+
+@kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
+def max_pool_backward(site: Site) -> Kernel | None:
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])
-    if of is None:
+    return of and Kernel(pool.max_pool_backward(of, shapes, site.cpu), [output_grad, data])
+
+
+@kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
+def avg_pool_backward(site: Site) -> Kernel | None:
+    output_grad, data = site.call.args
+    shapes = [site.shape(output_grad), site.shape(data)]
+    of = _pool(site, shapes[1], shapes[0])
+    if of is None or of.is_dilated:
         return None
-    if site.call.op.name == "relax.grad.max_pool2d_backward":
-        return Kernel(pool.max_pool_backward(of, shapes, site.cpu), [output_grad, data])
     include_pad = bool(site.call.attrs.count_include_pad)
-    function = pool.avg_pool_backward(of, [shapes[0], shapes[1]], site.cpu, include_pad)
-    return Kernel(function, [output_grad])
+    return Kernel(pool.avg_pool_backward(of, shapes, site.cpu, include_pad), [output_grad])
 
 
-def _pool(site: Site, data: list | None, result: list | None) -> pool.Pool | None:
+def _pool(site: Site, data: list | None, result: list | None) -> Pool | None:
     """Return the pooling of a call, where there is a kernel for it, given the shapes of data and result."""
     attrs = check_pool_attrs(site.call)
-    if data is None or result is None or (attrs.layout, attrs.out_layout) != ("NCHW", "NCHW"):
+    if data is None or result is None:
         return None
-    if not all(isinstance(extent, int) for extent in (*data[2:], *result[2:])):
+    rank = len(data) - 2
+    plain = "NC" + "DHW"[3 - rank :]
+    if attrs.layout != plain or attrs.out_layout != plain:
+        return None
+    if not all(isinstance(extent, int) for extent in (*data[1:], *result[2:])):
         return None
     sizes, strides, padding, dilation = (
         [int(value) for value in getattr(attrs, name)]
         for name in ("pool_size", "strides", "padding", "dilation")
     )
-    if dilation != [1, 1] or strides[1] > 2 or sizes[0] * sizes[1] > _MOST_TAPS:
-        return None
-    rows, columns = (
-        pool.Windows(data[2 + i], sizes[i], strides[i], padding[i], result[2 + i], padding[2 + i])
-        for i in range(2)
+    *outer, columns = (
+        Windows(
+            data[2 + i],
+            sizes[i],
+            strides[i],
+            padding[i],
+            result[2 + i],
+            padding[rank + i],
+            dilation[i],
+        )
+        for i in range(rank)
     )
-    if not (rows.has_elements() and columns.has_elements()):
+    if prod(sizes) > _MOST_TAPS or max(strides) > _LARGEST_STRIDE:
         return None
-    return pool.Pool(data[0] * data[1], rows, columns)
+    if prod(data[2:]) > _LARGEST_PLANE:
+        return None
+    if not all(axis.has_elements() for axis in (*outer, columns)):
+        return None
+    channels = data[1]
+    if not outer:
+        rows = max(i for i in range(1, _MOST_ROWS + 1) if channels % i == 0)
+        outer, channels = [Windows(rows, 1, 1, 0, rows)], channels // rows
+    return Pool(data[0] * channels, tuple(outer), columns)

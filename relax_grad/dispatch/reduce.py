@@ -37,7 +37,10 @@ def collapse_sum(site: Site) -> Kernel | None:
 
 
 def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
-    """Return the kernel of a sum over axes, unless what is summed is computed on the fly."""
+    """Return the kernel of a sum over axes, unless what is summed is computed on the fly.
+
+    There is none for the sum of all: kernels divide the results among the cores, schedules also what is summed.
+    """
     data = site.call.args[0]
     shapes = site.shape(data), site.shape(site.call)
     if None in shapes or _fuses(site, data):
@@ -45,7 +48,7 @@ def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
     groups = _grouped(shapes[0], axes)
     kinds = "".join(kind for kind, _ in groups)
     extents = [extent for _, extent in groups]
-    if kinds in ("s", "ks", "sks"):
+    if kinds in ("ks", "sks"):
         outer, channels, inner = [1, 1, *extents][-3:]
         function = sum_channels(Channels(outer, channels, inner), shapes, site.cpu, mean)
     elif kinds in ("sk", "ksk") and isinstance(extents[-1], int):

@@ -14,6 +14,7 @@ from functools import reduce
 from math import prod
 
 import tvm.tirx.script.builder as T
+import tvm_ffi
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
@@ -28,6 +29,10 @@ _SCOPES: ContextVar[list[list[tirx.Buffer]]] = ContextVar("scopes")
 
 #: Buffers of this size and more become allocations of their own; smaller ones LLVM keeps in registers.
 _REGISTER_BYTES = 1024
+
+
+#: Elements that an index of int32 reaches.
+_MOST_ELEMENTS = 2**31 - 1
 
 
 def prim_func(
@@ -50,20 +55,49 @@ def prim_func(
         T.func_name(name)
         # No two tensors of a call share memory; 8 is "opaque": nothing is fused into a kernel.
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
-        tensors = [
-            T.arg(each, T.buffer(list(shape), dtype, buffer_name=each, layout=None))
-            for each, shape, dtype in params
-        ]
+        tensors = [T.arg(name, _tensor(name, shape, dtype)) for name, shape, dtype in params]
         # TVM takes the body of what has one argument for a block when it looks for reshapes.
-        with T.sblock(name), scopes():
-            T.reads([])
-            T.writes([])
+        with block(name), scopes():
             flat = [
                 T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
                 for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
             ]
+            for _, shape, _ in params:
+                _refuse_large(name, shape)
             body(*flat)
     return builder.get()
+
+
+def _refuse_large(name: str, shape: Sequence[Extent]) -> None:
+    """Emit the check that indices of int32 reach all elements of a symbolic shape."""
+    if all(isinstance(extent, int) for extent in shape):
+        return
+    size = tirx.const(1, "int64")
+    for extent in shape:
+        size = size * tirx.Cast("int64", const(extent) if isinstance(extent, int) else extent)
+    message = f"{name}: a tensor has more elements than the 2**31 - 1 that this function takes"
+    with T.Assert(size <= tirx.const(_MOST_ELEMENTS, "int64"), message):
+        pass
+
+
+def _tensor(name: str, shape: Sequence[Extent], dtype: str) -> tirx.Buffer:
+    # TVM takes it for granted that tensors begin at multiples of 64 bytes; those of PyTorch may begin anywhere.
+    align = tvm_ffi.dtype(dtype).itemsize
+    return T.buffer(list(shape), dtype, buffer_name=name, align=align, layout=None)
+
+
+def floats(names: Iterable[str], shapes: Iterable[Sequence[Extent]]) -> list[tuple]:
+    """Return parameters of float32 for :func:`prim_func`."""
+    return [(name, shape, "float32") for name, shape in zip(names, shapes, strict=True)]
+
+
+@contextmanager
+def block(name: str):
+    """Emit a block that does not say what it reads and writes."""
+    with T.sblock(name):
+        T.reads([])
+        T.writes([])
+        yield
 
 
 @contextmanager
@@ -170,9 +204,14 @@ class Vectors:
         if self._is_whole(number):
             return buffer[self._ramp(index)]
         mask = self._mask(number)
-        # LLVM takes the other lanes for undefined, unless they are said to be 0.
-        loaded = masked_load(buffer, self._ramp(index), mask)
-        return tirx.Select(mask, loaded, self.splat(0))
+        # LLVM takes the other lanes for undefined, unless they are said to be 0. Not in one expression: within a
+        # Select, TVM takes its condition for granted, and would load all lanes. And through a buffer, which
+        # LLVM keeps in a register: TVM's simplifier goes through both cases of a Select that is bound,
+        # wherever the variable is used.
+        loaded = bind(masked_load(buffer, self._ramp(index), mask))
+        row = scratch(self.lanes, self.dtype)
+        T.buffer_store(row, tirx.Select(mask, loaded, self.splat(0)), [self._ramp(const(0))])
+        return row[self._ramp(const(0))]
 
     def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
         """Store consecutive elements; with a number, that many."""
@@ -204,15 +243,60 @@ class Vectors:
             rows = [bind(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
         return rows
 
-    def evens_and_odds(self, first, second) -> list:
-        """Return the elements at even places of two vectors together, and those at odd places."""
-        return [bind(_shuffle([first, second], range(i, 2 * self.lanes, 2))) for i in range(2)]
+    def copy_transposed(self, source, left, extent: Extent, target, place: Callable) -> None:
+        """Copy neighbouring rows, as many as lanes, to the columns of something else, a square at a time.
 
-    def interleave(self, evens, odds) -> list:
-        """Return the two vectors that :meth:`evens_and_odds` makes these of."""
-        lanes = [lane for i in range(self.lanes) for lane in (i, self.lanes + i)]
-        halves = lanes[: self.lanes], lanes[self.lanes :]
-        return [bind(_shuffle([evens, odds], half)) for half in halves]
+        Parameters
+        ----------
+        source : tuple
+            A buffer, where in it the first row begins, and the distance of two rows.
+        left : tirx.PrimExpr or None
+            How many of the rows exist; the others are copied as 0. None: all of them.
+        extent : int or tirx.PrimExpr
+            The length of the rows.
+        target : tirx.Buffer
+            Where to.
+        place : Callable
+            ``place(k)`` returns where the k-th elements of all rows go.
+        """
+        buffer, start, step = source
+
+        def square(k, number) -> None:
+            size = self.lanes if number is None else number
+            size = const(size) if isinstance(size, int) else size
+
+            def row(i):
+                exists = number if left is None else tirx.Select(left > i, size, const(0))
+                return bind(self.load(buffer, start + i * step + k, exists))
+
+            for i, column in enumerate(self.transpose([row(i) for i in range(self.lanes)])):
+                if number is None or (isinstance(number, int) and i < number):
+                    self.store(target, place(k + i), column)
+                elif not isinstance(number, int):
+                    with when(number > i):
+                        self.store(target, place(k + i), column)
+
+        self.each(int(extent) if isinstance(extent, IntImm) else extent, square)
+
+    def deinterleave(self, parts: Sequence) -> list:
+        """Return a vector of every n-th element of n vectors, for each of the first n to begin with."""
+        step = len(parts)
+        if step == 1:
+            return list(parts)
+        ends = range(step * self.lanes, step * self.lanes + step)
+        return [bind(_shuffle(parts, range(i, end, step))) for i, end in enumerate(ends)]
+
+    def every(self, vector, step: int):
+        """Return a vector that begins with every element of another at a distance of a step."""
+        return _shuffle([vector], (min(i * step, self.lanes - 1) for i in range(self.lanes)))
+
+    def interleave(self, parts: Sequence) -> list:
+        """Return the vectors that :meth:`deinterleave` makes these of."""
+        if len(parts) == 1:
+            return list(parts)
+        order = [i * self.lanes + lane for lane in range(self.lanes) for i in range(len(parts))]
+        starts = range(0, len(order), self.lanes)
+        return [bind(_shuffle(parts, order[start : start + self.lanes])) for start in starts]
 
     def sum(self, vector):
         """Return the sum of the elements of a vector, added pairwise."""
@@ -341,22 +425,6 @@ class Sums:
             vector = self._vectors.fold(bind(reduce(self._combine, parts)), self._combine)
             totals.append(vector)
         return totals
-
-
-class Scalar:
-    """A variable of one element."""
-
-    def __init__(self, value, dtype: str = "float32"):
-        self._buffer = scratch(1, dtype)
-        self.value = value
-
-    @property
-    def value(self):
-        return self._buffer[0]
-
-    @value.setter
-    def value(self, value) -> None:
-        store(self._buffer, 0, value)
 
 
 def sum_of(terms: Iterable):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from tvm import tirx
 
 from ..target import CPU
@@ -11,13 +9,13 @@ from ._builder import Extent, Vectors, bind, ceil_div, const
 from ._gathering import Gathering
 
 #: Bytes of the source that a task copies, less than half of a second-level cache.
-_SOURCE_BYTES = 384 * 1024
+_SOURCE_BYTES = 400 * 1024
 
 #: Bytes of the target that a task sums up channels last.
 _TARGET_BYTES = 96 * 1024
 
 #: Bytes of a panel that tiles go through before the next source channels.
-_PANEL_BYTES = 48 * 1024
+_PANEL_BYTES = 32 * 1024
 
 #: Images that a symbolic batch is expected to have. With others the work is divided less evenly, no more.
 _EXPECTED_IMAGES = 8
@@ -42,13 +40,19 @@ class Blocking:
         The most pixels of a tile, and the vectors of a panel.
     width, panels : int
         The channels of a panel, and how many panels there are.
+    panel_slice : int
+        The elements of a slice of a panel.
+    plane : int
+        The elements of an image of the source in memory.
     depth, depths : int
         How many source channels a tile sums over at once, and how often that is.
+    is_at_once : bool
+        Whether each sum is that of one tile, from its first term to its last.
     is_streamed : bool
         Whether the weight leaves the cache between two images.
     is_packed : bool
-        Whether the source is copied: for its padding, or because its planes lie so far apart that they share few
-        sets of a cache.
+        Whether the source is copied: for its padding, to leave out what is not read, or because its planes lie so far
+        apart that they share few sets of a cache.
     pitch : int
         The columns of a copied row.
     block_rows, block_images, row_blocks, image_blocks : int or tirx.PrimExpr
@@ -64,15 +68,22 @@ class Blocking:
         self.rows, self.columns = gathering.rows, gathering.columns
         self.vectors = Vectors(cpu.lanes)
         self.pixels, self.tile_vectors = tile(cpu)
-        self.tile_vectors = min(self.tile_vectors, ceil_div(gathering.targets, cpu.lanes))
+        if gathering.targets <= cpu.lanes:
+            # Sums that do not wait for each other: at least as many as what is in flight at once.
+            self.pixels, self.tile_vectors = max(self.pixels, 12), 1
         self.width = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(gathering.targets, self.width)
+        self.panel_slice = gathering.sources * gathering.taps * self.width
+        self.plane = self.rows.stored * self.columns.stored
         self.depth = self._depth()
         self.depths = ceil_div(gathering.sources, self.depth)
-        weights = gathering.groups * self.panels * gathering.sources * gathering.taps * self.width
+        phases = (phase for axis in gathering.axes for phase in axis.phases)
+        is_covered = all(phase.number > 0 for phase in phases)
+        self.is_at_once = self.depths == 1 and gathering.is_flat and is_covered
+        weights = gathering.groups * self.panels * gathering.kernel[0] * self.panel_slice
         self.is_streamed = 4 * weights > _WEIGHT_BYTES
-        is_inside = self.rows.is_inside and self.columns.is_inside
-        self.is_packed = not is_inside or prod(axis.source for axis in self.g.axes) % 256 == 0
+        is_dense = all(axis.is_inside and axis.apart == 1 for axis in gathering.axes)
+        self.is_packed = not is_dense or self.plane * gathering.slices.stored % 256 == 0
         self.pitch = self.columns.extent(self.columns.count())
         self.block_rows, self.block_images = self._blocks()
         self.row_blocks = ceil_div(self.rows.count(), self.block_rows)
@@ -91,14 +102,15 @@ class Blocking:
         pixels = phases * self.columns.target
 
         def fits(rows: int, images: int) -> bool:
-            source = self.rows.extent(rows) * self.pitch * self.g.sources * 4
+            lines = self.g.kernel[0] * self.rows.extent(rows)
+            source = lines * self.pitch * self.g.sources * 4
             target = rows * pixels * self.width * 4
             return source * images <= _SOURCE_BYTES and target * images <= _TARGET_BYTES
 
         rows = next((n for n in range(count, 1, -1) if fits(n, 1)), 1)
         rows = ceil_div(count, ceil_div(count, rows))
         images = 1
-        if rows == count and self.g.groups == 1:
+        if rows == count and self.g.groups == 1 and self.g.is_flat:
             most = self._expected_images() // self.cpu.cores
             while images * 2 <= most and fits(rows, images * 2):
                 images *= 2
@@ -117,7 +129,9 @@ class Blocking:
 
     def _expected_images(self) -> int:
         """Return the number of images, or of a symbolic number what the work is divided for."""
-        return self.g.images if isinstance(self.g.images, int) else _EXPECTED_IMAGES
+        if isinstance(self.g.images, int):
+            return self.g.images
+        return _EXPECTED_IMAGES * self.g.groups * self.g.slices.target
 
     def at_most(self, size: int, extent: Extent, start):
         """Return how many of a block are left."""

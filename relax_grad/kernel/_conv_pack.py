@@ -3,24 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
 from . import _builder as b
-from ._builder import bind, const
+from ._builder import Extent, bind, ceil_div, const
 from ._conv_blocks import Blocking
+from ._gathering import Axis, Gathering, Taps
 
 
 @dataclass(frozen=True)
 class View:
-    """Where the source of a block is: the distances of its images, lines and planes in a buffer."""
+    """Where the source of a block is: the distances of its slices, images, lines and channels in a buffer."""
 
     buffer: tirx.Buffer
     start: tirx.PrimExpr
+    slice: int
     image: int
     line: int
-    plane: int
+    channel: int
+
+    def of_slice(self, tap) -> View:
+        """Return where the slice is that a tap of a volume reads."""
+        return replace(self, start=bind(self.start + tap * self.slice))
+
+
+@dataclass(frozen=True)
+class Images:
+    """Some images of the target, of each channel group alone; of volumes it is one image.
+
+    Attributes
+    ----------
+    first : tirx.PrimExpr
+        The first of them, counted through all volumes.
+    number : int or tirx.PrimExpr
+        How many.
+    volume : tirx.PrimExpr
+        The volume that the first one is of.
+    slice : tirx.PrimExpr
+        The first slice of the source that it reads, which may be outside.
+    taps : Taps
+        The slices of the weight.
+    """
+
+    first: tirx.PrimExpr
+    number: Extent
+    volume: tirx.PrimExpr
+    slice: tirx.PrimExpr
+    taps: Taps
+
+    @staticmethod
+    def of(gathering: Gathering, first, number) -> Images:
+        """Return images, and what they read."""
+        slices = gathering.slices
+        volume, index = bind(first // slices.target), bind(first % slices.target)
+        taps = slices.taps(index % len(slices.phases))
+        start = bind(index // len(slices.phases) * slices.step + taps.offset)
+        return Images(first, number, volume, start, taps)
+
+    def each_tap(self, slices: Axis, emit: Callable) -> None:
+        """Emit ``emit(tap)`` for each tap along the axis that reads a slice of the source."""
+        with b.serial(0, self.taps.number) as tap:
+            at = bind(self.slice + tap * self.taps.move)
+            if slices.is_inside:
+                emit(tap)
+            else:
+                with b.when(tirx.all(at >= 0, at < slices.source)):
+                    emit(tap)
 
 
 class Packer:
@@ -37,84 +87,92 @@ class Packer:
         self.rows, self.columns = blocking.rows, blocking.columns
 
     def weight(self, weight, panels) -> None:
-        """Copy the weight to ``[group][panel][stretch][tap][source channel][width]``, padded with zeros."""
+        """Copy the weight to ``[group][panel][slice][stretch][tap][source channel][width]``, padded with zeros."""
         g, lanes = self.g, self.vectors.lanes
+        taps = g.kernel[0] * g.taps
         with b.parallel(0, g.groups * self.s.panels * self.s.depths) as task:
             panel = bind(task // self.s.depths)
             first, depth = self.s.stretch(task % self.s.depths)
-            start = bind((panel * g.sources + first) * (g.taps * self.s.width))
+            start = bind(
+                panel * (g.kernel[0] * self.s.panel_slice) + first * (g.taps * self.s.width)
+            )
+
+            def place_of(tap, r, depth=depth):
+                """Where a tap of a source channel is, from the start of its stretch on."""
+                at = tap // g.taps * self.s.panel_slice
+                return at + (tap % g.taps * depth + r) * self.s.width
+
             group, j = bind(panel // self.s.panels), bind(panel % self.s.panels)
-            base = bind(group * (g.targets * g.sources * g.taps))
+            base = bind(group * (g.targets * g.sources * taps))
             with b.serial(0, self.s.tile_vectors) as v:
                 channel = bind(j * self.s.width + v * lanes)
                 left = bind(tirx.max(const(0), tirx.min(const(lanes), g.targets - channel)))
                 out = bind(start + v * lanes)
                 if g.source_major:
                     with b.serial(0, depth) as r:
-                        at = bind(base + ((first + r) * g.targets + channel) * g.taps)
+                        at = bind(base + ((first + r) * g.targets + channel) * taps)
 
                         def place(tap, out=out, r=r):
-                            return out + ((g.taps - 1 - tap) * depth + r) * self.s.width
+                            return out + place_of(taps - 1 - tap, r)
 
-                        self._transposed(weight, at, g.taps, left, g.taps, panels, place)
+                        self._transposed(weight, at, taps, left, taps, panels, place)
                 else:
-                    at = bind(base + (channel * g.sources + first) * g.taps)
-                    step = g.sources * g.taps
+                    at = bind(base + (channel * g.sources + first) * taps)
+                    step = g.sources * taps
 
                     def place(i, out=out):
-                        return out + ((i % g.taps) * depth + i // g.taps) * self.s.width
+                        return out + place_of(i % taps, i // taps)
 
-                    self._transposed(weight, at, step, left, depth * g.taps, panels, place)
+                    self._transposed(weight, at, step, left, depth * taps, panels, place)
 
     def _transposed(self, source, start, step, left, extent, target, place: Callable) -> None:
         """Copy rows (as many as lanes, of which those exist that are left) to columns."""
-        lanes = self.vectors.lanes
         if isinstance(extent, int) and extent == 1 and isinstance(step, int) and step == 1:
             row = self.vectors.load(source, start, left)
             self.vectors.store(target, place(const(0)), row)
-            return
+        else:
+            self.vectors.copy_transposed((source, start, step), left, extent, target, place)
 
-        def square(i, number) -> None:
-            size = const(lanes) if number is None else number
-            size = const(size) if isinstance(size, int) else size
-            rows = [
-                bind(
-                    self.vectors.load(
-                        source, start + row * step + i, tirx.Select(left > row, size, const(0))
-                    )
-                )
-                for row in range(lanes)
-            ]
-            for column, vector in enumerate(self.vectors.transpose(rows)):
-                if number is None or (isinstance(number, int) and column < number):
-                    self.vectors.store(target, place(i + column), vector)
-                elif not isinstance(number, int):
-                    with b.when(number > column):
-                        self.vectors.store(target, place(i + column), vector)
-
-        self.vectors.each(int(extent) if isinstance(extent, tirx.IntImm) else extent, square)
-
-    def source(self, source, images, row, lines) -> View:
+    def source(self, source, images: Images, row, lines) -> View:
         """Return where the source is read: in place, or from a copy of the block with its padding."""
-        g, (image, number) = self.g, images
-        plane = self.rows.source * self.columns.source
+        g, plane = self.g, self.s.plane
+        move = images.taps.move * g.slices.apart * plane
+        channel = g.slices.stored * plane
+        volume = images.volume * (g.sources * channel)
+        volume = bind(volume + images.slice * (g.slices.apart * plane))
         if not self.s.is_packed:
-            line = bind(image * (g.sources * plane) + row * (self.rows.step * self.columns.source))
+            line = bind(volume + row * (self.rows.step * self.columns.source))
             start = line + self.rows.offsets[0] * self.columns.source + self.columns.offsets[0]
-            return View(source, start, g.sources * plane, self.columns.source, plane)
+            return View(source, start, move, g.sources * channel, self.columns.source, channel)
         heights = self.rows.extent(self.s.block_rows)
         line = g.sources * self.s.pitch
-        copy = b.scratch(self.s.block_images * heights * line + self.vectors.lanes)
+        size = self.s.block_images * heights * line
+        copy = b.scratch(max(phase.number for phase in g.slices.phases) * size + self.vectors.lanes)
+
+        def pack(tap) -> None:
+            with b.serial(0, images.number) as i:
+                start = bind(volume + tap * move + i * (g.sources * channel))
+                self._pack_image(
+                    (source, start), (row, lines), (copy, bind(tap * size + i * heights * line))
+                )
+
+        images.each_tap(g.slices, pack)
+        return View(copy, const(0), size, heights * line, line, self.s.pitch)
+
+    def _pack_image(self, source, rows, copy) -> None:
+        """Copy the rows of an image that some rows of the target read."""
+        (source, image), (row, lines), (copy, to) = source, rows, copy
+        line, channel = self.g.sources * self.s.pitch, self.g.slices.stored * self.s.plane
         needed = bind((lines - 1) * self.rows.step + self.rows.extent(1))
         first = bind(row * self.rows.step + self.rows.offsets[0])
-        with b.serial(0, number) as i, b.serial(0, needed) as y:
-            out = bind((i * heights + y) * line)
+        with b.serial(0, needed) as y:
+            out = bind(to + y * line)
             at = bind(first + y)
-            start = bind(((image + i) * g.sources * self.rows.source + at) * self.columns.source)
+            start = bind(image + at * (self.rows.apart * self.columns.stored))
 
             def inside(start=start, out=out) -> None:
-                with b.serial(0, g.sources) as r:
-                    self._pack_line(source, start + r * plane, copy, bind(out + r * self.s.pitch))
+                with b.serial(0, self.g.sources) as r:
+                    self._pack_line(source, start + r * channel, copy, bind(out + r * self.s.pitch))
 
             b.either(
                 tirx.all(at >= 0, at < self.rows.source),
@@ -124,7 +182,6 @@ class Packer:
                     lambda i, left: self.vectors.store(copy, out + i, self.vectors.splat(0), left),
                 ),
             )
-        return View(copy, const(0), heights * line, line, self.s.pitch)
 
     def _pack_line(self, source, start, copy, out) -> None:
         """Copy a line of the source, with the zeros before and after it that are read."""
@@ -138,6 +195,9 @@ class Packer:
                 self.vectors.store(copy, out + i, zeros, end - i)
 
         fill(0, min(before, self.s.pitch))
+        if self.columns.apart > 1:
+            self._pack_every(source, start, extent, copy, out)
+            return
         self.vectors.each(
             extent,
             lambda i, left: self.vectors.store(
@@ -145,3 +205,17 @@ class Packer:
             ),
         )
         fill(min(before, self.s.pitch) + extent, self.s.pitch)
+
+    def _pack_every(self, source, start, extent: int, copy, out) -> None:
+        """Copy elements that lie apart, none of which is outside: as many at once as a vector reaches over."""
+        step = self.columns.apart
+        size = min(extent, ceil_div(self.vectors.lanes, step))
+
+        def some(i, number: int) -> None:
+            vector = self.vectors.load(source, start + i * step, (number - 1) * step + 1)
+            self.vectors.store(copy, out + i, self.vectors.every(vector, step), number)
+
+        with b.serial(0, extent // size) as i:
+            some(bind(i * size), size)
+        if extent % size:
+            some(const(extent - extent % size), extent % size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from math import gcd, prod
 
 from ._builder import Extent, ceil_div
@@ -66,10 +66,6 @@ class Conv2d:
     def out_shape(self) -> tuple[Extent, ...]:
         return (self.batch, self.out_channels, *self.out_size)
 
-    def along(self, i: int) -> tuple[int, int, int, int]:
-        """Return extent of the kernel, stride, padding before and dilation along an axis."""
-        return self.kernel[i], self.strides[i], self.padding[i], self.dilation[i]
-
     @property
     def flattened(self) -> Conv2d:
         """The same convolution of one row, where every window is a single element."""
@@ -98,6 +94,53 @@ class Conv2d:
             self.padding[i + 2],
             self.dilation[i],
         )
+
+
+@dataclass(frozen=True)
+class Conv3d:
+    """A convolution of volumes, NCDHW, with a weight, OIDHW: a volume is slices, one behind the other.
+
+    Attributes
+    ----------
+    slices : Conv2d
+        The convolution of a slice of the data with a slice of the weight.
+    depth : Windows
+        The axis along which the results of slices are added.
+    """
+
+    slices: Conv2d
+    depth: Windows
+
+    @property
+    def data_shape(self) -> tuple[Extent, ...]:
+        return self._shape(self.slices.data_shape, self.depth.size)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return self._shape(self.slices.weight_shape, self.depth.kernel)
+
+    @property
+    def out_shape(self) -> tuple[Extent, ...]:
+        return self._shape(self.slices.out_shape, self.depth.number)
+
+    @property
+    def of_two_axes(self) -> Conv2d | None:
+        """The same sums over the same memory as a convolution of images; None where there is none."""
+        each, depth = self.slices, self.depth
+        if each.height.is_pointwise and each.width.is_pointwise:
+            return replace(
+                each,
+                size=(depth.size, prod(each.size)),
+                kernel=(depth.kernel, 1),
+                strides=(depth.stride, 1),
+                padding=(depth.before, 0, depth.after, 0),
+                dilation=(depth.dilation, 1),
+            )
+        return each if astuple(depth) == astuple(ONE) else None
+
+    @staticmethod
+    def _shape(shape, depth: int) -> tuple:
+        return (*shape[:2], depth, *shape[2:])
 
 
 @dataclass(frozen=True)
@@ -133,6 +176,12 @@ class Windows:
         return (self.kernel, self.stride, self.before, self.after) == (1, 1, 0, 0)
 
     @property
+    def is_inside(self) -> bool:
+        """Whether no window reads a zero around the data."""
+        reach = (self.number - 1) * self.stride + (self.kernel - 1) * self.dilation
+        return self.before == 0 and reach < self.size
+
+    @property
     def step(self) -> int:
         """The distance of two neighbours among the elements that are read."""
         return gcd(self.stride, self.dilation) if self.kernel > 1 else self.stride
@@ -152,3 +201,7 @@ class Windows:
         """The range of the neighbours that are elements of the data, not zeros around it."""
         stop = min(self.span(self.number), ceil_div(self.size + self.before, self.step))
         return min(max(0, ceil_div(self.before, self.step)), stop), stop
+
+
+#: An axis that there is none of.
+ONE = Windows(1, 1, 1, 0, 0, 1)

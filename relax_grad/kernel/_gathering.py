@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, prod
 
-from ._builder import Extent, ceil_div
-from ._convolution import Conv2d
+from tvm import tirx
+
+from ._builder import Extent, bind, ceil_div, const
+from ._convolution import ONE, Conv2d, Windows
 
 
 @dataclass(frozen=True)
@@ -43,31 +46,41 @@ class Axis:
         What the source moves by from one target element of a phase to the next.
     phases : tuple[Taps, ...]
         The taps of each phase.
+    apart : int
+        How far apart the elements of the source are in memory; those between them are read by none.
+    stored : int
+        How many elements memory has, all counted.
     """
 
     target: int
     source: int
     step: int
     phases: tuple[Taps, ...]
+    apart: int
+    stored: int
 
     @staticmethod
-    def forward(windows, size, kernel, stride, before, dilation) -> Axis:
+    def forward(of: Windows) -> Axis:
         """Return the axis of a convolution: window i reads ``i * stride + tap * dilation - before``."""
-        return Axis(windows, size, stride, (Taps(kernel, 0, 1, -before, dilation),))
+        if of.kernel == 1 and of.is_inside:
+            return Axis(of.number, of.number, 1, (Taps(1, 0, 1, 0, 1),), of.stride, of.size)
+        taps = Taps(of.kernel, 0, 1, -of.before, of.dilation)
+        return Axis(of.number, of.size, of.stride, (taps,), 1, of.size)
 
     @staticmethod
-    def backward(size, windows, kernel, stride, before, dilation) -> Axis:
+    def backward(of: Windows) -> Axis:
         """Return the axis of a data gradient: element i reads ``(i + before - tap * dilation) / stride``."""
+        kernel, stride, dilation = of.kernel, of.stride, of.dilation
         step = gcd(stride, dilation)
         phases = []
         for phase in range(stride):
-            at = phase + before
+            at = phase + of.before
             taps = [tap for tap in range(kernel) if (at - tap * dilation) % stride == 0]
             last = taps[-1] if taps else 0
             offset = (at - last * dilation) // stride
             flipped = kernel - 1 - last
             phases.append(Taps(len(taps), flipped, stride // step, offset, dilation // step))
-        return Axis(size, windows, 1, tuple(phases))
+        return Axis(of.size, of.number, 1, tuple(phases), 1, of.number)
 
     @cached_property
     def offsets(self) -> tuple[int, int]:
@@ -83,6 +96,17 @@ class Axis:
         """Return how many elements of the source this many elements of a phase reach over."""
         return (count - 1) * self.step + self.offsets[1] - self.offsets[0] + 1
 
+    def taps(self, phase) -> Taps:
+        """Return the taps of a phase that is known at run time."""
+        first, *others = self.phases
+        if not others:
+            return first
+        number, start, offset = (
+            bind(_table([getattr(each, name) for each in self.phases], phase))
+            for name in ("number", "first", "offset")
+        )
+        return Taps(number, start, first.step, offset, first.move)
+
     @property
     def is_inside(self) -> bool:
         """Whether nothing outside of the source is read."""
@@ -94,14 +118,30 @@ class Gathering:
     """What is computed, per group: ``target[v] = sum over source channel r and tap of source[r] weight[v, r]``.
 
     The weight is ``[v, r, tap]``, or where ``source_major`` ``[r, v, tap]`` with the last tap first.
+
+    Attributes
+    ----------
+    batch : int or tirx.PrimExpr
+        The number of images, or of volumes.
+    groups, sources, targets : int
+        The groups of channels, and the channels of a group.
+    slices : Axis
+        The axis along which a volume has images. An image that is one alone has no other taps.
+    axes : list[Axis]
+        The axes of an image.
+    kernel : tuple[int, int, int]
+        The extents of the weight along the three axes.
+    source_major : bool
+        Which way the weight lies.
     """
 
     batch: Extent
     groups: int
     sources: int
     targets: int
+    slices: Axis
     axes: list[Axis]
-    kernel: tuple[int, int]
+    kernel: tuple[int, int, int]
     source_major: bool
 
     @property
@@ -114,23 +154,40 @@ class Gathering:
 
     @property
     def images(self) -> Extent:
-        """Return the number of images, those of each group of channels counted alone."""
-        return self.batch * self.groups
+        """Return the number of images of the target, those of each group of channels counted alone."""
+        return self.batch * (self.groups * self.slices.target)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether an image is one alone."""
+        return self.slices == Axis.forward(ONE)
 
     @property
     def taps(self) -> int:
-        return prod(self.kernel)
+        """Return the number of taps of a slice of the weight."""
+        return prod(self.kernel[1:])
 
     @staticmethod
-    def forward(conv: Conv2d) -> Gathering:
-        """Return what gathers the result of a convolution from its data."""
+    def forward(conv: Conv2d, depth: Windows = ONE) -> Gathering:
+        """Return what gathers the result of a convolution, of slices if there is a depth, from its data."""
         sources, targets = conv.in_channels // conv.groups, conv.out_channels // conv.groups
-        axes = [Axis.forward(conv.out_size[i], conv.size[i], *conv.along(i)) for i in (0, 1)]
-        return Gathering(conv.batch, conv.groups, sources, targets, axes, conv.kernel, False)
+        slices, *axes = (Axis.forward(each) for each in (depth, conv.height, conv.width))
+        kernel = (depth.kernel, *conv.kernel)
+        return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, False)
 
     @staticmethod
-    def backward(conv: Conv2d) -> Gathering:
+    def backward(conv: Conv2d, depth: Windows = ONE) -> Gathering:
         """Return what gathers the gradient of a convolution's data from that of its result."""
         sources, targets = conv.out_channels // conv.groups, conv.in_channels // conv.groups
-        axes = [Axis.backward(conv.size[i], conv.out_size[i], *conv.along(i)) for i in (0, 1)]
-        return Gathering(conv.batch, conv.groups, sources, targets, axes, conv.kernel, True)
+        slices, *axes = (Axis.backward(each) for each in (depth, conv.height, conv.width))
+        kernel = (depth.kernel, *conv.kernel)
+        return Gathering(conv.batch, conv.groups, sources, targets, slices, axes, kernel, True)
+
+
+def _table(values: Sequence[int], index):
+    """Return the value at an index, as a chain of selections."""
+    result = const(values[-1])
+    for i in reversed(range(len(values) - 1)):
+        if values[i:] != values[i : i + 1] * (len(values) - i):
+            result = tirx.Select(tirx.EQ(index, const(i)), const(values[i]), result)
+    return result

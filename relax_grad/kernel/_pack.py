@@ -8,6 +8,7 @@ from tvm import tirx
 
 from . import _builder as b
 from ._builder import Vectors, bind, const
+from ._chunks import whole_or_rest
 from ._convolution import Windows
 
 
@@ -25,12 +26,15 @@ class Block:
         The first channel that is copied.
     channels : int
         How many channels there are: beyond them there are zeros.
+    distance : int
+        How many planes it is from a channel to the next.
     """
 
     buffer: tirx.Buffer
     plane: tirx.PrimExpr
     channel: tirx.PrimExpr
     channels: int
+    distance: int = 1
 
 
 def pack_channels(
@@ -57,7 +61,7 @@ def pack_channels(
     buffer, start, pixel = target
     columns = width.span(width.number)
     size = height.size * width.size
-    base = bind((block.plane + block.channel) * size)
+    base = bind((block.plane + block.channel * block.distance) * size)
     left, right = width.inside
     with b.serial(0, number) as i:
         row = bind((first + i) * height.step - height.before)
@@ -72,11 +76,18 @@ def pack_channels(
             clear(0, left)
             clear(right, columns)
             source = bind(base + row * width.size + (left * width.step - width.before))
-            _whole_or_rest(
-                vectors,
-                block,
+            whole_or_rest(
+                block.channel // vectors.lanes,
+                block.channels,
+                vectors.lanes,
                 lambda channels: _row(
-                    vectors, width, size, block.buffer, source, channels, (buffer, to, pixel)
+                    vectors,
+                    width,
+                    size * block.distance,
+                    block.buffer,
+                    source,
+                    channels,
+                    (buffer, to, pixel),
                 ),
             )
 
@@ -87,18 +98,6 @@ def pack_channels(
             b.either(tirx.all(row >= 0, row < height.size), copy, lambda: clear(0, columns))
         else:
             copy()
-
-
-def _whole_or_rest(vectors: Vectors, block: Block, emit) -> None:
-    """Emit the copy of all channels of a block, or of those of the last one."""
-    rest = block.channels % vectors.lanes
-    if rest == 0:
-        emit(vectors.lanes)
-    elif block.channels < vectors.lanes:
-        emit(rest)
-    else:
-        full = block.channel + vectors.lanes <= block.channels
-        b.either(full, lambda: emit(vectors.lanes), lambda: emit(rest))
 
 
 def _row(
@@ -201,32 +200,31 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
     vectors.each(columns, square)
 
 
-def taps_of_channels(vectors: Vectors, source, taps: int, channels: int, target) -> None:
-    """Copy the weights of some channels, ``[channel][tap]``, to vectors of channels, one for each tap.
+def taps_of_channels(vectors: Vectors, source, taps: int, channels: int) -> list:
+    """Load the weights of some channels, ``[channel][tap]``, as vectors of channels, one for each tap.
 
     Parameters
     ----------
     vectors : Vectors
         The vectors.
     source : tuple
-        A buffer, and where in it the weights begin.
+        A buffer, where in it the weights begin, and the distance of two channels.
     taps, channels : int
         How many there are; not more channels than lanes.
-    target : tirx.Buffer
-        ``[tap][channel]``.
     """
-    buffer, start = source
+    buffer, start, step = source
     lanes = vectors.lanes
+    columns = []
     for first in range(0, taps, lanes):
         number = min(lanes, taps - first)
         rows = [
-            bind(vectors.load(buffer, start + (c * taps + first), number))
+            bind(vectors.load(buffer, start + (c * step + first), number))
             if c < channels
             else bind(vectors.splat(0))
             for c in range(lanes)
         ]
-        for i, column in enumerate(vectors.transpose(rows)[:number]):
-            vectors.store(target, (first + i) * lanes, column)
+        columns += vectors.transpose(rows)[:number]
+    return columns
 
 
 def channels_of_taps(vectors: Vectors, source, taps: int, channels: int, target) -> None:

@@ -1,4 +1,4 @@
-"""Two-dimensional convolutions and their data gradients, NCHW with weights OIHW.
+"""Convolutions of images and volumes and their data gradients, NC(D)HW with weights OI(D)HW.
 
 Both are one computation: an element of the target is a sum over taps of the kernel, and the source element
 that a tap reads moves by a fixed step from one target element to the next. With a stride, that holds for
@@ -9,14 +9,15 @@ The lanes of a vector are channels of the target. The weight is packed into pane
 channel][channels of a panel]``, the part of the source that a task needs is copied to ``[row][channel][column]``
 with its padding, and a tile of pixels is summed in registers: each step loads the vectors of a panel's row,
 and broadcasts one element of the source for every pixel. Tiles are kept channels last until their block is
-complete, and transposed in registers on the way out. The blocking follows Georganas et al., "Anatomy of
+complete, and transposed in registers on the way out. Of a volume, each image of the target is a sum of convolutions
+of images, slices of the source with slices of the weight; slices outside of the source are left out. The blocking follows Georganas et al., "Anatomy of
 High-Performance Deep Learning Convolutions on SIMD Architectures" (2018).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
@@ -24,8 +25,8 @@ from ..target import CPU
 from . import _builder as b
 from ._builder import Accumulators, Extent, bind, ceil_div, const
 from ._conv_blocks import Blocking
-from ._conv_pack import Packer, View
-from ._convolution import Conv2d
+from ._conv_pack import Images, Packer, View
+from ._convolution import Conv2d, Conv3d
 from ._gathering import Gathering, Taps
 
 
@@ -43,9 +44,7 @@ def conv2d(
     shapes : Sequence, optional
         The shapes of the parameters, where they are not those of ``conv``.
     """
-    gathering = Gathering.forward(conv.flattened)
-    shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
-    return _function("conv2d", ("data", "weight", "result"), shapes, gathering, cpu)
+    return _forward("conv2d", conv, Gathering.forward(conv.flattened), cpu, shapes)
 
 
 def conv2d_backward_data(
@@ -59,14 +58,53 @@ def conv2d_backward_data(
         As for :func:`conv2d`.
     """
     gathering = Gathering.backward(conv.flattened)
+    return _backward("conv2d_backward_data", conv, gathering, cpu, shapes)
+
+
+def conv3d(
+    conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the function of data, weight and result (float32) that computes a convolution of volumes.
+
+    Parameters
+    ----------
+    conv, cpu, shapes
+        As for :func:`conv2d`.
+    """
+    return _forward("conv3d", conv, Gathering.forward(conv.slices, conv.depth), cpu, shapes)
+
+
+def conv3d_backward_data(
+    conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the function of output gradient, weight and data gradient (float32) of a convolution of volumes.
+
+    Parameters
+    ----------
+    conv, cpu, shapes
+        As for :func:`conv2d`.
+    """
+    gathering = Gathering.backward(conv.slices, conv.depth)
+    return _backward("conv3d_backward_data", conv, gathering, cpu, shapes)
+
+
+def _forward(name: str, conv: Conv2d | Conv3d, gathering: Gathering, cpu: CPU, shapes):
+    shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
+    return _function(name, ("data", "weight", "result"), shapes, gathering, cpu)
+
+
+def _backward(name: str, conv: Conv2d | Conv3d, gathering: Gathering, cpu: CPU, shapes):
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
-    names = ("output_grad", "weight", "data_grad")
-    return _function("conv2d_backward_data", names, shapes, gathering, cpu)
+    return _function(name, ("output_grad", "weight", "data_grad"), shapes, gathering, cpu)
 
 
 def _function(name, names, shapes, gathering: Gathering, cpu: CPU) -> tirx.PrimFunc:
-    params = [(each, shape, "float32") for each, shape in zip(names, shapes, strict=True)]
-    return b.prim_func(name, params, _Generator(gathering, cpu).emit)
+    return b.prim_func(name, b.floats(names, shapes), _Generator(gathering, cpu).emit)
+
+
+#: Taps that read zeros are left out of up to so many tiles of a row, if less than this part of all reads elements.
+_MOST_TILES = 3
+_MOST_READ = 0.96
 
 
 class _Generator:
@@ -78,7 +116,7 @@ class _Generator:
     def emit(self, source, weight, target) -> None:
         """Emit the packing of the weight, and the tasks: some panels for some rows of some images."""
         g = self.g
-        panels = b.scratch(g.groups * self.s.panels * g.sources * g.taps * self.s.width)
+        panels = b.scratch(g.groups * self.s.panels * g.kernel[0] * self.s.panel_slice)
         self.pack.weight(weight, panels)
         blocks = bind(const(1) * self.s.image_blocks * self.s.row_blocks)
         parts = ceil_div(self.s.panels, self.s.task_panels)
@@ -87,36 +125,48 @@ class _Generator:
             panel = bind((task // blocks) * self.s.task_panels)
             image = bind((block // self.s.row_blocks) * self.s.block_images)
             row = bind((block % self.s.row_blocks) * self.s.block_rows)
-            images = self.s.at_most(self.s.block_images, g.images, image)
-            self._task(source, panels, target, (image, images), row, panel)
+            images = Images.of(g, image, self.s.at_most(self.s.block_images, g.images, image))
+            self._task(source, panels, target, images, row, panel)
 
-    def _task(self, source, panels, target, images, row, panel) -> None:
-        phases = len(self.rows.phases)
-        image, number = images
+    def _task(self, source, panels, target, images: Images, row, panel) -> None:
+        phases, slices, number = len(self.rows.phases), self.g.slices, images.number
         lines = self.s.at_most(self.s.block_rows, self.rows.count(), row)
         height = self.s.at_most(self.s.block_rows * phases, self.rows.target, row * phases)
         view = self.pack.source(source, images, row, lines)
         size = self.s.block_rows * phases * self.columns.target * self.s.width
-        sums = b.scratch(self.s.block_images * size)
+        # The last square that is transposed may reach beyond the sums.
+        sums = b.scratch(self.s.block_images * size + self.vectors.lanes * self.s.width)
         block = _Block(view, sums, size, row, lines, height)
         last = bind(tirx.min(panel + self.s.task_panels, const(self.s.panels)))
         with b.serial(panel, last) as j:
 
             def one(vectors: int, channels: int | None) -> None:
-                with b.serial(0, number * (size // self.vectors.lanes)) as i:
-                    self.vectors.store(sums, i * self.vectors.lanes, self.vectors.splat(0))
-                with b.serial(0, self.s.depths) as k:
-                    first, depth = self.s.stretch(k)
-                    at = bind(image % self.g.groups * self.s.panels + j)
-                    start = bind((at * self.g.sources + first) * (self.g.taps * self.s.width))
-                    self._images(block, _Part(panels, start, first, depth, vectors), number)
+                if not self.s.is_at_once:
+                    with b.serial(0, number * (size // self.vectors.lanes)) as i:
+                        self.vectors.store(sums, i * self.vectors.lanes, self.vectors.splat(0))
+                images.each_tap(
+                    slices, lambda tap: self._stretches(block, panels, images, j, tap, vectors)
+                )
                 with b.serial(0, number) as i:
-                    channel = (image + i) * self.g.targets + j * self.s.width
-                    plane = self.rows.target * self.columns.target
-                    out = bind(channel * plane + row * (phases * self.columns.target))
+                    image = images.first + i
+                    channel = image // slices.target * self.g.targets + j * self.s.width
+                    line = row * (phases * self.columns.target)
+                    at = channel * slices.target + image % slices.target
+                    out = bind(at * (self.rows.target * self.columns.target) + line)
                     self._finish(sums, i * size, target, out, height, channels)
 
             self._whole_or_part(j, one)
+
+    def _stretches(self, block: _Block, panels, images: Images, j, tap, vectors: int) -> None:
+        """Emit what a slice of a panel adds to the images of a block."""
+        block = replace(block, view=block.view.of_slice(tap))
+        panel = images.volume % self.g.groups * self.s.panels + j
+        each = images.taps.first + tap * images.taps.step
+        start = bind((panel * self.g.kernel[0] + each) * self.s.panel_slice)
+        with b.serial(0, self.s.depths) as k:
+            first, depth = self.s.stretch(k)
+            at = bind(start + first * (self.g.taps * self.s.width))
+            self._images(block, _Part(panels, at, first, depth, vectors), images.number)
 
     def _whole_or_part(self, j, emit: Callable) -> None:
         """Emit a whole panel, and the last one with as many vectors as its channels need."""
@@ -153,11 +203,7 @@ class _Generator:
                 self._line(block, part, (image, together), i, i, phases[0])
             return
         with b.serial(0, len(phases)) as phase:
-            number, first, offset = (
-                bind(_table([getattr(each, name) for each in phases], phase))
-                for name in ("number", "first", "offset")
-            )
-            taps = Taps(number, first, phases[0].step, offset, phases[0].move)
+            taps = self.rows.taps(phase)
             with b.serial(0, block.lines) as i:
                 line = bind(i * len(phases) + phase)
                 with b.when(line < block.height):
@@ -169,7 +215,7 @@ class _Generator:
         row = i * self.rows.step + taps.offset - self.rows.offsets[0]
         x = bind(view.start + image * view.image + row * view.line)
         out = bind(image * block.size + line * (self.columns.target * self.s.width))
-        inside = self._inside(bind((block.row + i) * self.rows.step + taps.offset), taps)
+        start = bind((block.row + i) * self.rows.step + taps.offset)
         for phase, across in enumerate(self.columns.phases):
             count = self.columns.count(phase)
             if count == 0 or across.number == 0:
@@ -177,7 +223,7 @@ class _Generator:
             pixels = ceil_div(count, ceil_div(count, self.s.pixels))
             at = x + (across.offset - self.columns.offsets[0])
 
-            def tiles(first, size, at=at, across=across, phase=phase) -> None:
+            def tiles(first, size, inside=None, at=at, across=across, phase=phase) -> None:
                 step = len(self.columns.phases)
                 spread = [
                     (
@@ -189,9 +235,18 @@ class _Generator:
                 ]
                 place = bind(out + (first * step + phase) * self.s.width)
                 read = bind(at + first * self.columns.step)
-                self._tile(block, part, (read, place, spread), taps, inside, across)
+                if inside is not None:
+                    inside = [
+                        [i * size + each for i in range(together) for each in tap] for tap in inside
+                    ]
+                self._tile(block, part, (read, place, spread), (start, taps), across, inside)
 
             whole, rest = divmod(count, pixels)
+            if self._skips(across, phase, pixels):
+                for first in range(0, count, pixels):
+                    size = min(pixels, count - first)
+                    tiles(const(first), size, self._inside(across, first, size))
+                continue
             if whole > 1:
                 with b.serial(0, whole) as j:
                     tiles(bind(j * pixels), pixels)
@@ -200,37 +255,76 @@ class _Generator:
             if rest:
                 tiles(const(whole * pixels), rest)
 
-    def _inside(self, row, taps: Taps):
-        """Return the range of the taps that read within the source, the first of them at this row."""
-        if taps.move != 1 or self.rows.is_inside:
-            return const(0), taps.number
-        start = bind(tirx.max(const(0), -row))
-        stop = tirx.min(taps.number, self.rows.source - row)
-        return start, bind(tirx.max(start, stop))
+    def _inside(self, across: Taps, first: int, size: int) -> list[list[int]]:
+        """Return which columns of a tile each tap reads elements of the source for, not zeros around it."""
+        starts = [(first + i) * self.columns.step + across.offset for i in range(size)]
+        return [
+            [i for i, at in enumerate(starts) if 0 <= at + q * across.move < self.columns.source]
+            for q in range(across.number)
+        ]
 
-    def _tile(self, block: _Block, part: _Part, tile, down: Taps, inside, across: Taps) -> None:
-        """Emit what one tile adds to its sums."""
+    def _skips(self, across: Taps, phase: int, pixels: int) -> bool:
+        """Tell whether so many taps read zeros, of so few tiles, that it is worth to have code for each of them."""
+        count = self.columns.count(phase)
+        read = sum(map(len, self._inside(across, 0, count)))
+        return count <= _MOST_TILES * pixels and read < _MOST_READ * count * across.number
+
+    def _each_row(self, row, taps: Taps, emit: Callable) -> None:
+        """Emit ``emit(p)`` for each tap that reads within the source, the first of them at this row."""
+        if self.rows.is_inside:
+            with b.serial(0, taps.number) as p:
+                emit(p)
+        elif taps.move == 1:
+            start = bind(tirx.max(const(0), -row))
+            stop = tirx.min(taps.number, self.rows.source - row)
+            with b.serial(start, bind(tirx.max(start, stop))) as p:
+                emit(p)
+        else:
+            with b.serial(0, taps.number) as p:
+                at = bind(row + p * taps.move)
+                with b.when(tirx.all(at >= 0, at < self.rows.source)):
+                    emit(p)
+
+    def _tile(self, block: _Block, part: _Part, tile, rows, across: Taps, inside) -> None:
+        """Emit what one tile adds to its sums; ``inside`` are the pixels that each tap adds to, if not all."""
         view, sums, (read, place, spread) = block.view, block.sums, tile
+        start, down = rows
         lanes, width, vectors = self.vectors.lanes, self.s.width, part.vectors
         total = Accumulators(self.vectors, len(spread) * vectors)
         for i, (_, offset) in enumerate(spread):
             for v in range(vectors):
-                total[i * vectors + v] = self.vectors.load(sums, place + offset + v * lanes)
+                before = self.vectors.load(sums, place + offset + v * lanes)
+                total[i * vectors + v] = self.vectors.splat(0) if self.s.is_at_once else before
         ahead = self.s.depth * self.g.taps * width
-        with b.serial(*inside) as p, b.serial(0, across.number) as q:
-            tap = (down.first + p * down.step) * self.g.kernel[1] + across.first + q * across.step
+
+        def add(p, q, pixels: Sequence[int]) -> None:
+            tap = (down.first + p * down.step) * self.g.kernel[2] + across.first + q * across.step
             panel = bind(part.start + tap * part.depth * width)
-            x = bind(read + p * (down.move * view.line) + q * across.move + part.first * view.plane)
+            x = bind(
+                read + p * (down.move * view.line) + q * across.move + part.first * view.channel
+            )
             with b.serial(0, part.depth) as r:
                 at = panel + r * width
                 row = [bind(self.vectors.load(part.panels, at + v * lanes)) for v in range(vectors)]
                 if self.s.is_streamed:
                     for v in range(vectors):
                         b.prefetch(part.panels, at + ahead + v * lanes)
-                for i, (offset, _) in enumerate(spread):
-                    value = bind(self.vectors.splat(view.buffer[x + r * view.plane + offset]))
+                for i in pixels:
+                    offset = spread[i][0]
+                    value = bind(self.vectors.splat(view.buffer[x + r * view.channel + offset]))
                     for v in range(vectors):
                         total[i * vectors + v] = total[i * vectors + v] + value * row[v]
+
+        def line(p) -> None:
+            if inside is None:
+                with b.serial(0, across.number) as q:
+                    add(p, q, range(len(spread)))
+                return
+            for q, pixels in enumerate(inside):
+                if pixels:
+                    add(p, q, pixels)
+
+        self._each_row(start, down, line)
         for i, (_, offset) in enumerate(spread):
             for v in range(vectors):
                 self.vectors.store(sums, place + offset + v * lanes, total[i * vectors + v])
@@ -238,7 +332,7 @@ class _Generator:
     def _finish(self, sums, start, target, out, height, channels) -> None:
         """Transpose the sums of a block to where they belong; ``channels`` are those of a panel in part."""
         lanes = self.vectors.lanes
-        plane = self.rows.target * self.columns.target
+        plane = self.g.slices.target * self.rows.target * self.columns.target
         with b.serial(0, ceil_div(channels or self.s.width, lanes)) as v:
 
             def square(i, number) -> None:
@@ -283,12 +377,3 @@ class _Part:
     first: tirx.PrimExpr
     depth: tirx.PrimExpr
     vectors: int
-
-
-def _table(values: Sequence[int], index):
-    """Return the value at an index, as a chain of selections."""
-    result = const(values[-1])
-    for i in reversed(range(len(values) - 1)):
-        if values[i:] != values[i : i + 1] * (len(values) - i):
-            result = tirx.Select(tirx.EQ(index, const(i)), const(values[i]), result)
-    return result

@@ -44,9 +44,7 @@ def conv_stem(
     Parameters are those of :func:`.conv_weight.conv_weight`; there is one group.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
-    params = [
-        (name, shape, "float32") for name, shape in zip(("DY", "X", "DW"), shapes, strict=True)
-    ]
+    params = b.floats(("DY", "X", "DW"), shapes)
     return b.prim_func("conv_stem", params, _Generator(conv, cpu).emit)
 
 

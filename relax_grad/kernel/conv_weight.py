@@ -7,6 +7,8 @@ channels and each row of the kernel is a tile of sums that stay in registers ove
 
 Each thread has a range of output and of input channels, and copies what it needs itself: there is no waiting, and
 the order of every sum is that of the images, whatever the number of threads.
+
+The images of volumes are their slices: each slice of the weight gradient is one of a convolution of images.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from ..target import CPU
 from . import _builder as b
 from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from ._chunks import Chunks, share, unless_empty, whole_or_rest
-from ._convolution import Conv2d
+from ._convolution import ONE, Conv2d, Conv3d, Windows
 from ._pack import Block, channels_of_taps, pack_channels
 
 #: Bytes of X that a tile goes through: a part of a second-level cache.
@@ -49,10 +51,22 @@ def conv_weight(
         convolution.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
-    params = [
-        (name, shape, "float32") for name, shape in zip(("DY", "X", "DW"), shapes, strict=True)
-    ]
-    return b.prim_func("conv_weight", params, _Generator(conv.with_rows_of(_COLUMNS), cpu).emit)
+    params = b.floats(("DY", "X", "DW"), shapes)
+    generator = _Generator(conv.with_rows_of(_COLUMNS), ONE, cpu)
+    return b.prim_func("conv_weight", params, generator.emit)
+
+
+def conv3d_weight(
+    conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+) -> tirx.PrimFunc:
+    """Return the function of dY, X and dW (float32) that sets dW to the gradient of a convolution of volumes.
+
+    Parameters are those of :func:`conv_weight`.
+    """
+    shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
+    params = b.floats(("DY", "X", "DW"), shapes)
+    generator = _Generator(conv.slices.with_rows_of(_COLUMNS), conv.depth, cpu)
+    return b.prim_func("conv3d_weight", params, generator.emit)
 
 
 @dataclass(frozen=True)
@@ -85,11 +99,11 @@ def _even(count: int, most: int) -> int:
 
 
 class _Generator:
-    def __init__(self, conv: Conv2d, cpu: CPU):
-        self.conv, self.cpu = conv, cpu
+    def __init__(self, conv: Conv2d, depth: Windows, cpu: CPU):
+        self.conv, self.depth, self.cpu = conv, depth, cpu
         self.vectors = Vectors(cpu.lanes)
         self.tile = Tile.of(conv, cpu)
-        self.taps = conv.height.kernel * conv.width.kernel
+        self.taps = depth.kernel * conv.height.kernel * conv.width.kernel
         self.ins, self.outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
         self.in_vectors = ceil_div(self.ins, cpu.lanes)
         self.in_blocks = ceil_div(self.in_vectors, self.tile.vectors)
@@ -97,18 +111,22 @@ class _Generator:
         self.columns = conv.width.span(conv.width.number)
         row = 4 * cpu.lanes * self.tile.vectors * self.columns
         self.chunks = Chunks.of_bytes(
-            conv.batch, conv.height.number, lambda rows: row * conv.height.span(rows), _CHUNK_BYTES
+            conv.batch * depth.number,
+            conv.height.number,
+            lambda rows: row * conv.height.span(rows),
+            _CHUNK_BYTES,
         )
+        self.is_at_once = self.chunks.is_one and depth.kernel == 1
         self.span = conv.height.span(self.chunks.rows)
 
     def emit(self, dy, x, dw) -> None:
-        size = b.count(self.conv.weight_shape)
+        size = b.count(self.conv.weight_shape) * self.depth.kernel
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
     def _divided(self, dy, x, dw) -> None:
         """Emit the ranges of channels that threads have."""
         conv, tile = self.conv, self.tile
-        between = self.taps > 1 and not self.chunks.is_one
+        between = self.taps > 1 and not self.is_at_once
         if between:
             kept = b.scratch(conv.out_channels * self.in_vectors * self.taps * self.cpu.lanes)
         by_in, by_out = self._parts()
@@ -149,38 +167,57 @@ class _Generator:
             vector = bind(i * tile.vectors)
 
             def work(vectors: int) -> None:
-                self._pack(chunk, x, packed, group, vector, vectors)
-                with b.serial(*outs) as o:
-                    out = bind(group * self.outs + o * tile.outs)
-                    whole_or_rest(
-                        o,
-                        self.outs,
-                        tile.outs,
-                        lambda number: self._tiles(
-                            chunk, dy, packed, sums, _Place(out, number, vector, vectors)
-                        ),
-                    )
+                with b.serial(0, self.depth.kernel) as tap:
+                    self._pack(chunk, x, packed, group, vector, vectors, tap)
+                    with b.serial(*outs) as o:
+                        out = bind(group * self.outs + o * tile.outs)
+                        whole_or_rest(
+                            o,
+                            self.outs,
+                            tile.outs,
+                            lambda number: self._tiles(
+                                chunk, dy, packed, sums, _Place(out, number, vector, vectors, tap)
+                            ),
+                        )
 
             whole_or_rest(i, self.in_vectors, tile.vectors, work)
 
-    def _pack(self, chunk, x, packed, group, vector, vectors: int) -> None:
+    def _pack(self, chunk, x, packed, group, vector, vectors: int, tap) -> None:
         """Copy what a chunk reads of a block of input channels."""
-        height, lanes = self.conv.height, self.cpu.lanes
-        with b.serial(0, chunk.images) as i, b.serial(0, vectors) as v:
-            target = bind((i * self.span * self.columns * self.tile.vectors + v) * lanes)
-            pack_channels(
-                self.vectors,
-                self.conv.width,
-                height,
-                Block(
-                    x,
-                    bind((chunk.image + i) * self.conv.in_channels + group * self.ins),
-                    bind((vector + v) * lanes),
-                    self.ins,
-                ),
-                (bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
-                (packed, target, self.tile.vectors * lanes),
-            )
+        height, lanes, depth = self.conv.height, self.cpu.lanes, self.depth
+
+        def pack(i, volume, at) -> None:
+            plane = bind((volume * self.conv.in_channels + group * self.ins) * depth.size + at)
+            with b.serial(0, vectors) as v:
+                target = bind((i * self.span * self.columns * self.tile.vectors + v) * lanes)
+                channel = bind((vector + v) * lanes)
+                pack_channels(
+                    self.vectors,
+                    self.conv.width,
+                    height,
+                    Block(x, plane, channel, self.ins, depth.size),
+                    (bind(chunk.row * height.steps[0]), bind(height.span(chunk.rows))),
+                    (packed, target, self.tile.vectors * lanes),
+                )
+
+        with b.serial(0, chunk.images) as i:
+            volume, _, at, is_inside = self._slice(chunk.image + i, tap)
+            if is_inside is None:
+                pack(i, volume, at)
+            else:
+                with b.when(is_inside):
+                    pack(i, volume, at)
+
+    def _slice(self, image, tap) -> tuple:
+        """Return the volume of an image, which slice of it it is, which slice of X it reads, and whether there is one.
+
+        The last is None where there always is.
+        """
+        depth = self.depth
+        volume, index = bind(image // depth.number), bind(image % depth.number)
+        at = bind(index * depth.stride + tap * depth.dilation - depth.before)
+        is_inside = None if depth.is_inside else tirx.all(at >= 0, at < depth.size)
+        return volume, index, at, is_inside
 
     def _tiles(self, chunk, dy, packed, sums, place) -> None:
         """Emit the tiles of some output channels: one for each row of the kernel."""
@@ -195,13 +232,16 @@ class _Generator:
         conv, lanes = self.conv, self.cpu.lanes
         width = conv.width
         stride, dilation = width.steps
-        pixel, plane = self.tile.vectors * lanes, conv.height.number * width.number
+        pixel = self.tile.vectors * lanes
+        plane = conv.height.number * width.number
+        channel = self.depth.number * plane
         cells = [(o, k, v) for o in range(place.outs) for k in taps for v in range(place.vectors)]
         total = Accumulators(self.vectors, len(cells))
         for i in range(len(cells)):
             total[i] = self.vectors.splat(0)
-        with b.serial(0, chunk.images) as i, b.serial(0, chunk.rows) as r:
-            image = (chunk.image + i) * conv.out_channels + place.out
+
+        def line(i, r, volume, index) -> None:
+            image = (volume * conv.out_channels + place.out) * self.depth.number + index
             grad = bind(image * plane + (chunk.row + r) * width.number)
             row = r * conv.height.steps[0] + kernel_row * conv.height.steps[1]
             source = bind((i * self.span + row) * (self.columns * pixel))
@@ -220,10 +260,22 @@ class _Generator:
                     }
                     for index, (o, k, v) in enumerate(cells):
                         if (k, v) == (taps[0], 0):
-                            value = bind(self.vectors.splat(dy[here + (o * plane + j)]))
+                            value = bind(self.vectors.splat(dy[here + (o * channel + j)]))
                         total[index] = total[index] + value * data[k, v]
 
             self._each_column(step)
+
+        with b.serial(0, chunk.images) as i:
+            volume, index, _, is_inside = self._slice(chunk.image + i, place.slice)
+            rows = chunk.rows
+            if is_inside is not None:
+                rows = bind(
+                    tirx.Select(
+                        is_inside, rows if not isinstance(rows, int) else const(rows), const(0)
+                    )
+                )
+            with b.serial(0, rows) as r:
+                line(i, r, volume, index)
         sums.add(chunk, place, kernel_row, cells, total)
 
     def _each_column(self, step: Callable) -> None:
@@ -239,12 +291,13 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Place:
-    """Some output channels, and some vectors of input channels."""
+    """Some output channels, some vectors of input channels, and a slice of the kernel."""
 
     out: tirx.PrimExpr
     outs: int
     vector: tirx.PrimExpr
     vectors: int
+    slice: tirx.PrimExpr
 
 
 class _Sums:
@@ -282,13 +335,14 @@ class _Sums:
             may_end = channels % lanes and v == place.vectors - 1
             number = tirx.min(const(lanes), channels - channel) if may_end else None
             return self._dw, (place.out + o) * channels + channel, number
-        tap = kernel_row * g.conv.width.kernel + k
+        row = place.slice * g.conv.height.kernel + kernel_row
+        tap = row * g.conv.width.kernel + k
         return self._buffer, (self._block(place, o, v) * g.taps + tap) * lanes, None
 
     def _block(self, place, o, v):
         """Return the number of the vectors of all taps."""
         g = self._g
-        if g.chunks.is_one:
+        if g.is_at_once:
             return o * g.tile.vectors + v
         return (place.out + o) * g.in_vectors + place.vector + v
 
@@ -312,8 +366,9 @@ class _Sums:
                     ),
                 )
 
-        if g.chunks.is_one:
+        if g.is_at_once:
             write()
         else:
-            with b.when(chunk.is_last):
+            is_last = tirx.EQ(place.slice, const(g.depth.kernel - 1))
+            with b.when(tirx.all(chunk.is_last, is_last)):
                 write()

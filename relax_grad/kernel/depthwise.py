@@ -136,8 +136,9 @@ def depthwise_backward_data(
 
 
 def _function(name: str, conv: Conv2d, cpu: CPU, axes, params) -> tirx.PrimFunc:
-    params = [(each, shape, "float32") for each, shape in params]
-    return b.prim_func(name, params, _Generator(conv, cpu, *axes).emit)
+    return b.prim_func(
+        name, b.floats(*zip(*params, strict=True)), _Generator(conv, cpu, *axes).emit
+    )
 
 
 class _Generator:
@@ -165,9 +166,9 @@ class _Generator:
             )
 
             def work(channels: int) -> None:
-                taps_of_channels(
-                    self.vectors, (weight, bind(channel * taps)), taps, channels, weights
-                )
+                place = weight, bind(channel * taps), taps
+                for i, tap in enumerate(taps_of_channels(self.vectors, place, taps, channels)):
+                    self.vectors.store(weights, i * self.lanes, tap)
                 with b.serial(0, images) as i:
                     plane = bind((first + i) * self.channels + channel)
                     self.chunks.each(

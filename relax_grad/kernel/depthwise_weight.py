@@ -46,9 +46,7 @@ def depthwise_weight(
         convolution.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
-    params = [
-        (name, shape, "float32") for name, shape in zip(("DY", "X", "DW"), shapes, strict=True)
-    ]
+    params = b.floats(("DY", "X", "DW"), shapes)
     return b.prim_func("depthwise_weight", params, _Generator(conv, cpu).emit)
 
 

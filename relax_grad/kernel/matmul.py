@@ -15,10 +15,21 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._builder import Extent, Vectors, bind, ceil_div, const
+from ._few_rows import FewRows
+from ._tile import multiply_add, rows_up_to, tile_size
 
 #: Steps of k that a tile goes through at once.
 _DEPTH = 256
+
+#: Rows up to which B is not packed: where it is read in rows, and where its vectors go along k.
+_FEW_ROWS, _FEW_DOTS = 32, 16
+
+#: The same, where the number of rows is not known before.
+_FEW_SYMBOLIC = 8
+
+#: Strips of a transposed A that are packed together, so that its rows are read in whole cache lines.
+_STRIPS = 8
 
 #: Bytes of A that one task goes through, about half of a second-level cache.
 _TASK_BYTES = 384 * 1024
@@ -59,13 +70,40 @@ class Matmul:
             for shape, shared in shapes
         ]
 
+    def starts(self, i) -> list:
+        """Return where the i-th product begins in A, B and C."""
+        sizes = (self.rows * self.depth, self.columns * self.depth, self.rows * self.columns)
+        shared = (self.shared_a, self.shared_b, False)
+        return [const(0) if one else i * size for size, one in zip(sizes, shared, strict=True)]
+
+    def turned(self) -> Matmul:
+        """Return the product of B and A, both transposed, whose result is C transposed."""
+        return Matmul(
+            self.columns,
+            self.rows,
+            self.depth,
+            not self.transpose_b,
+            not self.transpose_a,
+            self.batch,
+            self.shared_b,
+            self.shared_a,
+        )
+
+    def most_few_rows(self) -> int:
+        """Return the number of rows up to which to pack B costs more than it saves."""
+        if not self.transpose_b:
+            return _FEW_ROWS
+        # To add up the lanes of a vector takes about as long as to multiply that many.
+        depth = self.depth if isinstance(self.depth, int) else _DEPTH
+        return 1 if self.transpose_a else max(4, min(_FEW_DOTS, depth // 16))
+
 
 def matmul(
     product: Matmul, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
     """Return the function of A, B and C (float32) that sets C to their product.
 
-    Each element of C is a sum over k in ascending order, whatever the number of threads.
+    The order of each sum depends on the shapes alone, not on the number of threads.
 
     Parameters
     ----------
@@ -77,116 +115,121 @@ def matmul(
         The shapes of A, B and C as the function's parameters have them, where they are not those of
         :meth:`Matmul.shapes`.
     """
-    shapes = zip("ABC", shapes or product.shapes(), strict=True)
-    params = [(each, shape, "float32") for each, shape in shapes]
-    return b.prim_func("matmul", params, _Generator(product, cpu).emit)
+    params = b.floats("ABC", shapes or product.shapes())
+    if _is(product.columns, 1) and not _is(product.rows, 1):
+        return b.prim_func(
+            "matmul", params, lambda a, bb, c: _emit(product.turned(), cpu, bb, a, c)
+        )
+    return b.prim_func("matmul", params, lambda *tensors: _emit(product, cpu, *tensors))
 
 
-def tile(cpu: CPU) -> tuple[int, int]:
-    """Return rows and vectors of the tile of C that fits the registers beside what multiplies it."""
-    return (10, 2) if cpu.registers >= 32 else (6, 2)
+def _emit(product: Matmul, cpu: CPU, *tensors) -> None:
+    p = product
+
+    def few() -> None:
+        rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu)
+        rows.emit(*tensors, p.batch, p.starts)
+
+    def many() -> None:
+        _Generator(product, cpu).emit(*tensors)
+
+    most = p.most_few_rows()
+    if isinstance(p.rows, int):
+        (few if p.rows <= most else many)()
+    elif p.transpose_a or not isinstance(p.columns, int):
+        many()
+    else:
+        b.either(p.rows <= min(most, _FEW_SYMBOLIC), few, many)
 
 
 class _Generator:
     def __init__(self, product: Matmul, cpu: CPU):
         self.p, self.cpu = product, cpu
         self.vectors = Vectors(cpu.lanes)
-        self.tile_rows, self.tile_vectors = tile(cpu)
+        self.tile_rows, self.tile_vectors = tile_size(cpu)
         self.width = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(product.columns, self.width)
         self.strips = ceil_div(product.rows, self.tile_rows)
 
     def emit(self, a, bb, c) -> None:
-        """Emit all products: one by one, or each of them by one thread where there are enough."""
-        p = self.p
-        if _is(p.batch, 1):
-            self._product(a, bb, c, const(0), const(0), const(0), b.parallel)
-            return
-        with b.parallel(0, p.batch) as i:
-            self._product(
-                a,
-                bb,
-                c,
-                const(0) if p.shared_a else bind(i * (p.rows * p.depth)),
-                const(0) if p.shared_b else bind(i * (p.depth * p.columns)),
-                bind(i * (p.rows * p.columns)),
-                b.serial,
-            )
+        """Emit all products: each of them by one thread, or one by one where there are less than threads.
 
-    def _product(self, a, bb, c, a0, b0, c0, loop: Callable) -> None:
-        """Emit one product of what begins at the offsets; ``loop`` divides it among threads, or not."""
+        What several products share is packed once.
+        """
         p = self.p
-        panels = b.scratch(self.panels * p.depth * self.width)
-        self._pack_b(bb, b0, panels, loop)
-        if p.transpose_a:
-            strips = b.scratch(self.strips * p.depth * self.tile_rows + self.vectors.lanes)
-            self._pack_a(a, a0, strips, loop)
-            factor = _Strips(strips, p.depth, self.tile_rows)
-        else:
-            factor = _Rows(a, a0, p.depth)
-        self._multiply(factor, panels, c, c0, loop)
+        is_few = isinstance(p.batch, int) and p.batch < max(2, self.cpu.cores)
+        outer, inner = (b.serial, b.parallel) if is_few else (b.parallel, b.serial)
+        is_one = _is(p.batch, 1)
+        shared_a, shared_b = p.shared_a or is_one, p.shared_b or is_one
+        factor = self._factor(a, const(0), b.parallel) if shared_a else None
+        panels = self._pack_b(bb, const(0), b.parallel) if shared_b else None
+        with outer(0, p.batch) as i:
+            a0, b0 = (i * (extent * p.depth) for extent in (p.rows, p.columns))
+            self._multiply(
+                factor if shared_a else self._factor(a, bind(a0), inner),
+                panels if shared_b else self._pack_b(bb, bind(b0), inner),
+                c,
+                bind(i * (p.rows * p.columns)),
+                inner,
+            )
 
     # Packing
 
-    def _pack_b(self, bb, b0, panels, loop) -> None:
-        """Copy B to ``[panel][k][width]``, padded with zeros."""
-        p, lanes = self.p, self.vectors.lanes
-        with loop(0, self.panels) as j:
-            base = bind(j * (p.depth * self.width))
-            for v in range(self.tile_vectors):
-                column = bind(j * self.width + v * lanes)
-                left = self._left(p.columns, column, j, v)
-                if p.transpose_b:
-                    self._transposed(bb, b0 + column * p.depth, left, panels, base + v * lanes)
-                else:
-                    with b.serial(0, p.depth) as k:
-                        row = self.vectors.load(bb, b0 + k * p.columns + column, left)
-                        self.vectors.store(panels, base + k * self.width + v * lanes, row)
+    def _factor(self, a, a0, loop: Callable) -> _Rows | _Strips:
+        """Return how the A that begins at an offset is read; ``loop`` divides packing among threads, or not."""
+        if not self.p.transpose_a:
+            return _Rows(a, a0, self.p.depth)
+        strips = b.scratch(self.strips * self.p.depth * self.tile_rows + self.vectors.lanes)
+        self._pack_a(a, a0, strips, loop)
+        return _Strips(strips, self.p.depth, self.tile_rows)
 
-    def _left(self, columns, column, j, v):
-        """Return how many of a panel's columns from one on exist; None where the panel is always whole."""
+    def _pack_b(self, bb, b0, loop: Callable) -> tirx.Buffer:
+        """Return a copy of B, ``[panel][k][width]``, padded with zeros."""
+        p, lanes, width = self.p, self.vectors.lanes, self.width
+        panels = b.scratch(self.panels * p.depth * width)
+        with loop(0, self.panels) as j, b.serial(0, self.tile_vectors) as v:
+            base = bind(j * (p.depth * width) + v * lanes)
+            column = bind(j * width + v * lanes)
+            left = self._left(column)
+            if p.transpose_b:
+                self.vectors.copy_transposed(
+                    (bb, b0 + column * p.depth, p.depth),
+                    left,
+                    p.depth,
+                    panels,
+                    lambda k: base + k * width,
+                )
+            else:
+                with b.serial(0, p.depth) as k:
+                    row = self.vectors.load(bb, b0 + k * p.columns + column, left)
+                    self.vectors.store(panels, base + k * width, row)
+        return panels
+
+    def _left(self, column):
+        """Return how many columns of a vector exist; None where all of them always do."""
+        columns, lanes = self.p.columns, self.vectors.lanes
         if isinstance(columns, int) and columns % self.width == 0:
             return None
-        return bind(tirx.max(const(0), tirx.min(const(self.vectors.lanes), columns - column)))
-
-    def _transposed(self, bb, start, left, panels, base) -> None:
-        """Copy rows of B (as many as lanes) to columns of a panel, a square at a time."""
-        depth, lanes = self.p.depth, self.vectors.lanes
-
-        def square(k, number) -> None:
-            rows = []
-            for i in range(lanes):
-                if left is None:
-                    rows.append(bind(self.vectors.load(bb, start + i * depth + k, number)))
-                    continue
-                size = lanes if number is None else number
-                exists = tirx.Select(
-                    left > i, const(size) if isinstance(size, int) else size, const(0)
-                )
-                rows.append(bind(self.vectors.load(bb, start + i * depth + k, exists)))
-            columns = self.vectors.transpose(rows)
-            if number is None or isinstance(number, int):
-                for i in range(lanes if number is None else number):
-                    self.vectors.store(panels, base + (k + i) * self.width, columns[i])
-            else:
-                for i in range(lanes):
-                    with b.when(number > i):
-                        self.vectors.store(panels, base + (k + i) * self.width, columns[i])
-
-        self.vectors.each(depth, square)
+        return bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
 
     def _pack_a(self, a, a0, strips, loop) -> None:
         """Copy a transposed A to ``[strip][k][row]``; the rows of the last strip that do not exist stay open."""
         p, height = self.p, self.tile_rows
-        with loop(0, self.strips) as i, b.serial(0, p.depth) as k:
-            source = bind(a0 + k * p.rows + i * height)
-            target = bind((i * p.depth + k) * height)
-            for offset in range(0, height, self.vectors.lanes):
-                size = min(self.vectors.lanes, height - offset)
-                number = tirx.min(const(size), p.rows - i * height - offset)
-                number = tirx.max(const(0), number)
-                row = self.vectors.load(a, source + offset, bind(number))
-                self.vectors.store(strips, target + offset, row, size)
+        together = _STRIPS
+        if isinstance(self.strips, int):
+            together = min(together, ceil_div(self.strips, self.cpu.cores))
+        with loop(0, ceil_div(self.strips, together)) as group:
+            first = bind(group * together)
+            number = bind(tirx.min(const(together), self.strips - first))
+            with b.serial(0, p.depth) as k, b.serial(0, number) as i:
+                row = bind((first + i) * height)
+                source = bind(a0 + k * p.rows + row)
+                target = bind(((first + i) * p.depth + k) * height)
+                for offset in range(0, height, self.vectors.lanes):
+                    size = min(self.vectors.lanes, height - offset)
+                    left = tirx.max(const(0), tirx.min(const(size), p.rows - row - offset))
+                    part = self.vectors.load(a, source + offset, bind(left))
+                    self.vectors.store(strips, target + offset, part, size)
 
     # Multiplying
 
@@ -232,31 +275,30 @@ class _Generator:
     def _depths(self, emit: Callable) -> None:
         """Emit for each stretch of k: the first sets C, the others add to it."""
         depth = self.p.depth
-        if isinstance(depth, int):
-            blocks = max(1, ceil_div(depth, _DEPTH))
-            size = ceil_div(depth, blocks)
-            emit(const(0), const(min(size, depth)), True)
-            if blocks > 2:
-                with b.serial(1, blocks - 1) as i:
-                    emit(bind(i * size), const(size), False)
-            if blocks > 1:
-                emit(const((blocks - 1) * size), const(depth - (blocks - 1) * size), False)
+        if isinstance(depth, int) and depth <= _DEPTH:
+            emit(const(0), const(depth), True)
             return
-        emit(const(0), bind(tirx.min(const(_DEPTH), depth)), True)
-        with b.serial(1, ceil_div(depth, _DEPTH)) as i:
-            start = bind(i * _DEPTH)
-            emit(start, bind(tirx.min(const(_DEPTH), depth - start)), False)
+        size = _DEPTH
+        if isinstance(depth, int):
+            size = ceil_div(depth, ceil_div(depth, _DEPTH))
+        stretches = ceil_div(depth, size)
+        if not isinstance(depth, int):
+            # The sum of nothing is 0.
+            stretches = stretches + tirx.Cast("int32", tirx.EQ(depth, const(0)))
+        with b.serial(0, stretches) as i:
+            start = bind(i * size)
+            emit(start, bind(tirx.min(const(size), depth - start)), tirx.EQ(i, const(0)))
 
     def _block(self, factor, panels, c, c0, strips, columns, depth) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the cache."""
         with b.serial(columns[0], columns[1]) as j:
 
-            def tiles(vectors: int, number) -> None:
+            def tiles(numbers: list) -> None:
                 with b.serial(strips[0], strips[1]) as i:
                     self._strip(
                         i,
-                        lambda row, height: self._tile(
-                            factor, panels, c, c0, (row, height), (j, vectors, number), depth
+                        lambda row, each: self._tile(
+                            factor, panels, c, c0, (row, each), (j, numbers), depth
                         ),
                     )
 
@@ -265,33 +307,23 @@ class _Generator:
     def _whole_or_part(self, j, tiles: Callable) -> None:
         """Emit the tiles of a whole panel, and those of the last one, of which only a part may exist."""
         columns, width, lanes = self.p.columns, self.width, self.vectors.lanes
+        whole = [None] * self.tile_vectors
         if isinstance(columns, int):
             rest = columns % width
-            part = (ceil_div(rest, lanes), rest % lanes or None)
+            part = [min(lanes, rest - at) for at in range(0, rest, lanes)]
             if rest == 0:
-                tiles(self.tile_vectors, None)
+                tiles(whole)
             elif columns < width:
-                tiles(*part)
+                tiles(part)
             else:
-                b.either(
-                    j < self.panels - 1,
-                    lambda: tiles(self.tile_vectors, None),
-                    lambda: tiles(*part),
-                )
+                b.either(j < self.panels - 1, lambda: tiles(whole), lambda: tiles(part))
             return
         left = bind(columns - j * width)
-        cases = [
-            lambda v=v: tiles(v, None if v > self.tile_vectors else bind(left - (v - 1) * lanes))
-            for v in range(1, self.tile_vectors + 1)
+        part = [
+            bind(tirx.max(const(0), tirx.min(const(lanes), left - at)))
+            for at in range(0, width, lanes)
         ]
-
-        def by_size(v: int) -> None:
-            if v == self.tile_vectors:
-                cases[v - 1]()
-            else:
-                b.either(left <= v * lanes, cases[v - 1], lambda: by_size(v + 1))
-
-        b.either(left >= width, lambda: tiles(self.tile_vectors, None), lambda: by_size(1))
+        b.either(left >= width, lambda: tiles(whole), lambda: tiles(part))
 
     def _strip(self, i, tile: Callable) -> None:
         """Emit the tile of a strip, whole or of the rows that there are."""
@@ -299,65 +331,43 @@ class _Generator:
         if isinstance(rows, int):
             rest = rows % height
             if rest == 0:
-                tile(i * height, height)
+                tile(i * height, range(height))
             elif rows < height:
-                tile(i * height, rest)
+                tile(i * height, range(rest))
             else:
                 b.either(
                     i < self.strips - 1,
-                    lambda: tile(i * height, height),
-                    lambda: tile(i * height, rest),
+                    lambda: tile(i * height, range(height)),
+                    lambda: tile(i * height, range(rest)),
                 )
             return
 
         def parts() -> None:
-            """The binary digits of the number of rows that are left."""
-            left = bind(rows - i * height)
-            size = 1 << (height.bit_length() - 1)
-            while size:
-                above = bind((left // (2 * size)) * (2 * size))
+            """Half tiles; what lies behind the last row is the last row again."""
+            half = height // 2
+            with b.serial(0, ceil_div(rows - i * height, half)) as part:
+                first = bind(i * height + part * half)
+                tile(first, rows_up_to(first, half, rows))
 
-                def part(above=above, size=size) -> None:
-                    tile(i * height + above, size)
-
-                with b.when(tirx.EQ((left // size) % 2, const(1))):
-                    part()
-                size //= 2
-
-        b.either((i + 1) * height <= rows, lambda: tile(i * height, height), parts)
+        b.either((i + 1) * height <= rows, lambda: tile(i * height, range(height)), parts)
 
     def _tile(self, factor, panels, c, c0, rows, columns, depth) -> None:
-        """Emit one tile of C over a stretch of k."""
-        (row, height), (j, vectors, number), (k0, size, first) = rows, columns, depth
+        """Emit one tile of C over a stretch of k; each of its rows is so far from the first one."""
+        (row, each), (j, numbers), (k0, size, first) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
-        total = Accumulators(self.vectors, height * vectors)
         row = bind(row)
-
-        def place(i, v):
-            index = c0 + (row + i) * self.p.columns + j * width + v * lanes
-            return c, index, number if v == vectors - 1 else None
-
-        for i in range(height):
-            for v in range(vectors):
-                start = place(i, v)
-                total[i * vectors + v] = (
-                    self.vectors.splat(0) if first else self.vectors.load(*start)
-                )
+        start = bind(c0 + row * self.p.columns + j * width)
         panel = bind((j * self.p.depth + k0) * width)
         read = factor.reader(row, k0)
-        with b.serial(0, size) as k:
-            column = [
-                bind(self.vectors.load(panels, panel + k * width + v * lanes))
-                for v in range(vectors)
-            ]
-            for i in range(height):
-                value = bind(self.vectors.splat(read(i, k)))
-                for v in range(vectors):
-                    total[i * vectors + v] = total[i * vectors + v] + value * column[v]
-        for i in range(height):
-            for v in range(vectors):
-                buffer, index, left = place(i, v)
-                self.vectors.store(buffer, index, total[i * vectors + v], left)
+        multiply_add(
+            self.vectors,
+            (len(each), len(numbers)),
+            size,
+            lambda i, k: read(each[i], k),
+            lambda k, v: self.vectors.load(panels, panel + k * width + v * lanes),
+            lambda i, v: (c, start + each[i] * self.p.columns + v * lanes, numbers[v]),
+            add=not first if isinstance(first, bool) else tirx.Not(first),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Normalisations and their backward operators, over rows or over channels that lie together in memory.
+"""Normalisations, over rows or over channels that lie together in memory.
 
 Each reads what it normalizes two or three times, once for each kind of statistics and once for the result, a
 row or a channel at a time: a row stays in the first-level cache, a channel mostly in the second-level one.
@@ -15,7 +15,7 @@ from tvm import tirx
 from ..target import CPU
 from . import _builder as b
 from ._builder import Extent, Sums, Vectors, as_float, bind
-from .reduce import Channels, emit_column_sums
+from .reduce import Channels
 
 Shapes = Sequence[Sequence[Extent]]
 
@@ -28,6 +28,7 @@ def batch_norm(
     momentum: float,
     center: bool = True,
     scale: bool = True,
+    statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
     """Return batch_norm in training.
 
@@ -41,6 +42,8 @@ def batch_norm(
         What the function is for.
     epsilon, momentum, center, scale
         As for ``relax.op.nn.batch_norm``.
+    statistics : Sequence, optional
+        The shape of two more results: the mean, and 1 / sqrt(variance + epsilon).
 
     Returns
     -------
@@ -49,125 +52,33 @@ def batch_norm(
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, gamma, beta, moving_mean, moving_var, y, new_mean, new_var) -> None:
+    def body(x, gamma, beta, moving_mean, moving_var, y, new_mean, new_var, *saved) -> None:
         with b.parallel(0, of.channels) as c:
             mean, variance = of.moments(vectors, x, c)
             for old, value, new in (
                 (moving_mean, mean, new_mean),
                 (moving_var, variance, new_var),
             ):
-                b.store(new, c, _f(1.0 - momentum) * old[c] + _f(momentum) * value)
-            rstd = bind(_f(1.0) / tirx.sqrt(variance + _f(epsilon)))
+                b.store(new, c, number_of(1.0 - momentum) * old[c] + number_of(momentum) * value)
+            rstd = bind(number_of(1.0) / tirx.sqrt(variance + number_of(epsilon)))
+            _save(saved, c, mean, rstd)
             slope = bind(vectors.splat(rstd * gamma[c] if scale else rstd))
-            shift = bind(vectors.splat(beta[c] if center else _f(0.0)))
+            shift = bind(vectors.splat(beta[c] if center else number_of(0.0)))
             mean = bind(vectors.splat(mean))
 
             def normalize(at, number) -> None:
                 vectors.store(y, at, (vectors.load(x, at, number) - mean) * slope + shift, number)
 
-            of.each_row(c, lambda base: _each(vectors, of.inner, base, normalize))
+            of.each_row(c, lambda base: each_of_row(vectors, of.inner, base, normalize))
 
     data, parameter = shapes
     names = ("gamma", "beta", "moving_mean", "moving_var")
-    return _function(
+    return with_results(
         "batch_norm",
         [("x", data), *((name, parameter) for name in names)],
-        [("y", data), ("new_mean", parameter), ("new_var", parameter)],
+        [("y", data), ("new_mean", parameter), ("new_var", parameter), *_saved(statistics)],
         body,
     )
-
-
-def channel_norm_backward_data(
-    of: Channels,
-    shapes: Shapes,
-    cpu: CPU,
-    channels: Extent,
-    count: Extent,
-    scale: bool = True,
-    name: str = "batch_norm_backward_data",
-) -> tirx.PrimFunc:
-    """Return the gradient of the data of batch_norm and of what is like it.
-
-    Parameters
-    ----------
-    of : Channels
-        The data; its channels are what has statistics of its own.
-    shapes : Sequence
-        The shapes of the seven tensors taken and of the result.
-    cpu : CPU
-        What the function is for.
-    channels : int or tirx.PrimExpr
-        How many factors gamma has: that of ``c`` is at ``c`` modulo this.
-    count : int or tirx.PrimExpr
-        The number of elements that statistics are of.
-    scale : bool
-        Whether there is a factor gamma.
-    name : str
-        The name of the function.
-
-    Returns
-    -------
-    function : tirx.PrimFunc
-        Takes dy, x, gamma, mean, rstd, mean_grad, variance_grad, and dx, which it sets to ``gamma * rstd * dy +
-        (mean_grad + 2 * variance_grad * (x - mean)) / count``.
-    """
-    vectors = Vectors(cpu.lanes)
-    each = as_float(count)
-
-    def body(dy, x, gamma, mean, rstd, mean_grad, variance_grad, dx) -> None:
-        with b.parallel(0, of.outer * of.channels) as row:
-            c = bind(row % of.channels)
-            slope = rstd[c] * gamma[c % channels] if scale else rstd[c]
-            slope = bind(vectors.splat(slope))
-            shift = bind(vectors.splat(mean_grad[c] / each))
-            twist = bind(vectors.splat(_f(2.0) * variance_grad[c] / each))
-            middle = bind(vectors.splat(mean[c]))
-
-            def element(at, number) -> None:
-                distance = vectors.load(x, at, number) - middle
-                value = vectors.load(dy, at, number) * slope + (shift + distance * twist)
-                vectors.store(dx, at, value, number)
-
-            _each(vectors, of.inner, bind(row * of.inner), element)
-
-    names = ("dy", "x", "gamma", "mean", "rstd", "mean_grad", "variance_grad", "dx")
-    params = list(zip(names, shapes, strict=True))
-    return _function(name, params[:-1], params[-1:], body)
-
-
-def channel_norm_backward_gamma(
-    of: Channels, shapes: Shapes, cpu: CPU, name: str = "batch_norm_backward_gamma"
-) -> tirx.PrimFunc:
-    """Return the gradient of gamma for batch_norm, or for each instance.
-
-    Parameters
-    ----------
-    of, cpu, name
-        As for :func:`channel_norm_backward_data`.
-    shapes : Sequence
-        The shapes of the four tensors taken and of the result.
-
-    Returns
-    -------
-    function : tirx.PrimFunc
-        Takes dy, x, mean, rstd, and the result: the sum over each channel of ``dy * (x - mean) * rstd``.
-    """
-    vectors = Vectors(cpu.lanes)
-
-    def body(dy, x, mean, rstd, result) -> None:
-        with b.parallel(0, of.channels) as c:
-            middle = bind(vectors.splat(mean[c]))
-
-            def product(at, number):
-                # The lanes behind a row are 0 in dy, but an infinite mean must not make them NaN.
-                distance = vectors.load(x, at, number) - middle
-                return [vectors.only(vectors.load(dy, at, number) * distance, number)]
-
-            (total,) = of.sums(vectors, c, 1, product)
-            b.store(result, c, total * rstd[c])
-
-    params = list(zip(("dy", "x", "mean", "rstd", "result"), shapes, strict=True))
-    return _function(name, params[:-1], params[-1:], body)
 
 
 def row_norm(
@@ -181,6 +92,7 @@ def row_norm(
     center: bool = True,
     scale: bool = True,
     name: str = "layer_norm",
+    statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
     """Return layer_norm (``inner`` is 1), instance_norm or group_norm.
 
@@ -198,6 +110,8 @@ def row_norm(
         Rows with parameters of their own, which are ``[groups, planes]``.
     name : str
         The name of the function.
+    statistics : Sequence, optional
+        As for :func:`batch_norm`.
 
     Returns
     -------
@@ -208,11 +122,12 @@ def row_norm(
     length = planes * inner
     row_of = Channels(1, rows, length)
 
-    def body(x, gamma, beta, y) -> None:
+    def body(x, gamma, beta, y, *saved) -> None:
         with b.parallel(0, rows) as row:
             mean, variance = row_of.moments(vectors, x, row)
+            rstd = bind(number_of(1.0) / tirx.sqrt(variance + number_of(epsilon)))
+            _save(saved, row, mean, rstd)
             mean = bind(vectors.splat(mean))
-            rstd = bind(_f(1.0) / tirx.sqrt(variance + _f(epsilon)))
             base, first = bind(row * length), bind(row % groups * planes)
 
             def normalize(at, number, slope, shift) -> None:
@@ -231,22 +146,31 @@ def row_norm(
             with b.serial(0, planes) as plane:
                 at = bind(first + plane)
                 slope = bind(vectors.splat(rstd * gamma[at] if scale else rstd))
-                shift = bind(vectors.splat(beta[at] if center else _f(0.0)))
+                shift = bind(vectors.splat(beta[at] if center else number_of(0.0)))
                 start = bind(base + plane * inner)
-                _each(vectors, inner, start, lambda o, n: normalize(o, n, slope, shift))
+                each_of_row(vectors, inner, start, lambda o, n: normalize(o, n, slope, shift))
 
     data, *parameters = shapes
     taken = zip(("x", "gamma", "beta"), (data, *parameters), strict=True)
-    return _function(name, list(taken), [("y", data)], body)
+    return with_results(name, list(taken), [("y", data), *_saved(statistics)], body)
 
 
-def rms_norm(rows: Extent, columns: Extent, shapes: Shapes, cpu: CPU, epsilon: float):
+def rms_norm(
+    rows: Extent,
+    columns: Extent,
+    shapes: Shapes,
+    cpu: CPU,
+    epsilon: float,
+    statistics: Sequence[Extent] | None = None,
+) -> tirx.PrimFunc:
     """Return rms_norm of the rows of ``[rows, columns]``.
 
     Parameters
     ----------
     rows, columns, cpu, epsilon
         As for :func:`row_norm`.
+    statistics : Sequence, optional
+        The shape of one more result: ``1 / sqrt(average(x**2) + epsilon)``.
     shapes : Sequence
         The shapes of x and of the weight.
 
@@ -257,7 +181,7 @@ def rms_norm(rows: Extent, columns: Extent, shapes: Shapes, cpu: CPU, epsilon: f
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(x, weight, y) -> None:
+    def body(x, weight, y, *saved) -> None:
         with b.parallel(0, rows) as row:
             base = bind(row * columns)
 
@@ -268,7 +192,9 @@ def rms_norm(rows: Extent, columns: Extent, shapes: Shapes, cpu: CPU, epsilon: f
             sums = Sums(vectors)
             sums.add_row(columns, square)
             average = sums.totals()[0] / as_float(columns)
-            rstd = bind(vectors.splat(_f(1.0) / tirx.sqrt(average + _f(epsilon))))
+            rstd = bind(number_of(1.0) / tirx.sqrt(average + number_of(epsilon)))
+            _save(saved, row, rstd)
+            rstd = bind(vectors.splat(rstd))
 
             def normalize(o, number) -> None:
                 value = vectors.load(x, base + o, number) * rstd
@@ -277,126 +203,31 @@ def rms_norm(rows: Extent, columns: Extent, shapes: Shapes, cpu: CPU, epsilon: f
             vectors.each(columns, normalize)
 
     data, parameter = shapes
-    return _function("rms_norm", [("x", data), ("weight", parameter)], [("y", data)], body)
+    results = [("y", data), *_saved(statistics, ["rstd"])]
+    return with_results("rms_norm", [("x", data), ("weight", parameter)], results, body)
 
 
-def row_norm_backward_data(
-    rows: Extent,
-    columns: Extent,
-    shapes: Shapes,
-    cpu: CPU,
-    centered: bool = True,
-    scale: bool = True,
-) -> tirx.PrimFunc:
-    """Return the gradient of the data of layer_norm, or of rms_norm, which is not centered.
-
-    Parameters
-    ----------
-    rows, columns : int or tirx.PrimExpr
-        The data is ``[rows, columns]``, each row of it normalized.
-    shapes : Sequence
-        The shapes of the tensors taken and of the result.
-    cpu : CPU
-        What the function is for.
-    centered : bool
-        Whether the normalization subtracts the mean.
-    scale : bool
-        Whether there is a factor gamma.
-
-    Returns
-    -------
-    function : tirx.PrimFunc
-        Takes dy, x, gamma, mean (if centered), rstd, and dx, which it sets to ``rstd * (g - average(g) - z *
-        average(g * z))`` with ``g = gamma * dy`` and ``z = (x - mean) * rstd``; without a mean, ``average(g)`` is
-        left out.
-    """
-    vectors = Vectors(cpu.lanes)
-
-    def body(dy, x, gamma, *rest) -> None:
-        *mean, rstd, dx = rest
-        with b.parallel(0, rows) as row:
-            base = bind(row * columns)
-            middle = bind(vectors.splat(mean[0][row])) if centered else None
-            factor = bind(vectors.splat(rstd[row]))
-
-            def g_and_z(o, number):
-                grad = vectors.load(dy, base + o, number)
-                grad = grad * vectors.load(gamma, o, number) if scale else grad
-                value = vectors.load(x, base + o, number)
-                return bind(grad), (value - middle if centered else value) * factor
-
-            def terms(o, number):
-                g, z = g_and_z(o, number)
-                product = vectors.only(g * z, number)
-                return [product, g] if centered else [product]
-
-            sums = Sums(vectors, 1 + centered)
-            sums.add_row(columns, terms)
-            averages = [bind(vectors.splat(s / as_float(columns))) for s in sums.totals()]
-
-            def element(o, number) -> None:
-                g, z = g_and_z(o, number)
-                g = g - averages[1] if centered else g
-                vectors.store(dx, base + o, (g - z * averages[0]) * factor, number)
-
-            vectors.each(columns, element)
-
-    names = ("dy", "x", "gamma", *(["mean"] if centered else []), "rstd", "dx")
-    params = list(zip(names, shapes, strict=True))
-    name = "layer_norm_backward_data" if centered else "rms_norm_backward_data"
-    return _function(name, params[:-1], params[-1:], body)
+def _saved(shape: Sequence[Extent] | None, names: Sequence[str] = ("mean", "rstd")) -> list:
+    """Return the parameters of statistics that are saved."""
+    return [] if shape is None else [(f"saved_{name}", shape) for name in names]
 
 
-def row_norm_backward_gamma(
-    rows: Extent, columns: int, shapes: Shapes, cpu: CPU, centered: bool = True
-) -> tirx.PrimFunc:
-    """Return the gradient of gamma for layer_norm, or that of the weight for rms_norm.
-
-    Parameters
-    ----------
-    rows, columns, cpu, centered
-        As for :func:`row_norm_backward_data`.
-    shapes : Sequence
-        The shapes of the tensors taken and of the result.
-
-    Returns
-    -------
-    function : tirx.PrimFunc
-        Takes dy, x, mean (if centered), rstd, and the result: the sum over the rows of ``dy * (x - mean) *
-        rstd``.
-    """
-    vectors = Vectors(cpu.lanes)
-
-    def body(dy, x, *rest) -> None:
-        *mean, rstd, result = rest
-
-        def term(row):
-            middle = bind(vectors.splat(mean[0][row])) if centered else None
-            factor = bind(vectors.splat(rstd[row]))
-
-            def product(at, number):
-                value = vectors.load(x, at, number)
-                value = value - middle if centered else value
-                return vectors.load(dy, at, number) * (value * factor)
-
-            return product
-
-        emit_column_sums(vectors, cpu, 1, rows, columns, term, result)
-
-    names = ("dy", "x", *(["mean"] if centered else []), "rstd", "result")
-    params = list(zip(names, shapes, strict=True))
-    name = "layer_norm_backward_gamma" if centered else "rms_norm_backward_weight"
-    return _function(name, params[:-1], params[-1:], body)
+def _save(saved: Sequence[tirx.Buffer], index, *values) -> None:
+    """Store statistics, where they are saved."""
+    for buffer, value in zip(saved, values, strict=False):
+        b.store(buffer, index, value)
 
 
-def _each(vectors: Vectors, extent: Extent, base, emit: Callable) -> None:
+def each_of_row(vectors: Vectors, extent: Extent, base, emit: Callable) -> None:
+    """Emit ``emit(index, number)`` for each vector of a row that begins at a place."""
     vectors.each(extent, lambda o, number: emit(base + o, number))
 
 
-def _f(value: float) -> tirx.FloatImm:
+def number_of(value: float) -> tirx.FloatImm:
+    """Return a constant of float32."""
     return tirx.const(float(value), "float32")
 
 
-def _function(name: str, taken: Sequence, results: Sequence, body: Callable) -> tirx.PrimFunc:
-    params = [(each, shape, "float32") for each, shape in (*taken, *results)]
-    return b.prim_func(name, params, body)
+def with_results(name: str, taken: Sequence, results: Sequence, body: Callable) -> tirx.PrimFunc:
+    """Return a function of tensors of float32, of which the names and shapes are given."""
+    return b.prim_func(name, b.floats(*zip(*taken, *results, strict=True)), body)

@@ -1,4 +1,4 @@
-"""Pooling of planes and its gradients, without indices saved by the forward pass.
+"""Pooling of planes and volumes and its gradients, with indices saved by the forward pass or without.
 
 A plane is first copied to where its padding is filled in and columns that are a stride apart lie together: so
 what a tap of consecutive windows reads is a vector. For the gradient of maximum pooling, the winner of each
@@ -9,76 +9,21 @@ belongs to those that it has won. Each element is written once, and nothing depe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from math import prod
 
 from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._builder import Accumulators, Extent, Vectors, bind, const, sum_of
+from ._pooling import Gathered, Pool, Source, Windows
 
 _LOWEST = float("-inf")
 
-#: Tasks for each core: what is padding, a task fills in once.
-_TASKS = 16
+Shapes = Sequence[Sequence[Extent]]
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Where windows lie along an axis: tap ``t`` of window ``o`` is at element ``o * stride + t - before``.
-
-    Attributes
-    ----------
-    extent, size, stride, before, number : int
-        Elements of the axis, taps of a window, the distance of windows, padding, and how many windows.
-    after : int
-        Padding behind, which counts where an average includes the padding.
-    """
-
-    extent: int
-    size: int
-    stride: int
-    before: int
-    number: int
-    after: int = 0
-
-    def has_elements(self) -> bool:
-        """Tell whether no window holds nothing but padding."""
-        last = (self.number - 1) * self.stride - self.before
-        return self.before < self.size and last < self.extent
-
-    def taps(self, phase: int) -> list[tuple[int, int]]:
-        """Return which taps elements ``i * stride + phase`` are, and of which window, counted from i."""
-        at = phase + self.before
-        return [
-            (t, (at - t) // self.stride) for t in range(self.size) if (at - t) % self.stride == 0
-        ]
-
-    def margins(self, steps: int) -> tuple[int, int]:
-        """Return how far before the first and behind the last window the taps of ``steps`` strides reach."""
-        offsets = [0, *(o for phase in range(self.stride) for _, o in self.taps(phase))]
-        return -min(offsets), max(0, steps - 1 + max(offsets) - (self.number - 1))
-
-
-@dataclass(frozen=True)
-class Pool:
-    """A pooling of planes.
-
-    Attributes
-    ----------
-    planes : int or tirx.PrimExpr
-        How many planes.
-    rows, columns : Windows
-        The windows along both axes; the stride of columns is 1 or 2.
-    """
-
-    planes: Extent
-    rows: Windows
-    columns: Windows
-
-
-def max_pool(pool: Pool, shapes: Sequence[Sequence[Extent]], cpu: CPU) -> tirx.PrimFunc:
+def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tirx.PrimFunc:
     """Return maximum pooling.
 
     Parameters
@@ -89,37 +34,46 @@ def max_pool(pool: Pool, shapes: Sequence[Sequence[Extent]], cpu: CPU) -> tirx.P
         The shapes of x and y.
     cpu : CPU
         What the function is for.
+    winners : bool
+        Whether there is a further result, of the shape of y: the tap that has won each window, in int8.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes x and y. A NaN is larger than any number.
+        Takes x and y, and what receives the winners. A NaN is larger than any number.
     """
     vectors = Vectors(cpu.lanes)
-    rows, columns = pool.rows, pool.columns
+    bytes_ = Vectors(cpu.lanes, "int8")
 
-    def body(x, y) -> None:
-        with _tasks(pool, cpu) as planes:
-            source = _Source(pool, vectors)
-            with b.serial(*planes) as plane:
+    def body(x, y, *won) -> None:
+        with pool.each_plane(cpu) as planes:
+            source = Source(pool, vectors, _LOWEST)
+
+            def windows(plane, finite: bool) -> None:
+                with pool.each_row_of_windows() as at:
+                    base = pool.windows(plane, at)
+
+                    def some(j, number) -> None:
+                        taps = list(source.taps(at, j))
+                        vectors.store(y, base + j, _largest(vectors, taps, finite), number)
+                        if won:
+                            winner = _winner(pool, vectors, taps, at, j, finite)
+                            winner = tirx.Cast(f"int8x{vectors.lanes}", winner)
+                            bytes_.store(won[0], base + j, winner, number)
+
+                    vectors.each(pool.columns.number, some)
+
+            with planes() as plane:
                 source.fill(x, plane)
-                with b.serial(0, rows.number) as i:
-                    base = bind((plane * rows.number + i) * columns.number)
+                _if_finite(source, lambda finite: windows(plane, finite))
 
-                    def windows(j, number) -> None:
-                        taps = list(source.taps(i, j))
-                        result = Accumulators(vectors, 1)
-                        result[0] = _largest(taps)
-                        for tap in taps:
-                            result[0] = tirx.Select(tirx.isnan(tap), tap, result[0])
-                        vectors.store(y, base + j, result[0], number)
-
-                    vectors.each(columns.number, windows)
-
-    return _function("max_pool2d", ("x", "y"), shapes, body)
+    params = b.floats(("x", "y"), shapes)
+    if winners:
+        params.append(("winners", shapes[1], "int8"))
+    return b.prim_func("max_pool", params, body)
 
 
-def max_pool_backward(pool: Pool, shapes: Sequence[Sequence[Extent]], cpu: CPU) -> tirx.PrimFunc:
+def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tirx.PrimFunc:
     """Return the gradient of maximum pooling.
 
     Parameters
@@ -128,48 +82,104 @@ def max_pool_backward(pool: Pool, shapes: Sequence[Sequence[Extent]], cpu: CPU) 
         As for :func:`max_pool`.
     shapes : Sequence
         The shapes of dy, x and dx.
+    winners : bool
+        Whether it takes the winners that :func:`max_pool` has found in the place of x.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x and dx. Of equal elements the first of a window wins, and of several NaNs the last.
+        Takes dy, x or the winners, and dx. Of equal elements the first of a window wins, and of several NaNs
+        the last.
+    """
+    vectors = Vectors(cpu.lanes)
+    bytes_ = Vectors(cpu.lanes, "int8")
+
+    def body(dy, x, dx) -> None:
+        with pool.each_plane(cpu) as planes:
+            grads = Gathered(pool, vectors)
+            integers = grads.integers
+            source = None if winners else Source(pool, vectors, _LOWEST)
+            won, values = grads.buffer(integers, -1), grads.buffer(vectors, 0)
+
+            def share(at, tap: int):
+                is_won = tirx.EQ(integers.load(won, at), integers.splat(tap))
+                return tirx.Select(is_won, vectors.load(values, at), vectors.splat(0))
+
+            def windows(plane, finite: bool) -> None:
+                with pool.each_row_of_windows() as at:
+                    base = pool.windows(plane, at)
+
+                    def some(j, number) -> None:
+                        if winners:
+                            winner = bytes_.load(x, base + j, number)
+                            winner = tirx.Cast(f"int32x{vectors.lanes}", winner)
+                        else:
+                            taps = list(source.taps(at, j))
+                            winner = _winner(pool, vectors, taps, at, j, finite)
+                        place = bind(grads.at(at, j))
+                        integers.store(won, place, integers.only(winner, number, -1))
+                        vectors.store(values, place, vectors.load(dy, base + j, number))
+
+                    vectors.each(pool.columns.number, some)
+
+            with planes() as plane:
+                if winners:
+                    windows(plane, True)
+                else:
+                    source.fill(x, plane)
+                    _if_finite(source, lambda finite: windows(plane, finite))
+                grads.gather(dx, plane, share)
+
+    dy, x, dx = shapes
+    second = ("winners", dy, "int8") if winners else ("x", x, "float32")
+    params = [("dy", dy, "float32"), second, ("dx", dx, "float32")]
+    return b.prim_func("max_pool_backward", params, body)
+
+
+def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.PrimFunc:
+    """Return average pooling.
+
+    Parameters
+    ----------
+    pool, shapes, cpu
+        As for :func:`max_pool`.
+    include_pad : bool
+        Whether the padding counts among what a window's sum is divided by.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes x and y.
     """
     vectors = Vectors(cpu.lanes)
 
-    def body(dy, x, dx) -> None:
-        with _tasks(pool, cpu) as planes:
-            source, grads = _Source(pool, vectors), _Gathered(pool, vectors)
-            winners = grads.buffer(grads.integers, -1)
-            values = grads.buffer(vectors, 0)
-
-            def share(at, tap: int):
-                won = tirx.EQ(grads.integers.load(winners, at), grads.integers.splat(tap))
-                return tirx.Select(won, vectors.load(values, at), vectors.splat(0))
-
-            with b.serial(*planes) as plane:
+    def body(x, y) -> None:
+        with pool.each_plane(cpu) as planes:
+            source = Source(pool, vectors, 0)
+            with planes() as plane:
                 source.fill(x, plane)
-                _find_winners(pool, vectors, source, grads, winners, values, dy, plane)
-                grads.gather(dx, plane, share)
+                with pool.each_row_of_windows() as at:
+                    base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
-    return _function("max_pool2d_backward", ("dy", "x", "dx"), shapes, body)
+                    def average(j, number) -> None:
+                        total = sum_of(source.taps(at, j))
+                        count = _counts(pool, vectors, outer, j, include_pad)
+                        vectors.store(y, base + j, total / count, number)
+
+                    vectors.each(pool.columns.number, average)
+
+    return b.prim_func("avg_pool", b.floats(("x", "y"), shapes), body)
 
 
-def avg_pool_backward(
-    pool: Pool,
-    shapes: Sequence[Sequence[Extent]],
-    cpu: CPU,
-    include_pad: bool,
-) -> tirx.PrimFunc:
+def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.PrimFunc:
     """Return the gradient of average pooling.
 
     Parameters
     ----------
-    pool, cpu
-        As for :func:`max_pool`.
+    pool, cpu, include_pad
+        As for :func:`avg_pool`.
     shapes : Sequence
         The shapes of dy and dx.
-    include_pad : bool
-        Whether the padding counts among what a window's sum is divided by.
 
     Returns
     -------
@@ -177,34 +187,41 @@ def avg_pool_backward(
         Takes dy and dx.
     """
     vectors = Vectors(cpu.lanes)
-    rows, columns = pool.rows, pool.columns
 
-    def shares(grads: _Gathered, values, dy, plane) -> None:
-        with b.serial(0, rows.number) as i:
-            height = _count(rows, i, const, include_pad)
-            base = bind((plane * rows.number + i) * columns.number)
+    def shares(grads: Gathered, values, dy, plane) -> None:
+        with pool.each_row_of_windows() as at:
+            base, outer = pool.windows(plane, at), _outer_count(pool, at, include_pad)
 
             def share(j, number) -> None:
-                at = tirx.Broadcast(j, vectors.lanes)
-                at = at + tirx.Ramp(const(0), const(1), vectors.lanes)
-                width = _count(columns, at, grads.integers.splat, include_pad)
-                area = tirx.Cast(
-                    f"float32x{vectors.lanes}", width * tirx.Broadcast(height, vectors.lanes)
-                )
-                value = vectors.load(dy, base + j, number) / area
-                vectors.store(values, grads.at(i, j), vectors.only(value, number))
+                count = _counts(pool, vectors, outer, j, include_pad)
+                value = vectors.load(dy, base + j, number) / count
+                vectors.store(values, grads.at(at, j), vectors.only(value, number))
 
-            vectors.each(columns.number, share)
+            vectors.each(pool.columns.number, share)
 
     def body(dy, dx) -> None:
-        with _tasks(pool, cpu) as planes:
-            grads = _Gathered(pool, vectors)
+        with pool.each_plane(cpu) as planes:
+            grads = Gathered(pool, vectors)
             values = grads.buffer(vectors, 0)
-            with b.serial(*planes) as plane:
+            with planes() as plane:
                 shares(grads, values, dy, plane)
                 grads.gather(dx, plane, lambda at, _tap: vectors.load(values, at))
 
-    return _function("avg_pool2d_backward", ("dy", "dx"), shapes, body)
+    return b.prim_func("avg_pool_backward", b.floats(("dy", "dx"), shapes), body)
+
+
+def _counts(pool: Pool, vectors: Vectors, outer, j, include_pad: bool):
+    """Return how many taps of consecutive windows count, as floats."""
+    integers = Vectors(vectors.lanes, "int32")
+    at = integers.splat(j) + tirx.Ramp(const(0), const(1), vectors.lanes)
+    width = _count(pool.columns, at, integers.splat, include_pad)
+    return tirx.Cast(f"float32x{vectors.lanes}", width * integers.splat(outer))
+
+
+def _outer_count(pool: Pool, at: Sequence, include_pad: bool):
+    """Return how many rows of taps of a window count."""
+    pairs = zip(pool.outer, at, strict=True)
+    return bind(prod(_count(axis, i, const, include_pad) for axis, i in pairs))
 
 
 def _count(windows: Windows, window, splat: Callable, include_pad: bool):
@@ -216,45 +233,23 @@ def _count(windows: Windows, window, splat: Callable, include_pad: bool):
     return tirx.max(last - first, splat(1))
 
 
-def _find_winners(pool: Pool, vectors: Vectors, source, grads, winners, values, dy, plane) -> None:
-    """Emit the search for the winner of each window, which is kept beside the window's gradient."""
-    rows, columns, integers = pool.rows, pool.columns, grads.integers
-    lanes = vectors.lanes
-    with b.serial(0, rows.number) as i:
-        base = bind((plane * rows.number + i) * columns.number)
-        # Where nothing is above negative infinity, which padding is too, the first that is no padding wins.
-        first_row = bind(tirx.max(const(0), rows.before - i * rows.stride) * columns.size)
-
-        def windows(j, number) -> None:
-            taps = list(source.taps(i, j))
-            largest, winner = _largest(taps), Accumulators(integers, 1)
-            winner[0] = integers.splat(0)
-            # Nothing here waits for a comparison of the tap before.
-            for t, tap in reversed(list(enumerate(taps))):
-                winner[0] = tirx.Select(tirx.EQ(tap, largest), integers.splat(t), winner[0])
-            before = tirx.Ramp(columns.before - j * columns.stride, const(-columns.stride), lanes)
-            first = tirx.max(integers.splat(0), before) + tirx.Broadcast(first_row, lanes)
-            winner[0] = tirx.max(winner[0], first)
-            for t, tap in enumerate(taps):
-                winner[0] = tirx.Select(tirx.isnan(tap), integers.splat(t), winner[0])
-            at = bind(grads.at(i, j))
-            integers.store(winners, at, integers.only(winner[0], number, -1))
-            vectors.store(values, at, vectors.load(dy, base + j, number))
-
-        vectors.each(columns.number, windows)
+def _if_finite(source: Source, emit: Callable[[bool], None]) -> None:
+    """Emit what is done with a plane that has infinities or NaN, and what without, which is faster."""
+    b.either(source.is_finite(), lambda: emit(True), lambda: emit(False))
 
 
-@contextmanager
-def _tasks(pool: Pool, cpu: CPU):
-    """Emit the loop over tasks, each of which has some planes, for which it yields the first and the end."""
-    tasks = _TASKS * cpu.cores
-    if isinstance(pool.planes, int):
-        tasks = min(tasks, pool.planes)
-    with b.parallel(0, tasks) as task:
-        yield bind(task * pool.planes // tasks), bind((task + 1) * pool.planes // tasks)
+def _largest(vectors: Vectors, taps: Sequence, finite: bool):
+    """Return the largest of some vectors, or a NaN."""
+    if finite:
+        return _by_pairs(taps)
+    result = Accumulators(vectors, 1)
+    result[0] = _by_pairs(taps)
+    for tap in taps:
+        result[0] = tirx.Select(tirx.isnan(tap), tap, result[0])
+    return result[0]
 
 
-def _largest(taps: Sequence):
+def _by_pairs(taps: Sequence):
     """Return the largest of some vectors, anything where there is a NaN, by pairs."""
     taps = list(taps)
     while len(taps) > 1:
@@ -263,135 +258,22 @@ def _largest(taps: Sequence):
     return taps[0]
 
 
-class _Source:
-    """A padded plane, ``[row][phase][column // stride]``, with the phase ``column % stride``."""
-
-    def __init__(self, pool: Pool, vectors: Vectors):
-        self._pool, self._vectors = pool, vectors
-        rows, columns, lanes = pool.rows, pool.columns, vectors.lanes
-        self._step = columns.stride * lanes
-        copied = ceil_div(columns.extent, self._step) * lanes
-        copied += ceil_div(columns.before, columns.stride)
-        read = ceil_div(columns.number, lanes) * lanes + (columns.size - 1) // columns.stride
-        self._width = max(copied, read)
-        self._height = (rows.number - 1) * rows.stride + rows.size
-        self._buffer = _filled(vectors, self._height * columns.stride * self._width, _LOWEST)
-
-    def taps(self, i, j):
-        """Yield the elements at each tap of the windows from (i, j) on, row by row."""
-        rows, columns = self._pool.rows, self._pool.columns
-        for t in range(rows.size):
-            row = bind((i * rows.stride + t) * (columns.stride * self._width) + j)
-            for u in range(columns.size):
-                phase, column = u % columns.stride, u // columns.stride
-                yield bind(self._vectors.load(self._buffer, row + phase * self._width + column))
-
-    def fill(self, x: tirx.Buffer, plane) -> None:
-        """Copy a plane."""
-        rows, columns = self._pool.rows, self._pool.columns
-        with b.serial(0, min(rows.extent, self._height - rows.before)) as r:
-            target = bind((r + rows.before) * (columns.stride * self._width))
-            source = bind((plane * rows.extent + r) * columns.extent)
-            whole, rest = divmod(columns.extent, self._step)
-            with b.serial(0, whole) as m:
-                self._copy(x, source + m * self._step, target + m * self._vectors.lanes, self._step)
-            if rest:
-                at = whole * self._step, whole * self._vectors.lanes
-                self._copy(x, source + at[0], target + at[1], rest)
-
-    def _copy(self, x, source, target, number: int) -> None:
-        """Copy columns to their phases."""
-        vectors, columns, lanes = self._vectors, self._pool.columns, self._vectors.lanes
-        parts = []
-        for i in range(columns.stride):
-            left = min(lanes, number - i * lanes)
-            if left <= 0:
-                parts.append(vectors.splat(_LOWEST))
-            else:
-                part = vectors.load(x, source + i * lanes, left)
-                parts.append(bind(vectors.only(part, left, _LOWEST)))
-        if columns.stride == 2:
-            parts = vectors.evens_and_odds(*parts)
-        for shift, part in enumerate(parts):
-            phase, column = divmod(columns.before + shift, columns.stride)[::-1]
-            vectors.store(self._buffer, target + phase * self._width + column, part)
-
-
-class _Gathered:
-    """What windows give to their elements, in a frame of windows that do not exist."""
-
-    def __init__(self, pool: Pool, vectors: Vectors):
-        self._pool, self._vectors = pool, vectors
-        self.integers = Vectors(vectors.lanes, "int32")
-        rows, columns, lanes = pool.rows, pool.columns, vectors.lanes
-        self._steps = ceil_div(ceil_div(columns.extent, columns.stride), lanes) * lanes
-        self._top, bottom = rows.margins(ceil_div(rows.extent, rows.stride))
-        self._left, right = columns.margins(self._steps)
-        self._inner = ceil_div(columns.number, lanes) * lanes
-        self._height = self._top + rows.number + bottom
-        self._width = self._left + max(self._inner, columns.number + right) + lanes
-
-    def buffer(self, vectors: Vectors, value: float) -> tirx.Buffer:
-        """Allocate something for each window, which for those that do not exist is a value."""
-        return _filled(vectors, self._height * self._width, value)
-
-    def at(self, i, j):
-        """Return the index of a window."""
-        return (i + self._top) * self._width + self._left + j
-
-    def gather(self, dx: tirx.Buffer, plane, share: Callable) -> None:
-        """Emit the sums of ``share(index, tap)`` over the windows that each element belongs to."""
-        rows, columns, lanes = self._pool.rows, self._pool.columns, self._vectors.lanes
-        with b.serial(0, ceil_div(rows.extent, rows.stride)) as i:
-            for phase in range(rows.stride):
-                r = bind(i * rows.stride + phase)
-                base = bind((plane * rows.extent + r) * columns.extent)
-
-                def row(base=base, phase=phase) -> None:
-                    step = columns.stride * lanes
-                    whole, rest = divmod(columns.extent, step)
-                    with b.serial(0, whole) as m:
-                        sums = self._sums(i, phase, bind(m * lanes), share)
-                        self._store(dx, base + m * step, sums, step)
-                    if rest:
-                        sums = self._sums(i, phase, const(whole * lanes), share)
-                        self._store(dx, base + whole * step, sums, rest)
-
-                if phase < (rows.extent - 1) % rows.stride + 1:
-                    row()
-                else:
-                    with b.when(r < rows.extent):
-                        row()
-
-    def _sums(self, i, phase: int, j, share: Callable) -> list:
-        """Return a vector for each phase of the columns."""
-        columns = self._pool.columns
-        sums = []
-        for column_phase in range(columns.stride):
-            total = Accumulators(self._vectors, 1)
-            total[0] = self._vectors.splat(0)
-            for t, row in self._pool.rows.taps(phase):
-                start = bind(self.at(i, j) + row * self._width)
-                for u, column in columns.taps(column_phase):
-                    total[0] = total[0] + share(start + column, t * columns.size + u)
-            sums.append(total[0])
-        return sums
-
-    def _store(self, dx, start, sums: Sequence, number: int) -> None:
-        vectors, lanes = self._vectors, self._vectors.lanes
-        parts = sums if len(sums) == 1 else vectors.interleave(*sums)
-        for k, part in enumerate(parts):
-            left = min(lanes, number - k * lanes)
-            if left > 0:
-                vectors.store(dx, start + k * lanes, part, left)
-
-
-def _filled(vectors: Vectors, size: int, value: float) -> tirx.Buffer:
-    buffer = b.scratch(size, vectors.dtype)
-    vectors.each(size, lambda o, n: vectors.store(buffer, o, vectors.splat(value), n))
-    return buffer
-
-
-def _function(name: str, names: Sequence[str], shapes: Sequence, body: Callable) -> tirx.PrimFunc:
-    params = [(each, shape, "float32") for each, shape in zip(names, shapes, strict=True)]
-    return b.prim_func(name, params, body)
+def _winner(pool: Pool, vectors: Vectors, taps: Sequence, at: Sequence, j, finite: bool):
+    """Return which tap wins each of some windows."""
+    integers, lanes = Vectors(vectors.lanes, "int32"), vectors.lanes
+    largest, winner = _by_pairs(taps), Accumulators(integers, 1)
+    winner[0] = integers.splat(0 if not finite else len(taps) - 1)
+    # Nothing here waits for a comparison of the tap before. One of them is the largest number.
+    for t, tap in reversed(list(enumerate(taps[: len(taps) - finite]))):
+        winner[0] = tirx.Select(tirx.EQ(tap, largest), integers.splat(t), winner[0])
+    if finite:
+        return winner[0]
+    # Where nothing is above negative infinity, which padding is too, the first that is no padding wins.
+    outer = [axis.first_tap(i) for i, axis in zip(at, pool.outer, strict=True)]
+    window = integers.splat(j) + tirx.Ramp(const(0), const(1), lanes)
+    first = pool.columns.first_tap(window, integers.splat)
+    first = integers.splat(bind(pool.tap(outer, 0))) + first
+    winner[0] = tirx.max(winner[0], first)
+    for t, tap in enumerate(taps):
+        winner[0] = tirx.Select(tirx.isnan(tap), integers.splat(t), winner[0])
+    return winner[0]

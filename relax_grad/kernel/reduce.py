@@ -126,10 +126,10 @@ def sum_columns(
 
     def body(x, result) -> None:
         def term(_row):
-            return lambda at, number: vectors.load(x, at, number)
+            return lambda at, number: [vectors.load(x, at, number)]
 
         count = as_float(rows) if mean else None
-        emit_column_sums(vectors, cpu, outer, rows, columns, term, result, count)
+        emit_column_sums(vectors, cpu, (outer, rows, columns), term, [result], count)
 
     return _function("sum_columns", shapes, body)
 
@@ -137,11 +137,9 @@ def sum_columns(
 def emit_column_sums(
     vectors: Vectors,
     cpu: CPU,
-    outer: Extent,
-    rows: Extent,
-    columns: int,
+    extents: tuple[Extent, Extent, int],
     term: Callable,
-    result: tirx.Buffer,
+    results: Sequence[tirx.Buffer],
     divisor: tirx.PrimExpr | None = None,
 ) -> None:
     """Emit sums over the rows of ``[outer, rows, columns]``.
@@ -152,16 +150,17 @@ def emit_column_sums(
         What is computed in.
     cpu : CPU
         What the function is for.
-    outer, rows, columns : int or tirx.PrimExpr
+    extents : tuple
         The extents, of which that of the columns is not symbolic.
     term : Callable
-        Emits what a row has in common and returns ``term(index, number)``, which gives the vector that is
-        summed.
-    result : tirx.Buffer
+        Emits what a row has in common and returns ``term(index, number)``, which gives the vectors that are
+        summed, one for each result.
+    results : Sequence[tirx.Buffer]
         What the sums are stored to, ``[outer, columns]``.
     divisor : tirx.PrimExpr, optional
         What the sums are divided by.
     """
+    outer, rows, columns = extents
     stretches = _STRETCHES
     if isinstance(rows, int):
         stretches = max(1, min(stretches, rows // _STRETCH))
@@ -176,26 +175,33 @@ def emit_column_sums(
         block = block // 2
     width = block * vectors.lanes
     blocks = b.ceil_div(columns, width)
-    partial = b.scratch(outer * stretches * columns) if stretches > 1 else result
+    partial = results
+    if stretches > 1:
+        partial = [b.scratch(outer * stretches * columns) for _ in results]
 
     def finish(total):
         return total if divisor is None else total / vectors.splat(divisor)
 
     def sums(first, last, base, offset, target, number_of, rest) -> None:
         """Emit the sums of some vectors of columns; of the last one, ``rest`` lanes."""
-        total = Accumulators(vectors, number_of)
-        for v in range(number_of):
-            total[v] = vectors.splat(0)
+        totals = [Accumulators(vectors, number_of) for _ in results]
+        for total in totals:
+            for v in range(number_of):
+                total[v] = vectors.splat(0)
         with b.serial(0, last - first) as i:
             row = bind(first + i)
             value, start = term(base + row), bind((base + row) * columns + offset)
             for v in range(number_of):
                 number = rest if v == number_of - 1 else None
-                total[v] = total[v] + value(start + v * vectors.lanes, number)
+                for total, each in zip(
+                    totals, value(start + v * vectors.lanes, number), strict=True
+                ):
+                    total[v] = total[v] + each
         for v in range(number_of):
             number = rest if v == number_of - 1 else None
-            value = finish(total[v]) if stretches == 1 else total[v]
-            vectors.store(partial, target + offset + v * vectors.lanes, value, number)
+            for total, buffer in zip(totals, partial, strict=True):
+                value = finish(total[v]) if stretches == 1 else total[v]
+                vectors.store(buffer, target + offset + v * vectors.lanes, value, number)
 
     with b.parallel(0, outer * (stretches * blocks)) as task:
         part, j = bind(task // blocks), bind(task % blocks)
@@ -204,24 +210,31 @@ def emit_column_sums(
         last = bind((stretch + 1) * rows // stretches)
         base, offset, target = bind(n * rows), bind(j * width), bind(part * columns)
         left = columns - (blocks - 1) * width
-        whole = lambda: sums(first, last, base, offset, target, block, None)  # noqa: E731
-        tail = (b.ceil_div(left, vectors.lanes), left % vectors.lanes or None)
+
+        def whole() -> None:
+            sums(first, last, base, offset, target, block, None)
+
+        def tail() -> None:
+            number = b.ceil_div(left, vectors.lanes)
+            sums(first, last, base, offset, target, number, left % vectors.lanes or None)
+
         if left == width:
             whole()
         elif blocks == 1:
-            sums(first, last, base, offset, target, *tail)
+            tail()
         else:
-            b.either(j < blocks - 1, whole, lambda: sums(first, last, base, offset, target, *tail))
+            b.either(j < blocks - 1, whole, tail)
     if stretches == 1:
         return
     with b.parallel(0, outer) as n:
 
         def add(offset, number) -> None:
-            parts = [
-                vectors.load(partial, (n * stretches + i) * columns + offset, number)
-                for i in range(stretches)
-            ]
-            vectors.store(result, n * columns + offset, finish(sum_of(parts)), number)
+            for buffer, result in zip(partial, results, strict=True):
+                parts = [
+                    vectors.load(buffer, (n * stretches + i) * columns + offset, number)
+                    for i in range(stretches)
+                ]
+                vectors.store(result, n * columns + offset, finish(sum_of(parts)), number)
 
         vectors.each(columns, add)
 
@@ -231,5 +244,4 @@ def _tasks(parts: int, columns: int, block: int, vectors: Vectors) -> int:
 
 
 def _function(name: str, shapes: Sequence, body: Callable) -> tirx.PrimFunc:
-    params = [(each, shape, "float32") for each, shape in zip(("x", "result"), shapes, strict=True)]
-    return b.prim_func(name, params, body)
+    return b.prim_func(name, b.floats(("x", "result"), shapes), body)

@@ -1,30 +1,152 @@
-"""Softmax, its logarithm and their gradients, along rows.
+"""Softmax, its logarithm and their gradients, along rows or down columns.
 
-A row is read three times, for its maximum, for the sum of the exponentials and for the result, while it is
-in the first-level cache.
+What is normalized together is read three times, for its maximum, for the sum of the exponentials and for the
+result, while it is in the cache: a row, or some vectors of neighbouring columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
 from . import _math as math
-from ._builder import Extent, Sums, Vectors, bind
+from ._builder import Accumulators, Extent, Sums, Vectors, bind
 
 _LOWEST = float("-inf")
 
+#: Vectors of neighbouring columns.
+_BLOCK = 4
 
-def softmax(rows: Extent, columns: Extent, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return softmax along the rows of ``[rows, columns]``.
+
+@dataclass(frozen=True)
+class Lines:
+    """A tensor ``[outer, extent, inner]`` that is normalized along the axis in the middle.
+
+    Attributes
+    ----------
+    outer, extent, inner : int or tirx.PrimExpr
+        The extents. Where ``inner`` is 1, the lines are rows.
+    """
+
+    outer: Extent
+    extent: Extent
+    inner: Extent
+
+    @property
+    def are_rows(self) -> bool:
+        return isinstance(self.inner, int) and self.inner == 1
+
+    def each(self, vectors: Vectors, emit: Callable[[Row | Columns], None]) -> None:
+        """Emit what is done with a line, or with neighbouring ones, for all of them."""
+        if self.are_rows:
+            with b.parallel(0, self.outer) as row:
+                emit(Row(vectors, self.extent, row))
+            return
+        width = _BLOCK * vectors.lanes
+        blocks = b.ceil_div(self.inner, width)
+        with b.parallel(0, self.outer * blocks) as task:
+            n, start = bind(task // blocks), bind(task % blocks * width)
+
+            def whole() -> None:
+                emit(Columns(vectors, self, n, start, _BLOCK))
+
+            def rest() -> None:
+                def one(offset, number) -> None:
+                    emit(Columns(vectors, self, n, start + offset, 1, number))
+
+                left = self.inner % width if isinstance(self.inner, int) else self.inner - start
+                vectors.each(left, one)
+
+            if isinstance(self.inner, int) and self.inner % width == 0:
+                whole()
+            elif isinstance(self.inner, int) and self.inner < width:
+                rest()
+            else:
+                b.either(start + width <= self.inner, whole, rest)
+
+
+class Row:
+    """A line whose elements are neighbours.
+
+    Attributes
+    ----------
+    number : tirx.PrimExpr
+        Which of the lines it is.
+    base : tirx.PrimExpr
+        Where it begins.
+    """
+
+    def __init__(self, vectors: Vectors, extent: Extent, number):
+        self._vectors, self._extent = vectors, extent
+        self.number, self.base = number, bind(number * extent)
+
+    def fold(self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b):
+        """Return a vector, for each of the lines, of ``term(index, number, line)`` combined along them."""
+        vectors = self._vectors
+        sums = Sums(vectors, start=start, combine=combine)
+
+        def terms(offset, number):
+            return [vectors.only(term(self.base + offset, number, 0), number, start)]
+
+        sums.add_row(self._extent, terms)
+        return [bind(vectors.splat(sums.totals()[0]))]
+
+    def each(self, emit: Callable) -> None:
+        """Emit ``emit(index, number, line)`` for each vector of the lines."""
+        self._vectors.each(self._extent, lambda o, number: emit(self.base + o, number, 0))
+
+
+class Columns:
+    """Lines whose first elements are neighbours: some vectors, or a part of one.
+
+    Attributes
+    ----------
+    first : tirx.PrimExpr
+        Which of the lines is the first.
+    size : int
+        How many vectors.
+    number : int or tirx.PrimExpr or None
+        How many lanes of one vector, if they are not all.
+    """
+
+    def __init__(self, vectors: Vectors, of: Lines, n, start, size: int, number=None):
+        self._vectors, self._of, self.size, self.number = vectors, of, size, number
+        self.first = bind(n * of.inner + start)
+        self._base = bind(n * of.extent * of.inner + start)
+
+    def fold(self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b):
+        total = Accumulators(self._vectors, self.size)
+        for k in range(self.size):
+            total[k] = self._vectors.splat(start)
+
+        def add(at, number, k, _row) -> None:
+            total[k] = combine(total[k], term(at, number, k))
+
+        self.each_row(add)
+        return [bind(total[k]) for k in range(self.size)]
+
+    def each(self, emit: Callable) -> None:
+        self.each_row(lambda at, number, k, _row: emit(at, number, k))
+
+    def each_row(self, emit: Callable) -> None:
+        """Emit ``emit(index, number, k, row)`` for the k-th vector of each row of the lines."""
+        with b.serial(0, self._of.extent) as i:
+            base = bind(self._base + i * self._of.inner)
+            for k in range(self.size):
+                emit(base + k * self._vectors.lanes, self.number, k, i)
+
+
+def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return softmax.
 
     Parameters
     ----------
-    rows, columns : int or tirx.PrimExpr
-        The extents.
+    lines : Lines
+        What is normalized.
     shape : Sequence
         The shape of x and of the result.
     cpu : CPU
@@ -37,58 +159,51 @@ def softmax(rows: Extent, columns: Extent, shape: Sequence[Extent], cpu: CPU) ->
     """
     vectors = Vectors(cpu.lanes)
 
-    def row(base, x, y) -> None:
-        largest = _largest(vectors, x, base, columns)
+    def line(of: Row | Columns, x, y) -> None:
+        largest = _largest(vectors, of, x)
 
-        def exponential(o, number):
-            value = math.exp(bind(vectors.load(x, base + o, number) - largest))
-            vectors.store(y, base + o, value, number)
-            return [vectors.only(value, number)]
+        def exponential(at, number, k):
+            value = math.exp(bind(vectors.load(x, at, number) - largest[k]))
+            vectors.store(y, at, value, number)
+            return value
 
-        sums = Sums(vectors)
-        sums.add_row(columns, exponential)
-        factor = bind(vectors.splat(tirx.const(1.0, "float32") / sums.totals()[0]))
+        factors = [bind(vectors.splat(1) / total) for total in of.fold(exponential)]
 
-        def scale(o, number) -> None:
-            vectors.store(y, base + o, vectors.load(y, base + o, number) * factor, number)
+        def scale(at, number, k) -> None:
+            vectors.store(y, at, vectors.load(y, at, number) * factors[k], number)
 
-        vectors.each(columns, scale)
+        of.each(scale)
 
-    return _of_rows("softmax", ("x", "y"), rows, columns, shape, row)
+    return _function("softmax", ("x", "y"), lines, shape, vectors, line)
 
 
-def log_softmax(rows: Extent, columns: Extent, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the logarithm of softmax along the rows of ``[rows, columns]``, as for :func:`softmax`."""
+def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return the logarithm of softmax, as for :func:`softmax`."""
     vectors = Vectors(cpu.lanes)
 
-    def row(base, x, y) -> None:
-        largest = _largest(vectors, x, base, columns)
+    def line(of: Row | Columns, x, y) -> None:
+        largest = _largest(vectors, of, x)
 
-        def exponential(o, number):
-            value = math.exp(bind(vectors.load(x, base + o, number) - largest))
-            return [vectors.only(value, number)]
+        def exponential(at, number, k):
+            return math.exp(bind(vectors.load(x, at, number) - largest[k]))
 
-        sums = Sums(vectors)
-        sums.add_row(columns, exponential)
-        shift = bind(vectors.splat(tirx.log(sums.totals()[0])))
+        shifts = [math.log_of_normal(total) for total in of.fold(exponential)]
 
-        def scale(o, number) -> None:
-            value = vectors.load(x, base + o, number) - largest - shift
-            vectors.store(y, base + o, value, number)
+        def shift(at, number, k) -> None:
+            value = vectors.load(x, at, number) - largest[k] - shifts[k]
+            vectors.store(y, at, value, number)
 
-        vectors.each(columns, scale)
+        of.each(shift)
 
-    return _of_rows("log_softmax", ("x", "y"), rows, columns, shape, row)
+    return _function("log_softmax", ("x", "y"), lines, shape, vectors, line)
 
 
-def softmax_backward(
-    rows: Extent, columns: Extent, shape: Sequence[Extent], cpu: CPU
-) -> tirx.PrimFunc:
-    """Return the gradient of softmax along the rows of ``[rows, columns]``.
+def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return the gradient of softmax.
 
     Parameters
     ----------
-    rows, columns, shape, cpu
+    lines, shape, cpu
         As for :func:`softmax`.
 
     Returns
@@ -98,45 +213,63 @@ def softmax_backward(
     """
     vectors = Vectors(cpu.lanes)
 
-    def row(base, dy, y, dx) -> None:
-        def product(o, number):
-            return [vectors.load(dy, base + o, number) * vectors.load(y, base + o, number)]
+    def line(of: Row | Columns, dy, y, dx) -> None:
+        totals = of.fold(
+            lambda at, number, _: vectors.load(dy, at, number) * vectors.load(y, at, number)
+        )
 
-        sums = Sums(vectors)
-        sums.add_row(columns, product)
-        total = bind(vectors.splat(sums.totals()[0]))
+        def element(at, number, k) -> None:
+            grad = vectors.load(dy, at, number) - totals[k]
+            vectors.store(dx, at, grad * vectors.load(y, at, number), number)
 
-        def element(o, number) -> None:
-            grad = vectors.load(dy, base + o, number) - total
-            vectors.store(dx, base + o, grad * vectors.load(y, base + o, number), number)
+        of.each(element)
 
-        vectors.each(columns, element)
-
-    return _of_rows("softmax_backward", ("dy", "y", "dx"), rows, columns, shape, row)
+    return _function("softmax_backward", ("dy", "y", "dx"), lines, shape, vectors, line)
 
 
-def _largest(vectors: Vectors, x: tirx.Buffer, base, columns: Extent):
-    """Return a vector of the largest element of a row."""
-    largest = Sums(vectors, start=_LOWEST, combine=tirx.max)
-    largest.add_row(
-        columns,
-        lambda o, number: [vectors.only(vectors.load(x, base + o, number), number, _LOWEST)],
-    )
-    return bind(vectors.splat(largest.totals()[0]))
+def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
+    """Return the gradient of the logarithm of softmax.
+
+    Parameters
+    ----------
+    lines, shape, cpu
+        As for :func:`softmax`.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, y, and dx, which it sets to ``dy - sum(dy) * exp(y)``.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def line(of: Row | Columns, dy, y, dx) -> None:
+        totals = of.fold(lambda at, number, _: vectors.load(dy, at, number))
+
+        def element(at, number, k) -> None:
+            share = totals[k] * math.exp(bind(vectors.load(y, at, number)))
+            vectors.store(dx, at, vectors.load(dy, at, number) - share, number)
+
+        of.each(element)
+
+    return _function("log_softmax_backward", ("dy", "y", "dx"), lines, shape, vectors, line)
 
 
-def _of_rows(
+def _largest(vectors: Vectors, of: Row | Columns, x: tirx.Buffer) -> list:
+    """Return vectors of the largest elements of lines."""
+    return of.fold(lambda at, number, _: vectors.load(x, at, number), _LOWEST, tirx.max)
+
+
+def _function(
     name: str,
     names: Sequence[str],
-    rows: Extent,
-    columns: Extent,
+    lines: Lines,
     shape: Sequence[Extent],
-    row: Callable,
+    vectors: Vectors,
+    line: Callable,
 ) -> tirx.PrimFunc:
-    """Return the function of tensors of one shape that does something for each row."""
+    """Return the function of tensors of one shape that does something for each line."""
 
     def body(*buffers) -> None:
-        with b.parallel(0, rows) as i:
-            row(bind(i * columns), *buffers)
+        lines.each(vectors, lambda of: line(of, *buffers))
 
-    return b.prim_func(name, [(each, shape, "float32") for each in names], body)
+    return b.prim_func(name, b.floats(names, [shape] * len(names)), body)

@@ -21,11 +21,11 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._builder import Extent, Vectors, bind, ceil_div, const
 from ._chunks import whole_or_rest
 from ._convolution import Conv2d, Windows
-from ._pack import Block, pack_channels, unpack_row
-from .matmul import tile as matmul_tile
+from ._pack import Block, pack_channels, taps_of_channels, unpack_row
+from ._tile import multiply_add, tile_size
 
 #: Bytes of the transformed weight up to which a task goes through all steps.
 _FUSED_BYTES = 768 * 1024
@@ -110,10 +110,7 @@ def winograd(
         The extent m of the squares of results: 2, or 4, which is faster and less accurate.
     """
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
-    params = [
-        (name, shape, "float32")
-        for name, shape in zip(("data", "weight", "result"), shapes, strict=True)
-    ]
+    params = b.floats(("data", "weight", "result"), shapes)
     return b.prim_func("winograd", params, _Generator(conv, cpu, square, backward=False).emit)
 
 
@@ -133,10 +130,7 @@ def winograd_backward_data(
         As for :func:`winograd`.
     """
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
-    params = [
-        (name, shape, "float32")
-        for name, shape in zip(("output_grad", "weight", "data_grad"), shapes, strict=True)
-    ]
+    params = b.floats(("output_grad", "weight", "data_grad"), shapes)
     turned = replace(
         conv,
         in_channels=conv.out_channels,
@@ -258,7 +252,7 @@ class _Generator:
         )
         self.tall, self.wide = self.height.number // square, self.width.number // square
         self.ins = ceil_div(conv.in_channels, cpu.lanes) * cpu.lanes
-        height, self.tile_vectors = matmul_tile(cpu)
+        height, self.tile_vectors = tile_size(cpu)
         self.tile_vectors = min(self.tile_vectors, ceil_div(conv.out_channels, cpu.lanes))
         self.panel = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(conv.out_channels, self.panel)
@@ -272,7 +266,16 @@ class _Generator:
             self.images, self.rows = self._images(row), self.tall
         self.tile_rows = balanced(self.images * self.rows * self.wide, height)
         number = ceil_div(self.images * self.rows * self.wide, self.tile_rows)
-        self.squares = number * self.tile_rows
+        squares = number * self.tile_rows
+        # How far the elements of a square are from each other: in data, results and weight.
+        self.in_plane, self.out_plane, self.weight_plane = (
+            apart(size)
+            for size in (
+                squares * self.ins,
+                squares * self.outs,
+                self.panels * conv.in_channels * self.panel,
+            )
+        )
 
     def _rows(self, row: int) -> int:
         """Return how many rows of squares a task has."""
@@ -290,15 +293,13 @@ class _Generator:
         return min(images, 8)
 
     def emit(self, source, weight, target) -> None:
-        turned = b.scratch(self.cells * self.panels * self.conv.in_channels * self.panel)
+        turned = b.scratch(self.cells * self.weight_plane)
         self._weight(weight, turned)
         (self._fused if self.is_fused else self._stepwise)(source, turned, target)
 
     def _buffers(self):
         """Allocate ``[cell][square][channel]`` for data and results."""
-        return tuple(
-            b.scratch(self.cells * self.squares * channels) for channels in (self.ins, self.outs)
-        )
+        return tuple(b.scratch(self.cells * plane) for plane in (self.in_plane, self.out_plane))
 
     def _fused(self, source, weight, target) -> None:
         blocks = ceil_div(self.tall, self.rows)
@@ -355,32 +356,17 @@ class _Generator:
                 at = bind((panel * conv.in_channels + c) * self.panel + place)
 
                 def vectors(channels: int, start=start, step=step, at=at) -> None:
-                    taps = self._taps(weight, start, step, channels)
+                    taps = taps_of_channels(self.vectors, (weight, start, step), 9, channels)
                     taps = taps[::-1] if self.backward else taps
                     rows = [taps[i : i + 3] for i in range(0, 9, 3)]
-                    size = self.panels * conv.in_channels * self.panel
+                    plane = self.weight_plane
                     self.squares_of.both(
                         self.transform.weight,
                         rows,
-                        lambda cell, value: self.vectors.store(turned, at + cell * size, value),
+                        lambda cell, value: self.vectors.store(turned, at + cell * plane, value),
                     )
 
                 whole_or_rest(block, conv.out_channels, lanes, vectors)
-
-    def _taps(self, weight, start, step: int, channels: int) -> list:
-        """Load the 9 taps of some channels as vectors of channels."""
-        lanes = self.cpu.lanes
-        taps = []
-        for first in range(0, 9, lanes):
-            number = min(lanes, 9 - first)
-            rows = [
-                bind(self.vectors.load(weight, start + (c * step + first), number))
-                if c < channels
-                else bind(self.vectors.splat(0))
-                for c in range(lanes)
-            ]
-            taps += self.vectors.transpose(rows)[:number]
-        return taps
 
     def _data(self, source, data, image, row, rows, first) -> None:
         """Transform rows of squares of an image; ``first`` is the number of the first square."""
@@ -388,7 +374,7 @@ class _Generator:
             Squares.Source(source, image, self.conv.in_channels, self.height, self.width),
             self.transform.data,
             (row, rows, self.rows),
-            (data, first, self.ins, self.squares * self.ins),
+            (data, first, self.ins, self.in_plane),
         )
 
     def _results(self, results, target, image, row, rows, first) -> None:
@@ -403,11 +389,7 @@ class _Generator:
                 at = bind((first + i * self.wide + j) * self.outs + channel)
                 cells = [
                     [
-                        bind(
-                            self.vectors.load(
-                                results, at + (y * side + x) * (self.squares * self.outs)
-                            )
-                        )
+                        bind(self.vectors.load(results, at + (y * side + x) * self.out_plane))
                         for x in range(side)
                     ]
                     for y in range(side)
@@ -435,47 +417,48 @@ class _Generator:
     def _multiply(self, data, weight, results, cell, panel, tiles) -> None:
         """Emit the matrix product of one element of the squares and one panel of channels."""
         depth, panel_size = self.conv.in_channels, self.panel
-        base = bind((cell * self.panels + panel) * (depth * panel_size))
+        base = bind(cell * self.weight_plane + panel * (depth * panel_size))
         column = bind(panel * panel_size)
         stretches = ceil_div(depth, _DEPTH)
         size = ceil_div(depth, stretches)
         for first in range(0, depth, size):
             number = min(size, depth - first)
             with b.serial(0, tiles) as i:
-                square = bind(cell * self.squares + i * self.tile_rows)
+                square = bind(i * self.tile_rows)
                 self._tile(
-                    (data, bind(square * self.ins + first)),
+                    (data, bind(cell * self.in_plane + square * self.ins + first)),
                     (weight, bind(base + first * panel_size)),
-                    (results, bind(square * self.outs + column)),
+                    (results, bind(cell * self.out_plane + square * self.outs + column)),
                     number,
-                    is_first=first == 0,
+                    add=first > 0,
                 )
 
-    def _tile(self, data, weight, results, depth: int, *, is_first: bool) -> None:
-        lanes, rows, columns = self.cpu.lanes, self.tile_rows, self.tile_vectors
-        total = Accumulators(self.vectors, rows * columns)
-        cells = [(i, v) for i in range(rows) for v in range(columns)]
-        buffer, start = results
-        for index, (i, v) in enumerate(cells):
-            place = start + (i * self.outs + v * lanes)
-            total[index] = self.vectors.splat(0) if is_first else self.vectors.load(buffer, place)
-        with b.serial(0, depth) as k:
-            factors = [
-                bind(self.vectors.load(weight[0], weight[1] + (k * self.panel + v * lanes)))
-                for v in range(columns)
-            ]
-            for i in range(rows):
-                value = bind(self.vectors.splat(data[0][data[1] + (k + i * self.ins)]))
-                for v in range(columns):
-                    index = i * columns + v
-                    total[index] = total[index] + value * factors[v]
-        for index, (i, v) in enumerate(cells):
-            self.vectors.store(buffer, start + (i * self.outs + v * lanes), total[index])
+    def _tile(self, data, weight, results, depth: int, *, add: bool) -> None:
+        """Emit a tile of the results of an element of the squares; each is a buffer, and where in it to begin."""
+        (values, at), (factors, start), (sums, place) = data, weight, results
+        lanes = self.cpu.lanes
+        multiply_add(
+            self.vectors,
+            (self.tile_rows, self.tile_vectors),
+            depth,
+            lambda i, k: values[at + (k + i * self.ins)],
+            lambda k, v: self.vectors.load(factors, start + (k * self.panel + v * lanes)),
+            lambda i, v: (sums, place + (i * self.outs + v * lanes), None),
+            add=add,
+        )
 
 
 def whole_squares(axis: Windows, square: int) -> Windows:
     """Return an axis with zeros behind it so that there are as many windows as whole squares have."""
     return replace(axis, after=axis.after + -axis.number % square)
+
+
+def apart(size: int) -> int:
+    """Return a distance of planes of a size that is an odd number of cache lines.
+
+    What is stored in many planes at once would otherwise often meet in the same set of the cache.
+    """
+    return (ceil_div(size, 16) | 1) * 16
 
 
 def balanced(count: int, most: int) -> int:

@@ -17,14 +17,15 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
-from ._chunks import unless_empty, whole_or_rest
+from ._builder import Extent, Vectors, bind, ceil_div, const
+from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
 from ._convolution import Conv2d, Windows
-from .matmul import tile as matmul_tile
-from .winograd import TRANSFORMS, Squares, balanced, whole_squares
+from ._pack import channels_of_taps
+from ._tile import multiply_add, tile_size
+from .winograd import TRANSFORMS, Squares, apart, balanced, whole_squares
 
-#: Bytes of the transformed squares of a chunk.
-_CHUNK_BYTES = 4 * 1024 * 1024
+#: Bytes of the transformed squares of a chunk: as a rule, and at most where there are as many sums.
+_CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 
 
 def winograd_weight(
@@ -48,9 +49,7 @@ def winograd_weight(
         The extent of the squares: 2, or 4, which is faster and less accurate.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
-    params = [
-        (name, shape, "float32") for name, shape in zip(("DY", "X", "DW"), shapes, strict=True)
-    ]
+    params = b.floats(("DY", "X", "DW"), shapes)
     return b.prim_func("winograd_weight", params, _Generator(conv, cpu, square).emit)
 
 
@@ -66,7 +65,7 @@ class _Generator:
             whole_squares(axis, square) for axis in (conv.height, conv.width)
         )
         self.tall, self.wide = self.height.number // square, self.width.number // square
-        height, vectors = matmul_tile(cpu)
+        height, vectors = tile_size(cpu)
         self.tile_vectors = min(vectors, ceil_div(conv.in_channels, cpu.lanes))
         self.panel = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(conv.in_channels, self.panel)
@@ -74,90 +73,77 @@ class _Generator:
         self.tile_rows = balanced(conv.out_channels, height)
         self.strips = ceil_div(conv.out_channels, self.tile_rows)
         self.outs = ceil_div(max(self.strips * self.tile_rows, 1), cpu.lanes) * cpu.lanes
-        image = 4 * self.cells * (self.ins + self.outs) * self.tall * self.wide
-        self.images = max(1, _CHUNK_BYTES // image)
-        if isinstance(conv.batch, int):
-            self.images = ceil_div(conv.batch, ceil_div(conv.batch, self.images))
+        self.sum_plane = apart(self.outs * self.ins)
+        sums = 4 * self.cells * self.sum_plane
+        row = 4 * self.cells * (self.ins + self.outs) * self.wide
+        # The sums are gone through once for each chunk: it is no smaller than they are.
+        most = max(_CHUNK_BYTES, min(sums, _LARGEST_CHUNK_BYTES))
+        self.chunks = Chunks.of_bytes(conv.batch, self.tall, lambda rows: rows * row, most)
 
     def emit(self, dy, x, dw) -> None:
         size = b.count(self.conv.weight_shape)
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._sum(dy, x, dw))
 
     def _sum(self, dy, x, dw) -> None:
-        conv = self.conv
-        number = self.images * self.tall * self.wide
-        data, grads = (b.scratch(self.cells * number * each) for each in (self.ins, self.outs))
-        sums = b.scratch(self.cells * self.outs * self.ins)
-        with b.serial(0, ceil_div(conv.batch, self.images)) as chunk:
-            first = bind(chunk * self.images)
-            images = bind(tirx.min(const(self.images), conv.batch - first))
-            self._transform(dy, x, data, grads, first, images, number)
+        number = self.chunks.images * self.chunks.rows * self.wide
+        self.in_plane, self.out_plane = (apart(number * each) for each in (self.ins, self.outs))
+        data, grads = (b.scratch(self.cells * n) for n in (self.in_plane, self.out_plane))
+        sums = b.scratch(self.cells * self.sum_plane)
+
+        def add(chunk: Chunk) -> None:
+            self._transform(dy, x, data, grads, chunk)
+            squares = bind(chunk.images * chunk.rows * self.wide)
             with b.parallel(0, self.cells * self.panels) as task:
                 cell, panel = bind(task // self.panels), bind(task % self.panels)
-                squares = bind(images * (self.tall * self.wide))
-                b.either(
-                    tirx.EQ(chunk, const(0)),
-                    lambda: self._add(data, grads, sums, cell, panel, (squares, number), True),
-                    lambda: self._add(data, grads, sums, cell, panel, (squares, number), False),
-                )
+                self._add(data, grads, sums, cell, panel, squares, chunk.is_first)
+
+        self.chunks.each(add)
         self._finish(sums, dw)
 
-    def _transform(self, dy, x, data, grads, first, images, number: int) -> None:
+    def _transform(self, dy, x, data, grads, chunk: Chunk) -> None:
         """Transform all squares of a chunk."""
         conv, square = self.conv, self.square
-        parts = ceil_div(self.tall, 4)
-        size = ceil_div(self.tall, parts)
+        parts = ceil_div(self.chunks.rows, 4)
+        size = ceil_div(self.chunks.rows, parts)
         # Of the output gradient, a square is m x m, and nothing lies around it but zeros behind.
         own = [Windows(n, 1, 1, 0, -n % square, 1) for n in conv.out_size]
         transposed = list(zip(*self.transform.result, strict=True))
-        with b.parallel(0, images * parts) as task:
+        with b.parallel(0, chunk.images * parts) as task:
             i, row = bind(task // parts), bind(task % parts * size)
-            rows = row, bind(tirx.min(const(size), self.tall - row)), size
-            at = bind((i * self.tall + row) * self.wide)
-            image = bind(first + i)
+            number_of_rows = bind(tirx.max(const(0), tirx.min(const(size), chunk.rows - row)))
+            rows = bind(chunk.row + row), number_of_rows, size
+            at = bind((i * self.chunks.rows + row) * self.wide)
+            image = bind(chunk.image + i)
             self.squares.transform(
                 Squares.Source(x, image, conv.in_channels, self.height, self.width),
                 self.transform.data,
                 rows,
-                (data, at, self.ins, number * self.ins),
+                (data, at, self.ins, self.in_plane),
             )
             self.squares.transform(
                 Squares.Source(dy, image, conv.out_channels, *own),
                 transposed,
                 rows,
-                (grads, at, self.outs, number * self.outs),
+                (grads, at, self.outs, self.out_plane),
             )
 
-    def _add(self, data, grads, sums, cell, panel, squares, is_first: bool) -> None:
+    def _add(self, data, grads, sums, cell, panel, squares, is_first) -> None:
         """Add the products of a chunk for one element of the squares and one panel of input channels."""
-        number, most = squares
-        factors = bind(cell * (most * self.ins) + panel * self.panel)
+        lanes = self.cpu.lanes
+        factors = bind(cell * self.in_plane + panel * self.panel)
         with b.serial(0, self.strips) as strip:
             out = bind(strip * self.tile_rows)
-            values = bind(cell * (most * self.outs) + out)
-            place = bind((cell * self.outs + out) * self.ins + panel * self.panel)
-            self._tile((data, factors), (grads, values), (sums, place), number, is_first)
-
-    def _tile(self, data, grads, sums, number, is_first: bool) -> None:
-        lanes, columns = self.cpu.lanes, self.tile_vectors
-        cells = [(i, v) for i in range(self.tile_rows) for v in range(columns)]
-        total = Accumulators(self.vectors, len(cells))
-        buffer, start = sums
-        for index, (i, v) in enumerate(cells):
-            place = start + (i * self.ins + v * lanes)
-            total[index] = self.vectors.splat(0) if is_first else self.vectors.load(buffer, place)
-        with b.serial(0, number) as k:
-            factors = [
-                bind(self.vectors.load(data[0], data[1] + (k * self.ins + v * lanes)))
-                for v in range(columns)
-            ]
-            for i in range(self.tile_rows):
-                value = bind(self.vectors.splat(grads[0][grads[1] + (k * self.outs + i)]))
-                for v in range(columns):
-                    index = i * columns + v
-                    total[index] = total[index] + value * factors[v]
-        for index, (i, v) in enumerate(cells):
-            self.vectors.store(buffer, start + (i * self.ins + v * lanes), total[index])
+            values = bind(cell * self.out_plane + out)
+            place = bind(cell * self.sum_plane + out * self.ins + panel * self.panel)
+            multiply_add(
+                self.vectors,
+                (self.tile_rows, self.tile_vectors),
+                squares,
+                lambda i, k, values=values: grads[values + (k * self.outs + i)],
+                lambda k, v: self.vectors.load(data, factors + (k * self.ins + v * lanes)),
+                lambda i, v, place=place: (sums, place + (i * self.ins + v * lanes), None),
+                add=tirx.Not(is_first),
+            )
 
     def _finish(self, sums, dw) -> None:
         """Transform the sums to the gradients of the 9 taps."""
@@ -169,7 +155,7 @@ class _Generator:
                 at = bind(o * self.ins + block * lanes)
                 cells = [
                     [
-                        bind(self.vectors.load(sums, at + (y * side + x) * (self.outs * self.ins)))
+                        bind(self.vectors.load(sums, at + (y * side + x) * self.sum_plane))
                         for x in range(side)
                     ]
                     for y in range(side)
@@ -184,19 +170,7 @@ class _Generator:
                     block,
                     conv.in_channels,
                     lanes,
-                    lambda channels: self._write(taps, dw, start, channels),
+                    lambda channels: channels_of_taps(
+                        self.vectors, (taps, const(0)), 9, channels, (dw, start)
+                    ),
                 )
-
-    def _write(self, taps, dw, start, channels: int) -> None:
-        """Copy vectors of channels, one for each tap, to the taps of each channel."""
-        lanes = self.cpu.lanes
-        for first in range(0, 9, lanes):
-            number = min(lanes, 9 - first)
-            rows = [
-                bind(self.vectors.load(taps, (first + i) * lanes))
-                if i < number
-                else bind(self.vectors.splat(0))
-                for i in range(lanes)
-            ]
-            for c, column in enumerate(self.vectors.transpose(rows)[:channels]):
-                self.vectors.store(dw, start + (c * 9 + first), column, number)

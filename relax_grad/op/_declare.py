@@ -11,6 +11,7 @@ from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
 
 from .._compat import shapes_differ
+from ..registry import own_operator
 
 InferType = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
 Shape = Sequence["int | tirx.PrimExpr"]
@@ -58,6 +59,7 @@ def declare_op(
         op.set_attr("FInferType", of_form(infer_type, arguments, attrs_type))
         op.set_attr("FPurity", True)
         op.set_attr("RequiresArgumentShapes", requires_argument_shapes)
+        own_operator(op_name)
     setattr(relax_op_grad, name, builder)
 
 

@@ -22,7 +22,14 @@ def stop_gradient(data: relax.Expr) -> relax.Call:
     -------
     result : relax.Call
         The same tensor, which no gradient passes.
+
+    Raises
+    ------
+    TypeError
+        If the data is no expression.
     """
+    if not isinstance(data, relax.Expr):
+        raise TypeError(f"data must be a Relax expression, but it is {data!r}")
     return relax.Call(Op.get("relax.grad.stop_gradient"), [data])
 
 
@@ -43,6 +50,8 @@ def checkpoint(function: Callable[..., relax.Expr], *inputs: relax.Expr) -> rela
     result : relax.Expr
         What the function returns.
     """
+    if not callable(function):
+        raise TypeError(f"function must be callable, but it is {function!r}")
     result = function(*map(relax.op.grad.start_checkpoint, inputs))
     if isinstance(result, (tuple, list, relax.Tuple)):
         fields = result.fields if isinstance(result, relax.Tuple) else result

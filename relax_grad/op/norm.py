@@ -13,12 +13,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of, shapes_differ
-from ._declare import Shape, as_shape, check_shape, declare_op, shape_values, tensor_type
+from ._declare import Shape, as_shape, declare_op, shape_values, tensor_type
 from ._layout import follow_axis, follow_elementwise
+from ._norm_types import (
+    infer_batch_norm_backward_data,
+    infer_batch_norm_backward_gamma,
+    infer_instance_norm_backward_data,
+    infer_instance_norm_backward_gamma,
+    infer_over_axes_data,
+    infer_over_axes_gamma,
+)
 
 
 def batch_norm_backward_data(
@@ -354,9 +361,6 @@ def divide_by_count(
     )
 
 
-#: The extents of a tensor, each None where it is not known.
-Extents = list["tirx.PrimExpr | None"]
-
 #: Stands for the arguments of a forward operator of which only the attributes are wanted.
 _UNUSED = relax.Var("unused", relax.TensorType(dtype="float32"))
 
@@ -375,148 +379,6 @@ def _instance_norm_attrs(channel_axis, axes, epsilon, center, scale) -> tvm.ir.A
     return relax.op.nn.instance_norm(
         *[_UNUSED] * 3, channel_axis, axes, epsilon, center, scale
     ).attrs
-
-
-def _infer_batch_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    data, shape = _check_data(call)
-    if not call.attrs.training:
-        raise ValueError(
-            f"{call.op.name}: training must be True: with running statistics the gradient is "
-            "gamma * rstd * output_grad"
-        )
-    channels = _channels(call, data, shape)
-    for index in range(2, len(call.args)):
-        _check_extents(call, index, channels)
-    return data
-
-
-def _infer_batch_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    data, shape = _check_data(call)
-    channels = _channels(call, data, shape)
-    _check_extents(call, 2, channels)
-    rstd = _check_extents(call, 3, channels)
-    return _typed(channels, rstd)
-
-
-def _infer_instance_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    data, shape = _check_data(call)
-    _check_extents(call, 2, [shape[_in_range(call, "channel_axis", call.attrs.channel_axis, data)]])
-    for index in range(3, len(call.args)):
-        _check_extents(call, index, _reduced(shape, _axes(call, data)))
-    return data
-
-
-def _infer_instance_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    data, shape = _check_data(call)
-    _in_range(call, "channel_axis", call.attrs.channel_axis, data)
-    reduced = _reduced(shape, _axes(call, data))
-    _check_extents(call, 2, reduced)
-    return _typed(reduced, _check_extents(call, 3, reduced))
-
-
-def _infer_over_axes_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """The type of the gradient of the data, for a normalization over the axes that gamma has."""
-    data, shape = _check_data(call)
-    axes = _axes(call, data)
-    _check_extents(call, 2, _take(shape, axes))
-    for index in range(3, len(call.args)):
-        _check_extents(call, index, _reduced(shape, axes))
-    return data
-
-
-def _infer_over_axes_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """The type of the gradient of gamma, for a normalization over the axes that it has."""
-    data, shape = _check_data(call)
-    axes = _axes(call, data)
-    for index in range(2, len(call.args)):  # of which rstd is the last
-        rstd = _check_extents(call, index, _reduced(shape, axes))
-    return _typed(_take(shape, axes), rstd)
-
-
-def _check_data(call: relax.Call) -> tuple[relax.TensorType, Extents]:
-    """Return the type of the data and its extents, each None where it is not known.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the data has no known rank or is not of floating-point numbers, or if the output gradient is of
-        another shape or dtype.
-    """
-    output_grad, data = tensor_type(call, 0, "output_grad"), tensor_type(call, 1, "data")
-    if data.ndim < 0:
-        raise ValueError(f"{call.op.name}: the rank of data must be known, but its type is {data}")
-    if data.dtype is not None and "float" not in dtype_of(data):
-        raise TypeError(f"{call.op.name}: data must be floating-point, but its type is {data}")
-    known = data.dtype is not None and output_grad.dtype is not None
-    if known and dtype_of(data) != dtype_of(output_grad):
-        raise TypeError(
-            f"{call.op.name}: output_grad must have the dtype of data, {dtype_of(data)}, but its type is "
-            f"{output_grad}"
-        )
-    check_shape(call, "output_grad", output_grad, data)
-    if not isinstance(data.shape, relax.ShapeExpr):
-        return data, [None] * data.ndim
-    return data, list(data.shape.values)
-
-
-def _channels(call: relax.Call, data: relax.TensorType, shape: Extents) -> Extents:
-    return [shape[_in_range(call, "axis", call.attrs.axis, data)]]
-
-
-def _axes(call: relax.Call, data: relax.TensorType) -> list[int]:
-    axes = [_in_range(call, "axes", axis, data) for axis in call.attrs.axes]
-    if len(set(axes)) != len(axes):
-        raise ValueError(
-            f"{call.op.name}: axes must differ from each other, but they are {call.attrs.axes}"
-        )
-    return axes
-
-
-def _in_range(call: relax.Call, name: str, axis: int, data: relax.TensorType) -> int:
-    """Return an axis counted from the start."""
-    if not -data.ndim <= int(axis) < data.ndim:
-        raise ValueError(
-            f"{call.op.name}: {name} must lie in [{-data.ndim}, {data.ndim}) for data of {data.ndim} "
-            f"dimensions, but it is {getattr(call.attrs, name)}"
-        )
-    return int(axis) % data.ndim
-
-
-def _take(shape: Extents, axes: Sequence[int]) -> Extents:
-    return [shape[axis] for axis in axes]
-
-
-def _reduced(shape: Extents, axes: Sequence[int]) -> Extents:
-    """The extents with those of the axes 1."""
-    return [tirx.const(1, "int64") if axis in axes else extent for axis, extent in enumerate(shape)]
-
-
-def _typed(extents: Extents, like: relax.TensorType) -> relax.TensorType:
-    """A tensor of these extents, of the dtype and on the device of another."""
-    unknown = any(extent is None for extent in extents)  # `in` would compare expressions
-    of_shape = {"ndim": len(extents)} if unknown else {"shape": extents}
-    return relax.TensorType(**of_shape, dtype=like.dtype, vdevice=like.vdevice)
-
-
-def _check_extents(call: relax.Call, index: int, extents: Extents) -> relax.TensorType:
-    """Return the type of an argument, whose extents must not provably differ from these.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Names the operator and the argument, and says what was expected and found.
-    """
-    name = call.op.arguments[index].name
-    found = tensor_type(call, index, name)
-    if shapes_differ(found, _typed(extents, found)):
-        expected = ", ".join(
-            "?" if extent is None else str(getattr(extent, "value", extent)) for extent in extents
-        )
-        raise ValueError(
-            f"{call.op.name}: {name} must have the shape ({expected}) for the data's "
-            f"{call.args[1].ty}, but its type is {found}"
-        )
-    return found
 
 
 def _infer_divide_by_count(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -558,56 +420,56 @@ _STATISTICS_GRADS = [
 declare_op(
     "instance_norm_backward_data",
     [_GRAD, _DATA, _GAMMA, _MEAN, _RSTD, *_STATISTICS_GRADS],
-    _infer_instance_norm_backward_data,
+    infer_instance_norm_backward_data,
     instance_norm_backward_data,
     "relax.attrs.InstanceNormAttrs",
 )
 declare_op(
     "instance_norm_backward_gamma",
     [_GRAD, _DATA, _MEAN, _RSTD],
-    _infer_instance_norm_backward_gamma,
+    infer_instance_norm_backward_gamma,
     instance_norm_backward_gamma,
     "relax.attrs.InstanceNormAttrs",
 )
 declare_op(
     "batch_norm_backward_data",
     [_GRAD, _DATA, _GAMMA, _MEAN, _RSTD, *_STATISTICS_GRADS],
-    _infer_batch_norm_backward_data,
+    infer_batch_norm_backward_data,
     batch_norm_backward_data,
     "relax.attrs.BatchNormAttrs",
 )
 declare_op(
     "batch_norm_backward_gamma",
     [_GRAD, _DATA, _MEAN, _RSTD],
-    _infer_batch_norm_backward_gamma,
+    infer_batch_norm_backward_gamma,
     batch_norm_backward_gamma,
     "relax.attrs.BatchNormAttrs",
 )
 declare_op(
     "layer_norm_backward_data",
     [_GRAD, _DATA, _GAMMA, _MEAN, _RSTD],
-    _infer_over_axes_data,
+    infer_over_axes_data,
     layer_norm_backward_data,
     "relax.attrs.LayerNormAttrs",
 )
 declare_op(
     "layer_norm_backward_gamma",
     [_GRAD, _DATA, _MEAN, _RSTD],
-    _infer_over_axes_gamma,
+    infer_over_axes_gamma,
     layer_norm_backward_gamma,
     "relax.attrs.LayerNormAttrs",
 )
 declare_op(
     "rms_norm_backward_data",
     [_GRAD, _DATA, ("weight", "Tensor", "The factors."), _RSTD],
-    _infer_over_axes_data,
+    infer_over_axes_data,
     rms_norm_backward_data,
     "relax.attrs.RMSNormAttrs",
 )
 declare_op(
     "rms_norm_backward_weight",
     [_GRAD, _DATA, _RSTD],
-    _infer_over_axes_gamma,
+    infer_over_axes_gamma,
     rms_norm_backward_weight,
     "relax.attrs.RMSNormAttrs",
 )

@@ -7,20 +7,27 @@ become one (``_access``), and new loops are emitted (``_emit``, ``_reduce``). Wh
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
 import tvm.tirx.script.builder as T
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
-from .._compat import loaded_buffer
-from ..kernel._builder import scopes
+from ..kernel._builder import block, scopes
 from ..target import CPU
 from ._blocks import schedule_blocks
 from ._emit import Elements
-from ._fuse import flat, fuse
+from ._fuse import Group, flat, fuse
+from ._merge import Merged, Part, is_pointwise, merge
 from ._nest import is_buffer, nests_of, product
 from ._reduce import Reduction
+from ._stream import Stream
 
-__all__ = ["schedule"]
+__all__ = ["MARK", "Part", "is_pointwise", "merge", "schedule", "schedule_merged"]
+
+#: The attribute of a function that is scheduled.
+MARK = "tirx.is_scheduled"
 
 
 def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
@@ -39,31 +46,64 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     if found is None:
         return schedule_blocks(function, cpu)
     nests, allocated = found
-    if any("bfloat16" in str(nest.buffer.dtype) or _loads_bfloat16(nest) for nest in nests):
-        return function  # TVM replaces its arithmetic later, and only knows the forms that it makes itself
-    groups = fuse(nests, allocated)
+    body = _emitted(function.params, fuse(nests, allocated), allocated, cpu, nullcontext())
+    return tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
+
+
+def schedule_merged(
+    merged: Merged, inputs: Sequence[Hashable], results: Sequence[Hashable], cpu: CPU
+) -> tirx.PrimFunc:
+    """Return the function that computes what several did, in parallel and in vectors.
+
+    Parameters
+    ----------
+    merged : Merged
+        What they compute.
+    inputs, results : Sequence[Hashable]
+        The tensors that the function takes. Others are not stored.
+    cpu : CPU
+        What it will run on.
+    """
+    params = [merged.buffers[name] for name in (*inputs, *results)]
+    dropped = [name for name in merged.buffers if name not in {*inputs, *results}]
+    allocated = [*merged.allocated, *(merged.buffers[name] for name in dropped)]
+    # Of what has one argument and is no block, TVM cannot tell whether it is a reshape.
+    body = _emitted(params, merged.groups(dropped), allocated, cpu, block("merged"))
+    return tirx.PrimFunc(params, body).with_attr("tirx.noalias", True)
+
+
+def _emitted(
+    params: Sequence[tirx.Var],
+    groups: Sequence[Group],
+    allocated: Sequence[tirx.Buffer],
+    cpu: CPU,
+    frame: AbstractContextManager,
+) -> tirx.Stmt:
+    """Return the loops of groups, over rows in the place of the parameters and of what is allocated."""
     used = {nest.buffer for group in groups for nest in group.nests}
-    with IRBuilder() as builder, T.prim_func(), scopes():
+    with IRBuilder() as builder, T.prim_func():
         T.func_name("scheduled")
-        rows = {
-            param: T.decl_buffer(
-                [product(param.shape)], str(param.dtype), data=param.data, layout=None
-            )
-            for param in function.params
-            if is_buffer(param)
-        }
-        for buffer in allocated:
-            if buffer in used:
-                rows[buffer] = T.alloc_buffer(
-                    [product(buffer.shape)], str(buffer.dtype), layout=None
+        with frame, scopes():
+            rows = {
+                param: T.decl_buffer(
+                    [product(param.shape)], str(param.dtype), data=param.data, layout=None
                 )
-        for group in groups:
-            kind = Reduction if group.nests[0].combine else Elements
-            kind(flat(group, rows), cpu).emit()
-    return tirx.PrimFunc(
-        function.params, builder.get().body, function.ret_type, attrs=function.attrs
-    )
+                for param in params
+                if is_buffer(param)
+            }
+            for buffer in allocated:
+                if buffer in used:
+                    rows[buffer] = T.alloc_buffer(
+                        [product(buffer.shape)], str(buffer.dtype), layout=None
+                    )
+            for group in groups:
+                _emit_group(flat(group, rows), cpu)
+    return builder.get().body
 
 
-def _loads_bfloat16(nest) -> bool:
-    return any("bfloat16" in str(loaded_buffer(load).dtype) for load in nest.loads)
+def _emit_group(group: Group, cpu: CPU) -> None:
+    if group.nests[0].combine:
+        Reduction(group, cpu).emit()
+        return
+    stream = Stream(group, cpu)
+    (stream if stream.is_worth_it else Elements(group, cpu)).emit()

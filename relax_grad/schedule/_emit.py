@@ -60,11 +60,17 @@ class Emitter:
         return max(2, self.cpu.lanes * 4 // size)
 
     def element(
-        self, at: dict, result=None, loaded: dict | None = None, known: Analyzer | None = None
+        self,
+        at: dict,
+        result=None,
+        loaded: dict | None = None,
+        known: Analyzer | None = None,
+        stored: dict | None = None,
     ) -> None:
         """Emit the computation of one element.
 
-        Of a reduction, the result is given; ``loaded`` holds values for loads, and ``known`` simplifies.
+        Of a reduction, the result is given; ``loaded`` holds values for loads, ``known`` simplifies, and ``stored``
+        holds, for buffers, another and the index there.
         """
         values = dict(loaded or {})
         for i, nest in enumerate(self.group.nests):
@@ -75,7 +81,10 @@ class Emitter:
             value = value if is_sum else as_arithmetic(value)
             if any(nest.buffer in later for later in self.read[i + 1 :]):
                 values[nest.buffer] = value = T.Bind(value)
-            if nest.buffer in self.group.stored:
+            if nest.buffer in (stored or {}):
+                buffer, index = stored[nest.buffer]
+                T.buffer_store(buffer, value, [index])
+            elif nest.buffer in self.group.stored:
                 T.buffer_store(nest.buffer, value, [substitute(i, at) for i in nest.indices])
 
     @contextlib.contextmanager
@@ -186,7 +195,8 @@ class Elements(Emitter):
         return bounds
 
     def _cost(self) -> int:
-        return 1 + 4 * sum(len(calls_in(nest.value)) for nest in self.group.nests)
+        nests = self.group.nests
+        return 1 + sum(4 * len(calls_in(nest.value)) + len(nest.loads) // 4 for nest in nests)
 
     def _pieces(self, outer: list[Axis], inner: Axis, rows: int) -> None:
         """Divide rows, which are few, among the cores."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tvm.tirx.script.builder as T
 import tvm_ffi
+from tvm import tirx
 from tvm.ir import Call, Op
 
 from ..kernel import _math
+from ._fuse import weigh
 
 _FUNCTIONS = {
     "tirx.exp": _math.exp,
@@ -14,20 +17,56 @@ _FUNCTIONS = {
     "tirx.erf": _math.erf,
 }
 
+#: Those of so many steps that TVM would take very long for one expression of them all.
+_LONG = {"tirx.log": _math.log, "tirx.pow": _math.power}
+
+#: Powers that are products.
+_PRODUCTS = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
+
 
 def as_arithmetic(expr):
-    """Return an expression without the exp, sigmoid, tanh and erf of float32."""
+    """Return an expression without those functions of float32; some are computed by statements before it.
+
+    These remain where there are conditions, or names that only the expression knows.
+    """
+    found = []
+    tvm_ffi.structural_walk(expr, ((Call, tirx.Let), found.append))
+    is_long = any(isinstance(node, Call) and _is_one_of(node, _LONG) for node in found)
+    has_names = any(isinstance(node, tirx.Let) for node in found)
+    by_statements = _LONG if is_long and not has_names and not weigh(expr)[2] else {}
 
     def call(node: Call):
-        function = _FUNCTIONS.get(node.op.name) if isinstance(node.op, Op) else None
-        if function is None or str(node.ty.dtype) != "float32":
-            return node
-        return _math.expression(function, node.args[0])
+        if _is_one_of(node, _LONG) and _is_small_power(node):
+            return _math.expression(_PRODUCTS[node.args[1].value], node.args[0])
+        if _is_one_of(node, by_statements):
+            arguments = map(_kept, node.args)
+            return by_statements[node.op.name](*arguments, _kept)
+        if _is_one_of(node, _FUNCTIONS):
+            return _math.expression(_FUNCTIONS[node.op.name], *node.args)
+        return node
 
     return tvm_ffi.structural_map(expr, (Call, call))
 
 
+def _kept(value):
+    """Emit a statement that computes a value, and return what reads it: TVM does not look through memory."""
+    buffer = T.alloc_buffer([1], str(value.ty.dtype), layout=None)
+    T.buffer_store(buffer, value, [0])
+    return buffer[0]
+
+
+def _is_small_power(call: Call) -> bool:
+    exponent = call.args[-1]
+    return (
+        len(call.args) == 2 and isinstance(exponent, tirx.FloatImm) and exponent.value in _PRODUCTS
+    )
+
+
+def _is_one_of(call: Call, functions: dict) -> bool:
+    is_known = isinstance(call.op, Op) and call.op.name in functions
+    return is_known and str(call.ty.dtype) == "float32"
+
+
 def is_arithmetic(call: Call) -> bool:
     """Tell whether :func:`as_arithmetic` replaces a call."""
-    is_known = isinstance(call.op, Op) and call.op.name in _FUNCTIONS
-    return is_known and str(call.ty.dtype) == "float32"
+    return _is_one_of(call, {**_FUNCTIONS, **_LONG})

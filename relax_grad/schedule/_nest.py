@@ -72,14 +72,16 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
     """Return the nests of a function and the buffers that it allocates.
 
     None where a part of the function is something else: an opaque block, a reduction of several values at
-    once, or buffers that are not rows in memory.
+    once, buffers that are not rows in memory, or tensors of bfloat16: TVM makes other arithmetic of theirs
+    later, which what is emitted of nests does not stand (erf gave 0, and types disagreed).
     """
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
         return None
     root = realize.block
     buffers = [param for param in function.params if is_buffer(param)]
-    if not all(map(_is_compact, [*buffers, *root.alloc_buffers])):
+    buffers += root.alloc_buffers
+    if not all(_is_compact(buffer) and str(buffer.dtype) != "bfloat16" for buffer in buffers):
         return None
     parts = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
     nests = [_nest(part) for part in parts]

@@ -76,6 +76,10 @@ def make_arguments(
     symbolic : Mapping[int, Mapping[int, str]]
         Names for the symbolic axes of an input, by input and axis.
     """
+    if not isinstance(inputs, (tuple, list)):
+        raise TypeError(
+            f"inputs must be a list of arrays and of other arguments of the operator, but it is {inputs!r}"
+        )
     _check_symbolic(inputs, symbolic)
     dims: dict[str, tirx.Var] = {}
 

@@ -103,6 +103,11 @@ def check_many_against_torch(
     GradientCheckError
         Names the case, the argument, the worst element and both numbers.
     """
+    for case in cases:
+        if not isinstance(case, TorchCase):
+            raise TypeError(f"cases must be of type TorchCase, but one is {case!r}")
+        if not callable(case.torch_function):
+            raise TypeError(f"torch_function must be callable, but it is {case.torch_function!r}")
     prepared = [_Comparison(case, through, seed) for case in cases]
     run = _program.compile_together([each.module for each in prepared], target)
     largest = 0.0
@@ -158,7 +163,9 @@ class _Comparison:
 
         tensors = [to_torch(a) for a in self.arguments if isinstance(a, (tuple, _program.Argument))]
         outputs = self.case.torch_function(torch, *tensors)
-        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        if not isinstance(outputs, (tuple, list)):
+            raise TypeError(f"torch_function must return tensors, but it returned {outputs!r}")
         arguments = self.program.arguments
         cotangents = [a for a in arguments if a.name.startswith("cotangent")]
         for i, (output, cotangent) in enumerate(zip(outputs, cotangents, strict=True)):

@@ -1,7 +1,30 @@
 """Passes over modules."""
 
-from .dispatch import DispatchKernels
-from .gradient import Gradient
-from .schedule import ScheduleLoops
+from __future__ import annotations
 
-__all__ = ["DispatchKernels", "Gradient", "ScheduleLoops"]
+import importlib
+
+from .fold import FoldConstants
+from .gradient import Gradient
+from .inline import InlineOnlyCalls
+from .memory import OrderForMemory
+
+#: What only compiling needs: the kernels and schedules behind it take a while to import.
+_LAZY = {"DispatchKernels": "dispatch", "MergeElements": "merge", "ScheduleLoops": "schedule"}
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "DispatchKernels",
+    "FoldConstants",
+    "Gradient",
+    "InlineOnlyCalls",
+    "MergeElements",
+    "OrderForMemory",
+    "ScheduleLoops",
+]

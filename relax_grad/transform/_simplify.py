@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
-from .._compat import dtype_of
+from .._compat import constant_value, dtype_of
 from ..activity import used
 from ._checkpoint import substitute, with_value
 
@@ -23,6 +23,9 @@ _NEUTRAL = {
     Op.get("relax.subtract"): (_ZEROS, (1,)),
     Op.get("relax.divide"): (_ONES, (1,)),
 }
+_WHERE, _SOFTMAX_BACKWARD = Op.get("relax.where"), "relax.grad.softmax_backward"
+_FULL = [Op.get("relax.full"), Op.get("relax.full_like")]
+_ONE = tirx.IntImm("int64", 1)
 _CALL_TIR, _WITH_GRAD = Op.get("relax.call_tir"), Op.get("relax.call_tir_with_grad")
 
 
@@ -32,13 +35,16 @@ def simplify(function: relax.Function) -> relax.Function:
     The rule of a product transposes its operands, and transposes the product where a transposed operand
     came in. With ``T`` for the transpose of the last two axes, ``T(T(a))`` is ``a``, and ``T(a @ b)`` is
     ``T(b) @ T(a)`` where one of the two undoes a transpose. Ones and zeros that are broadcast are made in
-    their final shape, and what they are added to or multiplied with in vain is taken instead.
+    their final shape, and what they are added to or multiplied with in vain is taken instead. Products
+    take their operands without a broadcast that they make themselves. The gradient of a softmax whose rows
+    are masked, in both directions, takes the masked ones, which are kept anyway: so the others are not.
     ``call_tir_with_grad`` becomes ``call_tir``.
     """
     function = relax.analysis.remove_all_unused(function)
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     filled = {binding.var for binding in bindings if _is_call(binding.value, [*_ONES, *_ZEROS])}
-    if not any(_is_candidate(binding.value, filled) for binding in bindings):
+    broadcast = {binding.var for binding in bindings if _is_call(binding.value, [_BROADCAST])}
+    if not any(_is_candidate(binding, filled, broadcast) for binding in bindings):
         return function
     (block,) = function.body.blocks
     bb = relax.BlockBuilder()
@@ -58,6 +64,7 @@ class _Simplifier:
         self._bb = bb
         self._values: dict[relax.Var, relax.Expr] = {}
         self._same: dict[relax.Var, relax.Expr] = {}
+        self._masked: dict[tuple[relax.Var, relax.Var], relax.Var] = {}
         self._uses = Counter(used(body.body))
         for block in body.blocks:
             for binding in block.bindings:
@@ -75,11 +82,17 @@ class _Simplifier:
                 self._same[binding.var] = value
                 continue
             self._values[binding.var] = value
+            if _is_call(value, [_WHERE]) and self._is_zero(value.args[1]):
+                self._masked[value.args[0], value.args[2]] = binding.var
             self._bb.emit_normalized(with_value(binding, value))
 
     def _simplified(self, call: relax.Call, kind: relax.Type) -> relax.Expr:
         if call.op == _WITH_GRAD:
             return relax.Call(_CALL_TIR, call.args, None, call.ty_args, call.span)
+        if call.op == _MATMUL:
+            return self._product(call, kind)
+        if call.op == Op.get(_SOFTMAX_BACKWARD):
+            return self._masked_softmax(call)
         if not _is_transpose(call):
             return self._folded(call, kind)
         (operand,) = call.args
@@ -88,6 +101,9 @@ class _Simplifier:
             return call
         if _is_transpose(value):
             return value.args[0]
+        source = _broadcast_matrices(value, operand)
+        if source is not None:
+            return relax.op.broadcast_to(self._transposed(source), kind.shape)
         if _is_product(value) and self._uses[operand] == 1:
             a, b = value.args
             undone = [self._values.get(x) for x in (a, b)]
@@ -96,8 +112,48 @@ class _Simplifier:
                 return relax.Call(_MATMUL, arguments, value.attrs, value.ty_args, value.span)
         return call
 
+    def _product(self, call: relax.Call, kind: relax.Type) -> relax.Call:
+        """Return a product without broadcasts of stacks that it makes itself."""
+        for place, operand in enumerate(call.args):
+            source = _broadcast_matrices(self._values.get(operand), operand)
+            if source is None:
+                continue
+            arguments = [*call.args[:place], source, *call.args[place + 1 :]]
+            changed = relax.Call(_MATMUL, arguments, call.attrs, call.ty_args, call.span)
+            changed = self._bb.normalize(changed)
+            if structural_equal(changed.ty, kind):
+                call = changed
+        return call
+
+    def _masked_softmax(self, call: relax.Call) -> relax.Call:
+        """Return the gradient of a softmax of which some rows, and their gradients, are replaced by 0."""
+        output_grad, result = call.args
+        value = self._values.get(output_grad)
+        if not (_is_call(value, [_WHERE]) and self._is_zero(value.args[1])):
+            return call
+        mask = value.args[0]
+        masked = self._masked.get((mask, result))
+        shape, axis = getattr(mask.ty, "shape", None), int(call.attrs.axis)
+        if masked is None or not isinstance(shape, relax.ShapeExpr):
+            return call
+        if len(shape) != result.ty.ndim or not structural_equal(shape[axis], _ONE):
+            return call
+        return relax.Call(call.op, [output_grad, masked], call.attrs, call.ty_args, call.span)
+
+    def _is_zero(self, expr: relax.Expr) -> bool:
+        """Tell whether all elements of a tensor are known to be 0."""
+        value = self._values.get(expr, expr)
+        if _is_call(value, _ZEROS):
+            return True
+        if _is_call(value, _FULL):
+            return self._is_zero(value.args[1])
+        constant = constant_value(value)
+        return constant is not None and not constant.any()
+
     def _folded(self, call: relax.Call, kind: relax.Type) -> relax.Expr:
         """Return what a call of a type is without ones and zeros that change nothing."""
+        if call.op == _BROADCAST and structural_equal(call.args[0].ty, kind):
+            return call.args[0]
         if call.op == _BROADCAST and isinstance(call.args[1], relax.ShapeExpr):
             value = self._values.get(call.args[0])
             dtype = dtype_of(call.args[0].ty) if call.args[0].ty.dtype is not None else None
@@ -122,14 +178,30 @@ class _Simplifier:
         return self._bb.emit(relax.op.permute_dims(operand, axes))
 
 
-def _is_candidate(value: relax.Expr, filled: set[relax.Var]) -> bool:
-    """Tell whether a value may be simplified, given the variables that are ones or zeros."""
+def _is_candidate(binding: relax.Binding, filled: set[relax.Var], broadcast: set) -> bool:
+    """Tell whether a binding may be simplified, given the variables of ones or zeros, and of broadcasts."""
+    value = binding.value
     if not isinstance(value, relax.Call):
         return False
-    if value.op == _WITH_GRAD or _is_transpose(value):
+    if value.op in (_WITH_GRAD, Op.get(_SOFTMAX_BACKWARD)) or _is_transpose(value):
+        return True
+    if value.op == _MATMUL:
+        return any(argument in broadcast for argument in value.args)
+    if value.op == _BROADCAST and structural_equal(value.args[0].ty, binding.var.ty):
         return True
     is_folded = value.op == _BROADCAST or value.op in _NEUTRAL
     return is_folded and any(argument in filled for argument in value.args)
+
+
+def _broadcast_matrices(value: relax.Expr | None, operand: relax.Expr) -> relax.Expr | None:
+    """Return what is broadcast to a stack of matrices of the same size; None where an operand is no such."""
+    if not _is_call(value, [_BROADCAST]):
+        return None
+    (source, _), kinds = value.args, (value.args[0].ty, operand.ty)
+    if not all(isinstance(kind.shape, relax.ShapeExpr) and kind.ndim >= 2 for kind in kinds):
+        return None
+    sizes = [list(kind.shape.values)[-2:] for kind in kinds]
+    return source if structural_equal(*sizes) else None
 
 
 def _is_call(value: relax.Expr | None, operators: list[Op]) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ..dispatch import Site, find_kernel
+from ..dispatch import Calls, Kernel, Saving, Site, Use, find_kernel, find_saving
+from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
 
 
@@ -14,29 +17,51 @@ from ..target import CPU
 class DispatchKernels:
     """Replace calls of operators by calls of the kernels in ``relax_grad.kernel``, where there is one.
 
-    What is left is for ``LegalizeOps``. Calls of the same shapes and attributes share a kernel.
+    What is left is for ``LegalizeOps``. Calls of the same shapes and attributes share a kernel. Where later calls of a
+    dataflow block compute again what a kernel has at hand, such as the statistics of a normalization, the
+    kernel returns it.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
         What the module will be compiled for; by default the target that is current. A target that LLVM does not
         compile for leaves the module as it is.
+    winograd_tile : int or None
+        The side of the squares of results that convolutions with 3x3 kernels are computed in by Winograd's
+        minimal filtering. 2 is as accurate as a direct sum, 4 is faster and some twenty times less accurate, and 0
+        or None means to compute all of them directly.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such square.
     """
 
-    def __init__(self, target: tvm.target.Target | str | dict | None = None):
-        self._target = target
+    def __init__(
+        self,
+        target: tvm.target.Target | str | dict | None = None,
+        winograd_tile: int | None = 2,
+    ):
+        if winograd_tile not in (None, 0, *TRANSFORMS):
+            sizes = ", ".join(map(str, TRANSFORMS))
+            raise ValueError(
+                f"winograd_tile must be one of {sizes}, or 0 for none, but it is {winograd_tile!r}"
+            )
+        self._target, self._winograd_tile = target, winograd_tile or 0
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        target = tvm.target.Target.current() if self._target is None else self._target
-        cpu = None if target is None else CPU.of(target)
-        return mod if cpu is None else _Dispatch(mod, cpu).module()
+        cpu = CPU.current(self._target)
+        return mod if cpu is None else _Dispatch(mod, cpu, self._winograd_tile).module()
 
 
 @relax.expr_functor.mutator
 class _Dispatch(relax.PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, cpu: CPU):
+    def __init__(self, mod: tvm.IRModule, cpu: CPU, winograd_tile: int):
         super().__init__(mod)
-        self._cpu = cpu
+        self._cpu, self._winograd_tile = cpu, winograd_tile
+        self._calls: Calls | None = None
+        self._var: relax.Var | None = None
+        self._uses: dict[relax.Var, tuple[Use, Sequence[relax.Var]]] = {}
 
     def module(self) -> tvm.IRModule:
         mod = self.builder_.get()
@@ -46,16 +71,54 @@ class _Dispatch(relax.PyExprMutator):
                 self.builder_.update_func(variable, updated)
         return self.builder_.get()
 
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        self._calls = Calls(block)
+        block = super().visit_dataflow_block_(block)
+        self._calls = None
+        return block
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self._var = binding.var
+        super().visit_var_binding_(binding)
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
+        var = self._var
         call = self.visit_expr_post_order(call)
         if not isinstance(call.op, Op):
             return call
-        site = Site(self.builder_.normalize(call), self._cpu, self.lookup_binding)
+        call = self.builder_.normalize(call)
+        if self._calls is not None and var in self._uses:
+            use, saved = self._uses[var]
+            found = use(call, saved)
+            return self._called(found, call, [])[0] if isinstance(found, Kernel) else found
+        site = Site(call, self._cpu, self.lookup_binding, self._winograd_tile)
+        if self._calls is not None:
+            saving = find_saving(call.op.name, site, var, self._calls)
+            if saving is not None:
+                return self._saving(saving, call)
         kernel = find_kernel(call.op.name, site)
-        if kernel is None:
-            return call
-        name = call.op.name.removeprefix("relax.").replace(".", "_")
+        return call if kernel is None else self._called(kernel, call, [])[0]
+
+    def _called(self, kernel: Kernel, call: relax.Call, more: Sequence[relax.TensorType]) -> tuple:
+        """Return the call of a kernel in the place of a call, and how many results that has."""
+        name = (kernel.name or call.op.name).removeprefix("relax.").replace(".", "_")
         function = self.builder_.add_func(kernel.function, f"{name}_kernel")
-        kind = site.call.ty
-        results = list(kind.fields) if isinstance(kind, relax.TupleType) else kind
-        return relax.call_tir(function, relax.Tuple(list(kernel.arguments)), results)
+        is_tuple = isinstance(call.ty, relax.TupleType)
+        results = [*(call.ty.fields if is_tuple else [call.ty]), *more]
+        types = results if is_tuple or more else call.ty
+        arguments = relax.Tuple(list(kernel.arguments))
+        return relax.call_tir(function, arguments, types), len(results) - len(more)
+
+    def _saving(self, saving: Saving, call: relax.Call) -> relax.Expr:
+        """Emit the call of a kernel that saves something, and return the results of the call."""
+        called, number = self._called(saving.kernel, call, saving.types)
+        if not saving.types:
+            return called
+        both = self.builder_.emit(called)
+        end = number + len(saving.types)
+        saved = [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(number, end)]
+        self._uses.update({var: (use, saved) for var, use in saving.uses.items()})
+        results = [relax.TupleGetItem(both, i) for i in range(number)]
+        if isinstance(call.ty, relax.TupleType):
+            return relax.Tuple([self.builder_.emit(result) for result in results])
+        return results[0]

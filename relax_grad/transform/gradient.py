@@ -133,11 +133,24 @@ def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
 
 def _operators(names: str | Collection[str]) -> frozenset[str]:
     """Return the names of operators, each of which TVM has."""
+    if not isinstance(names, (str, Collection)):
+        raise TypeError(f"allow_zero must be names of operators, but it is {names!r}")
     names = frozenset([names] if isinstance(names, str) else names)
-    unknown = sorted(names - set(Op.list_op_names()))
+    unknown = sorted(map(str, names - set(Op.list_op_names())))
     if unknown:
         raise ValueError(f"allow_zero: this TVM has no operator named {', '.join(unknown)}")
     return names
+
+
+def _check_defined(function: relax.Function, func_name: str) -> None:
+    """Refuse a function that uses what it does not define."""
+    free = relax.analysis.free_vars(function)
+    if free:
+        names = ", ".join(variable.name for variable in free)
+        raise ValueError(
+            f"{func_name} is not well-formed: it uses {names}, which no binding and no parameter defines; "
+            "relax.analysis.well_formed says more"
+        )
 
 
 class _Differentiation:
@@ -160,6 +173,7 @@ class _Differentiation:
         else:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
         self._original, self._renamed = function, renamed
+        _check_defined(function, settings.func_name)
         self._wrt = self._check_require_grads()
         self._bindings = [without_cast(binding) for binding in self._forward_bindings()]
         self._checkpoints = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import tirx
+from tvm.tirx.buffer import BufferType
 
-from ..schedule import schedule
+from .._compat import dtype_of, replace_attrs
+from ..schedule import MARK, schedule
 from ..target import CPU
-
-_MARK = "tirx.is_scheduled"
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
 class ScheduleLoops:
     """Schedule the loops of every function of tensor expressions that is not scheduled yet.
+
+    The functions rely on no alignment of their tensors but that of the elements: one of PyTorch may begin anywhere.
 
     Parameters
     ----------
@@ -26,15 +29,24 @@ class ScheduleLoops:
         self._target = target
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        target = tvm.target.Target.current() if self._target is None else self._target
-        cpu = None if target is None else CPU.of(target)
+        cpu = CPU.current(self._target)
         if cpu is None:
             return mod
         for variable, function in mod.functions_items():
             if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
-                mod.update_func(variable, schedule(function, cpu).with_attr(_MARK, True))
+                scheduled = _unaligned(schedule(function, cpu))
+                mod.update_func(variable, scheduled.with_attr(MARK, True))
         return mod
 
 
 def _is_scheduled(function: tirx.PrimFunc) -> bool:
-    return function.attrs is not None and bool(function.attrs.get(_MARK, False))
+    return function.attrs is not None and bool(function.attrs.get(MARK, False))
+
+
+def _unaligned(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function without what TVM takes for granted: that tensors begin at multiples of 64 bytes."""
+
+    def of_elements(kind: BufferType) -> BufferType:
+        return replace_attrs(kind, data_alignment=max(1, tvm_ffi.dtype(dtype_of(kind)).itemsize))
+
+    return tvm_ffi.structural_map(function, (BufferType, of_elements))

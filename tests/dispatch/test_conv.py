@@ -5,91 +5,120 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from dispatched import HOST, check_dispatch, flat, kernels_in
+from programs import build, tensor, to_numpy
 from tvm import relax, tirx
+from tvm_ffi import structural_equal
 
-from relax_grad.transform.dispatch import DispatchKernels
+import relax_grad
+from relax_grad.transform import DispatchKernels
 
-TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
 RNG = np.random.default_rng(0)
-
-
-def module(shapes, build) -> tvm.IRModule:
-    """A function of tensors of these shapes."""
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            result = bb.emit_output(build(*params))
-        bb.emit_func_output(result)
-    return bb.get()
-
-
-def kernels_of(mod: tvm.IRModule) -> list[str]:
-    return [variable.name_hint for variable in mod.get_global_vars() if "kernel" in str(variable)]
-
-
-def run(mod, *arrays):
-    machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
-
-
-def forward(data, weight, **attrs):
-    return relax.op.nn.conv2d(data, weight, **attrs)
-
+N = tirx.Var("n", "int64")
 
 CASES = {
-    "plain": ({"padding": 1}, (3, 8, 9, 9), (12, 8, 3, 3)),
-    "strided": ({"strides": (2, 1), "padding": (0, 1, 2, 1)}, (3, 8, 9, 8), (12, 8, 2, 3)),
-    "product": ({}, (3, 8, 23, 23), (12, 8, 1, 1)),
-    "grouped": ({"groups": 2, "dilation": 2}, (3, 8, 9, 9), (12, 4, 3, 3)),
+    "plain": ({"padding": 1}, (8, 9, 9), (12, 8, 3, 3), (12, 9, 9)),
+    "strided": ({"strides": (2, 1), "padding": (0, 1, 2, 1)}, (8, 9, 8), (12, 8, 2, 3), (12, 5, 8)),
+    "product": ({}, (8, 23, 23), (12, 8, 1, 1), (12, 23, 23)),
+    "grouped": ({"groups": 2, "dilation": 2}, (8, 9, 9), (12, 4, 3, 3), (12, 5, 5)),
+    "few channels": (
+        {"groups": 4, "padding": 1},
+        (8, 9, 40),
+        (8, 2, 3, 3),
+        (8, 9, 40),
+    ),
+    "volumes": (
+        {"strides": (1, 2, 1), "padding": (1, 0, 1, 1, 2, 1)},
+        (4, 5, 9, 8),
+        (6, 4, 3, 3, 3),
+        (6, 5, 5, 8),
+    ),
+    "rows of volumes": ({"padding": (1, 0, 0)}, (4, 5, 9, 8), (6, 4, 3, 1, 1), (6, 5, 9, 8)),
+    "product of volumes": ({}, (8, 8, 9, 9), (12, 8, 1, 1, 1), (12, 8, 9, 9)),
+    "one axis": ({"strides": 2, "padding": (1, 3)}, (6, 20), (10, 6, 5), (10, 10)),
 }
 
 
-@pytest.mark.parametrize("batch", [3, "n"])
+def of_two(shapes, body):
+    """A function of two tensors."""
+    params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
+    return build(params, lambda _, *arguments: body(*arguments))
+
+
+def values(*shapes):
+    return [RNG.normal(size=shape).astype("float32") for shape in shapes]
+
+
+@pytest.mark.parametrize("batch", [3, N], ids=["static", "symbolic"])
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_in_the_place_of_conv2d(case, batch):
-    attrs, data, weight = CASES[case]
-    symbolic = (tirx.Var(batch, "int64") if batch == "n" else batch, *data[1:])
-    arrays = [RNG.normal(size=shape).astype("float32") for shape in (data, weight)]
-    mod = module([symbolic, weight], lambda *args: forward(*args, **attrs))
-    dispatched = DispatchKernels(TARGET)(mod)
-    assert kernels_of(dispatched) == ["nn_conv2d_kernel"]
-    wanted = run(mod, *arrays)
-    np.testing.assert_allclose(run(dispatched, *arrays), wanted, rtol=1e-4, atol=1e-4)
-
-    def gradient(output_grad, kernel):
-        return relax.op.grad.conv2d_backward_data(output_grad, symbolic, kernel, **attrs)
-
-    out = wanted.shape
-    mod = module([(symbolic[0], *out[1:]), weight], gradient)
-    arrays[0] = RNG.normal(size=out).astype("float32")
-    dispatched = DispatchKernels(TARGET)(mod)
-    assert kernels_of(dispatched) == ["grad_conv2d_backward_data_kernel"]
-    np.testing.assert_allclose(run(dispatched, *arrays), run(mod, *arrays), rtol=1e-4, atol=1e-4)
+def test_kernels_in_the_place_of_convolutions(case, batch):
+    attrs, data, weight, out = CASES[case]
+    rank = len(data) - 1
+    forward = getattr(relax.op.nn, f"conv{rank}d")
+    backward = getattr(relax.op.grad, f"conv{rank}d_backward_data")
+    module = of_two([(batch, *data), weight], lambda x, w: forward(x, w, **attrs))
+    check_dispatch(module, "main", values((3, *data), weight), [f"nn_conv{rank}d_kernel"], 1e-4)
+    module = of_two([(batch, *out), weight], lambda dy, w: backward(dy, (batch, *data), w, **attrs))
+    kernel = f"grad_conv{rank}d_backward_data_kernel"
+    check_dispatch(module, "main", values((3, *out), weight), [kernel], 1e-4)
 
 
-def test_kernels_in_the_place_of_conv1d():
-    data, weight = (2, 6, 20), (10, 6, 5)
-    attrs = {"strides": 2, "padding": (1, 3)}
-    arrays = [RNG.normal(size=shape).astype("float32") for shape in (data, weight)]
-    mod = module([data, weight], lambda *args: relax.op.nn.conv1d(*args, **attrs))
-    dispatched = DispatchKernels(TARGET)(mod)
-    assert kernels_of(dispatched) == ["nn_conv1d_kernel"]
-    wanted = run(mod, *arrays)
-    np.testing.assert_allclose(run(dispatched, *arrays), wanted, rtol=1e-4, atol=1e-4)
+def test_depthwise_volumes_are_left():
+    module = of_two(
+        [(2, 8, 5, 6, 7), (8, 1, 3, 3, 3)], lambda x, w: relax.op.nn.conv3d(x, w, groups=8)
+    )
+    assert kernels_in(module) == []
 
 
 @pytest.mark.parametrize(
-    ("data", "weight", "attrs"),
+    ("data", "attrs"),
     [
-        ((2, 9, 9, 8), (12, 8, 3, 3), {"data_layout": "NHWC", "out_layout": "NCHW"}),
-        ((2, 8, tirx.Var("h", "int64"), 9), (12, 8, 3, 3), {}),
-        ((2, 8, 2, 9), (12, 8, 3, 3), {}),
+        ((2, 9, 9, 8), {"data_layout": "NHWC", "out_layout": "NCHW"}),
+        ((2, 8, N, 9), {}),
+        ((2, 8, 2, 9), {}),
     ],
     ids=["layout", "symbolic height", "no window"],
 )
-def test_what_is_left(data, weight, attrs):
-    mod = module([data, weight], lambda *args: forward(*args, **attrs))
-    assert kernels_of(DispatchKernels(TARGET)(mod)) == []
+def test_what_is_left(data, attrs):
+    module = of_two([data, (12, 8, 3, 3)], lambda x, w: relax.op.nn.conv2d(x, w, **attrs))
+    assert kernels_in(module) == []
+
+
+def of_squares(tile):
+    """The module of a convolution and its gradients, with the kernels of squares of a size."""
+    x, w = (2, 32, 7, 6), (32, 32, 3, 3)
+
+    def body(bb, data, weight):
+        y = bb.emit(relax.op.nn.conv2d(data, weight, padding=1))
+        return relax.op.sum(bb.emit(relax.op.multiply(y, y)))
+
+    params = [tensor("x", x, "float32"), tensor("w", w, "float32")]
+    module = relax_grad.value_and_grad(build(params, body))
+    del module["main"]
+    return module, DispatchKernels(HOST, winograd_tile=tile)(module)
+
+
+def test_squares_that_are_asked_for():
+    """Each size has kernels of its own, and none is None; the numbers stay within the error of the size."""
+    found = {}
+    for tile in (0, 2, 4, None):
+        module, found[tile] = of_squares(tile)
+    assert not any(structural_equal(found[a], found[b]) for a, b in [(0, 2), (2, 4), (0, 4)])
+    assert structural_equal(found[0], found[None])
+    inputs = [tvm.runtime.tensor(array) for array in values((2, 32, 7, 6), (32, 32, 3, 3))]
+    results = {}
+    for tile in (0, 2, 4):
+        pipeline = relax_grad.pipeline(HOST, winograd_tile=tile)
+        executable = tvm.compile(module, HOST, relax_pipeline=pipeline)
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        results[tile] = flat(to_numpy(machine["main_adjoint"](*inputs)))
+    for tile, tolerance in [(2, 1e-5), (4, 1e-4)]:
+        for direct, other in zip(results[0], results[tile], strict=True):
+            assert np.abs(other - direct).max() < tolerance * np.abs(direct).max()
+
+
+@pytest.mark.parametrize("tile", [1, 3, -2, "4"])
+def test_squares_that_there_are_not(tile):
+    for make in (DispatchKernels, relax_grad.pipeline):
+        with pytest.raises(ValueError, match="winograd_tile must be one of 2, 4"):
+            make(HOST, winograd_tile=tile)

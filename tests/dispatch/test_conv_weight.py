@@ -8,7 +8,11 @@ from dispatched import check_dispatch, kernels_in
 from programs import build, tensor
 from tvm import tirx
 
-from relax_grad.op.conv import conv1d_backward_weight, conv2d_backward_weight
+from relax_grad.op.conv import (
+    conv1d_backward_weight,
+    conv2d_backward_weight,
+    conv3d_backward_weight,
+)
 
 RNG = np.random.default_rng(0)
 N = tirx.Var("n", "int64")
@@ -25,6 +29,20 @@ CASES = {
     "few channels": (conv2d_backward_weight, (40, 5, 5), (1, 5, 5), (40, 1, 3, 3), {"padding": 1}),
     "strided": (conv2d_backward_weight, (4, 3, 5), (3, 5, 5), (4, 3, 1, 1), {"strides": (2, 1)}),
     "grouped": (conv2d_backward_weight, (6, 4, 4), (4, 5, 5), (6, 2, 2, 2), {"groups": 2}),
+    "volumes": (
+        conv3d_backward_weight,
+        (6, 3, 4, 5),
+        (4, 3, 5, 5),
+        (6, 4, 3, 2, 3),
+        {"padding": (1, 0, 1)},
+    ),
+    "rows of volumes": (
+        conv3d_backward_weight,
+        (6, 3, 4, 5),
+        (4, 5, 4, 5),
+        (6, 4, 3, 1, 1),
+        {},
+    ),
     "one axis": (conv1d_backward_weight, (4, 6), (3, 5), (4, 3, 2), {"padding": (0, 2)}),
 }
 

@@ -39,11 +39,32 @@ def test_kernels(case, batch):
         backward = getattr(relax.op.grad, f"{kind}_pool2d_backward")
         module = build([dy, x], lambda dy, x, f=backward, m=more: f(dy, x, **attrs, **m))
         check_dispatch(module, "main", values, [f"grad_{kind}_pool2d_backward_kernel"])
+        if kind == "avg":
+            module = build([x], lambda x, m=more: relax.op.nn.avg_pool2d(x, **attrs, **m))
+            check_dispatch(module, "main", values[1:], ["nn_avg_pool2d_kernel"])
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_other_ranks(kind, rank):
+    attrs = {"pool_size": 3, "strides": 2, "padding": 1, "ceil_mode": True}
+    shapes = (2, 6, *(5, 6, 8)[-rank:]), (2, 6, *(3, 4, 5)[-rank:])
+    x, dy = (
+        tensor("x", (N, *shapes[0][1:]), "float32"),
+        tensor("dy", (N, *shapes[1][1:]), "float32"),
+    )
+    values = [RNG.normal(size=shape).astype("float32") for shape in shapes]
+    forward = getattr(relax.op.nn, f"{kind}_pool{rank}d")
+    backward = getattr(relax.op.grad, f"{kind}_pool{rank}d_backward")
+    module = build([x], lambda x: forward(x, **attrs))
+    check_dispatch(module, "main", values[:1], [f"nn_{kind}_pool{rank}d_kernel"])
+    module = build([dy, x], lambda dy, x: backward(dy, x, **attrs))
+    check_dispatch(module, "main", values[::-1], [f"grad_{kind}_pool{rank}d_backward_kernel"])
 
 
 @pytest.mark.parametrize(
     "attrs",
-    [{"layout": "NHWC"}, {"dilation": (2, 2)}, {"strides": (3, 3)}, {"padding": (3, 3)}],
+    [{"layout": "NHWC"}, {"strides": (5, 5)}, {"padding": (3, 3)}],
     ids=str,
 )
 def test_what_is_left(attrs):

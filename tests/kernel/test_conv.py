@@ -12,7 +12,7 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.kernel._convolution import Conv2d
+from relax_grad.kernel._convolution import Conv2d, Windows
 from relax_grad.kernel._gathering import Axis
 from relax_grad.kernel.conv import conv2d, conv2d_backward_data
 from relax_grad.target import CPU
@@ -88,13 +88,13 @@ def check(convolutions, target, cores=2, **extents):
 
 def test_axis_of_a_data_gradient():
     # Of a window of 3 with stride 2, every other element is read by the middle tap only.
-    axis = Axis.backward(size=7, windows=4, kernel=3, stride=2, before=1, dilation=1)
+    axis = Axis.backward(Windows(size=7, kernel=3, stride=2, before=1, after=1, dilation=1))
     assert [taps.number for taps in axis.phases] == [1, 2]
     assert [taps.offsets for taps in axis.phases] == [[0], [0, 1]]
     assert [(taps.first, taps.step) for taps in axis.phases] == [(1, 2), (0, 2)]
     assert (axis.count(0), axis.count(1)) == (4, 3)
     # Windows two apart whose taps are two apart never read odd elements.
-    dilated = Axis.backward(size=8, windows=2, kernel=3, stride=2, before=0, dilation=2)
+    dilated = Axis.backward(Windows(size=8, kernel=3, stride=2, before=0, after=0, dilation=2))
     assert [taps.number for taps in dilated.phases] == [3, 0]
 
 

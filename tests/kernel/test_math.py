@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from machines import Run, each_target, run_kernels
+from tvm import te, topi
 
 from relax_grad.kernel import _builder as b
 from relax_grad.kernel import _math as math
+from relax_grad.schedule import schedule
 from relax_grad.target import CPU
 
 FUNCTIONS = {
@@ -16,6 +18,7 @@ FUNCTIONS = {
     "erf": torch.erf,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
+    "log": torch.log,
 }
 LEAST_NORMAL = 2.0**-126
 
@@ -59,3 +62,35 @@ def test_accuracy(target, name):
         error = np.where(exact[finite] < LEAST_NORMAL / 4, 0, error)  # where 1 / sigmoid overflows
     size = np.maximum(np.abs(exact[finite]), LEAST_NORMAL)
     assert (error / size).max() < (4e-7 if name == "erf" else 2.4e-7)
+
+
+def powers() -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of what is special, and many others."""
+    rng = np.random.default_rng(0)
+    special = [0.0, 1.0, np.inf, 0.5, 2.0, 3.0, 1.5, 1e-40, 1e-45, 1e30, 16777217.0, 1 - 2**-24]
+    special = np.array([np.nan, *special, *(-each for each in special)], "float32")
+    pairs = [each.ravel() for each in np.meshgrid(special, special)]
+    sizes = 10.0 ** rng.uniform(-44, 38.5, 20000)
+    x = np.concatenate([sizes, rng.uniform(0.5, 2, 20000), -rng.uniform(0, 9, 5000)])
+    y = np.concatenate(
+        [rng.normal(size=20000), rng.normal(0, 60, 20000), rng.integers(-40, 40, 5000)]
+    )
+    both = [np.concatenate(each).astype("float32") for each in zip(pairs, (x, y), strict=True)]
+    return tuple(np.resize(each, -(-each.size // 16) * 16) for each in both)
+
+
+@each_target
+def test_powers(target):
+    x, y = powers()
+    taken = [te.placeholder(x.shape, "float32", name) for name in "xy"]
+    function = schedule(te.create_prim_func([*taken, topi.power(*taken)]), CPU.of(target))
+    ((found,),) = run_kernels([Run(function, [x, y], [x.shape])], target)
+    exact = torch.pow(*(torch.from_numpy(each).double() for each in (x, y))).numpy()
+    with np.errstate(over="ignore"):
+        rounded = exact.astype("float32")
+    assert np.array_equal(np.isnan(found), np.isnan(exact))
+    assert np.array_equal(np.signbit(found), np.signbit(rounded) & ~np.isnan(exact))
+    assert np.array_equal(np.isinf(found), np.isinf(rounded))
+    finite = np.isfinite(rounded)
+    size = np.maximum(np.abs(exact[finite]), LEAST_NORMAL)
+    assert (np.abs(found[finite] - exact[finite]) / size).max() < 2.4e-7

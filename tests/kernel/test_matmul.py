@@ -20,18 +20,22 @@ def transposed(matrix, is_transposed):
     return np.swapaxes(matrix, -1, -2) if is_transposed else matrix
 
 
-def check(products, target, **extents):
-    """Compare products, compiled together, with NumPy's in float64."""
-    runs = []
+def check(products, target, *extents):
+    """Compare products, compiled together, with NumPy's in float64, at these values of the symbolic extents."""
+    runs, checked = [], []
     for product in products:
-        *inputs, output = (at(shape, extents) for shape in product.shapes())
-        arrays = [RNG.normal(size=shape).astype("float32") for shape in inputs]
-        runs.append(Run(matmul(product, CPU.of(target)), arrays, [output]))
+        function = matmul(product, CPU.of(target))
+        for values in extents or [{}]:
+            *inputs, output = (at(shape, values) for shape in product.shapes())
+            arrays = [RNG.normal(size=shape).astype("float32") for shape in inputs]
+            runs.append(Run(function, arrays, [output]))
+            checked.append((product, values))
     results = run_kernels(runs, target)
-    for product, run, (found,) in zip(products, runs, results, strict=True):
+    for case, run, (found,) in zip(checked, runs, results, strict=True):
+        product, _ = case
         a, b = (array.astype("float64") for array in run.inputs)
         wanted = transposed(a, product.transpose_a) @ transposed(b, product.transpose_b)
-        assert largest_error(found, wanted) < 2e-6, product
+        assert largest_error(found, wanted) < 2e-6, case
 
 
 @each_target
@@ -43,6 +47,32 @@ def test_sizes_around_the_tile(target, transpose_a, transpose_b):
 
 
 @each_target
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_few_rows_or_one_column(target, transpose_a, transpose_b):
+    sizes = [(1, 300, 70), (2, 129, 45), (5, 40, 257), (13, 11, 300), (27, 50, 9), (33, 1, 40)]
+    check([Matmul(*size, transpose_a, transpose_b) for size in sizes], target)
+
+
+@each_target
+def test_few_rows_in_batches(target):
+    batch = tirx.Var("batch", "int32")
+    check([Matmul(3, 40, 20, batch=batch), Matmul(40, 1, 20, batch=batch)], target, {"batch": 4})
+    shared = [(True, False), (False, True)]
+    check([Matmul(2, 70, 20, False, True, 3, *each) for each in shared], target)
+    check([Matmul(50, 1, 20, False, True, 3, *each) for each in shared], target)
+
+
+@each_target
+def test_all_symbolic(target):
+    rows, columns, depth = (tirx.Var(name, "int32") for name in ("rows", "columns", "depth"))
+    symbolic = [Matmul(rows, columns, depth), Matmul(rows, 1, depth), Matmul(1, columns, depth)]
+    sizes = [(13, 45, 300), (4, 7, 0), (31, 3, 19)]
+    names = ("rows", "columns", "depth")
+    check(symbolic, target, *(dict(zip(names, each, strict=True)) for each in sizes))
+
+
+@each_target
 def test_symbolic_rows_and_batch(target):
     rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
     symbolic = [
@@ -51,13 +81,8 @@ def test_symbolic_rows_and_batch(target):
         Matmul(40, 30, rows, transpose_a=True),
         Matmul(rows, 7, 9, batch=batch, shared_b=True),
     ]
-    for extents in [
-        {"rows": 0, "batch": 0},
-        {"rows": 1, "batch": 1},
-        {"rows": 19, "batch": 3},
-        {"rows": 300, "batch": 2},
-    ]:
-        check(symbolic, target, **extents)
+    sizes = [(0, 0), (1, 1), (7, 2), (19, 3), (300, 2)]
+    check(symbolic, target, *({"rows": rows, "batch": batch} for rows, batch in sizes))
 
 
 @st.composite

@@ -14,7 +14,7 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.kernel import norm
+from relax_grad.kernel import norm, norm_backward
 from relax_grad.kernel.reduce import Channels
 from relax_grad.target import CPU
 
@@ -34,7 +34,7 @@ def positive(*shape):
 class Case:
     """A kernel of a normalization of ``[outer, channels, inner]``.
 
-    ``extent`` stands for the one that may be symbolic, ``value`` for its value.
+    ``outer`` may be symbolic, and a kernel may return more than its own result.
     """
 
     kind: str
@@ -44,6 +44,11 @@ class Case:
     parameters: bool
     groups: int = 1
     symbolic: bool = False
+    saves: bool = False
+
+    def also(self, *shapes):
+        """Return the shapes of results that are there only where a kernel saves something."""
+        return list(shapes) if self.saves else []
 
     def run(self, cpu):
         """Return what to run, and the function of its inputs in float64 that gives the wanted results."""
@@ -60,9 +65,17 @@ class Case:
 
         def make(cpu):
             function = norm.batch_norm(
-                of, [data, parameter], cpu, EPSILON, 0.3, self.parameters, self.parameters
+                of,
+                [data, parameter],
+                cpu,
+                EPSILON,
+                0.3,
+                self.parameters,
+                self.parameters,
+                parameter if self.saves else None,
             )
-            return function, [(random, data), *[(random, parameter)] * 4], [data, *[parameter] * 2]
+            results = [data, *[parameter] * 2, *self.also(parameter, parameter)]
+            return function, [(random, data), *[(random, parameter)] * 4], results
 
         def wanted(x, gamma, beta, mean, variance):
             axes = (0, 2)
@@ -79,7 +92,8 @@ class Case:
                 if self.outer * self.inner > 1
                 else torch.zeros_like(x) + (beta[:, None] if self.parameters else 0)
             )
-            return y, 0.7 * mean + 0.3 * of_batch, 0.7 * variance + 0.3 * spread
+            saved = self.also(of_batch, 1 / torch.sqrt(spread + EPSILON))
+            return y, 0.7 * mean + 0.3 * of_batch, 0.7 * variance + 0.3 * spread, *saved
 
         return make, wanted
 
@@ -91,7 +105,7 @@ class Case:
 
         def make(cpu):
             shapes = [data, data, factors, row, row, row, row, data]
-            function = norm.channel_norm_backward_data(
+            function = norm_backward.channel_norm_backward_data(
                 of, shapes, cpu, self.channels, count, self.parameters
             )
             sources = (random, random, random, random, positive, random, random)
@@ -112,17 +126,22 @@ class Case:
         data, row = (outer, self.channels, self.inner), (self.channels,)
 
         def make(cpu):
-            function = norm.channel_norm_backward_gamma(of, [data, data, row, row, row], cpu)
-            return function, [(random, data), (random, data), (random, row), (positive, row)], [row]
+            function = norm_backward.channel_norm_backward_gamma(
+                of, [data, data, row, row, row], cpu, beta=row if self.saves else None
+            )
+            taken = [(random, data), (random, data), (random, row), (positive, row)]
+            return function, taken, [row, *self.also(row)]
 
         def wanted(dy, x, mean, rstd):
-            return [(dy * (x - mean[:, None]) * rstd[:, None]).sum((0, 2))]
+            product = dy * (x - mean[:, None]) * rstd[:, None]
+            return [product.sum((0, 2)), *self.also(dy.sum((0, 2)))]
 
         return make, wanted
 
     def _group_norm(self, outer):
         channels = self.groups * self.channels
         data, parameter = (outer, channels, self.inner), (channels,)
+        statistics = (outer, self.groups, 1)
 
         def make(cpu):
             function = norm.row_norm(
@@ -135,15 +154,19 @@ class Case:
                 self.groups,
                 self.parameters,
                 self.parameters,
+                statistics=statistics if self.saves else None,
             )
-            return function, [(random, data), (random, parameter), (random, parameter)], [data]
+            taken = [(random, data), (random, parameter), (random, parameter)]
+            return function, taken, [data, *self.also(statistics, statistics)]
 
         def wanted(x, gamma, beta):
             groups = x.reshape(self.outer, self.groups, -1)
             mean = groups.mean(2, keepdim=True)
             spread = groups.var(2, keepdim=True, unbiased=False)
-            y = ((groups - mean) / torch.sqrt(spread + EPSILON)).reshape(x.shape)
-            return [y * gamma[:, None] + beta[:, None] if self.parameters else y]
+            rstd = 1 / torch.sqrt(spread + EPSILON)
+            y = ((groups - mean) * rstd).reshape(x.shape)
+            y = y * gamma[:, None] + beta[:, None] if self.parameters else y
+            return [y, *self.also(mean, rstd)]
 
         return make, wanted
 
@@ -153,11 +176,14 @@ class Case:
         if kind == "rms":
 
             def make(cpu):
-                function = norm.rms_norm(outer, columns, [data, parameter], cpu, EPSILON)
-                return function, [(random, data), (random, parameter)], [data]
+                function = norm.rms_norm(
+                    outer, columns, [data, parameter], cpu, EPSILON, row if self.saves else None
+                )
+                return function, [(random, data), (random, parameter)], [data, *self.also(row)]
 
             def wanted(x, weight):
-                return [x * weight / torch.sqrt((x * x).mean(1, keepdim=True) + EPSILON)]
+                rstd = 1 / torch.sqrt((x * x).mean(1, keepdim=True) + EPSILON)
+                return [x * weight * rstd, *self.also(rstd)]
 
             return make, wanted
         centered = self.groups == 1
@@ -166,19 +192,26 @@ class Case:
         if kind == "gamma":
 
             def make(cpu):
-                function = norm.row_norm_backward_gamma(
-                    outer, columns, [data, data, *shapes, parameter], cpu, centered
+                function = norm_backward.row_norm_backward_gamma(
+                    outer,
+                    columns,
+                    [data, data, *shapes, parameter],
+                    cpu,
+                    centered,
+                    parameter if self.saves else None,
                 )
-                return function, [(random, data), (random, data), *statistics], [parameter]
+                taken = [(random, data), (random, data), *statistics]
+                return function, taken, [parameter, *self.also(parameter)]
 
             def wanted(dy, x, *of_rows):
                 *mean, rstd = of_rows
-                return [(dy * (x - (mean[0] if mean else 0)) * rstd).sum(0)]
+                product = dy * (x - (mean[0] if mean else 0)) * rstd
+                return [product.sum(0), *self.also(dy.sum(0))]
 
             return make, wanted
 
         def make(cpu):
-            function = norm.row_norm_backward_data(
+            function = norm_backward.row_norm_backward_data(
                 outer,
                 columns,
                 [data, data, parameter, *shapes, data],
@@ -229,7 +262,7 @@ def test_sizes_around_vectors(target):
     sizes = [(1, 2, 1), (3, 5, 49), (70, 3, 19)]
     check(
         [
-            Case(kind, *size, (i + j) % 2 == 0, 1 + 2 * (i % 2), i > 0)
+            Case(kind, *size, (i + j) % 2 == 0, 1 + 2 * (i % 2), i > 0, i != 1)
             for i, size in enumerate(sizes)
             for j, kind in enumerate(KINDS)
         ],
@@ -246,6 +279,7 @@ def case(draw):
         draw(st.integers(1, 90)),
         draw(st.booleans()),
         draw(st.integers(1, 3)),
+        draw(st.booleans()),
         draw(st.booleans()),
     )
 

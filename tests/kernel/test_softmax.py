@@ -21,26 +21,34 @@ def backward(dy, y):
     return (dy - (dy * y).sum(1, keepdim=True)) * y
 
 
+def log_backward(dy, y):
+    return dy - dy.sum(1, keepdim=True) * torch.exp(y)
+
+
 #: Each kernel, how many tensors it takes, and what it computes.
 KERNELS = {
     "softmax": (kernels.softmax, 1, lambda x: torch.softmax(x, 1)),
     "log_softmax": (kernels.log_softmax, 1, lambda x: torch.log_softmax(x, 1)),
     "softmax_backward": (kernels.softmax_backward, 2, backward),
+    "log_softmax_backward": (kernels.log_softmax_backward, 2, log_backward),
 }
 
 
 def check(cases, target, values=None):
-    """Compare kernels of ``(name, rows, columns, symbolic)``, compiled together, with PyTorch's."""
+    """Compare kernels of ``(name, outer, extent, inner, symbolic)``, compiled together, with PyTorch's."""
     runs = []
-    for name, rows, columns, symbolic in cases:
+    for name, *sizes, symbolic in cases:
         make, number, _ = KERNELS[name]
-        extent = tirx.Var("n", "int32") if symbolic else rows
-        function = make(extent, columns, [extent, columns], CPU.of(target))
-        inputs = [
-            values if values is not None else RNG.normal(0, 9, (rows, columns)).astype("float32")
-            for _ in range(number)
-        ]
-        runs.append(Run(function, inputs, [(rows, columns)]))
+        shape = list(sizes)
+        for axis in symbolic:
+            shape[axis] = tirx.Var(f"n{axis}", "int32")
+        function = make(kernels.Lines(*shape), shape, CPU.of(target))
+        if values is None:
+            scale = 1 if name == "log_softmax_backward" else 9
+            inputs = [RNG.normal(0, scale, sizes).astype("float32") for _ in range(number)]
+        else:
+            inputs = [values.reshape(sizes)] * number
+        runs.append(Run(function, inputs, [tuple(sizes)]))
     for case, run, (found,) in zip(cases, runs, run_kernels(runs, target), strict=True):
         wanted = KERNELS[case[0]][2](*(torch.from_numpy(array).double() for array in run.inputs))
         assert np.array_equal(np.isnan(found), np.isnan(wanted.numpy())), case
@@ -50,8 +58,11 @@ def check(cases, target, values=None):
 
 @each_target
 def test_sizes_around_vectors(target):
-    sizes = [(1, 1), (3, 16), (5, 67), (2, 300)]
-    check([(name, *size, size[1] > 16) for size in sizes for name in KERNELS], target)
+    sizes = [(1, 1, 1), (3, 16, 1), (5, 67, 1), (2, 300, 1), (2, 3, 64), (1, 5, 7), (3, 4, 201)]
+    check(
+        [(name, *size, (0,) if size[1] > 16 else ()) for size in sizes for name in KERNELS], target
+    )
+    check([(name, 2, 3, inner, (0, 1, 2)) for inner in (1, 64, 75) for name in KERNELS], target)
 
 
 @each_target
@@ -69,22 +80,25 @@ def test_sizes_around_vectors(target):
 )
 def test_edges(target, row):
     values = np.array([row], "float32")
-    cases = [(name, *values.shape, False) for name in ("softmax", "log_softmax")]
+    names = ["softmax", "log_softmax"]
     if np.isneginf(values).any() and not np.isneginf(values).all():
-        cases.pop()  # the logarithm of 0 is infinite, which is no number to compare
-    check(cases, target, values)
+        names.pop()  # the logarithm of 0 is infinite, which is no number to compare
+    check([(name, *values.shape, 1, ()) for name in names], target, values)
+    columns = np.repeat(values.T, 21, axis=1)
+    check([(name, 1, *columns.shape, ()) for name in names], target, columns)
 
 
 @pytest.mark.slow
 @each_target
-@at_length(150)
+@at_length(75)
 @given(
     cases=batches(
         st.tuples(
             st.sampled_from(sorted(KERNELS)),
-            st.integers(1, 40),
+            st.integers(1, 20),
             st.integers(1, 200),
-            st.booleans(),
+            st.one_of(st.just(1), st.integers(1, 150)),
+            st.sampled_from([(), (0,), (1,), (0, 2)]),
         )
     )
 )

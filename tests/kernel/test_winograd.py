@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from convolutions import expected
 from hypothesis import given
 from hypothesis import strategies as st
 from machines import Run, at, each_target, largest_error, run_kernels
@@ -16,21 +17,12 @@ from relax_grad.kernel.winograd_weight import winograd_weight
 from relax_grad.target import CPU
 
 RNG = np.random.default_rng(0)
+MAKERS = {"out": winograd, "data": winograd_backward_data, "weight": winograd_weight}
 TOLERANCES = {2: 4e-6, 4: 4e-5}
 
 
 def conv3x3(batch, ins, outs, size, padding=(1, 1, 1, 1)):
     return Conv2d(batch, ins, outs, size, (3, 3), padding=padding)
-
-
-def of_torch(conv, data, weight, output_grad):
-    """The result and both gradients of a convolution."""
-    torch = pytest.importorskip("torch")
-    top, left, bottom, right = conv.padding
-    data, weight = (torch.from_numpy(x.astype("float64")).requires_grad_() for x in (data, weight))
-    result = torch.conv2d(torch.nn.functional.pad(data, (left, right, top, bottom)), weight)
-    result.backward(torch.from_numpy(output_grad.astype("float64")))
-    return result.detach().numpy(), data.grad.numpy(), weight.grad.numpy()
 
 
 def check(convolutions, target, square=2, cores=2, **extents):
@@ -39,19 +31,25 @@ def check(convolutions, target, square=2, cores=2, **extents):
     cpu = CPU(found.lanes, found.registers, cores)
     runs, wanted = [], []
     for conv in convolutions:
-        data, weight, grad = (
-            RNG.normal(size=at(shape, extents)).astype("float32")
-            for shape in (conv.data_shape, conv.weight_shape, conv.out_shape)
-        )
-        runs += [
-            Run(winograd(conv, cpu, square=square), [data, weight], [grad.shape]),
-            Run(winograd_backward_data(conv, cpu, square=square), [grad, weight], [data.shape]),
-            Run(winograd_weight(conv, cpu, square=square), [grad, data], [weight.shape]),
-        ]
-        wanted += of_torch(conv, data, weight, grad)
+        arrays = {
+            name: RNG.normal(size=at(shape, extents)).astype("float32")
+            for name, shape in [
+                ("data", conv.data_shape),
+                ("weight", conv.weight_shape),
+                ("out", conv.out_shape),
+            ]
+        }
+        for result, make in MAKERS.items():
+            known = {name: array for name, array in arrays.items() if name != result}
+            # A gradient's kernel takes the output gradient first.
+            inputs = sorted(known, key=["out", "data", "weight"].index)
+            function = make(conv, cpu, square=square)
+            shape = arrays[result].shape
+            runs.append(Run(function, [known[name] for name in inputs], [shape]))
+            wanted.append(expected(conv, known, shape, result))
     results = [result for (result,) in run_kernels(runs, target)]
-    for i, (result, expected) in enumerate(zip(results, wanted, strict=True)):
-        assert largest_error(result, expected) < TOLERANCES[square], (convolutions[i // 3], i % 3)
+    for i, (result, right) in enumerate(zip(results, wanted, strict=True)):
+        assert largest_error(result, right) < TOLERANCES[square], (convolutions[i // 3], i % 3)
     return results
 
 
@@ -139,7 +137,7 @@ def test_any_convolution(target, cases):
     check(cases, target)
 
 
-@at_length(4, batch=4)
+@at_length(8, batch=4)
 @given(cases=batches(convolutions(), 4))
 def test_some_convolutions(cases):
     check(cases, {"kind": "llvm"})

@@ -8,7 +8,7 @@ import tvm
 from sweep import TARGET
 from tvm import relax
 
-from relax_grad.schedule import _emit, _reduce
+from relax_grad.schedule import _emit, _reduce, _stream
 from relax_grad.target import host
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve
@@ -89,6 +89,7 @@ def large(monkeypatch):
     monkeypatch.setattr(_emit, "SMALL", 2)
     monkeypatch.setattr(_reduce, "_PIECE", 2)
     monkeypatch.setattr(_emit, "LINE", 4)
+    monkeypatch.setattr(_stream, "LARGE", 2)
 
 
 @pytest.mark.slow

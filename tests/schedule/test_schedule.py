@@ -9,7 +9,7 @@ import tvm_ffi
 from machines import each_target
 from tvm import te, tirx, topi
 
-from relax_grad.schedule import _emit, _reduce, schedule
+from relax_grad.schedule import _emit, _reduce, _stream, schedule
 from relax_grad.target import CPU
 
 RNG = np.random.default_rng(0)
@@ -29,6 +29,7 @@ def sizes(request, monkeypatch):
         monkeypatch.setattr(_emit, "SMALL", 2)
         monkeypatch.setattr(_reduce, "_PIECE", 2)
         monkeypatch.setattr(_emit, "LINE", 4)
+        monkeypatch.setattr(_stream, "LARGE", 2)
 
 
 def tensor(*shape, dtype="float32", name="x"):
@@ -39,8 +40,22 @@ def tensor(*shape, dtype="float32", name="x"):
 def elements():
     x, y = tensor(3, 5, 7, 9), tensor(5, 1, 1)
     yield [x, y], topi.nn.relu(topi.add(x, y))
+    x, y, z = tensor(3, 5, 77), tensor(3, 5, 77), tensor()
+    yield [x, y, z], topi.sqrt(topi.add(topi.multiply(x, x), topi.divide(y, z)))
+    yield [x, y], topi.nn.relu(topi.subtract(x, y))
     x, y = tensor(70, 33), tensor(33)
     yield [x, y], topi.exp(topi.multiply(x, y))
+    x, y = tensor(7, 300), tensor(7, 300)
+    magnitude = topi.add(topi.abs(x), tirx.const(0.1, "float32"))
+    yield [x], topi.tanh(topi.log(magnitude))
+    yield [x, y], topi.power(magnitude, y)
+    yield (
+        [x],
+        topi.add(
+            topi.power(x, tirx.const(2.0, "float32")), topi.power(x, tirx.const(3.0, "float32"))
+        ),
+    )
+    yield [x, y], topi.where(topi.greater(x, y), topi.log(magnitude), y)
     x = tensor(3, 10, 17, 1)
     yield [x], topi.tanh(topi.add(x, x))
     x = tensor(1000, dtype="float64")
@@ -99,6 +114,8 @@ def sums():
     x = tensor(20, 33)
     yield [x], topi.argmax(x, 1)
     yield [x], topi.nn.softmax(x)
+    yield [x], topi.sum(topi.log(topi.exp(x)), 1)
+    yield [x], topi.sum(topi.log(topi.exp(x)), 0)
     x, y = tensor(20, 33), tensor(33, 40)
     yield [x, y], topi.matmul(x, y)
     x, y = tensor(20, 33), tensor(40, 33)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import strategies as st
 from machines import Run, at, largest_error, run_kernels
 
-from relax_grad.kernel._convolution import Conv2d
+from relax_grad.kernel._convolution import Conv2d, Conv3d, Windows
 from relax_grad.target import CPU
 
 RNG = np.random.default_rng(0)
 
 
 def check_weight_gradients(
-    make: Callable, convs: Sequence[Conv2d], target, batch: Sequence[int] = ()
+    make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
     """Compare the weight gradients of kernels, compiled together, with those of PyTorch.
 
@@ -27,14 +27,14 @@ def check_weight_gradients(
 
 
 def check_data_gradients(
-    make: Callable, convs: Sequence[Conv2d], target, batch: Sequence[int] = ()
+    make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
     """Compare the data gradients of kernels with those of PyTorch in the same way."""
     _check(make, convs, target, batch, ("out", "weight"), "data")
 
 
 def check_convolutions(
-    make: Callable, convs: Sequence[Conv2d], target, batch: Sequence[int] = ()
+    make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
     """Compare the results of kernels with those of PyTorch in the same way."""
     _check(make, convs, target, batch, ("data", "weight"), "out")
@@ -59,7 +59,7 @@ def _check(make, convs, target, batch, given: Sequence[str], wanted: str) -> Non
     ]
     results = run_kernels(runs, target)
     for (conv, _, extents), arrays, (found,) in zip(cases, inputs, results, strict=True):
-        error = largest_error(found, _expected(conv, arrays, found.shape, wanted))
+        error = largest_error(found, expected(conv, arrays, found.shape, wanted))
         assert error < 4e-6, (conv, extents)
 
 
@@ -71,21 +71,25 @@ def _shape(conv: Conv2d, extents: Mapping[str, int], name: str) -> tuple[int, ..
     return at(getattr(conv, f"{name}_shape"), extents)
 
 
-def _expected(conv: Conv2d, arrays, shape, wanted: str) -> np.ndarray:
-    """Return what PyTorch computes."""
+def expected(conv: Conv2d, arrays: Mapping[str, np.ndarray], shape, wanted: str) -> np.ndarray:
+    """Return what PyTorch computes of two of ``data``, ``weight`` and ``out`` for the third, whose shape is given."""
     torch = pytest.importorskip("torch")
     if 0 in shape or any(array.size == 0 for array in arrays.values()):
         return np.zeros(shape)
     tensors = {name: torch.from_numpy(array).double() for name, array in arrays.items()}
     if wanted != "out":
         tensors[wanted] = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
-    top, left, bottom, right = conv.padding
-    output = torch.nn.functional.conv2d(
-        torch.nn.functional.pad(tensors["data"], (left, right, top, bottom)),
+    depth, images = ([conv.depth], conv.slices) if isinstance(conv, Conv3d) else ([], conv)
+    axes = [*depth, images.height, images.width]
+    output = getattr(torch.nn.functional, f"conv{len(axes)}d")(
+        torch.nn.functional.pad(
+            tensors["data"],
+            [size for axis in reversed(axes) for size in (axis.before, axis.after)],
+        ),
         tensors["weight"],
-        stride=conv.strides,
-        dilation=conv.dilation,
-        groups=conv.groups,
+        stride=[axis.stride for axis in axes],
+        dilation=[axis.dilation for axis in axes],
+        groups=images.groups,
     )
     if wanted == "out":
         return output.numpy()
@@ -129,3 +133,12 @@ def depthwise_convolutions(draw, channels: int = 50, **more):
     return replace(
         draw(convolutions(**more)), in_channels=number, out_channels=number, groups=number
     )
+
+
+@st.composite
+def volumes(draw, **more):
+    """Draw convolutions of volumes of any attributes."""
+    images = draw(convolutions(ins=24, outs=24, groups=(1, 1, 1, 2, 3), kernels=4, **more))
+    axis = draw(axes(kernels=4, strides=(1, 1, 2, 3)))
+    depth = replace(Windows(*axis), size=min(axis[0], 9 + axis[1] * axis[5]))
+    return Conv3d(replace(images, batch=min(images.batch, 2)), depth)

@@ -66,8 +66,9 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
 
     names = ("axis", "epsilon", "center", "scale", "momentum", "training")
     settings = _attrs(orig_call, *names)
-    beta_grad = total(widen(y_grad))
+    # In this order, a kernel of the first can return the second as well.
     gamma_grad = emit(backward.batch_norm_backward_gamma(y_grad, data, mean, rstd, **settings))
+    beta_grad = total(widen(y_grad))
     mean_grad = op.negative(op.multiply(slope, beta_grad))
     var_grad = op.multiply(op.multiply(slope, const(-0.5)), op.multiply(gamma_grad, rstd))
     if attrs.training:
@@ -117,11 +118,13 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
     )
     rstd = _inverse_deviation(ctx, variance, orig_call)
     settings = _attrs(orig_call, "axes", "epsilon", "center", "scale")
+    gamma_grad = op.zeros_like(gamma)
+    if attrs.scale:
+        # In this order, a kernel of the first can return the gradient of beta as well.
+        gamma_grad = backward.layer_norm_backward_gamma(output_grad, data, mean, rstd, **settings)
     gradients = [
         backward.layer_norm_backward_data(output_grad, data, gamma, mean, rstd, **settings),
-        backward.layer_norm_backward_gamma(output_grad, data, mean, rstd, **settings)
-        if attrs.scale
-        else op.zeros_like(gamma),
+        ctx.emit(gamma_grad),
         collect(ctx, widen(output_grad), axes) if attrs.center else op.zeros_like(beta),
     ]
     return cast_each(ctx, gradients, orig_call.args)
@@ -267,8 +270,8 @@ def _by_channel(
         "axes": axes,
         **_attrs(call, "epsilon", "center", "scale"),
     }
-    t = total(widen(output_grad))
     u = emit(backward.instance_norm_backward_gamma(output_grad, data, average, rstd, **settings))
+    t = total(widen(output_grad))
     slope = op.multiply(spread(ctx, gamma, [channel], ndim), rstd) if attrs.scale else rstd
     slope = emit(slope)
     half = relax.const(-0.5, wide_dtype(data))

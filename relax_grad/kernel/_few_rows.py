@@ -1,0 +1,145 @@
+"""Matrix products of a few rows, at the speed at which the memory delivers B.
+
+To copy B into panels would cost as much as to multiply it, so B is read in place: as vectors of its rows, or, where
+it is stored as ``[n, k]``, as vectors along k, whose lanes are added up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from ..target import CPU
+from . import _builder as b
+from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._tile import multiply_add, rows_up_to
+
+#: Vectors that a row of a tile has at most, or columns where vectors go along k.
+_WIDEST = 8
+
+
+class FewRows:
+    """The generator of products of few rows.
+
+    Parameters
+    ----------
+    rows, columns, depth : int or tirx.PrimExpr
+        The rows of A and C, the columns of B and C, and the extent of the sums.
+    transpose_a, transpose_b : bool
+        Whether A is stored as ``[k, m]``, and B as ``[n, k]``; both at once only where there is one row.
+    cpu : CPU
+        What the function is for.
+    """
+
+    def __init__(
+        self,
+        rows: Extent,
+        columns: Extent,
+        depth: Extent,
+        transpose_a: bool,
+        transpose_b: bool,
+        cpu: CPU,
+    ):
+        self.rows, self.columns, self.depth = rows, columns, depth
+        self.a_strides = (1, rows) if transpose_a else (depth, 1)
+        self.transpose_b = transpose_b
+        self.vectors = Vectors(cpu.lanes)
+        most_rows, registers = (8, 24) if cpu.registers >= 32 else (4, 12)
+        # Strips of equal height, so that each of them has the widest tile.
+        is_known = isinstance(rows, int)
+        self.height = ceil_div(rows, ceil_div(rows, most_rows)) if is_known else 4
+        self.size = 1 if transpose_b else cpu.lanes
+        self.width = self.size * min(_WIDEST, registers // self.height)
+
+    def emit(self, a, bb, c, batch: Extent, offsets: Callable) -> None:
+        """Emit the products; ``offsets(i)`` returns where the i-th one begins in A, B and C.
+
+        A task has all rows of a tile's columns, so that B is read from memory once.
+        """
+        tiles = ceil_div(self.columns, self.width)
+        tile = self._dots if self.transpose_b else self._rows
+        with b.parallel(0, batch * tiles) as task:
+            starts = [bind(start) for start in offsets(bind(task // tiles))]
+            column = bind(task % tiles * self.width)
+
+            def strips(left: Extent | None) -> None:
+                self._each_strip(lambda rows: tile((a, bb, c), starts, rows, column, left))
+
+            self._of_width(column, strips)
+
+    def _each_strip(self, emit: Callable) -> None:
+        """Emit what takes the rows of a strip, for each of them."""
+        rows, height = self.rows, self.height
+        if isinstance(rows, int):
+            for first in range(0, rows, height):
+                emit(range(first, min(first + height, rows)))
+            return
+        with b.serial(0, ceil_div(rows, height)) as strip:
+            first = bind(strip * height)
+            emit([bind(first + i) for i in rows_up_to(first, height, rows)])
+
+    def _of_width(self, column, strips: Callable) -> None:
+        """Emit tiles of the whole width, and those of the columns that are left."""
+        columns, width = self.columns, self.width
+        if isinstance(columns, int) and columns % width == 0:
+            strips(None)
+        elif isinstance(columns, int) and columns < width:
+            strips(columns)
+        else:
+            left = columns % width if isinstance(columns, int) else bind(columns - column)
+            b.either(column + width <= columns, lambda: strips(None), lambda: strips(left))
+
+    def _rows(self, buffers, starts, rows, column, left: Extent | None) -> None:
+        """Emit a tile whose vectors are parts of the rows of B."""
+        (a, bb, c), (a0, b0, c0) = buffers, starts
+        lanes = self.size
+        numbers: list = [None] * (self.width // lanes)
+        if isinstance(left, int):
+            numbers = [min(lanes, left - at) for at in range(0, left, lanes)]
+        elif left is not None:
+            numbers = [
+                bind(tirx.max(const(0), tirx.min(const(lanes), left - at)))
+                for at in range(0, self.width, lanes)
+            ]
+        multiply_add(
+            self.vectors,
+            (len(rows), len(numbers)),
+            self.depth,
+            lambda i, k: a[a0 + self._in_a(rows[i], k)],
+            lambda k, v: self.vectors.load(
+                bb, b0 + k * self.columns + column + v * lanes, numbers[v]
+            ),
+            lambda i, v: (c, c0 + rows[i] * self.columns + column + v * lanes, numbers[v]),
+            add=False,
+        )
+
+    def _dots(self, buffers, starts, rows, column, left: Extent | None) -> None:
+        """Emit a tile whose vectors go along k."""
+        (a, bb, c), (a0, b0, c0) = buffers, starts
+        width = left if isinstance(left, int) else self.width
+        columns = [column + j for j in range(width)]
+        if left is not None and not isinstance(left, int):
+            columns = [bind(tirx.min(each, self.columns - 1)) for each in columns]
+        places = [bind(b0 + each * self.depth) for each in columns]
+        total = Accumulators(self.vectors, len(rows) * width)
+        for index in range(len(rows) * width):
+            total[index] = self.vectors.splat(0)
+
+        def add(k, number) -> None:
+            terms = [bind(self.vectors.load(bb, place + k, number)) for place in places]
+            for i, row in enumerate(rows):
+                factor = bind(self.vectors.load(a, a0 + row * self.depth + k, number))
+                for j, term in enumerate(terms):
+                    index = i * width + j
+                    total[index] = total[index] + factor * term
+
+        self.vectors.each(self.depth, add)
+        # Of columns that do not exist, the last one is computed again.
+        for i, row in enumerate(rows):
+            for j, each in enumerate(columns):
+                value = self.vectors.sum(total[i * width + j])
+                b.store(c, c0 + row * self.columns + each, value)
+
+    def _in_a(self, row, k):
+        return row * self.a_strides[0] + k * self.a_strides[1]

@@ -1,0 +1,327 @@
+"""What kernels of pooling share: where windows lie, padded copies of planes, and sums over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tvm import tirx
+
+from ..target import CPU
+from . import _builder as b
+from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+
+#: Tasks for each core: what is padding, a task fills in once.
+_TASKS = 16
+
+#: The exponent of a float32, and of what is no finite number all of it.
+_MAGNITUDE, _INFINITE = 0x7FFFFFFF, 0x7F800000
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where windows lie along an axis: tap ``t`` of window ``o`` is at ``o * stride + t * dilation - before``.
+
+    Attributes
+    ----------
+    extent, size, stride, before, number : int
+        Elements of the axis, taps of a window, the distance of windows, padding, and how many windows.
+    after : int
+        Padding behind, which counts where an average includes the padding.
+    dilation : int
+        The distance of taps.
+    """
+
+    extent: int
+    size: int
+    stride: int
+    before: int
+    number: int
+    after: int = 0
+    dilation: int = 1
+
+    @property
+    def length(self) -> int:
+        """Elements from the first tap of the first window to the last one of the last."""
+        return (self.number - 1) * self.stride + self.reach + 1
+
+    @property
+    def reach(self) -> int:
+        """The distance of the last tap of a window from its first."""
+        return (self.size - 1) * self.dilation
+
+    @property
+    def copied(self) -> int:
+        """Elements of the axis that lie in front of the end of the last window."""
+        return max(0, min(self.extent, self.length - self.before))
+
+    def has_elements(self) -> bool:
+        """Tell whether no window holds nothing but padding."""
+        starts = [o * self.stride - self.before for o in range(self.number)]
+        taps = range(0, self.reach + 1, self.dilation)
+        return all(any(0 <= start + tap < self.extent for tap in taps) for start in starts)
+
+    def first_tap(self, window, splat: Callable = const):
+        """Return the first tap of a window that lies behind the padding in front, if there is one."""
+        missing = tirx.max(splat(0), splat(self.before) - window * splat(self.stride))
+        if self.dilation == 1:
+            return missing
+        return tirx.truncdiv(missing + splat(self.dilation - 1), splat(self.dilation))
+
+    def taps(self, phase: int) -> list[tuple[int, int]]:
+        """Return which taps elements ``i * stride + phase`` are, and of which window, counted from i."""
+        at = phase + self.before
+        distances = ((t, at - t * self.dilation) for t in range(self.size))
+        return [(t, far // self.stride) for t, far in distances if far % self.stride == 0]
+
+    def margins(self, steps: int) -> tuple[int, int]:
+        """Return how far before the first and behind the last window the taps of ``steps`` strides reach."""
+        offsets = [0, *(o for phase in range(self.stride) for _, o in self.taps(phase))]
+        return -min(offsets), max(0, steps - 1 + max(offsets) - (self.number - 1))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pooling of planes, or of volumes.
+
+    Attributes
+    ----------
+    planes : int or tirx.PrimExpr
+        How many planes.
+    outer : tuple[Windows, ...]
+        The windows along all axes but the last: one of a plane, two of a volume.
+    columns : Windows
+        The windows along the last axis.
+    """
+
+    planes: Extent
+    outer: tuple[Windows, ...]
+    columns: Windows
+
+    @property
+    def extents(self) -> list[int]:
+        return [axis.extent for axis in (*self.outer, self.columns)]
+
+    @property
+    def numbers(self) -> list[int]:
+        return [axis.number for axis in (*self.outer, self.columns)]
+
+    @property
+    def is_dilated(self) -> bool:
+        return any(axis.dilation > 1 for axis in (*self.outer, self.columns))
+
+    def outer_taps(self) -> Iterator[tuple[int, ...]]:
+        """Yield the taps of a window along all axes but the last."""
+        return product(*(range(axis.size) for axis in self.outer))
+
+    def tap(self, outer: Sequence[int], column: int) -> int:
+        """Return the number of a tap, in row-major order."""
+        return _flat([*outer, column], [axis.size for axis in (*self.outer, self.columns)])
+
+    def row(self, plane, at: Sequence):
+        """Return the index of the first element of a row."""
+        return bind(_flat([plane, *at, const(0)], [0, *self.extents]))
+
+    def windows(self, plane, at: Sequence):
+        """Return the index of the first window of a row."""
+        return bind(_flat([plane, *at, const(0)], [0, *self.numbers]))
+
+    @contextmanager
+    def each_plane(self, cpu: CPU):
+        """Emit the loop over tasks, and yield what emits the loop over the planes of one."""
+        tasks = _TASKS * cpu.cores
+        if isinstance(self.planes, int):
+            tasks = min(tasks, self.planes)
+        with b.parallel(0, tasks) as task:
+            first, last = bind(task * self.planes // tasks), bind((task + 1) * self.planes // tasks)
+            yield lambda: b.serial(first, last)
+
+    @contextmanager
+    def each_row_of_windows(self):
+        """Emit the loops over all axes of windows but the last, and yield where they are."""
+        with _loops([axis.number for axis in self.outer]) as at:
+            yield at
+
+
+class Source:
+    """A padded plane, ``[.., row][phase][column // stride]``, with the phase ``column % stride``.
+
+    Parameters
+    ----------
+    pool : Pool
+        What is pooled.
+    vectors : Vectors
+        What is computed in.
+    padding : float
+        What the padding is.
+    """
+
+    def __init__(self, pool: Pool, vectors: Vectors, padding: float):
+        self._pool, self._vectors, self._padding = pool, vectors, padding
+        columns, lanes = pool.columns, vectors.lanes
+        self._step = columns.stride * lanes
+        copied = ceil_div(columns.extent, self._step) * lanes
+        copied += ceil_div(columns.before, columns.stride)
+        read = ceil_div(columns.number, lanes) * lanes + columns.reach // columns.stride
+        self._width = max(copied, read)
+        self._heights = [axis.length for axis in pool.outer]
+        self._row = columns.stride * self._width
+        self._buffer = filled(vectors, prod(self._heights) * self._row, padding)
+        self._largest = Accumulators(Vectors(lanes, "int32"), 1)
+
+    def taps(self, at: Sequence, j):
+        """Yield the elements at each tap of the windows from a place on, row by row."""
+        columns = self._pool.columns
+        for taps in self._pool.outer_taps():
+            place = [
+                i * axis.stride + t * axis.dilation
+                for i, t, axis in zip(at, taps, self._pool.outer, strict=True)
+            ]
+            row = bind(_flat(place, self._heights) * self._row + j)
+            for u in range(columns.size):
+                column, phase = divmod(u * columns.dilation, columns.stride)
+                yield bind(self._vectors.load(self._buffer, row + phase * self._width + column))
+
+    def fill(self, x: tirx.Buffer, plane) -> None:
+        """Copy a plane."""
+        pool, columns, lanes = self._pool, self._pool.columns, self._vectors.lanes
+        self._largest[0] = tirx.Broadcast(const(0), lanes)
+        with _loops([axis.copied for axis in pool.outer]) as at:
+            place = [i + axis.before for i, axis in zip(at, pool.outer, strict=True)]
+            target = bind(_flat(place, self._heights) * self._row)
+            source = pool.row(plane, at)
+            whole, rest = divmod(columns.extent, self._step)
+            with b.serial(0, whole) as m:
+                self._copy(x, source + m * self._step, target + m * lanes, self._step)
+            if rest:
+                self._copy(x, source + whole * self._step, target + whole * lanes, rest)
+
+    def is_finite(self):
+        """Return the condition that what was copied is free of infinities and NaN."""
+        integers = Vectors(self._vectors.lanes, "int32")
+        largest = integers.fold(bind(self._largest[0]), tirx.max)
+        return tirx.LT(largest, const(_INFINITE))
+
+    def _copy(self, x, source, target, number: int) -> None:
+        """Copy columns to their phases."""
+        vectors, columns, lanes = self._vectors, self._pool.columns, self._vectors.lanes
+        parts = []
+        for i in range(columns.stride):
+            left = min(lanes, number - i * lanes)
+            if left <= 0:
+                parts.append(vectors.splat(self._padding))
+                continue
+            part = bind(vectors.load(x, source + i * lanes, left))
+            magnitude = tirx.reinterpret(f"int32x{lanes}", part) & tirx.Broadcast(
+                const(_MAGNITUDE), lanes
+            )
+            self._largest[0] = tirx.max(self._largest[0], magnitude)
+            parts.append(bind(vectors.only(part, left, self._padding)))
+        for shift, part in enumerate(vectors.deinterleave(parts)):
+            column, phase = divmod(columns.before + shift, columns.stride)
+            vectors.store(self._buffer, target + phase * self._width + column, part)
+
+
+class Gathered:
+    """What windows give to their elements, in a frame of windows that do not exist.
+
+    Parameters
+    ----------
+    pool, vectors
+        As for :class:`Source`.
+    """
+
+    def __init__(self, pool: Pool, vectors: Vectors):
+        self._pool, self._vectors = pool, vectors
+        self.integers = Vectors(vectors.lanes, "int32")
+        columns, lanes = pool.columns, vectors.lanes
+        margins = [axis.margins(ceil_div(axis.extent, axis.stride)) for axis in pool.outer]
+        self._first = [first for first, _ in margins]
+        self._heights = [
+            first + axis.number + behind
+            for (first, behind), axis in zip(margins, pool.outer, strict=True)
+        ]
+        steps = ceil_div(ceil_div(columns.extent, columns.stride), lanes) * lanes
+        self._left, right = columns.margins(steps)
+        inner = ceil_div(columns.number, lanes) * lanes
+        self._width = self._left + max(inner, columns.number + right) + lanes
+
+    def buffer(self, vectors: Vectors, value: float) -> tirx.Buffer:
+        """Allocate something for each window, which for those that do not exist is a value."""
+        return filled(vectors, prod(self._heights) * self._width, value)
+
+    def at(self, at: Sequence, j):
+        """Return the index of a window."""
+        place = [i + first for i, first in zip(at, self._first, strict=True)]
+        return _flat(place, self._heights) * self._width + self._left + j
+
+    def gather(self, dx: tirx.Buffer, plane, share: Callable) -> None:
+        """Emit the sums of ``share(index, tap)`` over the windows that each element belongs to."""
+        outer = self._pool.outer
+        with _loops([ceil_div(axis.extent, axis.stride) for axis in outer]) as at:
+            for phases in product(*(range(axis.stride) for axis in outer)):
+                with ExitStack() as stack:
+                    place = []
+                    for i, phase, axis in zip(at, phases, outer, strict=True):
+                        place.append(bind(i * axis.stride + phase))
+                        if phase >= (axis.extent - 1) % axis.stride + 1:
+                            stack.enter_context(b.when(place[-1] < axis.extent))
+                    self._row(dx, self._pool.row(plane, place), at, phases, share)
+
+    def _row(self, dx: tirx.Buffer, base, at: Sequence, phases: Sequence[int], share) -> None:
+        columns, lanes = self._pool.columns, self._vectors.lanes
+        step = columns.stride * lanes
+        whole, rest = divmod(columns.extent, step)
+        with b.serial(0, whole) as m:
+            self._store(dx, base + m * step, self._sums(at, phases, bind(m * lanes), share), step)
+        if rest:
+            sums = self._sums(at, phases, const(whole * lanes), share)
+            self._store(dx, base + whole * step, sums, rest)
+
+    def _sums(self, at: Sequence, phases: Sequence[int], j, share: Callable) -> list:
+        """Return a vector for each phase of the columns."""
+        columns = self._pool.columns
+        sums = []
+        for column_phase in range(columns.stride):
+            total = Accumulators(self._vectors, 1)
+            total[0] = self._vectors.splat(0)
+            pairs = [axis.taps(phase) for axis, phase in zip(self._pool.outer, phases, strict=True)]
+            for outer in product(*pairs):
+                taps = [t for t, _ in outer]
+                place = [i + far for i, (_, far) in zip(at, outer, strict=True)]
+                start = bind(self.at(place, j))
+                for u, far in columns.taps(column_phase):
+                    total[0] = total[0] + share(start + far, self._pool.tap(taps, u))
+            sums.append(total[0])
+        return sums
+
+    def _store(self, dx, start, sums: Sequence, number: int) -> None:
+        vectors, lanes = self._vectors, self._vectors.lanes
+        for k, part in enumerate(vectors.interleave(sums)):
+            left = min(lanes, number - k * lanes)
+            if left > 0:
+                vectors.store(dx, start + k * lanes, part, left)
+
+
+def filled(vectors: Vectors, size: int, value: float) -> tirx.Buffer:
+    """Allocate a buffer of one value."""
+    buffer = b.scratch(size, vectors.dtype)
+    vectors.each(size, lambda o, n: vectors.store(buffer, o, vectors.splat(value), n))
+    return buffer
+
+
+@contextmanager
+def _loops(extents: Sequence[int]):
+    with ExitStack() as stack:
+        yield [stack.enter_context(b.serial(0, extent)) for extent in extents]
+
+
+def _flat(at: Sequence, extents: Sequence[int]):
+    """Return the number of an element, in row-major order."""
+    index = at[0]
+    for i, extent in zip(at[1:], extents[1:], strict=True):
+        index = index * extent + i
+    return index

@@ -1,0 +1,80 @@
+"""Tiles of matrix products, held in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from ..target import CPU
+from . import _builder as b
+from ._builder import Accumulators, Extent, Vectors, bind
+
+
+def tile_size(cpu: CPU) -> tuple[int, int]:
+    """Return rows and vectors of the tile that fits the registers beside what multiplies it."""
+    return (10, 2) if cpu.registers >= 32 else (6, 2)
+
+
+def rows_up_to(first, number: int, end) -> list:
+    """Return how far some rows are from the first one; those at and behind the end are the last one again.
+
+    A tile that has a row twice computes it twice, and stores the same.
+    """
+    return [bind(tirx.min(b.const(i), end - 1 - first)) for i in range(number)]
+
+
+def multiply_add(
+    vectors: Vectors,
+    size: tuple[int, int],
+    depth: Extent,
+    value: Callable,
+    vector: Callable,
+    place: Callable,
+    *,
+    add,
+) -> None:
+    """Emit a tile: the sum over k of ``value(i, k) * vector(k, v)`` for each row i and each vector v of a row.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        The vectors.
+    size : tuple[int, int]
+        Rows, and vectors of a row.
+    depth : int or tirx.PrimExpr
+        The extent of k.
+    value, vector : Callable
+        Return a scalar and a vector.
+    place : Callable
+        ``place(i, v)`` returns where a vector of the tile is: buffer, index, and how many lanes of it exist
+        (None: all of them).
+    add : bool or tirx.PrimExpr
+        Whether to add to what is there.
+    """
+    rows, columns = size
+    cells = [(i, v) for i in range(rows) for v in range(columns)]
+    total = Accumulators(vectors, len(cells))
+
+    def load() -> None:
+        for index, cell in enumerate(cells):
+            total[index] = vectors.load(*place(*cell))
+
+    def clear() -> None:
+        for index in range(len(cells)):
+            total[index] = vectors.splat(0)
+
+    if isinstance(add, bool):
+        (load if add else clear)()
+    else:
+        b.either(add, load, clear)
+    with b.serial(0, depth) as k:
+        factors = [bind(vector(k, v)) for v in range(columns)]
+        for i in range(rows):
+            splat = bind(vectors.splat(value(i, k)))
+            for v in range(columns):
+                index = i * columns + v
+                total[index] = total[index] + splat * factors[v]
+    for index, cell in enumerate(cells):
+        buffer, at, number = place(*cell)
+        vectors.store(buffer, at, total[index], number)

@@ -1,0 +1,154 @@
+"""The gradient of a cross entropy: of nll_loss of log_softmax, given the result of log_softmax.
+
+The gradient of nll_loss is 0 but for one class of each position, and its sum over the classes is that of this one. So
+one pass over the classes is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm import tirx
+
+from ..target import CPU
+from ..topi._position import position as find_position
+from . import _builder as b
+from . import _math as math
+from ._builder import Extent, Vectors, bind, const, sum_of
+from .softmax import Columns, Lines, Row
+
+#: Parts that the weights of the targets are added up in.
+_PARTS = 16
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A negative log likelihood.
+
+    Attributes
+    ----------
+    reduction : str
+        ``"none"``, ``"sum"`` or ``"mean"``; or ``"gather"``, for what is gathered, not its negative: negative
+        targets count from the end, and what is no class contributes nothing.
+    ignore_index : int
+        The target that counts nothing.
+    weighted : bool
+        Whether classes have weights.
+    """
+
+    reduction: str
+    ignore_index: int = 0
+    weighted: bool = False
+
+
+def cross_entropy_backward(
+    loss: Loss,
+    lines: Lines,
+    shapes: Sequence[Sequence[Extent]],
+    index_dtype: str,
+    cpu: CPU,
+) -> tirx.PrimFunc:
+    """Return the gradient of the cross entropy.
+
+    Parameters
+    ----------
+    loss : Loss
+        What is lost at each position.
+    lines : Lines
+        The lines of classes: one for each position.
+    shapes : Sequence
+        The shapes of dy, of y, of the targets, and of the weights if there are any.
+    index_dtype : str
+        The dtype of the targets.
+    cpu : CPU
+        What the function is for.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes dy, y, targets, weights if there are any, and dx. What is no class and is not ignored makes NaN of
+        its position, and of the mean.
+    """
+    vectors, integers = Vectors(cpu.lanes), Vectors(cpu.lanes, "int32")
+    classes = lines.extent
+    nan = tirx.const(float("nan"), "float32")
+
+    def body(dy, y, targets, *rest) -> None:
+        *weights, dx = rest
+
+        def factor(position, gradient):
+            """Return the gradient of a position, times its weight, and its target."""
+            zero = tirx.const(0.0, "float32")
+            if loss.reduction == "gather":
+                where, inside = find_position(bind(targets[position]), classes, "fast")
+                where = tirx.Cast("int32", tirx.Select(inside, where, tirx.const(-1, "int64")))
+                return bind(tirx.Select(inside, zero - gradient, zero)), bind(where)
+            target = bind(tirx.Cast("int64", targets[position]))
+            inside = tirx.all(target >= 0, target < classes)
+            safe = tirx.max(tirx.min(target, tirx.Cast("int64", classes - 1)), 0)
+            safe = bind(tirx.Cast("int32", safe))
+            value = gradient * weights[0][safe] if weights else gradient
+            ignored = tirx.EQ(target, tirx.const(loss.ignore_index, "int64"))
+            value = bind(tirx.Select(ignored, zero, tirx.Select(inside, value, nan)))
+            # A class that is none for what has no target of its own.
+            counts = tirx.all(inside, tirx.Not(ignored))
+            return value, bind(tirx.Select(counts, safe, const(-1)))
+
+        scale = None
+        if loss.reduction == "mean":
+            scale = bind(dy[0] / _sum(prod(shapes[2]), factor))
+        elif loss.reduction == "sum":
+            scale = bind(dy[0])
+
+        def row(of: Row) -> None:
+            value, target = factor(of.number, dy[of.number] if scale is None else scale)
+            wide = bind(vectors.splat(value))
+
+            def element(at, number, _k) -> None:
+                vectors.store(dx, at, wide * math.exp(bind(vectors.load(y, at, number))), number)
+
+            of.each(element)
+            with b.when(target >= 0):
+                b.store(dx, of.base + target, dx[of.base + target] - value)
+
+        def columns(of: Columns) -> None:
+            values = b.scratch(of.size * vectors.lanes)
+            own = b.scratch(of.size * vectors.lanes, "int32")
+            number = of.size * vectors.lanes if of.number is None else of.number
+            with b.serial(0, number) as i:
+                position = bind(of.first + i)
+                value, target = factor(position, dy[position] if scale is None else scale)
+                b.store(values, i, value)
+                b.store(own, i, target)
+
+            def element(at, number, k, class_index) -> None:
+                wide = bind(vectors.load(values, k * vectors.lanes, number))
+                targets = integers.load(own, k * vectors.lanes, number)
+                is_own = tirx.EQ(targets, tirx.Broadcast(class_index, vectors.lanes))
+                share = wide * math.exp(bind(vectors.load(y, at, number)))
+                share = share - tirx.Select(is_own, wide, vectors.splat(0))
+                vectors.store(dx, at, share, number)
+
+            of.each_row(element)
+
+        lines.each(vectors, row if lines.are_rows else columns)
+
+    dtypes = ("float32", "float32", index_dtype, "float32")
+    names = ("dy", "y", "targets", *(["weights"] if loss.weighted else []))
+    params = list(zip(names, shapes, dtypes, strict=False))
+    return b.prim_func("cross_entropy_backward", [*params, ("dx", shapes[1], "float32")], body)
+
+
+def _sum(number: Extent, factor):
+    """Return the sum of the weights of all targets; its order does not depend on the number of threads."""
+    parts = b.scratch(_PARTS)
+    with b.parallel(0, _PARTS) as part:
+        first = bind(part * number // _PARTS)
+        last = bind((part + 1) * number // _PARTS)
+        b.store(parts, part, tirx.const(0.0, "float32"))
+        with b.serial(0, last - first) as i:
+            value, _ = factor(first + i, tirx.const(1.0, "float32"))
+            b.store(parts, part, parts[part] + value)
+    return sum_of(parts[i] for i in range(_PARTS))

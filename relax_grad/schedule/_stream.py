@@ -1,0 +1,105 @@
+"""Loops through more memory than caches hold, which store past them.
+
+A processor reads the line that it stores to, unless it is told that nothing will be read again soon. TVM has no such stores;
+LLVM has: functions in its language, which are inlined. They take whole aligned vectors; a tensor that begins somewhere else is stored to as usual.
+"""
+
+from __future__ import annotations
+
+import tvm.tirx.script.builder as T
+from tvm import tirx
+from tvm.tirx import Ramp
+
+from . import _emit
+from ._emit import Emitter, calls_in, is_vectorisable
+from ._functions import is_arithmetic
+from ._fuse import weigh
+
+#: Bytes that are read and written at least, about what the caches of a processor hold.
+LARGE = 32 << 20
+
+_LLVM = """
+define void @relax_grad_stream{lanes}(ptr %to, <{lanes} x float> %value) {{
+  %address = ptrtoint ptr %to to i64
+  %offset = urem i64 %address, {size}
+  %is_aligned = icmp eq i64 %offset, 0
+  br i1 %is_aligned, label %past, label %through
+past:
+  store <{lanes} x float> %value, ptr %to, align {size}, !nontemporal !0
+  ret void
+through:
+  store <{lanes} x float> %value, ptr %to, align 4
+  ret void
+}}
+define void @relax_grad_streamed{lanes}() {{
+  fence seq_cst
+  ret void
+}}
+!0 = !{{i32 1}}
+"""
+
+
+class Stream(Emitter):
+    """Elements in the order of memory, which are computed in vectors and stored past the caches."""
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Tell whether the elements are many, in float32, lie in a row and need little arithmetic."""
+        if len(self.axes) != 1 or self.axes[0].size is None or self.accesses.tested:
+            return False
+        (axis,) = self.axes
+        stored = [a for a in self.accesses.stores if a.buffer in self.group.stored]
+        whole = {a.buffer for a in self.accesses.loads.values() if a.stride(axis) == 1}
+        if 4 * axis.size * (len(whole) + len(stored)) < LARGE:
+            return False
+        dtypes = {str(access.buffer.dtype) for access in self.accesses.all}
+        return (
+            dtypes == {"float32"}
+            and all(access.stride(axis) in (0, 1) for access in self.accesses.all)
+            and all(access.stride(axis) == 1 and _is_zero(access.base) for access in stored)
+            and all(_is_vector(nest.value) for nest in self.group.nests)
+        )
+
+    def emit(self) -> None:
+        (axis,), lanes = self.axes, self.cpu.lanes
+        pieces = 8 * self.cpu.cores
+        line = max(_emit.LINE, lanes)  # the stores need whole vectors
+        piece = -(-axis.size // (pieces * line)) * line
+        pieces = -(-axis.size // piece)
+        code = _LLVM.format(lanes=lanes, size=4 * lanes)
+        with T.attr(0, "pragma_import_llvm", code), T.parallel(0, pieces) as part:
+            start = T.Bind(part * piece)
+            size = T.Bind(tirx.min(piece, axis.size - start)) if axis.size % piece else piece
+            with T.serial(0, size // lanes) as i:
+                self._vector(T.Bind(start + i * lanes))
+            if axis.size % lanes:
+                done = T.Bind(size // lanes * lanes)
+                with T.serial(0, size - done) as i:
+                    self.element({axis.var: start + done + i})
+            T.evaluate(tirx.call_extern("void", f"relax_grad_streamed{lanes}"))
+
+    def _vector(self, start) -> None:
+        lanes, (axis,) = self.cpu.lanes, self.axes
+        rows = {
+            buffer: T.alloc_buffer([lanes], "float32", layout=None) for buffer in self.group.stored
+        }
+        with T.vectorized(0, lanes) as j:
+            self.element({axis.var: start + j}, stored={row: (rows[row], j) for row in rows})
+        zero = tirx.IntImm("int32", 0)
+        for buffer, row in rows.items():
+            vector = row[Ramp(zero, tirx.IntImm("int32", 1), lanes)]
+            place = tirx.address_of(buffer[start])
+            T.evaluate(tirx.call_extern("void", f"relax_grad_stream{lanes}", place, vector))
+
+
+def _is_vector(value) -> bool:
+    """Tell whether TVM makes vectors of a value, without conditions."""
+    return (
+        is_vectorisable(value)
+        and not any(map(is_arithmetic, calls_in(value)))
+        and not weigh(value)[2]
+    )
+
+
+def _is_zero(value) -> bool:
+    return isinstance(value, tirx.IntImm) and int(value) == 0

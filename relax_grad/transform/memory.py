@@ -1,0 +1,229 @@
+"""Bindings in an order in which tensors are needed no longer than they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from .._compat import Analyzer, dtype_of
+from ..activity import used
+
+#: What a symbolic extent counts as.
+_NOMINAL = 64
+
+_RESHAPES = [Op.get(f"relax.{name}") for name in ("reshape", "memory.view")]
+_INPLACE = [Op.get(f"relax.{name}") for name in ("call_tir_inplace", "call_inplace_packed")]
+
+
+@relax.expr_functor.mutator
+class _Reorder(relax.PyExprMutator):
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
+        bindings = list(block.bindings)
+        if any(_has_place(binding) for binding in bindings):
+            return block
+        order = _Order(bindings)
+        best = order.for_memory()
+        if order.peak(best) > order.peak(range(len(bindings))):
+            return block
+        return relax.DataflowBlock([bindings[i] for i in best], block.span)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.OrderForMemory")
+class OrderForMemory:
+    """Order the bindings of dataflow blocks so that less memory is in use at a time.
+
+    Differentiation computes the gradients of parameters behind all others, and the new parameters behind all
+    gradients: until then everything that they are made of is kept. In the new order they are computed as soon
+    as that frees more memory than it takes. What is computed is the same. A block with casts or calls that write
+    to their arguments is left as it is, and so is one that would take more memory at its worst.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            variable: _Reorder(mod).visit_expr(function)
+            if isinstance(function, relax.Function)
+            else function
+            for variable, function in mod.functions_items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def peak_memory(block: relax.BindingBlock) -> int:
+    """Return how many bytes the results of the bindings of a block take at most at a time.
+
+    A symbolic extent counts as 64. Parameters count nothing, and what is reshaped counts once.
+    """
+    order = _Order(list(block.bindings))
+    return order.peak(range(len(block.bindings)))
+
+
+def _has_place(binding: relax.Binding) -> bool:
+    """Tell whether a binding must stay behind those before it."""
+    value = binding.value
+    if isinstance(binding, relax.MatchCast) or isinstance(value, (relax.If, relax.Function)):
+        return True
+    return isinstance(value, relax.Call) and value.op in _INPLACE
+
+
+class _Order:
+    """The tensors that bindings make and use.
+
+    Each binding that computes something makes tensors, by number; others only give names to them. A binding is
+    ready when all bindings that it uses the variables of are done.
+    """
+
+    def __init__(self, bindings: Sequence[relax.Binding]):
+        self._sizes: list[int] = []
+        self._kept: set[int] = set()
+        self._makes: list[list[int]] = []
+        self._takes: list[set[int]] = []
+        self._needs: list[set[int]] = []
+        self._serves: list[list[int]] = [[] for _ in bindings]
+        self._only_names: list[bool] = []
+        named: dict[relax.Var, object] = {}
+        bound: dict[relax.Var, int] = {}
+        for i, binding in enumerate(bindings):
+            value = binding.value
+            variables = used(value)
+            self._needs.append({bound[v] for v in variables if v in bound})
+            for each in self._needs[i]:
+                self._serves[each].append(i)
+            only_names = is_name(value)
+            self._only_names.append(only_names)
+            first = len(self._sizes)
+            tensors = named_by(value, named) if only_names else self._new(binding.var.ty)
+            self._makes.append(list(range(first, len(self._sizes))))
+            self._takes.append(
+                set() if only_names else {t for v in variables for t in leaves(named.get(v))}
+            )
+            named[binding.var], bound[binding.var] = tensors, i
+            if not isinstance(binding.var, relax.DataflowVar):
+                self._kept.update(leaves(tensors))
+
+    def _new(self, kind: relax.Type):
+        """Return new tensors for what has a type: a number, or a list for a tuple."""
+        if isinstance(kind, relax.TupleType):
+            return [self._new(field) for field in kind.fields]
+        self._sizes.append(size_in_bytes(kind))
+        return len(self._sizes) - 1
+
+    def peak(self, order: Iterable[int]) -> int:
+        """Return how many bytes the tensors take at most at a time, if the bindings are in an order."""
+        left = self._users()
+        now = most = 0
+        for i in order:
+            now += sum(self._sizes[t] for t in self._makes[i])
+            most = max(most, now)
+            for tensor in (*self._takes[i], *self._makes[i]):
+                left[tensor].discard(i)
+                if not left[tensor] and tensor not in self._kept:
+                    now -= self._sizes[tensor]
+        return most
+
+    def for_memory(self) -> list[int]:
+        """Return the numbers of the bindings in the new order: the old one, but for what frees memory."""
+        self._left = self._users()
+        self._missing = [len(needs) for needs in self._needs]
+        self._order: list[int] = []
+        self._is_done = [False] * len(self._needs)
+        for i in range(len(self._needs)):
+            changed = self._do([i])
+            while changed:
+                tensor = changed.pop()
+                group = self._freeing(tensor)
+                if group:
+                    changed |= self._do(sorted(group))
+        return self._order
+
+    def _users(self) -> list[set[int]]:
+        users: list[set[int]] = [set() for _ in self._sizes]
+        for i, takes in enumerate(self._takes):
+            for tensor in takes:
+                users[tensor].add(i)
+        return users
+
+    def _do(self, todo: list[int]) -> set[int]:
+        """Append bindings, and names of what they make; return the tensors whose users may have become ready."""
+        changed: set[int] = set()
+        while todo:
+            i = todo.pop(0)
+            if self._is_done[i]:
+                continue
+            self._is_done[i] = True
+            self._order.append(i)
+            changed.update(self._makes[i], self._takes[i])
+            for tensor in self._takes[i]:
+                self._left[tensor].discard(i)
+            names = []
+            for user in self._serves[i]:
+                self._missing[user] -= 1
+                if not self._missing[user]:
+                    changed.update(self._takes[user])
+                    if self._only_names[user]:
+                        names.append(user)
+            todo = names + todo
+        return changed
+
+    def _freeing(self, tensor: int) -> set[int]:
+        """Return the remaining users of a tensor, if all are ready and free more memory than they take."""
+        group = self._left[tensor]
+        if tensor in self._kept or not group or any(self._missing[i] for i in group):
+            return set()
+        made = {t for i in group for t in self._makes[i]}
+        taken = {t for i in group for t in self._takes[i]}
+        freed = [t for t in taken - self._kept if self._left[t] <= group]
+        gain = sum(self._sizes[t] for t in freed) - sum(self._sizes[t] for t in made)
+        # What the block returns is to be made at some time: as well now as later.
+        is_worthwhile = gain > 0 or (gain == 0 and made <= self._kept)
+        return set(group) if is_worthwhile else set()
+
+
+def is_name(value: relax.Expr) -> bool:
+    """Tell whether a value is other tensors, put together, taken apart or seen in another shape."""
+    if isinstance(value, relax.Call):
+        return value.op in _RESHAPES
+    return isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem))
+
+
+def named_by(value: relax.Expr, named: dict):
+    """Return the tensors of what :func:`is_name`."""
+    if isinstance(value, relax.Var):
+        return named.get(value)
+    if isinstance(value, relax.Tuple):
+        return [named_by(field, named) for field in value.fields]
+    if isinstance(value, relax.TupleGetItem):
+        whole = named_by(value.tuple_value, named)
+        return whole[value.index] if isinstance(whole, list) else whole
+    if isinstance(value, relax.Call):
+        return named_by(value.args[0], named) if value.op in _RESHAPES else None
+    return None
+
+
+def leaves(tensors) -> list[int]:
+    if isinstance(tensors, list):
+        return [leaf for each in tensors for leaf in leaves(each)]
+    return [] if tensors is None else [tensors]
+
+
+def size_in_bytes(kind: relax.Type) -> int:
+    """Return the size of a tensor of a type; 0 where it is not known. A symbolic extent counts as 64."""
+    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return 0
+    if kind.dtype is None:
+        return 0
+    bits = tvm.DataType(dtype_of(kind)).bits
+    return prod(map(_extent, kind.shape.values)) * bits // 8
+
+
+def _extent(extent: tirx.PrimExpr) -> int:
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    analyzer = Analyzer()
+    for variable in tirx.analysis.undefined_vars(extent):
+        analyzer.bind(variable, tirx.IntImm("int64", _NOMINAL))
+    value = analyzer.simplify(extent)
+    return max(int(value), 0) if isinstance(value, tirx.IntImm) else _NOMINAL

@@ -1,0 +1,64 @@
+"""Tables, numbers and bars of the benchmarks' results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
+
+from _report import Result, reports, write
+
+ABOUT = {"processor": "some", "threads": 2}
+
+
+def result(group="memory", name="softmax", ours=(2.0, 1.0, 3.0), torch=(4.0, 4.0, 4.0), **others):
+    samples = {"relax_grad": list(ours), "torch": list(torch)}
+    samples |= {name: list(values) for name, values in others.items()}
+    columns = dict.fromkeys(samples, 0.5)
+    return Result(group, name, samples, columns, columns, (3, 2))
+
+
+def test_ratios_are_medians_of_pairs():
+    found = result(jax=(2.0, 2.0, 2.0))
+    assert found.median == 0.5
+    assert found.least == 0.25
+    assert found.ratio("jax") == 1.0
+    assert found.ratio("TVM") is None
+
+
+def test_a_column_of_one_sample_has_the_ratio_of_medians():
+    assert result(TVM=(200.0,)).ratio("TVM") == 0.01
+
+
+def test_tables_of_groups():
+    step = result("step", "ResNet", (1.0,), (2.0,))
+    step.memory = {"relax_grad": 50_000_000, "torch": 100_000_000}
+    means, memory, steps, peaks = reports([result(), step], ["torch", "jax"])
+    assert means.rows[0] == ["memory", "1", "0.50", "", "0", "softmax: 0.50"]
+    assert memory.rows[0] == ["softmax", "2000.000", "0.25", "0.50", "", "5e-01", "0.5", "3 / 2"]
+    assert memory.rows[-1][:4] == ["geometric mean", "", "0.25", "0.50"]
+    assert steps.rows[0][0] == "ResNet"
+    assert peaks.rows == [["ResNet", "50", "100", "0.50"]]
+
+
+def test_symbolic_rows_stand_beside_static_ones():
+    row = result("symbolic", "symbolic batch: softmax", static=(2.0, 1.0, 3.0))
+    table = reports([row], ["torch"])[1]
+    assert table.rows[0][0] == "softmax"
+    assert table.rows[0][list(table.heads).index("static")] == "1.00"
+
+
+def test_results_are_written(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra 'bench' is missing: no matplotlib")
+    rows = [result("conv", f"{kind} 1x2x3² -> 4, 1x1") for kind in ("forward", "weight gradient")]
+    rows += [result(), result("matmul", "NN", (9.0,), (1.0,))]
+    write(rows, ["torch"], ABOUT, tmp_path)
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["threads"] == 2
+    assert [row["name"] for row in found["rows"]] == [row.name for row in rows]
+    assert found["rows"][2]["samples_ms"]["torch"] == [4000.0, 4000.0, 4000.0]
+    text = (tmp_path / "results.md").read_text()
+    assert "| softmax | 2000.000 | 0.25 | 0.50 | 5e-01 | 0.5 | 3 / 2 |" in text
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")

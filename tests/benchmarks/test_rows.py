@@ -1,0 +1,88 @@
+"""The rows of the benchmarks: data in the right form, and the same computation for each contestant."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from tvm import relax
+
+pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
+pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
+
+from _contestants import contestants, difference
+from _report import GROUPS
+from rows import ROWS
+
+BY_NAME = {row.name: row for row in ROWS}
+
+
+class Zeros:
+    """In the place of a random generator: makes arrays that take no time and no memory."""
+
+    def standard_normal(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
+    def random(self, shape, dtype):
+        return np.zeros(shape, dtype)
+
+    def integers(self, _low, _high, shape):
+        return np.zeros(shape, "int64")
+
+
+def test_each_row_has_a_name_of_its_own_and_a_group():
+    names = Counter(row.name for row in ROWS)
+    assert [name for name, count in names.items() if count > 1] == []
+    assert {row.group for row in ROWS} < set(GROUPS)
+
+
+def test_each_row_is_a_module(monkeypatch):
+    monkeypatch.setattr(np.random, "default_rng", lambda _seed: Zeros())
+    for row in ROWS:
+        if "50257" in row.name:
+            continue  # What is derived of so large an array takes seconds.
+        arrays = row.arrays()
+        module = row.module(arrays)
+        assert relax.analysis.check_well_formed(module), row.name
+        assert len(module["main"].params) == len(arrays), row.name
+        assert set(row.symbolic) <= set(range(len(arrays))), row.name
+        assert bool(relax.analysis.free_symbolic_vars(module["main"])) is False, row.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "weight gradient 8x576x14² -> 576, 3x3, stride 2, depthwise",
+        "cross-entropy and gradient 64x10",
+        "rms_norm and gradients 4x256x768",
+        "max_pool2d, gradient 64x32x32², 2x2, stride 2",
+        "mean of planes 8x512x7²",
+        "momentum SGD update 4096x1024",
+        "symbolic batch: layer_norm 4x256x768",
+    ],
+)
+def test_contestants_agree(name):
+    found = contestants(BY_NAME[name], ["relax_grad", "torch"])
+    assert ("static" in found) == name.startswith("symbolic")
+    for each in found.values():
+        assert difference(each.results, found["torch"].results) < 1e-5
+        each.run()
+
+
+def test_jax_agrees_on_gradients():
+    pytest.importorskip("jax")
+    for name in (
+        "cross-entropy and gradient 64x10",
+        "avg_pool2d, gradient 8x64x56², 2x2, stride 2",
+    ):
+        found = contestants(BY_NAME[name], ["torch", "jax"])
+        assert difference(found["jax"].results, found["torch"].results) < 1e-5
+
+
+def test_differences_are_relative_to_the_largest_element_of_each_result():
+    wanted = [np.array([100.0, 0.0]), np.array([0.01])]
+    assert difference([np.array([100.0, 1.0]), np.array([0.01])], wanted) == pytest.approx(0.01)
+    assert difference([np.array([100.0, 0.0]), np.array([0.02])], wanted) == pytest.approx(1.0)
+    assert difference([np.array([np.nan, 0.0]), np.array([0.01])], wanted) == np.inf
+    assert difference([np.zeros(3), np.zeros(1)], wanted) == np.inf

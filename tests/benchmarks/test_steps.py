@@ -1,0 +1,62 @@
+"""Whole training steps in Relax, PyTorch and JAX, and what memory they take."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
+
+import _memory
+import torch
+from _contestants import contestants, difference
+from _models import STEPS, Step, ViT, resnet9
+
+RESNET = Step(
+    "ResNet-9",
+    lambda: resnet9(width=4),
+    lambda: (torch.randn(2, 3, 16, 16), torch.randint(0, 10, (2,))),
+)
+VIT = Step(
+    "ViT",
+    lambda: ViT(32, 24, 1, 10),
+    lambda: (torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,))),
+)
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(RESNET, marks=pytest.mark.slow), VIT], ids=lambda step: step.name
+)
+def test_contestants_agree_on_loss_and_gradients(step):
+    found = contestants(step, ["relax_grad", "torch", *_jax()])
+    loss, gradients = found["torch"].results
+    assert loss.shape == ()
+    assert gradients.shape == (sum(p.numel() for p in step.network().parameters()),)
+    assert np.abs(gradients).max() > 1e-3
+    for each in found.values():
+        assert difference(each.results, [loss, gradients]) < 1e-4
+    calls, different = found["relax_grad"].kernels
+    assert calls > different > 0
+
+
+def test_steps_have_names_of_their_own():
+    assert len({step.name for step in STEPS}) == len(STEPS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_memory_of_a_call_is_what_it_adds():
+    size = 64 << 20
+    kept = [np.ones(size // 8)]
+    found = _memory.growth(lambda: np.ones(size // 8), lambda: None)
+    assert 0.9 * size < found < 1.2 * size
+    assert kept
+
+
+def _jax() -> list[str]:
+    try:
+        import jax  # noqa: F401
+    except ImportError:
+        return []
+    return ["jax"]

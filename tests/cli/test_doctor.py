@@ -1,0 +1,90 @@
+"""``relax-grad doctor``: what it reports, and what it finds wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from relax_grad import cli, registry, threads
+from relax_grad.cli import doctor
+
+
+def run(capsys, *argv) -> tuple[int, str]:
+    code = cli.main(["doctor", *argv])
+    return code, capsys.readouterr().out
+
+
+def test_all_is_well(capsys):
+    code, out = run(capsys)
+    assert code == 0
+    assert out.endswith("\nall is well\n")
+    names = [line.partition(":")[0] for line in out.splitlines() if re.match(r"\w+: ", line)]
+    assert names[:4] == ["Python", "system", "NumPy", "PyTorch"]
+    assert len(re.findall(r"^  .* \d+\.\d s  ok$", out, re.MULTILINE)) == len(doctor._CHECKED) + 1
+
+
+def test_without_checks(capsys):
+    code, out = run(capsys, "--no-check")
+    assert code == 0
+    assert "checks:" not in out
+
+
+def test_a_wrong_gradient(capsys, monkeypatch):
+    def wrong(_name):
+        raise ValueError("Traceback from C++\nthe gradient is wrong\n")
+
+    monkeypatch.setattr("relax_grad.testing.samples.samples", wrong)
+    code, out = run(capsys)
+    assert code == 1
+    assert out.count("FAILED") == len(doctor._CHECKED)
+    assert "! gradient of relax.matmul: ValueError: the gradient is wrong\n    report it" in out
+    assert out.endswith(f"{len(doctor._CHECKED)} problems\n")
+
+
+@pytest.mark.parametrize(
+    ("ffi", "numpy", "found"),
+    [
+        ("0.1.14.post1", "2.2.6", []),
+        (None, "1.26.4", []),
+        ("0.1.15", "2.2.6", ["apache-tvm-ffi 0.1.15 crashes"]),
+        ("0.1.14", "2.3.0", ["with NumPy 2.3.0, relax.training"]),
+        ("0.2.0", "3.0", ["apache-tvm-ffi 0.2.0 crashes", "with NumPy 3.0, relax.training"]),
+    ],
+)
+def test_versions_that_do_not_go_together(ffi, numpy, found):
+    problems = list(doctor._of_versions(ffi, numpy))
+    assert len(problems) == len(found)
+    for problem, start in zip(problems, found, strict=True):
+        assert problem.what.startswith(start)
+        assert problem.remedy.startswith("pip install '")
+
+
+def test_more_threads_than_cores(capsys, monkeypatch):
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    monkeypatch.setattr(threads, "get_num_threads", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    code, out = run(capsys, "--no-check")
+    assert code == 1
+    assert "! TVM uses 8 threads, but this process has 2 cores" in out
+    assert re.search(r"threads: +8 of TVM, 2 cores \(OMP_NUM_THREADS=8\)", out)
+
+
+def test_cores_that_stay_idle(monkeypatch):
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    monkeypatch.setattr(threads, "get_num_threads", lambda: 2)
+    facts = dict(doctor.facts())
+    assert facts["threads"].startswith("2 of TVM, 4 cores; relax_grad.set_num_threads() uses all")
+    assert not list(doctor.find_problems())
+
+
+def test_an_operator_that_is_not_known(monkeypatch):
+    known = registry.operators()
+    monkeypatch.setattr(registry, "operators", lambda: [*known, "relax.call_tir"])
+    unknown = registry.Classification("relax.call_tir", "unclassified")
+    classify = registry.classify
+    monkeypatch.setattr(
+        registry, "classify", lambda name: unknown if name == "relax.call_tir" else classify(name)
+    )
+    assert dict(doctor.facts())["operators"].endswith("; unknown to relax_grad: relax.call_tir")

@@ -1,0 +1,123 @@
+"""What gradients compute again of the forward pass, kernels of the forward pass return."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dispatched import check_dispatch, kernels_in, run_both
+from programs import build, tensor
+from tvm import relax, tirx
+from tvm.relax import op
+from tvm.relax.op import grad
+
+import relax_grad
+
+RNG = np.random.default_rng(0)
+N = tirx.Var("n", "int64")
+
+
+def derivative(body, *shapes):
+    """Return the module of a function and its gradients, and arrays to call it with."""
+    params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
+    module = relax_grad.vjp(build(params, body), "main")
+    module = relax.transform.DeadCodeElimination(["main_vjp"])(module)
+    del module["main"]
+    shapes = [
+        [int(extent) if isinstance(extent, tirx.IntImm) else 3 for extent in param.ty.shape.values]
+        for param in module["main_vjp"].params
+    ]
+    return module, [RNG.normal(size=shape).astype("float32") for shape in shapes]
+
+
+@pytest.mark.parametrize("batch", [3, N])
+def test_batch_norm(batch):
+    def normalize(bb, *args):
+        return bb.emit(op.nn.batch_norm(*args, axis=1, epsilon=1e-3))[0]
+
+    module, values = derivative(normalize, (batch, 6, 5, 4), *[(6,)] * 4)
+    kernels = ["nn_batch_norm", "grad_batch_norm_backward_gamma", "grad_batch_norm_backward_data"]
+    check_dispatch(module, "main_vjp", values, [f"{name}_kernel" for name in kernels], 1e-4)
+
+
+@pytest.mark.parametrize("axes", [[-1], [1, 2]])
+@pytest.mark.parametrize("batch", [3, N])
+def test_layer_norm(batch, axes):
+    shape = (batch, 5, 12)
+    module, values = derivative(
+        lambda _bb, *args: op.nn.layer_norm(*args, axes=axes, epsilon=1e-3),
+        shape,
+        *[tuple(shape[axis] for axis in axes)] * 2,
+    )
+    kernels = ["nn_layer_norm", "grad_layer_norm_backward_gamma", "grad_layer_norm_backward_data"]
+    check_dispatch(module, "main_vjp", values, [f"{name}_kernel" for name in kernels], 1e-4)
+
+
+def test_rms_norm():
+    module, values = derivative(
+        lambda _bb, *args: op.nn.rms_norm(*args, axes=[-1], epsilon=1e-3), (N, 5, 12), (12,)
+    )
+    kernels = ["nn_rms_norm", "grad_rms_norm_backward_weight", "grad_rms_norm_backward_data"]
+    check_dispatch(module, "main_vjp", values, [f"{name}_kernel" for name in kernels], 1e-4)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_max_pool(rank):
+    """Also where several elements of a window are equally large, or none is a number."""
+    pool = getattr(op.nn, f"max_pool{rank}d")
+    shape = (N, 4, *(7, 8, 19)[-rank:])
+    module, values = derivative(
+        lambda _bb, x: pool(x, pool_size=3, strides=2, padding=1, ceil_mode=True), shape
+    )
+    kernels = [f"nn_max_pool{rank}d_kernel", f"grad_max_pool{rank}d_backward_kernel"]
+    assert sorted(_types_saved(module)) == ["int8"]
+    check_dispatch(module, "main_vjp", values, kernels)
+    some = [-np.inf, 0, 1, np.nan]
+    values[0] = RNG.choice(some, values[0].shape, p=[0.45, 0.25, 0.25, 0.05]).astype("float32")
+    # TVM's own pooling passes over NaN, and its padding is the lowest finite number.
+    (_, ours), (_, stock) = run_both(module, "main_vjp", values)
+    np.testing.assert_allclose(ours[0], stock[0], rtol=1e-5)
+
+
+def test_the_statistics_of_something_else_are_computed():
+    """With another epsilon, or of other data, and of what is computed before the normalization."""
+    shape = (4, 16)
+
+    def body(epsilon, first):
+        def normalize(bb, dy, x, other, gamma):
+            data = other if epsilon is None else x
+            early = bb.emit(op.mean(data, [1], keepdims=True))
+            y = bb.emit(op.nn.layer_norm(x, gamma, gamma, axes=[1], epsilon=1e-3))
+            late = bb.emit(op.mean(data, [1], keepdims=True))
+            mean = early if first else late
+            centered = bb.emit(op.subtract(data, mean))
+            square = bb.emit(op.multiply(centered, centered))
+            variance = bb.emit(op.mean(square, [1], keepdims=True))
+            shifted = op.add(variance, relax.const(epsilon or 1e-3, "float32"))
+            root = bb.emit(op.sqrt(bb.emit(shifted)))
+            rstd = bb.emit(op.divide(relax.const(1.0, "float32"), root))
+            dx = bb.emit(grad.layer_norm_backward_data(dy, x, gamma, mean, rstd, axes=[1]))
+            return bb.emit(op.add(y, dx))
+
+        return normalize
+
+    params = [tensor(name, shape, "float32") for name in ("dy", "x", "other")]
+    params.append(tensor("gamma", (16,), "float32"))
+    for epsilon, first in [(1e-3, False), (2e-3, False), (None, False), (1e-3, True)]:
+        kernels = [
+            name.rstrip("0123456789") for name in kernels_in(build(params, body(epsilon, first)))
+        ]
+        is_saved = epsilon == 1e-3 and not first
+        assert ("mean_kernel" not in kernels) == is_saved, (epsilon, first)
+
+
+def _types_saved(module):
+    found = relax_grad.transform.DispatchKernels(relax_grad.target.host())(module)
+    return [
+        str(field.dtype)
+        for _, function in found.functions_items()
+        if isinstance(function, relax.Function)
+        for block in function.body.blocks
+        for binding in block.bindings
+        if isinstance(binding.var.ty, relax.TupleType)
+        for field in binding.var.ty.fields[1:]
+    ]

@@ -1,0 +1,255 @@
+"""Run kernels with their tensors, and what they allocate, flush against pages that must not be touched.
+
+A process of its own compiles the kernels of ``kernel_cases.py`` and runs each several times: with all tensors and
+workspaces ending at an inaccessible page, and with all beginning behind one. What lies around them and what they hold
+before differs, so that the results would, if anything else were read. Integers are also replaced by those
+at and beyond the limits, floats by infinities and NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    os.environ["TVM_NUM_THREADS"] = "1"  # what workspaces are allocated by is Python
+
+import contextlib
+import ctypes
+import math
+import signal
+import tempfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import tvm
+from guard_memory import Place
+from kernel_cases import KernelCall, KernelCase, cases, kernel_of
+from machines import TARGETS
+
+#: What surrounds the tensors, and what outputs and workspaces hold before.
+_PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
+#: The batch of static kernels, and those of symbolic ones.
+_STATIC, _SYMBOLIC = 3, (1, 2, 3, 17)
+#: Seconds after which a kernel counts as one that does not end.
+_TIME_LIMIT = 60
+
+
+def run_guarded_kernels(target: str, part: slice = slice(None)) -> list[str]:
+    """Run the kernels of a part of the cases, static and symbolic, and return what is wrong with them."""
+    job = json.dumps([target, part.start, part.stop, part.step])
+    result = subprocess.run(
+        [sys.executable, __file__, job], capture_output=True, check=False, text=True
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    *findings, last = result.stdout.splitlines()
+    assert int(last) > 0
+    return findings
+
+
+class _Workspaces:
+    """What kernels of a library allocate, in pages of their own."""
+
+    def __init__(self, library: str):
+        self._places = [Place() for _ in range(8)]
+        self._free = list(self._places)
+        self._held: dict[int, tuple] = {}
+        self._callbacks: list = []
+        self.at_end, self.fill, self.faults = True, 0, []
+        integer, size, pointer = ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p
+        loaded = ctypes.CDLL(library)
+        for name, kind, function in (
+            ("Alloc", (pointer, integer, integer, size, integer, integer), self._allocate),
+            ("Free", (integer, integer, integer, pointer), self._release),
+        ):
+            callback = ctypes.CFUNCTYPE(*kind)(function)
+            self._callbacks.append(callback)
+            # A library has only what its kernels use.
+            with contextlib.suppress(ValueError):
+                variable = pointer.in_dll(loaded, f"__TVMBackend{name}Workspace")
+                variable.value = ctypes.cast(callback, pointer).value
+
+    def _allocate(self, _kind, _device, size, _code, _bits) -> int:
+        place = self._free.pop()
+        held = place.hold(bytes([self.fill]) * size, (size,), "uint8", self.at_end, self.fill)
+        address = held.tensor.data_ptr()
+        self._held[address] = place, held
+        return address
+
+    def _release(self, _kind, _device, address) -> int:
+        place, held = self._held.pop(address)
+        if not held.is_clean():
+            self.faults.append("bytes next to a workspace were overwritten")
+        self._free.append(place)
+        return 0
+
+
+def _contents(call: KernelCall, inputs) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yield arrays for the inputs of a kernel, with what they are."""
+    rng = np.random.default_rng(zlib.crc32(call.case.name.encode()))
+    plain = []
+    for shape, dtype in inputs:
+        if dtype == "float32":
+            plain.append(rng.normal(size=shape).astype(dtype))
+        else:
+            plain.append(rng.integers(-5, 5, shape).astype(dtype))
+    yield "plain", plain
+    wild = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-40, 0], "float32")
+    yield (
+        "wild floats",
+        [
+            np.where(rng.random(x.shape) < 0.3, rng.choice(wild, x.shape), x)
+            if x.dtype == "float32"
+            else x
+            for x in plain
+        ],
+    )
+    extents = {extent for shape, _ in inputs for extent in shape} | {5}
+    for i, x in enumerate(plain):
+        if x.dtype == "float32":
+            continue
+        limits = _limits(extents, x.dtype)
+        for value in limits:
+            yield f"integers {value}", [*plain[:i], np.full_like(x, value), *plain[i + 1 :]]
+        yield "mixed integers", [*plain[:i], rng.choice(limits, x.shape), *plain[i + 1 :]]
+
+
+def _limits(extents: set[int], dtype: np.dtype) -> np.ndarray:
+    """Return integers at and beyond the limits of axes, and those of dtypes."""
+    info = np.iinfo(dtype)
+    values = {0, -1, 10**6, -(10**6), info.min, info.min + 1, info.max}
+    values |= {sign * v + i for v in extents for sign in (1, -1) for i in (-1, 0, 1)}
+    values |= {sign * 2**power + i for power in (31, 32) for sign in (1, -1) for i in (-1, 0, 1)}
+    return np.array([v for v in sorted(values) if info.min <= v <= info.max], dtype)
+
+
+class _Runner:
+    """Runs the kernels of calls, which are compiled together."""
+
+    def __init__(self, calls: Sequence[KernelCall], target: tvm.target.Target, folder: str):
+        self.calls = calls
+        functions = {
+            f"kernel{i}": call.function.with_attr("global_symbol", f"kernel{i}")
+            for i, call in enumerate(calls)
+        }
+        library = str(Path(folder) / "kernels.so")
+        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+            tvm.compile(tvm.IRModule(functions), target).export_library(library)
+        self._module = tvm.runtime.load_module(library)
+        self._workspaces = _Workspaces(library)
+        self._places: dict[tuple[int, bool], Place] = defaultdict(Place)
+
+    def run(self, first: int, send: Callable[[str], None]) -> None:
+        """Run kernels from a number on, and tell what is done and what is found."""
+        for number in range(first, len(self.calls)):
+            send(f"kernel {number}")
+            call = self.calls[number]
+            symbolic = any(isinstance(e, tvm.tirx.Var) for e in _extents(call))
+            for batch in _SYMBOLIC if symbolic else (_STATIC,):
+                inputs, outputs = call.at(batch)
+                for what, arrays in _contents(call, inputs):
+                    self._both(number, f"batch {batch}, {what}", arrays, outputs, send)
+
+    def _both(self, number, what, arrays, outputs, send) -> None:
+        found = []
+        for placement, fill in _PLACEMENTS.items():
+            send(f"replay {what}, {placement}")
+            signal.alarm(_TIME_LIMIT)
+            results, faults = self._once(number, arrays, outputs, placement == "at the end", fill)
+            signal.alarm(0)
+            found.append(results)
+            for fault in faults:
+                send(f"finding {what}, {placement}: {fault}")
+        if not _same(*found):
+            fault = "the results depend on what lies around, or was there before"
+            send(f"finding {what}: {fault}")
+
+    def _once(self, number, arrays, outputs, at_end: bool, fill: int) -> tuple:
+        self._workspaces.at_end, self._workspaces.fill = at_end, fill
+        buffers = []
+        for array in arrays:
+            place = self._place(len(buffers), at_end)
+            data = array.tobytes()
+            buffers.append(place.hold(data, array.shape, array.dtype.name, at_end, fill))
+        for shape, dtype in outputs:
+            place = self._place(len(buffers), at_end)
+            data = bytes([fill]) * (math.prod(shape) * np.dtype(dtype).itemsize)
+            buffers.append(place.hold(data, shape, dtype, at_end, fill))
+        self._module[f"kernel{number}"](*(buffer.tensor for buffer in buffers))
+        faults, self._workspaces.faults = self._workspaces.faults, []
+        if not all(buffer.is_clean() for buffer in buffers):
+            faults.append("bytes next to a tensor were overwritten")
+        for array, buffer in zip(arrays, buffers, strict=False):
+            if buffer.data() != array.tobytes():
+                faults.append("an input was overwritten")
+        return [buffer.data() for buffer in buffers[len(arrays) :]], faults
+
+    def _place(self, number: int, at_end: bool) -> Place:
+        return self._places[number, at_end]
+
+
+def _same(ones: Sequence[bytes], others: Sequence[bytes]) -> bool:
+    """Compare bits, but those of NaN, which depend on which operand an instruction has in memory."""
+    pairs = [
+        [np.frombuffer(data, "float32") for data in pair] for pair in zip(ones, others, strict=True)
+    ]
+    return all(
+        np.array_equal(
+            np.where(np.isnan(a), 0, a.view("int32")), np.where(np.isnan(b), 0, b.view("int32"))
+        )
+        and np.array_equal(np.isnan(a), np.isnan(b))
+        for a, b in pairs
+    )
+
+
+def _extents(call: KernelCall) -> list:
+    return [extent for shape, _ in call.inputs for extent in shape]
+
+
+def _check(runner: _Runner) -> int:
+    """Run all kernels in children, a new one whenever one ends; print findings, return how many runs there were."""
+    first = runs = 0
+    while first < len(runner.calls):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(read)
+            with os.fdopen(write, "w", buffering=1) as events:
+                runner.run(first, lambda event: print(event, file=events))
+            os._exit(0)
+        os.close(write)
+        doing = ""
+        with os.fdopen(read) as events:
+            for event in events:
+                kind, _, rest = event.strip().partition(" ")
+                if kind == "kernel":
+                    first = int(rest)
+                elif kind == "replay":
+                    doing, runs = rest, runs + 1
+                else:
+                    print(f"{runner.calls[first].case.name}: {rest}")
+        _, status = os.waitpid(child, 0)
+        if status == 0:
+            break
+        ended = signal.Signals(status & 0x7F).name if status & 0x7F else f"status {status >> 8}"
+        print(f"{runner.calls[first].case.name}: {doing}: {ended}")
+        first += 1
+    return runs
+
+
+def main(name: str, *part) -> None:
+    """Check a part of the cases for the target of a name."""
+    target = tvm.target.Target(TARGETS[name])
+    chosen: list[KernelCase] = cases()[slice(*part)]
+    calls = [kernel_of(case, target, batch) for case in chosen for batch in (_STATIC, None)]
+    with tempfile.TemporaryDirectory() as folder:
+        print(_check(_Runner(calls, target, folder)))
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))

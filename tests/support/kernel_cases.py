@@ -1,0 +1,378 @@
+"""Calls of every operator that has kernels: odd sizes that leave parts of vectors, tiles and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import tvm
+from programs import build, tensor
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from relax_grad.dispatch import operators_with_kernels
+from relax_grad.op import norm
+from relax_grad.op.activation import softmax_backward
+from relax_grad.op.index import gather_elements_backward_data, take_backward
+from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
+from relax_grad.transform import DispatchKernels
+
+#: The extent that may be symbolic.
+N = "n"
+
+_CALL_TIR = Op.get("relax.call_tir")
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """A call that becomes a kernel.
+
+    Attributes
+    ----------
+    op : str
+        The operator.
+    shapes : Sequence[tuple]
+        The shapes of the parameters, in which :data:`N` stands for the batch.
+    body : Callable
+        Takes the parameters and returns the call.
+    integers : str
+        The dtype of the last parameter, if it is not float32.
+    """
+
+    op: str
+    shapes: Sequence[tuple]
+    body: Callable
+    integers: str = ""
+    detail: str = ""
+
+    @property
+    def name(self) -> str:
+        return " ".join(filter(None, [self.op, str(self.shapes[0]), self.integers, self.detail]))
+
+    def module(self, batch: int | None) -> tvm.IRModule:
+        """Return the module of the call; without a batch, it is symbolic."""
+        n = tirx.Var("n", "int64") if batch is None else batch
+        dtypes = ["float32"] * (len(self.shapes) - 1) + [self.integers or "float32"]
+        params = [
+            tensor(f"x{i}", [n if extent == N else extent for extent in shape], dtype)
+            for i, (shape, dtype) in enumerate(zip(self.shapes, dtypes, strict=True))
+        ]
+        return build(params, lambda _, *arguments: self.body(n, *arguments))
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """The kernel of a case, and the shapes and dtypes of what it takes and returns."""
+
+    case: KernelCase
+    function: tirx.PrimFunc
+    inputs: Sequence[tuple]
+    outputs: Sequence[tuple]
+
+    def at(self, batch: int) -> tuple[list, list]:
+        """Return the shapes and dtypes for a value of the batch."""
+
+        def static(tensors):
+            return [
+                (tuple(batch if not isinstance(e, tirx.IntImm) else int(e) for e in shape), dtype)
+                for shape, dtype in tensors
+            ]
+
+        return static(self.inputs), static(self.outputs)
+
+
+def kernel_of(case: KernelCase, target, batch: int | None) -> KernelCall:
+    """Return the kernel that a case becomes for a target."""
+    module = DispatchKernels(target)(case.module(batch))
+    calls = [
+        binding.value
+        for block in module["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, relax.Call) and binding.value.op == _CALL_TIR
+    ]
+    assert len(calls) == 1, f"{case.name} has no kernel"
+    (call,) = calls
+    kinds = call.ty.fields if isinstance(call.ty, relax.TupleType) else [call.ty]
+    inputs, outputs = (
+        [(list(kind.shape.values), str(kind.dtype.dtype)) for kind in each]
+        for each in ([argument.ty for argument in call.args[1].fields], kinds)
+    )
+    return KernelCall(case, module[call.args[0]], inputs, outputs)
+
+
+def cases() -> list[KernelCase]:
+    """Return the cases of all operators that have kernels."""
+    known = set(operators_with_kernels())
+    return [case for case in _cases() if case.op in known]
+
+
+def _cases() -> Iterator[KernelCase]:
+    yield from _products()
+    for attrs, data, weight, out in _CONVOLUTIONS:
+        yield from _convolutions(attrs, data, weight, out)
+    for attrs, data, out in _POOLS:
+        yield from _pools(attrs, data, out)
+    yield from _norms()
+    yield from _softmaxes()
+    yield from _sums()
+    yield from _takes()
+    yield from _points()
+
+
+def _products() -> Iterator[KernelCase]:
+    matmul, turn = relax.op.matmul, relax.op.permute_dims
+    yield KernelCase("relax.matmul", [(N, 70), (70, 45)], lambda _, a, b: matmul(a, b))
+    yield KernelCase("relax.matmul", [(N, 13, 7), (N, 7, 37)], lambda _, a, b: matmul(a, b))
+    yield KernelCase("relax.matmul", [(3, N), (N, 5)], lambda _, a, b: matmul(a, b))
+    yield KernelCase(
+        "relax.matmul", [(N, 70), (45, 70)], lambda _, a, b: matmul(a, turn(b)), detail="NT"
+    )
+    yield KernelCase(
+        "relax.matmul", [(N, 21), (N, 45)], lambda _, a, b: matmul(turn(a), b), detail="TN"
+    )
+    yield KernelCase(
+        "relax.matmul", [(21, 33), (N, 21)], lambda _, a, b: matmul(turn(a), turn(b)), detail="TT"
+    )
+
+
+#: Attributes, data, weight and result; the results have a batch too.
+_CONVOLUTIONS = [
+    ({"padding": 1}, (19, 9, 11), (21, 19, 3, 3), (21, 9, 11)),
+    ({"padding": 1}, (35, 7, 9), (33, 35, 3, 3), (33, 7, 9)),
+    ({"padding": 2}, (5, 9, 8), (18, 5, 5, 5), (18, 9, 8)),
+    ({}, (9, 23, 25), (13, 9, 1, 1), (13, 23, 25)),
+    ({"strides": 2}, (17, 9, 7), (35, 17, 1, 1), (35, 5, 4)),
+    ({"strides": (2, 1), "padding": (0, 1, 2, 1)}, (8, 9, 8), (12, 8, 2, 3), (12, 5, 8)),
+    ({"strides": 2, "padding": 3}, (3, 21, 23), (20, 3, 7, 7), (20, 11, 12)),
+    ({"padding": 1}, (1, 9, 11), (40, 1, 3, 3), (40, 9, 11)),
+    ({"groups": 3, "dilation": 2}, (9, 9, 9), (12, 3, 3, 3), (12, 5, 5)),
+    ({"groups": 21, "padding": 1}, (21, 19, 37), (21, 1, 3, 3), (21, 19, 37)),
+    ({"groups": 21, "padding": 1, "strides": 2}, (21, 9, 5), (21, 1, 3, 3), (21, 5, 3)),
+    ({"groups": 7, "padding": 2}, (7, 5, 6), (7, 1, 5, 5), (7, 5, 6)),
+    ({"strides": 2, "padding": (1, 3)}, (6, 20), (10, 6, 5), (10, 10)),
+    ({"padding": 1}, (5, 4, 5, 6), (7, 5, 3, 3, 3), (7, 4, 5, 6)),
+]
+
+
+def _convolutions(attrs, data, weight, out) -> Iterator[KernelCase]:
+    rank = len(data) - 1
+    forward = getattr(relax.op.nn, f"conv{rank}d")
+    data_gradient = getattr(relax.op.grad, f"conv{rank}d_backward_data")
+    weight_gradient = getattr(relax.op.grad, f"conv{rank}d_backward_weight")
+    detail = f"{weight} {attrs}"
+    yield KernelCase(
+        f"relax.nn.conv{rank}d",
+        [(N, *data), weight],
+        lambda _, x, w: forward(x, w, **attrs),
+        detail=detail,
+    )
+    yield KernelCase(
+        f"relax.grad.conv{rank}d_backward_data",
+        [(N, *out), weight],
+        lambda n, dy, w: data_gradient(dy, (n, *data), w, **attrs),
+        detail=detail,
+    )
+    yield KernelCase(
+        f"relax.grad.conv{rank}d_backward_weight",
+        [(N, *out), (N, *data)],
+        lambda _, dy, x: weight_gradient(dy, x, weight, **attrs),
+        detail=detail,
+    )
+
+
+#: Attributes, data and result.
+_POOLS = [
+    ({"pool_size": (3, 3), "strides": (2, 2), "padding": (1, 1)}, (5, 19, 37), (5, 10, 19)),
+    ({"pool_size": (2, 2), "strides": (2, 2)}, (3, 12, 34), (3, 6, 17)),
+    (
+        {"pool_size": (2, 3), "strides": (2, 1), "padding": (0, 1, 1, 0), "ceil_mode": True},
+        (3, 9, 41),
+        (3, 5, 40),
+    ),
+    ({"pool_size": (3,), "strides": (2,), "padding": (1,)}, (5, 37), (5, 19)),
+    ({"pool_size": (2, 2, 2), "strides": (2, 2, 2)}, (3, 4, 6, 34), (3, 2, 3, 17)),
+]
+
+
+def _pools(attrs, data, out) -> Iterator[KernelCase]:
+    rank = len(data) - 1
+    for kind, more in (
+        ("max", {}),
+        ("avg", {"count_include_pad": True}),
+        ("avg", {"count_include_pad": False}),
+    ):
+        forward = getattr(relax.op.nn, f"{kind}_pool{rank}d")
+        backward = getattr(relax.op.grad, f"{kind}_pool{rank}d_backward")
+        every = {**attrs, **more}
+        yield KernelCase(
+            f"relax.nn.{kind}_pool{rank}d",
+            [(N, *data)],
+            lambda _, x, f=forward, a=every: f(x, **a),
+            detail=str(every),
+        )
+        yield KernelCase(
+            f"relax.grad.{kind}_pool{rank}d_backward",
+            [(N, *out), (N, *data)],
+            lambda _, dy, x, f=backward, a=every: f(dy, x, **a),
+            detail=str(every),
+        )
+
+
+def _norms() -> Iterator[KernelCase]:
+    data, small = (N, 6, 5, 7), (6,)
+    op = relax.op.nn
+    yield KernelCase(
+        "relax.nn.batch_norm", [data, *[small] * 4], lambda _, *a: op.batch_norm(*a, axis=1)
+    )
+    yield KernelCase(
+        "relax.grad.batch_norm_backward_data",
+        [data, data, *[small] * 5],
+        lambda _, *a: norm.batch_norm_backward_data(*a, axis=1),
+    )
+    yield KernelCase(
+        "relax.grad.batch_norm_backward_gamma",
+        [data, data, small, small],
+        lambda _, *a: norm.batch_norm_backward_gamma(*a, axis=1),
+    )
+    for last in (7, 37):
+        wide = (N, 3, last)
+        row = (N, 3, 1)
+        yield KernelCase(
+            "relax.nn.layer_norm",
+            [wide, (last,), (last,)],
+            lambda _, *a: op.layer_norm(*a, axes=-1),
+        )
+        yield KernelCase(
+            "relax.grad.layer_norm_backward_data",
+            [wide, wide, (last,), row, row],
+            lambda _, *a: norm.layer_norm_backward_data(*a, axes=[-1]),
+        )
+        yield KernelCase(
+            "relax.grad.layer_norm_backward_gamma",
+            [wide, wide, row, row],
+            lambda _, *a: norm.layer_norm_backward_gamma(*a, axes=[-1]),
+        )
+        yield KernelCase(
+            "relax.nn.rms_norm", [wide, (last,)], lambda _, *a: op.rms_norm(*a, axes=-1)
+        )
+        yield KernelCase(
+            "relax.grad.rms_norm_backward_data",
+            [wide, wide, (last,), row],
+            lambda _, *a: norm.rms_norm_backward_data(*a, axes=[-1]),
+        )
+        yield KernelCase(
+            "relax.grad.rms_norm_backward_weight",
+            [wide, wide, row],
+            lambda _, *a: norm.rms_norm_backward_weight(*a, axes=[-1]),
+        )
+    attrs = {"channel_axis": 1, "axes": [2, 3]}
+    rows = (N, 6, 1, 1)
+    yield KernelCase(
+        "relax.nn.group_norm",
+        [data, small, small],
+        lambda _, *a: op.group_norm(*a, num_groups=2, **attrs),
+    )
+    yield KernelCase(
+        "relax.nn.instance_norm",
+        [data, small, small],
+        lambda _, *a: op.instance_norm(*a, **attrs),
+    )
+    yield KernelCase(
+        "relax.grad.instance_norm_backward_data",
+        [data, data, small, *[rows] * 4],
+        lambda _, *a: norm.instance_norm_backward_data(*a, **attrs),
+    )
+    yield KernelCase(
+        "relax.grad.instance_norm_backward_gamma",
+        [data, data, rows, rows],
+        lambda _, *a: norm.instance_norm_backward_gamma(*a, **attrs),
+    )
+
+
+def _softmaxes() -> Iterator[KernelCase]:
+    for shape in ((N, 3, 21), (3, N)):
+        yield KernelCase("relax.nn.softmax", [shape], lambda _, x: relax.op.nn.softmax(x))
+        yield KernelCase("relax.nn.log_softmax", [shape], lambda _, x: relax.op.nn.log_softmax(x))
+        yield KernelCase(
+            "relax.grad.softmax_backward",
+            [shape, shape],
+            lambda _, dy, y: softmax_backward(dy, y),
+        )
+
+
+def _sums() -> Iterator[KernelCase]:
+    shape = (N, 6, 5, 7)
+    for axes in ([0, 2, 3], [2, 3], [0], [1, 2]):
+        for name in ("sum", "mean"):
+            yield KernelCase(
+                f"relax.{name}",
+                [shape],
+                lambda _, x, name=name, axes=axes: getattr(relax.op, name)(x, axes),
+                detail=str(axes),
+            )
+    yield KernelCase("relax.sum", [(N, 67)], lambda _, x: relax.op.sum(x, [0]))
+    yield KernelCase("relax.sum", [(67, N)], lambda _, x: relax.op.sum(x, [1]))
+    for result in ((7,), (5, 7), (6, 1, 1)):
+        yield KernelCase(
+            "relax.collapse_sum_to",
+            [shape],
+            lambda _, x, s=result: relax.op.collapse_sum_to(x, relax.ShapeExpr(s)),
+            detail=str(result),
+        )
+        yield KernelCase(
+            "relax.collapse_sum_like",
+            [shape, result],
+            lambda _, x, y: relax.op.collapse_sum_like(x, y),
+        )
+
+
+def _takes() -> Iterator[KernelCase]:
+    for mode in ("fast", "clip", "wrap", "nan"):
+        for dtype in ("int32", "int64", "int8"):
+            for shape, axis in (((5, 21), 0), ((2, 5, 70), 1)):
+                result = (*shape[:axis], N, *shape[axis + 1 :])
+                yield KernelCase(
+                    "relax.grad.take_backward",
+                    [result, shape, (N,)],
+                    lambda _, dy, x, i, axis=axis, mode=mode: take_backward(
+                        dy, x, i, axis=axis, mode=mode
+                    ),
+                    dtype,
+                    mode,
+                )
+        yield KernelCase(
+            "relax.take",
+            [(2, N, 13), (9,)],
+            lambda _, x, i, mode=mode: relax.op.take(x, i, axis=-1, mode=mode),
+            "int64",
+            mode,
+        )
+    yield KernelCase(
+        "relax.grad.take_backward",
+        [(4, 21), (N, 21), (4,)],
+        lambda _, dy, x, i: take_backward(dy, x, i, axis=0, mode="wrap"),
+        "int64",
+        "symbolic rows",
+    )
+
+
+def _points() -> Iterator[KernelCase]:
+    for dtype in ("int32", "int64", "int8"):
+        yield KernelCase(
+            "relax.grad.gather_elements_backward_data",
+            [(N, 9), (N, 9)],
+            lambda n, dy, i: gather_elements_backward_data(dy, (n, 13), i, axis=1),
+            dtype,
+        )
+        yield KernelCase(
+            "relax.grad.gather_nd_backward_data",
+            [(N, 21), (N, 2)],
+            lambda _, dy, i: gather_nd_backward_data(dy, (3, 5, 21), i),
+            dtype,
+        )
+        yield KernelCase(
+            "relax.grad.index_tensor_backward_data",
+            [(N, 21), (N,)],
+            lambda _, dy, i: index_tensor_backward_data(dy, (5, 21), [i]),
+            dtype,
+        )

@@ -1,0 +1,91 @@
+"""Random programs in float32, compiled by the pipeline for several targets and by TVM's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tvm
+from differential import call, float_leaves, has_local_functions, variables
+from machines import TARGETS, runs_here
+from script_programs import BATCH, Program
+from sweep import TARGET
+from tvm import relax
+from tvm.script import from_source
+
+from relax_grad.transform import Gradient
+
+
+def in_float32(program: Program, name: str) -> tvm.IRModule:
+    """Return a program's module with its adjoint function, ``main`` under this name, all in float32."""
+    source = program.source(name).replace("float64", "float32")
+    module = from_source(source)
+    return Gradient(name, variables(module, name, program), program.target or 0)(module)
+
+
+def values_of(program: Program, batch: int = BATCH) -> list:
+    """Return values of a program's parameters in float32, for a value of its symbolic batch."""
+    rng = np.random.default_rng(program.seed)
+
+    def draw(kind):
+        if isinstance(kind, tuple):
+            return [draw(item) for item in kind]
+        if kind.dtype == "bool":
+            return np.array(rng.integers(2), "bool")
+        shape = [size // BATCH * batch if size % BATCH == 0 else size for size in kind.shape]
+        return rng.uniform(-1, 1, shape).astype("float32")
+
+    return [draw(param.kind) for param in program.main.params]
+
+
+def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
+    """Return one module of the functions of several, which differ in their names."""
+    functions = {}
+    for module in modules:
+        for variable, function in module.functions_items():
+            functions[variable.name_hint] = (variable, function)
+    return tvm.IRModule(dict(functions.values()))
+
+
+def machines_of(module: tvm.IRModule, names: Sequence[str]) -> Mapping[str, relax.VirtualMachine]:
+    """Return what the pipeline compiles a module to for each of the targets that run here, and TVM's ``"default"``."""
+    compiled = {
+        name: tvm.compile(module, tvm.target.Target(TARGETS[name]), relax_pipeline="relax_grad")
+        for name in names
+        if runs_here(name)
+    }
+    compiled["default"] = tvm.compile(module, tvm.target.Target(TARGET), relax_pipeline="default")
+    return {name: relax.VirtualMachine(each, tvm.cpu()) for name, each in compiled.items()}
+
+
+def check_pipelines(
+    programs: Sequence[Program],
+    batches: Sequence[int] = (BATCH,),
+    targets: Sequence[str] = tuple(TARGETS),
+) -> None:
+    """Compare the adjoint functions of programs, compiled together, with what TVM's pipeline makes of them."""
+    names = {}
+    for i, program in enumerate(programs):
+        module = in_float32(program, f"p{i}")
+        if not has_local_functions(module[f"p{i}_adjoint"]):
+            kept = {v: f for v, f in module.functions_items() if v.name_hint != f"p{i}"}
+            names[f"p{i}_adjoint"] = program, tvm.IRModule(kept)
+    if not names:
+        return
+    machines = dict(machines_of(merged([module for _, module in names.values()]), targets))
+    stock = machines.pop("default")
+    for name, (program, _) in names.items():
+        for batch in batches if program.is_symbolic else (BATCH,):
+            values = values_of(program, batch)
+            wanted = float_leaves(call(stock, name, values))
+            for target, machine in machines.items():
+                found = float_leaves(call(machine, name, values))
+                _compare(found, wanted, f"{name} for {target}, batch {batch}: {program}")
+
+
+def _compare(found, wanted, label: str) -> None:
+    assert len(found) == len(wanted), label
+    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype), f"{label}: element {i}"
+        scale = max(1.0, np.abs(other).max(initial=0))
+        np.testing.assert_allclose(one / scale, other / scale, 0, 2e-4, err_msg=f"{label} {i}")

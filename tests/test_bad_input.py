@@ -1,0 +1,349 @@
+"""Bad input for every public function: an exception of a documented type within a second, and nothing changed."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import tvm
+from programs import build
+from tvm import relax, tirx
+from tvm.ir import Op
+from tvm.relax import op
+
+import relax_grad
+from relax_grad import GradientCheckError, GradientError, registry, testing, training, transform
+from relax_grad.op import checkpoint, stop_gradient
+
+X = relax.Var("x", relax.TensorType((3,), "float32"))
+ONES = [np.ones(3)]
+
+
+def module(body=lambda _, x: op.sum(op.exp(x)), dtype="float32"):
+    return build([relax.Var("x", relax.TensorType((3,), dtype))], body)
+
+
+SCALAR = module()
+VECTOR = module(lambda _, x: op.exp(x))
+INTEGERS = module(lambda _, x: op.sum(x), "int32")
+TO_INTEGER = module(lambda _, x: op.astype(x, "int32"))
+UNDEFINED = tvm.IRModule({"main": relax.Function([X], relax.Var("q", X.ty), X.ty)})
+NO_RELAX = tvm.IRModule({"main": tirx.PrimFunc([], tirx.Evaluate(0))})
+EXTERNAL = tvm.IRModule({"main": relax.ExternFunc("f")})
+
+#: What is no module.
+NO_MODULES = [None, "main", 3, SCALAR["main"], object()]
+
+#: What names no parameter of main.
+NO_PARAMETERS = ["y", 7, -2, 1.5, True, X, {"x": 1}, ["x", "y"], [None]]
+
+#: What is no name of a function of the module.
+NO_FUNCTIONS = ["other", 3, None, ""]
+
+#: What is no operator's function.
+NO_FUNCTION = [None, 3, [], "text"]
+
+
+def check(expected, message: str | None, call) -> None:
+    """Assert how a call fails, that it does so soon, and that it leaves the registrations as they were."""
+    before = registry.declarations()
+    rules = [Op.get(d.op_name).get_attr(d.attr) for d in before]
+    start = time.perf_counter()
+    with pytest.raises(expected, match=message):
+        call()
+    assert time.perf_counter() - start < 5  # of a second, on a machine that has nothing else to do
+    assert registry.declarations() == before
+    assert [Op.get(d.op_name).get_attr(d.attr) for d in before] == rules
+
+
+TRANSFORMATIONS = {
+    "value_and_grad": relax_grad.value_and_grad,
+    "vjp": relax_grad.vjp,
+    "jvp": relax_grad.jvp,
+    "hvp": relax_grad.hvp,
+    "derivatives": lambda mod, func="main", wrt=None: relax_grad.derivatives(
+        mod, func, order=2, wrt=wrt
+    ),
+    "missing_gradients": lambda mod, func="main", *args: relax_grad.missing_gradients(
+        mod, func, *args
+    ),
+}
+each_transformation = pytest.mark.parametrize("name", TRANSFORMATIONS)
+
+
+@each_transformation
+@pytest.mark.parametrize("mod", NO_MODULES, ids=lambda value: type(value).__name__)
+def test_no_module(name, mod):
+    check(TypeError, "must be a tvm.IRModule, but it is", lambda: TRANSFORMATIONS[name](mod))
+
+
+@each_transformation
+@pytest.mark.parametrize("function", NO_FUNCTIONS)
+def test_no_function_of_the_module(name, function):
+    message = "the module has no function .*; it has main"
+    check(ValueError, message, lambda: TRANSFORMATIONS[name](SCALAR, function))
+
+
+@each_transformation
+@pytest.mark.parametrize("mod", [NO_RELAX, EXTERNAL], ids=["PrimFunc", "ExternFunc"])
+def test_no_relax_function(name, mod):
+    check(TypeError, "main must be a Relax function", lambda: TRANSFORMATIONS[name](mod))
+
+
+@each_transformation
+def test_a_function_that_is_not_well_formed(name):
+    message = "main is not well-formed: it uses q"
+    check(ValueError, message, lambda: TRANSFORMATIONS[name](UNDEFINED))
+
+
+@pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp", "derivatives"])
+@pytest.mark.parametrize("wrt", NO_PARAMETERS, ids=repr)
+def test_no_parameter(name, wrt):
+    message = "is no parameter of main, whose parameters are x"
+    check(ValueError, message, lambda: TRANSFORMATIONS[name](SCALAR, "main", wrt))
+
+
+@pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp", "derivatives"])
+@pytest.mark.parametrize("wrt", ["x", 0, None])
+def test_no_floats(name, wrt):
+    with pytest.raises((ValueError, GradientError)):
+        TRANSFORMATIONS[name](INTEGERS, "main", wrt)
+
+
+@pytest.mark.parametrize("order", [0, -1, "2", 1.5, True, None])
+def test_no_order(order):
+    check(
+        ValueError, "order must be a positive", lambda: relax_grad.derivatives(SCALAR, order=order)
+    )
+
+
+CASES = {
+    "wrt twice": (
+        ValueError,
+        "x appears more than once",
+        lambda: relax_grad.value_and_grad(SCALAR, wrt=["x", "x"]),
+    ),
+    "no scalar": (
+        GradientError,
+        "must be a scalar or have one element, .* reduce it",
+        lambda: relax_grad.value_and_grad(VECTOR),
+    ),
+    "no scalar, hvp": (
+        GradientError,
+        "must be a scalar or have one element",
+        lambda: relax_grad.hvp(VECTOR),
+    ),
+    "no floats": (
+        GradientError,
+        "must be one floating-point tensor",
+        lambda: relax_grad.value_and_grad(TO_INTEGER),
+    ),
+    "no floats, vjp": (
+        GradientError,
+        "must hold floating-point tensors",
+        lambda: relax_grad.vjp(TO_INTEGER),
+    ),
+    "target_index too large": (
+        ValueError,
+        "2 is no element of what main returns",
+        lambda: relax_grad.value_and_grad(SCALAR, target_index=2),
+    ),
+    "target_index of text": (
+        TypeError,
+        "target_index must be an integer",
+        lambda: relax_grad.value_and_grad(SCALAR, target_index="a"),
+    ),
+    "target_index of a boolean": (
+        TypeError,
+        "target_index must be an integer",
+        lambda: relax_grad.value_and_grad(SCALAR, target_index=True),
+    ),
+    "allow_zero of an unknown operator": (
+        ValueError,
+        "no operator named relax.nothing",
+        lambda: relax_grad.value_and_grad(SCALAR, allow_zero=["relax.nothing"]),
+    ),
+    "allow_zero of a number": (
+        TypeError,
+        "allow_zero must be names",
+        lambda: relax_grad.value_and_grad(SCALAR, allow_zero=3),
+    ),
+    "allow_zero of numbers": (
+        ValueError,
+        "no operator named 3",
+        lambda: relax_grad.value_and_grad(SCALAR, allow_zero=[3]),
+    ),
+    "cotangent of another shape": (
+        ValueError,
+        r"cotangents\[0\] has the type .*\(4,\)",
+        lambda: transform.Gradient("main", cotangents=np.ones(4, "float32"))(SCALAR),
+    ),
+    "cotangent of another dtype": (
+        ValueError,
+        r"cotangents\[0\] has the type .*int32",
+        lambda: transform.Gradient("main", cotangents=np.ones((), "int32"))(SCALAR),
+    ),
+    "cotangent of another kind": (
+        TypeError,
+        r"cotangents\[0\] must be the name",
+        lambda: transform.Gradient("main", cotangents=object())(SCALAR),
+    ),
+    "the name of the adjoint is taken": (
+        ValueError,
+        "has a function main_adjoint already",
+        lambda: relax_grad.value_and_grad(relax_grad.value_and_grad(SCALAR)),
+    ),
+    "stop_gradient of a number": (
+        TypeError,
+        "data must be a Relax expression",
+        lambda: stop_gradient(3),
+    ),
+    "checkpoint of no function": (
+        TypeError,
+        "function must be callable",
+        lambda: checkpoint(3, X),
+    ),
+    "the pipeline without a target": (
+        ValueError,
+        "needs a target",
+        lambda: relax_grad.pipeline()(SCALAR),
+    ),
+    "threads": (TypeError, "must be an int", lambda: relax_grad.set_num_threads("two")),
+    "an operator that is not classified": (
+        ValueError,
+        "no operator named",
+        lambda: registry.classify("relax.nothing"),
+    ),
+    "SetupTrainer without types": (
+        TypeError,
+        "loss_args must be a list of the types",
+        lambda: training.SetupTrainer(None, None, None),
+    ),
+    "PyTorch's function of another shape": (
+        GradientCheckError,
+        r"output 0 has the shape \(3,\), but PyTorch's has the shape \(2,\)",
+        lambda: testing.check_against_torch("relax.exp", ONES, lambda torch, x: torch.exp(x)[:2]),
+    ),
+    "PyTorch's function of another type": (
+        TypeError,
+        "torch_function must return tensors",
+        lambda: testing.check_against_torch("relax.exp", ONES, lambda torch, x: 3),
+    ),
+    "no function of PyTorch": (
+        TypeError,
+        "torch_function must be callable",
+        lambda: testing.check_against_torch("relax.exp", ONES, None),
+    ),
+    "no cases for PyTorch": (
+        TypeError,
+        "must be of type TorchCase",
+        lambda: testing.check_many_against_torch([3]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_input(name):
+    if "PyTorch" in name:
+        pytest.importorskip("torch")
+    check(*CASES[name])
+
+
+@pytest.mark.parametrize("function", NO_FUNCTION, ids=repr)
+@pytest.mark.parametrize(
+    "register",
+    [
+        registry.register_gradient,
+        registry.register_legalize,
+        registry.register_infer_layout,
+        lambda op_name: registry.register_infer_type(op_name, corrects="nothing"),
+    ],
+    ids=["gradient", "legalize", "infer_layout", "infer_type"],
+)
+def test_what_is_no_rule(register, function):
+    check(TypeError, "must be a function", lambda: register("relax.assert_op")(function))
+
+
+@pytest.mark.parametrize("op_name", ["relax.nothing", "conv2d", "", None, 3])
+@pytest.mark.parametrize(
+    "register",
+    [registry.register_gradient, registry.register_legalize],
+    ids=["gradient", "legalize"],
+)
+def test_no_operator(register, op_name):
+    check(ValueError, "this TVM has no operator", lambda: register(op_name)(lambda *_: []))
+
+
+#: Settings of check_gradients that are refused.
+SETTINGS = {
+    "through": ({"through": "jax"}, ValueError, "through must be one of"),
+    "order 0": ({"order": 0}, ValueError, "order must be a positive integer"),
+    "order of text": ({"order": "a"}, ValueError, "order must be a positive integer"),
+    "target": ({"target": "nonsense"}, ValueError, "nonsense"),
+    "wrt": ({"wrt": [3]}, ValueError, "wrt names x3"),
+    "wrt of text": ({"wrt": ["y"]}, ValueError, "wrt names y"),
+    "dtypes": ({"dtypes": ["q"]}, (TypeError, ValueError), None),
+    "attribute": ({"nothing": 2}, TypeError, "nothing"),
+    "symbolic input": ({"symbolic": {3: {0: "n"}}}, ValueError, None),
+    "symbolic axis": ({"symbolic": {0: {5: "n"}}}, ValueError, None),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_a_check(name):
+    settings, error, message = SETTINGS[name]
+    check(error, message, lambda: testing.check_gradients(op.exp, ONES, **settings))
+
+
+INPUTS = {
+    "none": (None, TypeError, "inputs must be a list"),
+    "an array": (np.ones(3), TypeError, "inputs must be a list"),
+    "too few": ([], TypeError, "missing 1 required positional argument"),
+    "too many": ([*ONES, *ONES], TypeError, "takes 1 positional argument"),
+    "text": (["a"], TypeError, "to be a tensor"),
+    "integers": ([np.ones(3, "int32")], TypeError, "float dtype"),
+    "complex numbers": ([np.ones(3, complex)], ValueError, "dtype"),
+    "objects": ([np.array([object()])], ValueError, "dtype"),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_of_a_check(name):
+    inputs, error, message = INPUTS[name]
+    check(error, message, lambda: testing.check_gradients(op.exp, inputs))
+
+
+@pytest.mark.parametrize("function", [None, 3, []], ids=repr)
+def test_nothing_to_check(function):
+    check(TypeError, "name of an operator or a", lambda: testing.check_gradients(function, ONES))
+
+
+@pytest.mark.parametrize("target", ["nonsense", 5, {"kind": "nonsense"}, {"mcpu": "haswell"}])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda target: transform.DispatchKernels(target)(SCALAR),
+        lambda target: transform.ScheduleLoops(target)(SCALAR),
+        lambda target: relax_grad.pipeline(target)(SCALAR),
+        relax_grad.target.CPU.of,
+    ],
+    ids=["DispatchKernels", "ScheduleLoops", "pipeline", "CPU"],
+)
+def test_no_target(use, target):
+    check((ValueError, TypeError), None, lambda: use(target))
+
+
+PASSES = {
+    "Gradient": lambda: transform.Gradient("main"),
+    "DispatchKernels": lambda: transform.DispatchKernels("llvm"),
+    "ScheduleLoops": lambda: transform.ScheduleLoops("llvm"),
+    "pipeline": lambda: relax_grad.pipeline("llvm"),
+}
+
+
+@pytest.mark.parametrize("mod", [None, "module", 3], ids=repr)
+@pytest.mark.parametrize("name", PASSES)
+def test_passes_over_no_module(name, mod):
+    """TVM itself refuses these."""
+    check((TypeError, tvm.error.InternalError), None, lambda: PASSES[name]()(mod))

@@ -1,0 +1,48 @@
+"""Random programs, differentiated, by the pipeline for each vector width and by TVM's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from pipelines import check_pipelines
+from random_programs import programs, random_program
+from script_programs import BATCH
+from sweep import at_length, batches
+
+from relax_grad.schedule import _emit, _reduce
+
+#: Programs that TVM's passes make something of that does not compile, unless the pipeline puts it right.
+FAILED = [
+    # An element of a tuple in a tuple that is a parameter is all that a fused function has.
+    (129, 9, ("blocks", "tuple_parameters", "intermediates")),
+    # A tuple that a dataflow block returns is joined in a later one.
+    (460, 15, ("symbolic", "branches", "locals")),
+]
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """What is done to large tensors is done to small ones too."""
+    monkeypatch.setattr(_emit, "SMALL", 2)
+    monkeypatch.setattr(_reduce, "_PIECE", 2)
+    monkeypatch.setattr(_emit, "LINE", 4)
+
+
+def test_programs_that_failed():
+    check_pipelines([random_program(*each) for each in FAILED], targets=["sse"])
+
+
+@pytest.mark.usefixtures("large")
+@at_length(4, 4, derandomize=True)
+@given(batches(programs(), 4))
+def test_some_programs(batch):
+    check_pipelines(batch, (BATCH, 1, 64), ["avx2"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("target", ["sse", "avx2", "avx512"])
+@at_length(50, 10)
+@given(batches(programs(), 10))
+def test_programs_at_length(target, batch):
+    check_pipelines(batch, (BATCH, 1, 64), [target])
