@@ -22,7 +22,7 @@ help: ## list the targets
 demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
 	$(BIN)/python examples/train_resnet9.py $(ARGS)
 
-bench: $(STAMP)bench ## measure kernels and training steps against PyTorch, into benchmarks/results
+bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS=--all: all others too), into benchmarks/results
 	$(BIN)/python benchmarks/measure.py $(ARGS)
 
 test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it is installed

@@ -42,6 +42,7 @@ from _network import LAYOUTS, NETWORKS
 from _training import Trainer
 from tvm.relax.training.optimizer import Adam, MomentumSGD
 
+from relax_grad import set_num_threads
 from relax_grad.errors import GradientCheckError
 from relax_grad.target import host
 
@@ -83,6 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         f"{args.model} ({args.layout}) on {data.name}: {len(data.train_labels)} images to train on, "
         f"{len(data.test_labels)} held out"
     )
+    set_num_threads()
     try:
         history = check_and_train(args, data, target, console)
     except (FloatingPointError, GradientCheckError) as error:
