@@ -24,6 +24,7 @@ def passes(
     dispatch : DispatchKernels
         What puts kernels in the place of calls.
     """
+    yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
@@ -35,6 +36,7 @@ def passes(
     yield from stages.dataflow_lower_passes(target)
     # Behind what turns copies by reshape into views: it would not know a scheduled one.
     yield transform.ScheduleLoops(target)
+    yield transform.ShareStorage()
     yield from stages.finalize_passes(target)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from pipelines import check_pipelines
-from random_programs import programs, random_program
+from random_programs import FEATURES, programs, random_program
 from script_programs import BATCH
 from sweep import at_length, batches
 
@@ -19,6 +19,9 @@ FAILED = [
     (460, 15, ("symbolic", "branches", "locals")),
 ]
 
+#: A program that crashed: branches that were inlined again, of which TVM gives the storage to what comes behind.
+CRASHED = (525, 15, FEATURES)
+
 
 @pytest.fixture
 def large(monkeypatch):
@@ -30,6 +33,11 @@ def large(monkeypatch):
 
 def test_programs_that_failed():
     check_pipelines([random_program(*each) for each in FAILED], targets=["sse"])
+
+
+@pytest.mark.usefixtures("large")
+def test_program_that_crashed():
+    check_pipelines([random_program(*CRASHED)], (BATCH, 1, 64), ["avx2"])
 
 
 @pytest.mark.usefixtures("large")

@@ -7,7 +7,9 @@ import importlib
 from .fold import FoldConstants
 from .gradient import Gradient
 from .inline import InlineOnlyCalls
+from .lift import LiftBranches
 from .memory import OrderForMemory
+from .storage import ShareStorage
 
 #: What only compiling needs: the kernels and schedules behind it take a while to import.
 _LAZY = {"DispatchKernels": "dispatch", "MergeElements": "merge", "ScheduleLoops": "schedule"}
@@ -24,7 +26,9 @@ __all__ = [
     "FoldConstants",
     "Gradient",
     "InlineOnlyCalls",
+    "LiftBranches",
     "MergeElements",
     "OrderForMemory",
     "ScheduleLoops",
+    "ShareStorage",
 ]

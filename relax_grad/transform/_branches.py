@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.ir import PrimType
+from tvm.ir import GlobalVar, PrimType
 
 from .._module import normalized
 from ..activity import used
 from ..errors import GradientError
 from ._arguments import copy_function
-from ._dataflow import without_cast
+from ._dataflow import in_dataflow, without_cast
 
 
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
@@ -45,12 +45,22 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
         value = binding.value
         if isinstance(value, relax.If):
             branches = [
-                _call(bb, branch, f"{name}_{which}")
+                branch if only_calls(branch) else _call(bb, branch, f"{name}_{which}")
                 for branch, which in ((value.true_branch, "then"), (value.false_branch, "else"))
             ]
             binding = relax.VarBinding(binding.var, relax.If(value.cond, *branches, value.span))
         bindings.append(binding)
     return relax.BindingBlock(bindings)
+
+
+def only_calls(branch: relax.SeqExpr) -> bool:
+    """Tell whether a branch allocates nothing: it calls another Relax function, or returns what there is."""
+    return all(
+        isinstance(binding.value, relax.Var)
+        or (isinstance(binding.value, relax.Call) and isinstance(binding.value.op, GlobalVar))
+        for block in branch.blocks
+        for binding in block.bindings
+    ) and isinstance(branch.body, relax.Var)
 
 
 def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.SeqExpr:
@@ -69,8 +79,8 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
     if hidden:  # extents that no parameter has as a dimension of its own
         arguments.insert(0, relax.ShapeExpr(list(hidden)))
         params.insert(0, relax.Var("extents", relax.ShapeType(list(hidden))))
-    function = relax.utils.copy_with_new_vars(relax.Function(params, branch, is_pure=is_pure))
-    callee = bb.add_func(function, name)
+    function = in_dataflow(relax.Function(params, branch, is_pure=is_pure))
+    callee = bb.add_func(relax.utils.copy_with_new_vars(function), name)
     return relax.SeqExpr([], bb.normalize(relax.Call(callee, arguments)))
 
 

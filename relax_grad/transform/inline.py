@@ -25,7 +25,8 @@ class InlineOnlyCalls:
     What they return is then known to die, and its memory is planned: of a training step that calls the function
     that differentiation makes, the gradients. A function that can be called from outside stays in the module.
 
-    Functions with casts stay as they are, and so do calls whose arguments are not known to have the types of
+    Functions with casts stay as they are, calls in branches, whose memory TVM would plan as if each branch were
+    taken, and calls whose arguments are not known to have the types of
     the parameters: what is called would check them.
     """
 
@@ -67,14 +68,22 @@ class InlineOnlyCalls:
 def _only_calls(
     functions: Mapping[GlobalVar, relax.Function],
 ) -> dict[GlobalVar, tuple[GlobalVar, relax.Call]]:
-    """Return, for each function that is called once, who calls it and how."""
+    """Return, for each function that is called once and not in a branch, who calls it and how."""
     calls: dict[GlobalVar, list[tuple[GlobalVar, relax.Call]]] = {}
+    in_branches: set[GlobalVar] = set()
     for caller, function in functions.items():
+        outer = {binding.var for block in function.body.blocks for binding in block.bindings}
         for binding in bindings_of(function.body):
             value = binding.value
             if isinstance(value, relax.Call) and value.op in functions:
                 calls.setdefault(value.op, []).append((caller, value))
-    return {callee: found[0] for callee, found in calls.items() if len(found) == 1}
+                if binding.var not in outer:
+                    in_branches.add(value.op)
+    return {
+        callee: found[0]
+        for callee, found in calls.items()
+        if len(found) == 1 and callee not in in_branches
+    }
 
 
 def _may_move(function: relax.Function) -> bool:

@@ -22,8 +22,6 @@ class ShareStorage:
     at that time and not much smaller or larger. Here the largest tensors choose first, so that each
     storage is as large as one of them; networks take about as much as is in use at the same time at most.
 
-    The pipeline does not run this pass: with it, a random program in vectors of 16 elements was seen to crash.
-
     Tensors of unknown size, and those that are used by something else than tensor functions, are left to TVM.
     """
 

@@ -10,8 +10,7 @@ from steps import late, layers, step_of
 from tvm import relax, tirx, transform
 from tvm.relax import op
 
-from relax_grad.transform import InlineOnlyCalls, OrderForMemory
-from relax_grad.transform.storage import ShareStorage
+from relax_grad.transform import InlineOnlyCalls, OrderForMemory, ShareStorage
 
 
 def lowered(module, *passes):
