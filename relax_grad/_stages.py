@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
@@ -38,6 +38,7 @@ def passes(
     yield transform.ScheduleLoops(target)
     yield transform.ShareStorage()
     yield from stages.finalize_passes(target)
+    yield _without_aliases
 
 
 def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
@@ -97,6 +98,22 @@ def _inline_what_computes_nothing(
         if variable not in empty
     }
     return relax.transform.Normalize()(tvm.IRModule(kept, attrs=mod.attrs))
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.WithoutAliases")
+def _without_aliases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Mark functions of one pointer, those that compute shapes, as functions whose pointers are no aliases.
+
+    TVM's LLVM backend takes what the last function is, by name, for all functions of a module. Where others may
+    have aliases, kernels do not hold what they sum up in registers.
+    """
+    marked = {
+        variable: function.with_attr("tirx.noalias", True)
+        if isinstance(function, tirx.PrimFunc) and len(function.params) == 1
+        else function
+        for variable, function in mod.functions_items()
+    }
+    return tvm.IRModule(marked, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _is_fused(function: relax.Function) -> bool:

@@ -266,11 +266,12 @@ class _Generator:
                 panels = ceil_div(panels, 2)
             else:
                 break
-        blocks = ceil_div(self.strips, strips)
-        if blocks * ceil_div(self.panels, panels) % self.cpu.cores and blocks > 1:
-            blocks = ceil_div(blocks, self.cpu.cores) * self.cpu.cores
-            strips = ceil_div(self.strips, blocks)
-        return strips, panels
+        # Tasks of equal size, for each thread gets as many of them.
+        across = ceil_div(self.panels, panels)
+        down = ceil_div(self.strips, strips)
+        if across * down % self.cpu.cores and down > 1:
+            down = ceil_div(down, self.cpu.cores) * self.cpu.cores
+        return ceil_div(self.strips, down), ceil_div(self.panels, across)
 
     def _depths(self, emit: Callable) -> None:
         """Emit for each stretch of k: the first sets C, the others add to it."""

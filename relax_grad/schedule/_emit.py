@@ -18,7 +18,17 @@ from ..target import CPU
 from ._access import Accesses
 from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group
-from ._nest import Axis, Nest, analyzer, product, simplify, substitute, variable_rule, variables
+from ._nest import (
+    Axis,
+    Nest,
+    analyzer,
+    loads,
+    product,
+    simplify,
+    substitute,
+    variable_rule,
+    variables,
+)
 
 #: Operations that are done before a second thread has woken up.
 SMALL = 8192
@@ -53,6 +63,7 @@ class Emitter:
         self.accesses = Accesses(group.nests)
         self.axes: Sequence[Axis] = self.first.axes
         self.read = [{loaded_buffer(load) for load in nest.loads} for nest in group.nests]
+        self.selected = [_selected(nest) for nest in group.nests]
 
     def lanes(self, dtype) -> int:
         """Return how many elements of a dtype a vector register holds."""
@@ -75,6 +86,9 @@ class Emitter:
         values = dict(loaded or {})
         for i, nest in enumerate(self.group.nests):
             is_sum = result is not None and i == 0
+            for load in () if is_sum else self.selected[i]:
+                if load not in values and loaded_buffer(load) not in values:
+                    values[load] = T.Bind(at_place(load, at, {}))
             value = result if is_sum else at_place(nest.value, at, values)
             simple = None if known is None else simplify(value, known)
             value = value if simple is None else simple
@@ -307,6 +321,39 @@ def at_place(expr, at: dict, known: dict):
 
     rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
     return tvm_ffi.structural_map(expr, rules, order="pre")
+
+
+def _selected(nest: Nest) -> list:
+    """Return the loads that a selection is made among, where they are certain to be within their tensors.
+
+    TVM makes branches of a selection that reads memory, and LLVM of these addresses to gather from: what is
+    loaded before is selected in a vector.
+    """
+    known = analyzer([*nest.axes, *nest.reduced])
+    return [load for load in selections(nest.value) if _is_within(load, nest, known)]
+
+
+def selections(expr) -> list:
+    """Return the loads in an expression that a selection is made among."""
+    found: dict = {}
+
+    def visit(select) -> None:
+        for branch in (select.true_value, select.false_value):
+            found.update(dict.fromkeys(loads(branch)))
+
+    tvm_ffi.structural_walk(expr, (tirx.Select, visit))
+    return list(found)
+
+
+def _is_within(load, nest: Nest, known: Analyzer) -> bool:
+    """Tell whether a load reads an element that exists, whatever else the value depends on."""
+    (index,), (extent,) = load.indices, loaded_buffer(load).shape
+    if loads(index):
+        return False
+    is_stored = tvm_ffi.structural_equal([index], list(nest.indices))
+    if is_stored and known.can_prove_equal(extent, nest.buffer.shape[0]):
+        return True
+    return known.can_prove(tirx.all(index >= 0, index < extent))
 
 
 def _divided(axis: Axis, size: int) -> Axis:

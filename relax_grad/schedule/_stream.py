@@ -11,9 +11,9 @@ from tvm import tirx
 from tvm.tirx import Ramp
 
 from . import _emit
-from ._emit import Emitter, calls_in, is_vectorisable
+from ._emit import Emitter, calls_in, is_vectorisable, selections
 from ._functions import is_arithmetic
-from ._fuse import weigh
+from ._nest import Nest
 
 #: Bytes that are read and written at least, about what the caches of a processor hold.
 LARGE = 32 << 20
@@ -57,7 +57,15 @@ class Stream(Emitter):
             dtypes == {"float32"}
             and all(access.stride(axis) in (0, 1) for access in self.accesses.all)
             and all(access.stride(axis) == 1 and _is_zero(access.base) for access in stored)
-            and all(_is_vector(nest.value) for nest in self.group.nests)
+            and all(map(self._is_vector, self.group.nests, self.selected))
+        )
+
+    def _is_vector(self, nest: Nest, selected: list) -> bool:
+        """Tell whether TVM makes vectors of a value: without branches."""
+        return (
+            is_vectorisable(nest.value)
+            and not any(map(is_arithmetic, calls_in(nest.value)))
+            and len(selected) == len(selections(nest.value))
         )
 
     def emit(self) -> None:
@@ -90,15 +98,6 @@ class Stream(Emitter):
             vector = row[Ramp(zero, tirx.IntImm("int32", 1), lanes)]
             place = tirx.address_of(buffer[start])
             T.evaluate(tirx.call_extern("void", f"relax_grad_stream{lanes}", place, vector))
-
-
-def _is_vector(value) -> bool:
-    """Tell whether TVM makes vectors of a value, without conditions."""
-    return (
-        is_vectorisable(value)
-        and not any(map(is_arithmetic, calls_in(value)))
-        and not weigh(value)[2]
-    )
 
 
 def _is_zero(value) -> bool:

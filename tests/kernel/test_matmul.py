@@ -10,7 +10,7 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.kernel.matmul import Matmul, matmul
+from relax_grad.kernel.matmul import Matmul, _Generator, matmul
 from relax_grad.target import CPU
 
 RNG = np.random.default_rng(0)
@@ -113,3 +113,19 @@ def test_any_product(target, cases):
 @given(cases=batches(products()))
 def test_some_products(cases):
     check(cases, {"kind": "llvm"})
+
+
+@pytest.mark.parametrize("cores", [2, 3, 8])
+@pytest.mark.parametrize("size", [(512, 512, 512), (1024, 768, 768), (1000, 1000, 1000)])
+def test_threads_get_equal_parts(size, cores):
+    rows, columns, depth = size
+    generator = _Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
+    strips, panels = generator._blocks()
+    tasks = [
+        min(strips, generator.strips - i) * min(panels, generator.panels - j)
+        for i in range(0, generator.strips, strips)
+        for j in range(0, generator.panels, panels)
+    ]
+    each = -(-len(tasks) // cores)
+    most = max(sum(tasks[i : i + each]) for i in range(0, len(tasks), each))
+    assert most <= 1.1 * generator.strips * generator.panels / cores

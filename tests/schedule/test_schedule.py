@@ -259,3 +259,29 @@ def test_a_sum_of_much_is_parallel(axes):
     kinds = [kind for kind, _ in found]
     assert "PARALLEL" in kinds
     assert "VECTORIZED" in kinds
+
+
+@pytest.mark.parametrize("rows", [40000, N], ids=["static", "symbolic"])
+def test_selections_are_made_of_what_has_been_loaded(rows):
+    """Of a load within a selection LLVM makes a gather, several times slower."""
+    x, y, z = (tensor(rows, 5, name=name) for name in "xyz")
+    where = topi.where(topi.greater(x, tirx.const(0, "float32")), y, z)
+    function = schedule(te.create_prim_func([x, y, z, where]), CPU(16, 32, 2))
+    selections = []
+    tvm_ffi.structural_walk(function.body, (tirx.Select, selections.append))
+    assert selections
+    for select in selections:
+        assert isinstance(select.true_value, tirx.Var)
+        assert isinstance(select.false_value, tirx.Var)
+
+
+def test_what_may_lie_outside_is_loaded_where_it_is_selected():
+    x = tensor(40000)
+    guarded = te.compute(
+        (40000,),
+        lambda i: tirx.Select(i >= 5, x[i - 5], tirx.const(0, "float32")),
+    )
+    function = schedule(te.create_prim_func([x, guarded]), CPU(16, 32, 2))
+    selections = []
+    tvm_ffi.structural_walk(function.body, (tirx.Select, selections.append))
+    assert all(not isinstance(select.true_value, tirx.Var) for select in selections)
