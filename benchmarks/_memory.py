@@ -4,8 +4,9 @@ A process's peak of resident memory never falls, so it is that of a process that
 holds before the step (libraries, parameters, inputs) is taken off: the result is what the step adds. For
 what PyTorch and JAX compile or load at the first step, they run one before, drop what it has left and give
 freed memory back to the system; TVM has compiled in another process, and its first step counts, because
-it keeps the memory of a step for the next one. New parameters count where a step returns them beside the old
-ones, as in Relax and JAX; PyTorch updates them in place, but has gradients beside them.
+it keeps the memory of a step for the next one. Steps go on from the parameters of the one before, as in training (JAX's from the
+same ones again). New parameters count where a step returns them beside the old ones, as in Relax and JAX; PyTorch updates
+them in place, but has gradients beside them.
 """
 
 from __future__ import annotations
@@ -82,7 +83,12 @@ def _of_tvm(folder: str) -> int:
     machine = relax.VirtualMachine(tvm.runtime.load_module(f"{folder}/step.so"), tvm.cpu())
     with np.load(f"{folder}/arrays.npz") as arrays:
         tensors = [tvm.runtime.tensor(arrays[name]) for name in arrays.files]
-    return growth(lambda: machine["step"](*tensors), None)
+
+    def run() -> None:
+        _loss, *updated = machine["step"](*tensors)
+        tensors[-len(updated) :] = updated
+
+    return growth(run, None)
 
 
 def _of_others(name: str, column: str) -> int:

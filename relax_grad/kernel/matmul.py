@@ -1,8 +1,8 @@
 """Matrix products: ``C[m, n] = sum over k of A[m, k] B[k, n]``, either factor transposed, any number of them.
 
-B is packed into panels as wide as a tile, so that a tile reads it front to back; A is read in place, or
-packed into rows of a tile where it is transposed. A tile of C is held in registers over a stretch of k
-whose panel stays in the first-level cache. This is the scheme of Goto and van de Geijn, "Anatomy of
+B is packed into panels as wide as a tile, so that a tile reads it front to back; A is read in place, or each task
+copies what it needs of it, where it is transposed or its rows would share few sets of a cache. A tile of C is
+held in registers over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van de Geijn, "Anatomy of
 High-Performance Matrix Multiplication" (2008).
 """
 
@@ -159,29 +159,14 @@ class _Generator:
         p = self.p
         is_few = isinstance(p.batch, int) and p.batch < max(2, self.cpu.cores)
         outer, inner = (b.serial, b.parallel) if is_few else (b.parallel, b.serial)
-        is_one = _is(p.batch, 1)
-        shared_a, shared_b = p.shared_a or is_one, p.shared_b or is_one
-        factor = self._factor(a, const(0), b.parallel) if shared_a else None
-        panels = self._pack_b(bb, const(0), b.parallel) if shared_b else None
+        shared = p.shared_b or _is(p.batch, 1)
+        panels = self._pack_b(bb, const(0), b.parallel) if shared else None
         with outer(0, p.batch) as i:
-            a0, b0 = (i * (extent * p.depth) for extent in (p.rows, p.columns))
-            self._multiply(
-                factor if shared_a else self._factor(a, bind(a0), inner),
-                panels if shared_b else self._pack_b(bb, bind(b0), inner),
-                c,
-                bind(i * (p.rows * p.columns)),
-                inner,
-            )
+            a0, b0, c0 = map(bind, p.starts(i))
+            packed = self._pack_b(bb, b0, inner) if panels is None else panels
+            self._multiply(a, a0, packed, c, c0, inner)
 
     # Packing
-
-    def _factor(self, a, a0, loop: Callable) -> _Rows | _Strips:
-        """Return how the A that begins at an offset is read; ``loop`` divides packing among threads, or not."""
-        if not self.p.transpose_a:
-            return _Rows(a, a0, self.p.depth)
-        strips = b.scratch(self.strips * self.p.depth * self.tile_rows + self.vectors.lanes)
-        self._pack_a(a, a0, strips, loop)
-        return _Strips(strips, self.p.depth, self.tile_rows)
 
     def _pack_b(self, bb, b0, loop: Callable) -> tirx.Buffer:
         """Return a copy of B, ``[panel][k][width]``, padded with zeros."""
@@ -212,41 +197,26 @@ class _Generator:
             return None
         return bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
 
-    def _pack_a(self, a, a0, strips, loop) -> None:
-        """Copy a transposed A to ``[strip][k][row]``; the rows of the last strip that do not exist stay open."""
-        p, height = self.p, self.tile_rows
-        together = _STRIPS
-        if isinstance(self.strips, int):
-            together = min(together, ceil_div(self.strips, self.cpu.cores))
-        with loop(0, ceil_div(self.strips, together)) as group:
-            first = bind(group * together)
-            number = bind(tirx.min(const(together), self.strips - first))
-            with b.serial(0, p.depth) as k, b.serial(0, number) as i:
-                row = bind((first + i) * height)
-                source = bind(a0 + k * p.rows + row)
-                target = bind(((first + i) * p.depth + k) * height)
-                for offset in range(0, height, self.vectors.lanes):
-                    size = min(self.vectors.lanes, height - offset)
-                    left = tirx.max(const(0), tirx.min(const(size), p.rows - row - offset))
-                    part = self.vectors.load(a, source + offset, bind(left))
-                    self.vectors.store(strips, target + offset, part, size)
-
     # Multiplying
 
-    def _multiply(self, factor, panels, c, c0, loop) -> None:
+    def _multiply(self, a, a0, panels, c, c0, loop) -> None:
         strips_each, panels_each = self._blocks()
         strip_blocks = ceil_div(self.strips, strips_each)
         panel_blocks = ceil_div(self.panels, panels_each)
+        factor = _Factor.of(self.p, self.vectors, (self.tile_rows, strips_each))
         with loop(0, strip_blocks * panel_blocks) as task:
             strip0 = bind((task // panel_blocks) * strips_each)
             panel0 = bind((task % panel_blocks) * panels_each)
             strip1 = bind(tirx.min(strip0 + strips_each, _expr(self.strips)))
             panel1 = bind(tirx.min(panel0 + panels_each, _expr(self.panels)))
-            self._depths(
-                lambda k0, size, first: self._block(
-                    factor, panels, c, c0, (strip0, strip1), (panel0, panel1), (k0, size, first)
-                )
-            )
+            place = factor.place()
+
+            def block(k0, size, first) -> None:
+                read = factor.reader(a, a0, place, (strip0, strip1), (k0, size))
+                depth = (k0, size, first)
+                self._block(read, panels, c, c0, (strip0, strip1), (panel0, panel1), depth)
+
+            self._depths(block)
 
     def _blocks(self) -> tuple[int, int]:
         """Return how many strips and panels one task has: about as many tasks as a multiple of the cores."""
@@ -290,7 +260,7 @@ class _Generator:
             start = bind(i * size)
             emit(start, bind(tirx.min(const(size), depth - start)), tirx.EQ(i, const(0)))
 
-    def _block(self, factor, panels, c, c0, strips, columns, depth) -> None:
+    def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the cache."""
         with b.serial(columns[0], columns[1]) as j:
 
@@ -299,7 +269,7 @@ class _Generator:
                     self._strip(
                         i,
                         lambda row, each: self._tile(
-                            factor, panels, c, c0, (row, each), (j, numbers), depth
+                            read, panels, c, c0, (row, each), (j, numbers), depth
                         ),
                     )
 
@@ -352,14 +322,14 @@ class _Generator:
 
         b.either((i + 1) * height <= rows, lambda: tile(i * height, range(height)), parts)
 
-    def _tile(self, factor, panels, c, c0, rows, columns, depth) -> None:
+    def _tile(self, reader, panels, c, c0, rows, columns, depth) -> None:
         """Emit one tile of C over a stretch of k; each of its rows is so far from the first one."""
         (row, each), (j, numbers), (k0, size, first) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
         row = bind(row)
         start = bind(c0 + row * self.p.columns + j * width)
         panel = bind((j * self.p.depth + k0) * width)
-        read = factor.reader(row, k0)
+        read = reader(row)
         multiply_add(
             self.vectors,
             (len(each), len(numbers)),
@@ -372,30 +342,106 @@ class _Generator:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """A as it is, ``[m, k]``."""
+class _Factor:
+    """How A is read where it lies, ``[m, k]``.
 
-    buffer: tirx.Buffer
-    start: tirx.PrimExpr
-    depth: Extent
+    Attributes
+    ----------
+    p : Matmul
+        What is multiplied.
+    vectors : Vectors
+        The vectors.
+    size : tuple[int, int]
+        The rows of a strip, and the strips of a task.
+    """
 
-    def reader(self, row, k0) -> Callable:
-        base = bind(self.start + row * self.depth + k0)
-        return lambda i, k: self.buffer[base + k + i * self.depth]
+    p: Matmul
+    vectors: Vectors
+    size: tuple[int, int]
+
+    @staticmethod
+    def of(product: Matmul, vectors: Vectors, size: tuple[int, int]) -> _Factor:
+        """Return how the A of a product is read."""
+        if product.transpose_a:
+            return _Strips(product, vectors, size)
+        # Rows that are a multiple of 2 KB apart lie in few sets of a first-level cache.
+        is_crowded = isinstance(product.depth, int) and product.depth % 512 == 0
+        return (_Copies if is_crowded and not _is_few(product) else _Factor)(product, vectors, size)
+
+    def place(self) -> tirx.Buffer | None:
+        """Allocate what a task copies of A to."""
+        return None
+
+    def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
+        """Emit the copies of some strips over a stretch of k; return what gives the elements of rows from a row on."""
+
+        def read(row) -> Callable:
+            base = bind(a0 + row * self.p.depth + depth[0])
+            return lambda i, k: a[base + k + i * self.p.depth]
+
+        return read
 
 
-@dataclass(frozen=True)
-class _Strips:
-    """A transposed A, packed as ``[strip][k][row]``."""
+class _Copies(_Factor):
+    """A is copied, ``[row][k]``, to rows that are not a power of 2 apart."""
 
-    buffer: tirx.Buffer
-    depth: Extent
-    height: int
+    _PITCH = _DEPTH + 16
 
-    def reader(self, row, k0) -> Callable:
-        strip, first = row // self.height, row % self.height
-        base = bind((strip * self.depth + k0) * self.height + first)
-        return lambda i, k: self.buffer[base + k * self.height + i]
+    def place(self) -> tirx.Buffer:
+        return b.scratch(self.size[0] * self.size[1] * self._PITCH)
+
+    def reader(self, a, a0, place, strips, depth) -> Callable:
+        (first, last), (k0, size), height = strips, depth, self.size[0]
+        top = bind(first * height)
+        with b.serial(top, bind(tirx.min(last * height, _expr(self.p.rows)))) as row:
+            source, target = bind(a0 + row * self.p.depth + k0), bind((row - top) * self._PITCH)
+            self.vectors.each(
+                size,
+                lambda k, left: self.vectors.store(
+                    place, target + k, self.vectors.load(a, source + k, left), left
+                ),
+            )
+
+        def read(row) -> Callable:
+            base = bind((row - top) * self._PITCH)
+            return lambda i, k: place[base + k + i * self._PITCH]
+
+        return read
+
+
+class _Strips(_Factor):
+    """A transposed A, ``[k, m]``, is copied to ``[strip][k][row]``."""
+
+    def place(self) -> tirx.Buffer:
+        return b.scratch(self.size[0] * self.size[1] * _DEPTH + self.vectors.lanes)
+
+    def reader(self, a, a0, place, strips, depth) -> Callable:
+        (first, last), (k0, size), height = strips, depth, self.size[0]
+        lanes, rows = self.vectors.lanes, self.p.rows
+        with b.serial(0, ceil_div(last - first, _STRIPS)) as group:
+            begin = bind(first + group * _STRIPS)
+            number = bind(tirx.min(const(_STRIPS), last - begin))
+            with b.serial(0, size) as k, b.serial(0, number) as i:
+                row = bind((begin + i) * height)
+                source = bind(a0 + (k0 + k) * rows + row)
+                target = bind(((begin + i - first) * size + k) * height)
+                for offset in range(0, height, lanes):
+                    count = min(lanes, height - offset)
+                    left = tirx.max(const(0), tirx.min(const(count), rows - row - offset))
+                    part = self.vectors.load(a, source + offset, bind(left))
+                    self.vectors.store(place, target + offset, part, count)
+
+        def read(row) -> Callable:
+            strip, start = row // height - first, row % height
+            base = bind(strip * size * height + start)
+            return lambda i, k: place[base + k * height + i]
+
+        return read
+
+
+def _is_few(product: Matmul) -> bool:
+    """Tell whether A is multiplied by so few columns that to copy it costs more than it saves."""
+    return isinstance(product.columns, int) and product.columns < 64
 
 
 def _is(extent: Extent, value: int) -> bool:
