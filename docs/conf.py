@@ -15,7 +15,7 @@ author = "the relax_grad developers"
 copyright = author
 version = release = relax_grad.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "registered"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "measured", "registered"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 html_theme = "furo"
