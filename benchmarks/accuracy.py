@@ -179,11 +179,13 @@ def draw(results: dict) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
+    from matplotlib import pyplot
+
     # The same numbers make the same file.
     mpl.rcParams.update({"svg.hashsalt": "accuracy", "svg.fonttype": "none"})
     families = _families(results["errors"])
     for page, (colours, ink, faint) in _COLOURS.items():
-        figure, axes = mpl.pyplot.subplots(figsize=(8, 0.27 * len(families) + 1.2))
+        figure, axes = pyplot.subplots(figsize=(8, 0.27 * len(families) + 1.2))
         for row, errors in enumerate(families.values()):
             for offset, (dtype, colour) in enumerate(zip(DTYPES, colours, strict=True)):
                 found = [
@@ -197,7 +199,7 @@ def draw(results: dict) -> None:
         _finish(axes, list(families), ink, faint)
         path = RESULTS / f"accuracy_{page}.svg"
         figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
-        mpl.pyplot.close(figure)
+        pyplot.close(figure)
 
 
 def _finish(axes, families: list[str], ink: str, faint: str) -> None:
@@ -220,8 +222,10 @@ def _families(errors: dict) -> dict[str, list[dict]]:
     """Return the errors of the operators of each module of samples, by its name."""
     families: dict[str, list[dict]] = {}
     for name, found in errors.items():
-        family = _makers[name].__module__.rpartition(".")[2]
-        families.setdefault(family, []).append(found)
+        if found:
+            maker = _makers[name]
+            family = getattr(maker, "func", maker).__module__.rpartition(".")[2]
+            families.setdefault(family, []).append(found)
     return dict(sorted(families.items()))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from docutils.statemachine import StringList
 from edges import REASONS
 from sphinx.util.docutils import SphinxDirective
 
+DTYPES = ("float64", "float32", "float16", "bfloat16")
 MEASURED = Path(__file__).parents[1] / "_measured"
 
 
@@ -56,19 +58,44 @@ class Edges(Measured):
             yield from (f"- `{call}`: {REASONS[call]}." for call in different)
 
 
+class Summary(Measured):
+    """A table of how the errors of all operators lie, by dtype."""
+
+    file = "accuracy.json"
+
+    def lines(self, measured):
+        yield "| dtype | operators | without error | median | largest | whose |"
+        yield "|---|---|---|---|---|---|"
+        for dtype in DTYPES:
+            found = {
+                name: errors[dtype]["relative"]
+                for name, errors in measured["errors"].items()
+                if dtype in errors
+            }
+            worst = max(found, key=found.get)
+            exact = sum(error == 0 for error in found.values())
+            cells = [
+                dtype,
+                len(found),
+                exact,
+                f"{median(found.values()):.0e}",
+                f"{found[worst]:.0e}",
+            ]
+            yield f"| {' | '.join(map(str, cells))} | `{worst.removeprefix('relax.')}` |"
+
+
 class Errors(Measured):
     """The table of the largest error of each operator's gradients, by dtype."""
 
     file = "accuracy.json"
 
     def lines(self, measured):
-        dtypes = ("float64", "float32", "float16", "bfloat16")
         yield from ["````{list-table}", ":header-rows: 1", ":widths: 40 15 15 15 15", ""]
         yield "* - operator"
-        yield from (f"  - {dtype}" for dtype in dtypes)
+        yield from (f"  - {dtype}" for dtype in DTYPES)
         for name, errors in measured["errors"].items():
             yield f"* - `{name.removeprefix('relax.')}`"
-            yield from (f"  - {_error(errors.get(dtype))}" for dtype in dtypes)
+            yield from (f"  - {_error(errors.get(dtype))}" for dtype in DTYPES)
         yield "````"
 
 
@@ -85,10 +112,15 @@ def _shown(found: dict[str, str] | None) -> str:
 def _error(error: dict | None) -> str:
     if error is None:
         return "-"
-    return f"{error['relative']:.0e}" if error["relative"] else "0"
+    return _number(error["relative"])
+
+
+def _number(error: float) -> str:
+    return f"{error:.0e}" if error else "0"
 
 
 def setup(app):
     app.add_directive("edges", Edges)
+    app.add_directive("accuracy-summary", Summary)
     app.add_directive("gradient-errors", Errors)
     return {"parallel_read_safe": True}
