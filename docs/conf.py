@@ -19,6 +19,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "measu
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # furo's own underlines the names of modules
 html_title = f"relax_grad {release}"
 autodoc_typehints = "none"  # the docstrings give the types
 autodoc_member_order = "bysource"

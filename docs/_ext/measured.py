@@ -78,8 +78,8 @@ class Summary(Measured):
                 dtype,
                 len(found),
                 exact,
-                f"{median(found.values()):.0e}",
-                f"{found[worst]:.0e}",
+                _number(median(found.values())),
+                _number(found[worst]),
             ]
             yield f"| {' | '.join(map(str, cells))} | `{worst.removeprefix('relax.')}` |"
 
@@ -102,7 +102,7 @@ class Errors(Measured):
 def _shown(found: dict[str, str] | None) -> str:
     """Write value and gradients, or that the call is refused."""
     if found is None:
-        return "-"
+        return r"\-"  # which a bullet would be made of otherwise
     if "refused" in found:
         return f"refused: {found['refused']}"
     value, *gradients = found.values()
@@ -111,7 +111,7 @@ def _shown(found: dict[str, str] | None) -> str:
 
 def _error(error: dict | None) -> str:
     if error is None:
-        return "-"
+        return r"\-"  # which a bullet would be made of otherwise
     return _number(error["relative"])
 
 
