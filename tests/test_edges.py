@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tvm
 
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
@@ -36,6 +37,9 @@ def test_every_edge_is_on_the_page_once():
 
 
 def test_relax_grad_gives_what_the_page_says():
+    measured = MEASURED["about"]["tvm"]
+    if tvm.__version__.split(".")[:2] != measured.split(".")[:2]:
+        pytest.skip(f"forward operators are TVM's; the page was measured with TVM {measured}")
     found = dict(zip(ROWS, edges.of_relax_grad(EDGES), strict=True))
     assert wrong(found, "relax_grad") == {}
 
