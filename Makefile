@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench test test-slow dev torch lint format docs clean distclean
+.PHONY: help demo bench accuracy test test-slow dev torch lint format docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
 
 bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS=--all: all others too), into benchmarks/results
 	$(BIN)/python benchmarks/measure.py $(ARGS)
+
+accuracy: $(STAMP)bench ## measure the error of every gradient, into docs/_measured (ARGS: operators)
+	$(BIN)/python benchmarks/accuracy.py $(ARGS)
 
 test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it is installed
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

@@ -59,7 +59,7 @@ def main() -> int:
         results.append(result)
         console.print(_line(result), markup=False, soft_wrap=True)
     about = {
-        "processor": _processor(),
+        "processor": processor(),
         "target": relax_grad.target.host().attrs["mcpu"],
         "threads": args.threads,
         "tvm": tvm.__version__,
@@ -140,7 +140,7 @@ def _line(result) -> str:
     return "; ".join(parts)
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the name of the processor; of its architecture where the system does not tell."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else []:

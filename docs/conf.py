@@ -15,10 +15,11 @@ author = "the relax_grad developers"
 copyright = author
 version = release = relax_grad.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "registered"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "measured", "registered"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 html_theme = "furo"
+pygments_dark_style = "github-dark"  # furo's own underlines the names of modules
 html_title = f"relax_grad {release}"
 autodoc_typehints = "none"  # the docstrings give the types
 autodoc_member_order = "bysource"

@@ -1,0 +1,252 @@
+"""Measure the error of every gradient in every dtype, against float64.
+
+``python benchmarks/accuracy.py`` differentiates the samples of every operator, writes the largest error of each
+operator and dtype to docs/_measured/accuracy.json, and draws them. Names of operators measure those alone, and print
+them; ``--plot`` draws what has been measured before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import tvm
+from measure import processor
+
+from relax_grad.testing import _program
+from relax_grad.testing.check import resolve, select_wrt
+from relax_grad.testing.parity import TorchCase, _Comparison
+from relax_grad.testing.samples import Sample, sampled_operators, samples
+from relax_grad.testing.samples._sample import _makers, cast
+
+RESULTS = Path(__file__).parents[1] / "docs" / "_measured"
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+#: As many of an operator's samples are measured, from the first on.
+_SAMPLES = 4
+
+#: The distance from 1 to the next number.
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+#: What is drawn of an error that is less than this, in epsilons.
+_LEAST = 0.01
+
+#: The colours of the dtypes, and those of text and lines, on a light and on a dark page.
+_COLOURS = {
+    "light": (("#1b7837", "#2166ac", "#b2182b", "#b8860b"), "#333333", "#cccccc"),
+    "dark": (("#7fd08f", "#7cb5f0", "#ff8f87", "#f0c35a"), "#d0d0d0", "#555555"),
+}
+
+
+@dataclass(frozen=True)
+class Error:
+    """The largest error of an operator's gradients in a dtype.
+
+    Attributes
+    ----------
+    relative : float
+        The largest difference of an element, relative to the largest element of the same gradient.
+    sample : str
+        The note of the sample that has it, and the argument.
+    count : int
+        The samples measured.
+    """
+
+    relative: float
+    sample: str
+    count: int
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    if args.plot:
+        draw(json.loads((RESULTS / "accuracy.json").read_text()))
+        return 0
+    names = args.operators or sampled_operators()
+    found = {}
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for number, (name, errors) in enumerate(pool.imap(_named, names), start=1):
+            found[name] = errors
+            line = "  ".join(
+                f"{dtype} {e.relative:.1e} ({e.sample})" for dtype, e in errors.items()
+            )
+            print(f"{number}/{len(names)} {name}: {line}", flush=True)
+    if not args.operators:
+        RESULTS.mkdir(exist_ok=True)
+        results = {"about": about(), "errors": _plain(found)}
+        (RESULTS / "accuracy.json").write_text(json.dumps(results, indent=1) + "\n")
+        draw(results)
+    return 0
+
+
+def _named(operator: str) -> tuple[str, dict[str, Error]]:
+    return operator, measure(operator)
+
+
+def measure(operator: str) -> dict[str, Error]:
+    """Return the largest error of an operator's samples, by dtype.
+
+    Inputs and cotangents are rounded to the dtype first, and the gradient of the same numbers is computed in
+    float64: the error is that of the computation. Float64 itself is compared with PyTorch's float64, for the samples
+    that PyTorch has a function for.
+    """
+    measured: dict[str, list[tuple[float, str]]] = {}
+    smooth = [sample for sample in samples(operator) if sample.smooth]
+    for sample in smooth[:_SAMPLES]:
+        with sample.within():
+            for dtype, error, argument in _errors(sample):
+                note = f"{sample.note}, {argument}"
+                measured.setdefault(dtype, []).append((error, note))
+    return {
+        dtype: Error(*max(measured[dtype]), len(measured[dtype]))
+        for dtype in DTYPES
+        if dtype in measured
+    }
+
+
+def _errors(sample: Sample) -> Iterator[tuple[str, float, str]]:
+    """Yield dtype, error and argument of the worst gradient in each dtype of a sample."""
+    programs = {dtype: _first_order(sample, dtype) for dtype in ("float64", *sample.dtypes)}
+    exact = programs["float64"]
+    wrt = select_wrt(exact.arguments, sample.wrt)
+    modules = [_program.differentiate(program, wrt) for program in programs.values()]
+    together = _program.merge(modules)
+    for number in range(1, len(modules) + 1):
+        del together[f"main_{number}"]
+    run = _program.compile_module(together, "llvm")
+    for number, (dtype, program) in enumerate(programs.items(), start=1):
+        found = run(f"main_{number}_adjoint", program.values())[1]
+        if dtype == "float64":
+            wanted = _of_torch(sample)
+        else:
+            wanted = run("main_1_adjoint", _same_values(program, exact))[1]
+        if wanted is not None:
+            yield dtype, *max(map(_relative, found, wanted, wrt), default=(0.0, ""))
+
+
+def _first_order(sample: Sample, dtype: str) -> _program.Program:
+    _, function = resolve(sample.function or sample.op)
+    arguments = _program.make_arguments(cast(sample.inputs, dtype), None, {})
+    return _program.first_order(function, arguments, sample.attrs, np.random.default_rng(0))
+
+
+def _same_values(narrow: _program.Program, exact: _program.Program) -> list[np.ndarray]:
+    """Return the values of a program in the dtypes of another."""
+    pairs = zip(narrow.arguments, exact.arguments, strict=True)
+    return [a.value.astype(_program.numpy_dtype(b.dtype)) for a, b in pairs]
+
+
+def _of_torch(sample: Sample) -> list[np.ndarray] | None:
+    """Return PyTorch's gradients in float64, or None where there is no PyTorch, or no such function."""
+    if sample.torch is None or not importlib.util.find_spec("torch"):
+        return None
+    function = sample.function or sample.op
+    case = TorchCase(function, sample.inputs, sample.torch, sample.attrs, sample.wrt)
+    return _Comparison(case, "relax_grad", 0)._run_torch()[1]
+
+
+def _relative(found: np.ndarray, wanted: np.ndarray, argument: str) -> tuple[float, str]:
+    if not wanted.size:
+        return 0.0, argument
+    found, wanted = found.astype("float64"), wanted.astype("float64")
+    error = np.where(found == wanted, 0.0, np.abs(found - wanted)).max()
+    scale = np.abs(wanted).max()
+    return float(error / scale if scale else error), argument
+
+
+def about() -> dict[str, str]:
+    """Return what the errors were measured with."""
+    torch = importlib.util.find_spec("torch") and importlib.import_module("torch").__version__
+    return {
+        "processor": processor(),
+        "python": platform.python_version(),
+        "tvm": tvm.__version__,
+        "numpy": np.__version__,
+        "torch": torch or "not installed",
+    }
+
+
+def draw(results: dict) -> None:
+    """Draw the errors, a row for each family of operators, for light pages and for dark ones."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    # The same numbers make the same file.
+    mpl.rcParams.update({"svg.hashsalt": "accuracy", "svg.fonttype": "none"})
+    families = _families(results["errors"])
+    for page, (colours, ink, faint) in _COLOURS.items():
+        figure, axes = pyplot.subplots(figsize=(8, 0.27 * len(families) + 1.2))
+        for row, errors in enumerate(families.values()):
+            for offset, (dtype, colour) in enumerate(zip(DTYPES, colours, strict=True)):
+                found = [
+                    each[dtype]["relative"] / EPSILON[dtype] for each in errors if dtype in each
+                ]
+                heights = [row + 0.17 * (offset - 1.5)] * len(found)
+                axes.scatter(np.maximum(found, _LEAST), heights, 9, colour, lw=0, alpha=0.8)
+        for dtype, colour in zip(DTYPES, colours, strict=True):
+            axes.scatter([], [], 16, colour, label=dtype)
+        axes.axvline(1, color=ink, lw=0.8)
+        _finish(axes, list(families), ink, faint)
+        path = RESULTS / f"accuracy_{page}.svg"
+        figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def _finish(axes, families: list[str], ink: str, faint: str) -> None:
+    """Give the axes their labels, and everything but the dots the colours of the page."""
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(families)), families, color=ink)
+    axes.set_ylim(len(families) - 0.4, -0.6)
+    axes.set_xlabel("error / epsilon of the dtype (at the left edge: none)", color=ink)
+    axes.grid(color=faint, lw=0.5)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", colors=ink, length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    legend = axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False)
+    for text in legend.get_texts():
+        text.set_color(ink)
+
+
+def _families(errors: dict) -> dict[str, list[dict]]:
+    """Return the errors of the operators of each module of samples, by its name."""
+    families: dict[str, list[dict]] = {}
+    for name, found in errors.items():
+        if found:
+            maker = _makers[name]
+            family = getattr(maker, "func", maker).__module__.rpartition(".")[2]
+            families.setdefault(family, []).append(found)
+    return dict(sorted(families.items()))
+
+
+def _plain(found: dict[str, dict[str, Error]]) -> dict:
+    """Return the errors as they are written: with three digits, which is more than they repeat with."""
+    return {
+        name: {
+            dtype: asdict(replace(error, relative=float(f"{error.relative:.2e}")))
+            for dtype, error in errors.items()
+        }
+        for name, errors in found.items()
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("operators", nargs="*", help="operators to measure; by default all")
+    parser.add_argument("--plot", action="store_true", help="draw what was measured before")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that measure (default: 2)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Directives that show what was measured: at the edges of operators, and the errors of gradients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from docutils.statemachine import StringList
+from edges import REASONS
+from sphinx.util.docutils import SphinxDirective
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+MEASURED = Path(__file__).parents[1] / "_measured"
+
+
+class Measured(SphinxDirective):
+    """A directive that stands for the lines of Markdown that it generates of a file."""
+
+    file: str
+
+    def lines(self, measured: dict) -> Iterator[str]:
+        raise NotImplementedError
+
+    def run(self):
+        path = MEASURED / self.file
+        self.env.note_dependency(str(path))
+        lines = self.lines(json.loads(path.read_text()))
+        return self.parse_text_to_nodes(StringList(list(lines), str(path)))
+
+
+class Edges(Measured):
+    """The table of a section of edges, and why relax_grad differs from PyTorch where it does."""
+
+    file = "edges.json"
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def lines(self, measured):
+        rows = [row for row in measured["edges"] if row["section"] == self.arguments[0]]
+        if not rows:
+            raise self.error(f"there are no edges in a section {self.arguments[0]!r}")
+        yield from ["````{list-table}", ":header-rows: 1", ":widths: 31 23 23 23"]
+        yield from [":class: edges", ""]
+        yield from ["* - call", "  - relax_grad", "  - PyTorch", "  - JAX"]
+        for row in rows:
+            ours = row["relax_grad"]
+            yield f"* - `{row['call']}`"
+            yield f"  - {_shown(ours)}"
+            for library in ("torch", "jax"):
+                same = row[library] == ours
+                yield f"  - {'same' if same else _shown(row[library])}"
+        yield from ["````", ""]
+        different = [row["call"] for row in rows if row["call"] in REASONS]
+        if different:
+            yield from ["Where relax_grad and PyTorch differ:", ""]
+            yield from (f"- `{call}`: {REASONS[call]}." for call in different)
+
+
+class Summary(Measured):
+    """A table of how the errors of all operators lie, by dtype."""
+
+    file = "accuracy.json"
+
+    def lines(self, measured):
+        yield "| dtype | operators | without error | median | largest | whose |"
+        yield "|---|---|---|---|---|---|"
+        for dtype in DTYPES:
+            found = {
+                name: errors[dtype]["relative"]
+                for name, errors in measured["errors"].items()
+                if dtype in errors
+            }
+            worst = max(found, key=found.get)
+            exact = sum(error == 0 for error in found.values())
+            cells = [
+                dtype,
+                len(found),
+                exact,
+                _number(median(found.values())),
+                _number(found[worst]),
+            ]
+            yield f"| {' | '.join(map(str, cells))} | `{worst.removeprefix('relax.')}` |"
+
+
+class Errors(Measured):
+    """The table of the largest error of each operator's gradients, by dtype."""
+
+    file = "accuracy.json"
+
+    def lines(self, measured):
+        yield from ["````{list-table}", ":header-rows: 1", ":widths: 40 15 15 15 15", ""]
+        yield "* - operator"
+        yield from (f"  - {dtype}" for dtype in DTYPES)
+        for name, errors in measured["errors"].items():
+            yield f"* - `{name.removeprefix('relax.')}`"
+            yield from (f"  - {_error(errors.get(dtype))}" for dtype in DTYPES)
+        yield "````"
+
+
+def _shown(found: dict[str, str] | None) -> str:
+    """Write value and gradients, or that the call is refused."""
+    if found is None:
+        return r"\-"  # which a bullet would be made of otherwise
+    if "refused" in found:
+        return f"refused: {found['refused']}"
+    value, *gradients = found.values()
+    return "\\\n    ".join([f"`{value}`", *(f"∇ `{gradient}`" for gradient in gradients)])
+
+
+def _error(error: dict | None) -> str:
+    if error is None:
+        return r"\-"  # which a bullet would be made of otherwise
+    return _number(error["relative"])
+
+
+def _number(error: float) -> str:
+    return f"{error:.0e}" if error else "0"
+
+
+def setup(app):
+    app.add_directive("edges", Edges)
+    app.add_directive("accuracy-summary", Summary)
+    app.add_directive("gradient-errors", Errors)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,62 @@
+"""The page on accuracy: it has every operator, and its errors are those that are measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from relax_grad.testing.check import TOLERANCES
+from relax_grad.testing.samples import sampled_operators
+
+ROOT = Path(__file__).parents[1]
+ERRORS = json.loads((ROOT / "docs" / "_measured" / "accuracy.json").read_text())["errors"]
+
+#: How much larger than on the page an error may be on another processor, and what is none, in epsilons.
+FACTOR, NONE = 4.0, 1.0
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    """The program that measures."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    path = ROOT / "benchmarks" / "accuracy.py"
+    spec = importlib.util.spec_from_file_location("accuracy", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["accuracy"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_operator_is_on_the_page():
+    assert set(sampled_operators()) <= set(ERRORS)
+
+
+def test_no_error_exceeds_what_checks_accept():
+    too_large = {
+        (name, dtype): error["relative"]
+        for name, errors in ERRORS.items()
+        for dtype, error in errors.items()
+        if not error["relative"] <= TOLERANCES[dtype]
+    }
+    assert too_large == {}
+
+
+@pytest.mark.parametrize("name", ["relax.tanh", "relax.nn.softplus"])
+def test_errors_are_those_on_the_page(accuracy, torch, name):
+    found = accuracy.measure(name)
+    assert found.keys() == ERRORS[name].keys()
+    for dtype, error in found.items():
+        limit = FACTOR * ERRORS[name][dtype]["relative"] + NONE * accuracy.EPSILON[dtype]
+        assert error.relative <= limit, dtype
+
+
+def test_a_gradient_that_is_wrong_has_an_error(accuracy):
+    exact = np.array([1.0, 4.0])
+    assert accuracy._relative(exact, exact, "x0") == (0.0, "x0")
+    assert accuracy._relative(np.array([1.0, 3.0]), exact, "x0") == (0.25, "x0")
+    assert np.isnan(accuracy._relative(np.array([np.nan, 4.0]), exact, "x0")[0])

@@ -1,0 +1,63 @@
+"""The page on semantics: what it says of the edges is what relax_grad, PyTorch and JAX give."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import tvm
+
+DOCS = Path(__file__).parents[1] / "docs"
+sys.path.insert(0, str(DOCS / "_ext"))
+
+import edges  # noqa: E402
+
+MEASURED = json.loads(edges.RESULTS.read_text())
+ROWS = {row["call"]: row for row in MEASURED["edges"]}
+EDGES = edges.edges()
+
+
+def wrong(found: dict, library: str) -> dict:
+    """Return what differs from the page, by call."""
+    return {
+        call: (given, ROWS[call][library])
+        for call, given in found.items()
+        if given != ROWS[call][library]
+    }
+
+
+def test_every_edge_is_on_the_page_once():
+    assert [edge.call for edge in EDGES] == [row["call"] for row in MEASURED["edges"]]
+    assert len(ROWS) == len(EDGES)
+    page = (DOCS / "semantics.md").read_text()
+    for section in {edge.section for edge in EDGES}:
+        assert page.count(f"```{{edges}} {section}\n") == 1
+
+
+def test_relax_grad_gives_what_the_page_says():
+    measured = MEASURED["about"]["tvm"]
+    if tvm.__version__.split(".")[:2] != measured.split(".")[:2]:
+        pytest.skip(f"forward operators are TVM's; the page was measured with TVM {measured}")
+    found = dict(zip(ROWS, edges.of_relax_grad(EDGES), strict=True))
+    assert wrong(found, "relax_grad") == {}
+
+
+def test_pytorch_gives_what_the_page_says(torch):
+    assert wrong({edge.call: edges.of_torch(edge) for edge in EDGES}, "torch") == {}
+
+
+@pytest.mark.slow
+def test_jax_gives_what_the_page_says():
+    jax = pytest.importorskip("jax", reason="JAX is not installed, the page has what it gave")
+    if jax.__version__ != MEASURED["about"]["jax"]:
+        pytest.skip(f"the page was measured with JAX {MEASURED['about']['jax']}")
+    assert wrong({edge.call: edges.of_jax(edge) for edge in EDGES}, "jax") == {}
+
+
+def test_what_differs_from_pytorch_has_a_reason():
+    different = {
+        call for call, row in ROWS.items() if row["torch"] not in (None, row["relax_grad"])
+    }
+    assert different == set(edges.REASONS)
