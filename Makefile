@@ -14,10 +14,10 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench accuracy test test-slow dev torch lint format docs clean distclean
+.PHONY: help demo bench accuracy test test-slow test-core test-matrix dev torch lint format docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
 	$(BIN)/python examples/train_resnet9.py $(ARGS)
@@ -33,6 +33,12 @@ test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it 
 
 test-slow: $(STAMP)test,examples,docs ## run the long sweeps
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+
+test-core: $(STAMP)matrix ## run the numeric core of the tests on the oldest TVM that is supported
+	$(BIN)/python -m nox --reuse-existing-virtualenvs --session 'core(0.26.0)' -- -n $(WORKERS) $(ARGS)
+
+test-matrix: $(STAMP)matrix ## run the tests on every supported TVM and on every supported Python that is installed
+	$(BIN)/python -m nox --reuse-existing-virtualenvs --no-error-on-missing-interpreters --session suite -- -n $(WORKERS) $(ARGS)
 
 dev: $(STAMP)cli,test,examples,docs,lint ## install everything for development but PyTorch
 
@@ -54,8 +60,8 @@ clean: ## remove what was built
 	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis
 	find relax_grad tests examples docs -name __pycache__ -prune -exec rm -rf {} +
 
-distclean: clean ## remove the virtual environment too
-	rm -rf $(VENV)
+distclean: clean ## remove the virtual environments too
+	rm -rf $(VENV) .nox
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("relax_grad needs Python 3.10 or later, but $(PYTHON) is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'

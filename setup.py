@@ -46,6 +46,8 @@ setup(
         "docs": ["sphinx>=8,<10", "myst-parser>=4,<6", "furo>=2024.8.6"],
         # JAX is one of the columns, and is left out where it is not installed.
         "bench": [*cli, matplotlib, torch, 'jax>=0.10.2,<0.11; python_version >= "3.11"'],
+        # Versions are dates.
+        "matrix": ["nox>=2025.5.1,<2027"],
         # The formatter's output changes between minor versions.
         "lint": ["ruff>=0.17.5,<0.18"],
     },

@@ -15,7 +15,8 @@ author = "the relax_grad developers"
 copyright = author
 version = release = relax_grad.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "measured", "registered"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions += ["registered", "measured", "architecture"]  # in _ext
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 html_theme = "furo"

@@ -14,6 +14,8 @@ from tvm.relax import op
 import relax_grad
 from relax_grad import functional
 
+pytestmark = pytest.mark.core
+
 RNG = np.random.default_rng(0)
 X, W, DX, DW = (RNG.normal(size=shape) for shape in 2 * [(3, 4), (4, 2)])
 n = tirx.Var("n", "int64")

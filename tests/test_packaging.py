@@ -11,6 +11,7 @@ import pytest
 
 import relax_grad
 from relax_grad import cli
+from relax_grad._compat import TVM_RANGE, parse_version
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,7 +58,7 @@ def test_what_is_needed_without_extras(requirements):
 
 
 def test_extras(distribution, requirements):
-    extras = {"bench", "cli", "docs", "examples", "lint", "test", "torch"}
+    extras = {"bench", "cli", "docs", "examples", "lint", "matrix", "test", "torch"}
     assert set(distribution.metadata.get_all("Provides-Extra")) == extras
     assert requirements["torch"] == {"torch": "==2.13.0"}
     assert "torch" not in requirements["test"]
@@ -103,8 +104,21 @@ def test_the_changelog_names_the_version():
 
 
 def test_the_torch_pin_is_the_same_everywhere():
-    for file in ("Makefile", "setup.py", "README.md"):
+    for file in ("Makefile", "noxfile.py", "setup.py", "README.md"):
         assert set(re.findall(r"torch==([\d.]+\d)", (ROOT / file).read_text())) == {"2.13.0"}, file
+
+
+def test_the_matrix_is_what_is_supported():
+    namespace = {}
+    for line in re.findall(r"^[A-Z]+ = .+$", (ROOT / "noxfile.py").read_text(), re.MULTILINE):
+        exec(line, namespace)
+    versions = r"Programming Language :: Python :: (3\.\d+)"
+    assert namespace["PYTHONS"] == re.findall(versions, (ROOT / "setup.py").read_text())
+    low, high = TVM_RANGE
+    supported = [parse_version(version) for version in namespace["TVMS"]]
+    assert low == supported[0][:2]
+    assert all(low <= version < high for version in supported)
+    assert f"core({namespace['TVMS'][0]})" in (ROOT / "Makefile").read_text()
 
 
 def test_make_help_lists_every_target():

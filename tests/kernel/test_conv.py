@@ -17,6 +17,8 @@ from relax_grad.kernel._gathering import Axis
 from relax_grad.kernel.conv import conv2d, conv2d_backward_data
 from relax_grad.target import CPU
 
+pytestmark = pytest.mark.core
+
 RNG = np.random.default_rng(0)
 
 

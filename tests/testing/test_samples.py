@@ -26,6 +26,19 @@ BFLOAT16 = [param for param in SMOOTH if "bfloat16" in param.values[0].dtypes]
 #: How many samples of an operator are checked in every dtype outside of the long sweeps, and in bfloat16.
 IN_EVERY_DTYPE = 3
 IN_BFLOAT16 = 2
+#: Reductions whose extents depend on axes of the result, or are read from a tensor; docs/limits.md.
+FAILING = (
+    "grad.adaptive_avg_pool3d_backward-0",
+    "nn.adaptive_avg_pool3d-1",
+    "nn.adaptive_avg_pool3d-2",
+    "vision.roi_align-",
+    "vision.roi_pool-",
+)
+FAILS = pytest.mark.xfail(
+    tvm.__version__.startswith("0.26."),
+    reason="TVM 0.26 lowers reductions wrongly whose extents are not the same everywhere",
+    strict=True,
+)
 
 
 def number(param) -> int:
@@ -33,12 +46,27 @@ def number(param) -> int:
     return int(param.id.rpartition("-")[2])
 
 
+def with_core(params: list) -> list:
+    """Mark the first sample of each operator as of the numeric core, and what TVM 0.26 cannot lower."""
+    return [
+        pytest.param(
+            *p.values,
+            id=p.id,
+            marks=[
+                *([pytest.mark.core] if number(p) == 0 else []),
+                *([FAILS] if p.id.startswith(FAILING) else []),
+            ],
+        )
+        for p in params
+    ]
+
+
 def dtypes_of(sample) -> list[str]:
     """The dtypes of a sample that TVM's pass takes."""
     return [dtype for dtype in sample.dtypes if dtype != "bfloat16"]
 
 
-@pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) < IN_EVERY_DTYPE])
+@pytest.mark.parametrize("sample", with_core([p for p in SMOOTH if number(p) < IN_EVERY_DTYPE]))
 def test_gradient_of_every_order_and_dtype(sample):
     """In float64 to the sample's order, which checks type and mutation too; in the others to the first."""
     sample.check(dtypes=dtypes_of(sample), through="tvm")

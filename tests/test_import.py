@@ -1,0 +1,52 @@
+"""What ``import relax_grad`` costs on top of ``import tvm``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from processes import run_python
+
+#: Seconds.
+LIMIT = 0.3
+RUNS = 5
+
+MEASURE = """
+import time
+import tvm, tvm.relax
+start = time.perf_counter()
+import relax_grad
+print(time.perf_counter() - start)
+"""
+
+LOADED = """
+import sys
+import tvm, tvm.relax
+before = set(sys.modules)
+import relax_grad
+for name in sorted(set(sys.modules) - before):
+    print(name)
+"""
+
+
+#: The bytecode is written, as where a package is installed.
+ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def test_is_quick():
+    """The least of some runs, for other processes only make it longer; the first writes the bytecode."""
+    run_python(MEASURE, ENVIRONMENT)
+    found = []
+    while len(found) < RUNS and min(found, default=LIMIT) >= LIMIT:
+        found.append(float(run_python(MEASURE, ENVIRONMENT)))
+    assert min(found) < LIMIT, found
+
+
+def test_loads_nothing_else():
+    """What is not Python's own is loaded by TVM already."""
+    names = run_python(LOADED, ENVIRONMENT).split()
+    assert "relax_grad.rules" in names
+    top = {name.partition(".")[0] for name in names} - {"relax_grad"}
+    assert not {name for name in top if name not in sys.stdlib_module_names}
+    late = {"backend", "cli", "dispatch.conv", "kernel", "schedule", "testing", "training"}
+    assert late.isdisjoint(name.removeprefix("relax_grad.") for name in names)
