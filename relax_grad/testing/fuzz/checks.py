@@ -226,7 +226,7 @@ class _Check:
             trusted += 1
             if not abs(found - other) <= tolerance * scale:
                 raise _Mismatch(
-                    "gradient against differences",
+                    "gradient",
                     f"along a random direction the derivative is {found:.9g}, but central "
                     f"differences give {other:.9g}",
                 )
@@ -263,7 +263,6 @@ def _moved(value, path: tuple, moved: dict, factor: float):
 
 def _compare(kind: str, found, wanted, tolerance: float, other: str) -> None:
     """Compare arrays relative to the largest number."""
-    kind = kind if other == "the program" else f"{kind} against {other}"
     if len(found) != len(wanted):
         raise _Mismatch(kind, f"{len(found)} tensors, but {other} has {len(wanted)}")
     for i, (one, two) in enumerate(zip(found, wanted, strict=True)):

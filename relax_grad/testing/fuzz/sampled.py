@@ -73,17 +73,23 @@ class Form:
 
 
 @functools.cache
-def forms(operator: str) -> tuple[Form, ...]:
-    """Return the forms of the samples of an operator that statements can be made of."""
-    found = map(_form_or_reason, samples(operator))
-    return tuple(each for each in found if isinstance(each, Form))
+def _samples(operator: str) -> tuple[Sample, ...]:
+    return tuple(samples(operator))
 
 
-def _form_or_reason(sample: Sample) -> Form | str:
+@functools.cache
+def _form_or_reason(operator: str, number: int) -> Form | str:
+    """Return the form of a sample of an operator, or why there is none."""
     try:
-        return form(sample)
+        return form(_samples(operator)[number])
     except NotDrawableError as error:
         return str(error)
+
+
+def forms(operator: str) -> list[Form]:
+    """Return the forms of the samples of an operator that statements can be made of."""
+    found = [_form_or_reason(operator, i) for i in range(len(_samples(operator)))]
+    return [each for each in found if isinstance(each, Form)]
 
 
 def drawable() -> list[str]:
@@ -93,14 +99,19 @@ def drawable() -> list[str]:
 
 def write(pen) -> Value | None:
     """Write a statement of a sample of some operator."""
-    found = forms(pen.rng.choice(drawable()))
-    return write_form(pen, pen.rng.choice(found)) if found else None
+    return _write(pen, lambda sample: True)
 
 
 def write_of_torch(pen) -> Value | None:
     """Write a statement of a sample that PyTorch can compute."""
-    found = [each for each in forms(pen.rng.choice(drawable())) if each.compute is not None]
-    return write_form(pen, pen.rng.choice(found)) if found else None
+    return _write(pen, lambda sample: sample.torch is not None)
+
+
+def _write(pen, accept: Callable[[Sample], bool]) -> Value | None:
+    operator = pen.rng.choice(drawable())
+    found = [i for i, sample in enumerate(_samples(operator)) if accept(sample)]
+    chosen = _form_or_reason(operator, pen.rng.choice(found)) if found else ""
+    return write_form(pen, chosen) if isinstance(chosen, Form) else None
 
 
 def write_form(pen, chosen: Form) -> Value | None:
@@ -340,4 +351,4 @@ def reasons() -> Iterator[tuple[str, str]]:
         if name in EXCLUDED:
             yield name, EXCLUDED[name]
         elif not forms(name):
-            yield name, _form_or_reason(samples(name)[0])
+            yield name, _form_or_reason(name, 0)
