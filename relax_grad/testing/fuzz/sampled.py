@@ -32,6 +32,9 @@ _BOUND = 3.0
 #: Inputs with more elements than this would make a program long.
 _LARGEST = 128
 
+#: Inputs with larger numbers are there for what overflows, in which rounding differs.
+_HIGHEST = 20.0
+
 #: Operators that are left out though a statement could be made of them, with the reason: faults of TVM.
 EXCLUDED: dict[str, str] = {}
 
@@ -330,6 +333,8 @@ def _literal(value: np.ndarray) -> str:
     value = _rounded(value)
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise NotDrawableError("it has a constant that is not finite")
+    if value.dtype.kind == "f" and np.abs(value).max(initial=0.0) > _HIGHEST:
+        raise NotDrawableError("it has numbers that are large")
     if value.size == 0 and value.ndim > 1:
         raise NotDrawableError(f"it has a constant of the shape {value.shape}")
     return f'R.const({value.tolist()}, "{value.dtype.name}")'

@@ -127,6 +127,7 @@ class Session:
     ):
         self.seed, self.settings, self.started = seed, settings, started
         self.counts = Counts()
+        self.is_interrupted = False
 
     def run(self, ends: float, limit: int | None, batch: int = BATCH) -> Iterator[Finding]:
         """Check programs until a time, by ``time.monotonic``, or a number of them; yield what fails."""
@@ -142,6 +143,8 @@ class Session:
                     self.counts.findings += 1
                     self.started(f"making program {i} smaller")
                     yield self.shrunk(i, program, outcome.failure)
+                    if self.is_interrupted:
+                        raise KeyboardInterrupt
             number += count
 
     def check(self, programs: Sequence[Program]) -> list[Outcome]:
@@ -163,7 +166,11 @@ class Session:
         def fails(candidate: Program) -> bool:
             if time.monotonic() > ends:
                 raise TimeoutError
-            found = self.check_one(candidate).failure
+            try:
+                found = self.check_one(candidate).failure
+            except KeyboardInterrupt:  # what was found so far is reported first
+                self.is_interrupted = True
+                raise TimeoutError from None
             if found is None or found.kind != failure.kind:
                 return False
             smallest[0] = found
