@@ -194,8 +194,10 @@ class _Check:
             outcome.compared.add("PyTorch")
             self.compare_torch(float_leaves(result), tolerance)
         names = {param.name for param in self.program.main.params}
-        of_parameters = all(value.name in names for value in self.program.wrt)
-        if self.program.is_smooth and of_parameters and self.compare_differences():
+        is_fit = self.program.is_smooth and all(v.name in names for v in self.program.wrt)
+        # In float32 the steps are wide, and a jump within them is not told from a derivative.
+        is_fit &= not (self.program.is_narrow and self.program.has_jumps)
+        if is_fit and self.compare_differences():
             outcome.compared.add("differences")
 
     def compare_torch(self, result, tolerance: float) -> None:

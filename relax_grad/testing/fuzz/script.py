@@ -201,6 +201,14 @@ class Program:
         return any(dtype in let.template for let in self.lets() for dtype in narrow)
 
     @property
+    def has_jumps(self) -> bool:
+        """Whether its result is not continuous."""
+        jumps = ("R.floor(", "R.argmax(", "R.greater(")
+        return any(isinstance(each, If) for each in self.statements()) or any(
+            jump in let.template for let in self.lets() for jump in jumps
+        )
+
+    @property
     def has_local_functions(self) -> bool:
         return any(isinstance(each, Function) for each in self.statements())
 
