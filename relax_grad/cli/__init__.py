@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import check, coverage, doctor
+from . import check, coverage, doctor, fuzz
 from ._text import versions
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=versions())
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (check, coverage, doctor):
+    for command in (check, coverage, doctor, fuzz):
         command.add_parser(commands)
     args = parser.parse_args(argv)
     try:

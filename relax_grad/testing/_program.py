@@ -137,7 +137,7 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
             tensors.append(argument)
             params.append(relax.Var(argument.name, argument.type))
             return params[-1]
-        if isinstance(argument, tuple) and _holds(argument, Argument):
+        if isinstance(argument, tuple) and holds(argument, Argument):
             return relax.Tuple([to_expr(item) for item in argument])
         return argument
 
@@ -146,10 +146,10 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
         relax.Var(tensor.name, relax.TensorType(tensor.value.shape, tensor.dtype))
         for tensor in tensors
     ]
-    outputs = _float_leaves(_output_type(function, params, call_args, attrs))
+    outputs = float_leaves(_output_type(function, params, call_args, attrs))
     # Cotangents need values: the static types of the same outputs say how many.
     static_args = _substitute_all(call_args, params, static)
-    leaves = [leaf for _, leaf in _float_leaves(_output_type(function, static, static_args, attrs))]
+    leaves = [leaf for _, leaf in float_leaves(_output_type(function, static, static_args, attrs))]
     for leaf in leaves:
         if not isinstance(leaf.shape, relax.ShapeExpr):
             raise ValueError(
@@ -267,7 +267,7 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
 
     def run(name: str, values: Sequence[np.ndarray]):
         tensors = [_to_tensor(value, device) for value in values]
-        result = _to_numpy(machine[name](*tensors))
+        result = to_numpy(machine[name](*tensors))
         for i, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if tensor.numpy().tobytes() != value.tobytes():
                 raise GradientCheckError(f"{name} has overwritten its parameter {i}")
@@ -281,20 +281,21 @@ def _to_tensor(value: np.ndarray, device) -> tvm.runtime.Tensor:
     return tvm.runtime.empty(value.shape, value.dtype.name, device).copyfrom(np.asarray(value))
 
 
-def _to_numpy(value):
+def to_numpy(value):
+    """Return arrays in the place of tensors, in (nested) lists."""
     if hasattr(value, "numpy"):
         return value.numpy()
-    return [_to_numpy(item) for item in value]
+    return [to_numpy(item) for item in value]
 
 
-def _holds(value, kind) -> bool:
+def holds(value, kind) -> bool:
     if isinstance(value, (tuple, list)):
-        return any(_holds(item, kind) for item in value)
+        return any(holds(item, kind) for item in value)
     return isinstance(value, kind)
 
 
 def _holds_array(value) -> bool:
-    return _holds(value, (np.ndarray, np.generic))
+    return holds(value, (np.ndarray, np.generic))
 
 
 def _substitute_all(call_args, variables, values) -> list:
@@ -317,13 +318,13 @@ def _output_type(function, params, call_args, attrs) -> relax.Type:
     return result.ty
 
 
-def _float_leaves(output_type: relax.Type, path: tuple[int, ...] = ()) -> list:
+def float_leaves(output_type: relax.Type, path: tuple[int, ...] = ()) -> list:
     """Return path and type of each floating-point tensor in a (nested) type."""
     if isinstance(output_type, relax.TupleType):
         return [
             leaf
             for i, field in enumerate(output_type.fields)
-            for leaf in _float_leaves(field, (*path, i))
+            for leaf in float_leaves(field, (*path, i))
         ]
     if isinstance(output_type, relax.TensorType) and dtype_of(output_type) in _FLOATS:
         return [(path, output_type)]

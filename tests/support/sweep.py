@@ -14,11 +14,12 @@ import tvm
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from relax_grad.testing.fuzz.differential import TARGET
+
+__all__ = ["BATCH", "TARGET", "at_length", "batches"]
+
 #: The cases that are compiled together.
 BATCH = 25
-
-#: What to compile for: LLVM's optimizations take a third of the time, and are not what is tested here.
-TARGET = {"kind": "llvm", "opt-level": 0}
 
 
 def at_length(cases: int, batch: int = BATCH, **more) -> Callable:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm_ffi
-from differential import (
+from drawn_programs import programs
+from hypothesis import given
+from programs import bindings_in, is_sound
+from sweep import at_length, batches
+from tvm import relax
+
+from relax_grad import functional
+from relax_grad.testing.fuzz.differential import (
     Reference,
     assert_close,
     call,
@@ -15,13 +22,6 @@ from differential import (
     parse,
     variables,
 )
-from hypothesis import given
-from programs import bindings_in, is_sound
-from random_programs import programs
-from sweep import at_length, batches
-from tvm import relax
-
-from relax_grad import functional
 from relax_grad.transform import Gradient
 
 #: Programs that are compiled together: fewer than of single operators, as each is some fifty.

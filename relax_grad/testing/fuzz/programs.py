@@ -1,18 +1,17 @@
 """Random programs: what they are made of beside operators, and how they end.
 
-A program is drawn by a seed, not choice by choice: one with 40 bindings takes hundreds of choices, which is more
-than Hypothesis keeps for a batch of programs. It prints as its seed, length and features.
+A program is drawn by a seed: the same one on every machine and at every call.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
-from hypothesis import strategies as st
-from random_operators import Pen, write
-from script_programs import (
+from . import sampled
+from .operators import VOCABULARY, Pen, narrow, write
+from .script import (
     BATCH,
     Body,
     Call,
@@ -41,17 +40,15 @@ FEATURES = (
     "element",
 )
 
+#: What the statements can be made of beyond the vocabulary, with how often it is chosen: the samples of
+#: every differentiable operator, those that PyTorch has, and stretches in float32.
+MORE = {
+    "samples": (sampled.write, 16),
+    "samples_of_torch": (sampled.write_of_torch, 30),
+    "float32": (narrow, 3),
+}
+
 _SHAPES = [(4,), (4, 3), (3, 4), (3, 1), (2, 3, 4), (), (BATCH, 3), (4, 4)]
-
-
-def programs(features: Collection[str] = FEATURES) -> st.SearchStrategy[Program]:
-    """Programs of 5 to 40 statements that have some of the features."""
-    return st.builds(
-        random_program,
-        st.integers(0, 2**32 - 1),
-        st.one_of(st.integers(5, 15), st.integers(5, 40)),
-        st.sets(st.sampled_from(sorted(features))) if features else st.just(frozenset()),
-    )
 
 
 def random_program(seed: int, length: int, features: Collection[str]) -> Program:
@@ -64,7 +61,7 @@ def random_program(seed: int, length: int, features: Collection[str]) -> Program
     length : int
         The number of statements of ``main``, about.
     features : Collection[str]
-        Which of :data:`FEATURES` it may have.
+        Which of :data:`FEATURES` and :data:`MORE` it may have.
     """
     return _Author(seed, length, frozenset(features)).program()
 
@@ -75,13 +72,14 @@ class _Author:
     def __init__(self, seed: int, length: int, features: frozenset[str]):
         self.seed, self.length, self.features = seed, length, features
         self.rng = random.Random(seed)
+        self.vocabulary = [*VOCABULARY, *(MORE[name] for name in MORE if name in features)]
         self.names = (f"v{i}" for i in itertools.count())
         self.functions: list[Function] = []
         self.local: list[Function] = []
 
     def program(self) -> Program:
         params = self.params()
-        pen = Pen(self.rng, params, self.names)
+        pen = self.pen(params)
         self.write(pen, self.length, depth=2)
         result, target = self.result(pen)
         main = Function("main", tuple(params), Body(tuple(pen.statements), result))
@@ -94,6 +92,9 @@ class _Author:
             target,
             self.seed,
         )
+
+    def pen(self, values: Sequence[Value]) -> Pen:
+        return Pen(self.rng, values, self.names, self.vocabulary)
 
     def params(self) -> list[Value]:
         kinds: list = [Tensor((BATCH, 4))]
@@ -145,7 +146,8 @@ class _Author:
 
     def stop_gradient(self, pen: Pen, depth: int) -> None:
         x = pen.pick()
-        pen.let("R.grad.stop_gradient({0})", lambda t, x: x.detach(), [x], x.kind, x.bound)
+        text = "R.grad.stop_gradient({0})"
+        pen.let(text, lambda t, x: x.detach(), [x], x.kind, x.bound, is_smooth=False)
 
     def branch(self, pen: Pen, depth: int) -> None:
         if self.rng.random() < 0.5:
@@ -162,7 +164,7 @@ class _Author:
             if not bools:
                 return
             condition = self.rng.choice(bools)
-        pens = [Pen(self.rng, pen.values, self.names) for _ in range(2)]
+        pens = [self.pen(pen.values) for _ in range(2)]
         for each in pens:
             self.write(each, self.rng.randint(0, 5), depth)
         known = len(pen.values)
@@ -216,7 +218,7 @@ class _Author:
 
     def function(self, pen: Pen, operands, outer, depth: int, *, is_local: bool) -> Function:
         params = [Value(pen.name(), operand.kind, operand.bound) for operand in operands]
-        inner = Pen(self.rng, [*outer, *params], self.names)
+        inner = self.pen([*outer, *params])
         self.write(inner, self.rng.randint(1, 6), depth)
         name = pen.name().replace("v", "f")
         results = [v for v in inner.values if _holds_floats(v.kind)]

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tvm
-from differential import call, float_leaves, has_local_functions, variables
-from machines import TARGETS, runs_here
-from script_programs import BATCH, Program
-from sweep import TARGET
 from tvm import relax
 from tvm.script import from_source
 
-from relax_grad.transform import Gradient
+from ...transform import Gradient
+from .differential import TARGET, call, float_leaves, has_local_functions, variables
+from .script import BATCH, Program
 
 
 def in_float32(program: Program, name: str) -> tvm.IRModule:
@@ -47,12 +45,11 @@ def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
     return tvm.IRModule(dict(functions.values()))
 
 
-def machines_of(module: tvm.IRModule, names: Sequence[str]) -> Mapping[str, relax.VirtualMachine]:
-    """Return what the pipeline compiles a module to for each of the targets that run here, and TVM's ``"default"``."""
+def machines_of(module: tvm.IRModule, targets: Mapping) -> Mapping[str, relax.VirtualMachine]:
+    """Return what the pipeline compiles a module to for each of the targets, and TVM's ``"default"``."""
     compiled = {
-        name: tvm.compile(module, tvm.target.Target(TARGETS[name]), relax_pipeline="relax_grad")
-        for name in names
-        if runs_here(name)
+        name: tvm.compile(module, tvm.target.Target(target), relax_pipeline="relax_grad")
+        for name, target in targets.items()
     }
     compiled["default"] = tvm.compile(module, tvm.target.Target(TARGET), relax_pipeline="default")
     return {name: relax.VirtualMachine(each, tvm.cpu()) for name, each in compiled.items()}
@@ -60,10 +57,25 @@ def machines_of(module: tvm.IRModule, names: Sequence[str]) -> Mapping[str, rela
 
 def check_pipelines(
     programs: Sequence[Program],
-    batches: Sequence[int] = (BATCH,),
-    targets: Sequence[str] = tuple(TARGETS),
+    batches: Sequence[int],
+    targets: Mapping,
 ) -> None:
-    """Compare the adjoint functions of programs, compiled together, with what TVM's pipeline makes of them."""
+    """Compare the adjoint functions of programs, compiled together, with what TVM's pipeline makes of them.
+
+    Parameters
+    ----------
+    programs : Sequence[Program]
+        The programs.
+    batches : Sequence[int]
+        Values of the symbolic batch.
+    targets : Mapping[str, tvm.target.Target or Mapping]
+        What to compile for, by name.
+
+    Raises
+    ------
+    AssertionError
+        Names the program, the target, the batch and the element that differs.
+    """
     names = {}
     for i, program in enumerate(programs):
         module = in_float32(program, f"p{i}")

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from script_programs import BATCH, Let, Tensor, Value, shape_text
+from .script import BATCH, Let, Tensor, Value, shape_text
 
 #: Numbers larger than this are brought back by a sine, so that rounding errors do not grow without end.
 _LARGE = 6.0
@@ -29,10 +29,12 @@ class Pen:
         What is defined before.
     names : Iterator[str]
         Names for new variables.
+    vocabulary : Sequence[tuple[Callable, int]]
+        What :func:`write` chooses from, and how often.
     """
 
-    def __init__(self, rng: random.Random, values: Sequence[Value], names):
-        self.rng, self.names = rng, names
+    def __init__(self, rng: random.Random, values: Sequence[Value], names, vocabulary: Sequence):
+        self.rng, self.names, self.vocabulary = rng, names, vocabulary
         self.values = list(values)
         self.statements: list = []
 
@@ -49,11 +51,19 @@ class Pen:
         return value
 
     def let(
-        self, template: str, compute: Callable, operands: Sequence[Value], kind, bound: float
+        self,
+        template: str,
+        compute: Callable | None,
+        operands: Sequence[Value],
+        kind,
+        bound: float,
+        **properties,
     ) -> Value | None:
+        """Bind a value; ``properties`` are those of :class:`Let`."""
         if isinstance(kind, Tensor) and math.prod(kind.shape) > _MOST:
             return None
-        return self.add(Let(self.name(), template, compute, tuple(operands), kind), bound)
+        let = Let(self.name(), template, compute, tuple(operands), kind, **properties)
+        return self.add(let, bound)
 
     def leaves(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> list[Value]:
         """Return the floating-point tensors that are accepted, elements of tuples among them."""
@@ -437,7 +447,33 @@ VOCABULARY: list[tuple[Callable[[Pen], Value | None], int]] = [
 ]
 
 
+def narrow(pen: Pen) -> Value | None:
+    """A stretch in float32, of one to four element-wise operators."""
+    x = pen.pick()
+    lines, steps = ['R.astype({0}, "float32")'], []
+    bound = x.bound
+    for _ in range(pen.rng.randint(1, 4)):
+        template, compute, bound_of = pen.rng.choice(_ELEMENTWISE)
+        if bound_of(bound) > _LARGE:
+            continue
+        before = f"{{name}}_{len(lines) - 1}"
+        lines.append(template.replace("{0}", before).replace("float64", "float32"))
+        steps.append(compute)
+        bound = bound_of(bound)
+    lines.append(f'R.astype({{name}}_{len(lines) - 1}, "float64")')
+    heads = [*(f"{{name}}_{i} = " for i in range(len(lines) - 1)), ""]
+    text = "\n".join(map("".join, zip(heads, lines, strict=True)))
+
+    def compute_all(t, x):
+        x = x.float()
+        for step in steps:
+            x = step(t, x)
+        return x.double()
+
+    return pen.let(text, compute_all, [x], x.kind, bound)
+
+
 def write(pen: Pen) -> Value | None:
     """Write one random statement."""
-    entries, weights = zip(*VOCABULARY, strict=True)
+    entries, weights = zip(*pen.vocabulary, strict=True)
     return pen.rng.choices(entries, weights)[0](pen)

@@ -2,7 +2,7 @@
 
 A program is data: statements that name their operands. Each statement says how it is written in TVMScript
 and how PyTorch computes the same, so that automatic differentiation of PyTorch is an independent reference
-for what a pass makes of the module. :mod:`random_programs` draws them.
+for what a pass makes of the module. :mod:`.programs` draws them.
 
 A kind is a :class:`Tensor`, or a tuple of kinds. Extents are integers; those that are multiples of
 :data:`BATCH` are symbolic in a program that is written with a symbolic batch.
@@ -72,13 +72,26 @@ class Value:
 
 @dataclass(frozen=True)
 class Let:
-    """``name = template``, where ``{0}``, ``{1}``, ... are the operands and ``{n}`` is the batch."""
+    """``name = template``, where ``{0}``, ``{1}``, ... are the operands and ``{n}`` is the batch.
+
+    A template may have several lines: those before the last bind variables whose names begin with
+    ``{name}_``. ``compute`` is None where PyTorch has no such operator.
+
+    Attributes
+    ----------
+    operators : tuple[str, ...]
+        The operators whose samples it was drawn of.
+    is_smooth : bool
+        Whether its gradient is its derivative: not at a kink, or where a gradient is stopped.
+    """
 
     name: str
     template: str
-    compute: Callable
+    compute: Callable | None
     operands: tuple[Value, ...] = ()
     kind: object = None
+    operators: tuple[str, ...] = ()
+    is_smooth: bool = True
 
 
 @dataclass(frozen=True)
@@ -162,6 +175,43 @@ class Program:
             lines += writer.function(function, (), 1)
         return "\n".join([*lines, *writer.function(self.main, self.segments, 1), ""])
 
+    def statements(self) -> Iterator:
+        """Yield every statement, those of branches and functions too."""
+        for function in (*self.functions, self.main):
+            yield from _statements(function.body)
+
+    def lets(self) -> Iterator[Let]:
+        """Yield every statement that is no branch, call or function."""
+        return (each for each in self.statements() if isinstance(each, Let))
+
+    @property
+    def has_torch(self) -> bool:
+        """Whether PyTorch can compute all of it."""
+        return all(let.compute is not None for let in self.lets())
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether its gradients are derivatives."""
+        return all(let.is_smooth for let in self.lets())
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether some of it is computed in float32 or less."""
+        narrow = ("float32", "float16")
+        return any(dtype in let.template for let in self.lets() for dtype in narrow)
+
+    @property
+    def has_jumps(self) -> bool:
+        """Whether its result is not continuous."""
+        jumps = ("R.floor(", "R.argmax(", "R.greater(")
+        return any(isinstance(each, If) for each in self.statements()) or any(
+            jump in let.template for let in self.lets() for jump in jumps
+        )
+
+    @property
+    def has_local_functions(self) -> bool:
+        return any(isinstance(each, Function) for each in self.statements())
+
     def evaluate(self, torch, values: Sequence, moved: dict | None = None):
         """Compute the result in PyTorch.
 
@@ -194,6 +244,15 @@ def flat(value) -> list:
 def has_batch(kinds) -> bool:
     """Tell whether an extent of these kinds is that of the batch, or a multiple."""
     return any(size % BATCH == 0 for tensor in flat(kinds) for size in tensor.shape)
+
+
+def _statements(body: Body) -> Iterator:
+    for statement in body.statements:
+        yield statement
+        inner = statement.branches if isinstance(statement, If) else ()
+        inner = (statement.body,) if isinstance(statement, Function) else inner
+        for each in inner:
+            yield from _statements(each)
 
 
 class _Evaluation:
@@ -280,8 +339,9 @@ class _Writer:
         if isinstance(statement, Call):
             callee = self.called(statement.function, False)
             return [f"{statement.name} = {callee}({', '.join(texts)})"]
-        text = statement.template.format(*texts, n=self.symbol or BATCH)
-        return [f"{statement.name} = {text}"]
+        text = statement.template.format(*texts, n=self.symbol or BATCH, name=statement.name)
+        *before, last = text.split("\n")
+        return [*before, f"{statement.name} = {last}"]
 
     def called(self, function: Function, is_definition: bool) -> str:
         if function.is_local:

@@ -1,0 +1,160 @@
+"""``relax-grad fuzz`` differentiates random programs, and compares the gradients with other ways to them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..testing._program import PASSES
+from ._text import count_of, versions
+
+_DESCRIPTION = """\
+Draws random Relax programs of all differentiable operators, differentiates and compiles them, and compares the
+gradients with central differences in float64 and, where it is installed, with PyTorch's. A program that fails is
+made smaller and printed as TVMScript."""
+
+_EPILOG = """\
+examples:
+  relax-grad fuzz --minutes 5                 programs of seed 0 for five minutes
+  relax-grad fuzz --programs 100 --seed 7     a hundred programs of seed 7
+  relax-grad fuzz --keep findings             each finding as a script of its own
+
+exit codes:
+  0  nothing found     2    the command line is wrong
+  1  a program failed  130  interrupted
+"""
+
+
+def add_parser(commands) -> None:
+    """Add the command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "fuzz",
+        help="differentiate random programs, and compare with differences and PyTorch",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--minutes",
+        type=_positive(float),
+        metavar="N",
+        help="how long to go on; by default 1, or without an end with --programs",
+    )
+    parser.add_argument("--programs", type=_positive(int), metavar="N", help="stop after so many")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="which programs: the same for the same seed; by default 0",
+    )
+    parser.add_argument(
+        "--through",
+        choices=PASSES,
+        default="relax_grad",
+        help="the pass that differentiates; TVM's is given only programs of a form that it takes",
+    )
+    parser.add_argument(
+        "--pipeline",
+        action="store_true",
+        help="compile by relax_grad.pipeline too, in float32, and compare with TVM's pipeline",
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="write each finding to a script in this folder"
+    )
+    parser.set_defaults(run=run, error=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return 0 if nothing was found, 1 if something was, 130 if interrupted."""
+    from ..testing.fuzz import report
+    from ..testing.fuzz.checks import Settings
+    from ..testing.fuzz.session import Session, can_fork
+
+    if not can_fork():
+        args.error("fuzz needs a system that can fork processes, such as Linux")
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
+    minutes = args.minutes or (float("inf") if args.programs else 1)
+    settings = Settings(args.through, args.pipeline)
+    other = "PyTorch and " if settings.torch else ""
+    start, code = time.monotonic(), 0
+    with _output() as (write, begin):
+        write(f"{versions()}, through {args.through}, seed {args.seed}")
+        write(f"compared with {other}central differences")
+        session = Session(args.seed, settings, lambda text: begin(text, session.counts))
+        try:
+            for finding in session.run(start + 60 * minutes, args.programs):
+                write("")
+                write(report.summary(finding), "red")
+                write(report.source(finding))
+                if args.keep is not None:
+                    path = args.keep / f"seed_{args.seed}_program_{finding.number}.py"
+                    path.write_text(report.script(finding, args.seed, settings), encoding="utf-8")
+                    write(f"written to {path}")
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            code = 130
+    for line in _summary(session.counts, settings.torch, time.monotonic() - start):
+        print(line)
+    return code or (1 if session.counts.findings else 0)
+
+
+def _summary(counts, has_torch: bool, seconds: float):
+    yield ""
+    yield (
+        f"{count_of(counts.programs, 'program')} of {count_of(counts.statements, 'statement')}, "
+        f"with samples of {count_of(len(counts.operators), 'operator')}"
+    )
+    names = {
+        "PyTorch": "PyTorch" if has_torch else "PyTorch, which is not installed",
+        "differences": "central differences",
+        "pipeline": "relax_grad.pipeline",
+        "nothing": "nothing: differentiated only, or at a jump",
+    }
+    for key, name in names.items():
+        if key != "pipeline" or counts.compared[key]:
+            yield f"  compared with {name}: {counts.compared[key]}"
+    verdict = count_of(counts.findings, "finding") if counts.findings else "nothing found"
+    yield f"{seconds:.0f} s: {verdict}"
+
+
+@contextmanager
+def _output():
+    """Yield how to write a line, and how to say what is done next."""
+    if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
+        yield (lambda line, style=None: print(line, flush=True)), (lambda text, counts: None)
+        return
+
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    console = Console(highlight=False)
+    # A thread that refreshes by itself would hold locks that a forked process waits for.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task("", total=None)
+
+        def write(line: str, style: str | None = None) -> None:
+            progress.console.print(line, style=style, markup=False, soft_wrap=True)
+
+        def begin(text: str, counts) -> None:
+            found = count_of(counts.findings, "finding")
+            progress.update(task, description=f"{counts.programs} done, {found}; {text}")
+            progress.refresh()
+
+        yield write, begin
+
+
+def _positive(kind):
+    def convert(text: str):
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"it must be positive, not {text}")
+        return value
+
+    convert.__name__ = kind.__name__
+    return convert

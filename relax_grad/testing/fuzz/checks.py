@@ -1,0 +1,284 @@
+"""What is checked of programs: differentiated, compiled together, and compared.
+
+The adjoint functions are compared with PyTorch's automatic differentiation of the same programs, where it has
+all of their operators, and with central differences of the compiled programs themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ...transform import LiftBranches
+from .. import _program
+from .differential import Reference, call, compile_all, float_leaves, parse, variables
+from .pipelines import check_pipelines
+from .script import BATCH, Program, project
+
+#: The largest error relative to the largest number, in float64 and where some of a program is in float32.
+TOLERANCES = {False: 1e-7, True: 2e-3}
+
+#: The largest error of central differences, and their larger step; the other one is half of it.
+_DIFFERENCES = {False: (2e-5, 2e-4), True: (3e-2, 5e-2)}
+
+_DIRECTIONS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How programs are checked.
+
+    Attributes
+    ----------
+    through : str
+        The pass that differentiates, by its name in ``check_gradients``.
+    pipeline : bool
+        Whether to compile by ``relax_grad.pipeline`` as well, in float32, and compare.
+    torch : bool
+        Whether to compare with PyTorch.
+    """
+
+    through: str = "relax_grad"
+    pipeline: bool = False
+    torch: bool = field(default_factory=lambda: importlib.util.find_spec("torch") is not None)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is wrong with a program.
+
+    Attributes
+    ----------
+    kind : str
+        Where it went wrong, which does not change while the program shrinks.
+    message : str
+        What happened.
+    """
+
+    kind: str
+    message: str
+
+
+@dataclass
+class Outcome:
+    """What the checks of one program have found.
+
+    Attributes
+    ----------
+    failure : Failure or None
+        What is wrong.
+    compared : set[str]
+        What its gradients were compared with: ``"PyTorch"``, ``"differences"``, ``"pipeline"``.
+    """
+
+    failure: Failure | None = None
+    compared: set[str] = field(default_factory=set)
+
+
+class _Mismatch(Exception):
+    """Numbers that differ."""
+
+
+def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
+    """Differentiate programs, compile them together, and compare each.
+
+    Raises
+    ------
+    Exception
+        If they do not compile together.
+    """
+    outcomes = [Outcome() for _ in programs]
+    checks = [_Check(f"p{i}", program, settings) for i, program in enumerate(programs)]
+    for each, outcome in zip(checks, outcomes, strict=True):
+        _record(outcome, "differentiation", each.differentiate)
+    ready = [
+        pair
+        for pair in zip(checks, outcomes, strict=True)
+        if pair[1].failure is None and pair[0].module is not None
+    ]
+    if not ready:
+        return outcomes
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        # TVM plans the memory of a function as if each of its branches were taken.
+        machine = compile_all([LiftBranches()(each.module) for each, _ in ready])
+    for each, outcome in ready:
+        if _record(outcome, "running", lambda each=each: each.run(machine)):
+            _record(outcome, "value", lambda e=each, o=outcome: e.compare(o))
+    if settings.pipeline:
+        _compare_pipelines(ready)
+    return outcomes
+
+
+def check_one(program: Program, settings: Settings) -> Outcome:
+    """Check a program; that it does not compile is a failure of its own."""
+    try:
+        return check([program], settings)[0]
+    except Exception as error:
+        return Outcome(_failure("compilation", error))
+
+
+def _record(outcome: Outcome, kind: str, function) -> bool:
+    try:
+        function()
+    except Exception as error:
+        outcome.failure = _failure(kind, error)
+        return False
+    return True
+
+
+def _failure(kind: str, error: Exception) -> Failure:
+    if isinstance(error, _Mismatch):
+        kind, message = error.args
+        return Failure(kind, message)
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["(no message)"]
+    # The same error comes with other numbers, and as another type where a pass has wrapped it.
+    tail = re.sub(r"\d+", "#", lines[-1])[-60:].strip()
+    return Failure(f"error: {tail}", f"{kind}: {type(error).__name__}: " + "\n".join(lines[-6:]))
+
+
+def _compare_pipelines(ready) -> None:
+    from ...target import host
+
+    targets = {"this machine": host()}
+    for each, outcome in ready:
+        if outcome.failure is None:
+            check = functools.partial(check_pipelines, [each.program], (BATCH, 3), targets)
+            _record(outcome, "pipeline", check)
+            outcome.compared.add("pipeline")
+
+
+class _Check:
+    """One program on its way through the checks."""
+
+    def __init__(self, name: str, program: Program, settings: Settings):
+        self.name, self.program, self.settings = name, program, settings
+        self.module = self.found = None
+
+    def differentiate(self) -> None:
+        module = parse(self.program, self.name)
+        wrt = variables(module, self.name, self.program)
+        target = self.program.target or 0
+        if self.settings.through == "relax_grad":
+            module = _program.PASSES["relax_grad"](self.name, wrt, target)(module)
+        else:
+            module = _program.PASSES["tvm"](self.name, wrt)(module)
+        if not relax.analysis.check_well_formed(module):
+            raise ValueError("the differentiated module is not well-formed")
+        # Local functions that are left are what TVM does not compile.
+        if not self.program.has_local_functions:
+            self.module = module
+
+    def run(self, machine) -> None:
+        self.machine = machine
+        self.values = self.program.values()
+        self.found = call(machine, f"{self.name}_adjoint", self.values)
+
+    @functools.cached_property
+    def gradients(self) -> list[np.ndarray]:
+        return float_leaves(self.found[1])
+
+    def compare(self, outcome: Outcome) -> None:
+        result = call(self.machine, self.name, self.values)
+        tolerance = TOLERANCES[self.program.is_narrow]
+        _compare(
+            "result", float_leaves(self.found[0]), float_leaves(result), tolerance, "the program"
+        )
+        if self.settings.torch and self.program.has_torch:
+            outcome.compared.add("PyTorch")
+            self.compare_torch(float_leaves(result), tolerance)
+        names = {param.name for param in self.program.main.params}
+        is_fit = self.program.is_smooth and all(v.name in names for v in self.program.wrt)
+        # In float32 the steps are wide, and a jump within them is not told from a derivative.
+        is_fit &= not (self.program.is_narrow and self.program.has_jumps)
+        if is_fit and self.compare_differences():
+            outcome.compared.add("differences")
+
+    def compare_torch(self, result, tolerance: float) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        reference = Reference(torch, self.program)
+        wanted = [each.detach().numpy() for each in float_leaves(reference.result)]
+        _compare("forward", result, wanted, tolerance, "PyTorch")
+        wanted = [each.numpy() for each in reference.gradients()]
+        _compare("gradient", self.gradients, wanted, tolerance, "PyTorch")
+
+    def compare_differences(self) -> bool:
+        """Compare with central differences, where those of two steps agree; tell whether some do."""
+        tolerance, step = _DIFFERENCES[self.program.is_narrow]
+        rng = np.random.default_rng(self.program.seed)
+        trusted = 0
+        for _ in range(_DIRECTIONS):
+            directions = [rng.uniform(-1, 1, each.shape) for each in self.gradients]
+            products = [
+                float(np.sum(g * d)) for g, d in zip(self.gradients, directions, strict=True)
+            ]
+            found, scale = sum(products), max(1.0, *map(abs, products))
+            one, other = (self.difference(directions, h) for h in (step, step / 2))
+            scale = max(scale, abs(other))
+            if not abs(one - other) <= tolerance / 2 * scale:
+                continue
+            trusted += 1
+            if not abs(found - other) <= tolerance * scale:
+                raise _Mismatch(
+                    "gradient",
+                    f"along a random direction the derivative is {found:.9g}, but central "
+                    f"differences give {other:.9g}",
+                )
+        return trusted > 0
+
+    def difference(self, directions, step: float) -> float:
+        """Return the derivative along directions, of fourth order in the step."""
+
+        def at(offset):
+            moved = dict(zip(self.wrt_paths, directions, strict=True))
+            values = [
+                _moved(value, (param.name,), moved, offset * step)
+                for value, param in zip(self.values, self.program.main.params, strict=True)
+            ]
+            return float(project(call(self.machine, self.name, values), self.program.target))
+
+        return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
+
+    @functools.cached_property
+    def wrt_paths(self) -> list[tuple]:
+        return [
+            (value.name, *leaf.path)
+            for value in self.program.wrt
+            for leaf in value.leaves()
+            if leaf.kind.is_float
+        ]
+
+
+def _moved(value, path: tuple, moved: dict, factor: float):
+    if isinstance(value, list):
+        return [_moved(item, (*path, i), moved, factor) for i, item in enumerate(value)]
+    return value + factor * moved[path] if path in moved else value
+
+
+def _compare(kind: str, found, wanted, tolerance: float, other: str) -> None:
+    """Compare arrays relative to the largest number."""
+    if len(found) != len(wanted):
+        raise _Mismatch(kind, f"{len(found)} tensors, but {other} has {len(wanted)}")
+    for i, (one, two) in enumerate(zip(found, wanted, strict=True)):
+        if one.shape != two.shape:
+            raise _Mismatch(kind, f"tensor {i} has the shape {one.shape}, {two.shape} in {other}")
+        if not one.size:
+            continue
+        same = (one == two) | (np.isnan(one) & np.isnan(two))
+        with np.errstate(invalid="ignore"):
+            error = np.where(same, 0.0, np.abs(one - two))
+        scale = max(1.0, np.abs(two[np.isfinite(two)]).max(initial=0.0))
+        if not np.all(error <= tolerance * scale):
+            at = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
+            place = ", ".join(str(int(k)) for k in at)
+            raise _Mismatch(
+                kind, f"tensor {i} at [{place}] is {one[at]:.9g}, but {two[at]:.9g} in {other}"
+            )

@@ -1,0 +1,153 @@
+"""Findings as text: what fails, as TVMScript, and as a script that runs on its own."""
+
+from __future__ import annotations
+
+from .checks import Settings
+from .session import Finding
+
+_SCRIPT = '''\
+"""{title}
+
+{message}
+
+Found by: python -m relax_grad fuzz --seed {seed} (program {number}). Run this file with Python: it prints the
+gradient along random directions, and what central differences give.
+"""
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.script import from_source
+
+import relax_grad  # registers the gradients
+from relax_grad.transform import Gradient, LiftBranches  # noqa: F401
+
+SOURCE = """\\
+{source}"""
+
+WRT = {wrt}
+TARGET = {target}
+
+rng = np.random.default_rng({values})
+
+
+def tensor(*shape):
+    return rng.uniform(-1, 1, shape)
+
+
+def boolean():
+    return np.array(rng.integers(2), "bool")
+
+
+def runtime(value):
+    return [runtime(item) for item in value] if isinstance(value, list) else tvm.runtime.tensor(value)
+
+
+def to_numpy(value):
+    return value.numpy() if hasattr(value, "numpy") else [to_numpy(item) for item in value]
+
+
+def flat(value):
+    return [leaf for item in value for leaf in flat(item)] if isinstance(value, list) else [value]
+
+
+def moved(value, direction, step):
+    if isinstance(value, list):
+        return [moved(*pair, step) for pair in zip(value, direction)]
+    return value if direction is None else value + step * direction
+
+
+def direction_of(value):
+    if isinstance(value, list):
+        return [direction_of(item) for item in value]
+    return rng.uniform(-1, 1, value.shape) if value.dtype == "float64" else None
+
+
+values = [{arguments}]
+module = from_source(SOURCE)
+main = module["main"]
+names = [param.name for param in main.params]
+found = {{b.var.name: b.var for block in main.body.blocks for b in block.bindings}}
+found.update(zip(names, main.params))
+adjoint = {gradient}
+machine = relax.VirtualMachine(tvm.compile(LiftBranches()(adjoint), target="llvm"), tvm.cpu())
+
+
+def run(name, arguments):
+    return to_numpy(machine[name](*map(runtime, arguments)))
+
+
+def loss(arguments):
+    result = run("main", arguments)
+    for index in TARGET:
+        result = result[index]
+    return float(result)
+
+
+result, gradients = run("main_adjoint", values)
+for gradient, name in zip(gradients, WRT):
+    print("gradient of", name, gradient)
+if all(name in names for name in WRT):
+    for _ in range(3):
+        directions = {{name: direction_of(values[names.index(name)]) for name in WRT}}
+
+        def at(step):
+            return loss(
+                [moved(v, directions[n], step) if n in directions else v for n, v in zip(names, values)]
+            )
+
+        parts = [
+            (g * d).sum()
+            for g, name in zip(gradients, WRT)
+            for g, d in zip(flat(g), flat(directions[name]))
+            if d is not None
+        ]
+        print("along a direction:", sum(parts), "differences:", (at(1e-5) - at(-1e-5)) / 2e-5)
+'''
+
+
+def summary(finding: Finding) -> str:
+    """Return what failed in one line."""
+    program = finding.program
+    before, after = (sum(1 for _ in p.lets()) for p in (finding.original, program))
+    failure = finding.failure
+    what = failure.message
+    if not failure.kind.startswith(("error: ", "crash: ")):
+        what = f"{failure.kind}: {what}"
+    return f"program {finding.number}: {what} ({before} statements, made smaller to {after})"
+
+
+def source(finding: Finding) -> str:
+    """Return the program that was made smaller in TVMScript, with what it was differentiated by."""
+    program = finding.program
+    wrt = ", ".join(value.name for value in program.wrt)
+    return f"{program.source('main')}# differentiated with respect to {wrt}"
+
+
+def script(finding: Finding, seed: int, settings: Settings) -> str:
+    """Return a script that shows what failed, without anything of this sub-package."""
+    program = finding.program
+    wrt = "[found[name] for name in WRT]"
+    gradient = f'Gradient("main", {wrt}, {program.target or 0})(module)'
+    if settings.through == "tvm":
+        gradient = f'relax.transform.Gradient("main", {wrt})(module)'
+    return _SCRIPT.format(
+        title=f"{finding.failure.kind}.",
+        message=finding.failure.message.replace("\\", "/").replace('"""', "'''"),
+        seed=seed,
+        number=finding.number,
+        source=program.source("main").replace("\\", "\\\\"),
+        wrt=[value.name for value in program.wrt],
+        target=tuple(program.target),
+        values=program.seed,
+        arguments=", ".join(_argument(param.kind) for param in program.main.params),
+        gradient=gradient,
+    )
+
+
+def _argument(kind) -> str:
+    if isinstance(kind, tuple):
+        return f"[{', '.join(map(_argument, kind))}]"
+    if kind.dtype == "bool":
+        return "boolean()"
+    return f"tensor({', '.join(map(str, kind.shape))})"

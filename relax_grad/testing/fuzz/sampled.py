@@ -1,0 +1,359 @@
+"""Statements of random programs that are made of the samples of operators.
+
+A sample has inputs at which its operator is smooth, or at least defined. The statement adds a small multiple of
+values of the program, brought to the shapes of the inputs, to these inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax
+from tvm.script import from_source
+
+from ..._compat import dtype_of
+from .. import _program
+from ..check import resolve
+from ..samples import Sample, sampled_operators, samples
+from .script import BATCH, Tensor, Value, has_batch
+
+#: What values of the program are multiplied by before they are added to a sample's input.
+_SCALE = 0.05
+
+#: What a result is hardly larger than.
+_BOUND = 3.0
+
+#: Inputs with more elements than this would make a program long.
+_LARGEST = 128
+
+#: Inputs with larger numbers are there for what overflows, in which rounding differs.
+_HIGHEST = 20.0
+
+#: Operators that are left out though a statement could be made of them, with the reason: faults of TVM.
+EXCLUDED: dict[str, str] = {}
+
+
+class NotDrawableError(Exception):
+    """Says why no statement can be made of a sample."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A sample as text.
+
+    Attributes
+    ----------
+    operator : str
+        The operator.
+    lines : tuple[str, ...]
+        The right sides of its bindings, with ``{name}_i`` for the variables before and ``{pi}`` for the
+        parameters.
+    params : tuple[np.ndarray or None, ...]
+        The inputs that a value is added to.
+    leaves : tuple[str, ...]
+        What follows the variable of the result at each floating-point tensor of it: ``"[0]"``.
+    shapes : tuple[tuple[int, ...], ...]
+        The shapes of these tensors.
+    compute : Callable or None
+        From PyTorch and its inputs to the floating-point tensors.
+    is_smooth : bool
+        Whether its gradient is its derivative.
+    """
+
+    operator: str
+    lines: tuple[str, ...]
+    params: tuple[np.ndarray, ...]
+    leaves: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    compute: Callable | None
+    is_smooth: bool
+
+
+@functools.cache
+def _samples(operator: str) -> tuple[Sample, ...]:
+    return tuple(samples(operator))
+
+
+@functools.cache
+def _form_or_reason(operator: str, number: int) -> Form | str:
+    """Return the form of a sample of an operator, or why there is none."""
+    try:
+        return form(_samples(operator)[number])
+    except NotDrawableError as error:
+        return str(error)
+
+
+def forms(operator: str) -> list[Form]:
+    """Return the forms of the samples of an operator that statements can be made of."""
+    found = [_form_or_reason(operator, i) for i in range(len(_samples(operator)))]
+    return [each for each in found if isinstance(each, Form)]
+
+
+def drawable() -> list[str]:
+    """Return the operators that statements are made of."""
+    return [name for name in sampled_operators() if name not in EXCLUDED]
+
+
+def write(pen) -> Value | None:
+    """Write a statement of a sample of some operator."""
+    return _write(pen, lambda sample: True)
+
+
+def write_of_torch(pen) -> Value | None:
+    """Write a statement of a sample that PyTorch can compute."""
+    return _write(pen, lambda sample: sample.torch is not None)
+
+
+def _write(pen, accept: Callable[[Sample], bool]) -> Value | None:
+    operator = pen.rng.choice(drawable())
+    found = [i for i, sample in enumerate(_samples(operator)) if accept(sample)]
+    chosen = _form_or_reason(operator, pen.rng.choice(found)) if found else ""
+    return write_form(pen, chosen) if isinstance(chosen, Form) else None
+
+
+def write_form(pen, chosen: Form) -> Value | None:
+    """Write a statement of a form."""
+    operands = [pen.pick(lambda tensor: not has_batch([tensor])) for _ in chosen.params]
+    if None in operands:
+        return None
+    lines, names = [], {}
+    for i, (operand, base) in enumerate(zip(operands, chosen.params, strict=True)):
+        fitted = _fitted(f"{{{i}}}", operand.kind.shape, base.shape)
+        scaled = f'R.multiply({fitted}, R.const({_SCALE}, "float64"))'
+        lines.append(f"{{name}}_x{i} = R.add({scaled}, {_literal(base)})")
+        names[f"p{i}"] = f"{{name}}_x{i}"
+    texts = [_renamed(line, names) for line in chosen.lines]
+    lines += [f"{{name}}_{i} = {text}" for i, text in enumerate(texts[:-1])]
+    kinds = tuple(map(Tensor, chosen.shapes))
+    if chosen.leaves == ("",):
+        lines.append(texts[-1])
+        kind = kinds[0]
+    else:
+        lines.append(f"{{name}}_r = {texts[-1]}")
+        ends = [f"{{name}}_r{leaf}" for leaf in chosen.leaves]
+        kind = kinds if len(ends) > 1 else kinds[0]
+        lines.append(f"({', '.join(ends)})" if len(ends) > 1 else ends[0])
+    return pen.let(
+        "\n".join(lines),
+        chosen.compute and _computed(chosen),
+        operands,
+        kind,
+        _BOUND,
+        operators=(chosen.operator,),
+        is_smooth=chosen.is_smooth,
+    )
+
+
+def _computed(chosen: Form) -> Callable:
+    def compute(torch, *values):
+        inputs = []
+        for value, base in zip(values, chosen.params, strict=True):
+            flat = value.reshape(-1)
+            times = -(-base.size // flat.numel())
+            fitted = flat.repeat(times)[: base.size].reshape(base.shape)
+            inputs.append(fitted * _SCALE + torch.from_numpy(base))
+        outputs = chosen.compute(torch, *inputs)
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    return compute
+
+
+def _fitted(text: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
+    """Return an expression of a tensor's elements, repeated or cut off, in another shape."""
+    if tuple(shape) == tuple(wanted):
+        return text
+    size, needed = math.prod(shape), math.prod(wanted)
+    text = f"R.reshape({text}, R.shape([{size}]))" if len(shape) != 1 else text
+    if size < needed:
+        text = f"R.tile({text}, [{-(-needed // size)}])"
+        size *= -(-needed // size)
+    if size > needed:
+        text = f"R.strided_slice({text}, axes=[0], begin=[0], end=[{needed}])"
+    extents = ", ".join(map(str, wanted))
+    return text if len(wanted) == 1 else f"R.reshape({text}, R.shape([{extents}]))"
+
+
+def form(sample: Sample) -> Form:
+    """Return the form of a sample.
+
+    Raises
+    ------
+    NotDrawableError
+        If no statement can be made of it; says why.
+    """
+    if sample.within is not nullcontext:
+        raise NotDrawableError("it needs more than a device to run")
+    if sample.torch is None and not sample.smooth:
+        raise NotDrawableError("it is at a kink, and PyTorch has no such operator")
+    builder = _Builder(sample)
+    lines, result = builder.lines()
+    leaves = _program.float_leaves(result)
+    shapes = []
+    for _, leaf in leaves:
+        if dtype_of(leaf) != "float64" or not isinstance(leaf.shape, relax.ShapeExpr):
+            raise NotDrawableError(f"a result is of type {leaf}")
+        shapes.append(tuple(int(dim) for dim in leaf.shape.values))
+        if any(size % BATCH == 0 for size in shapes[-1]):
+            raise NotDrawableError(f"a result has the shape {shapes[-1]}")
+    if not shapes:
+        raise NotDrawableError("no result is of floating point")
+    return Form(
+        sample.op,
+        tuple(lines),
+        tuple(_rounded(each.value) for each in builder.arguments),
+        tuple("".join(f"[{i}]" for i in path) for path, _ in leaves),
+        tuple(shapes),
+        builder.torch,
+        sample.smooth,
+    )
+
+
+class _Builder:
+    """Builds a sample as a function, and prints its bindings."""
+
+    def __init__(self, sample: Sample):
+        self.sample = sample
+        self.params: list[relax.Var] = []
+        self.literals: dict[str, str] = {}
+        #: The inputs that are parameters, the first ones.
+        self.arguments: list[_program.Argument] = []
+        self.inputs = _program.make_arguments(sample.inputs, None, {})
+        self.torch = None if sample.torch is None else self.compute
+
+    def compute(self, torch, *values):
+        """Compute the sample in PyTorch, from the values of its parameters."""
+
+        def take(item):
+            if isinstance(item, tuple):
+                return tuple(map(take, item))
+            found = [v for a, v in zip(self.arguments, values, strict=True) if a is item]
+            return found[0] if found else torch.from_numpy(_rounded(item.value))
+
+        arrays = [each for each in self.inputs if isinstance(each, (tuple, _program.Argument))]
+        return self.sample.torch(torch, *map(take, arrays))
+
+    def lines(self) -> tuple[list[str], relax.Type]:
+        """Return the right sides of the bindings, and the type of the last one."""
+        _, function = resolve(self.sample.function or self.sample.op)
+        bb = relax.BlockBuilder()
+        arguments = [self.argument(each) for each in self.inputs]
+        with bb.function("probe", self.params):
+            result = bb.emit(function(*arguments, **self.sample.attrs))
+            bb.emit_func_output(result)
+        function = self.without_constants(bb.get()["probe"])
+        text = function.script(show_meta=False)
+        body = _body(text)
+        pairs = [line.strip().split(" = ", 1) for line in body.splitlines() if " = " in line]
+        if "metadata[" in body or not pairs or "with R.dataflow" in body:
+            raise NotDrawableError("it does not print as statements")
+        _check_that_it_parses(text)
+        names = {self.params[i].name: f"{{p{i}}}" for i in range(len(self.arguments))}
+        names.update(self.literals)
+        for i, (left, _) in enumerate(pairs):
+            names[left.partition(":")[0]] = f"{{name}}_{i}"
+        lines = [_replaced(right, names) for _, right in pairs]
+        return lines, result.ty
+
+    def argument(self, value):
+        if isinstance(value, _program.Argument):
+            return self.tensor(value)
+        if isinstance(value, tuple) and _program.holds(value, _program.Argument):
+            return relax.Tuple([self.argument(item) for item in value])
+        return value
+
+    def tensor(self, argument: _program.Argument) -> relax.Expr:
+        if self.is_moved(argument):
+            if argument.dtype != "float64" or not 0 < argument.value.size <= _LARGEST:
+                raise NotDrawableError(f"{argument.name} is of type {argument.type}")
+            _literal(argument.value)  # which may refuse it
+            self.arguments.append(argument)
+            index = len(self.arguments) - 1
+            self.params.insert(index, relax.Var(argument.name, argument.type))
+            return self.params[index]
+        return self.constant(argument.name, argument.value, argument.type)
+
+    def constant(self, name: str, value: np.ndarray, kind: relax.Type) -> relax.Var:
+        self.literals[name] = _literal(value)
+        self.params.append(relax.Var(name, kind))
+        return self.params[-1]
+
+    def is_moved(self, argument: _program.Argument) -> bool:
+        if not argument.is_float:
+            return False
+        wrt = self.sample.wrt
+        names = None if wrt is None else {w if isinstance(w, str) else f"x{w}" for w in wrt}
+        return names is None or argument.name in names
+
+    def without_constants(self, function: relax.Function) -> relax.Function:
+        """Return a function with a parameter in the place of each constant."""
+        builder = self
+
+        @relax.expr_functor.mutator
+        class Mutator(relax.PyExprMutator):
+            def visit_constant_(self, op):
+                name = f"k{len(builder.literals)}"
+                value = op.data.numpy()
+                if value.size > _LARGEST:
+                    raise NotDrawableError(f"it has a constant of the shape {value.shape}")
+                return builder.constant(name, value, op.ty)
+
+        body = Mutator().visit_expr(function.body)
+        return relax.Function(self.params, body, ret_ty=function.ret_ty)
+
+
+def _check_that_it_parses(text: str) -> None:
+    """Refuse a function that does not parse back to the same: ``lambda i: (i, 0)``, or arguments in another order."""
+    try:
+        parsed = from_source(text).script(show_meta=False)
+    except Exception:  # a diagnostic of the parser
+        parsed = None
+    if parsed is None or _body(parsed) != _body(text):
+        raise NotDrawableError("TVM does not parse back what it prints")
+
+
+def _body(text: str) -> str:
+    return re.split(r"^def .*:$", text, maxsplit=1, flags=re.MULTILINE)[1]
+
+
+def _rounded(value: np.ndarray) -> np.ndarray:
+    """Return an array as it is written."""
+    return np.array(np.round(value, 4) if value.dtype.kind == "f" else value)
+
+
+def _literal(value: np.ndarray) -> str:
+    if value.dtype.name == "bool":
+        return f'R.astype(R.const({value.astype("int64").tolist()}, "int64"), "bool")'
+    value = _rounded(value)
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise NotDrawableError("it has a constant that is not finite")
+    if value.dtype.kind == "f" and np.abs(value).max(initial=0.0) > _HIGHEST:
+        raise NotDrawableError("it has numbers that are large")
+    if value.size == 0 and value.ndim > 1:
+        raise NotDrawableError(f"it has a constant of the shape {value.shape}")
+    return f'R.const({value.tolist()}, "{value.dtype.name}")'
+
+
+def _replaced(text: str, names: dict[str, str]) -> str:
+    """Put other text in the place of names, in what becomes a template."""
+    text = text.replace("{", "{{").replace("}", "}}")
+    return re.sub(r"(?<![\w.\"])[a-z]\w*\b(?!\s*[=(])", lambda m: names.get(m[0], m[0]), text)
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    return re.sub(r"\{(p\d+)\}", lambda m: names[m[1]], text)
+
+
+def reasons() -> Iterator[tuple[str, str]]:
+    """Yield each operator with samples of which no statement is made, and why."""
+    for name in sampled_operators():
+        if name in EXCLUDED:
+            yield name, EXCLUDED[name]
+        elif not forms(name):
+            yield name, _form_or_reason(name, 0)

@@ -1,0 +1,291 @@
+"""Making a program that fails smaller, as long as it fails in the same way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from .script import Body, Call, Function, If, Let, Program, Tensor, Value, flat
+
+
+def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
+    """Return a smaller program that fails as well.
+
+    Parameters
+    ----------
+    program : Program
+        A program that fails.
+    fails : Callable[[Program], bool]
+        Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
+    """
+    try:
+        while True:
+            for candidate in candidates(program):
+                if fails(candidate):
+                    program = candidate
+                    break
+            else:
+                return program
+    except TimeoutError:
+        return program
+
+
+def size(program: Program) -> tuple[int, ...]:
+    """Return what the search makes smaller, the most important first."""
+    statements = list(program.statements())
+    return (
+        sum(not isinstance(each, Let) for each in statements),
+        sum(1 + each.template.count("\n") for each in statements if isinstance(each, Let)),
+        len(program.main.body.statements),
+        len(program.main.params) + len(program.wrt) + len(program.target),
+        int(program.is_symbolic) + (len(set(program.segments)) > 1),
+    )
+
+
+def candidates(program: Program) -> Iterator[Program]:
+    """Yield programs that are smaller, the smallest first where that is known."""
+    limit = size(program)
+    for candidate in _candidates(program):
+        try:
+            tidy = cleaned(candidate)
+        except _NothingLeftError:
+            continue
+        if size(tidy) < limit:
+            yield tidy
+
+
+def operators(program: Program) -> int:
+    """Return how many statements a program has, besides those that make a scalar of a tensor."""
+    return sum(1 for each in program.lets() if not each.template.startswith("R.sum("))
+
+
+class _NothingLeftError(Exception):
+    """A program without anything to differentiate with respect to."""
+
+
+def _candidates(program: Program) -> Iterator[Program]:
+    statements = program.main.body.statements
+    kept = [each for each in statements if not isinstance(each, Function)]
+    # The end: the sum of an earlier value is the result.
+    for each in kept[:-1]:
+        yield _ending(program, each)
+    # The start: parameters take the place of statements, the last ones first.
+    names = (f"y{i}" for i in itertools.count())
+    used = {param.name for param in program.main.params}
+    for each in reversed(kept[:-1]):
+        if _is_simple(each.kind):
+            name = next(name for name in names if name not in used)
+            yield _with_parameter(program, each, Value(name, each.kind))
+    for each in reversed(kept):
+        yield from _bypassed(program, each)
+    yield program  # without what is not needed
+    for each in reversed(kept):
+        yield from _inlined(program, each)
+    for each in reversed(kept):
+        if isinstance(each, If):
+            yield from _emptied(program, each)
+    if len(program.wrt) > 1:
+        for value in program.wrt:
+            yield replace(program, wrt=(value,))
+    if program.is_symbolic:
+        yield replace(program, is_symbolic=False)
+    if not all(program.segments):
+        yield replace(program, segments=(True,) * len(program.segments))
+
+
+def _is_simple(kind) -> bool:
+    return all(tensor.dtype in ("float64", "bool") for tensor in flat(kind))
+
+
+def _ending(program: Program, last) -> Program:
+    """The program up to a statement, with the sum of its first tensor as the result."""
+    body = program.main.body
+    index = body.statements.index(last)
+    leaf = next((v for v in Value(last.name, last.kind).leaves() if v.kind.is_float), None)
+    if leaf is None:
+        return program
+    end = Let("loss", "R.sum({0})", lambda t, x: x.sum(), (leaf,), Tensor(()))
+    if leaf.kind.shape == ():
+        end = Let("loss", "{0}", lambda t, x: x, (leaf,), Tensor(()))
+    statements = (*body.statements[: index + 1], end)
+    segments = (*program.segments[: index + 1], True)
+    result = Body(statements, Value("loss", Tensor(())))
+    main = replace(program.main, body=result)
+    return replace(program, main=main, segments=segments, target=())
+
+
+def _with_parameter(program: Program, statement, param: Value) -> Program:
+    main = replace(program.main, params=(*program.main.params, param))
+    program = _without(replace(program, main=main), statement)
+    wrt = program.wrt if "bool" in {t.dtype for t in flat(param.kind)} else (*program.wrt, param)
+    return _substituted(replace(program, wrt=wrt), statement.name, param)
+
+
+def _bypassed(program: Program, statement) -> Iterator[Program]:
+    """Put an operand, or a parameter, in the place of a statement."""
+    found = list(getattr(statement, "operands", ()))
+    for value in (*found, *program.main.params):
+        for each in (value, *value.elements()):
+            if each.kind == statement.kind and each.name != statement.name:
+                yield _substituted(_without(program, statement), statement.name, each)
+
+
+def _inlined(program: Program, statement) -> Iterator[Program]:
+    """Put the statements of a branch, or of a function, in the place of a conditional or of a call."""
+    if isinstance(statement, If):
+        for branch in statement.branches:
+            yield _spliced(program, statement, branch.statements, branch.result)
+    elif isinstance(statement, Call):
+        function = statement.function
+        mapping = dict(zip((p.name for p in function.params), statement.operands, strict=True))
+        body = _renamed(function.body, mapping, f"_{statement.name}")
+        yield _spliced(program, statement, body.statements, body.result)
+
+
+def _emptied(program: Program, statement: If) -> Iterator[Program]:
+    """Let a branch return a parameter of the program, or an earlier value of its own."""
+    for i, branch in enumerate(statement.branches):
+        found = [
+            Value(each.name, each.kind)
+            for each in branch.statements
+            if not isinstance(each, Function)
+        ]
+        for value in (*program.main.params, *found[:-1]):
+            for each in (value, *value.elements()):
+                if each.kind == statement.kind and each != branch.result:
+                    branches = list(statement.branches)
+                    branches[i] = Body(branch.statements, each)
+                    yield _replaced(program, replace(statement, branches=tuple(branches)))
+
+
+def _replaced(program: Program, statement) -> Program:
+    """Return a program with another statement in the place of the one of its name."""
+    body = program.main.body
+    statements = tuple(statement if s.name == statement.name else s for s in body.statements)
+    return replace(program, main=replace(program.main, body=Body(statements, body.result)))
+
+
+def _spliced(program: Program, statement, inner, result: Value) -> Program:
+    body = program.main.body
+    index = body.statements.index(statement)
+    statements = (*body.statements[:index], *inner, *body.statements[index + 1 :])
+    segments = (False,) * len(statements)
+    main = replace(program.main, body=Body(statements, body.result))
+    return _substituted(replace(program, main=main, segments=segments), statement.name, result)
+
+
+def _without(program: Program, statement) -> Program:
+    body = program.main.body
+    index = body.statements.index(statement)
+    statements = body.statements[:index] + body.statements[index + 1 :]
+    segments = program.segments[:index] + program.segments[index + 1 :]
+    main = replace(program.main, body=Body(statements, body.result))
+    wrt = tuple(value for value in program.wrt if value.name != statement.name)
+    return replace(program, main=main, segments=segments, wrt=wrt)
+
+
+def _substituted(program: Program, name: str, value: Value) -> Program:
+    body = _renamed(program.main.body, {name: value}, "")
+    wrt = tuple(each for each in program.wrt if each.name != name)
+    return replace(program, main=replace(program.main, body=body), wrt=wrt)
+
+
+def _renamed(body: Body, mapping: dict[str, Value], suffix: str) -> Body:
+    """Return a body with values in the place of variables, and a suffix to the names of its own."""
+    mapping = dict(mapping)
+    statements = []
+    for statement in body.statements:
+        renamed = _with_operands(statement, mapping, suffix)
+        if suffix:
+            renamed = replace(renamed, name=statement.name + suffix)
+            mapping[statement.name] = Value(renamed.name, getattr(statement, "kind", None))
+        statements.append(renamed)
+    return Body(tuple(statements), _mapped(body.result, mapping))
+
+
+def _with_operands(statement, mapping: dict[str, Value], suffix: str):
+    if isinstance(statement, If):
+        branches = tuple(_renamed(branch, mapping, suffix) for branch in statement.branches)
+        return replace(
+            statement, condition=_mapped(statement.condition, mapping), branches=branches
+        )
+    if isinstance(statement, Function):
+        return replace(statement, body=_renamed(statement.body, mapping, suffix))
+    operands = tuple(_mapped(operand, mapping) for operand in statement.operands)
+    if isinstance(statement, Call) and statement.function.is_local:
+        function = _with_operands(statement.function, mapping, suffix)
+        return replace(statement, operands=operands, function=function)
+    return replace(statement, operands=operands)
+
+
+def _mapped(value: Value, mapping: dict[str, Value]) -> Value:
+    found = mapping.get(value.name)
+    if found is None:
+        return value
+    return Value(found.name, value.kind, value.bound, (*found.path, *value.path))
+
+
+def cleaned(program: Program) -> Program:
+    """Return a program without what its result does not need.
+
+    Raises
+    ------
+    _NothingLeftError
+        If nothing is left to differentiate with respect to.
+    """
+    body = program.main.body
+    needed = {body.result.name}
+    functions: set[str] = set()
+    statements, segments = [], []
+    pairs = zip(body.statements, program.segments, strict=True)
+    for statement, is_dataflow in reversed(list(pairs)):
+        if statement.name in needed or statement.name in functions:
+            if isinstance(statement, If):
+                branches = tuple(map(_needed, statement.branches))
+                statement = replace(statement, branches=branches)
+            statements.insert(0, statement)
+            segments.insert(0, is_dataflow)
+            _uses(statement, needed, functions)
+    params = tuple(param for param in program.main.params if param.name in needed)
+    known = {param.name for param in params} | {each.name for each in statements}
+    wrt = tuple(value for value in program.wrt if value.name in known)
+    if not wrt:
+        wrt = tuple(p for p in params if any(t.is_float for t in flat(p.kind)))
+    if not wrt:
+        raise _NothingLeftError
+    main = replace(program.main, params=params, body=Body(tuple(statements), body.result))
+    kept = tuple(each for each in program.functions if each.name in functions)
+    return replace(program, main=main, functions=kept, segments=tuple(segments), wrt=wrt)
+
+
+def _needed(body: Body) -> Body:
+    """Return a branch without what its result does not need."""
+    names, functions, statements = {body.result.name}, set(), []
+    for statement in reversed(body.statements):
+        if statement.name in names or statement.name in functions:
+            if isinstance(statement, If):
+                branches = tuple(map(_needed, statement.branches))
+                statement = replace(statement, branches=branches)
+            statements.insert(0, statement)
+            _uses(statement, names, functions)
+    return Body(tuple(statements), body.result)
+
+
+def _uses(statement, names: set[str], functions: set[str]) -> None:
+    """Add the names that a statement uses, and those of the functions that it calls."""
+    if isinstance(statement, If):
+        names.add(statement.condition.name)
+        bodies = statement.branches
+    elif isinstance(statement, Function):
+        bodies = (statement.body,)
+    else:
+        names.update(operand.name for operand in statement.operands)
+        bodies = ()
+        if isinstance(statement, Call):
+            functions.add(statement.function.name)
+            bodies = (statement.function.body,)
+    for body in bodies:
+        names.add(body.result.name)
+        for each in body.statements:
+            _uses(each, names, functions)

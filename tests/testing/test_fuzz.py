@@ -1,0 +1,88 @@
+"""What the fuzzer's programs are made of, and how they become smaller."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from relax_grad import registry
+from relax_grad.testing.fuzz import sampled, shrink
+from relax_grad.testing.fuzz.operators import Pen
+from relax_grad.testing.fuzz.script import Body, Function, Program, Tensor, Value
+from relax_grad.testing.fuzz.session import draw
+
+#: Differentiable operators that programs do not have, with the reason.
+NOT_DRAWN = {
+    **dict.fromkeys(
+        (
+            "relax.ccl.allgather",
+            "relax.ccl.allreduce",
+            "relax.ccl.broadcast_from_worker0",
+            "relax.ccl.scatter_from_worker0",
+            "relax.dist.annotate_sharding",
+            "relax.dist.redistribute_replica_to_shard",
+            "relax.grad.allgather_backward_x",
+            "relax.grad.broadcast_from_worker0_backward_x",
+            "relax.grad.redistribute_replica_to_shard_backward_input",
+            "relax.grad.scatter_from_worker0_backward_x",
+        ),
+        "it needs more than a device to run",
+    ),
+    "relax.dequantize": 'a result is of type R.Tensor((2, 3), dtype="float32")',
+    "relax.grad.concat_backward_tensors": "a result has the shape (0, 3)",
+    "relax.nn.attention_var_len": "TVM does not parse back what it prints",
+    # Without samples: they need more than a tensor on the CPU.
+    "relax.builtin.stop_lift_params": "it has no samples",
+    "relax.call_tir_with_grad": "it has no samples",
+    "relax.hint_on_device": "it has no samples",
+    "relax.to_vdevice": "it has no samples",
+}
+
+#: Operators that a feature of the programs writes.
+FEATURES = {"relax.grad.start_checkpoint", "relax.grad.end_checkpoint"}
+
+
+@pytest.mark.slow  # parses the samples of all operators
+def test_which_operators_are_drawn():
+    found = dict(sampled.reasons())
+    drawn = {name for name in sampled.drawable() if sampled.forms(name)}
+    for name in registry.operators():
+        if registry.classify(name).kind == "differentiable" and name not in drawn | FEATURES:
+            found.setdefault(name, "it has no samples")
+    assert found == NOT_DRAWN
+
+
+def test_a_program_of_a_seed_is_always_the_same():
+    one, other = (draw(3, 5).source("main") for _ in range(2))
+    assert one == other
+    assert one != draw(3, 6).source("main")
+    assert one != draw(4, 5).source("main")
+
+
+def test_a_statement_of_a_sample():
+    x = Value("x0", Tensor((4, 3)))
+    pen = Pen(random.Random(0), [x], (f"v{i}" for i in itertools.count()), [])
+    form = next(f for f in sampled.forms("relax.nn.softmax") if f.shapes == ((3, 5),))
+    value = sampled.write_form(pen, form)
+    program = Program(Function("main", (x,), Body(tuple(pen.statements), value)), segments=(True,))
+    source = program.source("main")
+    assert "R.tile(R.reshape(x0, R.shape([12])), [2])" in source
+    assert "v0 = R.nn.softmax(v0_x0, axis=-1)" in source
+    assert program.has_torch
+    assert program.is_smooth
+    assert not program.is_narrow
+
+
+def test_a_program_becomes_smaller():
+    program = next(p for p in (draw(0, i) for i in range(99)) if "R.tanh(" in p.source("main"))
+
+    def fails(candidate):
+        return "R.tanh(" in candidate.source("main")
+
+    small = shrink.shrink(program, fails)
+    assert fails(small)
+    assert sum(1 for _ in small.lets()) <= 2
+    assert small.wrt
+    assert not small.functions
