@@ -105,7 +105,7 @@ def _refusals(op_name: str) -> Iterator[None]:
 _KINDS = {
     "Tensor": "a Relax expression",
     "Shape": "a Relax expression or a sequence of integers and expressions",
-    "Tuple": "a Relax expression or a sequence of them",
+    "Tuple": "a Relax expression, or a sequence of expressions or shapes",
     "PrimExpr": "an integer or an expression",
 }
 
@@ -117,8 +117,9 @@ def _is_of_kind(value: object, kind: str) -> bool:
         return isinstance(value, numbers.Integral)
     if "Tensor" in kind or isinstance(value, str) or not isinstance(value, Iterable):
         return False
-    allowed = (relax.Expr, numbers.Integral) if "Shape" in kind else relax.Expr
-    return all(isinstance(item, allowed) for item in value)
+    if "Tuple" in kind:  # of tensors, shapes or integers
+        return all(_is_of_kind(item, "Shape") or _is_of_kind(item, "PrimExpr") for item in value)
+    return all(isinstance(item, (relax.Expr, numbers.Integral)) for item in value)
 
 
 def of_form(
