@@ -20,7 +20,7 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}")
     names = [variable.name_hint for variable in mod.get_global_vars()]
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         raise ValueError(
             f"the module has no function {name!r}; it has {', '.join(sorted(names)) or 'none'}"
         )
@@ -28,6 +28,44 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
     if not isinstance(function, relax.Function):
         raise TypeError(f"{name} must be a Relax function, but it is a {type(function).__name__}")
     return function
+
+
+def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> None:
+    """Refuse a function that uses what neither it nor its module defines, or that defines something twice.
+
+    Raises
+    ------
+    ValueError
+        Names the function, and what it is about.
+    """
+    free = relax.analysis.free_vars(function)
+    functions = {variable.name_hint for variable in mod.get_global_vars()}
+    missing = {variable.name_hint for variable in referred_to([function])} - functions
+    if free or missing:
+        names = ", ".join(sorted({variable.name for variable in free} | missing))
+        raise ValueError(
+            f"{name} is not well-formed: it uses {names}, which no binding and no parameter defines, and no "
+            "function of the module is; relax.analysis.well_formed says more"
+        )
+    twice = _bound_twice(function)
+    if twice:
+        raise ValueError(
+            f"{name} is not well-formed: it binds {', '.join(sorted(v.name for v in twice))} more than once; "
+            "relax.analysis.well_formed says more"
+        )
+
+
+def _bound_twice(function: relax.Function) -> set[relax.Var]:
+    bound: set[relax.Var] = set()
+    twice: set[relax.Var] = set()
+
+    def visit(expr) -> None:
+        for block in expr.blocks if isinstance(expr, relax.SeqExpr) else ():
+            for binding in block.bindings:
+                (twice if binding.var in bound else bound).add(binding.var)
+
+    relax.analysis.post_order_visit(function, visit)
+    return twice
 
 
 def with_functions(

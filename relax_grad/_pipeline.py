@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 
 from . import transform
+from ._module import check_defined
 from .target import CPU
 
 
@@ -29,7 +30,8 @@ def pipeline(
     Raises
     ------
     ValueError
-        Where ``winograd_tile`` is something else.
+        Where ``winograd_tile`` is something else. The pass raises one where there is no target, and for a function
+        that is not well-formed.
 
     Examples
     --------
@@ -54,6 +56,9 @@ def pipeline(
         chosen = tvm.target.Target.current() if target is None else tvm.target.Target(target)
         if chosen is None:
             raise ValueError("the pipeline needs a target: pass one to it or to tvm.compile")
+        for variable, function in mod.functions_items():
+            if isinstance(function, relax.Function):
+                check_defined(mod, function, variable.name_hint)
         if CPU.of(chosen) is None:
             return relax.get_default_pipeline(chosen)(mod)
         with chosen:

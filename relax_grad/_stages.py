@@ -10,6 +10,7 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
 from .activity import bindings_of
+from .transform.memory import writes_in_place
 
 
 def passes(
@@ -46,6 +47,8 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
     for each in stages.legalize_passes(target):
         if each.info.name == "FoldConstant":
             yield transform.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
+        if each.info.name == "FuseOps":
+            yield _in_order_of_writes
         yield each
         if each.info.name == "LegalizeOps":
             yield _close_dataflow_blocks
@@ -65,6 +68,25 @@ def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContex
         return mod
     passes = [relax.transform.ToNonDataflow(), relax.transform.ConvertToDataflow(1)]
     return tvm.transform.Sequential(passes)(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")
+def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Leave functions whose calls write to their arguments without dataflow blocks.
+
+    FuseOps computes what it fuses where the last part stood, behind a call that writes to what another part reads.
+    """
+    found = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and any(writes_in_place(binding.value) for binding in bindings_of(function.body))
+    }
+    if not found:
+        return mod
+    plain = relax.transform.ToNonDataflow()(tvm.IRModule(found))
+    functions = {**dict(mod.functions_items()), **dict(plain.functions_items())}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _has_open_block(function: relax.Function) -> bool:

@@ -79,7 +79,13 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
     """Return the names of the arguments that get a gradient in at least one of the operator's samples.
 
     Every sample's call is handed to the operator's rule; nothing is compiled.
+
+    Raises
+    ------
+    ValueError
+        If the running TVM has no such operator.
     """
+    classify(op_name)  # which refuses what is no operator
     from .testing.samples import sampled_operators, samples
 
     if op_name not in sampled_operators():

@@ -206,12 +206,15 @@ def register_nondifferentiable(
         operator counts as a constant.
     stock : bool
         Whether TVM has such a rule of its own, which stays.
+
+    Raises
+    ------
+    ValueError
+        If the running TVM has no such operator, or it has a rule or a declaration already.
     """
+    _check_operator(op_name)
     if op_name in _reasons:
         raise ValueError(f"{op_name} is declared non-differentiable twice")
-    _reasons[op_name] = reason
-    if remedy is not None:
-        _refused.add(op_name)
 
     def constant(orig_var, orig_call, output_grad, ctx):
         return [_no_grad(argument) for argument in orig_call.args]
@@ -221,6 +224,9 @@ def register_nondifferentiable(
 
     if not stock:
         register_gradient(op_name)(constant if remedy is None else refused)
+    _reasons[op_name] = reason
+    if remedy is not None:
+        _refused.add(op_name)
 
 
 def operators() -> list[str]:
@@ -236,8 +242,7 @@ def classify(op_name: str) -> Classification:
     ValueError
         If the running TVM has no such operator.
     """
-    if op_name not in Op.list_op_names():
-        raise ValueError(f"this TVM has no operator named {op_name!r}")
+    _check_operator(op_name)
     if op_name in _PASS_OPS:
         return Classification(op_name, "differentiable", "the pass")
     found = Op.get(op_name).get_attr("FPrimalGradient")
@@ -310,6 +315,12 @@ def own_operator(op_name: str) -> None:
     _own.add(op_name)
 
 
+def _check_operator(op_name: str) -> None:
+    """Refuse what names no operator; not before TVM's versions are told apart, by :func:`install`."""
+    if not isinstance(op_name, str) or (_ready and op_name not in Op.list_op_names()):
+        raise ValueError(f"this TVM has no operator named {op_name!r}")
+
+
 def _check_callable(function, op_name: str) -> None:
     if not callable(function):
         raise TypeError(
@@ -318,6 +329,7 @@ def _check_callable(function, op_name: str) -> None:
 
 
 def _declare(declaration: Declaration) -> None:
+    _check_operator(declaration.op_name)
     key = (declaration.op_name, declaration.attr)
     _check_callable(declaration.function, declaration.op_name)
     if key in _declarations:
@@ -325,8 +337,6 @@ def _declare(declaration: Declaration) -> None:
             f"{declaration.attr} of {declaration.op_name} is declared twice; to override it, register "
             "your own with TVM, for example by relax.op.register_gradient"
         )
-    if _ready and declaration.op_name not in Op.list_op_names():
-        raise ValueError(f"this TVM has no operator named {declaration.op_name!r}")
     _declarations[key] = declaration
     if _ready:
         install()

@@ -57,6 +57,8 @@ def set_num_threads(number: int | None = None) -> int:
 
     Raises
     ------
+    TypeError
+        If the number is no integer.
     ValueError
         If the number is less than 1, or more than there are processors for the process.
     RuntimeError

@@ -129,9 +129,14 @@ def append_loss(
 
     Raises
     ------
+    TypeError
+        If the backbone or the loss is no Relax function.
     ValueError
         If the outputs do not fit the loss.
     """
+    for name, function in (("backbone", backbone), ("loss", loss)):
+        if not isinstance(function, relax.Function):
+            raise TypeError(f"{name} must be a Relax function, but it is {function!r}")
     backbone = relax.utils.copy_with_new_vars(backbone)
     outputs = _outputs(backbone.body.body)
     taken, rest = outputs[:num_backbone_outputs], outputs[num_backbone_outputs:]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import os
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
+from backward_calls import builder_of, own_operators
+from bad_calls import bad_calls
 from programs import build
 from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax import op
+from tvm.relax.backend.pattern_registry import get_patterns_with_prefix
 
 import relax_grad
 from relax_grad import GradientCheckError, GradientError, registry, testing, training, transform
 from relax_grad.op import checkpoint, stop_gradient
+from relax_grad.testing.samples import sampled_operators
 
 X = relax.Var("x", relax.TensorType((3,), "float32"))
 ONES = [np.ones(3)]
@@ -45,16 +54,30 @@ NO_FUNCTIONS = ["other", 3, None, ""]
 NO_FUNCTION = [None, 3, [], "text"]
 
 
+def state() -> list:
+    """Return what is registered, and what else holds for the whole process."""
+    declared = registry.declarations()
+    return [
+        declared,
+        [Op.get(d.op_name).get_attr(d.attr) for d in declared],
+        [registry.classify(name) for name in ("relax.exp", "relax.assert_op", "relax.nn.softplus")],
+        sampled_operators(),
+        sorted(relax.pipeline.PIPELINE_MAP),
+        [pattern.name for pattern in get_patterns_with_prefix("b.")],
+        relax_grad.get_num_threads(),
+        dict(os.environ),
+        tvm.target.Target.current(),
+    ]
+
+
 def check(expected, message: str | None, call) -> None:
-    """Assert how a call fails, that it does so soon, and that it leaves the registrations as they were."""
-    before = registry.declarations()
-    rules = [Op.get(d.op_name).get_attr(d.attr) for d in before]
+    """Assert how a call fails, that it does so soon, and that it leaves everything as it was."""
+    before = state()
     start = time.perf_counter()
     with pytest.raises(expected, match=message):
         call()
     assert time.perf_counter() - start < 5  # of a second, on a machine that has nothing else to do
-    assert registry.declarations() == before
-    assert [Op.get(d.op_name).get_attr(d.attr) for d in before] == rules
+    assert state() == before
 
 
 TRANSFORMATIONS = {
@@ -347,3 +370,52 @@ PASSES = {
 def test_passes_over_no_module(name, mod):
     """TVM itself refuses these."""
     check((TypeError, tvm.error.InternalError), None, lambda: PASSES[name]()(mod))
+
+
+BAD_CALLS = {bad.name: bad for bad in bad_calls()}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_call(name):
+    bad = BAD_CALLS[name]
+    check(bad.error, bad.message, bad.call)
+
+
+@pytest.mark.parametrize("name", own_operators())
+def test_builder_of_a_backward_operator(name):
+    """TVM takes any object for a pointer to an expression: some of these have ended the process."""
+    build = builder_of(name)
+    parameters = inspect.signature(build).parameters.values()
+    count = sum(p.default is p.empty and p.kind != p.VAR_KEYWORD for p in parameters)
+    check(TypeError, "missing", build)
+    for value in (None, 3, "text", [None], np.ones(3), relax.Tuple([])):
+
+        def call(value=value):
+            relax.BlockBuilder().normalize(build(*[value] * count))
+
+        check((TypeError, ValueError), None, call)
+
+
+#: What is no function: these are raised, or hold data only.
+NO_CALLS = {"relax_grad.GradientError", "relax_grad.GradientCheckError"}
+
+
+def public_callables() -> set[str]:
+    """Return the names of the functions and classes that the modules of docs/api.md make public."""
+    text = Path(__file__).parents[1].joinpath("docs", "api.md").read_text()
+    names = set(re.findall(r"auto(?:function|class):: (\S+)", text))
+    for module, members in re.findall(r"automodule:: (\S+)\n(?:   :members: (.*))?", text):
+        public = members.split(", ") if members else importlib.import_module(module).__all__
+        names |= {f"{module}.{name}" for name in public}
+    return {name for name in names if callable(found(name))}
+
+
+def found(name: str):
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def test_every_public_callable_has_a_case():
+    called = {bad.function for bad in BAD_CALLS.values()} | NO_CALLS
+    assert public_callables() - called == set()
+    assert len(BAD_CALLS) > 250

@@ -12,10 +12,20 @@ import guard_faults
 import numpy as np
 import pytest
 from guard import Case, check_out_of_bounds, run_guarded, sample_cases
+from machines import TARGETS, runs_here
 
 from relax_grad.testing.samples import sampled_operators
 
 INT32 = np.iinfo("int32")
+
+#: The widest vectors that this machine has.
+WIDEST = [name for name in TARGETS if runs_here(name)][-1]
+
+
+@pytest.fixture(params=[None, pytest.param(WIDEST, marks=pytest.mark.slow)])
+def machine(request):
+    """What the kernels are of: TVM's pipeline before fusion, or relax_grad's for the widest vectors."""
+    return request.param
 
 
 def extremes(size: int, dtype: str) -> np.ndarray:
@@ -75,7 +85,7 @@ def test_kernels_of_all_samples(part):
 
 
 @pytest.mark.parametrize("mode", ["fast", "wrap", "clip", "nan"])
-def test_take(mode):
+def test_take(mode, machine):
     cases = []
     for dtype in ("int32", "int64"):
         index = extremes(5, dtype)
@@ -87,10 +97,10 @@ def test_take(mode):
             inputs = [random(*shape), index.reshape(index_shape)]
             attrs = {"axis": axis, "mode": mode}
             cases.append(Case(f"{name} {dtype}", "relax.take", inputs, attrs))
-    check_out_of_bounds(cases)
+    check_out_of_bounds(cases, machine=machine)
 
 
-def test_gather_elements():
+def test_gather_elements(machine):
     cases = []
     for dtype in ("int32", "int64"):
         index = extremes(5, dtype)
@@ -102,10 +112,10 @@ def test_gather_elements():
             inputs = [random(*shape), index.reshape(index_shape)]
             name = f"{shape} {dtype}"
             cases.append(Case(name, "relax.gather_elements", inputs, {"axis": axis}))
-    check_out_of_bounds(cases)
+    check_out_of_bounds(cases, machine=machine)
 
 
-def test_gather_nd_and_index_tensor():
+def test_gather_nd_and_index_tensor(machine):
     cases = []
     index = extremes(5, "int64")
     for name, shape, indices, batch_dims in (
@@ -123,14 +133,14 @@ def test_gather_nd_and_index_tensor():
         ):
             inputs = [random(*shape), indices]
             cases.append(Case(f"{shape} {dtype}", "relax.index_tensor", inputs))
-    check_out_of_bounds(cases)
+    check_out_of_bounds(cases, machine=machine)
 
 
 @pytest.mark.parametrize(
     ("reduction", "dtype"),
     [("update", "int64"), ("add", "int32"), ("mul", "int64"), ("max", "int32")],
 )
-def test_scatters(reduction, dtype):
+def test_scatters(reduction, dtype, machine):
     index, attrs = extremes(5, dtype), {"reduction": reduction}
     cases = []
     for name, shape, index_shape, axis in (
@@ -144,10 +154,10 @@ def test_scatters(reduction, dtype):
     cases.append(Case("nd rows", "relax.scatter_nd", inputs, attrs))
     inputs = [random(4, 5), np.stack([index, index[::-1]], -1), random(12)]
     cases.append(Case("nd elements", "relax.scatter_nd", inputs, attrs))
-    check_out_of_bounds(cases)
+    check_out_of_bounds(cases, machine=machine)
 
 
-def test_index_put_and_slice_scatter():
+def test_index_put_and_slice_scatter(machine):
     cases = []
     for dtype, accumulate in (("int32", False), ("int64", True)):
         index = extremes(5, dtype)
@@ -169,11 +179,11 @@ def test_index_put_and_slice_scatter():
         inputs = [random(5, 2), random(src, 2)]
         attrs = {"start": start, "end": end, "step": step}
         cases.append(Case(f"slice {start}", "relax.slice_scatter", inputs, attrs))
-    check_out_of_bounds(cases)
+    check_out_of_bounds(cases, machine=machine)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_nll_loss(reduction):
+def test_nll_loss(reduction, machine):
     cases = []
     for dtype, ignore_index in itertools.product(["int32", "int64"], [-100, 2, 255, INT32.min]):
         targets = extremes(5, dtype)
@@ -187,10 +197,10 @@ def test_nll_loss(reduction):
                 inputs = [random(*predictions), target, *weights]
                 what = f"{name} {dtype} {ignore_index} {len(weights)}"
                 cases.append(Case(what, "relax.nn.nll_loss", inputs, attrs))
-    check_out_of_bounds(cases[::3] + cases[1::3])
+    check_out_of_bounds(cases[::3] + cases[1::3], machine=machine)
 
 
-def test_pooling():
+def test_pooling(machine):
     cases = []
     for op in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d"):
         for i, attrs in enumerate(
@@ -223,10 +233,10 @@ def test_pooling():
         op = f"relax.nn.adaptive_avg_pool{rank}d"
         name = f"{op} {extents} {windows}"
         cases.append(Case(name, op, [random(1, 2, *extents)], {"output_size": windows}))
-    check_out_of_bounds(cases)
+    check_out_of_bounds(cases, machine=machine)
 
 
-def test_convolution():
+def test_convolution(machine):
     check_out_of_bounds(
         [
             Case(
@@ -259,11 +269,12 @@ def test_convolution():
                     {"strides": 2, "dilation": 2, "padding": (1, 2, 1)[:rank]},
                 ]
             )
-        ]
+        ],
+        machine=machine,
     )
 
 
-def test_slicing():
+def test_slicing(machine):
     limits = [-(10**6), -6, -1, 0, 3, 5, 10**6]
     cases = [
         Case(
@@ -275,14 +286,14 @@ def test_slicing():
         # TVM infers a negative extent where end lies before begin.
         if len(range(5)[begin:end:stride])
     ]
-    check_out_of_bounds(cases[::3])
+    check_out_of_bounds(cases[::3], machine=machine)
 
 
 WILD = [np.nan, np.inf, -np.inf, 1e30, -1e30, 3e9, -3e9, 1e4, -1e4, 1.0, -1.0, 0.3]
 
 
 @pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
-def test_grid_sample(method):
+def test_grid_sample(method, machine):
     cases = []
     grid = np.array(list(itertools.product(WILD, WILD)), "float64").T.reshape(1, 2, 12, 12)
     for padding_mode, align_corners, shape in (
@@ -295,7 +306,7 @@ def test_grid_sample(method):
         inputs = [random(*shape).astype("float32"), grid.astype("float32")]
         name = f"{padding_mode} {align_corners}"
         cases.append(Case(name, "relax.image.grid_sample", inputs, attrs))
-    check_out_of_bounds(cases)
+    check_out_of_bounds(cases, machine=machine)
 
 
 @pytest.mark.parametrize("op", ["roi_align", "roi_pool"])
@@ -315,11 +326,11 @@ def test_regions(op):
         [
             Case(f"{i}", f"relax.vision.{op}", [random(2, 2, 3, 4).astype("float32"), rois], each)
             for i, each in enumerate(settings)
-        ]
+        ],
     )
 
 
-def test_resize():
+def test_resize(machine):
     check_out_of_bounds(
         [
             Case(
@@ -339,11 +350,12 @@ def test_resize():
                 ("align_corners", None, (11, 1)),
                 ("tf_crop_and_resize", (-5.0, 7.0, 1e6, -1e6), (11, 20)),
             )
-        ]
+        ],
+        machine=machine,
     )
 
 
-def test_normalisation_and_softmax():
+def test_normalisation_and_softmax(machine):
     x, channels = random(2, 4, 3), [random(4), random(4)]
     grouped = {"channel_axis": 1, "axes": [2]}
     check_out_of_bounds(
@@ -355,7 +367,8 @@ def test_normalisation_and_softmax():
             Case("group_norm", "relax.nn.group_norm", [x, *channels], {"num_groups": 2, **grouped}),
             Case("softmax", "relax.nn.softmax", [x], {"axis": 1}),
             Case("log_softmax", "relax.nn.log_softmax", [x], {"axis": -1}),
-        ]
+        ],
+        machine=machine,
     )
 
 

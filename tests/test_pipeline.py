@@ -17,6 +17,7 @@ from programs import build, tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm.relax.training.optimizer import Adam
+from tvm.script import from_source
 
 import relax_grad
 from relax_grad import _pipeline
@@ -278,3 +279,36 @@ def test_no_function_lets_pointers_be_aliases(rows):
     assert functions
     for function in functions:
         assert function.attrs["tirx.noalias"]
+
+
+def test_what_is_read_before_it_is_written_to_in_place():
+    """FuseOps moves what reads behind what writes."""
+    mod = from_source("""
+@I.ir_module
+class Module:
+    @T.prim_func(private=True, s_tir=True)
+    def add_to(A: T.Buffer((4, 5), "float32"), B: T.Buffer((4, 5), "float32")):
+        for i, j in T.grid(4, 5):
+            with T.sblock("add"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                A[vi, vj] = A[vi, vj] + B[vi, vj]
+
+    @R.function
+    def main(x: R.Tensor((4, 5), "float32"), y: R.Tensor((4, 5), "float32")):
+        cls = Module
+        with R.dataflow():
+            a = R.exp(x)
+            b = R.multiply(a, y)
+            c = R.call_tir_inplace(
+                cls.add_to, (a, y), inplace_indices=[0], out_ty=[R.Tensor((4, 5), "float32")]
+            )
+            d = R.add(R.sin(c), b)
+            R.output(c, d)
+        return (c, d)
+""")
+    x, y = (RNG.normal(size=(4, 5)).astype("float32") for _ in range(2))
+    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
+    found = flat(to_numpy(machine["main"](*map(tvm.runtime.tensor, (x, y)))))
+    total = np.exp(x) + y
+    for result, wanted in zip(found, (total, np.sin(total) + np.exp(x) * y), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)

@@ -43,7 +43,15 @@ class BackwardCall:
 
     @classmethod
     def of(cls, call: relax.Call, params: list[relax.Var] | None = None) -> BackwardCall:
-        """Describe a call, within the function of these parameters."""
+        """Describe a call, within the function of these parameters.
+
+        Raises
+        ------
+        TypeError
+            If it is no call of an operator.
+        """
+        if not isinstance(call, relax.Call) or not isinstance(call.op, Op):
+            raise TypeError(f"call must be a call of an operator, but it is {call!r}")
         names = (argument.name for argument in call.op.arguments)
         arguments = dict(zip(names, call.args, strict=False))
         parameters = {

@@ -55,7 +55,8 @@ def make_backward_pattern(op_name: str) -> tuple[DFPattern, Mapping[str, DFPatte
     ValueError
         If there is no such backward operator.
     """
-    if not op_name.startswith("relax.grad.") or op_name not in Op.list_op_names():
+    is_backward = isinstance(op_name, str) and op_name.startswith("relax.grad.")
+    if not is_backward or op_name not in Op.list_op_names():
         raise ValueError(
             f"there is no backward operator {op_name!r}; their names begin with 'relax.grad.'"
         )
@@ -95,16 +96,23 @@ def backward_patterns(
     ValueError
         If the name of the backend is empty or has a dot, at which TVM ends it, or if there is no such
         operator.
+    TypeError
+        If the operators are not names, or the check is no function.
     """
-    if not backend or "." in backend:
+    if not isinstance(backend, str) or not backend or "." in backend:
         raise ValueError(f"backend must be a name without a dot, but it is {backend!r}")
+    if check is not None and not callable(check):
+        raise TypeError(f"check must be a function of a call, but it is {check!r}")
+    if isinstance(operators, str) or not isinstance(operators, Iterable):
+        raise TypeError(f"operators must be names of operators, but it is {operators!r}")
+    patterns = ((op_name, make_backward_pattern(op_name)) for op_name in operators)
     return [
         (
             f"{backend}.{op_name.removeprefix('relax.grad.')}",
-            *make_backward_pattern(op_name),
+            *pattern,
             None if check is None else _on_context(check),
         )
-        for op_name in operators
+        for op_name, pattern in patterns
     ]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+import inspect
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tvm
 import tvm_ffi
@@ -60,7 +64,62 @@ def declare_op(
         op.set_attr("FPurity", True)
         op.set_attr("RequiresArgumentShapes", requires_argument_shapes)
         own_operator(op_name)
-    setattr(relax_op_grad, name, builder)
+    setattr(relax_op_grad, name, _checked(builder, op_name, arguments))
+
+
+def _checked(
+    builder: Callable[..., relax.Call], op_name: str, arguments: Sequence[tuple[str, str, str]]
+) -> Callable[..., relax.Call]:
+    """Refuse what is no argument before TVM sees it, which takes any object for a pointer to an expression."""
+    signature = inspect.signature(builder)
+
+    @functools.wraps(builder)
+    def build(*args, **kwargs) -> relax.Call:
+        try:
+            found = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{op_name}: {error}; it takes {signature}") from None
+        for name, kind, _ in arguments:
+            if name in found and not _is_of_kind(found[name], kind):
+                wanted = next(text for key, text in _KINDS.items() if key in kind)
+                raise TypeError(
+                    f"{op_name}: {name} must be {wanted}, but it is {found[name]!r} of type "
+                    f"{type(found[name]).__name__}"
+                )
+        with _refusals(op_name):
+            return builder(*args, **kwargs)
+
+    return build
+
+
+@contextlib.contextmanager
+def _refusals(op_name: str) -> Iterator[None]:
+    """Turn what TVM calls an internal error into one that names the operator."""
+    try:
+        yield
+    except (tvm.error.InternalError, AssertionError) as error:
+        raise ValueError(f"{op_name}: {error}") from error
+
+
+#: What the arguments of a builder must be, for each kind of argument.
+_KINDS = {
+    "Tensor": "a Relax expression",
+    "Shape": "a Relax expression or a sequence of integers and expressions",
+    "Tuple": "a Relax expression, or a sequence of expressions or shapes",
+    "PrimExpr": "an integer or an expression",
+}
+
+
+def _is_of_kind(value: object, kind: str) -> bool:
+    if isinstance(value, relax.Expr) or (value is None and kind.startswith("Optional")):
+        return True
+    if "PrimExpr" in kind:
+        return isinstance(value, numbers.Integral)
+    if "Tensor" in kind or isinstance(value, str) or not isinstance(value, Iterable):
+        return False
+    if "Tuple" in kind:  # of tensors, shapes or integers
+        return all(_is_of_kind(item, "Shape") or _is_of_kind(item, "PrimExpr") for item in value)
+    return all(isinstance(item, (relax.Expr, numbers.Integral)) for item in value)
 
 
 def of_form(
@@ -92,7 +151,8 @@ def of_form(
         if found != attrs_type:
             needs = f"needs attributes of {attrs_type}" if attrs_type else "takes no attributes"
             raise TypeError(f"{call.op.name} {needs}, but has {found}")
-        return infer_type(call, ctx)
+        with _refusals(call.op.name):
+            return infer_type(call, ctx)
 
     return checked
 

@@ -50,7 +50,7 @@ def checkpoint(function: Callable[..., relax.Expr], *inputs: relax.Expr) -> rela
     result : relax.Expr
         What the function returns.
     """
-    if not callable(function):
+    if not callable(function) or isinstance(function, relax.Var):
         raise TypeError(f"function must be callable, but it is {function!r}")
     result = function(*map(relax.op.grad.start_checkpoint, inputs))
     if isinstance(result, (tuple, list, relax.Tuple)):

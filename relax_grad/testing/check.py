@@ -337,7 +337,7 @@ def _failure(function, order, name, position, found, expected, source) -> Gradie
 
 def resolve(fn_or_op: str | Callable) -> tuple[str, Callable]:
     """Return the name and the builder of an operator or a function."""
-    if callable(fn_or_op):
+    if callable(fn_or_op) and not isinstance(fn_or_op, relax.Var):
         return getattr(fn_or_op, "__name__", repr(fn_or_op)), fn_or_op
     if not isinstance(fn_or_op, str):
         raise TypeError(f"expected the name of an operator or a function, but got {fn_or_op!r}")

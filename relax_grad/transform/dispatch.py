@@ -42,7 +42,8 @@ class DispatchKernels:
         target: tvm.target.Target | str | dict | None = None,
         winograd_tile: int | None = 2,
     ):
-        if winograd_tile not in (None, 0, *TRANSFORMS):
+        is_size = winograd_tile is None or type(winograd_tile) is int
+        if not is_size or winograd_tile not in (None, 0, *TRANSFORMS):
             sizes = ", ".join(map(str, TRANSFORMS))
             raise ValueError(
                 f"winograd_tile must be one of {sizes}, or 0 for none, but it is {winograd_tile!r}"

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of
-from .._module import relax_function
+from .._module import check_defined, relax_function
 from ..activity import bindings_of, expanded, has_gradient, holds_floats, used, varied
 from ..coverage import MissingGradient, obstacles
 from ..errors import GradientError
@@ -142,17 +142,6 @@ def _operators(names: str | Collection[str]) -> frozenset[str]:
     return names
 
 
-def _check_defined(function: relax.Function, func_name: str) -> None:
-    """Refuse a function that uses what it does not define."""
-    free = relax.analysis.free_vars(function)
-    if free:
-        names = ", ".join(variable.name for variable in free)
-        raise ValueError(
-            f"{func_name} is not well-formed: it uses {names}, which no binding and no parameter defines; "
-            "relax.analysis.well_formed says more"
-        )
-
-
 class _Differentiation:
     """One function on its way to its adjoint function.
 
@@ -166,6 +155,7 @@ class _Differentiation:
         self._settings = settings
         self._mod = mod
         function = relax_function(mod, settings.func_name)
+        check_defined(mod, function, settings.func_name)
         # One dataflow block stays one. What is more than that is put in order afterwards.
         self._is_plain = _is_plain(function)
         if self._is_plain:
@@ -173,7 +163,6 @@ class _Differentiation:
         else:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
         self._original, self._renamed = function, renamed
-        _check_defined(function, settings.func_name)
         self._wrt = self._check_require_grads()
         self._bindings = [without_cast(binding) for binding in self._forward_bindings()]
         self._checkpoints = None

@@ -66,7 +66,7 @@ def _has_place(binding: relax.Binding) -> bool:
     value = binding.value
     if isinstance(binding, relax.MatchCast) or isinstance(value, (relax.If, relax.Function)):
         return True
-    return isinstance(value, relax.Call) and value.op in _INPLACE
+    return writes_in_place(value)
 
 
 class _Order:
@@ -180,6 +180,11 @@ class _Order:
         # What the block returns is to be made at some time: as well now as later.
         is_worthwhile = gain > 0 or (gain == 0 and made <= self._kept)
         return set(group) if is_worthwhile else set()
+
+
+def writes_in_place(value: relax.Expr) -> bool:
+    """Tell whether a value is a call that writes to its arguments."""
+    return isinstance(value, relax.Call) and value.op in _INPLACE
 
 
 def is_name(value: relax.Expr) -> bool:

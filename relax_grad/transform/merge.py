@@ -14,6 +14,7 @@ from .._compat import dtype_of
 from .._module import referred_to, with_functions
 from ..schedule import MARK, Part, is_pointwise, merge, schedule_merged
 from ..target import CPU
+from .memory import writes_in_place
 
 _CALL_TIR = Op.get("relax.call_tir")
 
@@ -93,6 +94,9 @@ class _Merger(relax.PyExprMutator):
         return with_functions(mod, {}, [variable.name_hint for variable in unused])
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
+        # What reads a tensor must stay on its side of what writes to it.
+        if any(writes_in_place(binding.value) for binding in block.bindings):
+            return block
         items = self._items(block.bindings)
         needed = self._needed(items)
         self.builder_._begin_dataflow_block()

@@ -30,6 +30,13 @@ FAULTS_OF_TVM = {
     r"cum(sum|prod)\d*\(.*\[(\d+, )*0(, \d+)*\].*\) of relax.backend.DispatchSortScan: as called, ": (
         "cumsum and cumprod over an empty axis write one element per row outside the tensor"
     ),
+    r"(divide|mod)\d*\w*\(int.*: (integers|numbers) .*: SIGFPE$": "integers are divided by zero",
+    r"get_sample_index\w*\(.*: (integers|numbers) .*: SIGSEGV$": (
+        "multinomial_from_uniform reads the row that sample_indices names, wherever it is"
+    ),
+    r"non_max_suppression\w*\(.*: (integers|numbers) .*: SIGSEGV$": (
+        "non_max_suppression reads as many boxes as valid_count says, where indices say"
+    ),
 }
 
 
@@ -115,6 +122,7 @@ def run_guarded(
     adversarial: bool = True,
     ours: bool = False,
     time_limit: int = 30,
+    machine: str | None = None,
 ) -> Report:
     """Run the kernels of cases between guard pages, in a process of its own.
 
@@ -128,9 +136,12 @@ def run_guarded(
         Whether to run only the kernels of operators that relax_grad legalizes.
     time_limit : int
         Seconds after which a kernel counts as one that does not end.
+    machine : str, optional
+        One of ``machines.TARGETS``: the kernels are those that relax_grad's pipeline makes for it, which are fused,
+        merged and scheduled. Without it, they are those of TVM's pipeline before fusion.
     """
     worker = Path(__file__).with_name("guard_worker.py")
-    job = pickle.dumps((list(cases), adversarial, ours, time_limit))
+    job = pickle.dumps((list(cases), adversarial, ours, time_limit, machine))
     result = subprocess.run([sys.executable, worker], input=job, capture_output=True, check=False)
     lines = result.stdout.decode().splitlines()
     assert result.returncode == 0, (

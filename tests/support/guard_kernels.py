@@ -17,8 +17,6 @@ from pathlib import Path
 if __name__ == "__main__":
     os.environ["TVM_NUM_THREADS"] = "1"  # what workspaces are allocated by is Python
 
-import contextlib
-import ctypes
 import math
 import signal
 import tempfile
@@ -28,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tvm
-from guard_memory import Place
+from guard_memory import Place, Workspaces
 from kernel_cases import KernelCall, KernelCase, cases, kernel_of
 from machines import TARGETS
 
@@ -50,43 +48,6 @@ def run_guarded_kernels(target: str, part: slice = slice(None)) -> list[str]:
     *findings, last = result.stdout.splitlines()
     assert int(last) > 0
     return findings
-
-
-class _Workspaces:
-    """What kernels of a library allocate, in pages of their own."""
-
-    def __init__(self, library: str):
-        self._places = [Place() for _ in range(8)]
-        self._free = list(self._places)
-        self._held: dict[int, tuple] = {}
-        self._callbacks: list = []
-        self.at_end, self.fill, self.faults = True, 0, []
-        integer, size, pointer = ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p
-        loaded = ctypes.CDLL(library)
-        for name, kind, function in (
-            ("Alloc", (pointer, integer, integer, size, integer, integer), self._allocate),
-            ("Free", (integer, integer, integer, pointer), self._release),
-        ):
-            callback = ctypes.CFUNCTYPE(*kind)(function)
-            self._callbacks.append(callback)
-            # A library has only what its kernels use.
-            with contextlib.suppress(ValueError):
-                variable = pointer.in_dll(loaded, f"__TVMBackend{name}Workspace")
-                variable.value = ctypes.cast(callback, pointer).value
-
-    def _allocate(self, _kind, _device, size, _code, _bits) -> int:
-        place = self._free.pop()
-        held = place.hold(bytes([self.fill]) * size, (size,), "uint8", self.at_end, self.fill)
-        address = held.tensor.data_ptr()
-        self._held[address] = place, held
-        return address
-
-    def _release(self, _kind, _device, address) -> int:
-        place, held = self._held.pop(address)
-        if not held.is_clean():
-            self.faults.append("bytes next to a workspace were overwritten")
-        self._free.append(place)
-        return 0
 
 
 def _contents(call: KernelCall, inputs) -> Iterator[tuple[str, list[np.ndarray]]]:
@@ -141,7 +102,7 @@ class _Runner:
         with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
             tvm.compile(tvm.IRModule(functions), target).export_library(library)
         self._module = tvm.runtime.load_module(library)
-        self._workspaces = _Workspaces(library)
+        self._workspaces = Workspaces(library)
         self._places: dict[tuple[int, bool], Place] = defaultdict(Place)
 
     def run(self, first: int, send: Callable[[str], None]) -> None:

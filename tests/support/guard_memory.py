@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 
@@ -73,3 +74,40 @@ class Guarded:
         """Tell whether the rest of the pages is as it was."""
         before, behind = self._bytes[: self._inside.start], self._bytes[self._inside.stop :]
         return bool(np.all(before == self._fill) and np.all(behind == self._fill))
+
+
+class Workspaces:
+    """What kernels of a library allocate, in pages of their own."""
+
+    def __init__(self, library: str):
+        self._places = [Place() for _ in range(8)]
+        self._free = list(self._places)
+        self._held: dict[int, tuple] = {}
+        self._callbacks: list = []
+        self.at_end, self.fill, self.faults = True, 0, []
+        integer, size, pointer = ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p
+        loaded = ctypes.CDLL(library)
+        for name, kind, function in (
+            ("Alloc", (pointer, integer, integer, size, integer, integer), self._allocate),
+            ("Free", (integer, integer, integer, pointer), self._release),
+        ):
+            callback = ctypes.CFUNCTYPE(*kind)(function)
+            self._callbacks.append(callback)
+            # A library has only what its kernels use.
+            with contextlib.suppress(ValueError):
+                variable = pointer.in_dll(loaded, f"__TVMBackend{name}Workspace")
+                variable.value = ctypes.cast(callback, pointer).value
+
+    def _allocate(self, _kind, _device, size, _code, _bits) -> int:
+        place = self._free.pop()
+        held = place.hold(bytes([self.fill]) * size, (size,), "uint8", self.at_end, self.fill)
+        address = held.tensor.data_ptr()
+        self._held[address] = place, held
+        return address
+
+    def _release(self, _kind, _device, address) -> int:
+        place, held = self._held.pop(address)
+        if not held.is_clean():
+            self.faults.append("bytes next to a workspace were overwritten")
+        self._free.append(place)
+        return 0

@@ -14,26 +14,31 @@ import pickle
 import re
 import signal
 import sys
+import tempfile
 import traceback
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import tvm
 from guard import Case, Finding, SampleCase
-from guard_memory import Place
+from guard_memory import Place, Workspaces
+from machines import TARGETS
 from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.backend.cpu_generic import pipeline
 from tvm_ffi import structural_hash
 
+from relax_grad import _stages
 from relax_grad._compat import Analyzer, dtype_of
 from relax_grad.registry import declarations, operators
 from relax_grad.testing import _program, check
 from relax_grad.testing.samples import samples
+from relax_grad.transform import DispatchKernels
 
 #: As in the sweeps: what LLVM's optimizer makes of a kernel is not what is tested.
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
@@ -105,6 +110,8 @@ def _build(case: Case | SampleCase) -> _Program:
     """Differentiate a case; of its orders only the last is kept, which computes the ones before."""
     function, inputs, attrs, wrt, order, symbolic, _ = _details(case)
     _, function = check.resolve(function)
+    if not order:
+        function = functools.partial(_in_floats, function)
     arguments = _program.make_arguments(inputs, None, symbolic or {})
     program = _program.first_order(function, arguments, attrs, np.random.default_rng(0))
     module, name = program.module, "main"
@@ -116,6 +123,20 @@ def _build(case: Case | SampleCase) -> _Program:
     main = module[name].with_attr("global_symbol", "main")
     kept.pop(module.get_global_var(name), None)
     return _Program(case, tvm.IRModule({**kept, "main": main}), program.values())
+
+
+def _in_floats(function: Callable, *args, **attrs) -> relax.Expr:
+    """Return the floats of what a function returns, for a program that has only those as results."""
+    result = relax.BlockBuilder.current().emit(function(*args, **attrs))
+    if not isinstance(result.ty, relax.TupleType):
+        return _as_float(result)
+    fields = (relax.TupleGetItem(result, i) for i in range(len(result.ty.fields)))
+    emitted = [relax.BlockBuilder.current().emit(field) for field in fields]
+    return relax.Tuple([_as_float(field) for field in emitted])
+
+
+def _as_float(tensor: relax.Expr) -> relax.Expr:
+    return tensor if dtype_of(tensor.ty) in _FLOAT_DTYPES else relax.op.astype(tensor, "float32")
 
 
 def _calls_ours(module: tvm.IRModule) -> bool:
@@ -133,7 +154,7 @@ def _calls_ours(module: tvm.IRModule) -> bool:
 def _legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, _Kernel]]:
     """Legalize a module as TVM's pipeline for CPUs does, without fusing; tell what became of each op."""
     ops = defaultdict(set)
-    current = ["relax.backend.DispatchSortScan"]  # TVM dispatches before it legalizes
+    current = [_SORT_SCAN]  # TVM dispatches before it legalizes
     add_func = relax.BlockBuilder.add_func
 
     def traced_add_func(self, func, func_name):
@@ -157,6 +178,17 @@ def _legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, _Kernel]]:
             module = relax.transform.LegalizeOps(dict.fromkeys(legalizable, legalize))(module)
     finally:
         relax.BlockBuilder.add_func = add_func
+    kernels = _kernels_of(module, ops)
+    for name, kernel in kernels.items():
+        function = _unaligned(module[name])
+        module[name] = function
+        kernel.hash = str(structural_hash(function.without_attr("global_symbol")))
+        kernel.parameters, kernel.workspaces = function.params, _workspaces(function)
+    return module, kernels
+
+
+def _kernels_of(module: tvm.IRModule, ops: Mapping[str, set]) -> dict[str, _Kernel]:
+    """Return what the programs of a module call by ``call_tir``; those that write in place are left out."""
     kernels = {}
 
     def visit(expr):
@@ -168,13 +200,32 @@ def _legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, _Kernel]]:
     for _, function in module.functions_items():
         if isinstance(function, relax.Function):
             relax.analysis.post_order_visit(function, visit)
+    return kernels
+
+
+def _schedule(
+    module: tvm.IRModule, target: tvm.target.Target
+) -> tuple[tvm.IRModule, dict[str, _Kernel]]:
+    """Take a module through relax_grad's pipeline; tell what is called when all is fused and merged."""
+    kernels, ops = {}, defaultdict(set)
+    with target:
+        for each in _stages.passes(target, DispatchKernels(target)):
+            if each.info.name == "CallTIRRewrite":
+                kernels = _kernels_of(module, ops)
+            before = {variable.name_hint for variable in module.functions}
+            module = each(module)
+            if each.info.name == "DispatchSortScan":
+                after = {variable.name_hint for variable in module.functions}
+                ops.update({name: {_SORT_SCAN} for name in after - before})
     for name, kernel in kernels.items():
         function = _unaligned(module[name])
         module[name] = function
         kernel.hash = str(structural_hash(function.without_attr("global_symbol")))
-        kernel.parameters, kernel.workspaces = function.params, _workspaces(function)
     return module, kernels
 
+
+#: The pass by which TVM puts kernels of its own in the place of sorts and scans.
+_SORT_SCAN = "relax.backend.DispatchSortScan"
 
 _CALL_TIR, _CALL_TIR_INPLACE = Op.get("relax.call_tir"), Op.get("relax.call_tir_inplace")
 
@@ -212,10 +263,24 @@ def _exposed(function):
 class _Batch:
     """Programs that are compiled together, and how their kernels are run."""
 
-    def __init__(self, programs: Sequence[_Program], done: set, adversarial, ours, time_limit):
+    def __init__(
+        self, programs: Sequence[_Program], done: set, adversarial, ours, time_limit, machine
+    ):
         self.programs, self.adversarial, self.ours = programs, adversarial, ours
         self.time_limit = time_limit
         merged = _program.merge([program.module for program in programs])
+        self.workspaces: Workspaces | None = None  # of what allocates as it runs
+        if machine:
+            target = {**TARGETS[machine], "opt-level": 0}  # half of the time is LLVM's optimizer
+            self._schedule(merged, tvm.target.Target(target))
+        else:
+            self._legalize(merged)
+        self._machine.set_instrument(self._instrument)
+        self.done = done  # the kernels that were run, with their shapes
+        self.broken: set[str] = set()  # those that the programs cannot run
+        self._guarded: dict[str, list[bytes]] = {}  # the results of the one that is running
+
+    def _legalize(self, merged: tvm.IRModule) -> None:
         module, self.kernels = _legalize(merged)
         passes = pipeline.dataflow_lower_passes(TARGET) + pipeline.finalize_passes(TARGET)
         executable = tvm.compile(module, TARGET, relax_pipeline=tvm.transform.Sequential(passes))
@@ -228,10 +293,17 @@ class _Batch:
         compiled = tvm.compile(tvm.IRModule(exposed), TARGET) if exposed else {}
         for name in exposed:
             self.kernels[name].guarded = compiled[name]
-        self._machine.set_instrument(self._instrument)
-        self.done = done  # the kernels that were run, with their shapes
-        self.broken: set[str] = set()  # those that the programs cannot run
-        self._guarded: dict[str, list[bytes]] = {}  # the results of the one that is running
+
+    def _schedule(self, merged: tvm.IRModule, target: tvm.target.Target) -> None:
+        module, self.kernels = _schedule(merged, target)
+        nothing = tvm.transform.Sequential([])
+        executable = tvm.compile(module, target, relax_pipeline=nothing)
+        with tempfile.TemporaryDirectory() as folder:
+            library = str(Path(folder) / "programs.so")
+            executable.export_library(library)
+            loaded = tvm.runtime.load_module(library)
+            self.workspaces = Workspaces(library)
+        self._machine = relax.VirtualMachine(loaded, tvm.cpu())
 
     def run(self, first: int, send) -> None:
         """Run the programs from a number on, and send what happens; for a process that may end."""
@@ -245,7 +317,7 @@ class _Batch:
         kernel = self.kernels.get(str(symbol))
         if kernel is None or (self.ours and not kernel.ours):
             return 0
-        call = _Call(kernel, function, args)
+        call = _Call(kernel, function, args, self.workspaces)
         key = call.key
         if before and key in self.broken:
             for output in call.outputs():
@@ -257,7 +329,7 @@ class _Batch:
             self._guarded[key] = self._replays(call)
             self._send("done", None)
         elif not before and key in self._guarded:
-            found = [_bytes(output) for output in call.outputs()]
+            found = [_without_bits_of_nan(_bytes(o), str(o.dtype)) for o in call.outputs()]
             if self._guarded.pop(key) not in (None, found):
                 self._send("finding", [call.title, "the results differ from those without guards"])
         return 0
@@ -299,11 +371,20 @@ def _bytes(tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
+def _without_bits_of_nan(data: bytes, dtype: str) -> bytes:
+    """Let all NaN be the same: which one it is depends on which operand an instruction has in memory."""
+    numbers = np.frombuffer(data, _program.numpy_dtype(dtype))
+    if dtype not in _FLOAT_DTYPES:
+        return data
+    return np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers).tobytes()
+
+
 class _Call:
     """One call of a kernel: its arguments are tensors, read ones first, and integers for extents."""
 
-    def __init__(self, kernel: _Kernel, function, args):
+    def __init__(self, kernel: _Kernel, function, args, allocating: Workspaces | None):
         self.kernel, self.function, self.args = kernel, function, args
+        self.allocating = allocating
         self.tensors = [arg for arg in args if isinstance(arg, tvm.runtime.Tensor)]
 
     @property
@@ -329,6 +410,8 @@ class _Call:
     @functools.cached_property
     def workspaces(self) -> list[tuple]:
         """Shape and dtype of each buffer that the kernel allocates."""
+        if not self.kernel.workspaces:
+            return []
         analyzer, known = Analyzer(), set()
         for parameter, arg in zip(self.kernel.parameters, self.args, strict=True):
             if isinstance(arg, tvm.runtime.Tensor):
@@ -364,6 +447,8 @@ class _Call:
         ]
         args += [hold(shape, dtype) for shape, dtype in self.workspaces]
         raised = False
+        if self.allocating:
+            self.allocating.at_end, self.allocating.fill = at_end, fill
         try:
             (self.kernel.guarded or self.function)(*args)
         except Exception:  # an error is no access out of bounds
@@ -373,7 +458,15 @@ class _Call:
             faults.append("bytes next to a buffer were overwritten")
         if [buffer.data() for buffer in buffers[: len(inputs)]] != list(inputs):
             faults.append("an input was overwritten")
-        results = [buffer.data() for buffer in buffers[len(inputs) : len(self.tensors)]]
+        if self.allocating:
+            faults += self.allocating.faults
+            self.allocating.faults = []
+        results = [
+            _without_bits_of_nan(buffer.data(), str(tensor.dtype))
+            for buffer, tensor in zip(
+                buffers[len(inputs) : len(self.tensors)], self.outputs(), strict=True
+            )
+        ]
         return None if raised else results, faults
 
 
@@ -502,7 +595,7 @@ def _run_child(batch: _Batch, first: int, write: int) -> None:
 
 
 def main() -> None:
-    cases, adversarial, ours, time_limit = pickle.load(sys.stdin.buffer)
+    cases, adversarial, ours, time_limit, machine = pickle.load(sys.stdin.buffer)
     done: set[str] = set()
     replays = 0
 
@@ -522,7 +615,7 @@ def main() -> None:
             programs = [_build(case) for case in chunk]
             if ours:
                 programs = [program for program in programs if _calls_ours(program.module)]
-            batch = _Batch(programs, done, adversarial, ours, time_limit)
+            batch = _Batch(programs, done, adversarial, ours, time_limit, machine)
             replays += _check(batch, report)
     counts = {"kernels": len(done), "ours": sum(" True " in key for key in done)}
     print(json.dumps({**counts, "replays": replays}))

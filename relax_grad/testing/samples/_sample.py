@@ -123,9 +123,21 @@ class Sample:
 
 
 def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:
-    """Give an operator its samples: decorates a generator of :class:`Sample` that takes a NumPy generator."""
+    """Give an operator its samples: decorates a generator of :class:`Sample` that takes a NumPy generator.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the operator's name is no text, the generator is no function, or there are samples already.
+    """
+    if not isinstance(op, str):
+        raise TypeError(f"op must be the name of an operator, but it is {op!r}")
 
     def decorate(maker: SampleMaker) -> SampleMaker:
+        if not callable(maker):
+            raise TypeError(
+                f"what makes the samples of {op} must be a function, but it is {maker!r}"
+            )
         if op in _makers:
             raise ValueError(f"{op} has samples already")
         _makers[op] = maker
@@ -140,7 +152,15 @@ def sampled_operators() -> list[str]:
 
 
 def samples(op: str) -> list[Sample]:
-    """Return the samples of an operator; the same ones at every call."""
+    """Return the samples of an operator; the same ones at every call.
+
+    Raises
+    ------
+    ValueError
+        If there are no samples of that name.
+    """
+    if not isinstance(op, str) or op not in _makers:
+        raise ValueError(f"there are no samples of an operator named {op!r}")
     return [replace(sample, op=op) for sample in _makers[op](np.random.default_rng(0))]
 
 
