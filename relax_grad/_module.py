@@ -58,13 +58,17 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
 def _bound_twice(function: relax.Function) -> set[relax.Var]:
     bound: set[relax.Var] = set()
     twice: set[relax.Var] = set()
-
-    def visit(expr) -> None:
-        for block in expr.blocks if isinstance(expr, relax.SeqExpr) else ():
+    bodies = [function.body]
+    while bodies:
+        body = bodies.pop()
+        for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
             for binding in block.bindings:
                 (twice if binding.var in bound else bound).add(binding.var)
-
-    relax.analysis.post_order_visit(function, visit)
+                value = binding.value
+                if isinstance(value, relax.If):
+                    bodies += [value.true_branch, value.false_branch]
+                elif isinstance(value, relax.Function):
+                    bodies.append(value.body)
     return twice
 
 
@@ -104,12 +108,7 @@ def is_known(found: relax.Type, wanted: relax.Type) -> bool:
 def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
     """Return the functions that the Relax functions among some refer to."""
     found: set[GlobalVar] = set()
-
-    def visit(expr) -> None:
-        if isinstance(expr, GlobalVar):
-            found.add(expr)
-
     for function in functions:
         if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
+            found.update(relax.analysis.all_global_vars(function))
     return found

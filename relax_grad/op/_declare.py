@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tvm
@@ -29,7 +30,7 @@ def declare_op(
     attrs_type: str | None = None,
     *,
     requires_argument_shapes: bool = True,
-) -> None:
+) -> Callable[..., relax.Call]:
     """Add the operator ``relax.grad.<name>`` and its builder ``tvm.relax.op.grad.<name>``.
 
     TVMScript prints a call of it as ``R.grad.<name>(...)`` and parses that back with the builder,
@@ -50,6 +51,11 @@ def declare_op(
         The type key of the attributes, for example ``"relax.attrs.Conv2DAttrs"``.
     requires_argument_shapes : bool
         False for an operator whose legalization gives unknown extents of its arguments a name.
+
+    Returns
+    -------
+    builder : Callable
+        The builder, which refuses what is no argument. It takes the builder's place in its module too.
     """
     op_name = f"relax.grad.{name}"
     if op_name not in Op.list_op_names():
@@ -64,7 +70,16 @@ def declare_op(
         op.set_attr("FPurity", True)
         op.set_attr("RequiresArgumentShapes", requires_argument_shapes)
         own_operator(op_name)
-    setattr(relax_op_grad, name, _checked(builder, op_name, arguments))
+    checked = builder if hasattr(builder, _CHECKED) else _checked(builder, op_name, arguments)
+    setattr(relax_op_grad, name, checked)
+    home = sys.modules.get(builder.__module__)
+    if getattr(home, builder.__name__, None) is builder:
+        setattr(home, builder.__name__, checked)
+    return checked
+
+
+#: What marks a builder that :func:`_checked` has returned.
+_CHECKED = "_refuses_what_is_no_argument"
 
 
 def _checked(
@@ -72,6 +87,9 @@ def _checked(
 ) -> Callable[..., relax.Call]:
     """Refuse what is no argument before TVM sees it, which takes any object for a pointer to an expression."""
     signature = inspect.signature(builder)
+    numbers_too = {
+        n for n, p in signature.parameters.items() if "int" in str(p.annotation).split(" | ")
+    }
 
     @functools.wraps(builder)
     def build(*args, **kwargs) -> relax.Call:
@@ -80,6 +98,8 @@ def _checked(
         except TypeError as error:
             raise TypeError(f"{op_name}: {error}; it takes {signature}") from None
         for name, kind, _ in arguments:
+            if name in numbers_too and isinstance(found.get(name), numbers.Integral):
+                continue
             if name in found and not _is_of_kind(found[name], kind):
                 wanted = next(text for key, text in _KINDS.items() if key in kind)
                 raise TypeError(
@@ -89,6 +109,7 @@ def _checked(
         with _refusals(op_name):
             return builder(*args, **kwargs)
 
+    setattr(build, _CHECKED, True)
     return build
 
 

@@ -11,6 +11,8 @@ the shape of what is produced in the place of the tensor itself, as in ``torch.n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from tvm import relax
 from tvm.ir import Op
 
@@ -141,8 +143,8 @@ def _checked_result(call, ctx, output_grad, data_shape, weight_shape, dtype, res
     return relax.TensorType(result_shape, dtype)
 
 
-def _declare(rank: int):
-    """Add the two operators of a rank and return their builders."""
+def _declare(rank: int) -> Iterator[Callable]:
+    """Add the two operators of a rank and yield their builders."""
     backward_data, backward_weight = _backward_data(rank), _backward_weight(rank)
     output_grad = (
         "output_grad",
@@ -161,10 +163,9 @@ def _declare(rank: int):
         (backward_data, [output_grad, data_shape, weight], _infer_backward_data),
         (backward_weight, [output_grad, data, weight_shape], _infer_backward_weight),
     ):
-        declare_op(
+        yield declare_op(
             builder.__name__, arguments, infer_type, builder, f"relax.attrs.Conv{rank}DAttrs"
         )
-    return backward_data, backward_weight
 
 
 (

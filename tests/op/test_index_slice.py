@@ -112,7 +112,9 @@ def test_wrong_rank_of_output_grad(operator):
 def test_what_the_forward_operators_refuse():
     with pytest.raises(ValueError, match="axis"):
         type_of(static(axes=[3]))
-    with pytest.raises(tvm.error.InternalError, match="same length"):
+    with pytest.raises(
+        ValueError, match=r"relax\.grad\.strided_slice_backward_data: .*same length"
+    ):
         static(begin=[1, 2])
     with pytest.raises(ValueError, match=r"relax\.grad\.dynamic.*number of indices"):
         type_of(dynamic(slices=bounds(2)))
