@@ -30,6 +30,7 @@ NOT_DRAWN = {
         ),
         "it needs more than a device to run",
     ),
+    "relax.quantize": "it has numbers that are large",
     "relax.dequantize": 'a result is of type R.Tensor((2, 3), dtype="float32")',
     "relax.grad.concat_backward_tensors": "a result has the shape (0, 3)",
     "relax.nn.attention_var_len": "TVM does not parse back what it prints",
