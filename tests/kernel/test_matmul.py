@@ -47,6 +47,23 @@ def test_sizes_around_the_tile(target, transpose_a, transpose_b):
 
 
 @each_target
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_what_tasks_copy_of_a(target, transpose_b):
+    """Rows that share few sets of a cache, and a transposed A: of several tasks, stretches and products."""
+    rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
+    products = [
+        Matmul(93, 70, 512, False, transpose_b),
+        Matmul(45, 131, 1024, False, transpose_b, 3),
+        Matmul(47, 64, 512, False, transpose_b, 5, shared_a=True),
+        Matmul(rows, 64, 512, False, transpose_b, batch),
+        Matmul(417, 70, 300, True, transpose_b),
+        Matmul(93, 600, 520, True, transpose_b, 2, shared_a=True),
+        Matmul(97, 70, rows, True, transpose_b, batch),
+    ]
+    check(products, target, {"rows": 1, "batch": 3}, {"rows": 301, "batch": 2})
+
+
+@each_target
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_few_rows_or_one_column(target, transpose_a, transpose_b):
@@ -87,13 +104,13 @@ def test_symbolic_rows_and_batch(target):
 
 @st.composite
 def products(draw):
-    size = st.integers(1, 80)
+    size = st.one_of(st.integers(1, 80), st.integers(1, 200))
     batch = draw(st.sampled_from([1, 1, 2, 5]))
     shared = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     return Matmul(
         draw(size),
         draw(size),
-        draw(st.integers(1, 700)),
+        draw(st.one_of(st.integers(1, 700), st.just(512))),
         draw(st.booleans()),
         draw(st.booleans()),
         batch,
