@@ -66,10 +66,10 @@ def _each(columns: Sequence[str], make: Callable[[str], Contestant]) -> dict[str
 def _attempt(make: Callable[[str], Contestant], column: str) -> Contestant | None:
     try:
         return make(column)
-    except Exception:
+    except Exception:  # What another framework cannot do, for any reason, is no reason to stop.
         if column in ("relax_grad", "torch"):
             raise
-        traceback.print_exc()  # What another framework cannot do is no reason to stop.
+        traceback.print_exc()
         return None
 
 

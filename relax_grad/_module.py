@@ -8,6 +8,8 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
+from .activity import bindings_of
+
 
 def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
     """Return a Relax function of a module.
@@ -58,17 +60,12 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
 def _bound_twice(function: relax.Function) -> set[relax.Var]:
     bound: set[relax.Var] = set()
     twice: set[relax.Var] = set()
-    bodies = [function.body]
-    while bodies:
-        body = bodies.pop()
-        for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
-            for binding in block.bindings:
-                (twice if binding.var in bound else bound).add(binding.var)
-                value = binding.value
-                if isinstance(value, relax.If):
-                    bodies += [value.true_branch, value.false_branch]
-                elif isinstance(value, relax.Function):
-                    bodies.append(value.body)
+    functions = [function]
+    while functions:
+        for binding in bindings_of(functions.pop().body):
+            (twice if binding.var in bound else bound).add(binding.var)
+            if isinstance(binding.value, relax.Function):
+                functions.append(binding.value)
     return twice
 
 

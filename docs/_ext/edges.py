@@ -598,7 +598,7 @@ def of_torch(edge: Edge) -> dict[str, str] | None:
         gradients = torch.autograd.grad(
             value.sum(), leaves, allow_unused=True, materialize_grads=True
         )
-    except Exception as error:
+    except Exception as error:  # what it refuses, by any error, is what the page says
         return _refused(error)
     return show(value.detach().numpy(), [gradient.numpy() for gradient in gradients])
 
@@ -615,7 +615,7 @@ def of_jax(edge: Edge) -> dict[str, str] | None:
         try:
             value = edge.jax(jax, *arrays)
             gradients = jax.grad(lambda *a: edge.jax(jax, *a).sum(), floats)(*arrays)
-        except Exception as error:
+        except Exception as error:  # as above
             return _refused(error)
         return show(np.asarray(value), [np.asarray(gradient) for gradient in gradients])
 

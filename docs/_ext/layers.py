@@ -73,12 +73,12 @@ PARTS = {
 #: What every part may import; of these too, none imports one that stands before it.
 BASE = {
     "coverage": "what is known of the gradients of all operators",
+    "_module": "what is done with modules again and again",
     "activity": "which variables a gradient passes through",
     "registry": "how rules are registered, and what is registered",
     "target": "the processor that is compiled for",
     "threads": "the number of threads that kernels run in",
     "_layout": "layouts of tensors, and indices in them",
-    "_module": "what is done with modules again and again",
     "errors": "the errors that are raised",
     "_compat": "the differences of the versions of TVM; nothing else knows them",
 }

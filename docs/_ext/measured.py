@@ -21,6 +21,7 @@ class Measured(SphinxDirective):
     file: str
 
     def lines(self, measured: dict) -> Iterator[str]:
+        """Yield the lines of what a file holds: each page's own directive says which."""
         raise NotImplementedError
 
     def run(self):

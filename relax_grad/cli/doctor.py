@@ -184,7 +184,7 @@ def _check() -> Iterator[Problem]:
         start = time.perf_counter()
         try:
             check()
-        except Exception as error:
+        except Exception as error:  # whatever is broken is what this is to report
             verdict = "FAILED"
             yield Problem(
                 f"{name}: {type(error).__name__}: {last_line(error)}",

@@ -19,12 +19,20 @@ from ..target import CPU
 from ._blocks import schedule_blocks
 from ._emit import Elements
 from ._fuse import Group, flat, fuse
-from ._merge import Merged, Part, is_pointwise, merge
+from ._merge import Merged, Part, Pointwise, merge, pointwise
 from ._nest import is_buffer, nests_of, product
 from ._reduce import Reduction
 from ._stream import Stream
 
-__all__ = ["MARK", "Part", "is_pointwise", "merge", "schedule", "schedule_merged"]
+__all__ = [
+    "MARK",
+    "Part",
+    "Pointwise",
+    "merge",
+    "pointwise",
+    "schedule",
+    "schedule_merged",
+]
 
 #: The attribute of a function that is scheduled.
 MARK = "tirx.is_scheduled"

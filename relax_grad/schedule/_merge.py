@@ -20,12 +20,31 @@ _LARGEST = 400
 
 
 @dataclass(frozen=True)
+class Pointwise:
+    """A function of which each element of the result comes from the elements at its own place.
+
+    Attributes
+    ----------
+    params : Sequence[tirx.Var]
+        The arguments, then the result: tensors all of them.
+    nests : Sequence[Nest]
+        What it computes.
+    allocated : Sequence[tirx.Buffer]
+        What it keeps between them.
+    """
+
+    params: Sequence[tirx.Var]
+    nests: Sequence[Nest]
+    allocated: Sequence[tirx.Buffer]
+
+
+@dataclass(frozen=True)
 class Part:
     """A function that is called with certain tensors.
 
     Attributes
     ----------
-    function : tirx.PrimFunc
+    function : Pointwise
         Takes the arguments, then the result.
     tensors : Sequence[Hashable]
         What its parameters are: parts with a tensor in common name it alike.
@@ -33,7 +52,7 @@ class Part:
         The extents of each, integers or variables that all parts have in common.
     """
 
-    function: tirx.PrimFunc
+    function: Pointwise
     tensors: Sequence[Hashable]
     shapes: Sequence[Sequence[tirx.PrimExpr]]
 
@@ -51,13 +70,15 @@ class Merged:
         return fuse(self.nests, [*self.allocated, *(self.buffers[each] for each in dropped)])
 
 
-def is_pointwise(function: tirx.PrimFunc) -> bool:
-    """Tell whether each element of a function's result comes from the elements at its own place.
+def pointwise(function: tirx.PrimFunc) -> Pointwise | None:
+    """Return a function as one of elements; None where it is not.
 
     What an operand is broadcast along does not count. A function that only copies is none.
     """
     found = nests_of(function)
-    return found is not None and _is_pointwise(found[0])
+    if found is None or not _is_pointwise(found[0]) or not all(map(is_buffer, function.params)):
+        return None
+    return Pointwise(list(function.params), *found)
 
 
 def _is_pointwise(nests: Sequence[Nest]) -> bool:
@@ -103,26 +124,21 @@ def merge(parts: Sequence[Part]) -> Merged | None:
 
 def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]] | None:
     """Return the nests of a part, over the buffers of all parts, and what it allocates."""
-    found = nests_of(part.function)
-    if (
-        found is None
-        or not _is_pointwise(found[0])
-        or not all(map(is_buffer, part.function.params))
-    ):
-        return None
+    function = part.function
     extents = {}
     own = {}
-    for name, param, shape in zip(part.tensors, part.function.params, part.shapes, strict=True):
+    for name, param, shape in zip(part.tensors, function.params, part.shapes, strict=True):
         own[param] = buffers[name]
         for extent, wanted in zip(param.shape, shape, strict=True):
             if isinstance(extent, tirx.Var):
                 extents[extent] = wanted
             elif not isinstance(extent, tirx.IntImm):
                 return None
-    for buffer in found[1]:
+    for buffer in function.allocated:
         shape = [substitute(extent, extents) for extent in buffer.shape]
         own[buffer] = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)
-    return [_over(nest, own, extents) for nest in found[0]], [own[each] for each in found[1]]
+    nests = [_over(nest, own, extents) for nest in function.nests]
+    return nests, [own[each] for each in function.allocated]
 
 
 def _over(nest: Nest, buffers: dict, extents: dict) -> Nest:

@@ -11,10 +11,11 @@ from tvm.ir import Op
 from ..dispatch import Calls, Kernel, Saving, Site, Use, find_kernel, find_saving
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
+from ._target import TargetPass
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchKernels")
-class DispatchKernels:
+class DispatchKernels(TargetPass):
     """Replace calls of operators by calls of the kernels in ``relax_grad.kernel``, where there is one.
 
     What is left is for ``LegalizeOps``. Calls of the same shapes and attributes share a kernel. Where later calls of a
@@ -48,11 +49,11 @@ class DispatchKernels:
             raise ValueError(
                 f"winograd_tile must be one of {sizes}, or 0 for none, but it is {winograd_tile!r}"
             )
-        self._target, self._winograd_tile = target, winograd_tile or 0
+        super().__init__(target)
+        self._winograd_tile = winograd_tile or 0
 
-    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        cpu = CPU.current(self._target)
-        return mod if cpu is None else _Dispatch(mod, cpu, self._winograd_tile).module()
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
+        return _Dispatch(mod, cpu, self._winograd_tile).module()
 
 
 @relax.expr_functor.mutator

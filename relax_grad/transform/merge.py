@@ -12,8 +12,9 @@ from tvm_ffi import structural_equal
 
 from .._compat import dtype_of
 from .._module import referred_to, with_functions
-from ..schedule import MARK, Part, is_pointwise, merge, schedule_merged
+from ..schedule import MARK, Part, Pointwise, merge, pointwise, schedule_merged
 from ..target import CPU
+from ._target import TargetPass
 from .memory import writes_in_place
 
 _CALL_TIR = Op.get("relax.call_tir")
@@ -23,7 +24,7 @@ _FAR = 8
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.MergeElements")
-class MergeElements:
+class MergeElements(TargetPass):
     """Make one loop, with several results, of the loops over elements that go along with each other.
 
     Fusion makes one function of a chain that ends in one tensor. An optimizer's update ends in several: the moments
@@ -37,12 +38,8 @@ class MergeElements:
         compile for leaves the module as it is.
     """
 
-    def __init__(self, target: tvm.target.Target | str | dict | None = None):
-        self._target = target
-
-    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        cpu = CPU.current(self._target)
-        return mod if cpu is None else _Merger(mod, cpu).module()
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
+        return _Merger(mod, cpu).module()
 
 
 @dataclass
@@ -80,7 +77,7 @@ class _Merger(relax.PyExprMutator):
     def __init__(self, mod: tvm.IRModule, cpu: CPU):
         super().__init__(mod)
         self._mod, self._cpu = mod, cpu
-        self._pointwise: dict[GlobalVar, bool] = {}
+        self._pointwise: dict[GlobalVar, Pointwise | None] = {}
         self._merged: dict = {}
         self._functions: dict = {}
         self._replaced: set[GlobalVar] = set()
@@ -153,7 +150,7 @@ class _Merger(relax.PyExprMutator):
     def _merge(self, call: _Call):
         if call.key not in self._merged:
             parts = [
-                Part(self._mod[name], tensors, shapes)
+                Part(self._pointwise[name], tensors, shapes)
                 for name, tensors, shapes in zip(call.names, call.tensors, call.shapes, strict=True)
             ]
             self._merged[call.key] = merge(parts)
@@ -173,8 +170,8 @@ class _Merger(relax.PyExprMutator):
         if name not in self._pointwise:
             function = self._mod[name]
             is_free = isinstance(function, tirx.PrimFunc) and not (function.attrs or {}).get(MARK)
-            self._pointwise[name] = is_free and is_pointwise(function)
-        return self._pointwise[name]
+            self._pointwise[name] = pointwise(function) if is_free else None
+        return self._pointwise[name] is not None
 
     def _needed(self, items: Sequence[_Item]) -> set[relax.Var]:
         """Return the results that something else than what they are merged with uses."""

@@ -10,10 +10,11 @@ from tvm.tirx.buffer import BufferType
 from .._compat import dtype_of, replace_attrs
 from ..schedule import MARK, schedule
 from ..target import CPU
+from ._target import TargetPass
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
-class ScheduleLoops:
+class ScheduleLoops(TargetPass):
     """Schedule the loops of every function of tensor expressions that is not scheduled yet.
 
     The functions rely on no alignment of their tensors but that of the elements: one of PyTorch may begin anywhere.
@@ -25,13 +26,7 @@ class ScheduleLoops:
         compile for leaves the module as it is.
     """
 
-    def __init__(self, target: tvm.target.Target | str | dict | None = None):
-        self._target = target
-
-    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        cpu = CPU.current(self._target)
-        if cpu is None:
-            return mod
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
         for variable, function in mod.functions_items():
             if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
                 scheduled = _unaligned(schedule(function, cpu))

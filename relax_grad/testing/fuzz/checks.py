@@ -120,14 +120,14 @@ def check_one(program: Program, settings: Settings) -> Outcome:
     """Check a program; that it does not compile is a failure of its own."""
     try:
         return check([program], settings)[0]
-    except Exception as error:
+    except Exception as error:  # any is a finding
         return Outcome(_failure("compilation", error))
 
 
 def _record(outcome: Outcome, kind: str, function) -> bool:
     try:
         function()
-    except Exception as error:
+    except Exception as error:  # any is a finding
         outcome.failure = _failure(kind, error)
         return False
     return True

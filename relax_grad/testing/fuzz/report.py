@@ -20,7 +20,7 @@ from tvm import relax
 from tvm.script import from_source
 
 import relax_grad  # registers the gradients
-from relax_grad.transform import Gradient, LiftBranches  # noqa: F401
+from relax_grad.transform import Gradient, LiftBranches  # noqa: F401  (programs may use either)
 
 SOURCE = """\\
 {source}"""

@@ -220,7 +220,7 @@ def _work(function: Callable, sender) -> None:
         os.dup2(nowhere, 2)
         try:
             found = function()
-        except Exception as error:
+        except Exception as error:  # any: the process that waits must hear of it
             found = Failure("batch", f"{type(error).__name__}: {error}")
         sender.send(found)
         code = 0
