@@ -133,6 +133,16 @@ def _products() -> Iterator[KernelCase]:
     yield KernelCase(
         "relax.matmul", [(21, 33), (N, 21)], lambda _, a, b: matmul(turn(a), turn(b)), detail="TT"
     )
+    # Rows that lie multiples of 2 KB apart are copied before they are multiplied.
+    yield KernelCase(
+        "relax.matmul", [(N, 512), (512, 70)], lambda _, a, b: matmul(a, b), detail="a is copied"
+    )
+    yield KernelCase(
+        "relax.matmul",
+        [(3, 45, 512), (N, 512)],
+        lambda _, a, b: matmul(a, turn(b)),
+        detail="a is copied, NT",
+    )
 
 
 #: Attributes, data, weight and result; the results have a batch too.
