@@ -13,8 +13,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS / "_ext"))
 
 import edges  # noqa: E402
+import measure_edges  # noqa: E402
 
-MEASURED = json.loads(edges.RESULTS.read_text())
+MEASURED = json.loads(measure_edges.RESULTS.read_text())
 ROWS = {row["call"]: row for row in MEASURED["edges"]}
 EDGES = edges.edges()
 
@@ -40,12 +41,12 @@ def test_relax_grad_gives_what_the_page_says():
     measured = MEASURED["about"]["tvm"]
     if tvm.__version__.split(".")[:2] != measured.split(".")[:2]:
         pytest.skip(f"forward operators are TVM's; the page was measured with TVM {measured}")
-    found = dict(zip(ROWS, edges.of_relax_grad(EDGES), strict=True))
+    found = dict(zip(ROWS, measure_edges.of_relax_grad(EDGES), strict=True))
     assert wrong(found, "relax_grad") == {}
 
 
 def test_pytorch_gives_what_the_page_says(torch):
-    assert wrong({edge.call: edges.of_torch(edge) for edge in EDGES}, "torch") == {}
+    assert wrong({edge.call: measure_edges.of_torch(edge) for edge in EDGES}, "torch") == {}
 
 
 @pytest.mark.slow
@@ -53,7 +54,7 @@ def test_jax_gives_what_the_page_says():
     jax = pytest.importorskip("jax", reason="JAX is not installed, the page has what it gave")
     if jax.__version__ != MEASURED["about"]["jax"]:
         pytest.skip(f"the page was measured with JAX {MEASURED['about']['jax']}")
-    assert wrong({edge.call: edges.of_jax(edge) for edge in EDGES}, "jax") == {}
+    assert wrong({edge.call: measure_edges.of_jax(edge) for edge in EDGES}, "jax") == {}
 
 
 def test_what_differs_from_pytorch_has_a_reason():
