@@ -80,8 +80,7 @@ class Workspaces:
     """What kernels of a library allocate, in pages of their own."""
 
     def __init__(self, library: str):
-        self._places = [Place() for _ in range(8)]
-        self._free = list(self._places)
+        self._free: list[Place] = []
         self._held: dict[int, tuple] = {}
         self._callbacks: list = []
         self.at_end, self.fill, self.faults = True, 0, []
@@ -99,7 +98,7 @@ class Workspaces:
                 variable.value = ctypes.cast(callback, pointer).value
 
     def _allocate(self, _kind, _device, size, _code, _bits) -> int:
-        place = self._free.pop()
+        place = self._free.pop() if self._free else Place()
         held = place.hold(bytes([self.fill]) * size, (size,), "uint8", self.at_end, self.fill)
         address = held.tensor.data_ptr()
         self._held[address] = place, held
