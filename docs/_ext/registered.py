@@ -37,13 +37,13 @@ class OperatorCoverage(Generated):
     def lines(self):
         found = coverage()
         yield from [f"{summary(found)}.", ""]
-        yield from [".. list-table::", "   :header-rows: 1", "   :widths: 30 10 12 20 28", ""]
+        yield from [".. list-table::", "   :header-rows: 1", "   :widths: 30 10 12 48", ""]
         yield from ["   * - operator", "     - gradient", "     - rule"]
-        yield from ["     - of the arguments", "     - reason"]
+        yield "     - of the arguments, or why there is none"
         for item in found:
             name, kind, rule, arguments, _ = row(item)
             yield f"   * - ``{name}``"
-            cells = (kind, rule, arguments, item.classification.reason or "")
+            cells = (kind, rule, item.classification.reason or arguments)
             yield from (f"     - {_escaped(cell)}" for cell in cells)
 
 
