@@ -29,7 +29,7 @@ accuracy: $(STAMP)bench ## measure the error of every gradient, into docs/_measu
 	$(BIN)/python benchmarks/accuracy.py $(ARGS)
 
 test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it is installed
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(STAMP)test,examples,docs ## run the long sweeps
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)

@@ -228,7 +228,9 @@ def test_initial_values():
 class TestLayouts:
     """The same training in both layouts, from the same weights on the same batches."""
 
-    @pytest.fixture(scope="class", params=["resnet9", "lenet"])
+    @pytest.fixture(
+        scope="class", params=[pytest.param("resnet9", marks=pytest.mark.slow), "lenet"]
+    )
     @staticmethod
     def runs(request, target):
         trainers = [make_trainer(target, request.param, layout) for layout in ("nchw", "nhwc")]

@@ -16,24 +16,36 @@ from hypothesis import strategies as st
 
 from relax_grad.testing.fuzz.differential import TARGET
 
-__all__ = ["BATCH", "TARGET", "at_length", "batches"]
+__all__ = ["BATCH", "TARGET", "at_length", "batches", "without_assertions"]
 
 #: The cases that are compiled together.
 BATCH = 25
 
 
+def without_assertions(test: Callable) -> Callable:
+    """Let a test compile kernels without what they assert of their arguments.
+
+    That is half of their code, and of the time to compile them.
+    """
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+            return test(*args, **kwargs)
+
+    return run
+
+
 def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
     """The settings of a test that takes ``batches``, and checks this many cases in all.
 
-    ``more`` are further settings. The first batch that is drawn holds the simplest case only.
-
-    What a kernel asserts of its arguments is left out, which is half of its code and of the time to compile
-    it. A batch that fails is not made smaller, which would take longer than the sweep: the error names the
+    ``more`` are further settings. The first batch that is drawn holds the simplest case only. Kernels assert
+    nothing of their arguments. A batch that fails is not made smaller, which would take longer than the sweep: the error names the
     case.
     """
 
     def decorate(test):
-        test.hypothesis.inner_test = _without_assertions(test.hypothesis.inner_test)
+        test.hypothesis.inner_test = without_assertions(test.hypothesis.inner_test)
         return settings(
             max_examples=-(-cases // batch),
             deadline=None,
@@ -52,12 +64,3 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
 def batches(case: st.SearchStrategy, batch: int = BATCH) -> st.SearchStrategy:
     """Lists of cases to check together."""
     return st.lists(case, min_size=batch, max_size=batch)
-
-
-def _without_assertions(test: Callable) -> Callable:
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-            return test(*args, **kwargs)
-
-    return run
