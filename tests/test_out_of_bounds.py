@@ -182,7 +182,9 @@ def test_index_put_and_slice_scatter(machine):
     check_out_of_bounds(cases, machine=machine)
 
 
-@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize(
+    "reduction", ["mean", *(pytest.param(each, marks=pytest.mark.slow) for each in ("none", "sum"))]
+)
 def test_nll_loss(reduction, machine):
     cases = []
     for dtype, ignore_index in itertools.product(["int32", "int64"], [-100, 2, 255, INT32.min]):

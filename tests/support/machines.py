@@ -27,12 +27,18 @@ def runs_here(name: str) -> bool:
 
 
 def each_target(function):
-    """Run a test, which takes ``target``, for each vector width that this machine has."""
+    """Run a test, which takes ``target``, for each vector width that this machine has.
+
+    The narrowest, which none of the machines of the last ten years needs, is for the long sweeps.
+    """
     params = [
         pytest.param(
             tvm.target.Target(target),
             id=name,
-            marks=pytest.mark.skipif(not runs_here(name), reason=f"this machine has no {name}"),
+            marks=[
+                pytest.mark.skipif(not runs_here(name), reason=f"this machine has no {name}"),
+                *([pytest.mark.slow] if name == "sse" else []),
+            ],
         )
         for name, target in TARGETS.items()
     ]
