@@ -8,6 +8,8 @@ together, by :func:`relax_grad.testing.check_many_against_torch` or ``kernels.ch
 from __future__ import annotations
 
 import functools
+import math
+import os
 from collections.abc import Callable
 
 import tvm
@@ -20,6 +22,9 @@ __all__ = ["BATCH", "TARGET", "at_length", "batches", "without_assertions"]
 
 #: The cases that are compiled together.
 BATCH = 25
+
+#: How many of its cases a sweep checks: a machine that has no hour for them takes a share, the same at every run.
+SHARE = float(os.environ.get("SWEEP_SHARE", "1"))
 
 
 def without_assertions(test: Callable) -> Callable:
@@ -37,17 +42,19 @@ def without_assertions(test: Callable) -> Callable:
 
 
 def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
-    """The settings of a test that takes ``batches``, and checks this many cases in all.
+    """The settings of a test that takes ``batches``, and checks this many cases in all, or their ``SHARE``.
 
     ``more`` are further settings. The first batch that is drawn holds the simplest case only. Kernels assert
-    nothing of their arguments. A batch that fails is not made smaller, which would take longer than the sweep: the error names the
-    case.
+    nothing of their arguments. A batch that fails is not made smaller, which would take longer than the
+    sweep: the error names the case.
     """
+
+    number = math.ceil(cases / batch)
 
     def decorate(test):
         test.hypothesis.inner_test = without_assertions(test.hypothesis.inner_test)
         return settings(
-            max_examples=-(-cases // batch),
+            max_examples=min(number, max(2, math.ceil(number * SHARE))),
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],
             suppress_health_check=[
