@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tvm
 
 import relax_grad  # noqa: F401  (registers the gradients that the tests check)
+from relax_grad.testing._program import without_assertions
 
 #: Folders whose tests compile kernels without what they assert of their arguments, which is half of their code; of
 #: every operator they do assert it in testing/test_samples.py.
@@ -19,7 +19,7 @@ def pytest_runtest_call(item):
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     if folder not in WITHOUT_ASSERTIONS:
         return (yield)
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+    with without_assertions():
         return (yield)
 
 

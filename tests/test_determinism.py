@@ -19,6 +19,8 @@ from machines import TARGETS, runs_here
 from programs import to_numpy
 from tvm import relax
 
+from relax_grad.testing._program import without_assertions
+
 WORKER = Path(__file__).parent / "support" / "thread_worker.py"
 STEPS = {"convolutional": training_steps.convolutional, "transformer": training_steps.transformer}
 TARGET = tvm.target.Target(TARGETS[[name for name in TARGETS if runs_here(name)][-1]])
@@ -39,7 +41,7 @@ def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
         call = kernel_of(case, TARGET, None)
         functions[f"kernel{i}"] = call.function.with_attr("global_symbol", f"kernel{i}")
         jobs.append([f"kernel{i}", *call.at(67)])
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+    with without_assertions():
         library = tvm.compile(tvm.IRModule(functions), TARGET)
     library.export_library(str(folder / "kernels.so"))
     for name in names:

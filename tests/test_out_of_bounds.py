@@ -330,7 +330,7 @@ def test_regions(op, machine):
             for i, each in enumerate(settings)
         ],
         machine=machine,
-        time_limit=5,  # regions of many samples are told from what does not end by nothing else
+        time_limit=5,  # all of it is waited for where a region has 3e9 samples: ENDLESS in guard.py
     )
 
 

@@ -7,7 +7,8 @@ the bindings of the differentiated program, so that its gradient is the next ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -234,6 +235,16 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         for direction, param in zip(directions, params, strict=True)
     ]
     return Program(bb.get(), (*arguments, *directions))
+
+
+@contextmanager
+def without_assertions() -> Iterator[None]:
+    """Compile kernels without what they assert of their arguments: half of their code, and of the time for it.
+
+    It decorates functions too.
+    """
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        yield
 
 
 def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:

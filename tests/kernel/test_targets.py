@@ -8,6 +8,7 @@ from kernel_cases import cases, kernel_of
 from tvm.target import codegen
 
 from relax_grad.target import CPU
+from relax_grad.testing._program import without_assertions
 
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
@@ -46,7 +47,7 @@ def compile_kernels(name, chosen):
     for i, case in enumerate(chosen):
         call = kernel_of(case, target, 3 if i % 2 else None)
         functions[f"kernel{i}"] = call.function.with_attr("global_symbol", f"kernel{i}")
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+    with without_assertions():
         return tvm.compile(tvm.IRModule(functions), target).mod
 
 

@@ -11,6 +11,7 @@ from tvm import te, tirx, topi
 
 from relax_grad.schedule import _emit, _reduce, _stream, schedule
 from relax_grad.target import CPU
+from relax_grad.testing._program import without_assertions
 
 N = tirx.Var("n", "int64")
 
@@ -162,7 +163,7 @@ def check(cases, target, cpu=None, *extents):
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
     # What a function asserts of its arguments is half of its code.
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+    with without_assertions():
         compiled = tvm.compile(module, target)
     for i, (inputs, output) in enumerate(cases):
         for n in extents or (0,):

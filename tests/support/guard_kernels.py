@@ -30,6 +30,8 @@ from guard_memory import Place, Workspaces
 from kernel_cases import KernelCall, KernelCase, cases, kernel_of
 from machines import TARGETS
 
+from relax_grad.testing._program import without_assertions
+
 #: What surrounds the tensors, and what outputs and workspaces hold before.
 _PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
 #: The batch of static kernels, and those of symbolic ones.
@@ -99,7 +101,7 @@ class _Runner:
             for i, call in enumerate(calls)
         }
         library = str(Path(folder) / "kernels.so")
-        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        with without_assertions():
             tvm.compile(tvm.IRModule(functions), target).export_library(library)
         self._module = tvm.runtime.load_module(library)
         self._workspaces = Workspaces(library)

@@ -11,6 +11,8 @@ import tvm
 from tvm import tirx
 from tvm.target import codegen
 
+from relax_grad.testing._program import without_assertions
+
 #: Targets of every vector width that x86 has, by name.
 TARGETS = {
     "sse": {"kind": "llvm", "num-cores": 2},
@@ -29,7 +31,7 @@ def runs_here(name: str) -> bool:
 def each_target(function):
     """Run a test, which takes ``target``, for each vector width that this machine has.
 
-    The narrowest, which none of the machines of the last ten years needs, is for the long sweeps.
+    The narrowest is left to the long sweeps, for the time that it takes.
     """
     params = [
         pytest.param(
@@ -69,7 +71,7 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
         }
     )
     # What a kernel asserts of its arguments is half of its code, and of the time to compile it.
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+    with without_assertions():
         compiled = tvm.compile(module, target)
     found = []
     for run in runs:

@@ -7,18 +7,17 @@ together, by :func:`relax_grad.testing.check_many_against_torch` or ``kernels.ch
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable
 
-import tvm
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from relax_grad.testing._program import without_assertions
 from relax_grad.testing.fuzz.differential import TARGET
 
-__all__ = ["BATCH", "TARGET", "at_length", "batches", "without_assertions"]
+__all__ = ["BATCH", "TARGET", "at_length", "batches"]
 
 #: The cases that are compiled together.
 BATCH = 25
@@ -27,32 +26,18 @@ BATCH = 25
 SHARE = float(os.environ.get("SWEEP_SHARE", "1"))
 
 
-def without_assertions(test: Callable) -> Callable:
-    """Let a test compile kernels without what they assert of their arguments.
-
-    That is half of their code, and of the time to compile them.
-    """
-
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-            return test(*args, **kwargs)
-
-    return run
-
-
 def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
     """The settings of a test that takes ``batches``, and checks this many cases in all, or their ``SHARE``.
 
-    ``more`` are further settings. The first batch that is drawn holds the simplest case only. Kernels assert
-    nothing of their arguments. A batch that fails is not made smaller, which would take longer than the
-    sweep: the error names the case.
+    ``more`` are further settings. The first batch that is drawn holds the simplest case only, so the least are two.
+    Kernels assert nothing of their arguments. A batch that fails is not made smaller, which would take longer than
+    the sweep: the error names the case.
     """
 
     number = math.ceil(cases / batch)
 
     def decorate(test):
-        test.hypothesis.inner_test = without_assertions(test.hypothesis.inner_test)
+        test.hypothesis.inner_test = without_assertions()(test.hypothesis.inner_test)
         return settings(
             max_examples=min(number, max(2, math.ceil(number * SHARE))),
             deadline=None,

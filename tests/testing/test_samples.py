@@ -12,9 +12,10 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from sweep import TARGET, without_assertions
+from sweep import TARGET
 
 from relax_grad.testing import check_against_torch
+from relax_grad.testing._program import without_assertions
 from relax_grad.testing.samples import sampled_operators, samples
 
 SAMPLES = [
@@ -74,34 +75,34 @@ def test_gradient_of_every_order_and_dtype(sample):
     sample.check(dtypes=dtypes_of(sample), through="tvm", target=TARGET)
 
 
-@pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE])
-@without_assertions
+@pytest.mark.parametrize("sample", with_core([p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE]))
+@without_assertions()
 def test_gradient_of_every_order(sample):
     sample.check(through="tvm", target=TARGET)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE])
+@pytest.mark.parametrize("sample", with_core([p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE]))
 def test_dtypes(sample):
     sample.check(order=1, dtypes=dtypes_of(sample), through="tvm", target=TARGET)
 
 
 @pytest.mark.parametrize("sample", [p for p in BFLOAT16 if number(p) < IN_BFLOAT16])
-@without_assertions
+@without_assertions()
 def test_bfloat16(sample):
     sample.check(order=1, dtypes=["bfloat16"], target=TARGET)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", [p for p in BFLOAT16 if number(p) >= IN_BFLOAT16])
-@without_assertions
+@without_assertions()
 def test_bfloat16_of_the_other_samples(sample):
     sample.check(order=1, dtypes=["bfloat16"], target=TARGET)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if number(p) == 0])
-@without_assertions
+@without_assertions()
 def test_dtypes_to_second_order(sample):
     for dtype in sample.dtypes:
         through = "relax_grad" if dtype == "bfloat16" else "tvm"
@@ -110,7 +111,7 @@ def test_dtypes_to_second_order(sample):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", sampled_operators())
-@without_assertions
+@without_assertions()
 def test_third_order(op):
     """Of the operator's first sample that is smooth and has a second derivative."""
     sample = next((s for s in samples(op) if s.smooth and (s.tvm_order or s.order) > 1), None)
@@ -120,14 +121,14 @@ def test_third_order(op):
 
 
 @pytest.mark.parametrize("sample", SYMBOLIC)
-@without_assertions
+@without_assertions()
 def test_symbolic_shapes(sample):
     sample.check(symbolic=True, through="tvm", target=TARGET)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", [p for p in SYMBOLIC if p.values[0].tvm_order is None])
-@without_assertions
+@without_assertions()
 def test_symbolic_shapes_through_relax_grad(sample):
     sample.check(symbolic=True, target=TARGET)
 
@@ -143,7 +144,7 @@ def test_orders_that_tvm_does_not_take(sample):
 
 
 @pytest.mark.parametrize("sample", [p for p in SAMPLES if p.values[0].torch])
-@without_assertions
+@without_assertions()
 def test_same_as_torch(sample, torch):
     check_against_torch(
         sample.function or sample.op,
