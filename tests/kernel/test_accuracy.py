@@ -14,7 +14,7 @@ from relax_grad.op import norm
 from relax_grad.op.activation import softmax_backward
 from relax_grad.target import host
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 F = torch.nn.functional
 
 #: How much larger than PyTorch's an error may be, and what is no error: some roundings.
