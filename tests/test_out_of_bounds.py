@@ -182,6 +182,40 @@ def test_index_put_and_slice_scatter(machine):
     check_out_of_bounds(cases, machine=machine)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_narrow_indices(dtype, machine):
+    """An axis is longer than the indices reach, so that in their dtype its extent would overflow."""
+    size, index = 200, np.arange(12, dtype=dtype) * 23  # the harness has those at the limits
+    rows, columns, values = index.reshape(12, 1), index[:4], random(12)
+    cases = [
+        *(
+            Case(f"take {mode}", "relax.take", [random(size, 2), index], {"axis": 0, "mode": mode})
+            for mode in ("fast", "wrap", "clip", "nan")
+        ),
+        *(
+            Case(
+                f"scatter {reduction}",
+                "relax.scatter_elements",
+                [random(size), index, values],
+                attrs,
+            )
+            for reduction in ("update", "add", "mul")
+            for attrs in [{"axis": 0, "reduction": reduction}]
+        ),
+        Case(
+            "nd", "relax.scatter_nd", [random(size, 2), rows, random(12, 2)], {"reduction": "add"}
+        ),
+        Case("nll", "relax.nn.nll_loss", [random(12, size), index], {"ignore_index": 3}),
+    ]
+    if dtype == "int8":  # TVM takes no unsigned ones here
+        cases += [
+            Case("gather", "relax.gather_elements", [random(size), index]),
+            Case("index", "relax.index_tensor", [random(size, size), (rows, columns)]),
+            Case("put", "relax.index_put", [random(size, size), (rows, columns), random(12, 4)]),
+        ]
+    check_out_of_bounds(cases, machine=machine)
+
+
 @pytest.mark.parametrize(
     "reduction", ["mean", *(pytest.param(each, marks=pytest.mark.slow) for each in ("none", "sum"))]
 )

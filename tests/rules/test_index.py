@@ -473,3 +473,25 @@ def test_forward_of_a_symbolic_slice():
             bb.emit_func_output(result)
         found = _program.compile_module(bb.get(), "llvm")("main", [x])
         np.testing.assert_array_equal(found, expected)
+
+
+INDEX = np.array([0, 127, -128, -1, 90, 127], "int8")
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs"),
+    [
+        ("take", [(200, 2), INDEX], {"axis": 0, "mode": "fast"}),
+        ("take", [(200, 2), INDEX], {"axis": 0, "mode": "wrap"}),
+        ("take", [(200, 2), INDEX], {"axis": 0, "mode": "clip"}),
+        ("gather_elements", [(200,), INDEX], {}),
+        ("index_tensor", [(200,), (INDEX,)], {}),
+        ("scatter_elements", [(200,), INDEX, (6,)], {"reduction": "mul"}),
+        ("index_put", [(200,), (INDEX,), (6,)], {"accumulate": True}),
+    ],
+)
+def test_an_axis_longer_than_its_indices_reach(op, inputs, attrs):
+    """Its extent does not fit into their dtype, in which negative ones must not be counted from the end."""
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=each) if type(each[0]) is int else each for each in inputs]
+    check_gradients(f"relax.{op}", inputs, order=1, target=TARGET, **attrs)
