@@ -13,7 +13,7 @@ import json
 import multiprocessing
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from relax_grad.testing.samples._sample import _makers, cast
 RESULTS = Path(__file__).parents[1] / "docs" / "_measured"
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-#: As many of an operator's samples are measured, from the first on.
+#: As many of an operator's samples are measured in each dtype.
 _SAMPLES = 4
 
 #: The distance from 1 to the next number.
@@ -99,10 +99,9 @@ def measure(operator: str) -> dict[str, Error]:
     that PyTorch has a function for.
     """
     measured: dict[str, list[tuple[float, str]]] = {}
-    smooth = [sample for sample in samples(operator) if sample.smooth]
-    for sample in smooth[:_SAMPLES]:
+    for sample, dtypes in _chosen(operator):
         with sample.within():
-            for dtype, error, argument in _errors(sample):
+            for dtype, error, argument in _errors(sample, dtypes):
                 note = f"{sample.note}, {argument}"
                 measured.setdefault(dtype, []).append((error, note))
     return {
@@ -112,9 +111,21 @@ def measure(operator: str) -> dict[str, Error]:
     }
 
 
-def _errors(sample: Sample) -> Iterator[tuple[str, float, str]]:
-    """Yield dtype, error and argument of the worst gradient in each dtype of a sample."""
-    programs = {dtype: _first_order(sample, dtype) for dtype in ("float64", *sample.dtypes)}
+def _chosen(operator: str) -> Iterator[tuple[Sample, list[str]]]:
+    """Yield samples with the dtypes to measure them in: in each dtype, the first that can be."""
+    left = dict.fromkeys(DTYPES, _SAMPLES)
+    for sample in samples(operator):
+        can = [*(["float64"] if sample.torch else []), *sample.dtypes] if sample.smooth else []
+        chosen = [dtype for dtype in can if left[dtype]]
+        left.update({dtype: left[dtype] - 1 for dtype in chosen})
+        if chosen:
+            yield sample, chosen
+
+
+def _errors(sample: Sample, dtypes: Sequence[str]) -> Iterator[tuple[str, float, str]]:
+    """Yield dtype, error and argument of the worst gradient of a sample in each of some dtypes."""
+    narrow = [dtype for dtype in dtypes if dtype != "float64"]
+    programs = {dtype: _first_order(sample, dtype) for dtype in ("float64", *narrow)}
     exact = programs["float64"]
     wrt = select_wrt(exact.arguments, sample.wrt)
     modules = [_program.differentiate(program, wrt) for program in programs.values()]
@@ -124,6 +135,8 @@ def _errors(sample: Sample) -> Iterator[tuple[str, float, str]]:
     run = _program.compile_module(together, "llvm")
     for number, (dtype, program) in enumerate(programs.items(), start=1):
         found = run(f"main_{number}_adjoint", program.values())[1]
+        if dtype not in dtypes:
+            continue
         if dtype == "float64":
             wanted = _of_torch(sample)
         else:

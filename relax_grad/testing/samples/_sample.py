@@ -18,6 +18,9 @@ SampleMaker = Callable[[np.random.Generator], "Iterator[Sample]"]
 
 _makers: dict[str, SampleMaker] = {}
 
+#: The dtypes that a sample is checked in besides float64, if it does not say otherwise.
+DTYPES = ("float32", "float16", "bfloat16")
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -67,7 +70,7 @@ class Sample:
     tvm_order: int | None = None
     symbolic: Mapping[int, Mapping[int, str]] | None = None
     torch: Callable | None = None
-    dtypes: Sequence[str] = ("float32", "float16", "bfloat16")
+    dtypes: Sequence[str] = DTYPES
     smooth: bool = True
     within: Callable[[], AbstractContextManager] = nullcontext
     note: str = ""

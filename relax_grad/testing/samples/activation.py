@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._sample import Sample, register_samples
+from ._sample import DTYPES, Sample, register_samples
 
 _N = {0: {0: "n"}}
 _KINK = np.array([0.0, -0.0, np.inf, -np.inf, 5e-324, -5e-324])
@@ -114,7 +114,7 @@ def softplus(rng):
             attrs,
             symbolic=_N,
             torch=forward,
-            dtypes=("float32", "float16", "bfloat16") if beta == 1 else (),
+            dtypes=DTYPES if beta == 1 else (),
             smooth=beta == 1,  # a threshold among the values is a jump
             note=f"{beta=}, {threshold=}",
         )

@@ -6,7 +6,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ._sample import Sample, register_samples
+from ._sample import DTYPES, Sample, register_samples
 
 
 @register_samples("relax.matmul")
@@ -30,7 +30,7 @@ def matmul(rng):
             [rng.normal(size=shape1), rng.normal(size=shape2)],
             symbolic=symbolic,
             torch=lambda torch, x1, x2: x1 @ x2,
-            dtypes=("float16", "bfloat16") if note == "batches" else ("float16",),
+            dtypes=DTYPES if note in ("matrices", "batches") else ("float16",),
             note=note,
         )
 
@@ -97,7 +97,7 @@ def einsum(rng):
                 torch=lambda torch, *operands, subscripts=subscripts: torch.einsum(
                     subscripts, *operands
                 ),
-                dtypes=("bfloat16",) if subscripts == "ij,jk->ik" else ("float16",),
+                dtypes=DTYPES if subscripts == "ij,jk->ik" else ("float16",),
                 note=subscripts,
             )
 

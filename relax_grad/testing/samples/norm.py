@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from ._sample import Sample, register_samples
+from ._sample import DTYPES, Sample, register_samples
 
 _BATCH_NORM = {
     "training": ((3, 2, 2, 3), {"axis": 1, "training": True}),
@@ -285,7 +285,6 @@ def _register_over_axes(name, takes_gamma, takes_mean):
                 [*of_data, *gamma, *statistics],
                 {"axes": axes, **attrs},
                 symbolic=_same((0, 1, *range(first, first + len(statistics))), symbolic),
-                dtypes=("float16",),
                 note=f"over {axes}",
             )
 
@@ -310,7 +309,7 @@ def _register_of_channels(name, statistics_of, attrs, symbolic, takes_gamma):
                 [*of_data, *gamma, *statistics],
                 {**attrs, "scale": scale},
                 symbolic=symbolic,
-                dtypes=("float16",) if scale else (),
+                dtypes=DTYPES if scale else (),
                 note="with gamma" if scale else "without gamma",
             )
 
