@@ -28,6 +28,9 @@ exit codes:
   1  a program failed  130  interrupted
 """
 
+#: Where the output is no terminal, the seconds between lines that say how far it is.
+_INTERVAL = 60.0
+
 
 def add_parser(commands) -> None:
     """Add the command to the parser's subcommands."""
@@ -126,7 +129,7 @@ def _summary(counts, has_torch: bool, seconds: float):
 def _output():
     """Yield how to write a line, and how to say what is done next."""
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
-        yield (lambda line, style=None: print(line, flush=True)), (lambda text, counts: None)
+        yield (lambda line, style=None: print(line, flush=True)), _at_intervals()
         return
 
     from rich.console import Console
@@ -142,11 +145,27 @@ def _output():
             progress.console.print(line, style=style, markup=False, soft_wrap=True)
 
         def begin(text: str, counts) -> None:
-            found = count_of(counts.findings, "finding")
-            progress.update(task, description=f"{counts.programs} done, {found}; {text}")
+            progress.update(task, description=f"{_so_far(counts)}; {text}")
             progress.refresh()
 
         yield write, begin
+
+
+def _at_intervals():
+    """Return what prints how far it is, if it has not done so for a while."""
+    said = time.monotonic()
+
+    def begin(text: str, counts) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _INTERVAL:
+            said = time.monotonic()
+            print(f"{_so_far(counts)}; {text}", flush=True)
+
+    return begin
+
+
+def _so_far(counts) -> str:
+    return f"{counts.programs} done, {count_of(counts.findings, 'finding')}"
 
 
 def _positive(kind):

@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.ir import Op
 import relax_grad
 from relax_grad import cli
+from relax_grad.cli import fuzz
 
 def wrong(orig_var, orig_call, output_grad, ctx):
     return [relax.op.multiply(output_grad, relax.const(1.5, "float64"))]
@@ -30,6 +31,7 @@ for rule in (None, wrong, crashing):
         op.reset_attr("FPrimalGradient")
         op.set_attr("FPrimalGradient", rule, 10)
     keep = ["--keep", {folder!r}] if rule is wrong else []
+    fuzz._INTERVAL = 60 if rule is wrong else 0
     print("exit code", cli.main(["fuzz", "--programs", "2", "--seed", "25", *keep]))
     print("====")
 """
@@ -54,6 +56,13 @@ def test_nothing_found(runs):
     assert re.search(r"^2 programs of \d+ statements, with samples of \d+ operators$", out, re.M)
     compared = dict(re.findall(r"compared with ([\w ]+)(?:, which .*)?: (\d+)$", out, re.M))
     assert int(compared["central differences"]) > 0
+
+
+def test_how_far_it_is(runs):
+    """It is said at intervals, so that the log of a long session shows that it goes on."""
+    assert "\n0 done, 0 findings; programs 0 to 1\n" in runs[0][0]
+    assert " done, " not in runs[0][1]
+    assert "\n1 done, 1 finding; making program 0 smaller\n" in runs[0][2]
 
 
 def test_a_wrong_gradient_is_found_and_made_small(runs):
