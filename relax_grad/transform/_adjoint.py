@@ -5,7 +5,11 @@ from __future__ import annotations
 from tvm import relax
 
 from .._compat import dtype_of
+from ..activity import holds_floats
 from ..registry import is_no_grad
+
+#: Expressions that only name what was computed before, so that their type is known.
+_NAMED = (relax.Var, relax.TupleGetItem, relax.Tuple)
 
 
 class Adjoint:
@@ -33,13 +37,22 @@ class Adjoint:
 
     def add(self, bb: relax.BlockBuilder, partial: relax.Expr) -> None:
         """Take a contribution of the type of the variable."""
-        if is_no_grad(partial):
+        if is_no_grad(partial) or self._is_filler(partial):
             return
         is_whole = not isinstance(partial, relax.Tuple) and not self._terms
         if isinstance(self.type, relax.TupleType) and (self._fields is not None or not is_whole):
             _add_each(bb, self._spread(bb), partial)
         else:
             self._terms.append(partial)
+
+    def _is_filler(self, partial: relax.Expr) -> bool:
+        """Tell whether a contribution only fills the place of what holds no floats in a tuple.
+
+        Integers have an adjoint where they are quantized, and that holds floats.
+        """
+        if isinstance(self.type, relax.TupleType) or holds_floats(self.type):
+            return False
+        return isinstance(partial, _NAMED) and not holds_floats(partial.ty)
 
     def total(self, bb: relax.BlockBuilder, name: str) -> relax.Expr | None:
         """Return the sum, a variable or a tuple; None where nothing came in."""
@@ -95,6 +108,14 @@ class Adjoint:
         if isinstance(kind.shape, relax.ShapeExpr):
             return bb.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
         return bb.emit(relax.op.zeros_like(self.expr))
+
+
+def adjoint_type(kind: relax.Type) -> relax.Type:
+    """Return the type of the adjoint of a value: its own, but for empty tuples in the place of what is no tensor."""
+    if isinstance(kind, relax.TupleType):
+        return relax.TupleType([adjoint_type(field) for field in kind.fields])
+    # Of an object nothing is known: it may be a tensor.
+    return kind if isinstance(kind, (relax.TensorType, relax.ObjectType)) else relax.TupleType([])
 
 
 def _add_each(bb: relax.BlockBuilder, fields: list[Adjoint], partial: relax.Expr) -> None:

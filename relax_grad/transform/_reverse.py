@@ -13,7 +13,7 @@ from .._module import is_known
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
 from ..registry import is_no_grad
-from ._adjoint import Adjoint, element
+from ._adjoint import Adjoint, adjoint_type, element
 from ._branches import copy_branch, without_effects
 from ._checkpoint import Checkpoints, is_marker
 
@@ -177,10 +177,10 @@ class Reverse:
         ]
         gradients = self._bb.emit(relax.If(value.cond, *branches))
         for i, variable in enumerate(inputs):
-            gradient = element(gradients, i)
+            gradient, wanted = element(gradients, i), adjoint_type(variable.ty)
             # A conditional may forget extents.
-            if holds_floats(variable.ty) and not is_known(gradient.ty, variable.ty):
-                gradient = self._bb.match_cast(gradient, variable.ty)
+            if holds_floats(wanted) and not is_known(gradient.ty, wanted):
+                gradient = self._bb.match_cast(gradient, wanted)
             self.add(variable, gradient)
 
     def _branch(

@@ -310,3 +310,34 @@ def test_quantized_numbers_go_into_a_conditional_but_not_out():
     np.testing.assert_array_equal(found, np.ones(3))
     with pytest.raises(GradientError, match="conditional that quantizes; dequantize within"):
         Gradient("main")(build(False))
+
+
+def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
+    """What the branches give for its other elements is not added: TVM adds no booleans, and no shapes."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3,), "float64"), c: R.Tensor((), "bool"), i: R.Tensor((), "int64")):
+            y = R.multiply(x, x)
+            held = (y, (c, i), R.shape([3]))
+            if c:
+                z = R.exp(held[0])
+            else:
+                z = held[0]
+            other = held[1]
+            if other[0]:
+                u = R.multiply(z, held[0])
+            else:
+                u = R.add(z, held[0])
+            s: R.Tensor((), "float64") = R.sum(u)
+            return s
+
+    adjoint = Gradient("main", "x")(Module)
+    is_sound(adjoint)
+    assert '"bool") = R.add' not in adjoint.script()
+    for taken in (True, False):
+        _, (found,) = run(adjoint, "main_adjoint", V, np.array(taken), np.array(7))
+        y = V * V
+        wanted = 2 * V * (np.exp(y) * (1 + y) if taken else 2.0)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
