@@ -76,6 +76,27 @@ def test_a_statement_of_a_sample():
     assert not program.is_narrow
 
 
+def test_what_nothing_needs_becomes_smaller():
+    """A failure may be in it: statements that nothing uses are not left out all at once."""
+
+    def fails(candidate):
+        source = candidate.source("main")
+        return "R.tanh(" in source and "R.tanh(" not in shrink.cleaned(candidate).source("main")
+
+    drawn = (draw(0, i) for i in range(300))
+    program = next(p for p in drawn if 10 < sum(1 for _ in p.lets()) < 20 and fails(p))
+    asked = []
+
+    def asked_once(candidate):
+        asked.append((candidate.source("main"), candidate.wrt, candidate.target))
+        return fails(candidate)
+
+    small = shrink.shrink(program, asked_once)
+    assert fails(small)
+    assert sum(1 for _ in small.lets()) <= 3
+    assert len(set(asked)) == len(asked)
+
+
 def test_a_program_becomes_smaller():
     program = next(p for p in (draw(0, i) for i in range(99)) if "R.tanh(" in p.source("main"))
 

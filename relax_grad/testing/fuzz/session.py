@@ -35,7 +35,7 @@ _SHARES = {"stop_gradient": 0.1, "intermediates": 0.1, "locals": 0.1}
 _SECONDS, _SECONDS_OF_ONE = 600.0, 120.0
 
 #: The time that a program is made smaller for.
-_SHRINKING = 120.0
+_SHRINKING = 300.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from .script import Body, Call, Function, If, Let, Program, Tensor, Value, flat
@@ -19,10 +19,26 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
     fails : Callable[[Program], bool]
         Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
     """
+    sound: set[tuple] = set()  # of one program, many of the smaller ones are those of another
+
+    def fails_still(candidate: Program) -> bool:
+        names = tuple(value.name for value in candidate.wrt)
+        key = (candidate.source("main"), names, candidate.target)
+        if key in sound:
+            return False
+        has_failed = fails(candidate)
+        if not has_failed:
+            sound.add(key)
+        return has_failed
+
     try:
+        tidy = cleaned(program)
+        # What fails may be in what nothing needs, of which statement by statement is left out then.
+        unused = size(tidy) < size(program) and not fails_still(tidy)
+        program = program if unused else tidy
         while True:
-            for candidate in candidates(program):
-                if fails(candidate):
+            for candidate in candidates(program, unused):
+                if fails_still(candidate):
                     program = candidate
                     break
             else:
@@ -43,12 +59,12 @@ def size(program: Program) -> tuple[int, ...]:
     )
 
 
-def candidates(program: Program) -> Iterator[Program]:
-    """Yield programs that are smaller, the smallest first where that is known."""
+def candidates(program: Program, unused: bool = False) -> Iterator[Program]:
+    """Yield programs that are smaller, the smallest first where that is known; perhaps with what nothing needs."""
     limit = size(program)
     for candidate in _candidates(program):
         try:
-            tidy = cleaned(candidate)
+            tidy = cleaned(candidate, unused)
         except _NothingLeftError:
             continue
         if size(tidy) < limit:
@@ -79,7 +95,7 @@ def _candidates(program: Program) -> Iterator[Program]:
             yield _with_parameter(program, each, Value(name, each.kind))
     for each in reversed(kept):
         yield from _bypassed(program, each)
-    yield program  # without what is not needed
+    yield from _lessened(program)
     for each in reversed(kept):
         yield from _inlined(program, each)
     for each in reversed(kept):
@@ -141,6 +157,32 @@ def _inlined(program: Program, statement) -> Iterator[Program]:
         mapping = dict(zip((p.name for p in function.params), statement.operands, strict=True))
         body = _renamed(function.body, mapping, f"_{statement.name}")
         yield _spliced(program, statement, body.statements, body.result)
+
+
+def _lessened(program: Program) -> Iterator[Program]:
+    """Leave out a statement that nothing uses, of the program or of a branch."""
+    body = program.main.body
+    used: set[str] = {body.result.name}
+    for each in body.statements:
+        _uses(each, used, used)
+    for each in reversed(body.statements):
+        if each.name not in used:
+            yield _without(program, each)
+        elif isinstance(each, If):
+            yield from (_replaced(program, smaller) for smaller in _lessened_branches(each, used))
+
+
+def _lessened_branches(statement: If, used: Collection[str]) -> Iterator[If]:
+    for i, branch in enumerate(statement.branches):
+        for at, inner in reversed(list(enumerate(branch.statements))):
+            before, behind = branch.statements[:at], branch.statements[at + 1 :]
+            others = [()] if inner.name not in used else []
+            if isinstance(inner, If):
+                others += [(smaller,) for smaller in _lessened_branches(inner, used)]
+            for other in others:
+                branches = list(statement.branches)
+                branches[i] = Body((*before, *other, *behind), branch.result)
+                yield replace(statement, branches=tuple(branches))
 
 
 def _emptied(program: Program, statement: If) -> Iterator[Program]:
@@ -226,8 +268,15 @@ def _mapped(value: Value, mapping: dict[str, Value]) -> Value:
     return Value(found.name, value.kind, value.bound, (*found.path, *value.path))
 
 
-def cleaned(program: Program) -> Program:
+def cleaned(program: Program, unused: bool = False) -> Program:
     """Return a program without what its result does not need.
+
+    Parameters
+    ----------
+    program : Program
+        A program.
+    unused : bool
+        Whether statements that nothing needs are kept; parameters and functions are not.
 
     Raises
     ------
@@ -240,8 +289,8 @@ def cleaned(program: Program) -> Program:
     statements, segments = [], []
     pairs = zip(body.statements, program.segments, strict=True)
     for statement, is_dataflow in reversed(list(pairs)):
-        if statement.name in needed or statement.name in functions:
-            if isinstance(statement, If):
+        if unused or statement.name in needed or statement.name in functions:
+            if isinstance(statement, If) and not unused:
                 branches = tuple(map(_needed, statement.branches))
                 statement = replace(statement, branches=branches)
             statements.insert(0, statement)
