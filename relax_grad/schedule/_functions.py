@@ -27,28 +27,42 @@ _PRODUCTS = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
 def as_arithmetic(expr):
     """Return an expression without those functions of float32; some are computed by statements before it.
 
-    These remain where there are conditions, or names that only the expression knows.
+    A function of a function is computed from memory: TVM writes out in full what a name stands for, and where
+    each function reads the one before it many times, three of them take it half a minute. No statement can
+    be written for what is under a condition, or uses names that only the expression knows: there, functions
+    beyond the second, and the long ones, remain those of the C library.
     """
-    found = []
-    tvm_ffi.structural_walk(expr, ((Call, tirx.Let), found.append))
-    is_long = any(isinstance(node, Call) and _is_one_of(node, _LONG) for node in found)
-    has_names = any(isinstance(node, tirx.Let) for node in found)
-    by_statements = _LONG if is_long and not has_names and not weigh(expr)[2] else {}
+    has_statements = not _names_in(expr) and not weigh(expr)[2]
 
     def call(node: Call):
         if _is_one_of(node, _LONG) and _is_small_power(node):
             return _math.expression(_PRODUCTS[node.args[1].value], node.args[0])
-        if _is_one_of(node, by_statements):
-            arguments = map(_kept, node.args)
-            return by_statements[node.op.name](*arguments, _kept)
-        if _is_one_of(node, _FUNCTIONS):
-            return _math.expression(_FUNCTIONS[node.op.name], *node.args)
-        return node
+        if _is_one_of(node, _LONG) and has_statements:
+            return _LONG[node.op.name](*map(kept, node.args), kept)
+        if not _is_one_of(node, _FUNCTIONS):
+            return node
+        arguments = list(node.args)
+        if has_statements:
+            arguments = [kept(each) if has_functions(each) else each for each in arguments]
+        elif any(_names_in(name.value) for each in arguments for name in _names_in(each)):
+            return node
+        return _math.expression(_FUNCTIONS[node.op.name], *arguments)
 
     return tvm_ffi.structural_map(expr, (Call, call))
 
 
-def _kept(value):
+def has_functions(value) -> bool:
+    """Tell whether an expression is made of functions as arithmetic."""
+    return bool(_names_in(value))
+
+
+def _names_in(expr) -> list[tirx.Let]:
+    names = []
+    tvm_ffi.structural_walk(expr, (tirx.Let, names.append))
+    return names
+
+
+def kept(value):
     """Emit a statement that computes a value, and return what reads it: TVM does not look through memory."""
     buffer = T.alloc_buffer([1], str(value.ty.dtype), layout=None)
     T.buffer_store(buffer, value, [0])

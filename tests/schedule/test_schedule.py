@@ -124,6 +124,28 @@ def sums():
     yield [x], topi.nn.pool2d(x, (3, 3), (2, 2), (1, 1), (1, 1, 1, 1), "avg")
 
 
+def functions():
+    """Functions of functions: TVM would write each of them out within the next."""
+
+    def chain(x, times):
+        for _ in range(times):
+            x = topi.tanh(topi.exp(topi.sigmoid(x)))
+        return x
+
+    x = tensor(7, 19)
+    yield [x], chain(x, 3)
+    yield [x], topi.log(chain(x, 1) + 1.0)
+    first = chain(x, 1)
+    second = chain(first * 0.5, 2)
+    yield [x], topi.exp(first - second) * second + first
+    yield (
+        [x],
+        te.compute((7, 19), lambda i, j: tirx.Select(x[i, j] > 0, chain(x, 1)[i, j], x[i, j])),
+    )
+    yield [x], topi.sum(chain(x, 2), 0)
+    yield [x], topi.exp(chain(topi.sum(topi.exp(chain(x, 1)), 1), 1))
+
+
 def symbolic():
     x, y = tensor(N, 12, 5), tensor(12, 1)
     yield [x, y], topi.nn.relu(topi.add(x, y))
@@ -194,7 +216,7 @@ def check(cases, target, cpu=None, *extents):
 
 @each_target
 @pytest.mark.usefixtures("sizes")
-@pytest.mark.parametrize("cases", [elements, moves, sums])
+@pytest.mark.parametrize("cases", [elements, functions, moves, sums])
 def test_same_results(cases, target):
     check(cases(), target)
 
