@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tvm
-from tvm import relax
-from tvm.ir import GlobalVar
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import Call, GlobalVar, PrimType
 
 from .activity import bindings_of
+
+#: The operator of a conditional extent.
+_IF = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
 
 
 def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
@@ -94,6 +98,36 @@ def normalized(
     body = bb.normalize(body)
     bb.end_scope()
     return body
+
+
+def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()) -> relax.Function:
+    """Return a function with variables of its own, those of symbolic extents too, but for those that are kept.
+
+    TVM's function of this name takes no extents with a condition, as ``x[:n - 1]`` has, and keeps none.
+    """
+    if not kept and not _has_conditional_extents(function):
+        return relax.utils.copy_with_new_vars(function)
+    copies = {v: v for v in (*kept, *relax.analysis.free_vars(function))}
+
+    def copy(variable):
+        if variable not in copies:
+            if isinstance(variable.ty, PrimType):
+                new = tirx.Var(variable.name, str(variable.ty.dtype))
+            else:
+                kind = tvm_ffi.structural_map(variable.ty, rule, order="pre")
+                is_dataflow = isinstance(variable, relax.DataflowVar)
+                new = (relax.DataflowVar if is_dataflow else relax.Var)(variable.name, kind)
+            copies[variable] = copies[new] = new  # what is inside of a copy is visited too
+        return copies[variable]
+
+    rule = ((tirx.Var, relax.Var, relax.DataflowVar), copy)
+    return tvm_ffi.structural_map(function, rule, order="pre")
+
+
+def _has_conditional_extents(function: relax.Function) -> bool:
+    found = []
+    tvm_ffi.structural_walk(function, (Call, lambda call: found.append(call.op.same_as(_IF))))
+    return any(found)
 
 
 def is_known(found: relax.Type, wanted: relax.Type) -> bool:

@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax.transform import DecomposeOpsForInference, LegalizeOps
 
 from ._compat import types_differ
-from ._module import normalized, relax_function, with_functions
+from ._module import copy_with_new_vars, normalized, relax_function, with_functions
 from .activity import holds_floats
 from .transform import Gradient
 from .transform._arguments import bind_param, with_shapes
@@ -137,7 +137,7 @@ def append_loss(
     for name, function in (("backbone", backbone), ("loss", loss)):
         if not isinstance(function, relax.Function):
             raise TypeError(f"{name} must be a Relax function, but it is {function!r}")
-    backbone = relax.utils.copy_with_new_vars(backbone)
+    backbone = copy_with_new_vars(backbone)
     outputs = _outputs(backbone.body.body)
     taken, rest = outputs[:num_backbone_outputs], outputs[num_backbone_outputs:]
     if len(taken) < num_backbone_outputs or len(loss.params) < num_backbone_outputs:

@@ -16,6 +16,7 @@ import tvm
 from tvm import relax, tirx
 
 from .._compat import dtype_of
+from .._module import copy_with_new_vars
 from ..errors import GradientCheckError
 from ..transform import Gradient
 
@@ -204,7 +205,7 @@ def differentiate(
 
 def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str], rng) -> Program:
     """Build ``L(k+1)`` of the differentiated ``Lk``, with random directions as new parameters."""
-    adjoint = relax.utils.copy_with_new_vars(differentiated["main_adjoint"])
+    adjoint = copy_with_new_vars(differentiated["main_adjoint"])
     by_name = {argument.name: argument for argument in program.arguments}
     order = 1 + sum(argument.name.startswith("direction") for argument in program.arguments)
     directions = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import GlobalVar, PrimType
 
-from .._module import normalized
+from .._module import copy_with_new_vars, normalized
 from ..activity import used
 from ..errors import GradientError
 from ._arguments import copy_function
@@ -80,7 +80,7 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
         arguments.insert(0, relax.ShapeExpr(list(hidden)))
         params.insert(0, relax.Var("extents", relax.ShapeType(list(hidden))))
     function = in_dataflow(relax.Function(params, branch, is_pure=is_pure))
-    callee = bb.add_func(relax.utils.copy_with_new_vars(function), name)
+    callee = bb.add_func(copy_with_new_vars(function), name)
     return relax.SeqExpr([], bb.normalize(relax.Call(callee, arguments)))
 
 

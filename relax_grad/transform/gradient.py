@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of
-from .._module import check_defined, relax_function
+from .._module import check_defined, copy_with_new_vars, relax_function
 from ..activity import bindings_of, expanded, has_gradient, holds_floats, used, varied
 from ..coverage import MissingGradient, obstacles
 from ..errors import GradientError
@@ -288,7 +288,7 @@ class _Differentiation:
         if not self._is_plain:
             adjoint = in_dataflow(lift_branches(bb, adjoint, name))
             adjoint = relax.analysis.remove_all_unused(adjoint)
-        adjoint = relax.utils.copy_with_new_vars(adjoint)
+        adjoint = copy_with_new_vars(adjoint)
         bb.add_func(adjoint.with_attr("global_symbol", name), name)
         return bb.get()
 

@@ -1,0 +1,87 @@
+"""Extents with a condition, as TVM infers for bounds that may be negative: ``x[:n - 1]``."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from programs import is_sound, run
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+import relax_grad
+from relax_grad.testing import check_gradients
+from relax_grad.transform import Gradient
+
+X = np.random.default_rng(0).normal(size=(5, 4))
+
+
+def first(x):
+    n = x.ty.shape[0]
+    one = relax.op.strided_slice(relax.op.exp(x), [0], [0], [n - 1])
+    return relax.op.multiply(one, relax.op.strided_slice(x, [0], [0], [n - 1]))
+
+
+def last(x):
+    n = x.ty.shape[0]
+    return relax.op.square(relax.op.strided_slice(x, [0], [n - 3], [n]))
+
+
+@pytest.mark.parametrize("function", [first, last])
+def test_slices_to_second_order(function):
+    check_gradients(function, [X], order=2, symbolic={0: {0: "n"}})
+
+
+def test_windows_that_may_be_cut_off():
+    x = np.random.default_rng(0).normal(size=(2, 3, 7))
+    attrs = {"pool_size": 2, "strides": 3, "ceil_mode": True}
+    check_gradients("relax.nn.max_pool1d", [x], order=2, symbolic={0: {2: "n"}}, **attrs)
+
+
+@I.ir_module
+class Module:
+    @R.function
+    def shifted(x: R.Tensor(("n", 4), "float64")):
+        n = T.int64()
+        with R.dataflow():
+            y = R.exp(R.strided_slice(x, axes=[0], begin=[0], end=[n - 1]))
+            s: R.Tensor((), "float64") = R.sum(y)
+            R.output(s)
+        return s
+
+    @R.function
+    def main(x: R.Tensor(("n", 4), "float64"), c: R.Tensor((), "bool")):
+        n = T.int64()
+        cls = Module
+        y = R.sin(R.strided_slice(x, axes=[0], begin=[0], end=[n - 2]))
+        if c:
+            z = R.multiply(y, R.strided_slice(x, axes=[0], begin=[0], end=[n - 2]))
+            r = R.sum(z)
+        else:
+            r = R.sum(R.square(R.strided_slice(x, axes=[0], begin=[n - 3], end=[n])))
+        a: R.Tensor((), "float64") = cls.shifted(x)
+        loss: R.Tensor((), "float64") = R.add(r, a)
+        return loss
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_conditionals_and_calls(taken):
+    adjoint = Gradient("main", "x")(Module)
+    is_sound(adjoint)
+    _, (found,) = run(adjoint, "main_adjoint", X, np.array(taken))
+    wanted = np.zeros_like(X)
+    if taken:
+        wanted[:-2] += np.cos(X[:-2]) * X[:-2] + np.sin(X[:-2])
+    else:
+        wanted[-3:] += 2 * X[-3:]
+    wanted[:-1] += np.exp(X[:-1])
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_forward_mode():
+    module = relax_grad.jvp(Module, "main", "x")
+    tangent = np.random.default_rng(1).normal(size=X.shape)
+    _, found = run(module, "main_jvp", X, np.array(False), tangent)
+    wanted = (2 * X * tangent)[-3:].sum() + (np.exp(X) * tangent)[:-1].sum()
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
