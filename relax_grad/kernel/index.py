@@ -173,7 +173,7 @@ def gather_elements_backward(
 
 
 def take_columns(
-    rows: Extent, extent: Extent, shapes: Shapes, index_dtype: str, mode: str, cpu: CPU
+    rows: Extent, extent: Extent, shapes: Shapes, index_dtype: str, mode: str
 ) -> tirx.PrimFunc:
     """Return take along the last axis.
 
@@ -183,7 +183,7 @@ def take_columns(
         The data is ``[rows, extent]``.
     shapes : Sequence
         The shapes of x, of the indices, and of the result.
-    index_dtype, mode, cpu
+    index_dtype, mode
         As for :func:`take_backward`; what means no element is NaN.
 
     Returns
