@@ -52,15 +52,6 @@ class OrderForMemory:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def peak_memory(block: relax.BindingBlock) -> int:
-    """Return how many bytes the results of the bindings of a block take at most at a time.
-
-    A symbolic extent counts as 64. Parameters count nothing, and what is reshaped counts once.
-    """
-    order = _Order(list(block.bindings))
-    return order.peak(range(len(block.bindings)))
-
-
 def _has_place(binding: relax.Binding) -> bool:
     """Tell whether a binding must stay behind those before it."""
     value = binding.value
@@ -112,7 +103,10 @@ class _Order:
         return len(self._sizes) - 1
 
     def peak(self, order: Iterable[int]) -> int:
-        """Return how many bytes the tensors take at most at a time, if the bindings are in an order."""
+        """Return how many bytes the tensors take at most at a time, if the bindings are in an order.
+
+        A symbolic extent counts as 64. Parameters count nothing, and what is reshaped counts once.
+        """
         left = self._users()
         now = most = 0
         for i in order:
@@ -209,6 +203,7 @@ def named_by(value: relax.Expr, named: dict):
 
 
 def leaves(tensors) -> list[int]:
+    """Return the numbers of the tensors in what :func:`named_by` returns."""
     if isinstance(tensors, list):
         return [leaf for each in tensors for leaf in leaves(each)]
     return [] if tensors is None else [tensors]
