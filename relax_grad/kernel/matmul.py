@@ -2,8 +2,8 @@
 
 B is packed into panels as wide as a tile, so that a tile reads it front to back; A is read in place, or each task
 copies what it needs of it, where it is transposed or its rows would share few sets of a cache. A tile of C is
-held in registers over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van de Geijn, "Anatomy of
-High-Performance Matrix Multiplication" (2008).
+held in registers over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van
+de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Loops through more memory than caches hold, which store past them.
 
-A processor reads the line that it stores to, unless it is told that nothing will be read again soon. TVM has no such stores;
-LLVM has: functions in its language, which are inlined. They take whole aligned vectors; a tensor that begins somewhere else is stored to as usual.
+A processor reads the line that it stores to, unless it is told that nothing will be read again soon. TVM has no such
+stores; LLVM has: functions in its language, which are inlined. They take whole aligned vectors; a tensor that begins
+somewhere else is stored to as usual.
 """
 
 from __future__ import annotations
