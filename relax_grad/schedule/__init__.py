@@ -27,7 +27,6 @@ from ._reduce import Reduction
 from ._stream import Stream
 
 __all__ = [
-    "MARK",
     "Part",
     "Pointwise",
     "merge",
@@ -35,9 +34,6 @@ __all__ = [
     "schedule",
     "schedule_merged",
 ]
-
-#: The attribute of a function that is scheduled.
-MARK = "tirx.is_scheduled"
 
 
 def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:

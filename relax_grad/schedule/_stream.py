@@ -14,7 +14,7 @@ from tvm.tirx import Ramp
 from . import _emit
 from ._emit import Emitter, calls_in, is_vectorisable, selections
 from ._functions import is_arithmetic
-from ._nest import Nest
+from ._nest import Nest, is_zero
 
 #: Bytes that are read and written at least, about what the caches of a processor hold.
 LARGE = 32 << 20
@@ -57,7 +57,7 @@ class Stream(Emitter):
         return (
             dtypes == {"float32"}
             and all(access.stride(axis) in (0, 1) for access in self.accesses.all)
-            and all(access.stride(axis) == 1 and _is_zero(access.base) for access in stored)
+            and all(access.stride(axis) == 1 and is_zero(access.base) for access in stored)
             and all(map(self._is_vector, self.group.nests, self.selected))
         )
 
@@ -99,7 +99,3 @@ class Stream(Emitter):
             vector = row[Ramp(zero, tirx.IntImm("int32", 1), lanes)]
             place = tirx.address_of(buffer[start])
             T.evaluate(tirx.call_extern("void", f"relax_grad_stream{lanes}", place, vector))
-
-
-def _is_zero(value) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0
