@@ -13,7 +13,7 @@ from tvm.relax import op
 from tvm_ffi import structural_equal
 
 from relax_grad.transform import InlineOnlyCalls, OrderForMemory
-from relax_grad.transform.memory import _Order
+from relax_grad.transform.memory import _Tensors
 
 RNG = np.random.default_rng(0)
 
@@ -43,7 +43,7 @@ def assert_same(module, other, name, arrays):
 def peak(module, name):
     """Return how many bytes the results of the bindings of a function take at most at a time."""
     (block,) = module[name].body.blocks
-    return _Order(block.bindings).peak(range(len(block.bindings)))
+    return _Tensors(block.bindings).peak(range(len(block.bindings)))
 
 
 def planned(module, name, passes=()):
