@@ -18,6 +18,9 @@ TVM_RANGE = ((0, 26), (0, 28))
 #: ``apache-tvm-ffi`` releases from this one on break ``tvm.ir.save_json`` (it segfaults on any module).
 FFI_BAD_FROM = (0, 1, 15)
 
+#: What to install instead.
+FFI_REQUIREMENT = f"apache-tvm-ffi>=0.1.14.post0,<{'.'.join(map(str, FFI_BAD_FROM))}"
+
 #: With NumPy releases from this one on, ``relax.training.optimizer.Adam`` of these TVMs cannot initialise.
 NUMPY_BAD_FROM = (2, 3)
 
@@ -60,8 +63,7 @@ def check_versions(tvm_version: str, ffi_version: str | None) -> None:
     if ffi_version is not None and parse_version(ffi_version) >= FFI_BAD_FROM:
         warnings.warn(
             f"apache-tvm-ffi {ffi_version} crashes the process in tvm.ir.save_json with apache-tvm "
-            f"{tvm_version}. Install the version that works: "
-            f"pip install 'apache-tvm-ffi>=0.1.14.post0,<{_dotted(FFI_BAD_FROM)}'",
+            f"{tvm_version}. Install the version that works: pip install '{FFI_REQUIREMENT}'",
             RuntimeWarning,
             stacklevel=5,  # the line that imports relax_grad: the import system's frames do not count
         )

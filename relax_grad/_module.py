@@ -14,6 +14,12 @@ from .activity import bindings_of
 #: The operator of a conditional extent.
 _IF = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
 
+#: The attribute of a tensor function whose loops are as they should be: nothing schedules it.
+IS_SCHEDULED = "tirx.is_scheduled"
+
+#: The ``op_pattern`` of a tensor function that others are not fused with, because it is scheduled: kOpaque.
+OPAQUE = 8
+
 
 def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
     """Return a Relax function of a module.

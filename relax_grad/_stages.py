@@ -1,4 +1,4 @@
-"""The passes of the pipeline: TVM's own stages for CPUs, what puts right their results, and what makes programs fast."""
+"""The passes of the pipeline: TVM's stages for CPUs, what puts right their results, and what makes programs fast."""
 
 from __future__ import annotations
 

@@ -364,7 +364,7 @@ def _as_ffi(declaration: Declaration) -> tvm_ffi.Function:
     return tvm_ffi.convert(declaration.function)
 
 
-def _guarded(op_name: str, rule: GradientRule, quantized: bool = False) -> GradientRule:
+def _guarded(op_name: str, rule: GradientRule, quantized: bool) -> GradientRule:
     """Make a rule's failure an error that names the operator and the binding.
 
     TVM crashes the process when a rule returns something that is not a list of expressions.

@@ -120,7 +120,7 @@ def _of_versions(ffi: str | None, numpy: str) -> Iterator[Problem]:
     if ffi is not None and _compat.parse_version(ffi) >= _compat.FFI_BAD_FROM:
         yield Problem(
             f"apache-tvm-ffi {ffi} crashes the process in tvm.ir.save_json",
-            "pip install 'apache-tvm-ffi>=0.1.14.post0,<0.1.15'",
+            f"pip install '{_compat.FFI_REQUIREMENT}'",
         )
     if _compat.parse_version(numpy) >= _compat.NUMPY_BAD_FROM:
         yield Problem(

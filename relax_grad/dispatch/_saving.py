@@ -83,7 +83,10 @@ def saving_for(*op_names: str):
     """
 
     def register(make: Callable[[Site, relax.Var, Calls], Saving | None]):
-        _SAVINGS.update(dict.fromkeys(op_names, make))
+        for op_name in op_names:
+            if op_name in _SAVINGS:
+                raise ValueError(f"{op_name} has a saving already, by {_SAVINGS[op_name].__name__}")
+            _SAVINGS[op_name] = make
         return make
 
     return register

@@ -48,7 +48,7 @@ def take_columns(site: Site) -> Kernel | None:
     is_last = (attrs["axis"] or 0) % len(shapes[0]) == len(shapes[0]) - 1
     if not is_last or not isinstance(extent, int) or (isinstance(rows, int) and rows < _ROWS):
         return None
-    function = index.take_columns(rows, extent, shapes, dtype, attrs["mode"], site.cpu)
+    function = index.take_columns(rows, extent, shapes, dtype, attrs["mode"])
     return Kernel(function, [x, indices])
 
 
@@ -72,6 +72,7 @@ def gather_elements_backward(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.gather_nd_backward_data")
 def gather_nd_backward(site: Site) -> Kernel | None:
+    """Return the kernel of the gradient of taking points; batches have none."""
     output_grad, _, indices = site.call.args
     shape = site.shape(indices, _index_dtype(indices) or "")
     if not shape or int(site.call.attrs.batch_dims) or not isinstance(shape[-1], int):

@@ -37,6 +37,7 @@ def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
 
 @kernel_for("relax.grad.batch_norm_backward_data")
 def batch_norm_backward_data(site: Site) -> Kernel | None:
+    """Return the kernel of the data gradient of batch_norm."""
     attrs, shapes = site.call.attrs, _shapes(site, 7)
     of = shapes and _channels(shapes[1], int(attrs.axis))
     if not of:
@@ -93,6 +94,7 @@ def group_norm(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.instance_norm_backward_data")
 def instance_norm_backward_data(site: Site) -> Kernel | None:
+    """Return the kernel of the data gradient of instance_norm."""
     attrs, shapes = site.call.attrs, _shapes(site, 7)
     split = shapes and _instances(shapes[1], attrs)
     if not split:
@@ -112,6 +114,7 @@ def instance_norm_backward_data(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.instance_norm_backward_gamma")
 def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
+    """Return the kernel of the gradient of gamma; with its shape, that of beta too."""
     shapes = _shapes(site, 4)
     split = shapes and _instances(shapes[1], site.call.attrs)
     if not split:
@@ -129,6 +132,7 @@ def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel
 
 @kernel_for("relax.nn.layer_norm")
 def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
+    """Return the kernel of layer_norm; with the shape of statistics, it returns them too."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _rows(shapes[0], attrs.axes)
     if not split:
@@ -150,6 +154,7 @@ def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
 
 @kernel_for("relax.nn.rms_norm")
 def rms_norm(site: Site, statistics: list | None = None) -> Kernel | None:
+    """Return the kernel of rms_norm; with the shape of statistics, it returns them too."""
     shapes = _shapes(site, 2)
     split = shapes and _rows(shapes[0], site.call.attrs.axes)
     if not split:
@@ -161,6 +166,7 @@ def rms_norm(site: Site, statistics: list | None = None) -> Kernel | None:
 
 @kernel_for("relax.grad.layer_norm_backward_data", "relax.grad.rms_norm_backward_data")
 def row_norm_backward_data(site: Site) -> Kernel | None:
+    """Return the kernel of the data gradient of layer_norm or rms_norm."""
     attrs, shapes = site.call.attrs, _shapes(site, len(site.call.args))
     split = shapes and _rows(shapes[1], attrs.axes)
     if not split:
@@ -177,6 +183,7 @@ def row_norm_backward_data(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
 def row_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
+    """Return the kernel of the gradient of gamma; with its shape, that of beta too."""
     shapes = _shapes(site, len(site.call.args))
     split = shapes and _rows(shapes[1], site.call.attrs.axes)
     result = site.shape(site.call)

@@ -27,6 +27,7 @@ _RANKS = (1, 2, 3)
 
 @kernel_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
 def max_pool(site: Site) -> Kernel | None:
+    """Return the kernel of max pooling."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
@@ -63,6 +64,7 @@ def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | 
 
 @kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in _RANKS))
 def avg_pool(site: Site) -> Kernel | None:
+    """Return the kernel of average pooling; dilated windows have none."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
@@ -74,6 +76,7 @@ def avg_pool(site: Site) -> Kernel | None:
 
 @kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
 def max_pool_backward(site: Site) -> Kernel | None:
+    """Return the kernel of the gradient of max pooling."""
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])
@@ -82,6 +85,7 @@ def max_pool_backward(site: Site) -> Kernel | None:
 
 @kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
 def avg_pool_backward(site: Site) -> Kernel | None:
+    """Return the kernel of the gradient of average pooling; dilated windows have none."""
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])

@@ -15,6 +15,7 @@ _CALL_TIR = Op.get("relax.call_tir")
 
 @kernel_for("relax.sum", "relax.mean")
 def sum_over_axes(site: Site) -> Kernel | None:
+    """Return the kernel of a sum or a mean."""
     axes = site.call.attrs.axis
     ndim = site.call.args[0].ty.ndim
     axes = range(ndim) if axes is None else [int(axis) % ndim for axis in axes]

@@ -29,6 +29,7 @@ _GATHER_BACKWARD = "relax.grad.gather_elements_backward_data"
 
 @kernel_for(*_MAKE)
 def softmax(site: Site) -> Kernel | None:
+    """Return the kernel of softmax, of its logarithm, or of the gradient of either."""
     shapes = [site.shape(argument) for argument in site.call.args]
     lines = None if None in shapes else _lines(shapes[0], int(site.call.attrs.axis))
     if lines is None:

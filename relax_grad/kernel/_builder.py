@@ -20,6 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
 from .._compat import masked_load, masked_store
+from .._module import IS_SCHEDULED, OPAQUE
 
 Extent = "int | tirx.PrimExpr"
 bind = T.Bind
@@ -53,8 +54,8 @@ def prim_func(
     """
     with IRBuilder() as builder, T.prim_func():
         T.func_name(name)
-        # No two tensors of a call share memory; 8 is "opaque": nothing is fused into a kernel.
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
+        # No two tensors of a call share memory, and nothing is fused into a kernel.
+        T.func_attr({"tirx.noalias": True, IS_SCHEDULED: True, "op_pattern": OPAQUE})
         tensors = [T.arg(name, _tensor(name, shape, dtype)) for name, shape, dtype in params]
         # TVM takes the body of what has one argument for a block when it looks for reshapes.
         with block(name), scopes():
@@ -74,7 +75,7 @@ def _refuse_large(name: str, shape: Sequence[Extent]) -> None:
         return
     size = tirx.const(1, "int64")
     for extent in shape:
-        size = size * tirx.Cast("int64", const(extent) if isinstance(extent, int) else extent)
+        size = size * tirx.Cast("int64", as_expr(extent))
     message = f"{name}: a tensor has more elements than the 2**31 - 1 that this function takes"
     with T.Assert(size <= tirx.const(_MOST_ELEMENTS, "int64"), message):
         pass
@@ -262,8 +263,7 @@ class Vectors:
         buffer, start, step = source
 
         def square(k, number) -> None:
-            size = self.lanes if number is None else number
-            size = const(size) if isinstance(size, int) else size
+            size = as_expr(self.lanes if number is None else number)
 
             def row(i):
                 exists = number if left is None else tirx.Select(left > i, size, const(0))
@@ -341,8 +341,8 @@ class Vectors:
         return Ramp(index, const(1), self.lanes)
 
     def _mask(self, number):
-        number = const(number) if isinstance(number, int) else number
-        return tirx.LT(Ramp(const(0), const(1), self.lanes), Broadcast(number, self.lanes))
+        lane = Ramp(const(0), const(1), self.lanes)
+        return tirx.LT(lane, Broadcast(as_expr(number), self.lanes))
 
 
 class Accumulators:
@@ -430,6 +430,11 @@ class Sums:
 def sum_of(terms: Iterable):
     """Return the sum of expressions, added in their order."""
     return reduce(lambda a, b: a + b, terms)
+
+
+def as_expr(extent: Extent):
+    """Return an extent as an expression."""
+    return const(extent) if isinstance(extent, int) else extent
 
 
 def as_float(extent: Extent):

@@ -112,7 +112,10 @@ def log(x, bind: Callable = emit_bind):
 
 
 def log_of_normal(x, bind: Callable = emit_bind):
-    """Return the natural logarithm of a positive normal number, of infinity or of NaN: less to compute than :func:`log`."""
+    """Return the natural logarithm of a positive normal number, of infinity or of NaN.
+
+    It is less to compute than :func:`log`.
+    """
     result = _log_of_parts(*_normal_parts(bind(_as(x, "int32")), bind), bind)
     return bind(tirx.Select(x < _like(x, float("inf")), result, x))
 

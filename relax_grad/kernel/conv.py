@@ -3,15 +3,15 @@
 Both are one computation: an element of the target is a sum over taps of the kernel, and the source element
 that a tap reads moves by a fixed step from one target element to the next. With a stride, that holds for
 the data gradient among the target elements of one phase, those whose position leaves the same remainder
-(:class:`Axis`): each phase has taps of its own, and no zeros are put between the elements of the source.
+(:class:`._gathering.Axis`): each phase has taps of its own, and no zeros are put between the elements of the source.
 
 The lanes of a vector are channels of the target. The weight is packed into panels ``[tap][source
 channel][channels of a panel]``, the part of the source that a task needs is copied to ``[row][channel][column]``
 with its padding, and a tile of pixels is summed in registers: each step loads the vectors of a panel's row,
 and broadcasts one element of the source for every pixel. Tiles are kept channels last until their block is
 complete, and transposed in registers on the way out. Of a volume, each image of the target is a sum of convolutions
-of images, slices of the source with slices of the weight; slices outside of the source are left out. The blocking follows Georganas et al., "Anatomy of
-High-Performance Deep Learning Convolutions on SIMD Architectures" (2018).
+of images, slices of the source with slices of the weight; slices outside of the source are left out. The blocking
+follows Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures" (2018).
 """
 
 from __future__ import annotations

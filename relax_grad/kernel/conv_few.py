@@ -9,6 +9,7 @@ vectors of the source, and broadcasts an element of the weight for every channel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
@@ -146,18 +147,12 @@ class _Generator:
             copy = b.scratch(g.sources * plane + self.cpu.lanes)
             self._copy(source, image, row, height, (copy, plane))
             weights = bind(image % g.groups * (g.targets * g.sources * g.taps))
+            memory = _Memory(copy, plane, weight, weights, target)
             for phase, down in enumerate(self.rows.phases):
                 number = bind((height + (phases - 1 - phase)) // phases)
                 for first in range(0, g.targets, self.channels):
                     channels = range(first, min(first + self.channels, g.targets))
-                    self._lines(
-                        (copy, plane),
-                        (weight, weights),
-                        (target, image, row * phases + phase),
-                        number,
-                        down,
-                        channels,
-                    )
+                    self._lines(memory, (image, row * phases + phase, number), down, channels)
 
     def _copy(self, source, image, row, height, copy) -> None:
         """Copy the rows of the source that are read, with zeros around them."""
@@ -180,19 +175,22 @@ class _Generator:
                 (buffer, bind(r * plane), self.pitch),
             )
 
-    def _lines(self, copy, weight, target, number, down: Taps, channels: range) -> None:
-        """Emit the rows of a phase, some at a time, for some channels."""
-        (buffer, image, line), size = target, self.tile_rows
+    def _lines(self, memory: _Memory, lines: tuple, down: Taps, channels: range) -> None:
+        """Emit rows of a phase, some at a time, for some channels.
+
+        ``lines`` are the image, the first row, and the number of rows.
+        """
+        (image, line, number), size = lines, self.tile_rows
         phases = len(self.rows.phases)
 
         def some(i, rows: int) -> None:
             read = bind((i * self.rows.step + (down.offset - self.rows.offsets[0])) * self.pitch)
             plane = self.rows.target * self.columns.target
-            out = bind(
+            write = bind(
                 (image * self.g.targets + channels.start) * plane
                 + (line + i * phases) * self.columns.target
             )
-            self._row(copy, read, weight, (buffer, out, plane), rows, down, channels)
+            self._row(memory, _Part(rows, self.row_vectors, None, channels, down, read, write))
 
         with b.serial(0, number // size) as i:
             some(bind(i * size), size)
@@ -200,18 +198,15 @@ class _Generator:
             with b.serial(number // size * size, number) as i:
                 some(i, 1)
 
-    def _row(self, copy, read, weight, out, rows: int, down: Taps, channels: range) -> None:
+    def _row(self, memory: _Memory, row: _Part) -> None:
         """Emit the tiles of a row: whole ones, and the last one, whose last vector may not be whole."""
         lanes, size, phases = self.cpu.lanes, self.tile_vectors, len(self.columns.phases)
         is_whole = self.columns.target % (lanes * phases) == 0
         whole = (self.row_vectors - (not is_whole)) // size
 
         def tile(first, vectors: int, left: int | None) -> None:
-            buffer, start, plane = out
-            at = bind(start + first * (phases * lanes)), bind(read + first * lanes)
-            self._tile(
-                copy, weight, (buffer, at[0], plane), at[1], (rows, vectors, left), down, channels
-            )
+            write, read = bind(row.write + first * (phases * lanes)), bind(row.read + first * lanes)
+            self._tile(memory, replace(row, vectors=vectors, left=left, read=read, write=write))
 
         if whole:
             with b.serial(0, whole) as j:
@@ -221,61 +216,140 @@ class _Generator:
             last = (self.row_vectors - 1) * lanes * phases
             tile(const(whole * size), rest, self.columns.target - last)
 
-    def _tile(self, copy, weight, out, read, extents, down: Taps, channels: range) -> None:
-        """Emit a tile; of its last vector of each row that many elements are left, or all (None)."""
-        (buffer, plane), (weights, base), (rows, vectors, left) = copy, weight, extents
-        g, lanes, kernel = self.g, self.cpu.lanes, self.g.kernel[2]
-        places = [(i, v) for i in range(rows) for v in range(vectors)]
-        phases = self.columns.phases
-        cells = [(phase, c, at) for phase in range(len(phases)) for c in channels for at in places]
-        index = {cell: i for i, cell in enumerate(cells)}
-        total = Accumulators(self.vectors, len(cells))
-        for i in range(len(cells)):
-            total[i] = self.vectors.splat(0)
-        # The taps of each offset: their phases and their places in a row of the kernel.
+    def _tile(self, memory: _Memory, tile: _Part) -> None:
+        """Emit the sums of a tile, and store them."""
+        g, down = self.g, tile.down
+        sums = _Sums(self.vectors, len(self.columns.phases), tile)
+        taps = self._taps_by_offset()
+        source_step = g.targets * g.taps if g.source_major else g.taps
+        with b.serial(0, down.number) as p, b.serial(0, g.sources) as r:
+            here = bind(tile.read + p * (down.move * self.pitch) + r * memory.plane)
+            line = (down.first + p * down.step) * g.kernel[2]
+            last = g.taps - 1 - line if g.source_major else line
+            tap = bind(memory.base + r * source_step + last)
+            for offset in sorted(taps):
+                at = here, offset - self.columns.offsets[0]
+                self._add_products(memory, sums, at, tap, taps[offset])
+        self._store(memory, sums)
+
+    def _taps_by_offset(self) -> dict[int, list]:
+        """Return the taps of each offset of the columns: their phases and their places in a row of the kernel."""
         taps: dict[int, list] = {}
-        for phase, across in enumerate(phases):
+        for phase, across in enumerate(self.columns.phases):
             for q, offset in enumerate(across.offsets):
                 taps.setdefault(offset, []).append((phase, across.first + q * across.step))
-        source_step, target_step = g.taps, g.sources * g.taps
-        if g.source_major:
-            source_step, target_step = g.targets * g.taps, g.taps
-        with b.serial(0, down.number) as p, b.serial(0, g.sources) as r:
-            here = bind(read + p * (down.move * self.pitch) + r * plane)
-            line = (down.first + p * down.step) * kernel
-            last = g.taps - 1 - line if g.source_major else line
-            tap = bind(base + r * source_step + last)
-            for offset in sorted(taps):
-                shift = offset - self.columns.offsets[0]
-                data = {
-                    (i, v): bind(
-                        self.vectors.load(
-                            buffer, here + (i * self.rows.step * self.pitch + shift + v * lanes)
-                        )
-                    )
-                    for i, v in places
-                }
-                for phase, column in taps[offset]:
-                    for c in channels:
-                        at = tap + (c * target_step + (-column if g.source_major else column))
-                        value = bind(self.vectors.splat(weights[at]))
-                        for place in places:
-                            cell = index[phase, c, place]
-                            total[cell] = total[cell] + value * data[place]
-        for c in channels:
-            for i, v in places:
-                start = (c - channels.start) * out[2] + i * self.columns.target
-                sums = [total[index[phase, c, (i, v)]] for phase in range(len(phases))]
-                number = left if v == vectors - 1 else None
-                self._store(out, start + v * (lanes * len(phases)), sums, number)
+        return taps
 
-    def _store(self, out, offset, sums: Sequence, left: int | None) -> None:
+    def _add_products(self, memory: _Memory, sums: _Sums, at: tuple, tap, taps: list) -> None:
+        """Add the products of what taps of one offset read: ``at`` is where it begins, and the offset from there."""
+        (here, shift), g, lanes = at, self.g, self.cpu.lanes
+        target_step = g.taps if g.source_major else g.sources * g.taps
+        row = self.rows.step * self.pitch
+        data = {
+            (i, v): bind(self.vectors.load(memory.copy, here + (i * row + shift + v * lanes)))
+            for i, v in sums.places
+        }
+        for phase, column in taps:
+            for c in sums.tile.channels:
+                place = tap + (c * target_step + (-column if g.source_major else column))
+                value = bind(self.vectors.splat(memory.weight[place]))
+                for i, v in sums.places:
+                    sums.add((phase, c, i, v), value * data[i, v])
+
+    def _store(self, memory: _Memory, sums: _Sums) -> None:
+        """Store the sums of a tile."""
+        tile, plane = sums.tile, self.rows.target * self.columns.target
+        phases = range(len(self.columns.phases))
+        for c in tile.channels:
+            for i, v in sums.places:
+                start = (c - tile.channels.start) * plane + i * self.columns.target
+                offset = start + v * (self.cpu.lanes * len(phases))
+                left = tile.left if v == tile.vectors - 1 else None
+                vectors = [sums[phase, c, i, v] for phase in phases]
+                self._store_columns(memory.target, (tile.write, offset), vectors, left)
+
+    def _store_columns(self, target, at: tuple, sums: Sequence, left: int | None) -> None:
         """Store the sums of all phases of neighbouring columns, of which that many are left."""
-        buffer, start, _ = out
+        start, offset = at
         if len(sums) == 1:
-            self.vectors.store(buffer, start + offset, sums[0], left)
+            self.vectors.store(target, start + offset, sums[0], left)
             return
         for half, vector in enumerate(self.vectors.interleave(list(map(bind, sums)))):
             number = None if left is None else left - half * self.cpu.lanes
             if number is None or number > 0:
-                self.vectors.store(buffer, start + (offset + half * self.cpu.lanes), vector, number)
+                self.vectors.store(target, start + (offset + half * self.cpu.lanes), vector, number)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a task reads and writes.
+
+    Attributes
+    ----------
+    copy : tirx.Buffer
+        The copied rows of the source.
+    plane : int
+        How far apart the rows of two channels are in it.
+    weight : tirx.Buffer
+        The weight.
+    base : tirx.PrimExpr
+        Where that of the group begins.
+    target : tirx.Buffer
+        What is computed.
+    """
+
+    copy: tirx.Buffer
+    plane: int
+    weight: tirx.Buffer
+    base: tirx.PrimExpr
+    target: tirx.Buffer
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a phase, or a tile of them, for some channels of the target.
+
+    Attributes
+    ----------
+    rows, vectors : int
+        How many rows, and vectors of a row.
+    left : int or None
+        The elements of the last vector of each row, where it is not whole.
+    channels : range
+        The channels.
+    down : Taps
+        The taps along the rows.
+    read, write : tirx.PrimExpr
+        Where it begins in the copied source, and in the target.
+    """
+
+    rows: int
+    vectors: int
+    left: int | None
+    channels: range
+    down: Taps
+    read: tirx.PrimExpr
+    write: tirx.PrimExpr
+
+
+class _Sums:
+    """The sums of a tile: a vector for each phase of the columns, channel, row, and vector of a row."""
+
+    def __init__(self, vectors: Vectors, phases: int, tile: _Part):
+        self.tile = tile
+        self.places = [(i, v) for i in range(tile.rows) for v in range(tile.vectors)]
+        cells = [
+            (phase, c, *at) for phase in range(phases) for c in tile.channels for at in self.places
+        ]
+        self._index = {cell: i for i, cell in enumerate(cells)}
+        self._total = Accumulators(vectors, len(cells))
+        for i in range(len(cells)):
+            self._total[i] = vectors.splat(0)
+
+    def __getitem__(self, cell: tuple):
+        return self._total[self._index[cell]]
+
+    def add(self, cell: tuple, value) -> None:
+        """Emit the addition to a sum."""
+        i = self._index[cell]
+        self._total[i] = self._total[i] + value

@@ -60,7 +60,6 @@ class _Generator:
         size = ceil_div(len(taps), ceil_div(len(taps), most))
         self.groups = [taps[i : i + size] for i in range(0, len(taps), size)]
         self.taps = {tap: i for i, tap in enumerate(taps)}
-        self.columns = Windows(conv.width.number, 1, 1, 0, 0, 1)
         row = 4 * cpu.lanes * self.tile_vectors * conv.width.number
         self.chunks = Chunks.of_bytes(
             conv.batch, conv.height.number, lambda rows: row * rows, _CHUNK_BYTES

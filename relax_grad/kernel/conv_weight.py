@@ -20,7 +20,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from ._builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from ._chunks import Chunks, share, unless_empty, whole_or_rest
 from ._convolution import ONE, Conv2d, Conv3d, Windows
 from ._pack import Block, channels_of_taps, pack_channels
@@ -269,11 +269,7 @@ class _Generator:
             volume, index, _, is_inside = self._slice(chunk.image + i, place.slice)
             rows = chunk.rows
             if is_inside is not None:
-                rows = bind(
-                    tirx.Select(
-                        is_inside, rows if not isinstance(rows, int) else const(rows), const(0)
-                    )
-                )
+                rows = bind(tirx.Select(is_inside, as_expr(rows), const(0)))
             with b.serial(0, rows) as r:
                 line(i, r, volume, index)
         sums.add(chunk, place, kernel_row, cells, total)

@@ -14,7 +14,7 @@ from tvm import tirx
 from ..target import CPU
 from ..topi._position import position
 from . import _builder as b
-from ._builder import Extent, Vectors, bind, ceil_div, const
+from ._builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
 #: Vectors that a task has of a row, at least.
 _NARROWEST = 4
@@ -112,7 +112,7 @@ def points_backward(
             for axis, extent in enumerate(extents):
                 index = indices[0][i * len(extents) + axis] if together else indices[axis][i]
                 where, exists = position(bind(index), extent, "fast")
-                row = row * tirx.Cast("int64", _expr(extent)) + where
+                row = row * tirx.Cast("int64", as_expr(extent)) + where
                 inside.append(exists)
             return row, tirx.all(*inside)
 
@@ -173,7 +173,7 @@ def gather_elements_backward(
 
 
 def take_columns(
-    rows: Extent, extent: Extent, shapes: Shapes, index_dtype: str, mode: str, cpu: CPU
+    rows: Extent, extent: Extent, shapes: Shapes, index_dtype: str, mode: str
 ) -> tirx.PrimFunc:
     """Return take along the last axis.
 
@@ -183,7 +183,7 @@ def take_columns(
         The data is ``[rows, extent]``.
     shapes : Sequence
         The shapes of x, of the indices, and of the result.
-    index_dtype, mode, cpu
+    index_dtype, mode
         As for :func:`take_backward`; what means no element is NaN.
 
     Returns
@@ -271,7 +271,7 @@ def _clear(dx: tirx.Buffer, size: Extent, vectors: Vectors, cpu: CPU) -> None:
     piece = ceil_div(size, pieces)
     with b.parallel(0, pieces) as i:
         start = bind(i * piece)
-        left = bind(tirx.max(const(0), tirx.min(_expr(piece), size - start)))
+        left = bind(tirx.max(const(0), tirx.min(as_expr(piece), size - start)))
         vectors.each(left, lambda o, n: vectors.store(dx, start + o, vectors.splat(0), n))
 
 
@@ -289,8 +289,4 @@ def _owned(where, inside, rows: Extent, share, shares: int):
         return inside
     size = ceil_div(rows, shares)
     first = tirx.Cast("int64", share * size)
-    return tirx.all(inside, where >= first, where < first + tirx.Cast("int64", _expr(size)))
-
-
-def _expr(extent: Extent):
-    return const(extent) if isinstance(extent, int) else extent
+    return tirx.all(inside, where >= first, where < first + tirx.Cast("int64", as_expr(size)))

@@ -71,77 +71,134 @@ def cross_entropy_backward(
         Takes dy, y, targets, weights if there are any, and dx. What is no class and is not ignored makes NaN of
         its position, and of the mean.
     """
-    vectors, integers = Vectors(cpu.lanes), Vectors(cpu.lanes, "int32")
-    classes = lines.extent
-    nan = tirx.const(float("nan"), "float32")
 
     def body(dy, y, targets, *rest) -> None:
         *weights, dx = rest
-
-        def factor(position, gradient):
-            """Return the gradient of a position, times its weight, and its target."""
-            zero = tirx.const(0.0, "float32")
-            if loss.reduction == "gather":
-                where, inside = find_position(bind(targets[position]), classes, "fast")
-                where = tirx.Cast("int32", tirx.Select(inside, where, tirx.const(-1, "int64")))
-                return bind(tirx.Select(inside, zero - gradient, zero)), bind(where)
-            target = bind(tirx.Cast("int64", targets[position]))
-            inside = tirx.all(target >= 0, target < classes)
-            safe = tirx.max(tirx.min(target, tirx.Cast("int64", classes - 1)), 0)
-            safe = bind(tirx.Cast("int32", safe))
-            value = gradient * weights[0][safe] if weights else gradient
-            ignored = tirx.EQ(target, tirx.const(loss.ignore_index, "int64"))
-            value = bind(tirx.Select(ignored, zero, tirx.Select(inside, value, nan)))
-            # A class that is none for what has no target of its own.
-            counts = tirx.all(inside, tirx.Not(ignored))
-            return value, bind(tirx.Select(counts, safe, const(-1)))
-
+        of_targets = _Targets(loss, lines.extent, targets, weights[0] if weights else None)
         scale = None
         if loss.reduction == "mean":
-            scale = bind(dy[0] / _sum(prod(shapes[2]), factor))
+            scale = bind(dy[0] / _sum(prod(shapes[2]), of_targets))
         elif loss.reduction == "sum":
             scale = bind(dy[0])
+        generator = _Generator(cpu, of_targets, dy, scale, y, dx)
+        lines.each(generator.vectors, generator.row if lines.are_rows else generator.columns)
 
-        def row(of: Row) -> None:
-            value, target = factor(of.number, dy[of.number] if scale is None else scale)
-            wide = bind(vectors.splat(value))
-
-            def element(at, number, _k) -> None:
-                vectors.store(dx, at, wide * math.exp(bind(vectors.load(y, at, number))), number)
-
-            of.each(element)
-            with b.when(target >= 0):
-                b.store(dx, of.base + target, dx[of.base + target] - value)
-
-        def columns(of: Columns) -> None:
-            values = b.scratch(of.size * vectors.lanes)
-            own = b.scratch(of.size * vectors.lanes, "int32")
-            number = of.size * vectors.lanes if of.number is None else of.number
-            with b.serial(0, number) as i:
-                position = bind(of.first + i)
-                value, target = factor(position, dy[position] if scale is None else scale)
-                b.store(values, i, value)
-                b.store(own, i, target)
-
-            def element(at, number, k, class_index) -> None:
-                wide = bind(vectors.load(values, k * vectors.lanes, number))
-                targets = integers.load(own, k * vectors.lanes, number)
-                is_own = tirx.EQ(targets, tirx.Broadcast(class_index, vectors.lanes))
-                share = wide * math.exp(bind(vectors.load(y, at, number)))
-                share = share - tirx.Select(is_own, wide, vectors.splat(0))
-                vectors.store(dx, at, share, number)
-
-            of.each_row(element)
-
-        lines.each(vectors, row if lines.are_rows else columns)
-
-    dtypes = ("float32", "float32", index_dtype, "float32")
-    names = ("dy", "y", "targets", *(["weights"] if loss.weighted else []))
-    params = list(zip(names, shapes, dtypes, strict=False))
-    return b.prim_func("cross_entropy_backward", [*params, ("dx", shapes[1], "float32")], body)
+    params = [
+        ("dy", shapes[0], "float32"),
+        ("y", shapes[1], "float32"),
+        ("targets", shapes[2], index_dtype),
+        *([("weights", shapes[3], "float32")] if loss.weighted else []),
+        ("dx", shapes[1], "float32"),
+    ]
+    return b.prim_func("cross_entropy_backward", params, body)
 
 
-def _sum(number: Extent, factor):
+@dataclass(frozen=True)
+class _Targets:
+    """The targets of all positions.
+
+    Attributes
+    ----------
+    loss : Loss
+        What is lost at each position.
+    classes : int or tirx.PrimExpr
+        How many classes there are.
+    targets : tirx.Buffer
+        The target of each position.
+    weights : tirx.Buffer or None
+        The weight of each class.
+    """
+
+    loss: Loss
+    classes: Extent
+    targets: tirx.Buffer
+    weights: tirx.Buffer | None
+
+    def factor(self, position, gradient):
+        """Return the gradient of a position, times its weight, and its target; -1 where it has none."""
+        zero = tirx.const(0.0, "float32")
+        if self.loss.reduction == "gather":
+            where, inside = find_position(bind(self.targets[position]), self.classes, "fast")
+            where = tirx.Cast("int32", tirx.Select(inside, where, tirx.const(-1, "int64")))
+            return bind(tirx.Select(inside, zero - gradient, zero)), bind(where)
+        target = bind(tirx.Cast("int64", self.targets[position]))
+        inside = tirx.all(target >= 0, target < self.classes)
+        safe = tirx.max(tirx.min(target, tirx.Cast("int64", self.classes - 1)), 0)
+        safe = bind(tirx.Cast("int32", safe))
+        value = gradient if self.weights is None else gradient * self.weights[safe]
+        ignored = tirx.EQ(target, tirx.const(self.loss.ignore_index, "int64"))
+        nan = tirx.const(float("nan"), "float32")
+        value = bind(tirx.Select(ignored, zero, tirx.Select(inside, value, nan)))
+        # A class that is none for what has no target of its own.
+        counts = tirx.all(inside, tirx.Not(ignored))
+        return value, bind(tirx.Select(counts, safe, const(-1)))
+
+
+class _Generator:
+    """Emits the gradient of lines.
+
+    Parameters
+    ----------
+    cpu : CPU
+        What the function is for.
+    targets : _Targets
+        The targets.
+    dy : tirx.Buffer
+        The gradient of each position, or of all.
+    scale : tirx.PrimExpr or None
+        The gradient of every position, where all have the same.
+    y, dx : tirx.Buffer
+        The result of log_softmax, and the gradient of its data.
+    """
+
+    def __init__(self, cpu: CPU, targets: _Targets, dy, scale, y, dx):
+        self.vectors, self._integers = Vectors(cpu.lanes), Vectors(cpu.lanes, "int32")
+        self._targets, self._dy, self._scale, self._y, self._dx = targets, dy, scale, y, dx
+
+    def row(self, of: Row) -> None:
+        """Emit the gradient of a position whose classes are a row."""
+        dx, vectors = self._dx, self.vectors
+        value, target = self._factor(of.number)
+        wide = bind(vectors.splat(value))
+
+        def element(at, number, _k) -> None:
+            vectors.store(dx, at, wide * self._probability(at, number), number)
+
+        of.each(element)
+        with b.when(target >= 0):
+            b.store(dx, of.base + target, dx[of.base + target] - value)
+
+    def columns(self, of: Columns) -> None:
+        """Emit the gradients of positions that lie side by side."""
+        vectors = self.vectors
+        values = b.scratch(of.size * vectors.lanes)
+        own = b.scratch(of.size * vectors.lanes, "int32")
+        number = of.size * vectors.lanes if of.number is None else of.number
+        with b.serial(0, number) as i:
+            value, target = self._factor(bind(of.first + i))
+            b.store(values, i, value)
+            b.store(own, i, target)
+
+        def element(at, number, k, class_index) -> None:
+            wide = bind(vectors.load(values, k * vectors.lanes, number))
+            targets = self._integers.load(own, k * vectors.lanes, number)
+            is_own = tirx.EQ(targets, tirx.Broadcast(class_index, vectors.lanes))
+            share = wide * self._probability(at, number)
+            share = share - tirx.Select(is_own, wide, vectors.splat(0))
+            vectors.store(self._dx, at, share, number)
+
+        of.each_row(element)
+
+    def _factor(self, position):
+        gradient = self._dy[position] if self._scale is None else self._scale
+        return self._targets.factor(position, gradient)
+
+    def _probability(self, at, number):
+        """Return the probabilities of classes."""
+        return math.exp(bind(self.vectors.load(self._y, at, number)))
+
+
+def _sum(number: Extent, targets: _Targets):
     """Return the sum of the weights of all targets; its order does not depend on the number of threads."""
     parts = b.scratch(_PARTS)
     with b.parallel(0, _PARTS) as part:
@@ -149,6 +206,6 @@ def _sum(number: Extent, factor):
         last = bind((part + 1) * number // _PARTS)
         b.store(parts, part, tirx.const(0.0, "float32"))
         with b.serial(0, last - first) as i:
-            value, _ = factor(first + i, tirx.const(1.0, "float32"))
+            value, _ = targets.factor(first + i, tirx.const(1.0, "float32"))
             b.store(parts, part, parts[part] + value)
     return sum_of(parts[i] for i in range(_PARTS))

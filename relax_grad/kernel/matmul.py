@@ -2,8 +2,8 @@
 
 B is packed into panels as wide as a tile, so that a tile reads it front to back; A is read in place, or each task
 copies what it needs of it, where it is transposed or its rows would share few sets of a cache. A tile of C is
-held in registers over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van de Geijn, "Anatomy of
-High-Performance Matrix Multiplication" (2008).
+held in registers over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van
+de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _builder as b
-from ._builder import Extent, Vectors, bind, ceil_div, const
+from ._builder import Extent, Vectors, as_expr, bind, ceil_div, const
 from ._few_rows import FewRows
 from ._tile import multiply_add, rows_up_to, tile_size
 
@@ -207,8 +207,8 @@ class _Generator:
         with loop(0, strip_blocks * panel_blocks) as task:
             strip0 = bind((task // panel_blocks) * strips_each)
             panel0 = bind((task % panel_blocks) * panels_each)
-            strip1 = bind(tirx.min(strip0 + strips_each, _expr(self.strips)))
-            panel1 = bind(tirx.min(panel0 + panels_each, _expr(self.panels)))
+            strip1 = bind(tirx.min(strip0 + strips_each, as_expr(self.strips)))
+            panel1 = bind(tirx.min(panel0 + panels_each, as_expr(self.panels)))
             place = factor.place()
 
             def block(k0, size, first) -> None:
@@ -393,7 +393,7 @@ class _Copies(_Factor):
     def reader(self, a, a0, place, strips, depth) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
         top = bind(first * height)
-        with b.serial(top, bind(tirx.min(last * height, _expr(self.p.rows)))) as row:
+        with b.serial(top, bind(tirx.min(last * height, as_expr(self.p.rows)))) as row:
             source, target = bind(a0 + row * self.p.depth + k0), bind((row - top) * self._PITCH)
             self.vectors.each(
                 size,
@@ -446,7 +446,3 @@ def _is_few(product: Matmul) -> bool:
 
 def _is(extent: Extent, value: int) -> bool:
     return isinstance(extent, int) and extent == value
-
-
-def _expr(extent: Extent):
-    return const(extent) if isinstance(extent, int) else extent

@@ -160,83 +160,112 @@ def emit_column_sums(
     divisor : tirx.PrimExpr, optional
         What the sums are divided by.
     """
-    outer, rows, columns = extents
-    stretches = _STRETCHES
-    if isinstance(rows, int):
-        stretches = max(1, min(stretches, rows // _STRETCH))
-    if isinstance(outer, int) and outer >= 2 * cpu.cores:
-        stretches = 1
-    block = min(_BLOCK, b.ceil_div(columns, vectors.lanes))
-    while (
-        block > 1
-        and isinstance(outer, int)
-        and _tasks(outer * stretches, columns, block, vectors) < cpu.cores
-    ):
-        block = block // 2
-    width = block * vectors.lanes
-    blocks = b.ceil_div(columns, width)
-    partial = results
-    if stretches > 1:
-        partial = [b.scratch(outer * stretches * columns) for _ in results]
+    _ColumnSums(vectors, cpu, extents, term, results, divisor).emit()
 
-    def finish(total):
-        return total if divisor is None else total / vectors.splat(divisor)
 
-    def sums(first, last, base, offset, target, number_of, rest) -> None:
-        """Emit the sums of some vectors of columns; of the last one, ``rest`` lanes."""
-        totals = [Accumulators(vectors, number_of) for _ in results]
-        for total in totals:
-            for v in range(number_of):
-                total[v] = vectors.splat(0)
-        with b.serial(0, last - first) as i:
-            row = bind(first + i)
-            value, start = term(base + row), bind((base + row) * columns + offset)
-            for v in range(number_of):
-                number = rest if v == number_of - 1 else None
-                for total, each in zip(
-                    totals, value(start + v * vectors.lanes, number), strict=True
-                ):
-                    total[v] = total[v] + each
-        for v in range(number_of):
-            number = rest if v == number_of - 1 else None
-            for total, buffer in zip(totals, partial, strict=True):
-                value = finish(total[v]) if stretches == 1 else total[v]
-                vectors.store(buffer, target + offset + v * vectors.lanes, value, number)
+class _ColumnSums:
+    """The sizes of sums over rows, and what emits them. Parameters are those of :func:`emit_column_sums`.
 
-    with b.parallel(0, outer * (stretches * blocks)) as task:
+    Each task sums a stretch of rows for a block of columns.
+    """
+
+    def __init__(self, vectors: Vectors, cpu: CPU, extents, term, results, divisor):
+        self._vectors, self._term, self._divisor = vectors, term, divisor
+        self._outer, self._rows, self._columns = outer, rows, columns = extents
+        stretches = _STRETCHES
+        if isinstance(rows, int):
+            stretches = max(1, min(stretches, rows // _STRETCH))
+        if isinstance(outer, int) and outer >= 2 * cpu.cores:
+            stretches = 1
+        block = min(_BLOCK, b.ceil_div(columns, vectors.lanes))
+        while (
+            block > 1
+            and isinstance(outer, int)
+            and _tasks(outer * stretches, columns, block, vectors) < cpu.cores
+        ):
+            block = block // 2
+        self._stretches, self._block, self._width = stretches, block, block * vectors.lanes
+        self._blocks = b.ceil_div(columns, self._width)
+        self._results = self._partial = results
+        if stretches > 1:
+            self._partial = [b.scratch(outer * stretches * columns) for _ in results]
+
+    def emit(self) -> None:
+        """Emit the tasks, and the sums of what they have summed."""
+        with b.parallel(0, self._outer * (self._stretches * self._blocks)) as task:
+            self._task(task)
+        if self._stretches > 1:
+            with b.parallel(0, self._outer) as n:
+                self._add_stretches(n)
+
+    def _task(self, task) -> None:
+        stretches, blocks, vectors = self._stretches, self._blocks, self._vectors
         part, j = bind(task // blocks), bind(task % blocks)
         n, stretch = bind(part // stretches), bind(part % stretches)
-        first = bind(stretch * rows // stretches)
-        last = bind((stretch + 1) * rows // stretches)
-        base, offset, target = bind(n * rows), bind(j * width), bind(part * columns)
-        left = columns - (blocks - 1) * width
+        first = bind(stretch * self._rows // stretches)
+        last = bind((stretch + 1) * self._rows // stretches)
+        base, offset = bind(n * self._rows), bind(j * self._width)
+        target = bind(part * self._columns)
+        left = self._columns - (blocks - 1) * self._width
+
+        def sums(number_of: int, rest: int | None) -> None:
+            self._sums((first, last, base), (offset, target), number_of, rest)
 
         def whole() -> None:
-            sums(first, last, base, offset, target, block, None)
+            sums(self._block, None)
 
         def tail() -> None:
-            number = b.ceil_div(left, vectors.lanes)
-            sums(first, last, base, offset, target, number, left % vectors.lanes or None)
+            sums(b.ceil_div(left, vectors.lanes), left % vectors.lanes or None)
 
-        if left == width:
+        if left == self._width:
             whole()
         elif blocks == 1:
             tail()
         else:
             b.either(j < blocks - 1, whole, tail)
-    if stretches == 1:
-        return
-    with b.parallel(0, outer) as n:
+
+    def _sums(self, rows: tuple, columns: tuple, number_of: int, rest: int | None) -> None:
+        """Emit the sums of some vectors of columns; of the last one, ``rest`` lanes.
+
+        ``rows`` are the first row, the one behind the last, and what is before the first of all; ``columns`` are
+        where the columns begin, and where what is stored does.
+        """
+        (first, last, base), (offset, target), vectors = rows, columns, self._vectors
+        numbers = [None] * (number_of - 1) + [rest]
+        totals = [Accumulators(vectors, number_of) for _ in self._results]
+        for total in totals:
+            for v in range(number_of):
+                total[v] = vectors.splat(0)
+        with b.serial(0, last - first) as i:
+            row = bind(first + i)
+            value, start = self._term(base + row), bind((base + row) * self._columns + offset)
+            for v, number in enumerate(numbers):
+                terms = value(start + v * vectors.lanes, number)
+                for total, each in zip(totals, terms, strict=True):
+                    total[v] = total[v] + each
+        for v, number in enumerate(numbers):
+            for total, buffer in zip(totals, self._partial, strict=True):
+                value = self._finished(total[v]) if self._stretches == 1 else total[v]
+                vectors.store(buffer, target + offset + v * vectors.lanes, value, number)
+
+    def _add_stretches(self, n) -> None:
+        """Emit the sums of what all stretches gave."""
+        vectors, stretches, columns = self._vectors, self._stretches, self._columns
 
         def add(offset, number) -> None:
-            for buffer, result in zip(partial, results, strict=True):
+            for buffer, result in zip(self._partial, self._results, strict=True):
                 parts = [
                     vectors.load(buffer, (n * stretches + i) * columns + offset, number)
                     for i in range(stretches)
                 ]
-                vectors.store(result, n * columns + offset, finish(sum_of(parts)), number)
+                total = self._finished(sum_of(parts))
+                vectors.store(result, n * columns + offset, total, number)
 
         vectors.each(columns, add)
+
+    def _finished(self, total):
+        """Return a sum, divided if it is to be."""
+        return total if self._divisor is None else total / self._vectors.splat(self._divisor)
 
 
 def _tasks(parts: int, columns: int, block: int, vectors: Vectors) -> int:

@@ -3,8 +3,8 @@
 A square of m x m results is made of m + 2 by m + 2 elements of the data with as many products as these, instead of 9
 for each result: data and weight are transformed, multiplied element by element and summed over channels (a
 matrix product for each element of the square), and transformed back. The transforms are those of Lavin and
-Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). With m = 2 they only add and halve, and the error
-is that of a direct sum; with m = 4 it is some 25 times that.
+Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). With m = 2 they only add and halve. The error is then
+no larger than that of a direct sum, and with m = 4 it is 4 to 7 times that: docs/cpu.md has the measurements.
 
 The lanes of a vector are channels in all transforms. Where the transformed weight fits the second-level
 cache, a task goes through all three steps for some rows of squares, and what lies between the steps stays in

@@ -1,8 +1,9 @@
 """The weight gradient of convolutions with 3x3 kernels by Winograd's minimal filtering.
 
-As in :mod:`relax_grad.kernel.winograd`, with what the transposes of its transforms make of the output gradient and of the
-products: for each element of a square the products are a matrix of output by input channels, summed over
-all squares of all images, of which at last 9 are made. With squares of 2 x 2 the error is that of a direct sum.
+As in :mod:`relax_grad.kernel.winograd`, with what the transposes of its transforms make of the output gradient and
+of the products: for each element of a square the products are a matrix of output by input channels, summed over
+all squares of all images, of which at last 9 are made. Its errors differ from those of the convolution: docs/cpu.md
+has them too.
 
 The images are gone through in chunks, of which all squares stay in the last-level cache. The threads first
 transform them, then each adds up some matrices; so the order of every sum is that of the squares, whatever the

@@ -16,6 +16,7 @@ import math
 import tvm
 from tvm import relax, s_tir, tirx
 
+from .._module import IS_SCHEDULED, OPAQUE
 from ..topi._util import is_static, on_gpu
 
 #: The threads of a block.
@@ -26,9 +27,6 @@ _FEW, _MANY = 2**14, 2**10
 
 #: What TVM's reductions across threads combine with.
 _SHARED = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
-
-#: kOpaque: a function that other functions are not fused with, because it is scheduled.
-_OPAQUE = 8
 
 
 def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = True) -> relax.Expr:
@@ -72,7 +70,7 @@ def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
     """
     variable = call.args[0]
     if on_gpu() and isinstance(variable, tvm.ir.GlobalVar):
-        bb.update_func(variable, bb.get()[variable].with_attr("op_pattern", _OPAQUE))
+        bb.update_func(variable, bb.get()[variable].with_attr("op_pattern", OPAQUE))
     return call
 
 
@@ -88,7 +86,7 @@ def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
         return function
     for block in _inlined(schedule, blocks):
         _bind(schedule, block)
-    return schedule.mod["main"].with_attrs({"tirx.is_scheduled": True, "op_pattern": _OPAQUE})
+    return schedule.mod["main"].with_attrs({IS_SCHEDULED: True, "op_pattern": OPAQUE})
 
 
 def _reduces(schedule: s_tir.Schedule, block) -> bool:

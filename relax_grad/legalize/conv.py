@@ -5,10 +5,10 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
-from .. import topi
 from .._compat import dtype_of
 from ..op._rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
+from ..topi import conv as topi_conv
 from ..topi._util import axes, spatial_names
 from ._gpu import bind_threads
 from ._util import int_list, shape_values
@@ -68,7 +68,7 @@ def _permute(tensor: relax.Expr, layout: str, to: str) -> relax.Expr:
 def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data_shape, weight = call.args
     gradient = bb.call_te(
-        topi.conv_backward_data,
+        topi_conv.conv_backward_data,
         output_grad,
         weight,
         shape_values(data_shape),
@@ -81,7 +81,7 @@ def _backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data, weight_shape = call.args
     gradient = bb.call_te(
-        topi.conv_backward_weight,
+        topi_conv.conv_backward_weight,
         output_grad,
         data,
         shape_values(weight_shape),

@@ -1,4 +1,4 @@
-"""Legalization of the losses that read a class by its index, and of their backward operators."""
+"""Legalization of the losses, of a class by its index and of probabilities, and of their backward operators."""
 
 from __future__ import annotations
 

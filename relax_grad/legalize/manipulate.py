@@ -1,4 +1,7 @@
-"""Legalization of the backward operators of the operators that move elements about."""
+"""Legalization of the operators that move elements about where TVM's falls short, and of their backward operators.
+
+Those that join and order elements are in modules of their own.
+"""
 
 from __future__ import annotations
 

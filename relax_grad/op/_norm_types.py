@@ -14,6 +14,7 @@ Extents = list["tirx.PrimExpr | None"]
 
 
 def infer_batch_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of the data gradient of batch_norm: that of the data."""
     data, shape = _check_data(call)
     if not call.attrs.training:
         raise ValueError(
@@ -27,6 +28,7 @@ def infer_batch_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) ->
 
 
 def infer_batch_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of the gradient of gamma: an element for each channel, in the dtype of ``rstd``."""
     data, shape = _check_data(call)
     channels = _channels(call, data, shape)
     _check_extents(call, 2, channels)
@@ -35,6 +37,7 @@ def infer_batch_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -
 
 
 def infer_instance_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of the data gradient of instance_norm: that of the data."""
     data, shape = _check_data(call)
     _check_extents(call, 2, [shape[_in_range(call, "channel_axis", call.attrs.channel_axis, data)]])
     for index in range(3, len(call.args)):
@@ -43,6 +46,7 @@ def infer_instance_norm_backward_data(call: relax.Call, ctx: relax.BlockBuilder)
 
 
 def infer_instance_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of the gradient of gamma before it is summed over instances, in the dtype of ``rstd``."""
     data, shape = _check_data(call)
     _in_range(call, "channel_axis", call.attrs.channel_axis, data)
     reduced = _reduced(shape, _axes(call, data))

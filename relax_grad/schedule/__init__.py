@@ -1,8 +1,10 @@
 """Schedules of functions of tensor expressions for CPUs: everything that has no kernel.
 
 A function is read as nests of loops (``_nest``), nests are fused (``_fuse``), loops that go through memory as one
-become one (``_access``), and new loops are emitted (``_emit``, ``_reduce``). What cannot be read so is scheduled block by block
-(``_blocks``).
+become one (``_access``), and new loops are emitted: over elements (``_emit``), over more memory than caches hold
+(``_stream``), and of reductions (``_reduce``), with arithmetic in the place of functions of the C library
+(``_functions``). Several functions of elements can become one first (``_merge``). What cannot be read as nests is
+scheduled block by block (``_blocks``).
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from ._reduce import Reduction
 from ._stream import Stream
 
 __all__ = [
-    "MARK",
     "Part",
     "Pointwise",
     "merge",
@@ -33,9 +34,6 @@ __all__ = [
     "schedule",
     "schedule_merged",
 ]
-
-#: The attribute of a function that is scheduled.
-MARK = "tirx.is_scheduled"
 
 
 def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:

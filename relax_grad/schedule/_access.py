@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import tirx
 
 from .._compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
-from ._nest import Axis, Nest, analyzer, is_one, substitute, variable_rule, variables
+from ._nest import Axis, Nest, analyzer, is_one, is_zero, substitute, variable_rule, variables
 
 
 class Access:
@@ -41,7 +41,7 @@ class Access:
             parts = detect_linear_equation(index, names) if names else [index]
             if len(parts):
                 for var, stride in zip(names, parts, strict=False):
-                    if not _is_zero(stride):
+                    if not is_zero(stride):
                         self.strides[var] = stride * step + self.strides.get(var, 0)
                 self.base = self.base + parts[-1] * step
             else:
@@ -180,7 +180,3 @@ def _tested(expr) -> set[tirx.Var]:
 
     tvm_ffi.structural_walk(expr, [(BufferLoad, enter), (tirx.Var, found.add)], order="pre")
     return found
-
-
-def _is_zero(value) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0

@@ -158,7 +158,7 @@ class Elements(Emitter):
             rows is None or rows >= 8 * self.cpu.cores or (rows > 1 and rows % self.cpu.cores == 0)
         )
         if is_large and not is_even:
-            self._pieces(outer, inner, rows)
+            self._pieces(outer, inner)
             return
         with self.loops(outer, is_large) as at:
             self._row(inner, at)
@@ -214,7 +214,7 @@ class Elements(Emitter):
         nests = self.group.nests
         return 1 + sum(4 * len(calls_in(nest.value)) + len(nest.loads) // 4 for nest in nests)
 
-    def _pieces(self, outer: list[Axis], inner: Axis, rows: int) -> None:
+    def _pieces(self, outer: list[Axis], inner: Axis) -> None:
         """Divide rows, which are few, among the cores."""
         pieces, extent = self.cpu.cores, inner.extent
         piece = (extent + (pieces * LINE - 1)) // (pieces * LINE) * LINE

@@ -103,7 +103,7 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
     """Return the nest that a statement is, if it is one."""
     extents = {}
     while isinstance(statement, tirx.For):
-        if statement.kind != tirx.ForKind.SERIAL or not _is_zero(statement.min):
+        if statement.kind != tirx.ForKind.SERIAL or not is_zero(statement.min):
             return None
         extents[statement.loop_var] = statement.extent
         statement = statement.body
@@ -116,13 +116,13 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
         return None
     axes, reduced = [], []
     for iteration, value in zip(block.iter_vars, statement.iter_values, strict=True):
-        if not _is_zero(iteration.dom.min):
+        if not is_zero(iteration.dom.min):
             return None
         if isinstance(value, tirx.Var):
             if value not in extents:
                 return None
             extents.pop(value)
-        elif not (_is_zero(value) and is_one(iteration.dom.extent)):
+        elif not (is_zero(value) and is_one(iteration.dom.extent)):
             return None
         axis = Axis(iteration.var, iteration.dom.extent)
         (reduced if iteration.iter_type == _REDUCED else axes).append(axis)
@@ -157,11 +157,13 @@ def _is_load_of(value, store) -> bool:
     )
 
 
-def _is_zero(value) -> bool:
+def is_zero(value) -> bool:
+    """Tell whether something is the number 0."""
     return isinstance(value, tirx.IntImm) and int(value) == 0
 
 
 def is_one(value) -> bool:
+    """Tell whether something is the number 1."""
     return isinstance(value, tirx.IntImm) and int(value) == 1
 
 

@@ -1,7 +1,8 @@
 """Loops through more memory than caches hold, which store past them.
 
-A processor reads the line that it stores to, unless it is told that nothing will be read again soon. TVM has no such stores;
-LLVM has: functions in its language, which are inlined. They take whole aligned vectors; a tensor that begins somewhere else is stored to as usual.
+A processor reads the line that it stores to, unless it is told that nothing will be read again soon. TVM has no such
+stores; LLVM has: functions in its language, which are inlined. They take whole aligned vectors; a tensor that begins
+somewhere else is stored to as usual.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tvm.tirx import Ramp
 from . import _emit
 from ._emit import Emitter, calls_in, is_vectorisable, selections
 from ._functions import is_arithmetic
-from ._nest import Nest
+from ._nest import Nest, is_zero
 
 #: Bytes that are read and written at least, about what the caches of a processor hold.
 LARGE = 32 << 20
@@ -56,7 +57,7 @@ class Stream(Emitter):
         return (
             dtypes == {"float32"}
             and all(access.stride(axis) in (0, 1) for access in self.accesses.all)
-            and all(access.stride(axis) == 1 and _is_zero(access.base) for access in stored)
+            and all(access.stride(axis) == 1 and is_zero(access.base) for access in stored)
             and all(map(self._is_vector, self.group.nests, self.selected))
         )
 
@@ -98,7 +99,3 @@ class Stream(Emitter):
             vector = row[Ramp(zero, tirx.IntImm("int32", 1), lanes)]
             place = tirx.address_of(buffer[start])
             T.evaluate(tirx.call_extern("void", f"relax_grad_stream{lanes}", place, vector))
-
-
-def _is_zero(value) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0

@@ -1,4 +1,7 @@
-"""Checking gradients: :func:`check_gradients` and the samples of every operator."""
+"""Checking gradients: by central differences, :func:`check_gradients`, and beside PyTorch, :func:`check_against_torch`.
+
+The samples of every operator are in :mod:`relax_grad.testing.samples`.
+"""
 
 from .check import GradientReport, check_gradients
 from .parity import TorchCase, check_against_torch, check_many_against_torch

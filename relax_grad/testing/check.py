@@ -71,9 +71,9 @@ def check_gradients(
 ) -> GradientReport:
     """Check the gradient of an operator, or of a function built of operators.
 
-    Builds the function, differentiates it and compiles both for the target. The gradient in float64 is compared with central differences in random directions, and that
-    in the dtype of the inputs element by element with the one in float64. Each gradient must have the
-    type and the shape of its input.
+    Builds the function, differentiates it and compiles both for the target. The gradient in float64 is compared with
+    central differences in random directions, and that in the dtype of the inputs element by element with the one in
+    float64. Each gradient must have the type and the shape of its input.
 
     Parameters
     ----------

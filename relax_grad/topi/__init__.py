@@ -1,5 +1,5 @@
-"""Tensor expressions of the backward operators: pure te, static or symbolic, without a schedule."""
+"""Tensor expressions: of the backward operators, and of what takes the place of TVM's own.
 
-from .conv import conv_backward_data, conv_backward_weight
-
-__all__ = ["conv_backward_data", "conv_backward_weight"]
+They know nothing of Relax, and take static and symbolic shapes. Sums by index write their loops themselves, as the
+target wants them; all else is left to be scheduled.
+"""

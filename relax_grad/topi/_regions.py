@@ -53,6 +53,7 @@ def batch_of(rois: te.Tensor, extent: tirx.PrimExpr, dtype: str) -> te.Tensor:
 
 
 def table(rois: te.Tensor, of: Callable) -> te.Tensor:
+    """Compute something of each region once: the result is indexed by region."""
     return te.compute((rois.shape[0],), lambda r: of(r), name="region")
 
 
@@ -130,21 +131,25 @@ def statements(body, inputs, outputs, name: str) -> list[te.Tensor]:
 
 
 def row_and_column(number, columns) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+    """Return where in a row-major plane an element is, by its number."""
     width = tirx.max(columns, 1)
     return tirx.floordiv(number, width), tirx.floormod(number, width)
 
 
 def bins_shape(data_shape: Shape, regions, attrs: dict) -> list:
+    """Return the shape of the bins: regions, channels, rows and columns, whatever the layout."""
     channels = data_shape[attrs["layout"].index("C")]
     return [regions.batch.shape[0], channels, *attrs["pooled_size"]]
 
 
 def pooled_shape(data_shape: Shape, rois: te.Tensor, attrs: dict) -> tuple:
+    """Return the shape of the pooled result, in the layout of the data."""
     at = axes(attrs["layout"], "NCHW")
     return place_of(at, rois.shape[0], data_shape[at[1]], *attrs["pooled_size"])
 
 
 def spatial(data_shape: Shape, at: Sequence[int]) -> list[tirx.PrimExpr]:
+    """Return the height and the width of the data, as int64."""
     return [tirx.const(1, "int64") * data_shape[axis] for axis in at[2:]]
 
 

@@ -305,78 +305,121 @@ def _regular(i, extent, align_corners: bool, dtype: str) -> tirx.PrimExpr:
     return const(-1) + const(1) / size + at * (const(2) / size)
 
 
+@dataclass(frozen=True)
+class _Coordinates:
+    """Where samples lie along one spatial axis of the data.
+
+    Attributes
+    ----------
+    grid : te.Tensor
+        The grid.
+    channel : int
+        That of the axis in the grid.
+    extent : int or PrimExpr
+        The extent of the data.
+    method, padding_mode, align_corners
+        The attributes of the operator.
+    """
+
+    grid: te.Tensor
+    channel: int
+    extent: int | tirx.PrimExpr
+    method: str
+    padding_mode: str
+    align_corners: bool
+
+    @property
+    def dtype(self) -> str:
+        return accumulation_dtype(self.grid.dtype)
+
+    @property
+    def size(self) -> tirx.PrimExpr:
+        return (tirx.const(1, "int64") * self.extent).astype(self.dtype)
+
+    @property
+    def last(self) -> tirx.PrimExpr:
+        return self.size - self.const(1)
+
+    @property
+    def moves_samples(self) -> bool:
+        """Whether samples are moved into the data; bicubic moves its taps."""
+        return self.method != "bicubic"
+
+    def const(self, value) -> tirx.PrimExpr:
+        return tirx.const(value, self.dtype)
+
+    def at(self, n, *sample) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+        """Return the coordinate of a sample in the data, and its derivative along the grid."""
+        const, size = self.const, self.size
+        x = self.grid(n, self.channel, *sample).astype(self.dtype)
+        if self.align_corners:
+            x, slope = (x + const(1)) * self.last / const(2), self.last / const(2)
+        else:
+            x, slope = const(-0.5) + (x + const(1)) * size / const(2), size / const(2)
+        if not self.moves_samples:
+            return x, slope
+        x, factor = self._moved(x)
+        return x, slope * factor
+
+    def position(self, x: tirx.PrimExpr, tap: tirx.PrimExpr) -> tirx.PrimExpr:
+        """Return the position of a tap of the sample at a coordinate; -1 where there is none."""
+        const = self.const
+        if self.method == "nearest":
+            x = te.nearbyint(x)
+        else:
+            x = te.floor(x) + tap.astype(self.dtype) - const(1 if self.method == "bicubic" else 0)
+        if not self.moves_samples:
+            x, _ = self._moved(x)
+        # Compared before it is cast: neither NaN nor a huge number is an integer.
+        inside = tirx.all(x >= const(0), x <= self.last)
+        found = tirx.Select(inside, x, const(0)).astype("int32")
+        return tirx.Select(inside, found, tirx.const(-1, "int32"))
+
+    def _moved(self, x: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+        """Return a coordinate or a position moved into the data, and its derivative."""
+        const, last, slope = self.const, self.last, self.const(1)
+        if self.padding_mode == "reflection":
+            x, slope = self._reflected(x)
+        if self.padding_mode in ("border", "reflection"):
+            slope = tirx.Select(tirx.all(x > const(0), x < last), slope, const(0))
+            x = tirx.min(tirx.max(x, const(0)), last)
+        return x, slope
+
+    def _reflected(self, x: tirx.PrimExpr) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
+        """Return the reflection of a coordinate, and its derivative."""
+        const = self.const
+        low, span = (const(0), self.last) if self.align_corners else (const(-0.5), self.size)
+        distance = tirx.abs(x - low)
+        turns = te.floor(te.floor(distance) / tirx.max(span, const(1)))
+        rest = distance - turns * span
+        even = turns - const(2) * te.floor(turns / const(2)) == const(0)
+        inside = tirx.all(x >= low, x <= low + span)
+        value = tirx.Select(even, rest + low, span - rest + low)
+        sign = tirx.Select(even, const(1), const(-1))
+        sign = tirx.Select(x < low, -sign, sign)
+        return tirx.Select(inside, x, value), tirx.Select(inside, const(1), sign)
+
+
 def _taps(
     grid: te.Tensor, extents: Shape, method: str, padding_mode: str, align_corners: bool
 ) -> list[_Axis]:
     """Find the taps along each spatial axis, in the order D, H, W; the grid has x first."""
-    dtype = accumulation_dtype(grid.dtype)
     weights = _WEIGHTS[method]
     batch, sample_shape = grid.shape[0], list(grid.shape[2:])
-    moves_samples = method != "bicubic"  # bicubic moves taps into the data, the others samples
-
-    def const(value):
-        return tirx.const(value, dtype)
 
     def axis(channel, extent):
-        size = (tirx.const(1, "int64") * extent).astype(dtype)
-        last = size - const(1)
-
-        def reflected(x):
-            """Return the reflection of a coordinate, and its derivative."""
-            low, span = (const(0), last) if align_corners else (const(-0.5), size)
-            distance = tirx.abs(x - low)
-            turns = te.floor(te.floor(distance) / tirx.max(span, const(1)))
-            rest = distance - turns * span
-            even = turns - const(2) * te.floor(turns / const(2)) == const(0)
-            inside = tirx.all(x >= low, x <= low + span)
-            value = tirx.Select(even, rest + low, span - rest + low)
-            sign = tirx.Select(even, const(1), const(-1))
-            sign = tirx.Select(x < low, -sign, sign)
-            return tirx.Select(inside, x, value), tirx.Select(inside, const(1), sign)
-
-        def moved(x):
-            """Return a coordinate or a position moved into the data, and its derivative."""
-            slope = const(1)
-            if padding_mode == "reflection":
-                x, slope = reflected(x)
-            if padding_mode in ("border", "reflection"):
-                slope = tirx.Select(tirx.all(x > const(0), x < last), slope, const(0))
-                x = tirx.min(tirx.max(x, const(0)), last)
-            return x, slope
-
-        def coordinate(n, *at):
-            """Return the coordinate of a sample in the data, and its derivative along the grid."""
-            x = grid(n, channel, *at).astype(dtype)
-            if align_corners:
-                x, slope = (x + const(1)) * last / const(2), last / const(2)
-            else:
-                x, slope = const(-0.5) + (x + const(1)) * size / const(2), size / const(2)
-            if not moves_samples:
-                return x, slope
-            x, factor = moved(x)
-            return x, slope * factor
-
-        places = te.compute([batch, *sample_shape], lambda *at: coordinate(*at)[0], name="place")
-
-        def position(n, tap, *at):
-            x = places(n, *at)
-            if method == "nearest":
-                x = te.nearbyint(x)
-            else:
-                x = te.floor(x) + tap.astype(dtype) - const(1 if method == "bicubic" else 0)
-            if not moves_samples:
-                x, _ = moved(x)
-            # Compared before it is cast: neither NaN nor a huge number is an integer.
-            inside = tirx.all(x >= const(0), x <= last)
-            found = tirx.Select(inside, x, const(0)).astype("int32")
-            return tirx.Select(inside, found, tirx.const(-1, "int32"))
-
+        where = _Coordinates(grid, channel, extent, method, padding_mode, align_corners)
+        places = te.compute([batch, *sample_shape], lambda *at: where.at(*at)[0], name="place")
         return _Axis(
-            te.compute([batch, len(weights), *sample_shape], position, name="position"),
+            te.compute(
+                [batch, len(weights), *sample_shape],
+                lambda n, tap, *at: where.position(places(n, *at), tap),
+                name="position",
+            ),
             te.compute(
                 places.shape, lambda *at: places(*at) - te.floor(places(*at)), name="fraction"
             ),
-            te.compute(places.shape, lambda *at: coordinate(*at)[1], name="slope"),
+            te.compute(places.shape, lambda *at: where.at(*at)[1], name="slope"),
             channel,
             weights,
         )

@@ -1,5 +1,6 @@
-"""Tensor expressions of the losses that read a class by its index, and of their gradients.
+"""Tensor expressions of the losses that read a class by its index, and of the gradients of all losses.
 
+``cross_entropy_with_logits`` is a product of two tensors, and so is its gradient. What follows is about the others.
 A position is one element of ``targets``; ``x[p, c]`` is the prediction of class ``c`` there, ``w[c]`` the
 weight of the class (1 without weights). ``nll_loss`` gives each position the loss ``-w[t] * x[p, t]`` of its
 target ``t``, and ``mean`` divides the sum of the losses by the sum ``W`` of the weights ``w[t]``. So

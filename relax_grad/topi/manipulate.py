@@ -1,4 +1,4 @@
-"""Tensor expressions of the gradients of the operators that move elements about."""
+"""Tensor expressions of the operators that move elements about where TVM's fall short, and of their gradients."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _align(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Align:
         return tirx.const(value, dtype)
 
     def length(axis):
-        """Return a function from a region to the length of its bins."""
+        """Return a table of the lengths of the bins, by region."""
         begin, end = bounds(rois, axis, attrs, dtype)
 
         def of(r):
@@ -205,7 +205,7 @@ def _align(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Align:
         return table(rois, of)
 
     def count(lengths):
-        """Return a function from a region to the number of samples of its bins."""
+        """Return a table of the numbers of samples of the bins, by region."""
         if attrs["sample_ratio"] > 0:
             return table(rois, lambda r: tirx.const(attrs["sample_ratio"], "int64"))
 

@@ -29,8 +29,8 @@ class DispatchKernels(TargetPass):
         compile for leaves the module as it is.
     winograd_tile : int or None
         The side of the squares of results that convolutions with 3x3 kernels are computed in by Winograd's
-        minimal filtering. 2 is as accurate as a direct sum, 4 is faster and some twenty times less accurate, and 0
-        or None means to compute all of them directly.
+        minimal filtering. 2 is about as accurate as a direct sum, 4 is faster and less accurate, as measured in
+        docs/cpu.md, and 0 or None means to compute all of them directly.
 
     Raises
     ------

@@ -7,7 +7,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from .._compat import constant_value, dtype_of
-from .._module import normalized
+from .._module import IS_SCHEDULED, normalized
 from ._checkpoint import substitute, with_value
 
 _CALL_TIR = Op.get("relax.call_tir")
@@ -73,7 +73,7 @@ def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc])
     if not (isinstance(value, relax.Call) and value.op == _CALL_TIR and len(value.args) == 2):
         return False
     called, kind = functions[value.args[0]], value.ty
-    if not isinstance(called, tirx.PrimFunc) or "tirx.is_scheduled" in (called.attrs or {}):
+    if not isinstance(called, tirx.PrimFunc) or IS_SCHEDULED in (called.attrs or {}):
         return False
     if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
         return False

@@ -25,9 +25,9 @@ class _Reorder(relax.PyExprMutator):
         bindings = list(block.bindings)
         if any(_has_place(binding) for binding in bindings):
             return block
-        order = _Order(bindings)
-        best = order.for_memory()
-        if order.peak(best) > order.peak(range(len(bindings))):
+        tensors = _Tensors(bindings)
+        best = _Order(tensors).made()
+        if tensors.peak(best) > tensors.peak(range(len(bindings))):
             return block
         return relax.DataflowBlock([bindings[i] for i in best], block.span)
 
@@ -52,15 +52,6 @@ class OrderForMemory:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def peak_memory(block: relax.BindingBlock) -> int:
-    """Return how many bytes the results of the bindings of a block take at most at a time.
-
-    A symbolic extent counts as 64. Parameters count nothing, and what is reshaped counts once.
-    """
-    order = _Order(list(block.bindings))
-    return order.peak(range(len(block.bindings)))
-
-
 def _has_place(binding: relax.Binding) -> bool:
     """Tell whether a binding must stay behind those before it."""
     value = binding.value
@@ -69,68 +60,99 @@ def _has_place(binding: relax.Binding) -> bool:
     return writes_in_place(value)
 
 
-class _Order:
+class _Tensors:
     """The tensors that bindings make and use.
 
     Each binding that computes something makes tensors, by number; others only give names to them. A binding is
     ready when all bindings that it uses the variables of are done.
+
+    Attributes
+    ----------
+    sizes : list[int]
+        The bytes of each tensor.
+    kept : set[int]
+        The tensors that are needed behind the bindings.
+    makes, takes : list
+        The tensors that each binding makes, and uses.
+    needs, serves : list
+        The bindings that each binding uses the variables of, and those that use its own.
+    only_names : list[bool]
+        Whether a binding only gives names.
     """
 
     def __init__(self, bindings: Sequence[relax.Binding]):
-        self._sizes: list[int] = []
-        self._kept: set[int] = set()
-        self._makes: list[list[int]] = []
-        self._takes: list[set[int]] = []
-        self._needs: list[set[int]] = []
-        self._serves: list[list[int]] = [[] for _ in bindings]
-        self._only_names: list[bool] = []
+        self.sizes: list[int] = []
+        self.kept: set[int] = set()
+        self.makes: list[list[int]] = []
+        self.takes: list[set[int]] = []
+        self.needs: list[set[int]] = []
+        self.serves: list[list[int]] = [[] for _ in bindings]
+        self.only_names: list[bool] = []
         named: dict[relax.Var, object] = {}
         bound: dict[relax.Var, int] = {}
         for i, binding in enumerate(bindings):
             value = binding.value
             variables = used(value)
-            self._needs.append({bound[v] for v in variables if v in bound})
-            for each in self._needs[i]:
-                self._serves[each].append(i)
+            self.needs.append({bound[v] for v in variables if v in bound})
+            for each in self.needs[i]:
+                self.serves[each].append(i)
             only_names = is_name(value)
-            self._only_names.append(only_names)
-            first = len(self._sizes)
+            self.only_names.append(only_names)
+            first = len(self.sizes)
             tensors = named_by(value, named) if only_names else self._new(binding.var.ty)
-            self._makes.append(list(range(first, len(self._sizes))))
-            self._takes.append(
+            self.makes.append(list(range(first, len(self.sizes))))
+            self.takes.append(
                 set() if only_names else {t for v in variables for t in leaves(named.get(v))}
             )
             named[binding.var], bound[binding.var] = tensors, i
             if not isinstance(binding.var, relax.DataflowVar):
-                self._kept.update(leaves(tensors))
+                self.kept.update(leaves(tensors))
 
     def _new(self, kind: relax.Type):
         """Return new tensors for what has a type: a number, or a list for a tuple."""
         if isinstance(kind, relax.TupleType):
             return [self._new(field) for field in kind.fields]
-        self._sizes.append(size_in_bytes(kind))
-        return len(self._sizes) - 1
+        self.sizes.append(size_in_bytes(kind))
+        return len(self.sizes) - 1
 
     def peak(self, order: Iterable[int]) -> int:
-        """Return how many bytes the tensors take at most at a time, if the bindings are in an order."""
-        left = self._users()
+        """Return how many bytes the tensors take at most at a time, if the bindings are in an order.
+
+        A symbolic extent counts as 64. Parameters count nothing, and what is reshaped counts once.
+        """
+        left = self.users()
         now = most = 0
         for i in order:
-            now += sum(self._sizes[t] for t in self._makes[i])
+            now += sum(self.sizes[t] for t in self.makes[i])
             most = max(most, now)
-            for tensor in (*self._takes[i], *self._makes[i]):
+            for tensor in (*self.takes[i], *self.makes[i]):
                 left[tensor].discard(i)
-                if not left[tensor] and tensor not in self._kept:
-                    now -= self._sizes[tensor]
+                if not left[tensor] and tensor not in self.kept:
+                    now -= self.sizes[tensor]
         return most
 
-    def for_memory(self) -> list[int]:
-        """Return the numbers of the bindings in the new order: the old one, but for what frees memory."""
-        self._left = self._users()
-        self._missing = [len(needs) for needs in self._needs]
+    def users(self) -> list[set[int]]:
+        """Return the bindings that use each tensor."""
+        users: list[set[int]] = [set() for _ in self.sizes]
+        for i, takes in enumerate(self.takes):
+            for tensor in takes:
+                users[tensor].add(i)
+        return users
+
+
+class _Order:
+    """The new order, as far as it is made: the old one, but for what frees memory."""
+
+    def __init__(self, tensors: _Tensors):
+        self._tensors = tensors
+        self._left = tensors.users()
+        self._missing = [len(needs) for needs in tensors.needs]
+        self._is_done = [False] * len(tensors.needs)
         self._order: list[int] = []
-        self._is_done = [False] * len(self._needs)
-        for i in range(len(self._needs)):
+
+    def made(self) -> list[int]:
+        """Return the numbers of the bindings in the new order."""
+        for i in range(len(self._is_done)):
             changed = self._do([i])
             while changed:
                 tensor = changed.pop()
@@ -139,15 +161,9 @@ class _Order:
                     changed |= self._do(sorted(group))
         return self._order
 
-    def _users(self) -> list[set[int]]:
-        users: list[set[int]] = [set() for _ in self._sizes]
-        for i, takes in enumerate(self._takes):
-            for tensor in takes:
-                users[tensor].add(i)
-        return users
-
     def _do(self, todo: list[int]) -> set[int]:
         """Append bindings, and names of what they make; return the tensors whose users may have become ready."""
+        tensors = self._tensors
         changed: set[int] = set()
         while todo:
             i = todo.pop(0)
@@ -155,30 +171,30 @@ class _Order:
                 continue
             self._is_done[i] = True
             self._order.append(i)
-            changed.update(self._makes[i], self._takes[i])
-            for tensor in self._takes[i]:
+            changed.update(tensors.makes[i], tensors.takes[i])
+            for tensor in tensors.takes[i]:
                 self._left[tensor].discard(i)
             names = []
-            for user in self._serves[i]:
+            for user in tensors.serves[i]:
                 self._missing[user] -= 1
                 if not self._missing[user]:
-                    changed.update(self._takes[user])
-                    if self._only_names[user]:
+                    changed.update(tensors.takes[user])
+                    if tensors.only_names[user]:
                         names.append(user)
             todo = names + todo
         return changed
 
     def _freeing(self, tensor: int) -> set[int]:
         """Return the remaining users of a tensor, if all are ready and free more memory than they take."""
-        group = self._left[tensor]
-        if tensor in self._kept or not group or any(self._missing[i] for i in group):
+        tensors, group = self._tensors, self._left[tensor]
+        if tensor in tensors.kept or not group or any(self._missing[i] for i in group):
             return set()
-        made = {t for i in group for t in self._makes[i]}
-        taken = {t for i in group for t in self._takes[i]}
-        freed = [t for t in taken - self._kept if self._left[t] <= group]
-        gain = sum(self._sizes[t] for t in freed) - sum(self._sizes[t] for t in made)
+        made = {t for i in group for t in tensors.makes[i]}
+        taken = {t for i in group for t in tensors.takes[i]}
+        freed = [t for t in taken - tensors.kept if self._left[t] <= group]
+        gain = sum(tensors.sizes[t] for t in freed) - sum(tensors.sizes[t] for t in made)
         # What the block returns is to be made at some time: as well now as later.
-        is_worthwhile = gain > 0 or (gain == 0 and made <= self._kept)
+        is_worthwhile = gain > 0 or (gain == 0 and made <= tensors.kept)
         return set(group) if is_worthwhile else set()
 
 
@@ -209,6 +225,7 @@ def named_by(value: relax.Expr, named: dict):
 
 
 def leaves(tensors) -> list[int]:
+    """Return the numbers of the tensors in what :func:`named_by` returns."""
     if isinstance(tensors, list):
         return [leaf for each in tensors for leaf in leaves(each)]
     return [] if tensors is None else [tensors]

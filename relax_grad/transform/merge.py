@@ -11,8 +11,8 @@ from tvm.ir import GlobalVar, Op
 from tvm_ffi import structural_equal
 
 from .._compat import dtype_of
-from .._module import referred_to, with_functions
-from ..schedule import MARK, Part, Pointwise, merge, pointwise, schedule_merged
+from .._module import IS_SCHEDULED, referred_to, with_functions
+from ..schedule import Part, Pointwise, merge, pointwise, schedule_merged
 from ..target import CPU
 from ._target import TargetPass
 from .memory import writes_in_place
@@ -169,7 +169,9 @@ class _Merger(relax.PyExprMutator):
         name = call.args[0]
         if name not in self._pointwise:
             function = self._mod[name]
-            is_free = isinstance(function, tirx.PrimFunc) and not (function.attrs or {}).get(MARK)
+            is_free = isinstance(function, tirx.PrimFunc) and not (function.attrs or {}).get(
+                IS_SCHEDULED
+            )
             self._pointwise[name] = pointwise(function) if is_free else None
         return self._pointwise[name] is not None
 
@@ -193,7 +195,7 @@ class _Merger(relax.PyExprMutator):
             name = "_".join(["merged", *(name.name_hint for name in call.names)])[:80]
             self._functions[key] = (
                 inputs,
-                self.builder_.add_func(function.with_attr(MARK, True), name),
+                self.builder_.add_func(function.with_attr(IS_SCHEDULED, True), name),
             )
         inputs, function = self._functions[key]
         self._replaced |= set(call.names)

@@ -8,7 +8,8 @@ from tvm import tirx
 from tvm.tirx.buffer import BufferType
 
 from .._compat import dtype_of, replace_attrs
-from ..schedule import MARK, schedule
+from .._module import IS_SCHEDULED
+from ..schedule import schedule
 from ..target import CPU
 from ._target import TargetPass
 
@@ -30,12 +31,12 @@ class ScheduleLoops(TargetPass):
         for variable, function in mod.functions_items():
             if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
                 scheduled = _unaligned(schedule(function, cpu))
-                mod.update_func(variable, scheduled.with_attr(MARK, True))
+                mod.update_func(variable, scheduled.with_attr(IS_SCHEDULED, True))
         return mod
 
 
 def _is_scheduled(function: tirx.PrimFunc) -> bool:
-    return function.attrs is not None and bool(function.attrs.get(MARK, False))
+    return function.attrs is not None and bool(function.attrs.get(IS_SCHEDULED, False))
 
 
 def _unaligned(function: tirx.PrimFunc) -> tirx.PrimFunc:

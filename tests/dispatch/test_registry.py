@@ -7,7 +7,15 @@ from dispatched import kernels_in
 from programs import build, tensor
 from tvm import relax, tirx
 
-from relax_grad.dispatch import Site, _registry, find_kernel, kernel_for, operators_with_kernels
+from relax_grad.dispatch import (
+    Site,
+    _registry,
+    _saving,
+    find_kernel,
+    kernel_for,
+    operators_with_kernels,
+)
+from relax_grad.dispatch._saving import find_saving, saving_for
 from relax_grad.target import CPU
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
@@ -71,6 +79,19 @@ def test_one_kernel_for_an_operator(monkeypatch):
     assert find_kernel("relax.c", "site") is None
     with pytest.raises(ValueError, match=r"relax\.a has a kernel already, by make"):
         kernel_for("relax.a")(make)
+
+
+def test_one_saving_for_an_operator(monkeypatch):
+    monkeypatch.setattr(_saving, "_SAVINGS", {})
+
+    @saving_for("relax.b", "relax.a")
+    def make(site, var, calls):
+        return site
+
+    assert find_saving("relax.a", "site", None, None) == "site"
+    assert find_saving("relax.c", "site", None, None) is None
+    with pytest.raises(ValueError, match=r"relax\.a has a saving already, by make"):
+        saving_for("relax.a")(make)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def check_gathers(cases, target):
         rows = tirx.Var("m", "int32") if symbolic else extents[0]
         if kind == "take":
             shapes = [(rows, extents[-1]), (n,), (rows, n)]
-            function = take_columns(rows, extents[-1], shapes, "int64", "fast", cpu)
+            function = take_columns(rows, extents[-1], shapes, "int64", "fast")
             x = RNG.normal(size=(extents[0], extents[-1])).astype("float32")
             indices = some_indices(extents[-1], number)
             places = [element(int(i), extents[-1], "fast") for i in indices]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
+from tvm import relax
 
 from relax_grad import registry
 from relax_grad.testing.fuzz import sampled, shrink
 from relax_grad.testing.fuzz.operators import Pen
 from relax_grad.testing.fuzz.script import Body, Function, Program, Tensor, Value
 from relax_grad.testing.fuzz.session import draw
+from relax_grad.testing.samples import Sample, sampled_operators, samples
 
 #: Differentiable operators that programs do not have, with the reason.
 NOT_DRAWN = {
@@ -45,10 +48,23 @@ NOT_DRAWN = {
 FEATURES = {"relax.grad.start_checkpoint", "relax.grad.end_checkpoint"}
 
 
+def form_or_reason(sample):
+    """The form of a sample, or why it has none."""
+    try:
+        return sampled.form(sample)
+    except sampled.NotDrawableError as error:
+        return str(error)
+
+
 @pytest.mark.slow  # parses the samples of all operators
 def test_which_operators_are_drawn():
-    found = dict(sampled.reasons())
-    drawn = {name for name in sampled.drawable() if sampled.forms(name)}
+    drawn, found = set(), {}
+    for name in sampled_operators():
+        forms = list(map(form_or_reason, samples(name)))
+        if any(isinstance(form, sampled.Form) for form in forms):
+            drawn.add(name)
+        else:
+            found[name] = forms[0]
     for name in registry.operators():
         if registry.classify(name).kind == "differentiable" and name not in drawn | FEATURES:
             found.setdefault(name, "it has no samples")
@@ -65,7 +81,8 @@ def test_a_program_of_a_seed_is_always_the_same():
 def test_a_statement_of_a_sample():
     x = Value("x0", Tensor((4, 3)))
     pen = Pen(random.Random(0), [x], (f"v{i}" for i in itertools.count()), [])
-    form = next(f for f in sampled.forms("relax.nn.softmax") if f.shapes == ((3, 5),))
+    forms = map(sampled.form, samples("relax.nn.softmax"))
+    form = next(form for form in forms if form.shapes == ((3, 5),))
     value = sampled.write_form(pen, form)
     program = Program(Function("main", (x,), Body(tuple(pen.statements), value)), segments=(True,))
     source = program.source("main")
@@ -95,6 +112,18 @@ def test_what_nothing_needs_becomes_smaller():
     assert fails(small)
     assert sum(1 for _ in small.lets()) <= 3
     assert len(set(asked)) == len(asked)
+
+
+def test_constants_of_a_sample_are_written_as_they_are():
+    def function(x):
+        weights = relax.const([1e-5, 0.123456789], "float64")
+        return relax.op.take(relax.op.multiply(x, weights), relax.const([1, 0], "int64"), axis=1)
+
+    form = sampled.form(Sample([np.ones((3, 2))], function=function, smooth=True))
+    assert form.lines == (
+        'R.multiply({p0}, R.const([1e-05, 0.123456789], "float64"))',
+        'R.take({name}_0, R.const([1, 0], "int64"), axis=1, mode="fast")',
+    )
 
 
 def test_a_program_becomes_smaller():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 
-from relax_grad.topi import conv_backward_data, conv_backward_weight
+from relax_grad.topi.conv import conv_backward_data, conv_backward_weight
 
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 

@@ -112,26 +112,16 @@ class Reference:
     def gradients(self) -> list:
         """Return the gradients of the target by each of the tensors."""
         deltas = [zeros.requires_grad_() for zeros in self.zeros()]
-        return [each.detach() for each in self._gradients(deltas)]
-
-    def hessian_products(self, vectors: Sequence) -> list:
-        """Return the products of the Hessian of the target with vectors."""
-        deltas = [zeros.requires_grad_() for zeros in self.zeros()]
-        gradients = self._gradients(deltas)
-        product = sum(
-            (g * self.torch.from_numpy(v)).sum() for g, v in zip(gradients, vectors, strict=True)
-        )
-        return self._derivatives(product, deltas)
-
-    def _gradients(self, deltas: Sequence) -> list:
-        return self._derivatives(project(self.moved_by(deltas), self.program.target), deltas)
-
-    def _derivatives(self, value, deltas: Sequence) -> list:
+        target = self.target_at(deltas)
         found = [None] * len(deltas)
-        if value.requires_grad:
-            found = self.torch.autograd.grad(value, deltas, create_graph=True, allow_unused=True)
+        if target.requires_grad:
+            found = self.torch.autograd.grad(target, deltas, allow_unused=True)
         pairs = zip(found, deltas, strict=True)
         return [self.torch.zeros_like(d) if g is None else g for g, d in pairs]
+
+    def target_at(self, deltas: Sequence):
+        """Return the target where each variable of ``wrt`` that holds floats is moved."""
+        return project(self.moved_by(deltas), self.program.target)
 
     def _take(self, kind, rest: list):
         if isinstance(kind, tuple):
@@ -142,13 +132,3 @@ class Reference:
 def float_leaves(value) -> list:
     """Return the floating-point tensors of a value of PyTorch or NumPy."""
     return [leaf for leaf in flat(value) if "float" in str(leaf.dtype)]
-
-
-def assert_close(found, wanted, label: str) -> None:
-    """Compare arrays relative to the largest number."""
-    assert len(found) == len(wanted), label
-    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        other = np.asarray(other.detach() if hasattr(other, "detach") else other)
-        assert one.shape == other.shape, f"{label}: element {i}"
-        scale = max(1.0, np.abs(other).max(initial=0))
-        np.testing.assert_allclose(one / scale, other / scale, 1e-7, 1e-7, err_msg=f"{label} {i}")

@@ -75,7 +75,6 @@ class _Author:
         self.vocabulary = [*VOCABULARY, *(MORE[name] for name in MORE if name in features)]
         self.names = (f"v{i}" for i in itertools.count())
         self.functions: list[Function] = []
-        self.local: list[Function] = []
 
     def program(self) -> Program:
         params = self.params()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ import numpy as np
 from tvm import relax
 from tvm.script import from_source
 
-from ..._compat import dtype_of
+from ..._compat import constant_value, dtype_of
 from .. import _program
 from ..check import resolve
 from ..samples import Sample, sampled_operators, samples
@@ -34,9 +34,6 @@ _LARGEST = 128
 
 #: Inputs with larger numbers are there for what overflows, in which rounding differs.
 _HIGHEST = 20.0
-
-#: Operators that are left out though a statement could be made of them, with the reason: faults of TVM.
-EXCLUDED: dict[str, str] = {}
 
 
 class NotDrawableError(Exception):
@@ -89,17 +86,6 @@ def _form_or_reason(operator: str, number: int) -> Form | str:
         return str(error)
 
 
-def forms(operator: str) -> list[Form]:
-    """Return the forms of the samples of an operator that statements can be made of."""
-    found = [_form_or_reason(operator, i) for i in range(len(_samples(operator)))]
-    return [each for each in found if isinstance(each, Form)]
-
-
-def drawable() -> list[str]:
-    """Return the operators that statements are made of."""
-    return [name for name in sampled_operators() if name not in EXCLUDED]
-
-
 def write(pen) -> Value | None:
     """Write a statement of a sample of some operator."""
     return _write(pen, lambda sample: True)
@@ -111,7 +97,7 @@ def write_of_torch(pen) -> Value | None:
 
 
 def _write(pen, accept: Callable[[Sample], bool]) -> Value | None:
-    operator = pen.rng.choice(drawable())
+    operator = pen.rng.choice(sampled_operators())
     found = [i for i, sample in enumerate(_samples(operator)) if accept(sample)]
     chosen = _form_or_reason(operator, pen.rng.choice(found)) if found else ""
     return write_form(pen, chosen) if isinstance(chosen, Form) else None
@@ -277,7 +263,7 @@ class _Builder:
             index = len(self.arguments) - 1
             self.params.insert(index, relax.Var(argument.name, argument.type))
             return self.params[index]
-        return self.constant(argument.name, argument.value, argument.type)
+        return self.constant(argument.name, _rounded(argument.value), argument.type)
 
     def constant(self, name: str, value: np.ndarray, kind: relax.Type) -> relax.Var:
         self.literals[name] = _literal(value)
@@ -297,12 +283,16 @@ class _Builder:
 
         @relax.expr_functor.mutator
         class Mutator(relax.PyExprMutator):
-            def visit_constant_(self, op):
+            def visit_generic_const_(self, op):
+                value = constant_value(op)
+                if value is None:
+                    return op
                 name = f"k{len(builder.literals)}"
-                value = op.data.numpy()
                 if value.size > _LARGEST:
                     raise NotDrawableError(f"it has a constant of the shape {value.shape}")
                 return builder.constant(name, value, op.ty)
+
+            visit_constant_ = visit_generic_const_  # its name in TVM 0.26
 
         body = Mutator().visit_expr(function.body)
         return relax.Function(self.params, body, ret_ty=function.ret_ty)
@@ -330,7 +320,6 @@ def _rounded(value: np.ndarray) -> np.ndarray:
 def _literal(value: np.ndarray) -> str:
     if value.dtype.name == "bool":
         return f'R.astype(R.const({value.astype("int64").tolist()}, "int64"), "bool")'
-    value = _rounded(value)
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise NotDrawableError("it has a constant that is not finite")
     if value.dtype.kind == "f" and np.abs(value).max(initial=0.0) > _HIGHEST:
@@ -348,12 +337,3 @@ def _replaced(text: str, names: dict[str, str]) -> str:
 
 def _renamed(text: str, names: dict[str, str]) -> str:
     return re.sub(r"\{(p\d+)\}", lambda m: names[m[1]], text)
-
-
-def reasons() -> Iterator[tuple[str, str]]:
-    """Yield each operator with samples of which no statement is made, and why."""
-    for name in sampled_operators():
-        if name in EXCLUDED:
-            yield name, EXCLUDED[name]
-        elif not forms(name):
-            yield name, _form_or_reason(name, 0)

@@ -71,11 +71,6 @@ def candidates(program: Program, unused: bool = False) -> Iterator[Program]:
             yield tidy
 
 
-def operators(program: Program) -> int:
-    """Return how many statements a program has, besides those that make a scalar of a tensor."""
-    return sum(1 for each in program.lets() if not each.template.startswith("R.sum("))
-
-
 class _NothingLeftError(Exception):
     """A program without anything to differentiate with respect to."""
 
