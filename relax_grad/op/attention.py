@@ -10,7 +10,8 @@ from tvm.ir import Op
 from tvm.relax import op
 
 from .._compat import Analyzer, dtype_of, shapes_differ
-from ._declare import declare_op, tensor_type
+from ._declare import declare_op
+from ._infer import tensor_type
 from .norm import divide_by_count
 
 _SEQSTARTS = ((1, "seqstart_q"), (2, "seqstart_k"))
