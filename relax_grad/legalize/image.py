@@ -6,6 +6,7 @@ from tvm import relax, tirx
 from tvm.relax.transform.legalize_ops import image as stock
 
 from .._compat import dtype_of
+from .._module import tuple_fields
 from ..op.grid_sample import grid_sample_attrs
 from ..op.image import resize_attrs
 from ..registry import register_legalize
@@ -114,7 +115,7 @@ def _grid_sample(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _grid_sample_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, grid, *directions = call.args
     tangent = _call_grid_sample(
-        bb, topi_grid_sample.grid_sample_jvp, call, data, grid, _fields(bb, directions)
+        bb, topi_grid_sample.grid_sample_jvp, call, data, grid, _fields(directions)
     )
     return bind_threads(bb, tangent)
 
@@ -128,7 +129,7 @@ def _grid_sample_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> rela
         call,
         output_grad,
         grid,
-        _fields(bb, directions),
+        _fields(directions),
         shape_values(data_shape),
     )
 
@@ -143,7 +144,7 @@ def _grid_sample_backward_grid(bb: relax.BlockBuilder, call: relax.Call) -> rela
         output_grad,
         data,
         grid,
-        _fields(bb, directions),
+        _fields(directions),
     )
 
 
@@ -189,11 +190,6 @@ def _is_half(tensor: relax.Expr) -> bool:
     return dtype_of(tensor.ty) in ("float16", "bfloat16")
 
 
-def _fields(bb: relax.BlockBuilder, directions: list[relax.Expr]) -> list[relax.Expr]:
+def _fields(directions: list[relax.Expr]) -> list[relax.Expr]:
     """Return the elements of an optional tuple."""
-    if not directions:
-        return []
-    (tensors,) = directions
-    if isinstance(tensors, relax.Tuple):
-        return list(tensors.fields)
-    return [bb.emit(relax.TupleGetItem(tensors, i)) for i in range(len(tensors.ty.fields))]
+    return tuple_fields(*directions) if directions else []

@@ -7,6 +7,7 @@ from tvm.relax.transform.legalize_ops.manipulate import _gather_nd as _stock_gat
 from tvm.relax.transform.legalize_ops.manipulate import _index_tensor as _stock_index_tensor
 
 from .._compat import constant_value
+from .._module import tuple_fields
 from ..registry import register_legalize
 from ..topi import index_nd as topi_index_nd
 from ._util import shape_values
@@ -71,17 +72,10 @@ def _index_tensor_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> rel
     return bb.call_te(
         topi_index_nd.index_tensor_backward_data,
         output_grad,
-        tensors(bb, indices),
+        tuple_fields(indices),
         shape_values(data_shape),
         primfunc_name_hint="index_tensor_backward_data",
     )
-
-
-def tensors(bb: relax.BlockBuilder, indices: relax.Expr) -> list[relax.Expr]:
-    """Return the index tensors of an argument: a tuple or a variable that is one."""
-    if isinstance(indices, relax.Tuple):
-        return list(indices.fields)
-    return [bb.emit(relax.TupleGetItem(indices, i)) for i in range(len(indices.ty.fields))]
 
 
 def _call_gather_nd(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Expr:
@@ -98,7 +92,7 @@ def _call_index_tensor(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> r
     return bb.call_te(
         topi_index_nd.index_tensor,
         call.args[0],
-        tensors(bb, call.args[1]),
+        tuple_fields(call.args[1]),
         fill,
         primfunc_name_hint=call.op.name.split(".")[-1],
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.transform.legalize_ops import manipulate as stock
 
+from .._module import tuple_fields
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_legalize
 from ..topi import index_write as topi_write
 from ._util import shape_values
-from .index_nd import tensors
 
 
 @register_legalize(
@@ -53,7 +53,7 @@ def _index_put(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
         topi_write.index_put,
         data,
-        tensors(bb, index_tuple(indices)),
+        tuple_fields(index_tuple(indices)),
         values if listed is None else bb.emit(relax.op.reshape(values, listed)),
         bool(call.attrs.accumulate),
         primfunc_name_hint="index_put",
@@ -104,7 +104,7 @@ def _index_put_backward_values(bb: relax.BlockBuilder, call: relax.Call) -> rela
     return bb.call_te(
         topi_write.index_put_backward_values,
         output_grad,
-        tensors(bb, indices),
+        tuple_fields(indices),
         primfunc_name_hint="index_put_backward_values",
     )
 

@@ -8,6 +8,7 @@ from tvm.relax.transform.legalize_ops.manipulate import _meshgrid as tvm_meshgri
 from tvm.relax.transform.legalize_ops.manipulate import _split as tvm_split
 from tvm.relax.transform.legalize_ops.manipulate import _stack as tvm_stack
 
+from .._module import tuple_fields
 from ..registry import register_legalize
 from ..topi import manipulate_join as topi_join
 from ..topi._util import is_static
@@ -68,7 +69,7 @@ def _split_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     shape = shape_values(x_shape)
     return bb.call_te(
         topi_join.split_backward_x,
-        [bb.emit(relax.TupleGetItem(output_grads, i)) for i in range(len(output_grads.ty.fields))],
+        tuple_fields(output_grads),
         shape,
         _begins(call, shape[axis]),
         axis,

@@ -16,10 +16,12 @@ __all__ = [
     "const_like",
     "dtype_of",
     "float_only",
+    "is_const",
     "is_float",
     "is_one",
     "is_static",
     "no_grad",
+    "reshape_like",
     "same_shape",
     "shape_arg",
     "shape_of",
@@ -73,9 +75,7 @@ def is_float(expr: relax.Expr) -> bool:
 def is_static(expr: relax.Expr) -> bool:
     """Tell whether every dimension of a tensor is a constant."""
     shape = expr.ty.shape
-    return isinstance(shape, relax.ShapeExpr) and all(
-        isinstance(dim, tirx.IntImm) for dim in shape.values
-    )
+    return isinstance(shape, relax.ShapeExpr) and all(map(is_const, shape.values))
 
 
 def shape_arg(expr: relax.Expr) -> relax.Expr:
@@ -102,6 +102,17 @@ def broadcast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     if is_static(like):
         return relax.op.broadcast_to(grad, like.ty.shape)
     return relax.op.multiply(grad, relax.op.ones_like(like))
+
+
+def reshape_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
+    """Reshape a gradient to the shape of ``like``.
+
+    In a shape that is written out, reshape takes an extent of 0 for "as in the data".
+    """
+    shape = shape_of(like)
+    if all(is_const(extent) and int(extent) != 0 for extent in shape):
+        return relax.op.reshape(grad, like.ty.shape)
+    return relax.op.reshape(grad, relax.op.shape_of(like))
 
 
 def unbroadcast(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
@@ -159,6 +170,11 @@ def const_like(value: float, like: relax.Expr) -> relax.Expr:
     return relax.const(value, dtype_of(like))
 
 
+def is_const(extent: tirx.PrimExpr) -> bool:
+    """Tell whether an extent is a constant."""
+    return isinstance(extent, tirx.IntImm)
+
+
 def is_one(extent: tirx.PrimExpr) -> bool:
     """Tell whether an extent is known to be 1."""
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+    return is_const(extent) and int(extent) == 1

@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 import string
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
 from .._compat import Analyzer
+from .._module import tuple_fields
 from ..errors import GradientError
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_gradient
-from ._util import cast_like, dtype_of, is_float, is_one, is_static, no_grad, shape_arg, shape_of
+from ._util import (
+    cast_like,
+    dtype_of,
+    is_const,
+    is_float,
+    is_one,
+    is_static,
+    no_grad,
+    shape_arg,
+    shape_of,
+)
 
 
 @register_gradient(
@@ -134,12 +145,7 @@ def einsum(orig_var, orig_call, output_grad, ctx):
     (operands,) = orig_call.args
     if not is_float(orig_var):
         return [no_grad(operands)]
-    fields = (
-        list(operands.fields)
-        if isinstance(operands, relax.Tuple)
-        else [relax.TupleGetItem(operands, i) for i in range(len(operands.ty.fields))]
-    )
-    fields = [ctx.normalize(field) for field in fields]
+    fields = tuple_fields(operands)
     labels, output = einsum_labels(
         str(orig_call.attrs.subscripts), [len(shape_of(field)) for field in fields]
     )
@@ -230,4 +236,4 @@ def _transpose(x: relax.Expr) -> relax.Expr:
 
 def _is_empty(x: relax.Expr) -> bool:
     """Tell whether a tensor is known to have no elements."""
-    return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in shape_of(x))
+    return any(is_const(extent) and int(extent) == 0 for extent in shape_of(x))

@@ -6,8 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..registry import register_gradient
-from ._util import cast_like, float_only, shape_arg, widen
-from .manipulate import _reshape_like
+from ._util import cast_like, float_only, reshape_like, shape_arg, widen
 
 
 @register_gradient(
@@ -55,4 +54,4 @@ def cumprod(orig_var, orig_call, output_grad, ctx):
     else:
         through = grad + backward.linear_scan_reverse(factors, ctx.emit(factors * grad), axis)
     partial = cast_like(ctx.normalize(before * through), x)
-    return [_reshape_like(partial, x) if orig_call.attrs.axis is None else partial]
+    return [reshape_like(partial, x) if orig_call.attrs.axis is None else partial]
