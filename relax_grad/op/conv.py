@@ -95,6 +95,20 @@ def _backward_weight(rank: int):
     return named(build, f"conv{rank}d_backward_weight", forward=f"conv{rank}d")
 
 
+def conv_attrs(call: relax.Call) -> dict:
+    """Return the attributes that a convolution and its backward operators have in common."""
+    attrs = call.attrs
+    return {
+        "strides": attrs.strides,
+        "padding": attrs.padding,
+        "dilation": attrs.dilation,
+        "groups": attrs.groups,
+        "data_layout": attrs.data_layout,
+        "kernel_layout": attrs.kernel_layout,
+        "out_layout": attrs.out_layout,
+    }
+
+
 def _attrs(rank: int, attrs: dict) -> relax.op.op_attrs.Attrs:
     """Complete the attributes in the way the forward operator does."""
     tensor = unused(rank + 2)

@@ -69,6 +69,14 @@ def cross_entropy_with_logits_backward(output_grad: relax.Expr, factor: relax.Ex
     )
 
 
+def nll_loss_attrs(call: relax.Call) -> dict:
+    """Return the attributes that nll_loss and its backward operators have in common."""
+    return {
+        "reduction": call.attrs.reduction,
+        "ignore_index": int(call.attrs.ignore_index),
+    }
+
+
 def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad, _, _, weights = (
         tensor_type(call, index, name)

@@ -202,6 +202,43 @@ def check_adaptive_attrs(call: relax.Call) -> relax.op.op_attrs.Attrs:
     return call.attrs
 
 
+def pool_attrs(call: relax.Call) -> dict:
+    """Return the attributes that a pooling and its backward operators have in common.
+
+    Raises
+    ------
+    ValueError
+        If no gradient is defined for them.
+    """
+    attrs = check_pool_attrs(call)
+    return {
+        "pool_size": attrs.pool_size,
+        "strides": attrs.strides,
+        "padding": attrs.padding,
+        "dilation": attrs.dilation,
+        "ceil_mode": attrs.ceil_mode,
+        "count_include_pad": attrs.count_include_pad,
+        "layout": attrs.layout,
+        "out_layout": attrs.out_layout,
+    }
+
+
+def adaptive_attrs(call: relax.Call) -> dict:
+    """Return the attributes that an adaptive pooling and its backward operator have in common.
+
+    Raises
+    ------
+    ValueError
+        If no gradient is defined for them.
+    """
+    attrs = check_adaptive_attrs(call)
+    return {
+        "output_size": attrs.output_size,
+        "layout": attrs.layout,
+        "out_layout": attrs.out_layout,
+    }
+
+
 def check_pool_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.op.op_attrs.Attrs:
     """Check a call of a maximum or average pooling's backward operator and return its attributes.
 

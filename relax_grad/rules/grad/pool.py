@@ -6,9 +6,9 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ...op._rank import rank_of
+from ...op.pool import adaptive_attrs, pool_attrs
 from ...registry import register_gradient
 from .._util import cast_like, no_grad, widen
-from ..nn.pool import adaptive_attrs, pool_attrs
 
 
 @register_gradient("relax.grad.max_pool1d_backward")
