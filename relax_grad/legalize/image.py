@@ -6,6 +6,7 @@ from tvm import relax, tirx
 from tvm.relax.transform.legalize_ops import image as stock
 
 from .._compat import dtype_of
+from .._dtypes import HALVES
 from .._module import tuple_fields
 from ..op.grid_sample import grid_sample_attrs
 from ..op.image import resize_attrs
@@ -187,7 +188,7 @@ def _above_1(extent: tirx.PrimExpr) -> bool:
 
 
 def _is_half(tensor: relax.Expr) -> bool:
-    return dtype_of(tensor.ty) in ("float16", "bfloat16")
+    return dtype_of(tensor.ty) in HALVES
 
 
 def _fields(directions: list[relax.Expr]) -> list[relax.Expr]:

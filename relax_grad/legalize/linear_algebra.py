@@ -6,6 +6,7 @@ from tvm import relax
 from tvm.relax.transform.legalize_ops.linear_algebra import _einsum as stock_einsum
 
 from .._compat import dtype_of
+from .._dtypes import HALVES
 from .._module import tuple_fields
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
@@ -30,7 +31,7 @@ def _einsum(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
     inputs, _, result = str(call.attrs.subscripts).partition("->")
     ellipsis_kept = "..." not in inputs or not result or "..." in result
-    if dtype_of(call.ty) not in ("float16", "bfloat16") and never_empty and ellipsis_kept:
+    if dtype_of(call.ty) not in HALVES and never_empty and ellipsis_kept:
         return stock_einsum(bb, call)
     return bb.call_te(
         topi_linear_algebra.einsum,

@@ -13,12 +13,11 @@ from tvm.relax.transform.legalize_ops.nn import _nn_layer_norm as tvm_layer_norm
 from tvm.relax.transform.legalize_ops.nn import _nn_rms_norm as tvm_rms_norm
 
 from .._compat import dtype_of
+from .._dtypes import HALVES
 from ..registry import register_legalize
 from ..topi import norm as topi_norm
 from ._gpu import bind_threads
 from ._util import int_list, shape_values
-
-_HALF = ("float16", "bfloat16")
 
 
 @register_legalize(
@@ -30,7 +29,7 @@ def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Compute half precision in float32, and count a negative axis from the start."""
     attrs = call.attrs
     dtypes = [dtype_of(argument.ty) for argument in call.args]
-    half = any(dtype in _HALF for dtype in dtypes)
+    half = any(dtype in HALVES for dtype in dtypes)
     if int(attrs.axis) >= 0 and not half:
         return bind_threads(bb, tvm_batch_norm(bb, call), always=False)
     arguments = [
@@ -264,7 +263,7 @@ def _compute(
 
     Half precision is computed in float32. Without ``center``, the mean is taken to be 0.
     """
-    half = dtype_of(data.ty) in _HALF
+    half = dtype_of(data.ty) in HALVES
 
     def wide(expr):
         return bb.emit(op.astype(expr, "float32")) if half else expr

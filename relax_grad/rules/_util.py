@@ -8,6 +8,7 @@ from tvm import relax, tirx
 from tvm.relax.op.grad import no_grad
 
 from .. import _compat
+from .._dtypes import accumulation_dtype
 from ..errors import GradientError
 
 __all__ = [
@@ -127,8 +128,7 @@ def unbroadcast(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> 
 
 def wide_dtype(expr: relax.Expr) -> str:
     """Return the dtype to accumulate in: float32 for half precision, otherwise the tensor's own."""
-    dtype = dtype_of(expr)
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return accumulation_dtype(dtype_of(expr))
 
 
 def widen(expr: relax.Expr) -> relax.Expr:

@@ -19,9 +19,10 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
+from .._dtypes import accumulation_dtype
 from ._loops import Chunks, extern, loops, once, tasks
 from ._position import position
-from ._util import Shape, accumulation_dtype, cast, on_gpu
+from ._util import Shape, cast, on_gpu
 
 Reader = Callable[..., "tirx.PrimExpr"]
 

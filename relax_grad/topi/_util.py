@@ -9,15 +9,6 @@ from tvm import te, tirx, topi
 
 Shape = Sequence["int | tirx.PrimExpr"]
 
-#: Accumulation dtypes of the dtypes that are too narrow to accumulate in.
-_ACCUMULATE_IN = {"float16": "float32", "bfloat16": "float32"}
-
-
-def accumulation_dtype(*dtypes: str) -> str:
-    """Return the dtype to accumulate products of these dtypes in: at least float32."""
-    wide = {_ACCUMULATE_IN.get(str(dtype), str(dtype)) for dtype in dtypes}
-    return "float64" if "float64" in wide else wide.pop() if len(wide) == 1 else "float32"
-
 
 def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:
     """Cast every element; the tensor itself where the dtype is right already."""

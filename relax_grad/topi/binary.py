@@ -6,7 +6,8 @@ import math
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, is_static
+from .._dtypes import accumulation_dtype
+from ._util import Shape, is_static
 
 
 def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:

@@ -17,16 +17,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx
 
-from ._util import (
-    Shape,
-    accumulation_dtype,
-    axes,
-    cast,
-    is_static,
-    spatial_names,
-    spread,
-    zero_where_empty,
-)
+from .._dtypes import accumulation_dtype
+from ._util import Shape, axes, cast, is_static, spatial_names, spread, zero_where_empty
 
 
 def conv_backward_data(

@@ -19,8 +19,9 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
+from .._dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
-from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
+from ._util import Shape, cast, is_empty, is_static, zero_where_empty, zeros
 
 _SPLINE = -0.75
 _NEAR = np.poly1d([_SPLINE + 2, -(_SPLINE + 3), 0, 1])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, cast, is_empty, is_static, zero_where_empty, zeros
 
 
 def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) -> te.Tensor:

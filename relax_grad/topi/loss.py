@@ -23,8 +23,9 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from .._dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops
-from ._util import Shape, accumulation_dtype, cast, on_gpu
+from ._util import Shape, cast, on_gpu
 
 
 def nll_loss(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from .._compat import Analyzer
-from ._util import Shape, accumulation_dtype, cast, is_empty, zero_where_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, cast, is_empty, zero_where_empty, zeros
 
 
 def tile_backward_data(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, cast, is_empty, is_static, zeros
 
 
 def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:

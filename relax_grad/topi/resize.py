@@ -16,17 +16,8 @@ from dataclasses import dataclass
 
 from tvm import te, tirx, topi
 
-from ._util import (
-    Shape,
-    accumulation_dtype,
-    axes,
-    cast,
-    is_empty,
-    is_static,
-    spatial_names,
-    zero_where_empty,
-    zeros,
-)
+from .._dtypes import accumulation_dtype
+from ._util import Shape, axes, cast, is_empty, is_static, spatial_names, zero_where_empty, zeros
 
 #: What keeps a coordinate that is an integer but for rounding errors from being rounded to the next one.
 _EPSILON = 1e-5

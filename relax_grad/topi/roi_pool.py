@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
+from .._dtypes import accumulation_dtype
 from ._loops import loops, tasks
 from ._regions import (
     LARGEST,
@@ -24,7 +25,7 @@ from ._regions import (
     statements,
     table,
 )
-from ._util import Shape, accumulation_dtype, axes, cast, is_empty, on_gpu, zeros
+from ._util import Shape, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Pool(NamedTuple):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, fill_where_empty, is_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, fill_where_empty, is_empty, zeros
 
 
 def sum(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
