@@ -102,6 +102,11 @@ def is_known(found: relax.Type, wanted: relax.Type) -> bool:
     return check == relax.analysis.BaseCheckResult.PASS
 
 
+def short_name(call: relax.Call) -> str:
+    """Return the last part of the name of a call's operator: ``conv2d`` of ``relax.nn.conv2d``."""
+    return call.op.name.rpartition(".")[2]
+
+
 def tuple_fields(expr: relax.Expr) -> list[relax.Expr]:
     """Return the elements of a tuple, which may be written out or a variable."""
     if isinstance(expr, relax.Tuple):

@@ -7,6 +7,7 @@ from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
 from .. import topi
 from .._compat import dtype_of
+from .._module import short_name
 from ..op._rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
 from ..topi._util import axes, spatial_names
@@ -31,7 +32,7 @@ def _in_layouts(
     bb: relax.BlockBuilder, call: relax.Call, data_layout: str, kernel_layout: str, **more
 ) -> relax.Expr:
     """Compute a convolution in these layouts, which TVM compiles, whatever its own are."""
-    attrs, name = call.attrs, call.op.name.rpartition(".")[2]
+    attrs, name = call.attrs, short_name(call)
     layouts = [attrs.data_layout, attrs.kernel_layout, attrs.out_layout]
     plain = [data_layout, kernel_layout, data_layout]
     packed = any(len(layout) != rank_of(call) + 2 for layout in layouts)

@@ -7,7 +7,7 @@ from tvm.relax.transform.legalize_ops import image as stock
 
 from .._compat import dtype_of
 from .._dtypes import HALVES
-from .._module import tuple_fields
+from .._module import short_name, tuple_fields
 from ..op.grid_sample import grid_sample_attrs
 from ..op.image import resize_attrs
 from ..registry import register_legalize
@@ -57,7 +57,7 @@ def _resize_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
         shape_values(call.args[1]),
         out_dtype=dtype_of(call.ty),
         **attrs,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
@@ -156,14 +156,14 @@ def _call_resize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         shape_values(call.args[1]),
         out_dtype=dtype_of(call.ty),
         **resize_attrs(call),
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
 def _call_grid_sample(bb: relax.BlockBuilder, function, call, *arguments) -> relax.Expr:
     attrs = grid_sample_attrs(call)
     del attrs["layout"]
-    return bb.call_te(function, *arguments, **attrs, primfunc_name_hint=call.op.name.split(".")[-1])
+    return bb.call_te(function, *arguments, **attrs, primfunc_name_hint=short_name(call))
 
 
 def _stock_resize_is_right(call: relax.Call, layouts: tuple[str, str]) -> bool:

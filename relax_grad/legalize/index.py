@@ -6,6 +6,7 @@ from tvm import relax, tirx
 from tvm.relax.transform.legalize_ops.index import _take as _stock_take
 
 from .._compat import Analyzer, constant_value
+from .._module import short_name
 from ..op.index import take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index
@@ -78,7 +79,7 @@ def _call_take(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Exp
         *call.args,
         **take_attrs(call),
         fill=fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
@@ -88,7 +89,7 @@ def _call_gather_elements(bb: relax.BlockBuilder, call: relax.Call, fill: str) -
         *call.args,
         axis=int(call.attrs.axis),
         fill=fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 

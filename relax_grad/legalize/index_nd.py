@@ -7,7 +7,7 @@ from tvm.relax.transform.legalize_ops.manipulate import _gather_nd as _stock_gat
 from tvm.relax.transform.legalize_ops.manipulate import _index_tensor as _stock_index_tensor
 
 from .._compat import constant_value
-from .._module import tuple_fields
+from .._module import short_name, tuple_fields
 from ..registry import register_legalize
 from ..topi import index_nd as topi_index_nd
 from ._util import shape_values
@@ -84,7 +84,7 @@ def _call_gather_nd(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> rela
         *call.args,
         int(call.attrs.batch_dims),
         fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
@@ -94,5 +94,5 @@ def _call_index_tensor(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> r
         call.args[0],
         tuple_fields(call.args[1]),
         fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )

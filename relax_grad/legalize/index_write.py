@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.transform.legalize_ops import manipulate as stock
 
-from .._module import tuple_fields
+from .._module import short_name, tuple_fields
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_legalize
 from ..topi import index_write as topi_write
@@ -125,7 +125,7 @@ def _slice_scatter_backward_src(bb: relax.BlockBuilder, call: relax.Call) -> rel
 
 def _scan(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     start, indices, factors, *terms = call.args
-    name = call.op.name.split(".")[-1]
+    name = short_name(call)
     axis = [int(call.attrs.axis)] if name.startswith("scatter_elements") else []
     return bb.call_te(
         getattr(topi_write, name.removesuffix("_reverse")),

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of
+from .._module import short_name
 from . import grid_sample  # noqa: F401  (declares its operators)
 from ._declare import Shape, as_shape, declare_op
 from ._infer import (
@@ -118,7 +119,7 @@ def _infer_resize(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     data_shape = shape_values(call, 1, "data_shape")
     size = shape_values(call, 2, "size")
     attrs = resize_attrs(call)
-    forward_op = call.op.name.removeprefix("relax.grad.").removesuffix("_backward_data")
+    forward_op = short_name(call).removesuffix("_backward_data")
     check_layouts(call, layout=(attrs["layout"], "NCHW" if forward_op == "resize2d" else "NCDHW"))
     dtype = str(call.attrs.out_dtype or dtype_of(output_grad))
     ndim = len(attrs["layout"])

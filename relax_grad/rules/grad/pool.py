@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from ..._module import short_name
 from ...op._rank import rank_of
 from ...op.pool import adaptive_attrs, pool_attrs
 from ...registry import register_gradient
@@ -73,6 +74,6 @@ def adaptive_avg_pool_backward(orig_var, orig_call, output_grad, ctx):
 def _pooled(ctx, call: relax.Call, output_grad: relax.Expr, attrs: dict) -> list:
     """Return the partials of the backward operator of a linear pooling: the pooling of the gradient."""
     dy, data = call.args
-    pool = getattr(relax.op.nn, call.op.name.rpartition(".")[2].removesuffix("_backward"))
+    pool = getattr(relax.op.nn, short_name(call).removesuffix("_backward"))
     # TVM accumulates in the dtype of the data.
     return [cast_like(ctx.normalize(pool(widen(output_grad), **attrs)), dy), no_grad(data)]

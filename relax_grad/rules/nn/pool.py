@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from ..._module import short_name
 from ...op.pool import adaptive_attrs, pool_attrs
 from ...registry import register_gradient
 
@@ -57,4 +58,4 @@ def adaptive_avg_pool(orig_var, orig_call, output_grad, ctx):
 
 def _builder(call: relax.Call):
     """Return the builder of the backward operator of a pooling."""
-    return getattr(backward, f"{call.op.name.rpartition('.')[2]}_backward")
+    return getattr(backward, f"{short_name(call)}_backward")
