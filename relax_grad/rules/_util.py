@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from tvm import relax, tirx
 from tvm.relax.op.grad import no_grad
@@ -13,6 +14,7 @@ from ..errors import GradientError
 
 __all__ = [
     "broadcast_like",
+    "cast_each",
     "cast_like",
     "const_like",
     "dtype_of",
@@ -137,10 +139,20 @@ def widen(expr: relax.Expr) -> relax.Expr:
     return expr if wide == dtype_of(expr) else relax.op.astype(expr, wide)
 
 
-def cast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
-    """Cast a normalized gradient to the dtype of ``like`` where the two differ."""
-    dtype = dtype_of(like)
+def cast_like(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
+    """Normalize a gradient, and cast it to the dtype of ``like`` where the two differ."""
+    grad, dtype = ctx.normalize(grad), dtype_of(like)
     return grad if dtype_of(grad) == dtype else relax.op.astype(grad, dtype)
+
+
+def cast_each(
+    ctx: relax.BlockBuilder, gradients: Sequence[relax.Expr], arguments: Sequence[relax.Expr]
+) -> list[relax.Expr]:
+    """Cast each gradient to the dtype of its argument."""
+    return [
+        cast_like(ctx, gradient, argument)
+        for gradient, argument in zip(gradients, arguments, strict=True)
+    ]
 
 
 def float_only(rule):

@@ -169,7 +169,7 @@ def _rule(function: _Function):
                 continue
             grad = unbroadcast(ctx, partial(*operands), argument)
             if widens:
-                grad = cast_like(ctx.normalize(grad), argument)
+                grad = cast_like(ctx, grad, argument)
             partials.append(grad)
         return partials
 

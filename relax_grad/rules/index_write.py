@@ -116,7 +116,7 @@ def _mul(writer, call, y, dy, ctx):
     after = writer.scan(wide_grad, factors, None, True)
     return (
         writer.write(dy, updates, "mul"),
-        cast_like(ctx.normalize(relax.op.multiply(before, after)), updates),
+        cast_like(ctx, relax.op.multiply(before, after), updates),
     )
 
 
@@ -133,8 +133,8 @@ def _extreme(writer, call, y, dy, ctx):
     count = writer.write(kept, chosen, "add")
     share = ctx.emit(relax.op.divide(widen(dy), count))
     return (
-        cast_like(ctx.normalize(relax.op.multiply(share, kept)), data),
-        cast_like(ctx.normalize(relax.op.multiply(writer.read(share), chosen)), updates),
+        cast_like(ctx, relax.op.multiply(share, kept), data),
+        cast_like(ctx, relax.op.multiply(writer.read(share), chosen), updates),
     )
 
 

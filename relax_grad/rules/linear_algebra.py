@@ -115,7 +115,7 @@ def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
     total = op.einsum((grad, factor), f"{batch}{rows}{columns},{other}->{target}")
     if lost:
         total = op.expand_dims(total, lost)
-    return cast_like(ctx.normalize(total), like)
+    return cast_like(ctx, total, like)
 
 
 @register_gradient("relax.outer")
@@ -209,13 +209,13 @@ def _product(ctx, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Exp
     dtypes = {dtype_of(x1), dtype_of(x2)}
     wide = "float64" if "float64" in dtypes else "float32"
     product = op.matmul(x1, x2, out_dtype=None if dtypes == {wide} else wide)
-    return cast_like(ctx.normalize(product), like)
+    return cast_like(ctx, product, like)
 
 
 def _times(ctx, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Return an element-wise product in the dtype of ``like``."""
     x1, x2 = _of_one_dtype(ctx.normalize(x1), ctx.normalize(x2))
-    return cast_like(ctx.normalize(op.multiply(x1, x2)), like)
+    return cast_like(ctx, op.multiply(x1, x2), like)
 
 
 def _of_one_dtype(x1: relax.Expr, x2: relax.Expr) -> tuple[relax.Expr, relax.Expr]:

@@ -97,5 +97,5 @@ def meshgrid(orig_var, orig_call, output_grad, ctx):
         partial = ctx.normalize(relax.TupleGetItem(output_grad, i))
         if len(axes) > 1:
             partial = relax.op.sum(widen(partial), [axis for axis in axes if axis != own])
-        partials.append(cast_like(ctx.normalize(partial), field))
+        partials.append(cast_like(ctx, partial, field))
     return [relax.Tuple(partials)]

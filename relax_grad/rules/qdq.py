@@ -60,7 +60,7 @@ def quantize(orig_var, orig_call, output_grad, ctx):
     kept = ctx.normalize(relax.op.where(inside, _float32(output_grad), relax.const(0, "float32")))
     x_grad = ctx.normalize(kept / step)
     return [
-        cast_like(x_grad, x),
+        cast_like(ctx, x_grad, x),
         _parameter_grad(ctx, relax.op.negative(x_grad * ratio), step, scale),
         _parameter_grad(ctx, kept, offset, zero_point),
     ]
@@ -87,7 +87,7 @@ def dequantize(orig_var, orig_call, output_grad, ctx):
     grad = ctx.normalize(_float32(output_grad))
     data_grad = ctx.normalize(grad * step)
     if dtype_of(data) in _CARRIERS:
-        data_partial = cast_like(data_grad, data)
+        data_partial = cast_like(ctx, data_grad, data)
     elif _is_quantized(ctx, data):
         data_partial = data_grad
     else:
@@ -123,7 +123,7 @@ def _parameter_grad(ctx, grad, operand, parameter) -> relax.Expr:
     if not is_float(parameter):
         return no_grad(parameter)
     total = ctx.normalize(unbroadcast(ctx, grad, operand))
-    return cast_like(ctx.normalize(reshape_like(total, parameter)), parameter)
+    return cast_like(ctx, reshape_like(total, parameter), parameter)
 
 
 def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:

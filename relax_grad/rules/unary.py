@@ -63,7 +63,7 @@ def _register(name: str, form: str, partial: Partial) -> None:
         if not is_float(x):
             return [no_grad(x)]
         wide = (ctx.normalize(widen(expr)) for expr in (x, orig_var, output_grad))
-        return [cast_like(ctx.normalize(partial(*wide)), x)]
+        return [cast_like(ctx, partial(*wide), x)]
 
     rule.__name__ = rule.__qualname__ = name
     rule.__doc__ = (

@@ -58,9 +58,9 @@ def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
     boxes = ctx.emit(relax.TupleGetItem(orig_var, 0))
     loc_grad, anchor_grad = _boxes(ctx, orig_call.attrs, boxes, loc_pred, anchor, boxes_grad)
     return [
-        _cast(ctx, _scores(ctx, orig_call.attrs, cls_pred, scores_grad), cls_pred),
-        _cast(ctx, reshape_like(loc_grad, loc_pred), loc_pred),
-        _cast(ctx, anchor_grad, anchor),
+        cast_like(ctx, _scores(ctx, orig_call.attrs, cls_pred, scores_grad), cls_pred),
+        cast_like(ctx, reshape_like(loc_grad, loc_pred), loc_pred),
+        cast_like(ctx, anchor_grad, anchor),
     ]
 
 
@@ -135,10 +135,6 @@ def _where_inside(ctx, value, grad):
         relax.op.greater_equal(value, low), relax.op.less_equal(value, high)
     )
     return ctx.emit(relax.op.where(inside, grad, relax.const(0, dtype_of(grad))))
-
-
-def _cast(ctx, grad, like):
-    return cast_like(ctx.normalize(grad), like)
 
 
 def _roi(builder, call, output_grad):

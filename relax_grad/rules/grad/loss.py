@@ -98,7 +98,7 @@ def nll_loss_backward_weights(orig_var, orig_call, output_grad, ctx):
         ),
     ]
     return [
-        no_grad(argument) if partial is None else cast_like(ctx.normalize(partial), argument)
+        no_grad(argument) if partial is None else cast_like(ctx, partial, argument)
         for partial, argument in zip(partials, orig_call.args, strict=True)
     ]
 

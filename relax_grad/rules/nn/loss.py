@@ -77,7 +77,7 @@ def log_softmax(orig_var, orig_call, output_grad, ctx):
     y, grad = _wide_result(orig_var, orig_call, ctx), ctx.normalize(widen(output_grad))
     total = relax.op.sum(grad, orig_call.attrs.axis, keepdims=True)
     partial = relax.op.subtract(grad, relax.op.multiply(total, relax.op.exp(y)))
-    return [cast_like(ctx.normalize(partial), x)]
+    return [cast_like(ctx, partial, x)]
 
 
 @register_gradient(

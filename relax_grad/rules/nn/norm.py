@@ -10,7 +10,7 @@ from tvm.relax.op import grad as backward
 
 from ...errors import GradientError
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, is_const, shape_arg, shape_of, wide_dtype, widen
+from .._util import cast_each, dtype_of, is_const, shape_arg, shape_of, wide_dtype, widen
 
 
 @register_gradient("relax.nn.batch_norm")
@@ -315,13 +315,3 @@ def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
     """Bind a tensor in the dtype to accumulate in."""
     wide = widen(expr)
     return expr if wide is expr else ctx.emit(wide)
-
-
-def cast_each(
-    ctx: relax.BlockBuilder, gradients: Sequence[relax.Expr], arguments: Sequence[relax.Expr]
-) -> list[relax.Expr]:
-    """Cast each gradient to the dtype of its argument."""
-    return [
-        cast_like(ctx.normalize(gradient), argument)
-        for gradient, argument in zip(gradients, arguments, strict=True)
-    ]
