@@ -11,7 +11,7 @@ from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from .._dtypes import accumulation_dtype
-from ._loops import loops, tasks
+from ._loops import loops, statements, tasks
 from ._regions import (
     LARGEST,
     batch_of,
@@ -22,7 +22,6 @@ from ._regions import (
     row_and_column,
     scatter,
     spatial,
-    statements,
     table,
 )
 from ._util import Shape, axes, cast, is_empty, on_gpu, zeros
