@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.relax.transform.legalize_ops import image as stock
 
 from .._compat import dtype_of
 from .._dtypes import HALVES
@@ -15,7 +14,12 @@ from ..topi import _util as topi_util
 from ..topi import grid_sample as topi_grid_sample
 from ..topi import resize as topi_resize
 from ._gpu import bind_threads
-from ._util import shape_values
+from ._util import shape_values, stock
+
+_STOCK_RESIZE2D = stock("relax.image.resize2d")
+_STOCK_RESIZE3D = stock("relax.image.resize3d")
+_STOCK_AFFINE_GRID = stock("relax.image.affine_grid")
+_STOCK_GRID_SAMPLE = stock("relax.image.grid_sample")
 
 _RESIZE_WRONG = (
     "ignores out_dtype, computes float64 in float32, refuses an empty result, align_corners and regions of "
@@ -28,7 +32,7 @@ _RESIZE_WRONG = (
 )
 def _resize2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _stock_resize_is_right(call, ("NCHW", "NHWC")):
-        return stock._image_resize2d(bb, call)
+        return _STOCK_RESIZE2D(bb, call)
     return _call_resize(bb, call)
 
 
@@ -42,7 +46,7 @@ def _resize3d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         attrs.method.lower() == "cubic" and attrs.cubic_exclude
     )
     if right and _stock_resize_is_right(call, ("NCDHW", "NDHWC")):
-        return stock._image_resize3d(bb, call)
+        return _STOCK_RESIZE3D(bb, call)
     return _call_resize(bb, call)
 
 
@@ -72,7 +76,7 @@ def _affine_grid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not _is_half(call.args[0]) and all(
         isinstance(extent, tirx.IntImm) and int(extent) >= smallest for extent in size
     ):
-        return stock._image_affine_grid(bb, call)
+        return _STOCK_AFFINE_GRID(bb, call)
     return bb.call_te(
         topi_grid_sample.affine_grid,
         call.args[0],
@@ -107,7 +111,7 @@ def _grid_sample(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         and not topi_util.is_empty(data.ty.shape.values)
         and not (divides and not all(map(_above_1, data.ty.shape.values[2:])))
     ):
-        return stock._image_grid_sample(bb, call)
+        return _STOCK_GRID_SAMPLE(bb, call)
     sampled = _call_grid_sample(bb, topi_grid_sample.grid_sample_jvp, call, data, grid, [])
     return bind_threads(bb, sampled)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.relax.transform.legalize_ops.index import _take as _stock_take
 
 from .._compat import Analyzer, constant_value
 from .._module import short_name
@@ -11,7 +10,9 @@ from ..op.index import take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index
 from . import index_slice  # noqa: F401  (registers its legalizations)
-from ._util import shape_values
+from ._util import shape_values, stock
+
+_STOCK_TAKE = stock("relax.take")
 
 
 @register_legalize(
@@ -21,7 +22,7 @@ from ._util import shape_values
 )
 def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _stock_take_is_right(call):
-        return _stock_take(bb, call)
+        return _STOCK_TAKE(bb, call)
     return _call_take(bb, call, "nan")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops import manipulate as stock
 
 from .._module import short_name, tuple_fields
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_legalize
 from ..topi import index_write as topi_write
-from ._util import shape_values
+from ._util import shape_values, stock
+
+_STOCK_SCATTER_ELEMENTS = stock("relax.scatter_elements")
+_STOCK_SCATTER_ND = stock("relax.scatter_nd")
 
 
 @register_legalize(
@@ -19,7 +21,7 @@ from ._util import shape_values
 )
 def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _is_left_to_tvm(call):
-        return stock._scatter_elements(bb, call)
+        return _STOCK_SCATTER_ELEMENTS(bb, call)
     return bb.call_te(
         topi_write.scatter_elements,
         *call.args,
@@ -36,7 +38,7 @@ def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 )
 def _scatter_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _is_left_to_tvm(call):
-        return stock._scatter_nd(bb, call)
+        return _STOCK_SCATTER_ND(bb, call)
     return bb.call_te(
         topi_write.scatter_nd, *call.args, call.attrs.reduction, primfunc_name_hint="scatter_nd"
     )

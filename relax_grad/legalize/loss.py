@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.nn import (
-    _nn_cross_entropy_with_logits as tvm_cross_entropy_with_logits,
-)
 
 from ..op.loss import nll_loss_attrs
 from ..registry import register_legalize
 from ..topi import loss as topi_loss
 from ._gpu import bind_threads
+from ._util import stock
+
+_STOCK_CROSS_ENTROPY = stock("relax.nn.cross_entropy_with_logits")
 
 
 @register_legalize(
@@ -66,7 +66,7 @@ def _nll_loss_backward_weights(bb: relax.BlockBuilder, call: relax.Call) -> rela
     corrects="does not compile for GPUs, where a sum over all axes and what is made of it are one function",
 )
 def _cross_entropy_with_logits(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bind_threads(bb, tvm_cross_entropy_with_logits(bb, call))
+    return bind_threads(bb, _STOCK_CROSS_ENTROPY(bb, call))
 
 
 @register_legalize("relax.grad.cross_entropy_with_logits_backward")

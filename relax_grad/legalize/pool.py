@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
 from .._compat import dtype_of
 from .._layout import Layout
@@ -19,7 +18,13 @@ from ..topi.pool import (
     max_pool_jvp,
 )
 from ._gpu import bind_threads
-from ._util import int_list
+from ._util import int_list, stock
+
+_STOCK = {
+    name: stock(name)
+    for rank in RANKS
+    for name in (f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg"))
+}
 
 
 def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -47,7 +52,7 @@ def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.E
     name, (data,) = short_name(call), call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout and "[" not in layout:
-        legalized = getattr(tvm_nn, f"_nn_{name}")(bb, call)
+        legalized = _STOCK[call.op.name](bb, call)
         # TVM's rules for GPUs leave alone what has windows of several sizes; it would run on the host.
         return bind_threads(bb, legalized, always="adaptive" in name)
     if "[" in layout:  # TVM takes each of the parts in brackets for an axis
