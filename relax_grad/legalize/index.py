@@ -9,7 +9,6 @@ from .._module import short_name
 from ..op.index import take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index
-from . import index_slice  # noqa: F401  (registers its legalizations)
 from ._util import shape_values, stock
 
 _STOCK_TAKE = stock("relax.take")

@@ -10,7 +10,6 @@ from tvm.ir import Op
 
 from .._compat import dtype_of
 from .._module import short_name
-from . import grid_sample  # noqa: F401  (declares its operators)
 from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     check_layouts,

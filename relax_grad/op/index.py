@@ -13,7 +13,6 @@ from tvm.relax.op import grad as relax_op_grad
 from tvm.relax.utils import convert_to_expr
 
 from ..registry import register_infer_type
-from . import index_slice  # noqa: F401  (declares its operators)
 from ._declare import Shape, as_shape, declare_op, of_form
 from ._infer import check_shape, forward_type, infer_data, tensor_type
 from .index_nd import int64_like
