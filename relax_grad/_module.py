@@ -1,4 +1,4 @@
-"""What is done with modules and functions again and again."""
+"""What is done with modules, functions and expressions again and again."""
 
 from __future__ import annotations
 
@@ -140,6 +140,18 @@ def is_known(found: relax.Type, wanted: relax.Type) -> bool:
     """Tell whether what has one type is known to be what another says."""
     check = relax.analysis.type_base_check(wanted, found)
     return check == relax.analysis.BaseCheckResult.PASS
+
+
+def short_name(call: relax.Call) -> str:
+    """Return the last part of the name of a call's operator: ``conv2d`` of ``relax.nn.conv2d``."""
+    return call.op.name.rpartition(".")[2]
+
+
+def tuple_fields(expr: relax.Expr) -> list[relax.Expr]:
+    """Return the elements of a tuple, which may be written out or a variable."""
+    if isinstance(expr, relax.Tuple):
+        return list(expr.fields)
+    return [relax.TupleGetItem(expr, i) for i in range(len(expr.ty.fields))]
 
 
 def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:

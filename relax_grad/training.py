@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax.transform import DecomposeOpsForInference, LegalizeOps
 
 from ._compat import types_differ
-from ._module import copy_with_new_vars, normalized, relax_function, with_functions
+from ._module import copy_with_new_vars, normalized, relax_function, tuple_fields, with_functions
 from .activity import holds_floats
 from .transform import Gradient
 from .transform._arguments import bind_param, with_shapes
@@ -137,8 +137,14 @@ def append_loss(
     for name, function in (("backbone", backbone), ("loss", loss)):
         if not isinstance(function, relax.Function):
             raise TypeError(f"{name} must be a Relax function, but it is {function!r}")
+<<<<<<< HEAD
     backbone = copy_with_new_vars(backbone)
     outputs = _outputs(backbone.body.body)
+=======
+    backbone = relax.utils.copy_with_new_vars(backbone)
+    result = backbone.body.body
+    outputs = tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]
+>>>>>>> r2
     taken, rest = outputs[:num_backbone_outputs], outputs[num_backbone_outputs:]
     if len(taken) < num_backbone_outputs or len(loss.params) < num_backbone_outputs:
         raise ValueError(
@@ -175,15 +181,6 @@ def append_loss(
             attrs=backbone.attrs,
         )
     )
-
-
-def _outputs(result: relax.Expr) -> list[relax.Expr]:
-    """Return the elements of what a function returns."""
-    if isinstance(result, relax.Tuple):
-        return list(result.fields)
-    if isinstance(result.ty, relax.TupleType):
-        return [relax.TupleGetItem(result, i) for i in range(len(result.ty.fields))]
-    return [result]
 
 
 def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Function:

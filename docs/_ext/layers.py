@@ -79,6 +79,7 @@ BASE = {
     "target": "the processor that is compiled for",
     "threads": "the number of threads that kernels run in",
     "_layout": "layouts of tensors, and indices in them",
+    "_dtypes": "the dtypes that are accumulated in",
     "errors": "the errors that are raised",
     "_compat": "the differences of the versions of TVM; nothing else knows them",
 }

@@ -11,6 +11,7 @@ from . import (
     image,
     index,
     index_nd,
+    index_slice,
     index_write,
     linear_algebra,
     loss,

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
+from tvm.ir import Op
 
 from .._compat import dtype_of
+from ..registry import LegalizeRule
 from ..topi import _util as topi_util
 
 #: What TVM's legalization of an operator that moves elements does wrong if it does not use zeros.
 EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"
+
+
+def stock(op_name: str) -> LegalizeRule:
+    """Return TVM's own legalization of an operator.
+
+    It is read when a module is imported, before :func:`relax_grad.install` puts that of relax_grad in its place:
+    later, a legalization that leaves some calls to TVM would call itself without end.
+    """
+    return Op.get(op_name).get_attr("FLegalize")
 
 
 def shape_values(shape: relax.Expr) -> list[tirx.PrimExpr]:

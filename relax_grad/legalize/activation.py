@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.relax.transform.legalize_ops.nn import _nn_prelu as _stock_prelu
 
 from ..registry import register_legalize
 from ..topi import activation as topi_activation
 from ._gpu import bind_threads
+from ._util import stock
+
+_STOCK_PRELU = stock("relax.nn.prelu")
 
 
 @register_legalize("relax.nn.prelu", corrects="refuses a symbolic extent along the axis")
@@ -16,7 +18,7 @@ def _prelu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     axis = int(call.attrs.axis)
     shape = data.ty.shape
     if not isinstance(shape, relax.ShapeExpr) or isinstance(shape.values[axis], tirx.IntImm):
-        return _stock_prelu(bb, call)
+        return _STOCK_PRELU(bb, call)
     return bb.call_te(topi_activation.prelu, data, alpha, axis, primfunc_name_hint="prelu")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from tvm import relax
 from tvm.relax import op
-from tvm.relax.transform.legalize_ops.nn import _nn_attention as tvm_attention
 
 from .._compat import Analyzer, dtype_of
 from ..op.attention import for_heads, take_apart
 from ..registry import register_legalize
 from ..topi import attention as topi_attention
+from ._util import stock
+
+_STOCK_ATTENTION = stock("relax.nn.attention")
 
 
 @register_legalize(
@@ -27,7 +29,7 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         and all(dtype_of(other.ty) == dtype for other in (key, value))
         and all(Analyzer().can_prove_equal(o.ty.shape.values[2], heads) for o in (key, value))
     ):
-        return tvm_attention(bb, call)
+        return _STOCK_ATTENTION(bb, call)
     return _compute(bb, call)
 
 

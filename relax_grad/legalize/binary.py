@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from tvm import relax, topi
-from tvm.relax.transform.legalize_ops.binary import _binary as stock
+from tvm import relax
 
 from .._compat import dtype_of
 from ..registry import LegalizeRule, register_legalize
 from ..topi import binary as topi_binary
+from ._util import stock
 
-#: What TVM computes with, and the dtypes in which that does not compile.
+#: The dtypes in which what TVM makes does not compile.
 _DO_NOT_COMPILE = {
-    "relax.atan2": (topi.atan2, "float16"),
-    "relax.mod": (topi.mod, "bfloat16"),
-    "relax.power": (topi.power, "bfloat16"),
+    "relax.atan2": "float16",
+    "relax.mod": "bfloat16",
+    "relax.power": "bfloat16",
 }
 
 
-def _in_float32(te_function, refused: str) -> LegalizeRule:
+def _in_float32(op_name: str, refused: str) -> LegalizeRule:
+    of_tvm = stock(op_name)
+
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         """Compute in float32 what TVM does not compile in half precision."""
         if dtype_of(call.ty) != refused:
-            return stock(te_function)(bb, call)
+            return of_tvm(bb, call)
         arguments = [relax.op.astype(argument, "float32") for argument in call.args]
         return relax.op.astype(relax.Call(call.op, arguments), refused)
 
     return legalize
 
 
-for _name, (_te_function, _refused) in _DO_NOT_COMPILE.items():
+for _name, _refused in _DO_NOT_COMPILE.items():
     register_legalize(_name, corrects=f"does not compile in {_refused}")(
-        _in_float32(_te_function, _refused)
+        _in_float32(_name, _refused)
     )
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
 from .._compat import dtype_of
+from .._module import short_name
 from ..op._rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
 from ..topi import conv as topi_conv
 from ..topi._util import axes, spatial_names
 from ._gpu import bind_threads
-from ._util import int_list, shape_values
+from ._util import int_list, shape_values, stock
+
+_STOCK = {
+    name: stock(name)
+    for rank in RANKS
+    for name in (f"relax.nn.conv{rank}d", f"relax.nn.conv{rank}d_transpose")
+}
 
 
 def _conv(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -31,14 +37,14 @@ def _in_layouts(
     bb: relax.BlockBuilder, call: relax.Call, data_layout: str, kernel_layout: str, **more
 ) -> relax.Expr:
     """Compute a convolution in these layouts, which TVM compiles, whatever its own are."""
-    attrs, name = call.attrs, call.op.name.rpartition(".")[2]
+    attrs, name = call.attrs, short_name(call)
     layouts = [attrs.data_layout, attrs.kernel_layout, attrs.out_layout]
     plain = [data_layout, kernel_layout, data_layout]
     packed = any(len(layout) != rank_of(call) + 2 for layout in layouts)
     if packed:
-        return getattr(tvm_nn, f"_nn_{name}")(bb, call)
+        return _STOCK[call.op.name](bb, call)
     if plain == layouts:
-        return _scheduled(bb, call, getattr(tvm_nn, f"_nn_{name}")(bb, call))
+        return _scheduled(bb, call, _STOCK[call.op.name](bb, call))
     data, weight = map(_permute, call.args, layouts, plain)
     result = getattr(relax.op.nn, name)(
         data,

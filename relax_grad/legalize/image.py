@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.relax.transform.legalize_ops import image as stock
 
 from .._compat import dtype_of
+from .._dtypes import HALVES
+from .._module import short_name, tuple_fields
 from ..op.grid_sample import grid_sample_attrs
 from ..op.image import resize_attrs
 from ..registry import register_legalize
@@ -13,7 +14,12 @@ from ..topi import _util as topi_util
 from ..topi import grid_sample as topi_grid_sample
 from ..topi import resize as topi_resize
 from ._gpu import bind_threads
-from ._util import shape_values
+from ._util import shape_values, stock
+
+_STOCK_RESIZE2D = stock("relax.image.resize2d")
+_STOCK_RESIZE3D = stock("relax.image.resize3d")
+_STOCK_AFFINE_GRID = stock("relax.image.affine_grid")
+_STOCK_GRID_SAMPLE = stock("relax.image.grid_sample")
 
 _RESIZE_WRONG = (
     "ignores out_dtype, computes float64 in float32, refuses an empty result, align_corners and regions of "
@@ -26,7 +32,7 @@ _RESIZE_WRONG = (
 )
 def _resize2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _stock_resize_is_right(call, ("NCHW", "NHWC")):
-        return stock._image_resize2d(bb, call)
+        return _STOCK_RESIZE2D(bb, call)
     return _call_resize(bb, call)
 
 
@@ -40,7 +46,7 @@ def _resize3d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         attrs.method.lower() == "cubic" and attrs.cubic_exclude
     )
     if right and _stock_resize_is_right(call, ("NCDHW", "NDHWC")):
-        return stock._image_resize3d(bb, call)
+        return _STOCK_RESIZE3D(bb, call)
     return _call_resize(bb, call)
 
 
@@ -55,7 +61,7 @@ def _resize_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
         shape_values(call.args[1]),
         out_dtype=dtype_of(call.ty),
         **attrs,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
@@ -70,7 +76,7 @@ def _affine_grid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if not _is_half(call.args[0]) and all(
         isinstance(extent, tirx.IntImm) and int(extent) >= smallest for extent in size
     ):
-        return stock._image_affine_grid(bb, call)
+        return _STOCK_AFFINE_GRID(bb, call)
     return bb.call_te(
         topi_grid_sample.affine_grid,
         call.args[0],
@@ -105,7 +111,7 @@ def _grid_sample(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         and not topi_util.is_empty(data.ty.shape.values)
         and not (divides and not all(map(_above_1, data.ty.shape.values[2:])))
     ):
-        return stock._image_grid_sample(bb, call)
+        return _STOCK_GRID_SAMPLE(bb, call)
     sampled = _call_grid_sample(bb, topi_grid_sample.grid_sample_jvp, call, data, grid, [])
     return bind_threads(bb, sampled)
 
@@ -114,7 +120,7 @@ def _grid_sample(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _grid_sample_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, grid, *directions = call.args
     tangent = _call_grid_sample(
-        bb, topi_grid_sample.grid_sample_jvp, call, data, grid, _fields(bb, directions)
+        bb, topi_grid_sample.grid_sample_jvp, call, data, grid, _fields(directions)
     )
     return bind_threads(bb, tangent)
 
@@ -128,7 +134,7 @@ def _grid_sample_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> rela
         call,
         output_grad,
         grid,
-        _fields(bb, directions),
+        _fields(directions),
         shape_values(data_shape),
     )
 
@@ -143,7 +149,7 @@ def _grid_sample_backward_grid(bb: relax.BlockBuilder, call: relax.Call) -> rela
         output_grad,
         data,
         grid,
-        _fields(bb, directions),
+        _fields(directions),
     )
 
 
@@ -154,14 +160,14 @@ def _call_resize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         shape_values(call.args[1]),
         out_dtype=dtype_of(call.ty),
         **resize_attrs(call),
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
 def _call_grid_sample(bb: relax.BlockBuilder, function, call, *arguments) -> relax.Expr:
     attrs = grid_sample_attrs(call)
     del attrs["layout"]
-    return bb.call_te(function, *arguments, **attrs, primfunc_name_hint=call.op.name.split(".")[-1])
+    return bb.call_te(function, *arguments, **attrs, primfunc_name_hint=short_name(call))
 
 
 def _stock_resize_is_right(call: relax.Call, layouts: tuple[str, str]) -> bool:
@@ -186,14 +192,9 @@ def _above_1(extent: tirx.PrimExpr) -> bool:
 
 
 def _is_half(tensor: relax.Expr) -> bool:
-    return dtype_of(tensor.ty) in ("float16", "bfloat16")
+    return dtype_of(tensor.ty) in HALVES
 
 
-def _fields(bb: relax.BlockBuilder, directions: list[relax.Expr]) -> list[relax.Expr]:
+def _fields(directions: list[relax.Expr]) -> list[relax.Expr]:
     """Return the elements of an optional tuple."""
-    if not directions:
-        return []
-    (tensors,) = directions
-    if isinstance(tensors, relax.Tuple):
-        return list(tensors.fields)
-    return [bb.emit(relax.TupleGetItem(tensors, i)) for i in range(len(tensors.ty.fields))]
+    return tuple_fields(*directions) if directions else []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.relax.transform.legalize_ops.index import _take as _stock_take
 
 from .._compat import Analyzer, constant_value
+from .._module import short_name
 from ..op.index import take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index
-from . import index_slice  # noqa: F401  (registers its legalizations)
-from ._util import shape_values
+from ._util import shape_values, stock
+
+_STOCK_TAKE = stock("relax.take")
 
 
 @register_legalize(
@@ -20,7 +21,7 @@ from ._util import shape_values
 )
 def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _stock_take_is_right(call):
-        return _stock_take(bb, call)
+        return _STOCK_TAKE(bb, call)
     return _call_take(bb, call, "nan")
 
 
@@ -78,7 +79,7 @@ def _call_take(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Exp
         *call.args,
         **take_attrs(call),
         fill=fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
@@ -88,7 +89,7 @@ def _call_gather_elements(bb: relax.BlockBuilder, call: relax.Call, fill: str) -
         *call.args,
         axis=int(call.attrs.axis),
         fill=fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.manipulate import _gather_nd as _stock_gather_nd
-from tvm.relax.transform.legalize_ops.manipulate import _index_tensor as _stock_index_tensor
 
 from .._compat import constant_value
+from .._module import short_name, tuple_fields
 from ..registry import register_legalize
 from ..topi import index_nd as topi_index_nd
-from ._util import shape_values
+from ._util import shape_values, stock
 from .index import provably_inside
+
+_STOCK_GATHER_ND = stock("relax.gather_nd")
+_STOCK_INDEX_TENSOR = stock("relax.index_tensor")
 
 
 @register_legalize(
@@ -25,7 +27,7 @@ def _gather_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         if all(
             provably_inside(relax.const(points[..., i]), extent) for i, extent in enumerate(extents)
         ):
-            return _stock_gather_nd(bb, call)
+            return _STOCK_GATHER_ND(bb, call)
     return _call_gather_nd(bb, call, "nan")
 
 
@@ -56,7 +58,7 @@ def _index_tensor(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         constant_value(index) is not None and provably_inside(index, extent)
         for index, extent in zip(indices.fields, data.ty.shape.values, strict=False)
     ):
-        return _stock_index_tensor(bb, call)
+        return _STOCK_INDEX_TENSOR(bb, call)
     return _call_index_tensor(bb, call, "nan")
 
 
@@ -71,17 +73,10 @@ def _index_tensor_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> rel
     return bb.call_te(
         topi_index_nd.index_tensor_backward_data,
         output_grad,
-        tensors(bb, indices),
+        tuple_fields(indices),
         shape_values(data_shape),
         primfunc_name_hint="index_tensor_backward_data",
     )
-
-
-def tensors(bb: relax.BlockBuilder, indices: relax.Expr) -> list[relax.Expr]:
-    """Return the index tensors of an argument: a tuple or a variable that is one."""
-    if isinstance(indices, relax.Tuple):
-        return list(indices.fields)
-    return [bb.emit(relax.TupleGetItem(indices, i)) for i in range(len(indices.ty.fields))]
 
 
 def _call_gather_nd(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> relax.Expr:
@@ -90,7 +85,7 @@ def _call_gather_nd(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> rela
         *call.args,
         int(call.attrs.batch_dims),
         fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )
 
 
@@ -98,7 +93,7 @@ def _call_index_tensor(bb: relax.BlockBuilder, call: relax.Call, fill: str) -> r
     return bb.call_te(
         topi_index_nd.index_tensor,
         call.args[0],
-        tensors(bb, call.args[1]),
+        tuple_fields(call.args[1]),
         fill,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )

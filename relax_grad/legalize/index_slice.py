@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 
 from tvm import relax, te, tirx, topi
-from tvm.relax.transform.legalize_ops.index import _strided_slice as _stock_strided_slice
 
 from ..registry import register_legalize
 from ..topi import index_slice as topi_slice
-from ._util import int_list, shape_values
+from ._util import int_list, shape_values, stock
+
+_STOCK_STRIDED_SLICE = stock("relax.strided_slice")
 
 
 @register_legalize(
@@ -20,7 +21,7 @@ from ._util import int_list, shape_values
 def _strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, axes, begin, end, *strides = call.args
     if not all(isinstance(arg, relax.Tuple) for arg in call.args[1:]):
-        return _stock_strided_slice(bb, call)
+        return _STOCK_STRIDED_SLICE(bb, call)
     ndim = x.ty.ndim
     axes = [int(axis) % ndim for axis in axes.fields]
     static = all(
@@ -29,7 +30,7 @@ def _strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
     if static or call.attrs.assume_inbound or _stock_clips_begin():
         plain = relax.Tuple([tirx.IntImm("int64", axis) for axis in axes])
-        return _stock_strided_slice(
+        return _STOCK_STRIDED_SLICE(
             bb, bb.normalize(relax.Call(call.op, [x, plain, begin, end, *strides], call.attrs))
         )
     return bb.call_te(

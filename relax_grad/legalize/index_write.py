@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops import manipulate as stock
 
+from .._module import short_name, tuple_fields
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_legalize
 from ..topi import index_write as topi_write
-from ._util import shape_values
-from .index_nd import tensors
+from ._util import shape_values, stock
+
+_STOCK_SCATTER_ELEMENTS = stock("relax.scatter_elements")
+_STOCK_SCATTER_ND = stock("relax.scatter_nd")
 
 
 @register_legalize(
@@ -19,7 +21,7 @@ from .index_nd import tensors
 )
 def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _is_left_to_tvm(call):
-        return stock._scatter_elements(bb, call)
+        return _STOCK_SCATTER_ELEMENTS(bb, call)
     return bb.call_te(
         topi_write.scatter_elements,
         *call.args,
@@ -36,7 +38,7 @@ def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 )
 def _scatter_nd(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _is_left_to_tvm(call):
-        return stock._scatter_nd(bb, call)
+        return _STOCK_SCATTER_ND(bb, call)
     return bb.call_te(
         topi_write.scatter_nd, *call.args, call.attrs.reduction, primfunc_name_hint="scatter_nd"
     )
@@ -53,7 +55,7 @@ def _index_put(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
         topi_write.index_put,
         data,
-        tensors(bb, index_tuple(indices)),
+        tuple_fields(index_tuple(indices)),
         values if listed is None else bb.emit(relax.op.reshape(values, listed)),
         bool(call.attrs.accumulate),
         primfunc_name_hint="index_put",
@@ -104,7 +106,7 @@ def _index_put_backward_values(bb: relax.BlockBuilder, call: relax.Call) -> rela
     return bb.call_te(
         topi_write.index_put_backward_values,
         output_grad,
-        tensors(bb, indices),
+        tuple_fields(indices),
         primfunc_name_hint="index_put_backward_values",
     )
 
@@ -125,7 +127,7 @@ def _slice_scatter_backward_src(bb: relax.BlockBuilder, call: relax.Call) -> rel
 
 def _scan(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     start, indices, factors, *terms = call.args
-    name = call.op.name.split(".")[-1]
+    name = short_name(call)
     axis = [int(call.attrs.axis)] if name.startswith("scatter_elements") else []
     return bb.call_te(
         getattr(topi_write, name.removesuffix("_reverse")),

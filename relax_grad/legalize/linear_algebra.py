@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.linear_algebra import _einsum as stock_einsum
 
 from .._compat import dtype_of
+from .._dtypes import HALVES
+from .._module import tuple_fields
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
 from ..topi import linear_algebra as topi_linear_algebra
 from ..topi._util import is_static
-from ._util import shape_values
+from ._util import shape_values, stock
+
+_STOCK_EINSUM = stock("relax.einsum")
 
 
 @register_legalize(
@@ -29,15 +32,14 @@ def _einsum(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
     inputs, _, result = str(call.attrs.subscripts).partition("->")
     ellipsis_kept = "..." not in inputs or not result or "..." in result
-    if dtype_of(call.ty) not in ("float16", "bfloat16") and never_empty and ellipsis_kept:
-        return stock_einsum(bb, call)
-    fields = (
-        list(operands.fields)
-        if isinstance(operands, relax.Tuple)
-        else [bb.emit(relax.TupleGetItem(operands, i)) for i in range(len(types))]
-    )
+    if dtype_of(call.ty) not in HALVES and never_empty and ellipsis_kept:
+        return _STOCK_EINSUM(bb, call)
     return bb.call_te(
-        topi_linear_algebra.einsum, fields, labels, output, primfunc_name_hint="einsum"
+        topi_linear_algebra.einsum,
+        tuple_fields(operands),
+        labels,
+        output,
+        primfunc_name_hint="einsum",
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.nn import (
-    _nn_cross_entropy_with_logits as tvm_cross_entropy_with_logits,
-)
 
+from ..op.loss import nll_loss_attrs
 from ..registry import register_legalize
 from ..topi import loss as topi_loss
 from ._gpu import bind_threads
+from ._util import stock
+
+_STOCK_CROSS_ENTROPY = stock("relax.nn.cross_entropy_with_logits")
 
 
 @register_legalize(
@@ -24,7 +25,7 @@ def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         predictions,
         targets,
         weights[0] if weights else None,
-        **_attrs(call),
+        **nll_loss_attrs(call),
         primfunc_name_hint="nll_loss",
     )
     return bind_threads(bb, loss)
@@ -43,7 +44,7 @@ def _nll_loss_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         predictions,
         targets,
         weights[0] if weights else None,
-        **_attrs(call),
+        **nll_loss_attrs(call),
         primfunc_name_hint="nll_loss_backward",
     )
     return bind_threads(bb, gradient)
@@ -54,7 +55,7 @@ def _nll_loss_backward_weights(bb: relax.BlockBuilder, call: relax.Call) -> rela
     gradient = bb.call_te(
         topi_loss.nll_loss_backward_weights,
         *call.args,
-        **_attrs(call),
+        **nll_loss_attrs(call),
         primfunc_name_hint="nll_loss_backward_weights",
     )
     return bind_threads(bb, gradient)
@@ -65,7 +66,7 @@ def _nll_loss_backward_weights(bb: relax.BlockBuilder, call: relax.Call) -> rela
     corrects="does not compile for GPUs, where a sum over all axes and what is made of it are one function",
 )
 def _cross_entropy_with_logits(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return bind_threads(bb, tvm_cross_entropy_with_logits(bb, call))
+    return bind_threads(bb, _STOCK_CROSS_ENTROPY(bb, call))
 
 
 @register_legalize("relax.grad.cross_entropy_with_logits_backward")
@@ -78,7 +79,3 @@ def _cross_entropy_with_logits_backward(bb: relax.BlockBuilder, call: relax.Call
         factor.ty.shape.values[0] if factor.ty.ndim > 1 else None,
         primfunc_name_hint="cross_entropy_with_logits_backward",
     )
-
-
-def _attrs(call: relax.Call) -> dict:
-    return {"reduction": call.attrs.reduction, "ignore_index": int(call.attrs.ignore_index)}

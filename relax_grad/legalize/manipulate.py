@@ -6,12 +6,13 @@ Those that join and order elements are in modules of their own.
 from __future__ import annotations
 
 from tvm import relax, topi
-from tvm.relax.transform.legalize_ops.manipulate import _repeat as _stock_repeat
 
 from ..registry import register_legalize
 from ..topi import manipulate as topi_manipulate
 from ._gpu import keep_apart
-from ._util import EMPTY, int_list, is_empty, shape_values, zeros
+from ._util import EMPTY, int_list, is_empty, shape_values, stock, zeros
+
+_STOCK_REPEAT = stock("relax.repeat")
 
 
 @register_legalize("relax.grad.tile_backward_data")
@@ -42,7 +43,7 @@ def _repeat_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Exp
 @register_legalize("relax.repeat", corrects="refuses repeats=0 and a tensor of no dimensions")
 def _repeat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if int(call.attrs.repeats) > 0 and call.args[0].ty.ndim > 0:
-        return _stock_repeat(bb, call)
+        return _STOCK_REPEAT(bb, call)
     return bb.call_te(
         topi_manipulate.repeat,
         call.args[0],

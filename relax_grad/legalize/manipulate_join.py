@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from tvm import relax, tirx
-from tvm.relax.transform.legalize_ops.manipulate import _concat as tvm_concat
-from tvm.relax.transform.legalize_ops.manipulate import _meshgrid as tvm_meshgrid
-from tvm.relax.transform.legalize_ops.manipulate import _split as tvm_split
-from tvm.relax.transform.legalize_ops.manipulate import _stack as tvm_stack
 
+from .._module import tuple_fields
 from ..registry import register_legalize
 from ..topi import manipulate_join as topi_join
 from ..topi._util import is_static
-from ._util import EMPTY, int_list, is_empty, shape_values, zeros
+from ._util import EMPTY, int_list, is_empty, shape_values, stock, zeros
+
+_STOCK_CONCAT = stock("relax.concat")
+_STOCK_MESHGRID = stock("relax.meshgrid")
+_STOCK_SPLIT = stock("relax.split")
+_STOCK_STACK = stock("relax.stack")
 
 
 @register_legalize("relax.concat", corrects="refuses axis=None")
 def _concat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if call.attrs.axis is not None:
-        return tvm_concat(bb, call)
+        return _STOCK_CONCAT(bb, call)
     # Type inference takes axis=None for vectors only.
-    return tvm_concat(bb, relax.op.concat(call.args[0], axis=0))
+    return _STOCK_CONCAT(bb, relax.op.concat(call.args[0], axis=0))
 
 
 @register_legalize("relax.grad.concat_backward_tensors")
@@ -45,17 +47,17 @@ def _split(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     (x,) = call.args
     attrs = call.attrs
     if isinstance(call.ty, relax.TensorType):
-        return tvm_split(bb, call)
+        return _STOCK_SPLIT(bb, call)
     axis = int(attrs.axis)
     extent = shape_values(x.ty.shape)[axis]
     parts = [list(field.shape.values) for field in call.ty.fields]
     if isinstance(attrs.indices_or_sections, tirx.IntImm):
-        stock = not is_static(extent) or int(extent) > 0
+        left_to_tvm = not is_static(extent) or int(extent) > 0
     else:
         ends = [0, *int_list(attrs.indices_or_sections)]
-        stock = is_static(extent) and all(map(int.__lt__, ends, [*ends[1:], int(extent)]))
-    if stock:
-        return tvm_split(bb, call)
+        left_to_tvm = is_static(extent) and all(map(int.__lt__, ends, [*ends[1:], int(extent)]))
+    if left_to_tvm:
+        return _STOCK_SPLIT(bb, call)
     return bb.call_te(
         topi_join.split, x, parts, _begins(call, extent), axis, primfunc_name_hint="split"
     )
@@ -68,7 +70,7 @@ def _split_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     shape = shape_values(x_shape)
     return bb.call_te(
         topi_join.split_backward_x,
-        [bb.emit(relax.TupleGetItem(output_grads, i)) for i in range(len(output_grads.ty.fields))],
+        tuple_fields(output_grads),
         shape,
         _begins(call, shape[axis]),
         axis,
@@ -78,7 +80,7 @@ def _split_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize("relax.stack", corrects=EMPTY)
 def _stack(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return zeros(bb, call) if is_empty(call) else tvm_stack(bb, call)
+    return zeros(bb, call) if is_empty(call) else _STOCK_STACK(bb, call)
 
 
 @register_legalize("relax.grad.stack_backward_tensors")
@@ -95,7 +97,7 @@ def _stack_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.E
 
 @register_legalize("relax.meshgrid", corrects="returns a tensor, not a tuple, for a single vector")
 def _meshgrid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    grids = tvm_meshgrid(bb, call)
+    grids = _STOCK_MESHGRID(bb, call)
     return relax.Tuple([grids]) if len(call.ty.fields) == 1 else grids
 
 

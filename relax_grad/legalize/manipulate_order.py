@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.manipulate import _layout_transform as tvm_layout_transform
-from tvm.relax.transform.legalize_ops.manipulate import _reverse_sequence as tvm_reverse_sequence
 
 from ..registry import register_legalize
 from ..topi import manipulate_order as topi_order
 from ..topi._util import is_static
-from ._util import EMPTY, is_empty, shape_values, zeros
+from ._util import EMPTY, is_empty, shape_values, stock, zeros
+
+_STOCK_LAYOUT_TRANSFORM = stock("relax.layout_transform")
+_STOCK_REVERSE_SEQUENCE = stock("relax.reverse_sequence")
 
 
 @register_legalize(
@@ -20,7 +21,7 @@ def _reverse_sequence(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     seq_axis, batch_axis = int(call.attrs.seq_axis), int(call.attrs.batch_axis)
     batches = [shape_values(data.ty.shape)[batch_axis], *shape_values(seq_lengths.ty.shape)]
     if all(map(is_static, batches)):
-        return tvm_reverse_sequence(bb, call)
+        return _STOCK_REVERSE_SEQUENCE(bb, call)
     return bb.call_te(
         topi_order.reverse_sequence,
         data,
@@ -33,7 +34,7 @@ def _reverse_sequence(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize("relax.layout_transform", corrects=EMPTY)
 def _layout_transform(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return zeros(bb, call) if is_empty(call) else tvm_layout_transform(bb, call)
+    return zeros(bb, call) if is_empty(call) else _STOCK_LAYOUT_TRANSFORM(bb, call)
 
 
 @register_legalize("relax.grad.layout_transform_backward_x")

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 
 from tvm import relax, tirx
 from tvm.relax import op
-from tvm.relax.transform.legalize_ops.nn import _nn_batch_norm as tvm_batch_norm
-from tvm.relax.transform.legalize_ops.nn import _nn_group_norm as tvm_group_norm
-from tvm.relax.transform.legalize_ops.nn import _nn_instance_norm as tvm_instance_norm
-from tvm.relax.transform.legalize_ops.nn import _nn_layer_norm as tvm_layer_norm
-from tvm.relax.transform.legalize_ops.nn import _nn_rms_norm as tvm_rms_norm
 
 from .._compat import dtype_of
+from .._dtypes import HALVES
 from ..registry import register_legalize
 from ..topi import norm as topi_norm
 from ._gpu import bind_threads
-from ._util import int_list, shape_values
+from ._util import int_list, shape_values, stock
 
-_HALF = ("float16", "bfloat16")
+_STOCK_BATCH_NORM = stock("relax.nn.batch_norm")
+_STOCK_GROUP_NORM = stock("relax.nn.group_norm")
+_STOCK_INSTANCE_NORM = stock("relax.nn.instance_norm")
+_STOCK_LAYER_NORM = stock("relax.nn.layer_norm")
+_STOCK_RMS_NORM = stock("relax.nn.rms_norm")
 
 
 @register_legalize(
@@ -30,9 +30,9 @@ def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Compute half precision in float32, and count a negative axis from the start."""
     attrs = call.attrs
     dtypes = [dtype_of(argument.ty) for argument in call.args]
-    half = any(dtype in _HALF for dtype in dtypes)
+    half = any(dtype in HALVES for dtype in dtypes)
     if int(attrs.axis) >= 0 and not half:
-        return bind_threads(bb, tvm_batch_norm(bb, call), always=False)
+        return bind_threads(bb, _STOCK_BATCH_NORM(bb, call), always=False)
     arguments = [
         relax.op.astype(argument, "float32") if half else argument for argument in call.args
     ]
@@ -71,7 +71,7 @@ def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         and attrs.center
         and axes == sorted(axes)
     ):
-        return tvm_layer_norm(bb, call)
+        return _STOCK_LAYER_NORM(bb, call)
     return _compute(bb, call, data, axes, axes)
 
 
@@ -85,7 +85,7 @@ def _rms_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     axes, ndim = _axes(data, call.attrs.axes), data.ty.ndim
     last = list(range(ndim - len(axes), ndim))
     if dtype_of(data.ty) != "float64" and axes == last and len(axes) < ndim:
-        return tvm_rms_norm(bb, call)
+        return _STOCK_RMS_NORM(bb, call)
     return _compute(bb, call, data, axes, axes, center=False)
 
 
@@ -96,7 +96,7 @@ def _rms_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _group_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, attrs = call.args[0], call.attrs
     if dtype_of(data.ty) in ("float32", "float16") and attrs.scale and attrs.center:
-        return tvm_group_norm(bb, call)
+        return _STOCK_GROUP_NORM(bb, call)
     (channel,) = _axes(data, [attrs.channel_axis])
     groups, extents = int(attrs.num_groups), list(data.ty.shape.values)
     extents[channel : channel + 1] = [groups, tirx.floordiv(extents[channel], groups)]
@@ -119,7 +119,7 @@ def _instance_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         and attrs.center
         and int(attrs.channel_axis) >= 0
     ):
-        return tvm_instance_norm(bb, call)
+        return _STOCK_INSTANCE_NORM(bb, call)
     return _compute(bb, call, data, _axes(data, attrs.axes), _axes(data, [attrs.channel_axis]))
 
 
@@ -264,7 +264,7 @@ def _compute(
 
     Half precision is computed in float32. Without ``center``, the mean is taken to be 0.
     """
-    half = dtype_of(data.ty) in _HALF
+    half = dtype_of(data.ty) in HALVES
 
     def wide(expr):
         return bb.emit(op.astype(expr, "float32")) if half else expr

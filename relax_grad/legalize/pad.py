@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.nn import _nn_pad as tvm_pad
 
 from ..op.pad import PAD_MODES
 from ..registry import register_legalize
 from ..topi import pad as topi_pad
 from ..topi._util import is_static
 from ._gpu import bind_threads
-from ._util import int_list, is_empty, shape_values, zeros
+from ._util import int_list, is_empty, shape_values, stock, zeros
+
+_STOCK_PAD = stock("relax.nn.pad")
 
 
 @register_legalize(
@@ -28,7 +29,7 @@ def _pad(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if mode == "constant" or all(
         map(_tvm_takes, extents, widths[::2], widths[1::2], [mode] * len(extents))
     ):
-        return tvm_pad(bb, call)
+        return _STOCK_PAD(bb, call)
     return bb.call_te(topi_pad.pad, call.args[0], widths, mode, primfunc_name_hint="pad")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops import nn as tvm_nn
 
 from .._compat import dtype_of
 from .._layout import Layout
+from .._module import short_name
 from ..op._rank import RANKS, rank_of
 from ..op.pool import check_pool_attrs, check_pool_backward
 from ..registry import register_legalize
@@ -18,7 +18,13 @@ from ..topi.pool import (
     max_pool_jvp,
 )
 from ._gpu import bind_threads
-from ._util import int_list
+from ._util import int_list, stock
+
+_STOCK = {
+    name: stock(name)
+    for rank in RANKS
+    for name in (f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg"))
+}
 
 
 def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -43,10 +49,10 @@ def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.Expr:
     """Pool in a layout that TVM compiles, and bring the result to the right one."""
-    name, (data,) = _name(call), call.args
+    name, (data,) = short_name(call), call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout and "[" not in layout:
-        legalized = getattr(tvm_nn, f"_nn_{name}")(bb, call)
+        legalized = _STOCK[call.op.name](bb, call)
         # TVM's rules for GPUs leave alone what has windows of several sizes; it would run on the host.
         return bind_threads(bb, legalized, always="adaptive" in name)
     if "[" in layout:  # TVM takes each of the parts in brackets for an axis
@@ -70,7 +76,7 @@ def _relayout(
 def _max_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = check_pool_backward(call, bb)
     gradient = bb.call_te(
-        max_pool_backward, *call.args, **_windows(attrs), primfunc_name_hint=_name(call)
+        max_pool_backward, *call.args, **_windows(attrs), primfunc_name_hint=short_name(call)
     )
     return bind_threads(bb, gradient)
 
@@ -85,7 +91,7 @@ def _avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         count_include_pad=bool(attrs.count_include_pad),
         out_dtype=dtype_of(data.ty),
         **_windows(attrs),
-        primfunc_name_hint=_name(call),
+        primfunc_name_hint=short_name(call),
     )
     return bind_threads(bb, gradient, always=False)
 
@@ -96,7 +102,7 @@ def _max_pool_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         *call.args,
         list(call.ty.shape.values),
         **_windows(check_pool_attrs(call)),
-        primfunc_name_hint=_name(call),
+        primfunc_name_hint=short_name(call),
     )
     return bind_threads(bb, tangent)
 
@@ -115,7 +121,7 @@ def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> rel
         layout=layout,
         out_layout=out_layout,
         out_dtype=dtype_of(data.ty),
-        primfunc_name_hint=_name(call),
+        primfunc_name_hint=short_name(call),
     )
 
 
@@ -128,10 +134,6 @@ def _windows(attrs) -> dict:
         "layout": attrs.layout,
         "out_layout": attrs.out_layout,
     }
-
-
-def _name(call: relax.Call) -> str:
-    return call.op.name.rpartition(".")[2]
 
 
 #: What is wrong with TVM's own, for the operators that it has.

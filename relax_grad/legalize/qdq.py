@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from tvm import relax
-from tvm.relax.transform.legalize_ops.qdq import _dequantize as _stock_dequantize
 
 from .._compat import dtype_of
 from ..registry import register_legalize
+from ._util import stock
+
+_STOCK_DEQUANTIZE = stock("relax.dequantize")
 
 
 @register_legalize("relax.dequantize", corrects="truncates float8 to integers")
 def _dequantize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, scale, zero_point = call.args
     if not dtype_of(data.ty).startswith("float8"):
-        return _stock_dequantize(bb, call)
+        return _STOCK_DEQUANTIZE(bb, call)
     wide = relax.op.astype(data, "float32")
     return relax.Call(call.op, [wide, scale, zero_point], call.attrs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
+from .._module import short_name
 from ..registry import register_legalize
 from ..topi import scan as topi_scan
 from ._util import shape_values
@@ -41,5 +42,5 @@ def _call_linear_scan(bb: relax.BlockBuilder, call: relax.Call, reverse: bool) -
         increment[0] if increment else None,
         int(call.attrs.axis),
         reverse,
-        primfunc_name_hint=call.op.name.split(".")[-1],
+        primfunc_name_hint=short_name(call),
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 from tvm import relax, tirx
-from tvm.ir import Op
 
 from .._compat import dtype_of
 from ..registry import register_legalize
 from ..topi import _util as topi_util
 from ..topi import statistical as topi_statistical
 from ._gpu import bind_threads, keep_apart
-from ._util import int_list, shape_values
+from ._util import int_list, shape_values, stock
+
+_STOCK_MEDIAN = stock("relax.median")
 
 #: For each reduction, what computes it over axes that may be empty, and what it is over nothing.
 _REDUCTIONS = {
@@ -23,12 +24,10 @@ _REDUCTIONS = {
     "relax.std": (topi_statistical.std, float("nan")),
 }
 
-_MEDIAN = Op.get("relax.median").get_attr("FLegalize")
-
 
 def _legalize_reduction(op_name: str) -> None:
     reduce, of_nothing = _REDUCTIONS[op_name]
-    stock = Op.get(op_name).get_attr("FLegalize")
+    of_tvm = stock(op_name)
 
     @register_legalize(
         op_name,
@@ -39,7 +38,7 @@ def _legalize_reduction(op_name: str) -> None:
         dtype, name = dtype_of(call.ty), op_name.split(".")[-1]
         numbers = ("float",) if math.isnan(of_nothing) else ("float", "int")
         if not _may_be_empty(call) or not any(kind in dtype for kind in numbers):
-            return scheduled(bb, call, stock(bb, call))
+            return scheduled(bb, call, of_tvm(bb, call))
         if topi_util.is_empty(_extents(call)):
             shape = list(call.ty.shape.values)
             return bb.call_te(
@@ -83,7 +82,7 @@ def _median(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return relax.Tuple([x, index])
     one_axis = call.attrs.axis is not None and len(axes) == 1
     if (one_axis or (call.attrs.axis is None and not keepdims)) and not _may_be_empty(call):
-        return _MEDIAN(bb, call)
+        return _STOCK_MEDIAN(bb, call)
     value_type = call.ty.fields[0] if isinstance(call.ty, relax.TupleType) else call.ty
     found = bb.call_te(
         topi_statistical.median,

@@ -7,6 +7,7 @@ from tvm.ir import Op
 
 from .._compat import dtype_of
 from ..registry import register_legalize
+from ._util import stock
 
 _REFUSES = "refuses float16 on CPU, which has no such function"
 _CANCELS = "cancels in float16: small arguments give 0"
@@ -31,14 +32,13 @@ _IN_FLOAT16 = {
 
 
 def _register(op_name: str, corrects: str) -> None:
-    op = Op.get(op_name)
-    stock = op.get_attr("FLegalize")
+    op, of_tvm = Op.get(op_name), stock(op_name)
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         """Compute float16 in float32."""
         (x,) = call.args
         if dtype_of(x.ty) != "float16":
-            return stock(bb, call)
+            return of_tvm(bb, call)
         wide = relax.Call(op, [relax.op.astype(x, "float32")], call.attrs)
         return relax.op.astype(wide, "float16")
 

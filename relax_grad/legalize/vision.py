@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
+from .._module import short_name
 from ..op.vision import roi_attrs
 from ..registry import register_legalize
 from ..topi import roi_align as topi_roi_align
@@ -41,6 +42,6 @@ def _roi_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _call(bb: relax.BlockBuilder, module, call: relax.Call) -> relax.Expr:
-    name = call.op.name.split(".")[-1]
+    name = short_name(call)
     function = getattr(module, name)
     return bb.call_te(function, *call.args, **roi_attrs(call), primfunc_name_hint=name)

@@ -15,7 +15,6 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
 
-from .._compat import shapes_differ
 from ..registry import own_operator
 
 InferType = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
@@ -191,116 +190,6 @@ def attributes(attrs: tvm.ir.Attrs | None) -> dict[str, object]:
     return {name: _plain(getattr(attrs, name)) for name in names}
 
 
-def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call) -> relax.Type:
-    """Return what TVM infers for the forward operator, to hold a backward call's arguments against.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Names the backward operator and its arguments, and says what TVM finds wrong.
-    """
-    try:
-        return ctx.normalize(forward).ty
-    except (ValueError, TypeError, tvm.error.InternalError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        found = ", ".join(
-            f"{info.name}: {argument.ty}"
-            for info, argument in zip(call.op.arguments, call.args, strict=False)
-        )
-        raise kind(
-            f"{call.op.name}: the arguments do not fit {forward.op.name}: {error}\n"
-            f"The arguments are {found}"
-        ) from error
-
-
-def tensor_type(call: relax.Call, index: int, name: str) -> relax.TensorType:
-    """Return the type of a tensor argument.
-
-    Raises
-    ------
-    TypeError
-        If the argument is not a tensor.
-    """
-    arg_type = call.args[index].ty
-    if not isinstance(arg_type, relax.TensorType):
-        raise TypeError(f"{call.op.name}: {name} must be a tensor, but its type is {arg_type}")
-    return arg_type
-
-
-def shape_values(call: relax.Call, index: int, name: str) -> list[tirx.PrimExpr] | None:
-    """Return the dimensions of a shape argument, or None when they are not known.
-
-    Raises
-    ------
-    TypeError
-        If the argument is not a shape.
-    """
-    arg_type = call.args[index].ty
-    if not isinstance(arg_type, relax.ShapeType):
-        raise TypeError(f"{call.op.name}: {name} must be a shape, but its type is {arg_type}")
-    return None if arg_type.values is None else list(arg_type.values)
-
-
-def check_shape(
-    call: relax.Call, name: str, got: relax.TensorType, forward: relax.TensorType
-) -> None:
-    """Refuse a gradient whose shape provably differs from what the forward operator returns.
-
-    Raises
-    ------
-    ValueError
-        Names the operator, the argument, and the shapes expected and found.
-    """
-    if got.ndim not in (-1, forward.ndim):
-        raise ValueError(
-            f"{call.op.name}: {name} must have {forward.ndim} dimensions, as the result of the "
-            f"forward operator has ({forward}), but its type is {got}"
-        )
-    if shapes_differ(got, forward):
-        raise ValueError(
-            f"{call.op.name}: {name} must have the shape {_text(forward.shape.values)} that "
-            f"the forward operator returns, but it has {_text(got.shape.values)}"
-        )
-
-
-def check_layouts(call: relax.Call, **layouts: tuple[str, str]) -> None:
-    """Refuse a layout that is not a permutation of the plain one.
-
-    Parameters
-    ----------
-    call : relax.Call
-        The call that the layouts belong to.
-    **layouts : tuple[str, str]
-        The attribute's name, its value and the plain layout, for example ``("NHWC", "NCHW")``.
-
-    Raises
-    ------
-    ValueError
-        Names the operator, the attribute and the layout found.
-    """
-    for name, (found, plain) in layouts.items():
-        if sorted(found) != sorted(plain):
-            raise ValueError(
-                f"{call.op.name}: {name} must be a permutation of {plain!r}, but it is {found!r}; "
-                "a layout with packed channels must be unpacked before the operator"
-            )
-
-
-def check_positive(call: relax.Call, *names: str) -> None:
-    """Refuse attributes (integers or arrays of them) that are not positive.
-
-    Raises
-    ------
-    ValueError
-        Names the operator, the attribute and the value found.
-    """
-    for name in names:
-        found = getattr(call.attrs, name)
-        values = [found] if isinstance(found, int) else [int(value) for value in found]
-        if any(value <= 0 for value in values):
-            raise ValueError(f"{call.op.name}: {name} must be positive, but it is {found}")
-
-
 def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
     """Make a shape expression of a sequence of dimensions; an expression stays as it is."""
     return shape if isinstance(shape, relax.Expr) else relax.ShapeExpr(list(shape))
@@ -312,8 +201,3 @@ def _plain(value: object) -> object:
     if isinstance(value, tvm_ffi.Array):
         return tuple(map(_plain, value))
     return str(value) if isinstance(value, str) else value
-
-
-def _text(shape: Shape) -> str:
-    dims = (str(dim.value if isinstance(dim, tirx.IntImm) else dim) for dim in shape)
-    return f"({', '.join(dims)})"

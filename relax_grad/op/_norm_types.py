@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 
 from .._compat import dtype_of, shapes_differ
-from ._declare import check_shape, tensor_type
+from ._infer import check_shape, tensor_type, type_of_shape
 
 #: The extents of a tensor, each None where it is not known.
 Extents = list["tirx.PrimExpr | None"]
@@ -134,8 +134,7 @@ def _reduced(shape: Extents, axes: Sequence[int]) -> Extents:
 def _typed(extents: Extents, like: relax.TensorType) -> relax.TensorType:
     """A tensor of these extents, of the dtype and on the device of another."""
     unknown = any(extent is None for extent in extents)  # `in` would compare expressions
-    of_shape = {"ndim": len(extents)} if unknown else {"shape": extents}
-    return relax.TensorType(**of_shape, dtype=like.dtype, vdevice=like.vdevice)
+    return type_of_shape(like, None if unknown else extents, len(extents))
 
 
 def _check_extents(call: relax.Call, index: int, extents: Extents) -> relax.TensorType:

@@ -22,7 +22,7 @@ def rank_of(call: relax.Call) -> int:
 
 
 def named(function: Callable, name: str, **words: str) -> Callable:
-    """Give a function that is made once for each rank a name and the words of its docstring."""
+    """Give a function that is made once for each of several operators a name and the words of its docstring."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = function.__doc__.format(**words)
     return function

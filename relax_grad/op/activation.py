@@ -11,7 +11,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of
-from ._declare import check_shape, declare_op, forward_type, tensor_type
+from ._declare import declare_op
+from ._infer import check_shape, forward_type, tensor_type
 from ._layout import follow_axis
 
 

@@ -10,7 +10,9 @@ from tvm.ir import Op
 from tvm.relax import op
 
 from .._compat import Analyzer, dtype_of, shapes_differ
-from ._declare import declare_op, tensor_type
+from .._dtypes import accumulation_dtype
+from ._declare import declare_op
+from ._infer import tensor_type
 from .norm import divide_by_count
 
 _SEQSTARTS = ((1, "seqstart_q"), (2, "seqstart_k"))
@@ -86,7 +88,7 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
     """
     query, key, value, *others = call.args
     _check_masks(call)
-    wide = "float64" if "float64" in (dtype_of(a.ty) for a in call.args[:3]) else "float32"
+    wide = accumulation_dtype(*(dtype_of(argument.ty) for argument in call.args[:3]))
 
     def widened(expr):
         return expr if dtype_of(expr.ty) == wide else bb.emit(op.astype(expr, wide))

@@ -9,15 +9,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op
+from ._infer import infer_data, tensor_type, unused
 
 
 def allgather_backward_x(
@@ -45,7 +38,7 @@ def allgather_backward_x(
     return relax.Call(
         Op.get("relax.grad.allgather_backward_x"),
         [output_grad, as_shape(x_shape)],
-        relax.op.ccl.allgather(_unused(), num_workers, in_group).attrs,
+        relax.op.ccl.allgather(unused(), num_workers, in_group).attrs,
     )
 
 
@@ -87,7 +80,7 @@ def scatter_from_worker0_backward_x(
     return relax.Call(
         Op.get("relax.grad.scatter_from_worker0_backward_x"),
         [output_grad, as_shape(x_shape)],
-        relax.op.ccl.scatter_from_worker0(_unused(), num_workers, axis).attrs,
+        relax.op.ccl.scatter_from_worker0(unused(), num_workers, axis).attrs,
     )
 
 
@@ -114,36 +107,12 @@ def redistribute_replica_to_shard_backward_input(
     return relax.Call(
         Op.get("relax.grad.redistribute_replica_to_shard_backward_input"),
         [output_grad, as_shape(input_shape)],
-        relax.op.distributed.redistribute_replica_to_shard(_unused(), num_workers, axis).attrs,
+        relax.op.distributed.redistribute_replica_to_shard(unused(), num_workers, axis).attrs,
     )
-
-
-def _unused() -> relax.Var:
-    """Return a tensor to call a forward builder with for the sake of its attributes."""
-    return relax.Var("unused", relax.TensorType(dtype="float32"))
 
 
 def _infer_like_grad(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return tensor_type(call, 0, "output_grad")
-
-
-def _infer_data(forward_op: str, shape_name: str):
-    def infer(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-        """Hold the output gradient against the type inference of the forward operator."""
-        output_grad = tensor_type(call, 0, "output_grad")
-        values = shape_values(call, 1, shape_name)
-        if values is None:
-            return relax.TensorType(
-                dtype=output_grad.dtype, ndim=call.args[1].ty.ndim, vdevice=output_grad.vdevice
-            )
-        data = relax.Var(
-            "data", relax.TensorType(values, output_grad.dtype, vdevice=output_grad.vdevice)
-        )
-        forward = relax.Call(Op.get(forward_op), [data], call.attrs)
-        check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
-        return data.ty
-
-    return infer
 
 
 def _declare(builder, forward_op: str, shape_name: str, attrs_type: str) -> None:
@@ -153,7 +122,7 @@ def _declare(builder, forward_op: str, shape_name: str, attrs_type: str) -> None
             ("output_grad", "Tensor", f"The gradient with respect to the result of {forward_op}."),
             (shape_name, "Shape", "The shape of the data."),
         ],
-        _infer_data(forward_op, shape_name),
+        lambda call, ctx: infer_data(call, ctx, forward_op, shape_name, if_known=True),
         builder,
         attrs_type,
     )

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import declare_op, tensor_type
+from ._declare import declare_op
+from ._infer import tensor_type
 
 
 def stop_gradient(data: relax.Expr) -> relax.Call:

@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterator
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import (
-    Shape,
-    as_shape,
+from ._declare import Shape, as_shape, declare_op
+from ._infer import (
     check_layouts,
     check_positive,
     check_shape,
-    declare_op,
     forward_type,
     shape_values,
     tensor_type,
+    type_of_shape,
+    unused,
 )
 from ._layout import Converted, first, layout_rule, moved, moved_shape, order
 from ._rank import RANKS, named, rank_of, spatial_axes
@@ -95,29 +95,41 @@ def _backward_weight(rank: int):
     return named(build, f"conv{rank}d_backward_weight", forward=f"conv{rank}d")
 
 
+def conv_attrs(call: relax.Call) -> dict:
+    """Return the attributes that a convolution and its backward operators have in common."""
+    attrs = call.attrs
+    return {
+        "strides": attrs.strides,
+        "padding": attrs.padding,
+        "dilation": attrs.dilation,
+        "groups": attrs.groups,
+        "data_layout": attrs.data_layout,
+        "kernel_layout": attrs.kernel_layout,
+        "out_layout": attrs.out_layout,
+    }
+
+
 def _attrs(rank: int, attrs: dict) -> relax.op.op_attrs.Attrs:
     """Complete the attributes in the way the forward operator does."""
-    unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=rank + 2))
-    return getattr(relax.op.nn, f"conv{rank}d")(unused, unused, **attrs).attrs
+    tensor = unused(rank + 2)
+    return getattr(relax.op.nn, f"conv{rank}d")(tensor, tensor, **attrs).attrs
 
 
 def _infer_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad = tensor_type(call, 0, "output_grad")
     data_shape = shape_values(call, 1, "data_shape")
     weight = tensor_type(call, 2, "weight")
-    dtype = call.attrs.out_dtype or output_grad.dtype
-    return _checked_result(call, ctx, output_grad, data_shape, weight.shape, dtype, data_shape)
+    return _checked_result(call, ctx, output_grad, data_shape, weight.shape, data_shape)
 
 
 def _infer_backward_weight(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad = tensor_type(call, 0, "output_grad")
     data = tensor_type(call, 1, "data")
     weight_shape = shape_values(call, 2, "weight_shape")
-    dtype = call.attrs.out_dtype or output_grad.dtype
-    return _checked_result(call, ctx, output_grad, data.shape, weight_shape, dtype, weight_shape)
+    return _checked_result(call, ctx, output_grad, data.shape, weight_shape, weight_shape)
 
 
-def _checked_result(call, ctx, output_grad, data_shape, weight_shape, dtype, result_shape):
+def _checked_result(call, ctx, output_grad, data_shape, weight_shape, result_shape):
     """Hold the three shapes against each other by the type inference of the forward operator."""
     attrs, rank = call.attrs, rank_of(call)
     spatial = spatial_axes(rank)
@@ -138,9 +150,7 @@ def _checked_result(call, ctx, output_grad, data_shape, weight_shape, dtype, res
     forward_op = Op.get(f"relax.nn.conv{rank}d")
     forward = forward_type(call, ctx, relax.Call(forward_op, [data, weight], attrs))
     check_shape(call, "output_grad", output_grad, forward)
-    if result_shape is None:
-        return relax.TensorType(dtype=dtype, ndim=rank + 2)
-    return relax.TensorType(result_shape, dtype)
+    return type_of_shape(output_grad, result_shape, rank + 2, attrs.out_dtype)
 
 
 def _declare(rank: int) -> Iterator[Callable]:

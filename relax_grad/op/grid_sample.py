@@ -22,15 +22,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import Analyzer, dtype_of
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op
+from ._infer import check_shape, forward_type, tensor_type, type_of_argument
 
 _RANKS = {"NCHW": 2, "NCDHW": 3}
 _METHODS = {"NCHW": ("nearest", "bilinear", "bicubic"), "NCDHW": ("nearest", "bilinear")}
@@ -144,13 +137,11 @@ def _call(name, arguments, directions, like, attrs) -> relax.Call:
 
 def _infer_backward_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad = tensor_type(call, 0, "output_grad")
-    shape = shape_values(call, 1, "data_shape")
-    if shape is None:
+    data_type = type_of_argument(call, 1, "data_shape", output_grad)
+    if data_type.shape is None:
         _check(call, None, 2)
-        ndim = call.args[1].ty.ndim
-        return relax.TensorType(dtype=output_grad.dtype, ndim=ndim, vdevice=output_grad.vdevice)
-    data_type = relax.TensorType(shape, output_grad.dtype, vdevice=output_grad.vdevice)
-    _check_output_grad(call, ctx, data_type, 2)
+    else:
+        _check_output_grad(call, ctx, data_type, 2)
     return data_type
 
 

@@ -9,16 +9,15 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of
-from . import grid_sample  # noqa: F401  (declares its operators)
-from ._declare import (
-    Shape,
-    as_shape,
+from .._module import short_name
+from ._declare import Shape, as_shape, declare_op
+from ._infer import (
     check_layouts,
     check_shape,
-    declare_op,
     forward_type,
     shape_values,
     tensor_type,
+    type_of_shape,
 )
 from ._layout import follow_layout_attrs
 
@@ -119,12 +118,13 @@ def _infer_resize(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     data_shape = shape_values(call, 1, "data_shape")
     size = shape_values(call, 2, "size")
     attrs = resize_attrs(call)
-    forward_op = call.op.name.removeprefix("relax.grad.").removesuffix("_backward_data")
+    forward_op = short_name(call).removesuffix("_backward_data")
     check_layouts(call, layout=(attrs["layout"], "NCHW" if forward_op == "resize2d" else "NCDHW"))
     dtype = str(call.attrs.out_dtype or dtype_of(output_grad))
+    ndim = len(attrs["layout"])
     if data_shape is None or size is None:
-        return relax.TensorType(dtype=dtype, ndim=len(attrs["layout"]), vdevice=output_grad.vdevice)
-    data_type = relax.TensorType(data_shape, dtype, vdevice=output_grad.vdevice)
+        return type_of_shape(output_grad, None, ndim, dtype)
+    data_type = type_of_shape(output_grad, data_shape, ndim, dtype)
     forward = getattr(relax.op.image, forward_op)(relax.Var("data", data_type), size, **attrs)
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
     return data_type
@@ -137,7 +137,7 @@ def _infer_affine_grid(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         raise ValueError(f"{call.op.name}: the shape of output_grad must be known: {output_grad}")
     batch, *rest = shape.values
     matrix = [batch, len(rest) - 1, len(rest)]
-    data_type = relax.TensorType(matrix, output_grad.dtype, vdevice=output_grad.vdevice)
+    data_type = type_of_shape(output_grad, matrix, 3)
     forward = relax.Call(
         Op.get("relax.image.affine_grid"),
         [relax.Var("data", data_type), relax.ShapeExpr(rest[1:])],

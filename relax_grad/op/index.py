@@ -12,19 +12,9 @@ from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
 from tvm.relax.utils import convert_to_expr
 
-from .._compat import dtype_of
 from ..registry import register_infer_type
-from . import index_slice  # noqa: F401  (declares its operators)
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    of_form,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op, of_form
+from ._infer import check_shape, forward_type, infer_data, tensor_type
 from .index_nd import int64_like
 
 
@@ -148,8 +138,7 @@ def _infer_take_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Typ
     output_grad, x = tensor_type(call, 0, "output_grad"), tensor_type(call, 1, "x")
     forward = relax.op.take(*call.args[1:], **take_attrs(call))
     forward = forward_type(call, ctx, forward)
-    if forward.ndim != -1:
-        check_shape(call, "output_grad", output_grad, forward)
+    check_shape(call, "output_grad", output_grad, forward)
     return x
 
 
@@ -166,16 +155,12 @@ def _infer_gather_elements_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> rel
 
 
 def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad = tensor_type(call, 0, "output_grad")
-    data_shape = shape_values(call, 1, "data_shape")
     indices = int64_like(tensor_type(call, 2, "indices"))
-    dtype = dtype_of(output_grad)
-    if data_shape is None:
-        return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
-    data = relax.Var("data", relax.TensorType(data_shape, dtype))
-    forward = relax.Call(Op.get("relax.gather_elements"), [data, indices], call.attrs)
-    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
-    return relax.TensorType(data_shape, dtype)
+
+    def forward(data: relax.Var) -> relax.Call:
+        return relax.Call(Op.get("relax.gather_elements"), [data, indices], call.attrs)
+
+    return infer_data(call, ctx, forward)
 
 
 # TVMScript prints the mode of a take_backward, which TVM's own builder would not parse back.

@@ -14,15 +14,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op
+from ._infer import forward_type, infer_data, tensor_type, type_of_shape
 
 
 def gather_nd_jvp(
@@ -139,9 +132,7 @@ def int64_like(index: relax.TensorType, name: str = "indices") -> relax.Var:
     """Return a variable in the place of an index tensor, of int64 if it is of integers."""
     dtype = dtype_of(index)
     kind = "int64" if dtype.startswith(("int", "uint")) else dtype
-    if index.shape is not None:
-        return relax.Var(name, relax.TensorType(index.shape, kind))
-    return relax.Var(name, relax.TensorType(dtype=kind, ndim=index.ndim))
+    return relax.Var(name, type_of_shape(index, index.shape, index.ndim, kind))
 
 
 def tuple_of_tensors(call: relax.Call, index: int, name: str) -> list[relax.TensorType]:
@@ -168,13 +159,18 @@ def points_type(
     indices: relax.TensorType | list[relax.TensorType],
 ) -> relax.TensorType:
     """Return what gather_nd, for one index tensor, or index_tensor, for a list, infers for the data."""
+    return forward_type(call, ctx, _points(call, data, indices))
+
+
+def _points(
+    call: relax.Call, data: relax.Expr, indices: relax.TensorType | list[relax.TensorType]
+) -> relax.Call:
+    """Return the call of gather_nd or index_tensor."""
     if isinstance(indices, list):
         fields = [int64_like(field, f"index{i}") for i, field in enumerate(indices)]
-        forward = relax.op.index_tensor(data, fields)
-    else:
-        batch_dims = getattr(call.attrs, "batch_dims", 0)
-        forward = relax.op.gather_nd(data, int64_like(indices), int(batch_dims))
-    return forward_type(call, ctx, forward)
+        return relax.op.index_tensor(data, fields)
+    batch_dims = getattr(call.attrs, "batch_dims", 0)
+    return relax.op.gather_nd(data, int64_like(indices), int(batch_dims))
 
 
 def _infer_gather_nd_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -196,16 +192,7 @@ def _infer_index_tensor_backward(call: relax.Call, ctx: relax.BlockBuilder) -> r
 
 
 def _infer_backward(call: relax.Call, ctx: relax.BlockBuilder, indices) -> relax.Type:
-    output_grad = tensor_type(call, 0, "output_grad")
-    data_shape = shape_values(call, 1, "data_shape")
-    dtype = dtype_of(output_grad)
-    if data_shape is None:
-        return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
-    data = relax.Var("data", relax.TensorType(data_shape, dtype))
-    forward = points_type(call, ctx, data, indices)
-    if forward.ndim != -1:
-        check_shape(call, "output_grad", output_grad, forward)
-    return relax.TensorType(data_shape, dtype)
+    return infer_data(call, ctx, lambda data: _points(call, data, indices))
 
 
 _DIRECTION = ("data_direction", "Tensor", "The direction, of the shape of the data.")

@@ -8,16 +8,8 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.utils import convert_to_expr
 
-from .._compat import dtype_of
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op
+from ._infer import infer_data, tensor_type
 from ._layout import Converted, layout_rule, moved_axes, moved_shape
 
 
@@ -92,26 +84,13 @@ def _infer_strided_slice_backward(call: relax.Call, ctx: relax.BlockBuilder) -> 
                 f"{call.op.name}: {name} must be a tuple of integers, but its type is "
                 f"{call.args[i].ty}"
             )
-    return _checked_result(call, ctx, "relax.strided_slice", attrs=call.attrs)
+    return infer_data(call, ctx, "relax.strided_slice")
 
 
 def _infer_dynamic_slice_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     for i, name in enumerate(("begin", "end", "strides"), start=2):
         tensor_type(call, i, name)
-    return _checked_result(call, ctx, "relax.dynamic_strided_slice")
-
-
-def _checked_result(call, ctx, forward_name, attrs=None) -> relax.Type:
-    """Hold the gradient against the type that the forward operator returns."""
-    output_grad = tensor_type(call, 0, "output_grad")
-    data_shape = shape_values(call, 1, "data_shape")
-    dtype = dtype_of(output_grad)
-    if data_shape is None:
-        return relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
-    data = relax.Var("data", relax.TensorType(data_shape, dtype))
-    forward = relax.Call(Op.get(forward_name), [data, *call.args[2:]], attrs)
-    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
-    return relax.TensorType(data_shape, dtype)
+    return infer_data(call, ctx, "relax.dynamic_strided_slice", if_known=True)
 
 
 _SLICE = [

@@ -15,14 +15,13 @@ from tvm.ir import Op
 from tvm.relax.utils import convert_to_expr
 
 from .._compat import Analyzer, dtype_of
-from ._declare import (
-    Shape,
-    as_shape,
+from ._declare import Shape, as_shape, declare_op
+from ._infer import (
     check_shape,
-    declare_op,
     forward_type,
-    shape_values,
     tensor_type,
+    type_of_argument,
+    type_of_shape,
 )
 from .index_nd import as_tuple, points_type, tuple_of_tensors
 
@@ -281,7 +280,7 @@ def _infer_scatter_elements_updates(call: relax.Call, ctx: relax.BlockBuilder) -
             f"{call.op.name}: reduction must be 'update' or 'mean', but it is "
             f"{call.attrs.reduction!r}"
         )
-    updates = _typed(indices, dtype_of(output_grad))
+    updates = type_of_shape(output_grad, indices.shape, indices.ndim)
     forward = relax.Call(
         Op.get("relax.scatter_elements"),
         [call.args[0], call.args[1], relax.Var("updates", updates)],
@@ -308,14 +307,7 @@ def _infer_index_put_values(call: relax.Call, ctx: relax.BlockBuilder) -> relax.
 
 
 def _infer_slice_scatter_src(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad = tensor_type(call, 0, "output_grad")
-    src_shape = shape_values(call, 1, "src_shape")
-    dtype = dtype_of(output_grad)
-    src = (
-        relax.TensorType(dtype=dtype, ndim=call.args[1].ty.ndim)
-        if src_shape is None
-        else relax.TensorType(src_shape, dtype)
-    )
+    src = type_of_argument(call, 1, "src_shape", tensor_type(call, 0, "output_grad"))
     forward = relax.Call(
         Op.get("relax.slice_scatter"),
         [call.args[0], relax.Var("src", src), *call.args[2:]],
@@ -350,15 +342,8 @@ def _infer_scan(call: relax.Call, ctx: relax.BlockBuilder, forward) -> relax.Typ
                 f"{call.op.name}: terms must have the dtype of factors, {dtype_of(factors)}, but "
                 f"have {dtype_of(terms)}"
             )
-        if factors.ndim != -1:
-            check_shape(call, "terms", terms, factors)
+        check_shape(call, "terms", terms, factors)
     return factors
-
-
-def _typed(like: relax.TensorType, dtype: str) -> relax.TensorType:
-    if like.shape is None:
-        return relax.TensorType(dtype=dtype, ndim=like.ndim)
-    return relax.TensorType(like.shape, dtype)
 
 
 _OUTPUT_GRAD = ("output_grad", "Tensor", "The gradient with respect to the result.")

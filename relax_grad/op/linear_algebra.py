@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
+from ._declare import Shape, as_shape, declare_op
+from ._infer import (
+    infer_data,
     shape_values,
-    tensor_type,
+    unused,
 )
 
 
@@ -92,31 +89,24 @@ def einsum_backward_operand(
     result : relax.Call
         A tensor of shape ``operand_shape`` and the dtype of ``output_grad``.
     """
-    unused = relax.Var("unused", relax.TensorType(dtype="float32"))
     return relax.Call(
         Op.get("relax.grad.einsum_backward_operand"),
         [output_grad, as_shape(operand_shape)],
-        relax.op.einsum((unused,), subscripts).attrs,
+        relax.op.einsum((unused(),), subscripts).attrs,
     )
 
 
 def _infer_einsum(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad = tensor_type(call, 0, "output_grad")
-    values = shape_values(call, 1, "operand_shape")
-    if values is None:
-        return relax.TensorType(
-            dtype=output_grad.dtype, ndim=call.args[1].ty.ndim, vdevice=output_grad.vdevice
-        )
-    try:
-        einsum_labels(str(call.attrs.subscripts), [len(values)])
-    except ValueError as error:
-        raise ValueError(f"{call.op.name}: {error}") from error
-    operand = relax.Var(
-        "operand", relax.TensorType(values, output_grad.dtype, vdevice=output_grad.vdevice)
-    )
-    forward = relax.Call(Op.get("relax.einsum"), [relax.Tuple([operand])], call.attrs)
-    check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
-    return operand.ty
+    if shape_values(call, 1, "operand_shape") is not None:
+        try:
+            einsum_labels(str(call.attrs.subscripts), [call.args[1].ty.ndim])
+        except ValueError as error:
+            raise ValueError(f"{call.op.name}: {error}") from error
+
+    def forward(operand: relax.Var) -> relax.Call:
+        return relax.Call(Op.get("relax.einsum"), [relax.Tuple([operand])], call.attrs)
+
+    return infer_data(call, ctx, forward, "operand_shape", if_known=True)
 
 
 declare_op(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of
-from ._declare import check_shape, declare_op, forward_type, tensor_type
+from ._declare import declare_op
+from ._infer import check_shape, forward_type, tensor_type, type_of_shape
 
 
 def nll_loss_backward_weights(
@@ -69,6 +69,14 @@ def cross_entropy_with_logits_backward(output_grad: relax.Expr, factor: relax.Ex
     )
 
 
+def nll_loss_attrs(call: relax.Call) -> dict:
+    """Return the attributes that nll_loss and its backward operators have in common."""
+    return {
+        "reduction": call.attrs.reduction,
+        "ignore_index": int(call.attrs.ignore_index),
+    }
+
+
 def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad, _, _, weights = (
         tensor_type(call, index, name)
@@ -76,9 +84,7 @@ def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) 
     )
     forward = relax.Call(Op.get("relax.nn.nll_loss"), call.args[1:], call.attrs)
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
-    if isinstance(weights.shape, relax.ShapeExpr):
-        return relax.TensorType(weights.shape, dtype_of(weights))
-    return relax.TensorType(dtype=dtype_of(weights), ndim=1)
+    return weights if weights.ndim == 1 else type_of_shape(weights, None, 1)
 
 
 def _infer_cross_entropy_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:

@@ -10,15 +10,8 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op
+from ._infer import infer_data, unused
 from ._layout import follow_shape, moved, moved_axes
 
 
@@ -79,11 +72,6 @@ def repeat_backward_data(
     )
 
 
-def unused() -> relax.Var:
-    """Return a tensor to call a forward builder with for the sake of its attributes."""
-    return relax.Var("unused", relax.TensorType(dtype="float32"))
-
-
 def _infer_tile(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     if any(int(count) < 0 for count in call.attrs.repeats):
         raise ValueError(f"{call.op.name}: repeats must be 0 or more, not {call.attrs.repeats}")
@@ -94,30 +82,6 @@ def _infer_repeat(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     if int(call.attrs.repeats) < 0:
         raise ValueError(f"{call.op.name}: repeats must be 0 or more, not {call.attrs.repeats}")
     return infer_data(call, ctx, "relax.repeat")
-
-
-def infer_data(
-    call: relax.Call, ctx: relax.BlockBuilder, forward_op: str, shape_name: str = "data_shape"
-) -> relax.Type:
-    """Hold the output gradient against the type inference of the forward operator.
-
-    For an operator that takes the output gradient and the shape of the data, which is the shape of its
-    result.
-    """
-    output_grad = tensor_type(call, 0, "output_grad")
-    data_type = type_of_shape(output_grad, shape_values(call, 1, shape_name), call.args[1].ty)
-    data = relax.Var("data", data_type)
-    forward = forward_type(call, ctx, relax.Call(Op.get(forward_op), [data], call.attrs))
-    if forward.ndim != -1:
-        check_shape(call, "output_grad", output_grad, forward)
-    return data_type
-
-
-def type_of_shape(like: relax.TensorType, values, shape: relax.ShapeType) -> relax.TensorType:
-    """Return the type of a tensor of the given shape, with the dtype and the device of another."""
-    if values is None:
-        return relax.TensorType(dtype=like.dtype, ndim=shape.ndim, vdevice=like.vdevice)
-    return relax.TensorType(list(values), like.dtype, vdevice=like.vdevice)
 
 
 declare_op(

@@ -12,17 +12,16 @@ from tvm.ir import Op
 
 from .._compat import Analyzer
 from ..registry import register_infer_type
-from ._declare import (
-    Shape,
-    as_shape,
+from ._declare import Shape, as_shape, declare_op
+from ._infer import (
     check_shape,
-    declare_op,
     forward_type,
-    shape_values,
     tensor_type,
+    type_of_argument,
+    type_of_shape,
+    unused,
 )
 from ._layout import Converted, chosen, layout_rule, moved_axes, moved_shape
-from .manipulate import type_of_shape, unused
 
 
 def concat_backward_tensors(
@@ -144,7 +143,7 @@ def _infer_split(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         # Without the maximum where the end cannot lie before the begin: it would stay in the type.
         length = end if isinstance(begin, int) else tirx.max(end - begin, 0)
         shape[int(attrs.axis)] = analyzer.simplify(length)
-        fields.append(relax.TensorType(shape, field.dtype, vdevice=field.vdevice))
+        fields.append(type_of_shape(field, shape, field.ndim))
     return relax.TupleType(fields)
 
 
@@ -159,9 +158,7 @@ def _infer_meshgrid(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         return grids
     rows, columns, *others = grid.shape.values
     shape = [columns, rows, *others]
-    return relax.TupleType(
-        [relax.TensorType(shape, field.dtype, vdevice=field.vdevice) for field in grids.fields]
-    )
+    return relax.TupleType([type_of_shape(field, shape, field.ndim) for field in grids.fields])
 
 
 def _infer_concat(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -175,11 +172,10 @@ def _infer_concat(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         raise TypeError(
             f"{call.op.name}: shapes must be a tuple of one or more shapes, but its type is {shapes}"
         )
-    types = [type_of_shape(output_grad, field.values, field) for field in shapes.fields]
+    types = [type_of_shape(output_grad, field.values, field.ndim) for field in shapes.fields]
     tensors = relax.Var("tensors", relax.TupleType(types))
     forward = forward_type(call, ctx, relax.Call(Op.get("relax.concat"), [tensors], call.attrs))
-    if forward.ndim != -1:
-        check_shape(call, "output_grad", output_grad, forward)
+    check_shape(call, "output_grad", output_grad, forward)
     return relax.TupleType(types)
 
 
@@ -193,7 +189,7 @@ def _infer_split_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Ty
         raise TypeError(
             f"{call.op.name}: output_grads must be a tuple of two or more tensors, but its type is {grads}"
         )
-    x_type = type_of_shape(grads.fields[0], shape_values(call, 1, "x_shape"), call.args[1].ty)
+    x_type = type_of_argument(call, 1, "x_shape", grads.fields[0])
     x = relax.Var("x", x_type)
     forward = forward_type(call, ctx, relax.Call(Op.get("relax.split"), [x], call.attrs))
     parts = forward.fields if isinstance(forward, relax.TupleType) else [forward]
@@ -203,8 +199,7 @@ def _infer_split_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Ty
             f"returns, but it has {len(grads.fields)}"
         )
     for i, (grad, part) in enumerate(zip(grads.fields, parts, strict=True)):
-        if part.ndim != -1:
-            check_shape(call, f"output_grads[{i}]", grad, part)
+        check_shape(call, f"output_grads[{i}]", grad, part)
     return x_type
 
 
@@ -223,7 +218,7 @@ def _infer_stack(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
             f"{call.op.name}: the extent of output_grad along the axis {axis} must be a positive constant, "
             f"but it is {count}"
         )
-    return relax.TupleType([relax.TensorType(shape, grad.dtype, vdevice=grad.vdevice)] * int(count))
+    return relax.TupleType([type_of_shape(grad, shape, len(shape))] * int(count))
 
 
 declare_op(

@@ -12,7 +12,7 @@ from tvm.ir import Op
 from tvm.tirx import IndexMap
 
 from ._declare import Shape, as_shape, declare_op
-from .manipulate import infer_data, unused
+from ._infer import infer_data, unused
 
 
 def layout_transform_backward_x(

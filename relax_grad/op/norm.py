@@ -16,7 +16,8 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op, shape_values, tensor_type
+from ._declare import Shape, as_shape, declare_op
+from ._infer import shape_values, tensor_type, unused
 from ._layout import follow_axis, follow_elementwise
 from ._norm_types import (
     infer_batch_norm_backward_data,
@@ -220,7 +221,7 @@ def rms_norm_backward_data(
     return relax.Call(
         Op.get("relax.grad.rms_norm_backward_data"),
         [output_grad, data, weight, rstd],
-        relax.op.nn.rms_norm(_UNUSED, _UNUSED, axes, epsilon).attrs,
+        relax.op.nn.rms_norm(unused(), unused(), axes, epsilon).attrs,
     )
 
 
@@ -249,7 +250,7 @@ def rms_norm_backward_weight(
     return relax.Call(
         Op.get("relax.grad.rms_norm_backward_weight"),
         [output_grad, data, rstd],
-        relax.op.nn.rms_norm(_UNUSED, _UNUSED, axes, epsilon).attrs,
+        relax.op.nn.rms_norm(unused(), unused(), axes, epsilon).attrs,
     )
 
 
@@ -357,27 +358,23 @@ def divide_by_count(
     return relax.Call(
         Op.get("relax.grad.divide_by_count"),
         [data, as_shape(of_shape)],
-        relax.op.squeeze(_UNUSED, axis).attrs,
+        relax.op.squeeze(unused(), axis).attrs,
     )
-
-
-#: Stands for the arguments of a forward operator of which only the attributes are wanted.
-_UNUSED = relax.Var("unused", relax.TensorType(dtype="float32"))
 
 
 def _batch_norm_attrs(axis, epsilon, center, scale, momentum, training) -> tvm.ir.Attrs:
     return relax.op.nn.batch_norm(
-        *[_UNUSED] * 5, axis, epsilon, center, scale, momentum, training
+        *[unused()] * 5, axis, epsilon, center, scale, momentum, training
     ).attrs
 
 
 def _layer_norm_attrs(axes, epsilon, center, scale) -> tvm.ir.Attrs:
-    return relax.op.nn.layer_norm(*[_UNUSED] * 3, axes, epsilon, center, scale).attrs
+    return relax.op.nn.layer_norm(*[unused()] * 3, axes, epsilon, center, scale).attrs
 
 
 def _instance_norm_attrs(channel_axis, axes, epsilon, center, scale) -> tvm.ir.Attrs:
     return relax.op.nn.instance_norm(
-        *[_UNUSED] * 3, channel_axis, axes, epsilon, center, scale
+        *[unused()] * 3, channel_axis, axes, epsilon, center, scale
     ).attrs
 
 

@@ -15,15 +15,10 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of, shapes_differ
+from .._compat import shapes_differ
 from .._layout import Layout
-from ._declare import (
-    check_positive,
-    check_shape,
-    declare_op,
-    forward_type,
-    tensor_type,
-)
+from ._declare import declare_op
+from ._infer import check_positive, check_shape, forward_type, tensor_type, type_of_shape, unused
 from ._layout import follow_layout_attrs
 from ._rank import RANKS, named, rank_of, spatial_axes
 
@@ -155,9 +150,8 @@ def _adaptive_backward(rank: int):
         result : relax.Call
             A tensor of the type of ``data``.
         """
-        unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=rank + 2))
         make = getattr(relax.op.nn, forward)
-        attrs = make(unused, output_size, layout, out_layout).attrs
+        attrs = make(unused(rank + 2), output_size, layout, out_layout).attrs
         return relax.Call(Op.get(f"relax.grad.{forward}_backward"), [output_grad, data], attrs)
 
     return named(build, f"{forward}_backward", forward=forward)
@@ -208,6 +202,43 @@ def check_adaptive_attrs(call: relax.Call) -> relax.op.op_attrs.Attrs:
     return call.attrs
 
 
+def pool_attrs(call: relax.Call) -> dict:
+    """Return the attributes that a pooling and its backward operators have in common.
+
+    Raises
+    ------
+    ValueError
+        If no gradient is defined for them.
+    """
+    attrs = check_pool_attrs(call)
+    return {
+        "pool_size": attrs.pool_size,
+        "strides": attrs.strides,
+        "padding": attrs.padding,
+        "dilation": attrs.dilation,
+        "ceil_mode": attrs.ceil_mode,
+        "count_include_pad": attrs.count_include_pad,
+        "layout": attrs.layout,
+        "out_layout": attrs.out_layout,
+    }
+
+
+def adaptive_attrs(call: relax.Call) -> dict:
+    """Return the attributes that an adaptive pooling and its backward operator have in common.
+
+    Raises
+    ------
+    ValueError
+        If no gradient is defined for them.
+    """
+    attrs = check_adaptive_attrs(call)
+    return {
+        "output_size": attrs.output_size,
+        "layout": attrs.layout,
+        "out_layout": attrs.out_layout,
+    }
+
+
 def check_pool_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.op.op_attrs.Attrs:
     """Check a call of a maximum or average pooling's backward operator and return its attributes.
 
@@ -238,8 +269,7 @@ def _check_layouts(call: relax.Call) -> None:
 
 def _pool_attrs(rank: int, pool_size, *attrs) -> relax.op.op_attrs.Attrs:
     """Complete the attributes in the way the forward operator does."""
-    unused = relax.Var("unused", relax.TensorType(dtype="float32", ndim=rank + 2))
-    return getattr(relax.op.nn, f"max_pool{rank}d")(unused, pool_size, *attrs).attrs
+    return getattr(relax.op.nn, f"max_pool{rank}d")(unused(rank + 2), pool_size, *attrs).attrs
 
 
 def _infer_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -251,10 +281,7 @@ def _infer_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
             f"{call.op.name}: data_tangent must have the shape of data, whose type is {data}, but "
             f"its type is {tangent}"
         )
-    dtype = dtype_of(tangent)
-    if isinstance(forward.shape, relax.ShapeExpr):
-        return relax.TensorType(forward.shape, dtype)
-    return relax.TensorType(dtype=dtype, ndim=forward.ndim)
+    return type_of_shape(tangent, forward.shape, forward.ndim)
 
 
 def _infer_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:

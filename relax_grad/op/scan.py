@@ -6,15 +6,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of, shapes_differ
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op
+from ._infer import infer_data, shape_values, tensor_type, unused
 
 
 def cumsum_backward_data(
@@ -44,7 +37,7 @@ def cumsum_backward_data(
     return relax.Call(
         Op.get("relax.grad.cumsum_backward_data"),
         [output_grad, as_shape(data_shape)],
-        relax.op.cumsum(_unused(), axis, dtype, exclusive).attrs,
+        relax.op.cumsum(unused(), axis, dtype, exclusive).attrs,
     )
 
 
@@ -98,27 +91,15 @@ def _scan(name: str, multiplier, increment, axis: int) -> relax.Call:
     return relax.Call(
         Op.get(f"relax.grad.{name}"),
         [multiplier] if increment is None else [multiplier, increment],
-        relax.op.flip(_unused(), axis).attrs,
+        relax.op.flip(unused(), axis).attrs,
     )
 
 
-def _unused() -> relax.Var:
-    """Return a tensor to call a forward builder with for the sake of its attributes."""
-    return relax.Var("unused", relax.TensorType(dtype="float32"))
-
-
 def _infer_cumsum(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad = tensor_type(call, 0, "output_grad")
-    values = shape_values(call, 1, "data_shape")
-    of_shape = {"ndim": call.args[1].ty.ndim} if values is None else {"shape": values}
-    data_type = relax.TensorType(**of_shape, dtype=output_grad.dtype, vdevice=output_grad.vdevice)
+    shape_values(call, 1, "data_shape")  # refuses what is no shape
     if call.attrs.axis is not None:
-        _check_axis(call, "data_shape", data_type.ndim)
-    data = relax.Var("data", data_type)
-    forward = forward_type(call, ctx, relax.Call(Op.get("relax.cumsum"), [data], call.attrs))
-    if values is not None:
-        check_shape(call, "output_grad", output_grad, forward)
-    return data_type
+        _check_axis(call, "data_shape", call.args[1].ty.ndim)
+    return infer_data(call, ctx, "relax.cumsum", if_known=True)
 
 
 def _infer_linear_scan(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:

@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import (
-    Shape,
-    as_shape,
-    check_shape,
-    declare_op,
-    forward_type,
-    shape_values,
-    tensor_type,
-)
+from ._declare import Shape, as_shape, declare_op
+from ._infer import infer_data, unused
 from ._layout import follow_shape, moved_axes
 
 
@@ -41,24 +34,15 @@ def mean_backward_x(
     result : relax.Call
         A tensor of shape ``x_shape`` and the dtype of ``output_grad``.
     """
-    unused = relax.Var("unused", relax.TensorType(dtype="float32"))
     return relax.Call(
         Op.get("relax.grad.mean_backward_x"),
         [output_grad, as_shape(x_shape)],
-        relax.op.mean(unused, axis, keepdims).attrs,
+        relax.op.mean(unused(), axis, keepdims).attrs,
     )
 
 
 def _infer_mean_backward_x(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad = tensor_type(call, 0, "output_grad")
-    values = shape_values(call, 1, "x_shape")
-    of_shape = {"ndim": call.args[1].ty.ndim} if values is None else {"shape": values}
-    x_type = relax.TensorType(**of_shape, dtype=output_grad.dtype, vdevice=output_grad.vdevice)
-    x = relax.Var("x", x_type)
-    forward = forward_type(call, ctx, relax.Call(Op.get("relax.mean"), [x], call.attrs))
-    if forward.ndim != -1:
-        check_shape(call, "output_grad", output_grad, forward)
-    return x_type
+    return infer_data(call, ctx, "relax.mean", "x_shape")
 
 
 declare_op(

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from tvm import relax, tirx
 from tvm.relax.op.grad import no_grad
 
 from .. import _compat
+from .._dtypes import accumulation_dtype
 from ..errors import GradientError
 
 __all__ = [
     "broadcast_like",
+    "cast_each",
     "cast_like",
     "const_like",
     "dtype_of",
     "float_only",
+    "is_const",
     "is_float",
     "is_one",
     "is_static",
     "no_grad",
+    "reshape_like",
     "same_shape",
     "shape_arg",
     "shape_of",
@@ -73,9 +78,7 @@ def is_float(expr: relax.Expr) -> bool:
 def is_static(expr: relax.Expr) -> bool:
     """Tell whether every dimension of a tensor is a constant."""
     shape = expr.ty.shape
-    return isinstance(shape, relax.ShapeExpr) and all(
-        isinstance(dim, tirx.IntImm) for dim in shape.values
-    )
+    return isinstance(shape, relax.ShapeExpr) and all(map(is_const, shape.values))
 
 
 def shape_arg(expr: relax.Expr) -> relax.Expr:
@@ -104,6 +107,17 @@ def broadcast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     return relax.op.multiply(grad, relax.op.ones_like(like))
 
 
+def reshape_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
+    """Reshape a gradient to the shape of ``like``.
+
+    In a shape that is written out, reshape takes an extent of 0 for "as in the data".
+    """
+    shape = shape_of(like)
+    if all(is_const(extent) and int(extent) != 0 for extent in shape):
+        return relax.op.reshape(grad, like.ty.shape)
+    return relax.op.reshape(grad, relax.op.shape_of(like))
+
+
 def unbroadcast(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Sum a gradient over the axes along which ``like`` was broadcast."""
     grad = ctx.normalize(grad)
@@ -116,8 +130,7 @@ def unbroadcast(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> 
 
 def wide_dtype(expr: relax.Expr) -> str:
     """Return the dtype to accumulate in: float32 for half precision, otherwise the tensor's own."""
-    dtype = dtype_of(expr)
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return accumulation_dtype(dtype_of(expr))
 
 
 def widen(expr: relax.Expr) -> relax.Expr:
@@ -126,10 +139,20 @@ def widen(expr: relax.Expr) -> relax.Expr:
     return expr if wide == dtype_of(expr) else relax.op.astype(expr, wide)
 
 
-def cast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
-    """Cast a normalized gradient to the dtype of ``like`` where the two differ."""
-    dtype = dtype_of(like)
+def cast_like(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
+    """Normalize a gradient, and cast it to the dtype of ``like`` where the two differ."""
+    grad, dtype = ctx.normalize(grad), dtype_of(like)
     return grad if dtype_of(grad) == dtype else relax.op.astype(grad, dtype)
+
+
+def cast_each(
+    ctx: relax.BlockBuilder, gradients: Sequence[relax.Expr], arguments: Sequence[relax.Expr]
+) -> list[relax.Expr]:
+    """Cast each gradient to the dtype of its argument."""
+    return [
+        cast_like(ctx, gradient, argument)
+        for gradient, argument in zip(gradients, arguments, strict=True)
+    ]
 
 
 def float_only(rule):
@@ -159,6 +182,11 @@ def const_like(value: float, like: relax.Expr) -> relax.Expr:
     return relax.const(value, dtype_of(like))
 
 
+def is_const(extent: tirx.PrimExpr) -> bool:
+    """Tell whether an extent is a constant."""
+    return isinstance(extent, tirx.IntImm)
+
+
 def is_one(extent: tirx.PrimExpr) -> bool:
     """Tell whether an extent is known to be 1."""
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+    return is_const(extent) and int(extent) == 1

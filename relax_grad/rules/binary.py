@@ -13,6 +13,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from .._compat import constant_value
+from ..op._rank import named
 from ..registry import register_gradient
 from ._util import (
     cast_like,
@@ -147,11 +148,13 @@ _PARTIALS = {
 }
 
 
-def _rule(function: _Function):
-    def elementwise(orig_var, orig_call, output_grad, ctx):
-        """Gradient of an element-wise function.
+def _rule(op_name: str, function: _Function):
+    name = op_name.rpartition(".")[2]
 
-        Forward form: ``y = f(x1, x2, ...)``, with broadcasting.
+    def rule(orig_var, orig_call, output_grad, ctx):
+        """Gradient of {forward}, an element-wise function.
+
+        Forward form: ``y = {forward}(x1, x2, ...)``, with broadcasting.
 
         Backward form: ``[y_grad * df/dx1, y_grad * df/dx2, ...]``, each summed over the axes along which
         its argument was broadcast.
@@ -169,11 +172,11 @@ def _rule(function: _Function):
                 continue
             grad = unbroadcast(ctx, partial(*operands), argument)
             if widens:
-                grad = cast_like(ctx.normalize(grad), argument)
+                grad = cast_like(ctx, grad, argument)
             partials.append(grad)
         return partials
 
-    return elementwise
+    return named(rule, name, forward=name)
 
 
 def _tensor(expr: relax.Expr) -> relax.Expr:
@@ -192,4 +195,4 @@ def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
 
 
 for _name, _function in _PARTIALS.items():
-    register_gradient(_name, corrects=_function.corrects)(_rule(_function))
+    register_gradient(_name, corrects=_function.corrects)(_rule(_name, _function))

@@ -36,4 +36,4 @@ def _fill_value(ctx, orig_var, output_grad, fill_value):
     if not (is_float(orig_var) and is_float(fill_value)):
         return no_grad(fill_value)
     total = unbroadcast(ctx, widen(output_grad), fill_value)
-    return cast_like(ctx.normalize(total), fill_value)
+    return cast_like(ctx, total, fill_value)

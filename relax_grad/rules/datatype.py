@@ -6,11 +6,11 @@ from ..registry import register_gradient
 from ._util import cast_like, is_float, no_grad
 
 
-def _cast_gradient(orig_var, orig_call, output_grad):
+def _cast_gradient(orig_var, orig_call, output_grad, ctx):
     (x,) = orig_call.args
     if not (is_float(x) and is_float(orig_var)):
         return [no_grad(x)]
-    return [cast_like(output_grad, x)]
+    return [cast_like(ctx, output_grad, x)]
 
 
 @register_gradient("relax.astype", corrects="lets the gradient through integers and booleans")
@@ -21,7 +21,7 @@ def astype(orig_var, orig_call, output_grad, ctx):
 
     Backward form: ``[astype(y_grad, x.dtype)]`` between floating-point dtypes, ``[no_grad]`` otherwise.
     """
-    return _cast_gradient(orig_var, orig_call, output_grad)
+    return _cast_gradient(orig_var, orig_call, output_grad, ctx)
 
 
 @register_gradient("relax.wrap_param")
@@ -32,4 +32,4 @@ def wrap_param(orig_var, orig_call, output_grad, ctx):
 
     Backward form: ``[astype(y_grad, x.dtype)]`` between floating-point dtypes, ``[no_grad]`` otherwise.
     """
-    return _cast_gradient(orig_var, orig_call, output_grad)
+    return _cast_gradient(orig_var, orig_call, output_grad, ctx)

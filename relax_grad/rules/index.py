@@ -8,7 +8,7 @@ from tvm.relax.op import grad as backward
 from ..errors import GradientError
 from ..op.index import take_attrs
 from ..registry import register_gradient
-from ._util import no_grad, shape_arg, shape_of
+from ._util import is_const, no_grad, shape_arg, shape_of
 
 
 @register_gradient(
@@ -72,7 +72,7 @@ def strided_slice(orig_var, orig_call, output_grad, ctx):
             "TVM infers a wrong extent for a negative stride with assume_inbound; without assume_inbound "
             "it infers the right one"
         )
-    if any(isinstance(dim, tirx.IntImm) and int(dim) < 0 for dim in shape_of(orig_var)):
+    if any(is_const(dim) and int(dim) < 0 for dim in shape_of(orig_var)):
         raise GradientError(
             f"TVM infers the shape {orig_var.ty.shape} with a negative extent, as where end lies "
             "before begin; make the two equal for an empty slice"
@@ -103,4 +103,4 @@ def dynamic_strided_slice(orig_var, orig_call, output_grad, ctx):
 
 
 def _is_negative(stride: tirx.PrimExpr) -> bool:
-    return isinstance(stride, tirx.IntImm) and int(stride) < 0
+    return is_const(stride) and int(stride) < 0

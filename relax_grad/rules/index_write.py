@@ -17,15 +17,7 @@ from tvm.relax.op import grad as backward
 from ..errors import GradientError
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_gradient
-from ._util import (
-    cast_like,
-    no_grad,
-    shape_arg,
-    unbroadcast,
-    wide_dtype,
-    widen,
-)
-from .manipulate import _reshape_like
+from ._util import cast_like, no_grad, reshape_like, shape_arg, unbroadcast, wide_dtype, widen
 
 Expr = relax.Expr
 
@@ -124,7 +116,7 @@ def _mul(writer, call, y, dy, ctx):
     after = writer.scan(wide_grad, factors, None, True)
     return (
         writer.write(dy, updates, "mul"),
-        cast_like(ctx.normalize(relax.op.multiply(before, after)), updates),
+        cast_like(ctx, relax.op.multiply(before, after), updates),
     )
 
 
@@ -141,8 +133,8 @@ def _extreme(writer, call, y, dy, ctx):
     count = writer.write(kept, chosen, "add")
     share = ctx.emit(relax.op.divide(widen(dy), count))
     return (
-        cast_like(ctx.normalize(relax.op.multiply(share, kept)), data),
-        cast_like(ctx.normalize(relax.op.multiply(writer.read(share), chosen)), updates),
+        cast_like(ctx, relax.op.multiply(share, kept), data),
+        cast_like(ctx, relax.op.multiply(writer.read(share), chosen), updates),
     )
 
 
@@ -206,10 +198,7 @@ def index_put(orig_var, orig_call, output_grad, ctx):
     writer = put_writer(index_tuple(indices))
     partials = _add if orig_call.attrs.accumulate else _update
     kept, written = partials(writer, orig_call, orig_var, output_grad, ctx)
-    if listed is None:
-        written = unbroadcast(ctx, written, values)
-    else:
-        written = _reshape_like(written, values)
+    written = unbroadcast(ctx, written, values) if listed is None else reshape_like(written, values)
     return [kept, no_grad(indices), written]
 
 

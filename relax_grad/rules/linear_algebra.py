@@ -5,15 +5,26 @@ from __future__ import annotations
 import math
 import string
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
 from .._compat import Analyzer
+from .._module import tuple_fields
 from ..errors import GradientError
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_gradient
-from ._util import cast_like, dtype_of, is_float, is_one, is_static, no_grad, shape_arg, shape_of
+from ._util import (
+    cast_like,
+    dtype_of,
+    is_const,
+    is_float,
+    is_one,
+    is_static,
+    no_grad,
+    shape_arg,
+    shape_of,
+)
 
 
 @register_gradient(
@@ -104,7 +115,7 @@ def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
     total = op.einsum((grad, factor), f"{batch}{rows}{columns},{other}->{target}")
     if lost:
         total = op.expand_dims(total, lost)
-    return cast_like(ctx.normalize(total), like)
+    return cast_like(ctx, total, like)
 
 
 @register_gradient("relax.outer")
@@ -134,12 +145,7 @@ def einsum(orig_var, orig_call, output_grad, ctx):
     (operands,) = orig_call.args
     if not is_float(orig_var):
         return [no_grad(operands)]
-    fields = (
-        list(operands.fields)
-        if isinstance(operands, relax.Tuple)
-        else [relax.TupleGetItem(operands, i) for i in range(len(operands.ty.fields))]
-    )
-    fields = [ctx.normalize(field) for field in fields]
+    fields = tuple_fields(operands)
     labels, output = einsum_labels(
         str(orig_call.attrs.subscripts), [len(shape_of(field)) for field in fields]
     )
@@ -203,13 +209,13 @@ def _product(ctx, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Exp
     dtypes = {dtype_of(x1), dtype_of(x2)}
     wide = "float64" if "float64" in dtypes else "float32"
     product = op.matmul(x1, x2, out_dtype=None if dtypes == {wide} else wide)
-    return cast_like(ctx.normalize(product), like)
+    return cast_like(ctx, product, like)
 
 
 def _times(ctx, x1: relax.Expr, x2: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Return an element-wise product in the dtype of ``like``."""
     x1, x2 = _of_one_dtype(ctx.normalize(x1), ctx.normalize(x2))
-    return cast_like(ctx.normalize(op.multiply(x1, x2)), like)
+    return cast_like(ctx, op.multiply(x1, x2), like)
 
 
 def _of_one_dtype(x1: relax.Expr, x2: relax.Expr) -> tuple[relax.Expr, relax.Expr]:
@@ -230,4 +236,4 @@ def _transpose(x: relax.Expr) -> relax.Expr:
 
 def _is_empty(x: relax.Expr) -> bool:
     """Tell whether a tensor is known to have no elements."""
-    return any(isinstance(extent, tirx.IntImm) and int(extent) == 0 for extent in shape_of(x))
+    return any(is_const(extent) and int(extent) == 0 for extent in shape_of(x))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
 from ..registry import register_gradient
-from ._util import broadcast_like, is_static, no_grad, shape_arg, shape_of, unbroadcast
+from ._util import (
+    broadcast_like,
+    is_const,
+    is_static,
+    no_grad,
+    reshape_like,
+    shape_arg,
+    shape_of,
+    unbroadcast,
+)
 
 
 @register_gradient("relax.broadcast_to", corrects="symbolic shapes end at order 1")
@@ -91,11 +100,11 @@ def squeeze(orig_var, orig_call, output_grad, ctx):
             )
         axis = range(len(extents))
     removed = sorted({int(a) % len(extents) for a in axis})
-    removed = [a for a in removed if not _is_const(extents[a]) or int(extents[a]) == 1]
+    removed = [a for a in removed if not is_const(extents[a]) or int(extents[a]) == 1]
     if not removed:
         return [output_grad]
     expanded = relax.op.expand_dims(output_grad, removed)
-    if all(_is_const(extents[a]) for a in removed):
+    if all(is_const(extents[a]) for a in removed):
         return [expanded]
     return [broadcast_like(expanded, x)]  # which has the symbolic extent in its type
 
@@ -109,7 +118,7 @@ def flatten(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[reshape(y_grad, x.shape)]``.
     """
     (x,) = orig_call.args
-    return [_reshape_like(output_grad, x)]
+    return [reshape_like(output_grad, x)]
 
 
 @register_gradient(
@@ -123,7 +132,7 @@ def reshape(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[reshape(y_grad, x.shape), no_grad]``.
     """
     x, shape = orig_call.args
-    return [_reshape_like(output_grad, x), no_grad(shape)]
+    return [reshape_like(output_grad, x), no_grad(shape)]
 
 
 @register_gradient("relax.nn.batch_flatten")
@@ -135,19 +144,4 @@ def batch_flatten(orig_var, orig_call, output_grad, ctx):
     Backward form: ``[reshape(y_grad, x.shape)]``.
     """
     (x,) = orig_call.args
-    return [_reshape_like(output_grad, x)]
-
-
-def _reshape_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
-    """Reshape a gradient to the shape of ``like``.
-
-    In a shape that is written out, reshape takes an extent of 0 for "as in the data".
-    """
-    shape = shape_of(like)
-    if all(_is_const(extent) and int(extent) != 0 for extent in shape):
-        return relax.op.reshape(grad, like.ty.shape)
-    return relax.op.reshape(grad, relax.op.shape_of(like))
-
-
-def _is_const(extent: tirx.PrimExpr) -> bool:
-    return isinstance(extent, tirx.IntImm)
+    return [reshape_like(output_grad, x)]

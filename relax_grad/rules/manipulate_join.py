@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.op import grad as backward
 
+from .._module import tuple_fields
 from ..errors import GradientError
 from ..registry import register_gradient
-from ._util import cast_like, shape_arg, shape_of, widen
+from ._util import cast_like, is_const, shape_arg, shape_of, widen
 
 
 @register_gradient(
@@ -23,12 +24,12 @@ def concat(orig_var, orig_call, output_grad, ctx):
     by ``concat_backward_tensors`` where split does not take the extents.
     """
     (tensors,) = orig_call.args
-    fields = [ctx.normalize(field) for field in _fields(tensors)]
+    fields = tuple_fields(tensors)
     if len(fields) == 1:
         return [relax.Tuple([output_grad])]
     axis = 0 if orig_call.attrs.axis is None else int(orig_call.attrs.axis)
     extents = [shape_of(field)[axis] for field in fields]
-    if all(_is_const(extent) and int(extent) > 0 for extent in extents):
+    if all(is_const(extent) and int(extent) > 0 for extent in extents):
         ends = [sum(map(int, extents[:i])) for i in range(1, len(extents))]
         return [relax.op.split(output_grad, ends, axis)]
     shapes = [shape_arg(field) for field in fields]
@@ -53,12 +54,12 @@ def split(orig_var, orig_call, output_grad, ctx):
     axis = int(attrs.axis)
     extent = shape_of(x)[axis]
     extents = [field.shape.values[axis] for field in orig_var.ty.fields]
-    if any(_is_const(part) and int(part) < 0 for part in extents):
+    if any(is_const(part) and int(part) < 0 for part in extents):
         raise GradientError(
             f"TVM infers the extents {[int(part) for part in extents]} for a split of {int(extent)} into "
             f"{len(extents)}; split at indices instead"
         )
-    if all(map(_is_const, [extent, *extents])) and sum(map(int, extents)) == int(extent):
+    if all(map(is_const, [extent, *extents])) and sum(map(int, extents)) == int(extent):
         return [relax.op.concat(output_grad, axis)]
     return [
         backward.split_backward_x(output_grad, shape_arg(x), attrs.indices_or_sections, axis),
@@ -88,7 +89,7 @@ def meshgrid(orig_var, orig_call, output_grad, ctx):
     float32 at least.
     """
     (tensors,) = orig_call.args
-    fields = [ctx.normalize(field) for field in _fields(tensors)]
+    fields = tuple_fields(tensors)
     axes = list(range(len(fields)))
     own_axes = [1, 0, *axes[2:]] if orig_call.attrs.indexing == "xy" and len(axes) > 1 else axes
     partials = []
@@ -96,16 +97,5 @@ def meshgrid(orig_var, orig_call, output_grad, ctx):
         partial = ctx.normalize(relax.TupleGetItem(output_grad, i))
         if len(axes) > 1:
             partial = relax.op.sum(widen(partial), [axis for axis in axes if axis != own])
-        partials.append(cast_like(ctx.normalize(partial), field))
+        partials.append(cast_like(ctx, partial, field))
     return [relax.Tuple(partials)]
-
-
-def _fields(tensors: relax.Expr) -> list[relax.Expr]:
-    """Return the elements of a tuple, which may be written out or a variable."""
-    if isinstance(tensors, relax.Tuple):
-        return list(tensors.fields)
-    return [relax.TupleGetItem(tensors, i) for i in range(len(tensors.ty.fields))]
-
-
-def _is_const(extent: tirx.PrimExpr) -> bool:
-    return isinstance(extent, tirx.IntImm)

@@ -6,6 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
+from ..op._rank import named
 from ..registry import register_gradient
 from ._util import no_grad, shape_arg
 
@@ -77,17 +78,24 @@ def pixel_shuffle(orig_var, orig_call, output_grad, ctx):
     ]
 
 
-def _triangle(builder):
-    """Return the gradient of an operator that keeps one triangle: the same triangle of the gradient."""
+def _triangle(name: str):
+    """Return the gradient of an operator that keeps one triangle."""
+    builder = getattr(relax.op, name)
 
     def rule(orig_var, orig_call, output_grad, ctx):
+        """Gradient of {forward}.
+
+        Forward form: ``y = {forward}(x, k)``, one triangle of each matrix.
+
+        Backward form: ``[{forward}(y_grad, k), no_grad]``, the same triangle of the gradient.
+        """
         _, k = orig_call.args
         return [builder(output_grad, k), no_grad(k)]
 
-    return rule
+    return named(rule, name, forward=name)
 
 
-register_gradient("relax.tril")(_triangle(relax.op.tril))
+register_gradient("relax.tril")(_triangle("tril"))
 register_gradient(
     "relax.triu", corrects="refuses every call: it returns one partial for two arguments"
-)(_triangle(relax.op.triu))
+)(_triangle("triu"))

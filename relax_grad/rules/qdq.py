@@ -23,8 +23,16 @@ from tvm.ir import Op
 from ..activity import expanded
 from ..errors import GradientError
 from ..registry import register_gradient
-from ._util import cast_like, dtype_of, is_float, no_grad, shape_of, unbroadcast
-from .manipulate import _reshape_like
+from ._util import (
+    cast_like,
+    dtype_of,
+    is_float,
+    is_one,
+    no_grad,
+    reshape_like,
+    shape_of,
+    unbroadcast,
+)
 
 _QUANTIZE = Op.get("relax.quantize")
 _CARRIERS = ("float16", "bfloat16", "float32", "float64")
@@ -52,7 +60,7 @@ def quantize(orig_var, orig_call, output_grad, ctx):
     kept = ctx.normalize(relax.op.where(inside, _float32(output_grad), relax.const(0, "float32")))
     x_grad = ctx.normalize(kept / step)
     return [
-        cast_like(x_grad, x),
+        cast_like(ctx, x_grad, x),
         _parameter_grad(ctx, relax.op.negative(x_grad * ratio), step, scale),
         _parameter_grad(ctx, kept, offset, zero_point),
     ]
@@ -79,7 +87,7 @@ def dequantize(orig_var, orig_call, output_grad, ctx):
     grad = ctx.normalize(_float32(output_grad))
     data_grad = ctx.normalize(grad * step)
     if dtype_of(data) in _CARRIERS:
-        data_partial = cast_like(data_grad, data)
+        data_partial = cast_like(ctx, data_grad, data)
     elif _is_quantized(ctx, data):
         data_partial = data_grad
     else:
@@ -103,7 +111,7 @@ def _parameters(call: relax.Call, ctx: relax.BlockBuilder) -> list[relax.Expr]:
 
     def broadcast(parameter):
         extents = shape_of(parameter)
-        if all(isinstance(extent, tirx.IntImm) and int(extent) == 1 for extent in extents):
+        if all(map(is_one, extents)):
             return relax.op.reshape(parameter, [1] * ndim)
         return relax.op.expand_dims(parameter, others) if others else parameter
 
@@ -115,7 +123,7 @@ def _parameter_grad(ctx, grad, operand, parameter) -> relax.Expr:
     if not is_float(parameter):
         return no_grad(parameter)
     total = ctx.normalize(unbroadcast(ctx, grad, operand))
-    return cast_like(ctx.normalize(_reshape_like(total, parameter)), parameter)
+    return cast_like(ctx, reshape_like(total, parameter), parameter)
 
 
 def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:

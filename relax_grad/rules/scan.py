@@ -6,8 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..registry import register_gradient
-from ._util import cast_like, float_only, shape_arg, widen
-from .manipulate import _reshape_like
+from ._util import cast_like, float_only, reshape_like, shape_arg, widen
 
 
 @register_gradient(
@@ -28,7 +27,7 @@ def cumsum(orig_var, orig_call, output_grad, ctx):
     partial = backward.cumsum_backward_data(
         output_grad, shape_arg(x), None if axis is None else int(axis), exclusive=exclusive
     )
-    return [cast_like(ctx.normalize(partial), x)]
+    return [cast_like(ctx, partial, x)]
 
 
 @register_gradient("relax.cumprod")
@@ -47,12 +46,12 @@ def cumprod(orig_var, orig_call, output_grad, ctx):
     axis = orig_call.attrs.axis
     grad = ctx.emit(widen(output_grad))
     factors = relax.op.flatten(x) if axis is None else x
-    factors = ctx.emit(cast_like(ctx.normalize(factors), grad))
+    factors = ctx.emit(cast_like(ctx, factors, grad))
     axis = 0 if axis is None else int(axis)
     before = backward.linear_scan(factors, axis=axis)
     if orig_call.attrs.exclusive:
         through = backward.linear_scan_reverse(factors, grad, axis)
     else:
         through = grad + backward.linear_scan_reverse(factors, ctx.emit(factors * grad), axis)
-    partial = cast_like(ctx.normalize(before * through), x)
-    return [_reshape_like(partial, x) if orig_call.attrs.axis is None else partial]
+    partial = cast_like(ctx, before * through, x)
+    return [reshape_like(partial, x) if orig_call.attrs.axis is None else partial]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
 from ..registry import register_gradient
-from ._util import dtype_of, float_only, no_grad, shape_arg, shape_of
+from ._util import dtype_of, float_only, is_const, no_grad, shape_arg, shape_of
 
 
 @register_gradient("relax.sort")
@@ -42,7 +42,7 @@ def topk(orig_var, orig_call, output_grad, ctx):
         return [no_grad(x)]
     axis, k = _checked_axis(orig_call), int(attrs.k)
     extent = shape_of(x)[axis]
-    if isinstance(extent, tirx.IntImm) and k > int(extent):
+    if is_const(extent) and k > int(extent):
         raise GradientError(
             f"k must not be larger than the extent {int(extent)} of the axis, beyond which TVM fills the result "
             f"with uninitialised memory, but it is {k}; k=-1 takes all elements"

@@ -70,7 +70,7 @@ def variance(orig_var, orig_call, output_grad, ctx):
     deviation = wide - relax.op.mean(wide, attrs.axis, keepdims=True)
     share = backward.mean_backward_x(widen(output_grad), shape_arg(x), attrs.axis, attrs.keepdims)
     two = relax.const(2, dtype_of(wide))
-    return [cast_like(ctx.normalize(two * deviation * share), x)]
+    return [cast_like(ctx, two * deviation * share, x)]
 
 
 @register_gradient("relax.std")
@@ -95,7 +95,7 @@ def std(orig_var, orig_call, output_grad, ctx):
     scaled = relax.op.where(flat, zero(wide), widen(output_grad) / safe)
     share = backward.mean_backward_x(scaled, shape_arg(x), attrs.axis, attrs.keepdims)
     deviation = wide - relax.op.mean(wide, attrs.axis, keepdims=True)
-    return [cast_like(ctx.normalize(deviation * share), x)]
+    return [cast_like(ctx, deviation * share, x)]
 
 
 @register_gradient("relax.max")
@@ -175,7 +175,7 @@ def prod(orig_var, orig_call, output_grad, ctx):
             factor, axis=axis
         )
         partial = partial * others
-    return [cast_like(ctx.normalize(partial), x)]
+    return [cast_like(ctx, partial, x)]
 
 
 def _share_among_equals(
@@ -194,7 +194,7 @@ def _share_among_equals(
     equal = ctx.emit(relax.op.astype(relax.op.equal(candidates, found), wide_dtype(x)))
     count = relax.op.sum(equal, reduction.attrs.axis, keepdims=True)
     grad = restore_axes(reduction, widen(output_grad))
-    return cast_like(ctx.normalize(equal * grad / count), x)
+    return cast_like(ctx, equal * grad / count, x)
 
 
 def _const(value: tirx.PrimExpr, like: relax.Expr) -> relax.Expr:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tvm import relax
 
+from ..op._rank import named
 from ..registry import register_gradient
 from ._util import cast_like, const_like, is_float, no_grad, widen, zero
 
@@ -59,18 +60,19 @@ _CORRECTS = {"abs": "is 1 at 0, where PyTorch's and JAX's are 0"}
 
 def _register(name: str, form: str, partial: Partial) -> None:
     def rule(orig_var, orig_call, output_grad, ctx):
+        """Gradient of {forward}.
+
+        Forward form: ``y = {forward}(x)``.
+
+        Backward form: ``[{form}]``, in float32 at least.
+        """
         (x,) = orig_call.args
         if not is_float(x):
             return [no_grad(x)]
         wide = (ctx.normalize(widen(expr)) for expr in (x, orig_var, output_grad))
-        return [cast_like(ctx.normalize(partial(*wide)), x)]
+        return [cast_like(ctx, partial(*wide), x)]
 
-    rule.__name__ = rule.__qualname__ = name
-    rule.__doc__ = (
-        f"Gradient of {name}.\n\n"
-        f"    Forward form: ``y = {name}(x)``.\n\n"
-        f"    Backward form: ``[{form}]``, in float32 at least.\n"
-    )
+    named(rule, name, forward=name, form=form)
     register_gradient(f"relax.{name}", corrects=_CORRECTS.get(name))(rule)
 
 

@@ -8,8 +8,7 @@ from tvm.relax.op import grad as backward
 from .._compat import applies_softmax
 from ..op.vision import roi_attrs
 from ..registry import register_gradient
-from ._util import cast_like, dtype_of, no_grad, wide_dtype, widen
-from .manipulate import _reshape_like
+from ._util import cast_like, dtype_of, no_grad, reshape_like, wide_dtype, widen
 
 
 @register_gradient("relax.vision.roi_align")
@@ -59,9 +58,9 @@ def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
     boxes = ctx.emit(relax.TupleGetItem(orig_var, 0))
     loc_grad, anchor_grad = _boxes(ctx, orig_call.attrs, boxes, loc_pred, anchor, boxes_grad)
     return [
-        _cast(ctx, _scores(ctx, orig_call.attrs, cls_pred, scores_grad), cls_pred),
-        _cast(ctx, _reshape_like(loc_grad, loc_pred), loc_pred),
-        _cast(ctx, anchor_grad, anchor),
+        cast_like(ctx, _scores(ctx, orig_call.attrs, cls_pred, scores_grad), cls_pred),
+        cast_like(ctx, reshape_like(loc_grad, loc_pred), loc_pred),
+        cast_like(ctx, anchor_grad, anchor),
     ]
 
 
@@ -79,7 +78,7 @@ def _boxes(ctx, attrs, boxes, loc_pred, anchor, grad):
 
     variances = [float(variance) for variance in attrs.variances]
     v_xy, v_wh = relax.const(variances[:2], dtype), relax.const(variances[2:], dtype)
-    offset, scale = halves(_reshape_like(ctx.emit(widen(loc_pred)), boxes))
+    offset, scale = halves(reshape_like(ctx.emit(widen(loc_pred)), boxes))
     low, high = halves(widen(anchor))
     size = ctx.emit(op.subtract(high, low))
     centre = ctx.emit(op.multiply(op.add(low, high), relax.const(0.5, dtype)))
@@ -136,10 +135,6 @@ def _where_inside(ctx, value, grad):
         relax.op.greater_equal(value, low), relax.op.less_equal(value, high)
     )
     return ctx.emit(relax.op.where(inside, grad, relax.const(0, dtype_of(grad))))
-
-
-def _cast(ctx, grad, like):
-    return cast_like(ctx.normalize(grad), like)
 
 
 def _roi(builder, call, output_grad):

@@ -32,7 +32,7 @@ def extern(
     name: str,
     state: tuple[Shape, str] | None = None,
 ) -> te.Tensor:
-    """Make a tensor of statements.
+    """Make a tensor of statements, with a buffer to work in where they need one.
 
     Parameters
     ----------
@@ -57,26 +57,32 @@ def extern(
     if any(is_empty(extents) for extents, _ in types):
         return zeros(shape, dtype)
 
+    return statements(body, inputs, types, name)[-1]
+
+
+def statements(
+    body: Callable, inputs: Sequence[te.Tensor], outputs: Sequence[tuple[Shape, str]], name: str
+) -> list[te.Tensor]:
+    """Make tensors of statements: ``body`` takes the buffers of the inputs and of the outputs."""
+
     def generate(ins, outs):
         with IRBuilder() as builder:
             body(*ins, *outs)
             return builder.get()
 
     result = te.extern(
-        [extents for extents, _ in types],
+        [shape for shape, _ in outputs],
         inputs,
         generate,
-        dtype=[kind for _, kind in types],
+        dtype=[dtype for _, dtype in outputs],
         out_buffers=[
-            tirx.decl_buffer(extents, kind, label, layout=None)
-            for (extents, kind), label in zip(
-                types, ("out", "state")[: len(types)][::-1], strict=True
-            )
+            tirx.decl_buffer(shape, dtype, f"out{i}", layout=None)
+            for i, (shape, dtype) in enumerate(outputs)
         ],
         name=name,
         tag=name,
     )
-    return result if state is None else result[-1]
+    return [result] if isinstance(result, te.Tensor) else list(result)
 
 
 @contextlib.contextmanager

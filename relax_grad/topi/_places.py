@@ -19,9 +19,10 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
+from .._dtypes import accumulation_dtype
 from ._loops import Chunks, extern, loops, once, tasks
 from ._position import position
-from ._util import Shape, accumulation_dtype, cast, on_gpu
+from ._util import Shape, broadcast_index, cast, is_one, on_gpu
 
 Reader = Callable[..., "tirx.PrimExpr"]
 
@@ -201,20 +202,14 @@ def broadcast_shape(shapes: Sequence[Shape]) -> list:
     result = [tirx.const(1, "int64")] * max(map(len, shapes))
     for shape in shapes:
         for i, extent in enumerate(shape, len(result) - len(shape)):
-            if _is_one(result[i]):
+            if is_one(result[i]):
                 result[i] = extent
-            elif not _is_one(extent) and not analyzer.can_prove_equal(extent, result[i]):
+            elif not is_one(extent) and not analyzer.can_prove_equal(extent, result[i]):
                 raise ValueError(
                     f"the shapes {[list(shape) for shape in shapes]} cannot be broadcast: "
                     f"{extent} and {result[i]} are not known to be equal"
                 )
     return result
-
-
-def broadcast_index(shape: Shape, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-    """Return the element of a tensor of this shape that an element of its broadcast is."""
-    at = at[len(at) - len(shape) :]
-    return [0 if _is_one(extent) else i for i, extent in zip(at, shape, strict=True)]
 
 
 def scatter(
@@ -418,7 +413,3 @@ def _beyond(
         for i, extent, limit in zip(at, extents, limits, strict=True)
         if not analyzer.can_prove(extent <= limit)
     ]
-
-
-def _is_one(extent) -> bool:
-    return isinstance(extent, (int, tirx.IntImm)) and int(extent) == 1

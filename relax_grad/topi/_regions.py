@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tvm import te, tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import Chunks, add, loops
+from ._loops import Chunks, add, loops, statements
 from ._util import Shape, axes, on_gpu
 
 #: A region that is larger along an axis, in elements of the data, is not looked at.
@@ -104,30 +103,6 @@ def scatter(
     if scratch and not on_gpu():
         outputs += [([n_extent * c_extent, 4], own) for own in ("int64", dtype)]
     return statements(body, [*inputs, *regions], outputs, "roi_backward")[0]
-
-
-def statements(body, inputs, outputs, name: str) -> list[te.Tensor]:
-    """Make tensors of statements: ``body`` takes the buffers of the inputs and of the outputs."""
-
-    def generate(ins, outs):
-        with IRBuilder() as builder:
-            body(*ins, *outs)
-            return builder.get()
-
-    buffers = [
-        tirx.decl_buffer(shape, dtype, f"out{i}", layout=None)
-        for i, (shape, dtype) in enumerate(outputs)
-    ]
-    result = te.extern(
-        [shape for shape, _ in outputs],
-        inputs,
-        generate,
-        dtype=[dtype for _, dtype in outputs],
-        out_buffers=buffers,
-        name=name,
-        tag=name,
-    )
-    return [result] if isinstance(result, te.Tensor) else list(result)
 
 
 def row_and_column(number, columns) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:

@@ -9,15 +9,6 @@ from tvm import te, tirx, topi
 
 Shape = Sequence["int | tirx.PrimExpr"]
 
-#: Accumulation dtypes of the dtypes that are too narrow to accumulate in.
-_ACCUMULATE_IN = {"float16": "float32", "bfloat16": "float32"}
-
-
-def accumulation_dtype(*dtypes: str) -> str:
-    """Return the dtype to accumulate products of these dtypes in: at least float32."""
-    wide = {_ACCUMULATE_IN.get(str(dtype), str(dtype)) for dtype in dtypes}
-    return "float64" if "float64" in wide else wide.pop() if len(wide) == 1 else "float32"
-
 
 def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:
     """Cast every element; the tensor itself where the dtype is right already."""
@@ -57,6 +48,16 @@ def is_static(extent: int | tirx.PrimExpr) -> bool:
     return isinstance(extent, (int, tirx.IntImm))
 
 
+def is_one(extent: int | tirx.PrimExpr) -> bool:
+    """Tell whether an extent is known to be 1."""
+    return is_static(extent) and int(extent) == 1
+
+
+def at_least_1(extent: int | tirx.PrimExpr) -> int | tirx.PrimExpr:
+    """Return an extent to divide by, also where that of an axis is 0."""
+    return max(extent, 1) if isinstance(extent, int) else tirx.max(extent, 1)
+
+
 def is_empty(shape: Shape) -> bool:
     """Tell whether an extent is known to be 0."""
     return any(is_static(extent) and int(extent) == 0 for extent in shape)
@@ -67,12 +68,21 @@ def zeros(shape: Shape, dtype: str) -> te.Tensor:
     return te.compute(shape, lambda *_: tirx.const(0, dtype), name="zeros", tag=topi.tag.INJECTIVE)
 
 
-def zero_where_empty(total: te.Tensor, extents: Shape) -> te.Tensor:
-    """Return 0 for a sum over an empty axis, which the loops of a reduction leave undefined."""
-    return fill_where_empty(total, extents, 0)
+def count_along(shape: Shape, axes: Sequence[int]) -> tirx.PrimExpr:
+    """Return the number of elements along axes."""
+    count = tirx.const(1, "int64")
+    for axis in axes:
+        count = count * shape[axis]
+    return count
 
 
-def fill_where_empty(total: te.Tensor, extents: Shape, fill: int) -> te.Tensor:
+def broadcast_index(shape: Shape, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+    """Return the element of a tensor of this shape that an element of its broadcast is."""
+    at = at[len(at) - len(shape) :]
+    return [0 if is_one(extent) else i for i, extent in zip(at, shape, strict=True)]
+
+
+def fill_where_empty(total: te.Tensor, extents: Shape, fill: int = 0) -> te.Tensor:
     """Return ``fill`` for a reduction over an empty axis, which its loops leave undefined."""
     extents = [extent for extent in extents if not (is_static(extent) and int(extent) > 0)]
     if not extents:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 
 from .. import _compat
-from ._util import accumulation_dtype, is_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import is_empty, zeros
 
 
 def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:

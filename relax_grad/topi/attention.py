@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx
 
-from ._util import accumulation_dtype, cast, is_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import cast, is_empty, zeros
 
 Bounds = Callable[["tirx.PrimExpr"], "tuple[tirx.PrimExpr, tirx.PrimExpr]"]
 

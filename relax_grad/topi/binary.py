@@ -6,7 +6,8 @@ import math
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, is_static
+from .._dtypes import accumulation_dtype
+from ._util import Shape, broadcast_index
 
 
 def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
@@ -29,7 +30,7 @@ def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
     dtype = accumulation_dtype(x1.dtype)
 
     def element(*index):
-        a, b = (_at(x, index).astype(dtype) for x in (x1, x2))
+        a, b = (x(*broadcast_index(x.shape, index)).astype(dtype) for x in (x1, x2))
         rest = tirx.log(tirx.exp(-tirx.abs(a - b)) + 1)
         # Two equal infinities have no difference.
         total = tirx.Select(
@@ -60,14 +61,3 @@ def ewise_fma(x1: te.Tensor, x2: te.Tensor, x3: te.Tensor) -> te.Tensor:
         return (a * b + c).astype(x1.dtype)
 
     return te.compute(x1.shape, element, name="ewise_fma", tag=topi.tag.ELEMWISE)
-
-
-def _at(tensor: te.Tensor, index: Shape) -> tirx.PrimExpr:
-    """Return the element of a tensor that is broadcast to a shape in which ``index`` lies."""
-    index = index[len(index) - len(tensor.shape) :]
-    return tensor(
-        *(
-            0 if is_static(extent) and int(extent) == 1 else i
-            for i, extent in zip(index, tensor.shape, strict=True)
-        )
-    )

@@ -17,16 +17,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx
 
-from ._util import (
-    Shape,
-    accumulation_dtype,
-    axes,
-    cast,
-    is_static,
-    spatial_names,
-    spread,
-    zero_where_empty,
-)
+from .._dtypes import accumulation_dtype
+from ._util import Shape, axes, cast, fill_where_empty, is_static, spatial_names, spread
 
 
 def conv_backward_data(
@@ -108,7 +100,7 @@ def conv_backward_data(
         )
 
     total = te.compute(data_shape, partial, name="conv_backward_data")
-    return cast(zero_where_empty(total, [out_per_group, *kernel]), out_dtype)
+    return cast(fill_where_empty(total, [out_per_group, *kernel]), out_dtype)
 
 
 def conv_backward_weight(
@@ -181,7 +173,7 @@ def conv_backward_weight(
         )
 
     total = te.compute(weight_shape, partial, name="conv_backward_weight")
-    return cast(zero_where_empty(total, [batch.dom.extent, *outputs]), out_dtype)
+    return cast(fill_where_empty(total, [batch.dom.extent, *outputs]), out_dtype)
 
 
 def _at_least_0(extent: tirx.PrimExpr) -> tirx.PrimExpr:

@@ -19,8 +19,9 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
+from .._dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
-from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
+from ._util import Shape, cast, fill_where_empty, is_empty, is_static, zeros
 
 _SPLINE = -0.75
 _NEAR = np.poly1d([_SPLINE + 2, -(_SPLINE + 3), 0, 1])
@@ -139,7 +140,7 @@ def affine_grid_backward_data(output_grad: te.Tensor, align_corners: bool) -> te
         return te.sum(output_grad(n, row, *at).astype(dtype) * factor, axis=at)
 
     total = te.compute(shape, element, name="affine_grid_backward")
-    return cast(zero_where_empty(total, size), output_grad.dtype)
+    return cast(fill_where_empty(total, size), output_grad.dtype)
 
 
 def grid_sample_jvp(
@@ -270,7 +271,7 @@ def grid_sample_backward_grid(
             return te.sum(value * tap, axis=[*taps, channel])
 
         total = te.compute([batch, *grid.shape[2:]], element, name="grid_sample_backward_grid")
-        return zero_where_empty(total, [channels])
+        return fill_where_empty(total, [channels])
 
     parts = {}
     for i, axis in enumerate(axes):

@@ -12,10 +12,11 @@ from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from .._compat import Analyzer
+from .._dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
 from ._places import Elements, scatter
 from ._position import filling, position
-from ._util import Shape, accumulation_dtype, cast
+from ._util import Shape, cast
 
 
 def take(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zero_where_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, cast, fill_where_empty, is_empty, is_one, zeros
 
 
 def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) -> te.Tensor:
@@ -31,7 +32,7 @@ def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) ->
     extents = {}
     for operand, letters in zip(operands, labels, strict=True):
         for letter, extent in zip(letters, operand.shape, strict=True):
-            if letter not in extents or _is_one(extents[letter]):
+            if letter not in extents or is_one(extents[letter]):
                 extents[letter] = extent
     shape = [extents[letter] for letter in output]
     summed = [letter for letter in extents if letter not in output]
@@ -46,7 +47,7 @@ def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) ->
         for operand, letters in zip(operands, labels, strict=True):
             value = operand(
                 *(
-                    0 if _is_one(extent) else at[letter]
+                    0 if is_one(extent) else at[letter]
                     for letter, extent in zip(letters, operand.shape, strict=True)
                 )
             ).astype(dtype)
@@ -54,7 +55,7 @@ def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) ->
         return te.sum(product, axis=list(over.values())) if over else product
 
     total = te.compute(shape, element, name="einsum")
-    total = zero_where_empty(total, [extents[letter] for letter in summed])
+    total = fill_where_empty(total, [extents[letter] for letter in summed])
     return cast(total, operands[0].dtype)
 
 
@@ -96,7 +97,3 @@ def einsum_backward_operand(
     return te.compute(
         operand_shape, element, name="einsum_backward_operand", tag=topi.tag.INJECTIVE
     )
-
-
-def _is_one(extent: int | tirx.PrimExpr) -> bool:
-    return is_static(extent) and int(extent) == 1

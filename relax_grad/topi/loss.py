@@ -24,8 +24,9 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from .._dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops
-from ._util import Shape, accumulation_dtype, cast, on_gpu
+from ._util import Shape, cast, fill_where_empty, on_gpu
 
 
 def nll_loss(
@@ -266,13 +267,7 @@ def _total(shape: Shape, value: Callable[..., tirx.PrimExpr], name: str) -> te.T
         return te.compute((), lambda *_: value(), name=name)
     axes = [te.reduce_axis((0, extent)) for extent in shape]
     total = te.compute((), lambda *_: te.sum(value(*axes), axis=axes), name=name)
-    if all(isinstance(extent, tirx.IntImm) and extent.value > 0 for extent in shape):
-        return total
-    # A reduction over an empty axis leaves its result uninitialised.
-    empty = tirx.any(*(extent < 1 for extent in shape))
-    return te.compute(
-        (), lambda *_: tirx.if_then_else(empty, tirx.const(0, total.dtype), total()), name=name
-    )
+    return fill_where_empty(total, shape)
 
 
 def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) -> te.Tensor:

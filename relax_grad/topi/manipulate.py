@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from .._compat import Analyzer
-from ._util import Shape, accumulation_dtype, cast, is_empty, zero_where_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, cast, fill_where_empty, is_empty, zeros
 
 
 def tile_backward_data(
@@ -187,7 +188,7 @@ def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
         return te.sum(value, axis=summed) if summed else value
 
     total = te.compute(shape, element, name="collapse_sum")
-    return cast(zero_where_empty(total, extents), data.dtype)
+    return cast(fill_where_empty(total, extents), data.dtype)
 
 
 def _ravel(index: Sequence[tirx.PrimExpr], shape: Shape) -> tirx.PrimExpr:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, cast, is_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, cast, is_empty, zeros
 
 
 def concat_backward_tensors(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, cast, is_empty, zero_where_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, cast, count_along, fill_where_empty, is_empty, zeros
 
 Index = Sequence["tirx.PrimExpr"]
 
@@ -133,7 +134,7 @@ def instance_norm_backward_gamma(
         axes,
         "gamma_grad",
     )
-    return cast(zero_where_empty(total, [data.shape[axis] for axis in axes]), rstd.dtype)
+    return cast(fill_where_empty(total, [data.shape[axis] for axis in axes]), rstd.dtype)
 
 
 def layer_norm_backward_data(
@@ -166,7 +167,7 @@ def layer_norm_backward_data(
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
     dtype = accumulation_dtype(data.dtype)
-    count, at = _count(data.shape, axes).astype(dtype), _row_of(axes)
+    count, at = count_along(data.shape, axes).astype(dtype), _row_of(axes)
 
     def g(i):
         return _scaled(output_grad, gamma, i, axes, dtype)
@@ -244,7 +245,7 @@ def rms_norm_backward_data(
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
     dtype = accumulation_dtype(data.dtype)
-    count, at = _count(data.shape, axes).astype(dtype), _row_of(axes)
+    count, at = count_along(data.shape, axes).astype(dtype), _row_of(axes)
 
     def element(*i):
         z = _normalized(data, None, rstd, i, at(i), dtype)
@@ -297,21 +298,13 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
         precision, which holds none above 65504.
     """
     dtype = accumulation_dtype(data.dtype)
-    count = _count(of_shape, axes)
+    count = count_along(of_shape, axes)
     return te.compute(
         data.shape,
         lambda *i: (data(*i).astype(dtype) / count.astype(dtype)).astype(data.dtype),
         name="divide_by_count",
         tag=topi.tag.ELEMWISE,
     )
-
-
-def _count(shape: Shape, axes: Sequence[int]) -> tirx.PrimExpr:
-    """Return the number of elements along the axes."""
-    count = tirx.const(1, "int64")
-    for axis in axes:
-        count = count * shape[axis]
-    return count
 
 
 def _row_of(axes: Sequence[int]) -> Callable[[Index], Index]:
@@ -337,7 +330,7 @@ def _affine_backward(
         return zeros(data.shape, data.dtype)
     mean, rstd, mean_grad, variance_grad = statistics
     dtype = accumulation_dtype(data.dtype)
-    count = _count(data.shape, axes).astype(dtype)
+    count = count_along(data.shape, axes).astype(dtype)
 
     def small(value, name):
         """A tensor of the extents of the statistics, so that an element takes no division."""
@@ -420,4 +413,4 @@ def _sum_of_products(
         return te.sum(product, reduced) if reduced else product
 
     total = te.compute(shape, total, name="gamma_grad")
-    return cast(zero_where_empty(total, [data.shape[axis] for axis in summed]), rstd.dtype)
+    return cast(fill_where_empty(total, [data.shape[axis] for axis in summed]), rstd.dtype)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, cast, is_empty, is_static, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, at_least_1, cast, is_empty, is_static, zeros
 
 
 def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:
@@ -109,7 +110,7 @@ def pad_backward_data(
 def _reflect(place, extent):
     """Walk to and fro between the first and the last element."""
     last = extent - 1
-    return last - tirx.abs(last - tirx.floormod(place, _at_least_one(2 * last)))
+    return last - tirx.abs(last - tirx.floormod(place, at_least_1(2 * last)))
 
 
 def _replicate(place, extent):
@@ -117,7 +118,7 @@ def _replicate(place, extent):
 
 
 def _circle(place, extent):
-    return tirx.floormod(place, _at_least_one(extent))
+    return tirx.floormod(place, at_least_1(extent))
 
 
 def _crop(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
@@ -153,7 +154,7 @@ def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) ->
 
 def _uncircle(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
     """An element has every place that is some turns, of ``extent`` places each, from its own."""
-    period = _at_least_one(extent)
+    period = at_least_1(extent)
     back = (max(before, 0) + period - 1) // period
     ahead = (max(after, 0) + period - 1) // period
     turn = te.reduce_axis((0, back + ahead + 1), "turn")
@@ -170,7 +171,7 @@ def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> t
     The first and the last element are their own images.
     """
     last = extent - 1
-    period = _at_least_one(2 * last)
+    period = at_least_1(2 * last)
     back = (max(before, 0) + last) // period
     ahead = (max(after, 0) + 2 * last) // period
     turn = te.reduce_axis((0, back + ahead + 1), "turn")
@@ -208,7 +209,3 @@ def _along(grad: te.Tensor, axis: int, extent, element: Callable) -> te.Tensor:
         return element(index[axis], read)
 
     return te.compute(shape, compute, name="pad_backward", tag=topi.tag.INJECTIVE)
-
-
-def _at_least_one(extent):
-    return max(extent, 1) if isinstance(extent, int) else tirx.max(extent, 1)

@@ -18,16 +18,9 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
+from .._dtypes import accumulation_dtype
 from .._layout import Index, Layout
-from ._util import (
-    Shape,
-    accumulation_dtype,
-    cast,
-    is_empty,
-    is_static,
-    spread,
-    zeros,
-)
+from ._util import Shape, cast, is_empty, is_one, is_static, spread, zeros
 
 #: The spatial axes in the order in which sizes, strides, padding and dilation are given.
 _SPATIAL = "DHW"
@@ -251,15 +244,11 @@ def adaptive_avg_pool_backward(
 def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimExpr) -> tuple:
     """Return where one of a number of adaptive windows over an axis begins and ends."""
     # The simplifier divides by 0 in what these two cases come to below, for a symbolic extent.
-    if _is_one(number):
+    if is_one(number):
         return tirx.const(0, "int64"), over
-    if _is_one(over):
+    if is_one(over):
         return tirx.const(0, "int64"), tirx.const(1, "int64")
     return tirx.floordiv(at * over, number), tirx.floordiv((at + 1) * over + number - 1, number)
-
-
-def _is_one(extent: tirx.PrimExpr) -> bool:
-    return is_static(extent) and int(extent) == 1
 
 
 def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -269,7 +258,7 @@ def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr
         if extent % output == 0:
             return 1  # windows of a whole number of elements do not overlap
         return output // extent if output % extent == 0 else output // extent + 2
-    if _is_one(output):
+    if is_one(output):
         return 1
     # An empty axis has no element to gather, but the loop's extent is still computed.
     return tirx.floordiv(output - 1, tirx.max(extent, 1)) + 2

@@ -16,15 +16,17 @@ from dataclasses import dataclass
 
 from tvm import te, tirx, topi
 
+from .._dtypes import accumulation_dtype
+from ._position import as_int64
 from ._util import (
     Shape,
-    accumulation_dtype,
+    at_least_1,
     axes,
     cast,
+    fill_where_empty,
     is_empty,
     is_static,
     spatial_names,
-    zero_where_empty,
     zeros,
 )
 
@@ -170,8 +172,8 @@ class Axis:
     def _slope(self) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
         """Return the number of outputs for a number of elements."""
         if self.mode == "align_corners":
-            return self.size - 1, _at_least_1(self.extent - 1)
-        return self.size, _at_least_1(self.extent)
+            return self.size - 1, at_least_1(self.extent - 1)
+        return self.size, at_least_1(self.extent)
 
     def _ratio(self, a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
         """Divide two extents, or what is left of them; 0 where there is nothing to divide by."""
@@ -371,7 +373,7 @@ def _transpose(grad: te.Tensor, axis: int, rule: Axis, dtype: str) -> te.Tensor:
         return te.sum(term, axis=k)
 
     total = te.compute(shape, element, name="resize_backward")
-    return zero_where_empty(total, [rule.size])
+    return fill_where_empty(total, [rule.size])
 
 
 def _axes(
@@ -396,8 +398,8 @@ def _axes(
         regions.reverse()
     return [
         Axis(
-            _int64(extent),
-            _int64(target),
+            as_int64(extent),
+            as_int64(target),
             method,
             coordinate_transformation_mode,
             rounding_method,
@@ -408,11 +410,3 @@ def _axes(
         )
         for extent, target, region in zip(extents, size, regions, strict=True)
     ]
-
-
-def _int64(extent: int | tirx.PrimExpr) -> tirx.PrimExpr:
-    return tirx.const(int(extent), "int64") if is_static(extent) else extent.astype("int64")
-
-
-def _at_least_1(extent: tirx.PrimExpr) -> tirx.PrimExpr:
-    return tirx.max(extent, tirx.const(1, "int64"))

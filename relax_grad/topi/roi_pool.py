@@ -10,7 +10,8 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from ._loops import loops, tasks
+from .._dtypes import accumulation_dtype
+from ._loops import loops, statements, tasks
 from ._regions import (
     LARGEST,
     batch_of,
@@ -21,10 +22,9 @@ from ._regions import (
     row_and_column,
     scatter,
     spatial,
-    statements,
     table,
 )
-from ._util import Shape, accumulation_dtype, axes, cast, is_empty, on_gpu, zeros
+from ._util import Shape, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Pool(NamedTuple):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._util import Shape, accumulation_dtype, fill_where_empty, is_empty, zeros
+from .._dtypes import accumulation_dtype
+from ._util import Shape, count_along, fill_where_empty, is_empty, zeros
 
 
 def sum(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
@@ -21,7 +22,7 @@ def prod(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
 
 def mean(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
     """Average over axes that may be empty: NaN over nothing."""
-    return topi.divide(sum(x, axes, keepdims), _count(x.shape, axes))
+    return topi.divide(sum(x, axes, keepdims), count_along(x.shape, axes))
 
 
 def variance(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
@@ -56,7 +57,7 @@ def median(x: te.Tensor, axes: Sequence[int], out_shape: Shape) -> tuple[te.Tens
         return zeros(out_shape, x.dtype), zeros(out_shape, "int64")
     kept = [axis for axis in range(len(x.shape)) if axis not in axes]
     kept_shape = [x.shape[axis] for axis in kept]
-    count = _count(x.shape, axes)
+    count = count_along(x.shape, axes)
     of_nothing = float("nan") if "float" in str(x.dtype) else 0
     if is_empty(x.shape):
         return full(out_shape, of_nothing, x.dtype), zeros(out_shape, "int64")
@@ -108,7 +109,7 @@ def mean_backward_x(
     if is_empty(x_shape):
         return zeros(x_shape, output_grad.dtype)
     dtype = accumulation_dtype(output_grad.dtype)
-    count = _count(x_shape, axes)
+    count = count_along(x_shape, axes)
 
     def element(*index):
         if keepdims:
@@ -119,11 +120,3 @@ def mean_backward_x(
         return mean.astype(output_grad.dtype)
 
     return te.compute(x_shape, element, name="mean_backward_x")
-
-
-def _count(shape: Shape, axes: Sequence[int]) -> tirx.PrimExpr:
-    """Return the number of elements that are reduced to one."""
-    count = tirx.const(1, "int64")
-    for axis in axes:
-        count = count * shape[axis]
-    return count

@@ -101,6 +101,16 @@ def test_builder_and_type_inference(name):
 
 
 @each_operator
+def test_result_is_where_the_arguments_are(name):
+    kind = relax.VDevice if hasattr(relax, "VDevice") else tvm.ir.VDevice  # TVM 0.26
+    vdevice = kind("llvm", 1)
+    for item in found_calls()[name]:
+        found = infer(remade(item.call, vdevice=vdevice)[1])
+        fields = found.fields if isinstance(found, relax.TupleType) else [found]
+        assert all(field.vdevice == vdevice for field in fields), (item.call, found)
+
+
+@each_operator
 def test_round_trips(name):
     # TVM prints no constant in an index map in a way that it parses.
     calls = [item for item in found_calls()[name] if not has_constant_index(item.call)]

@@ -70,5 +70,6 @@ def test_half_precision_is_widened_and_cast_back(dtype, wide):
     widened = relax.BlockBuilder().normalize(_util.widen(x))
     assert _util.dtype_of(widened) == wide
     assert _util.widen(x).same_as(x) == (dtype == wide)
-    narrowed = relax.BlockBuilder().normalize(_util.cast_like(relax.Var("y", widened.ty), x))
+    ctx = relax.BlockBuilder()
+    narrowed = ctx.normalize(_util.cast_like(ctx, relax.Var("y", widened.ty), x))
     assert _util.dtype_of(narrowed) == dtype

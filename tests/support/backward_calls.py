@@ -118,7 +118,7 @@ def _alike(one: relax.Call, other: relax.Call) -> bool:
 
 
 def remade(
-    call: relax.Call, dtype: str = "float64", extents: Extents = tuple
+    call: relax.Call, dtype: str = "float64", extents: Extents = tuple, vdevice=None
 ) -> tuple[list[relax.Var], relax.Call]:
     """Make a call of new variables, in which float64 is replaced by another dtype.
 
@@ -130,6 +130,8 @@ def remade(
         What float64 becomes.
     extents : Callable
         Takes the extents of an argument and returns others.
+    vdevice : VDevice, optional
+        Where the tensors are.
 
     Returns
     -------
@@ -148,7 +150,7 @@ def remade(
         if isinstance(kind, relax.ShapeType):
             return relax.ShapeExpr(extents(kind.values))
         if isinstance(kind, relax.TensorType):
-            params.append(relax.Var(f"x{len(params)}", _with(kind, dtype, extents)))
+            params.append(relax.Var(f"x{len(params)}", _with(kind, dtype, extents, vdevice)))
             return params[-1]
         return extents([expr])[0]
 
@@ -160,11 +162,12 @@ def remade(
     return params, builder_of(call.op.name)(*arguments, **attrs)
 
 
-def _with(kind: relax.TensorType, dtype: str, extents: Extents) -> relax.TensorType:
+def _with(kind: relax.TensorType, dtype: str, extents: Extents, vdevice=None) -> relax.TensorType:
     dtype = dtype if dtype_of(kind) == "float64" else dtype_of(kind)
+    vdevice = vdevice or kind.vdevice
     if kind.shape is None:
-        return relax.TensorType(None, dtype, kind.vdevice, kind.ndim)
-    return relax.TensorType(extents(kind.shape.values), dtype, kind.vdevice)
+        return relax.TensorType(None, dtype, vdevice, kind.ndim)
+    return relax.TensorType(extents(kind.shape.values), dtype, vdevice)
 
 
 def with_extents(kind: relax.Type, extents: Extents) -> relax.Type:

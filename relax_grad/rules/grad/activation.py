@@ -30,5 +30,5 @@ def softmax_backward(orig_var, orig_call, output_grad, ctx):
     )
     return [
         backward.softmax_backward(output_grad, y, axis),
-        cast_like(ctx.normalize(y_grad), y),
+        cast_like(ctx, y_grad, y),
     ]

@@ -20,5 +20,5 @@ def attention_weights(orig_var, orig_call, output_grad, ctx):
     scores, *seqstarts = orig_call.args
     weights, grad = ctx.normalize(widen(orig_var)), ctx.normalize(widen(output_grad))
     total = op.sum(op.multiply(grad, weights), [3], keepdims=True)
-    partial = ctx.normalize(op.multiply(op.subtract(grad, total), weights))
-    return [cast_like(partial, scores), *map(no_grad, seqstarts)]
+    partial = op.multiply(op.subtract(grad, total), weights)
+    return [cast_like(ctx, partial, scores), *map(no_grad, seqstarts)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...op.conv import conv_attrs
 from ...registry import register_gradient
 from .._util import dtype_of, no_grad, shape_arg
-from ..nn.conv import backward_builders, conv_attrs, conv_like
+from ..nn.conv import backward_builders, conv_like
 
 
 @register_gradient("relax.grad.conv1d_backward_data")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from ..._module import tuple_fields
 from ...op.grid_sample import grid_sample_attrs
 from ...op.image import resize_attrs
 from ...registry import register_gradient
@@ -134,12 +135,7 @@ def _resize_backward(forward, call, output_grad):
 
 def _directions(call, index: int) -> list[relax.Expr]:
     """Return the directions of a call, whose argument ``index`` is a tuple of them or is missing."""
-    if len(call.args) == index:
-        return []
-    tensors = call.args[index]
-    if isinstance(tensors, relax.Tuple):
-        return list(tensors.fields)
-    return [relax.TupleGetItem(tensors, i) for i in range(len(tensors.ty.fields))]
+    return tuple_fields(call.args[index]) if len(call.args) > index else []
 
 
 def _of_directions(directions, partial_without) -> list[relax.Expr]:

@@ -6,9 +6,9 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 from tvm.relax.op.nn import cross_entropy_with_logits, nll_loss
 
+from ...op.loss import nll_loss_attrs
 from ...registry import register_gradient
 from .._util import cast_like, no_grad, widen
-from ..nn.loss import nll_loss_attrs
 
 
 @register_gradient("relax.grad.nll_loss_backward")
@@ -98,7 +98,7 @@ def nll_loss_backward_weights(orig_var, orig_call, output_grad, ctx):
         ),
     ]
     return [
-        no_grad(argument) if partial is None else cast_like(ctx.normalize(partial), argument)
+        no_grad(argument) if partial is None else cast_like(ctx, partial, argument)
         for partial, argument in zip(partials, orig_call.args, strict=True)
     ]
 

@@ -10,8 +10,8 @@ from tvm.relax import op
 from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
-from .._util import const_like, no_grad, shape_arg, widen
-from ..nn.norm import average_over, cast_each, collect, spread
+from .._util import cast_each, const_like, no_grad, shape_arg, widen
+from ..nn.norm import average_over, collect, spread
 
 
 @register_gradient("relax.grad.batch_norm_backward_data")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
+from ..._module import short_name
 from ...op._rank import rank_of
+from ...op.pool import adaptive_attrs, pool_attrs
 from ...registry import register_gradient
 from .._util import cast_like, no_grad, widen
-from ..nn.pool import adaptive_attrs, pool_attrs
 
 
 @register_gradient("relax.grad.max_pool1d_backward")
@@ -24,8 +25,8 @@ def max_pool_backward(orig_var, orig_call, output_grad, ctx):
     """
     dy, data = orig_call.args
     jvp = getattr(backward, f"max_pool{rank_of(orig_call)}d_jvp")
-    tangent = ctx.normalize(jvp(output_grad, data, **pool_attrs(orig_call)))
-    return [cast_like(tangent, dy), no_grad(data)]
+    tangent = jvp(output_grad, data, **pool_attrs(orig_call))
+    return [cast_like(ctx, tangent, dy), no_grad(data)]
 
 
 @register_gradient("relax.grad.max_pool1d_jvp")
@@ -40,8 +41,8 @@ def max_pool_jvp(orig_var, orig_call, output_grad, ctx):
     """
     tangent, data = orig_call.args
     builder = getattr(backward, f"max_pool{rank_of(orig_call)}d_backward")
-    partial = ctx.normalize(builder(output_grad, data, **pool_attrs(orig_call)))
-    return [cast_like(partial, tangent), no_grad(data)]
+    partial = builder(output_grad, data, **pool_attrs(orig_call))
+    return [cast_like(ctx, partial, tangent), no_grad(data)]
 
 
 @register_gradient("relax.grad.avg_pool1d_backward")
@@ -73,6 +74,6 @@ def adaptive_avg_pool_backward(orig_var, orig_call, output_grad, ctx):
 def _pooled(ctx, call: relax.Call, output_grad: relax.Expr, attrs: dict) -> list:
     """Return the partials of the backward operator of a linear pooling: the pooling of the gradient."""
     dy, data = call.args
-    pool = getattr(relax.op.nn, call.op.name.rpartition(".")[2].removesuffix("_backward"))
+    pool = getattr(relax.op.nn, short_name(call).removesuffix("_backward"))
     # TVM accumulates in the dtype of the data.
-    return [cast_like(ctx.normalize(pool(widen(output_grad), **attrs)), dy), no_grad(data)]
+    return [cast_like(ctx, pool(widen(output_grad), **attrs), dy), no_grad(data)]

@@ -22,7 +22,7 @@ def cumsum_backward_data(orig_var, orig_call, output_grad, ctx):
     total = relax.op.cumsum(
         widen(output_grad), None if axis is None else int(axis), exclusive=exclusive
     )
-    return [cast_like(ctx.normalize(total), dy), no_grad(data_shape)]
+    return [cast_like(ctx, total, dy), no_grad(data_shape)]
 
 
 @register_gradient("relax.grad.linear_scan")

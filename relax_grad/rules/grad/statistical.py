@@ -19,4 +19,4 @@ def mean_backward_x(orig_var, orig_call, output_grad, ctx):
     dy, x_shape = orig_call.args
     attrs = orig_call.attrs
     mean = relax.op.mean(widen(output_grad), attrs.axis, attrs.keepdims)
-    return [cast_like(ctx.normalize(mean), dy), no_grad(x_shape)]
+    return [cast_like(ctx, mean, dy), no_grad(x_shape)]

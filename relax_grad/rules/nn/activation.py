@@ -75,7 +75,7 @@ def prelu(orig_var, orig_call, output_grad, ctx):
         alpha_grad = relax.op.expand_dims(relax.op.sum(products), 0)
     else:
         alpha_grad = relax.op.sum(products, others)
-    return [x_grad, cast_like(ctx.normalize(alpha_grad), alpha)]
+    return [x_grad, cast_like(ctx, alpha_grad, alpha)]
 
 
 @register_gradient("relax.nn.gelu")
@@ -154,4 +154,4 @@ def _wide_arguments(orig_call, output_grad, ctx) -> tuple[relax.Expr, relax.Expr
 
 
 def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
-    return [cast_like(ctx.normalize(partial), orig_call.args[0])]
+    return [cast_like(ctx, partial, orig_call.args[0])]

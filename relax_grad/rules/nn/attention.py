@@ -7,7 +7,7 @@ from tvm.relax.op import grad as backward
 
 from ...op.attention import for_heads, shared_by, take_apart
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, no_grad, shape_arg, shape_of, unbroadcast
+from .._util import cast_each, cast_like, dtype_of, no_grad, shape_arg, shape_of, unbroadcast
 
 
 @register_gradient("relax.nn.attention")
@@ -39,8 +39,7 @@ def attention_bias(orig_var, orig_call, output_grad, ctx):
     """
     partials, scores_grad = _attention(orig_var, orig_call, output_grad, ctx)
     bias = orig_call.args[3]
-    bias_grad = ctx.normalize(unbroadcast(ctx, scores_grad, bias))
-    return [*partials, cast_like(bias_grad, bias)]
+    return [*partials, cast_like(ctx, unbroadcast(ctx, scores_grad, bias), bias)]
 
 
 @register_gradient("relax.nn.attention_var_len")
@@ -91,8 +90,4 @@ def _attention(orig_var, orig_call, output_grad, ctx):
         op.permute_dims(own_heads(op.matmul(parts.query, scores_grad), parts.key), [0, 3, 1, 2]),
         op.permute_dims(own_heads(op.matmul(by_feature, weights), parts.value), [0, 3, 1, 2]),
     ]
-    partials = [
-        cast_like(ctx.normalize(gradient), argument)
-        for gradient, argument in zip(gradients, (query, key, value), strict=True)
-    ]
-    return partials, scores_grad
+    return cast_each(ctx, gradients, (query, key, value)), scores_grad

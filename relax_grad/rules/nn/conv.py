@@ -6,6 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ...op._rank import rank_of
+from ...op.conv import conv_attrs
 from ...registry import register_gradient
 from .._util import dtype_of, shape_arg, wide_dtype
 
@@ -88,17 +89,3 @@ def conv_like(data: relax.Expr, weight: relax.Expr, attrs: dict, like: relax.Exp
     dtype, wide = dtype_of(like), wide_dtype(like)
     result = forward(data, weight, **attrs, out_dtype=wide)
     return result if wide == dtype else relax.op.astype(result, dtype)
-
-
-def conv_attrs(call: relax.Call) -> dict:
-    """Return the attributes that a convolution and its backward operators have in common."""
-    attrs = call.attrs
-    return {
-        "strides": attrs.strides,
-        "padding": attrs.padding,
-        "dilation": attrs.dilation,
-        "groups": attrs.groups,
-        "data_layout": attrs.data_layout,
-        "kernel_layout": attrs.kernel_layout,
-        "out_layout": attrs.out_layout,
-    }

@@ -6,6 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ...errors import GradientError
+from ...op.loss import nll_loss_attrs
 from ...registry import register_gradient
 from .._util import cast_like, dtype_of, is_static, no_grad, wide_dtype, widen
 
@@ -76,7 +77,7 @@ def log_softmax(orig_var, orig_call, output_grad, ctx):
     y, grad = _wide_result(orig_var, orig_call, ctx), ctx.normalize(widen(output_grad))
     total = relax.op.sum(grad, orig_call.attrs.axis, keepdims=True)
     partial = relax.op.subtract(grad, relax.op.multiply(total, relax.op.exp(y)))
-    return [cast_like(ctx.normalize(partial), x)]
+    return [cast_like(ctx, partial, x)]
 
 
 @register_gradient(
@@ -105,11 +106,3 @@ def _wide_result(orig_var: relax.Var, orig_call: relax.Call, ctx: relax.BlockBui
     if wide_dtype(x) == dtype_of(x):
         return orig_var
     return ctx.normalize(relax.Call(orig_call.op, [ctx.normalize(widen(x))], orig_call.attrs))
-
-
-def nll_loss_attrs(call: relax.Call) -> dict:
-    """Return the attributes that nll_loss and its backward operators have in common."""
-    return {
-        "reduction": call.attrs.reduction,
-        "ignore_index": int(call.attrs.ignore_index),
-    }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
 from ...errors import GradientError
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, shape_arg, shape_of, wide_dtype, widen
+from .._util import cast_each, dtype_of, is_const, shape_arg, shape_of, wide_dtype, widen
 
 
 @register_gradient("relax.nn.batch_norm")
@@ -174,7 +174,7 @@ def group_norm(orig_var, orig_call, output_grad, ctx):
     data, groups = orig_call.args[0], int(orig_call.attrs.num_groups)
     channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
     channels = shape_of(data)[channel]
-    if not isinstance(channels, tirx.IntImm):
+    if not is_const(channels):
         raise GradientError(
             f"the number of channels must be a constant, to be divided into groups, but it is {channels}; "
             "write the groups as an axis of their own and use layer_norm"
@@ -315,13 +315,3 @@ def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
     """Bind a tensor in the dtype to accumulate in."""
     wide = widen(expr)
     return expr if wide is expr else ctx.emit(wide)
-
-
-def cast_each(
-    ctx: relax.BlockBuilder, gradients: Sequence[relax.Expr], arguments: Sequence[relax.Expr]
-) -> list[relax.Expr]:
-    """Cast each gradient to the dtype of its argument."""
-    return [
-        cast_like(ctx.normalize(gradient), argument)
-        for gradient, argument in zip(gradients, arguments, strict=True)
-    ]

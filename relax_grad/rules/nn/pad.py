@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tvm import tirx
 from tvm.relax.op import grad as backward
 
 from ...errors import GradientError
 from ...op.pad import PAD_MODES, pad_attrs
 from ...registry import register_gradient
-from .._util import shape_arg, shape_of
+from .._util import is_const, shape_arg, shape_of
 
 
 @register_gradient("relax.nn.pad")
@@ -27,7 +26,7 @@ def pad(orig_var, orig_call, output_grad, ctx):
             f"pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, but it is "
             f"{attrs['pad_mode']!r}, which TVM takes for 'constant'"
         )
-    if any(isinstance(extent, tirx.IntImm) and int(extent) < 0 for extent in shape_of(orig_var)):
+    if any(is_const(extent) and int(extent) < 0 for extent in shape_of(orig_var)):
         raise GradientError(
             f"pad_width {attrs['pad_width']} crops more of {x.ty} than there is: TVM infers {orig_var.ty}"
         )

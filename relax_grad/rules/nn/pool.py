@@ -5,7 +5,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ...op.pool import check_adaptive_attrs, check_pool_attrs
+from ..._module import short_name
+from ...op.pool import adaptive_attrs, pool_attrs
 from ...registry import register_gradient
 
 _SPLIT = "lets a layout that splits a spatial axis through, which fails without naming the binding"
@@ -57,41 +58,4 @@ def adaptive_avg_pool(orig_var, orig_call, output_grad, ctx):
 
 def _builder(call: relax.Call):
     """Return the builder of the backward operator of a pooling."""
-    return getattr(backward, f"{call.op.name.rpartition('.')[2]}_backward")
-
-
-def pool_attrs(call: relax.Call) -> dict:
-    """Return the attributes that a pooling and its backward operators have in common.
-
-    Raises
-    ------
-    ValueError
-        If no gradient is defined for them.
-    """
-    attrs = check_pool_attrs(call)
-    return {
-        "pool_size": attrs.pool_size,
-        "strides": attrs.strides,
-        "padding": attrs.padding,
-        "dilation": attrs.dilation,
-        "ceil_mode": attrs.ceil_mode,
-        "count_include_pad": attrs.count_include_pad,
-        "layout": attrs.layout,
-        "out_layout": attrs.out_layout,
-    }
-
-
-def adaptive_attrs(call: relax.Call) -> dict:
-    """Return the attributes that an adaptive pooling and its backward operator have in common.
-
-    Raises
-    ------
-    ValueError
-        If no gradient is defined for them.
-    """
-    attrs = check_adaptive_attrs(call)
-    return {
-        "output_size": attrs.output_size,
-        "layout": attrs.layout,
-        "out_layout": attrs.out_layout,
-    }
+    return getattr(backward, f"{short_name(call)}_backward")
