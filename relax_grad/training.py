@@ -137,14 +137,9 @@ def append_loss(
     for name, function in (("backbone", backbone), ("loss", loss)):
         if not isinstance(function, relax.Function):
             raise TypeError(f"{name} must be a Relax function, but it is {function!r}")
-<<<<<<< HEAD
     backbone = copy_with_new_vars(backbone)
-    outputs = _outputs(backbone.body.body)
-=======
-    backbone = relax.utils.copy_with_new_vars(backbone)
     result = backbone.body.body
     outputs = tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]
->>>>>>> r2
     taken, rest = outputs[:num_backbone_outputs], outputs[num_backbone_outputs:]
     if len(taken) < num_backbone_outputs or len(loss.params) < num_backbone_outputs:
         raise ValueError(
