@@ -50,7 +50,7 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
         if each.info.name == "FuseOps":
             yield _in_order_of_writes
         yield each
-        if each.info.name == "LegalizeOps":
+        if each.info.name in ("LegalizeOps", "FuseTIR"):
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":
             yield _inline_what_computes_nothing
@@ -61,7 +61,7 @@ def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContex
     """Let dataflow blocks return all that is used outside of them.
 
     Legalizing what joins the tensors of a tuple that an earlier block returns puts in its place the tensors, which
-    that block does not return.
+    that block does not return. So does FuseTIR where a function takes such a tuple.
     """
     functions = (f for f in mod.functions.values() if isinstance(f, relax.Function))
     if not any(map(_has_open_block, functions)):

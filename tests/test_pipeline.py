@@ -312,3 +312,34 @@ class Module:
     total = np.exp(x) + y
     for result, wanted in zip(found, (total, np.sin(total) + np.exp(x) * y), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_tuple_of_which_a_conditional_takes_an_element(taken):
+    """FuseTIR hands over the element, which the dataflow block that computes it did not return."""
+    mod = from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor((3, 1), "float32"), y: R.Tensor((3, 4), "float32"), c: R.Tensor((), "bool")):
+        with R.dataflow():
+            a = R.log(R.add(R.exp(R.sin(x)), R.const(0.5, "float32")))
+            both = (y, a)
+            R.output(both)
+        if c:
+            b = R.multiply(y, both[1])
+            r = b
+        else:
+            r = y
+        with R.dataflow():
+            s: R.Tensor((), "float32") = R.sum(r)
+            R.output(s)
+        return s
+""")
+    x, y = (RNG.normal(size=shape).astype("float32") for shape in [(3, 1), (3, 4)])
+    mod = relax_grad.value_and_grad(mod, "main", "x")
+    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
+    arguments = map(tvm.runtime.tensor, (x, y, np.array(taken)))
+    _, found = flat(to_numpy(machine["main_adjoint"](*arguments)))
+    wanted = y.sum(1, keepdims=True) * np.exp(np.sin(x)) / (np.exp(np.sin(x)) + 0.5) * np.cos(x)
+    np.testing.assert_allclose(found, wanted if taken else np.zeros_like(x), rtol=1e-5, atol=1e-6)
