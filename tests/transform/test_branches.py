@@ -341,3 +341,39 @@ def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
         y = V * V
         wanted = 2 * V * (np.exp(y) * (1 + y) if taken else 2.0)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_what_a_branch_does_not_change_in_symbolic_conditionals_within_each_other():
+    """The extents of copied branches are those of the function: zeros of them could not be compiled otherwise."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(
+            x: R.Tensor((2, "n", 3), "float64"),
+            y: R.Tensor((2, 3), "float64"),
+            c: R.Tensor((), "bool"),
+        ):
+            n = T.int64()  # noqa: F841
+            if c:
+                if c:
+                    v = x
+                else:
+                    v = x
+                d = R.greater(R.sum(y), R.const(0.0, "float64"))
+                if d:
+                    w = x
+                else:
+                    w = v
+                z = w
+            else:
+                z = x
+            s: R.Tensor((), "float64") = R.sum(z)
+            return s
+
+    adjoint = Gradient("main", "x")(Module)
+    is_sound(adjoint)
+    x, y = np.ones((2, 5, 3)), np.ones((2, 3))
+    for sign in (1, -1):
+        _, (found,) = run(adjoint, "main_adjoint", x, sign * y, np.array(True))
+        np.testing.assert_array_equal(found, x)
