@@ -354,7 +354,7 @@ def test_what_a_branch_does_not_change_in_symbolic_conditionals_within_each_othe
             y: R.Tensor((2, 3), "float64"),
             c: R.Tensor((), "bool"),
         ):
-            n = T.int64()  # noqa: F841
+            n = T.int64()
             if c:
                 if c:
                     v = x

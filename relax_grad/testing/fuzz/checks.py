@@ -149,8 +149,8 @@ def _compare_pipelines(ready) -> None:
     for each, outcome in ready:
         if outcome.failure is None:
             check = functools.partial(check_pipelines, [each.program], (BATCH, 3), targets)
-            _record(outcome, "pipeline", check)
-            outcome.compared.add("pipeline")
+            if _record(outcome, "pipeline", check):
+                outcome.compared.add("pipeline")
 
 
 class _Check:
