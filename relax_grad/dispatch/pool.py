@@ -9,7 +9,7 @@ from tvm_ffi import structural_equal
 
 from ..kernel import pool
 from ..kernel._pooling import Pool, Windows
-from ..op.pool import check_pool_attrs
+from ..op.pool import check_pool_attrs, check_pool_backward
 from ._registry import Kernel, Site, kernel_for
 from ._saving import Calls, Saving, saving_for
 
@@ -44,6 +44,7 @@ def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | 
         return None
 
     def gradient(call: relax.Call, saved) -> Kernel:
+        check_pool_backward(call, relax.BlockBuilder())
         taken = [shapes[1], shapes[0], shapes[0]]
         function = pool.max_pool_backward(of, taken, site.cpu, winners=True)
         return Kernel(function, [call.args[0], *saved])
@@ -74,6 +75,7 @@ def avg_pool(site: Site) -> Kernel | None:
 
 @kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
 def max_pool_backward(site: Site) -> Kernel | None:
+    check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])
@@ -82,6 +84,7 @@ def max_pool_backward(site: Site) -> Kernel | None:
 
 @kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
 def avg_pool_backward(site: Site) -> Kernel | None:
+    check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])

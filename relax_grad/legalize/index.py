@@ -6,7 +6,7 @@ from tvm import relax, tirx
 from tvm.relax.transform.legalize_ops.index import _take as _stock_take
 
 from .._compat import Analyzer, constant_value
-from ..op.index import take_attrs
+from ..op.index import check_take_backward, take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index
 from . import index_slice  # noqa: F401  (registers its legalizations)
@@ -35,6 +35,7 @@ def _take_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     "takes indices of rank 1 only",
 )
 def _take_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    check_take_backward(call, bb)
     output_grad, x, indices = call.args
     return bb.call_te(
         topi_index.take_backward,

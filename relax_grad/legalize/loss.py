@@ -7,6 +7,7 @@ from tvm.relax.transform.legalize_ops.nn import (
     _nn_cross_entropy_with_logits as tvm_cross_entropy_with_logits,
 )
 
+from ..op.loss import check_nll_loss_backward
 from ..registry import register_legalize
 from ..topi import loss as topi_loss
 from ._gpu import bind_threads
@@ -36,6 +37,7 @@ def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     "other targets, and makes NaN of the gradient where all targets are ignored",
 )
 def _nll_loss_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    check_nll_loss_backward(call, bb)
     output_grad, predictions, targets, *weights = call.args
     gradient = bb.call_te(
         topi_loss.nll_loss_backward,

@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
 
-from .._compat import shapes_differ
+from .._compat import shapes_differ, shapes_may_differ
 from ..registry import own_operator
 
 InferType = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
@@ -244,7 +244,10 @@ def shape_values(call: relax.Call, index: int, name: str) -> list[tirx.PrimExpr]
 def check_shape(
     call: relax.Call, name: str, got: relax.TensorType, forward: relax.TensorType
 ) -> None:
-    """Refuse a gradient whose shape provably differs from what the forward operator returns.
+    """Refuse a gradient whose shape is not what the forward operator returns.
+
+    What computes the gradient takes the extents of the one for those of the other. So extents that are
+    expressions must provably be the same; what is not known at all is for run time.
 
     Raises
     ------
@@ -256,10 +259,11 @@ def check_shape(
             f"{call.op.name}: {name} must have {forward.ndim} dimensions, as the result of the "
             f"forward operator has ({forward}), but its type is {got}"
         )
-    if shapes_differ(got, forward):
+    if shapes_may_differ(got, forward):
+        unproved = "" if shapes_differ(got, forward) else ", which may differ from it at run time"
         raise ValueError(
-            f"{call.op.name}: {name} must have the shape {_text(forward.shape.values)} that "
-            f"the forward operator returns, but it has {_text(got.shape.values)}"
+            f"{call.op.name}: {name} must have the shape {shape_text(forward.shape.values)} that "
+            f"the forward operator returns, but it has {shape_text(got.shape.values)}{unproved}"
         )
 
 
@@ -314,6 +318,7 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, str) else value
 
 
-def _text(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
+    """Return a shape as an error message shows it."""
     dims = (str(dim.value if isinstance(dim, tirx.IntImm) else dim) for dim in shape)
     return f"({', '.join(dims)})"

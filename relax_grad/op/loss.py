@@ -1,7 +1,7 @@
 """The backward operators of the losses.
 
-``nll_loss_backward`` is TVM's own; here are the one for the weights, which TVM lacks, and the one of
-``cross_entropy_with_logits``.
+``nll_loss_backward`` is TVM's own, whose calls are checked here; the one for the weights, which TVM lacks, and the
+one of ``cross_entropy_with_logits`` are added.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of
-from ._declare import check_shape, declare_op, forward_type, tensor_type
+from .._compat import dtype_of, shapes_may_differ
+from ._declare import check_shape, declare_op, forward_type, shape_text, tensor_type
 
 
 def nll_loss_backward_weights(
@@ -69,13 +69,41 @@ def cross_entropy_with_logits_backward(output_grad: relax.Expr, factor: relax.Ex
     )
 
 
-def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad, _, _, weights = (
-        tensor_type(call, index, name)
-        for index, name in enumerate(("output_grad", "predictions", "targets", "weights"))
+def check_nll_loss_backward(call: relax.Call, ctx: relax.BlockBuilder) -> None:
+    """Check a call of one of nll_loss's backward operators.
+
+    TVM infers the type of that which it has without looking at anything but the type of the predictions.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Names the operator, the argument, what was expected and what was found.
+    """
+    names = ("output_grad", "predictions", "targets", "weights")[: len(call.args)]
+    output_grad, predictions, *others = (
+        tensor_type(call, index, name) for index, name in enumerate(names)
     )
     forward = relax.Call(Op.get("relax.nn.nll_loss"), call.args[1:], call.attrs)
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
+    if not isinstance(predictions.shape, relax.ShapeExpr):
+        return
+    # The forward operator takes extents for equal unless they provably differ.
+    shape = list(predictions.shape.values)
+    classes = min(1, len(shape) - 1)
+    of_targets = shape[:classes] + shape[classes + 1 :]
+    for name, found, extents in zip(
+        names[2:], others, (of_targets, [shape[classes]]), strict=False
+    ):
+        if shapes_may_differ(found, relax.TensorType(extents, found.dtype)):
+            raise ValueError(
+                f"{call.op.name}: {name} must have the shape {shape_text(extents)} for predictions of type "
+                f"{predictions}, but the type is {found}"
+            )
+
+
+def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    check_nll_loss_backward(call, ctx)
+    weights = tensor_type(call, 3, "weights")
     if isinstance(weights.shape, relax.ShapeExpr):
         return relax.TensorType(weights.shape, dtype_of(weights))
     return relax.TensorType(dtype=dtype_of(weights), ndim=1)
