@@ -1,16 +1,30 @@
-"""Legalization of linear algebra: the backward operators, and einsum where TVM's is wrong."""
+"""Legalization of linear algebra: the backward operators, and matmul and einsum where TVM's are wrong."""
 
 from __future__ import annotations
 
 from tvm import relax
 from tvm.relax.transform.legalize_ops.linear_algebra import _einsum as stock_einsum
+from tvm.relax.transform.legalize_ops.linear_algebra import _matmul as stock_matmul
 
 from .._compat import dtype_of
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
 from ..topi import linear_algebra as topi_linear_algebra
 from ..topi._util import is_static
-from ._util import shape_values
+from ._util import shape_values, zero_where_empty
+
+
+@register_legalize(
+    "relax.matmul", corrects="leaves a sum over a symbolic axis undefined where that is empty"
+)
+def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    product = stock_matmul(bb, call)
+    a, b = (each.ty.shape.values for each in call.args)
+    extents = [a[-1], b[-2 if len(b) > 1 else 0]]
+    # TVM's own does what is right for an extent that it knows.
+    if is_static(extents[0]) or (is_static(extents[1]) and int(extents[1]) > 0):
+        return product
+    return zero_where_empty(bb, product, extents[:1])
 
 
 @register_legalize(
