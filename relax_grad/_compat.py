@@ -160,6 +160,12 @@ def shapes_agree(found, expected) -> bool:
     )
 
 
+def shapes_may_differ(found, expected) -> bool:
+    """Tell whether two tensor types differ in rank, or in extents that are known and not provably the same."""
+    known = all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected))
+    return not shapes_agree(found, expected) if known else shapes_differ(found, expected)
+
+
 _LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
 
 
@@ -281,5 +287,6 @@ __all__ = [
     "replace_attrs",
     "shapes_agree",
     "shapes_differ",
+    "shapes_may_differ",
     "types_differ",
 ]

@@ -8,7 +8,7 @@ from tvm import relax
 
 from .._compat import dtype_of
 from ..kernel import index
-from ..op.index import take_attrs
+from ..op.index import check_take_backward, take_attrs
 from ._registry import Kernel, Site, kernel_for
 
 #: Rows of a tensor for which it is worth while to find out once what indices mean.
@@ -18,6 +18,7 @@ _ROWS = 4
 @kernel_for("relax.grad.take_backward")
 def take_backward(site: Site) -> Kernel | None:
     """Return the kernel of the gradient of taking rows."""
+    check_take_backward(site.call, relax.BlockBuilder())
     output_grad, x, indices = site.call.args
     dtype = _index_dtype(indices)
     of_indices = dtype and site.shape(indices, dtype)

@@ -9,7 +9,7 @@ from tvm_ffi import structural_equal
 
 from ..kernel import pool
 from ..kernel._pooling import Pool, Windows
-from ..op.pool import check_pool_attrs
+from ..op.pool import check_pool_attrs, check_pool_backward
 from ._registry import Kernel, Site, kernel_for
 from ._saving import Calls, Saving, saving_for
 
@@ -45,6 +45,7 @@ def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | 
         return None
 
     def gradient(call: relax.Call, saved) -> Kernel:
+        check_pool_backward(call, relax.BlockBuilder())
         taken = [shapes[1], shapes[0], shapes[0]]
         function = pool.max_pool_backward(of, taken, site.cpu, winners=True)
         return Kernel(function, [call.args[0], *saved])
@@ -77,6 +78,7 @@ def avg_pool(site: Site) -> Kernel | None:
 @kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
 def max_pool_backward(site: Site) -> Kernel | None:
     """Return the kernel of the gradient of max pooling."""
+    check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])
@@ -86,6 +88,7 @@ def max_pool_backward(site: Site) -> Kernel | None:
 @kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
 def avg_pool_backward(site: Site) -> Kernel | None:
     """Return the kernel of the gradient of average pooling; dilated windows have none."""
+    check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])

@@ -10,6 +10,7 @@ from tvm.ir import Op
 from .._compat import dtype_of
 from ..kernel import softmax as kernels
 from ..kernel.loss import Loss, cross_entropy_backward
+from ..op.loss import check_nll_loss_backward
 from ._registry import Kernel, Site, kernel_for
 from ._saving import Calls, Saving, saving_for
 
@@ -81,6 +82,7 @@ def _cross_entropy_backward(
     gradient = site.lookup(output_grad) if isinstance(output_grad, relax.Var) else None
     if not isinstance(gradient, relax.Call) or gradient.op != _NLL_LOSS_BACKWARD:
         return None
+    check_nll_loss_backward(gradient, relax.BlockBuilder())
     output_grad, _, targets, *weights = gradient.args
     dtype = dtype_of(targets.ty)
     attrs = gradient.attrs

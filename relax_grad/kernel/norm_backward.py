@@ -92,7 +92,8 @@ def channel_norm_backward_gamma(
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x, mean, rstd, and the result: the sum over each channel of ``dy * (x - mean) * rstd``.
+        Takes dy, x, mean, rstd, and the result: the sum over each channel of ``dy * (x - mean) * rstd``; 0 for
+        channels without elements.
     """
     vectors = Vectors(cpu.lanes)
 
@@ -107,13 +108,22 @@ def channel_norm_backward_gamma(
                 return [vectors.only(grad * distance, number), *([grad] if of_beta else [])]
 
             total, *plain = of.sums(vectors, c, 1 + len(of_beta), product)
-            b.store(result, c, total * rstd[c])
+            # The sum over nothing is 0, whatever the deviation of nothing is.
+            b.store(result, c, _where_any(of, total * rstd[c]))
             for target, value in zip(of_beta, plain, strict=True):
                 b.store(target, c, value)
 
     params = list(zip(("dy", "x", "mean", "rstd", "result"), shapes, strict=True))
     results = [*params[-1:], *([("beta", beta)] if beta is not None else [])]
     return with_results(name, params[:-1], results, body)
+
+
+def _where_any(of: Channels, value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return a value, and 0 where the channels have no elements."""
+    extents = [each for each in (of.outer, of.inner) if not isinstance(each, int)]
+    if not extents:
+        return value
+    return tirx.if_then_else(tirx.all(*(each > 0 for each in extents)), value, number_of(0.0))
 
 
 def row_norm_backward_data(

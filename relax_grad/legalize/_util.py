@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import relax, tirx
 from tvm.ir import Op
 
@@ -49,4 +51,20 @@ def zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         list(call.ty.shape.values),
         dtype_of(call.ty),
         primfunc_name_hint="empty",
+    )
+
+
+def zero_where_empty(
+    bb: relax.BlockBuilder, total: relax.Expr, extents: Sequence[tirx.PrimExpr]
+) -> relax.Expr:
+    """Return a legalized sum of products, and 0 where one of these extents of what is summed is 0.
+
+    It is a call of its own, which is fused with the sum as what follows that is, so that TVM finds the sum in
+    the form that its schedules know.
+    """
+    return bb.call_te(
+        topi_util.zero_where_empty,
+        bb.emit(total),
+        list(extents),
+        primfunc_name_hint="zero_where_empty",
     )

@@ -8,8 +8,9 @@ from tvm.relax import op
 from .._compat import Analyzer, dtype_of
 from ..op.attention import for_heads, take_apart
 from ..registry import register_legalize
+from ..topi import _util as topi_util
 from ..topi import attention as topi_attention
-from ._util import stock
+from ._util import stock, zero_where_empty, zeros
 
 _STOCK_ATTENTION = stock("relax.nn.attention")
 
@@ -17,7 +18,8 @@ _STOCK_ATTENTION = stock("relax.nn.attention")
 @register_legalize(
     "relax.nn.attention",
     corrects="reads out of bounds where heads share keys, is NaN where every score that a causal mask leaves is "
-    "far below 0, refuses a window, and sums half precision in half precision",
+    "far below 0, refuses a window, sums half precision in half precision, and is undefined where there is no "
+    "key",
 )
 def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     query, key, value = call.args
@@ -29,7 +31,11 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         and all(dtype_of(other.ty) == dtype for other in (key, value))
         and all(Analyzer().can_prove_equal(o.ty.shape.values[2], heads) for o in (key, value))
     ):
-        return _STOCK_ATTENTION(bb, call)
+        keys = key.ty.shape.values[1]
+        if topi_util.is_empty([keys]):
+            return zeros(bb, call)
+        attended = _STOCK_ATTENTION(bb, call)
+        return attended if topi_util.is_static(keys) else zero_where_empty(bb, attended, [keys])
     return _compute(bb, call)
 
 

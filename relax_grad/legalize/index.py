@@ -6,7 +6,7 @@ from tvm import relax, tirx
 
 from .._compat import Analyzer, constant_value
 from .._module import short_name
-from ..op.index import take_attrs
+from ..op.index import check_take_backward, take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index
 from ._util import shape_values, stock
@@ -36,6 +36,7 @@ def _take_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     "takes indices of rank 1 only",
 )
 def _take_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    check_take_backward(call, bb)
     output_grad, x, indices = call.args
     return bb.call_te(
         topi_index.take_backward,

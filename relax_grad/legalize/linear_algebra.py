@@ -1,4 +1,4 @@
-"""Legalization of linear algebra: the backward operators, and einsum where TVM's is wrong."""
+"""Legalization of linear algebra: the backward operators, and matmul and einsum where TVM's are wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
 from ..topi import linear_algebra as topi_linear_algebra
 from ..topi._util import is_static
-from ._util import shape_values, stock
+from ._util import shape_values, stock, zero_where_empty
 
-_STOCK_EINSUM = stock("relax.einsum")
+_STOCK_EINSUM, _STOCK_MATMUL = stock("relax.einsum"), stock("relax.matmul")
+
+
+@register_legalize(
+    "relax.matmul", corrects="leaves a sum over a symbolic axis undefined where that is empty"
+)
+def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    product = _STOCK_MATMUL(bb, call)
+    a, b = (each.ty.shape.values for each in call.args)
+    extents = [a[-1], b[-2 if len(b) > 1 else 0]]
+    # TVM's own does what is right for an extent that it knows.
+    if is_static(extents[0]) or (is_static(extents[1]) and int(extents[1]) > 0):
+        return product
+    return zero_where_empty(bb, product, extents[:1])
 
 
 @register_legalize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from ..op.loss import nll_loss_attrs
+from ..op.loss import check_nll_loss_backward, nll_loss_attrs
 from ..registry import register_legalize
 from ..topi import loss as topi_loss
 from ._gpu import bind_threads
@@ -37,6 +37,7 @@ def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     "other targets, and makes NaN of the gradient where all targets are ignored",
 )
 def _nll_loss_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    check_nll_loss_backward(call, bb)
     output_grad, predictions, targets, *weights = call.args
     gradient = bb.call_te(
         topi_loss.nll_loss_backward,

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from .._compat import shapes_differ
+from .._compat import shapes_differ, shapes_may_differ
 
 
 def unused(ndim: int = -1) -> relax.Var:
@@ -140,7 +140,10 @@ def shape_values(call: relax.Call, index: int, name: str) -> list[tirx.PrimExpr]
 def check_shape(
     call: relax.Call, name: str, got: relax.TensorType, forward: relax.TensorType
 ) -> None:
-    """Refuse a gradient whose shape provably differs from what the forward operator returns.
+    """Refuse a gradient whose shape is not what the forward operator returns.
+
+    What computes the gradient takes the extents of the one for those of the other. So extents that are
+    expressions must provably be the same; what is not known at all is for run time.
 
     Raises
     ------
@@ -152,10 +155,11 @@ def check_shape(
             f"{call.op.name}: {name} must have {forward.ndim} dimensions, as the result of the "
             f"forward operator has ({forward}), but its type is {got}"
         )
-    if shapes_differ(got, forward):
+    if shapes_may_differ(got, forward):
+        unproved = "" if shapes_differ(got, forward) else ", which may differ from it at run time"
         raise ValueError(
-            f"{call.op.name}: {name} must have the shape {_text(forward.shape.values)} that "
-            f"the forward operator returns, but it has {_text(got.shape.values)}"
+            f"{call.op.name}: {name} must have the shape {shape_text(forward.shape.values)} that "
+            f"the forward operator returns, but it has {shape_text(got.shape.values)}{unproved}"
         )
 
 
@@ -197,6 +201,6 @@ def check_positive(call: relax.Call, *names: str) -> None:
             raise ValueError(f"{call.op.name}: {name} must be positive, but it is {found}")
 
 
-def _text(shape: Sequence[tirx.PrimExpr]) -> str:
+def shape_text(shape: Sequence[tirx.PrimExpr]) -> str:
     dims = (str(dim.value if isinstance(dim, tirx.IntImm) else dim) for dim in shape)
     return f"({', '.join(dims)})"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from .._compat import dtype_of, shapes_differ
+from .._compat import dtype_of, shapes_may_differ
 from ._infer import check_shape, tensor_type, type_of_shape
 
 #: The extents of a tensor, each None where it is not known.
@@ -138,7 +138,7 @@ def _typed(extents: Extents, like: relax.TensorType) -> relax.TensorType:
 
 
 def _check_extents(call: relax.Call, index: int, extents: Extents) -> relax.TensorType:
-    """Return the type of an argument, whose extents must not provably differ from these.
+    """Return the type of an argument, whose extents must be these where they are known.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def _check_extents(call: relax.Call, index: int, extents: Extents) -> relax.Tens
     """
     name = call.op.arguments[index].name
     found = tensor_type(call, index, name)
-    if shapes_differ(found, _typed(extents, found)):
+    if shapes_may_differ(found, _typed(extents, found)):
         expected = ", ".join(
             "?" if extent is None else str(getattr(extent, "value", extent)) for extent in extents
         )

@@ -134,7 +134,14 @@ def take_attrs(call: relax.Call) -> dict:
     return {"axis": None if axis is None else int(axis), "mode": call.attrs.mode or "fast"}
 
 
-def _infer_take_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+def check_take_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Check a call of take_backward, which TVM may have made, and return the type of its result.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Names the operator, the argument, what was expected and what was found.
+    """
     output_grad, x = tensor_type(call, 0, "output_grad"), tensor_type(call, 1, "x")
     forward = relax.op.take(*call.args[1:], **take_attrs(call))
     forward = forward_type(call, ctx, forward)
@@ -170,7 +177,7 @@ register_infer_type(
     corrects="returns the type of x, whatever the arguments are",
 )(
     of_form(
-        _infer_take_backward,
+        check_take_backward,
         [
             (argument.name, argument.type_info, argument.description)
             for argument in Op.get("relax.grad.take_backward").arguments

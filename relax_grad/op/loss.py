@@ -1,7 +1,7 @@
 """The backward operators of the losses.
 
-``nll_loss_backward`` is TVM's own; here are the one for the weights, which TVM lacks, and the one of
-``cross_entropy_with_logits``.
+``nll_loss_backward`` is TVM's own, whose calls are checked here; the one for the weights, which TVM lacks, and the
+one of ``cross_entropy_with_logits`` are added.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
+from .._compat import shapes_may_differ
 from ._declare import declare_op
-from ._infer import check_shape, forward_type, tensor_type, type_of_shape
+from ._infer import check_shape, forward_type, shape_text, tensor_type, type_of_shape
 
 
 def nll_loss_backward_weights(
@@ -77,13 +78,41 @@ def nll_loss_attrs(call: relax.Call) -> dict:
     }
 
 
-def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    output_grad, _, _, weights = (
-        tensor_type(call, index, name)
-        for index, name in enumerate(("output_grad", "predictions", "targets", "weights"))
+def check_nll_loss_backward(call: relax.Call, ctx: relax.BlockBuilder) -> None:
+    """Check a call of one of nll_loss's backward operators.
+
+    TVM infers the type of that which it has without looking at anything but the type of the predictions.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Names the operator, the argument, what was expected and what was found.
+    """
+    names = ("output_grad", "predictions", "targets", "weights")[: len(call.args)]
+    output_grad, predictions, *others = (
+        tensor_type(call, index, name) for index, name in enumerate(names)
     )
     forward = relax.Call(Op.get("relax.nn.nll_loss"), call.args[1:], call.attrs)
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
+    if not isinstance(predictions.shape, relax.ShapeExpr):
+        return
+    # The forward operator takes extents for equal unless they provably differ.
+    shape = list(predictions.shape.values)
+    classes = min(1, len(shape) - 1)
+    of_targets = shape[:classes] + shape[classes + 1 :]
+    for name, found, extents in zip(
+        names[2:], others, (of_targets, [shape[classes]]), strict=False
+    ):
+        if shapes_may_differ(found, relax.TensorType(extents, found.dtype)):
+            raise ValueError(
+                f"{call.op.name}: {name} must have the shape {shape_text(extents)} for predictions of type "
+                f"{predictions}, but the type is {found}"
+            )
+
+
+def _infer_nll_loss_backward_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    check_nll_loss_backward(call, ctx)
+    weights = tensor_type(call, 3, "weights")
     return weights if weights.ndim == 1 else type_of_shape(weights, None, 1)
 
 

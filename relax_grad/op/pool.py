@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import shapes_differ
+from .._compat import shapes_may_differ
 from .._layout import Layout
 from ._declare import declare_op
 from ._infer import check_positive, check_shape, forward_type, tensor_type, type_of_shape, unused
@@ -276,7 +276,7 @@ def _infer_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     attrs = check_pool_attrs(call)
     forward = _forward_type(call, ctx, attrs)
     tangent, data = tensor_type(call, 0, "data_tangent"), call.args[1].ty
-    if shapes_differ(tangent, data):
+    if shapes_may_differ(tangent, data):
         raise ValueError(
             f"{call.op.name}: data_tangent must have the shape of data, whose type is {data}, but "
             f"its type is {tangent}"

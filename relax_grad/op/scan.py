@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of, shapes_differ
+from .._compat import dtype_of, shapes_may_differ
 from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, shape_values, tensor_type, unused
 
@@ -107,7 +107,7 @@ def _infer_linear_scan(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     _check_axis(call, "multiplier", multiplier.ndim)
     if len(call.args) == 2:
         increment = tensor_type(call, 1, "increment")
-        if shapes_differ(increment, multiplier) or dtype_of(increment) != dtype_of(multiplier):
+        if shapes_may_differ(increment, multiplier) or dtype_of(increment) != dtype_of(multiplier):
             raise ValueError(
                 f"{call.op.name}: increment must have the type {multiplier} of multiplier, but it has "
                 f"{increment}"

@@ -106,8 +106,8 @@ def _parameters(call: relax.Call, ctx: relax.BlockBuilder) -> list[relax.Expr]:
     """Return scale and zero point in float32, such that they broadcast to the data."""
     data, *parameters = call.args
     ndim = len(shape_of(data))
-    axis = int(call.attrs.axis) % ndim
-    others = [i for i in range(ndim) if i != axis]
+    # A 0-d tensor has no axis, and parameters of one element.
+    others = [i for i in range(ndim) if i != int(call.attrs.axis) % ndim]
 
     def broadcast(parameter):
         extents = shape_of(parameter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tvm import relax
+from tvm import relax, tirx
 
 from ..op._rank import named
 from ..registry import register_gradient
@@ -87,11 +87,15 @@ def clip(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = clip(x, min, max)``.
 
     Backward form: ``[where(y == x, y_grad, 0), no_grad, no_grad]``: what clip leaves as it is, the bounds
-    among it, passes the gradient on, as in PyTorch. A NaN passes none.
+    among it, passes the gradient on, as in PyTorch. A NaN passes none. Where ``min > max`` the result is ``min``
+    whatever ``x`` is, and the gradient is 0.
     """
     x, low, high = orig_call.args
     bounds = [no_grad(low), no_grad(high)]
     if not is_float(x):
         return [no_grad(x), *bounds]
+    are_known = all(isinstance(bound, (tirx.IntImm, tirx.FloatImm)) for bound in (low, high))
+    if are_known and low.value > high.value:
+        return [relax.op.zeros_like(x), *bounds]
     kept = relax.op.equal(orig_var, x)
     return [relax.op.where(kept, output_grad, zero(x)), *bounds]

@@ -8,6 +8,7 @@ from calls import build, tensor
 from dispatched import check_dispatch, kernels_in
 from tvm import relax, tirx
 
+import relax_grad
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
 
@@ -105,3 +106,22 @@ def test_what_is_left():
     ]
     found = build(params, lambda dy, *i: index_tensor_backward_data(dy, (5, 9), list(i)))
     assert kernels_in(found) == []
+
+
+def test_what_was_built_before_the_import_is_checked():
+    """TVM infers the type of its own operator from that of the data alone."""
+    params = [
+        tensor("dy", (2, 4), "float32"),
+        tensor("x", (9, 4), "float32"),
+        tensor("indices", (5,), "int64"),
+    ]
+    relax_grad.uninstall()
+    try:
+        found = build(params, lambda *arguments: take_backward(*arguments, axis=0))
+    finally:
+        relax_grad.install()
+    message = r"take_backward: output_grad must have the shape \(5, 4\)"
+    with pytest.raises(ValueError, match=message):
+        kernels_in(found)
+    with pytest.raises(ValueError, match=message):
+        relax.transform.LegalizeOps()(found)

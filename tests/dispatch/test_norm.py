@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from calls import build, tensor
-from dispatched import check_dispatch, kernels_in
+from dispatched import check_dispatch, kernels_in, run_both
 from tvm import relax, tirx
 
 from relax_grad.op import norm
@@ -158,3 +158,27 @@ def test_what_is_left():
         (lambda *a: relax.op.nn.layer_norm(*a, axes=[2, 1]), (2, 6, 5), (5, 6), (5, 6)),
     ]:
         assert kernels_in(module(body, *shapes)) == []
+
+
+@pytest.mark.parametrize(
+    ("backward", "data", "parameters"),
+    [
+        (lambda *args: norm.batch_norm_backward_gamma(*args, axis=1), (N, 4, 3, 4), (4,)),
+        (lambda *args: norm.batch_norm_backward_gamma(*args, axis=1), (2, 4, N, 4), (4,)),
+        (
+            lambda *args: norm.instance_norm_backward_gamma(*args, channel_axis=1, axes=[2, 3]),
+            (2, 4, N, 4),
+            (2, 4, 1, 1),
+        ),
+    ],
+    ids=["batch", "space", "instance"],
+)
+def test_gradient_of_gamma_without_elements(backward, data, parameters):
+    """It is a sum over nothing, although the statistics of nothing are NaN."""
+    sizes = [0 if extent is N else extent for extent in data]
+    values = [np.zeros(sizes, "float32")] * 2 + [np.full(parameters, np.nan, "float32")] * 2
+    found = module(backward, data, data, parameters, parameters)
+    (kernel,) = kernels_in(found)
+    assert "backward_gamma_kernel" in kernel
+    for result in run_both(found, "main", values):
+        np.testing.assert_array_equal(result, np.zeros(parameters))

@@ -71,3 +71,27 @@ def test_what_is_left(attrs):
     x = tensor("x", (2, 9, 9, 9), "float32")
     module = build([x], lambda x: relax.op.nn.max_pool2d(x, (3, 3), **attrs))
     assert kernels_in(module) == []
+
+
+@pytest.mark.parametrize("with_forward", [False, True])
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize(
+    ("grad", "data", "expected"),
+    [
+        ((1, 1, 1, 1), (8, 8, 9, 9), r"\(8, 8, 7, 7\)"),
+        ((tirx.Var("m", "int64"), 8, 7, 7), (N, 8, 9, 9), r"\(n, 8, 7, 7\)"),
+    ],
+)
+def test_an_output_gradient_of_another_shape_is_refused(grad, data, expected, kind, with_forward):
+    """TVM infers the types of these two without looking at it, and a kernel would read outside of it."""
+    forward = getattr(relax.op.nn, f"{kind}_pool2d")
+    backward = getattr(relax.op.grad, f"{kind}_pool2d_backward")
+
+    def body(dy, x):
+        dx = backward(dy, x, (3, 3))
+        return relax.Tuple([forward(x, (3, 3)), dx]) if with_forward else dx
+
+    module = build([tensor("dy", grad, "float32"), tensor("x", data, "float32")], body)
+    message = f"relax.grad.{kind}_pool2d_backward: output_grad must have the shape {expected}"
+    with pytest.raises(ValueError, match=message):
+        kernels_in(module)

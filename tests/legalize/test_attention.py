@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from calls import build, tensor
+from tvm import relax, tirx
 
 
 def reference(q, k, v, bias=0.0, seen=True, scale=None):
@@ -101,3 +102,20 @@ def test_sequences():
 
     found = compute(*values, starts, ends, np.array(5, "int32"), function=var_len)
     check(found, reference(*values, seen=seen), "float32")
+
+
+@pytest.mark.parametrize("keys", [0, tirx.Var("n", "int64")], ids=["static", "symbolic"])
+@pytest.mark.parametrize("causal_mask", [None, "TopLeft"])
+def test_no_keys(keys, causal_mask):
+    """What attends to nothing is 0."""
+    params = [
+        tensor("query", (2, 4, 3, 8), "float32"),
+        tensor("key", (2, keys, 3, 8), "float32"),
+        tensor("value", (2, keys, 3, 8), "float32"),
+    ]
+    module = build(params, lambda *of: relax.op.nn.attention(*of, causal_mask=causal_mask))
+    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    values = [np.ones((2, extent, 3, 8), "float32") for extent in (4, 0, 0)]
+    for _ in range(3):
+        found = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
+        np.testing.assert_array_equal(found, np.zeros((2, 4, 3, 8)))

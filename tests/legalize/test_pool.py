@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+M, N = (tirx.Var(name, "int64") for name in "mn")
 BACKWARD = [relax.op.grad.max_pool2d_backward, relax.op.grad.avg_pool2d_backward]
 
 
@@ -28,6 +29,12 @@ def module_of(make, grad, data, *attrs, **named):
     ("grad", "data", "attrs", "message"),
     [
         ((1, 2, 2, 2), (1, 2, 6, 6), {}, r"output_grad must have the shape \(1, 2, 3, 3\)"),
+        (
+            (M, 2, 3, 3),
+            (N, 2, 6, 6),
+            {},
+            r"\(n, 2, 3, 3\) .* it has \(m, 2, 3, 3\), which may differ",
+        ),
         ((2, 3, 3), (1, 2, 6, 6), {}, "output_grad must have 4 dimensions"),
         ((1, 2, 3, 3), (2, 6, 6), {}, "do not fit relax.nn.max_pool2d"),
         ((1, 2, 3, 3, 4), (1, 2, 6, 6, 4), {"layout": "NCHW4h"}, "layout must have the axes"),

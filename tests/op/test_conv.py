@@ -276,6 +276,20 @@ def test_errors_of_rank(rank):
     ):
         with pytest.raises(ValueError, match=message):
             type_of(call)
+    batches = [var(name, (tirx.Var(name, "int64"), *output[1:])) for name in "mn"]
+    for call in (
+        backward_data(
+            batches[0], (*batches[1].ty.shape.values[:1], *data[1:]), var("w", weight), **attrs
+        ),
+        backward_weight(
+            batches[0],
+            var("x", (*batches[1].ty.shape.values[:1], *data[1:])),
+            weight,
+            **attrs,
+        ),
+    ):
+        with pytest.raises(ValueError, match=message + r" .* which may differ from it at run time"):
+            type_of(call)
     with pytest.raises(ValueError, match=f"output_grad must have {rank + 2} dimensions"):
         type_of(backward_data(var("dy", output[1:]), data, var("w", weight), **attrs))
     spatial = "DHW"[-rank:]

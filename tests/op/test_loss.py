@@ -8,6 +8,8 @@ from tvm import relax, tirx
 from tvm.ir import assert_structural_equal
 from tvm.relax.op import grad
 
+from relax_grad import target
+
 
 def var(name, shape=None, dtype="float32", ndim=-1):
     if shape is None:
@@ -78,6 +80,42 @@ def test_weights_gradient_of_symbolic_and_unknown_shapes():
 def test_weights_gradient_refuses(arguments, reduction, message):
     with pytest.raises((TypeError, ValueError), match=f"(?s)nll_loss_backward_weights.*{message}"):
         infer(grad.nll_loss_backward_weights(*arguments, reduction))
+
+
+M, N = (tirx.Var(name, "int64") for name in "mn")
+
+
+@pytest.mark.parametrize("pipeline", ["default", "relax_grad"])
+@pytest.mark.parametrize("with_softmax", [False, True])
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((), (2000, 5), (7,)), "do not fit relax.nn.nll_loss"),
+        (((3,), (2000, 5), (2000,)), "output_grad must have 0 dimensions"),
+        (((), (N, 5), (M,)), r"targets must have the shape \(n\) .*\(m,\)"),
+        (((), (N, 5, M), (N, N)), r"targets must have the shape \(n, m\) .*\(n, n\)"),
+        (((), (4, N), (4,), (M,)), r"weights must have the shape \(n\) .*\(m,\)"),
+        (((), (N,), (), (M,)), r"weights must have the shape \(n\) .*\(m,\)"),
+    ],
+)
+def test_gradient_of_nll_loss_refuses(shapes, message, with_softmax, pipeline):
+    """TVM infers the type of its own operator from that of the predictions alone."""
+    dtypes = ["float32", "float32", "int64", "float32"]
+    params = [var(f"x{i}", shape, dtypes[i]) for i, shape in enumerate(shapes)]
+    axis = min(1, len(shapes[1]) - 1)
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            y = bb.emit(relax.op.nn.log_softmax(params[1], axis)) if with_softmax else params[1]
+            result = bb.emit(grad.nll_loss_backward(params[0], y, *params[2:]))
+            if with_softmax:  # one kernel computes the gradient of both
+                total = bb.emit(relax.op.sum(result, [axis], keepdims=True))
+                share = bb.emit(relax.op.multiply(total, bb.emit(relax.op.exp(y))))
+                result = bb.emit(relax.op.subtract(result, share))
+            result = bb.emit_output(result)
+        bb.emit_func_output(result)
+    with pytest.raises(ValueError, match=f"relax.grad.nll_loss_backward: (.|\n)*{message}"):
+        tvm.compile(bb.get(), target.host(), relax_pipeline=pipeline)
 
 
 def test_a_reduction_that_does_not_exist_is_refused():

@@ -91,6 +91,19 @@ def test_bounds_of_the_range_pass_the_gradient_and_ties_round_as_the_forward():
     assert found.tolist() == [0, 1, 1, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_tensor_without_axes(shape, axis):
+    if tvm.__version__.startswith("0.26."):
+        pytest.skip("TVM 0.26 refuses an axis of a 0-d tensor")
+    for x, expected in ((0.33, [1, 3 - 3.3]), (100, [0, 127])):
+        zero, one = np.array(0, "int8"), np.ones((), "float32")
+        values = [np.array(x, "float32"), np.full(shape, 0.1, "float32"), zero, one]
+        found = gradients(fake_quantize("int8", axis), values, [0, 1])
+        assert [each.shape for each in found] == [(), shape]
+        np.testing.assert_allclose([each.item() for each in found], expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(("out_dtype", "largest"), [("float8_e4m3fn", 448), ("float8_e5m2", 57344)])
 def test_float8(out_dtype, largest):
     x = np.float32(

@@ -105,6 +105,13 @@ def test_clip_by_bounds_that_its_dtype_rounds():
     assert gradient(relax.op.clip, x, "float16", 0.0, 0.1).tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(("low", "high"), [(1, 0), (0.5, -0.5)])
+def test_clip_by_bounds_that_are_crossed(low, high):
+    """The result is the lower bound whatever the element is, also where that is the bound."""
+    x = np.array([-1, -0.5, 0, 0.5, 0.75, 1, 2, np.nan])
+    assert gradient(relax.op.clip, x, "float32", low, high).tolist() == [0] * 8
+
+
 def test_integers_have_no_gradient():
     x = relax.Var("x", relax.TensorType((3,), "int32"))
     for name, args in (("abs", ()), ("square", ()), ("clip", (0, 1))):
