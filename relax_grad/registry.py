@@ -142,6 +142,14 @@ def register_gradient(
     decorator : Callable
         Takes a rule ``(orig_var, orig_call, output_grad, ctx) -> list[Expr]`` that returns one
         partial for each argument of the call, and returns it unchanged.
+
+    Raises
+    ------
+    TypeError
+        If the rule is no function.
+    ValueError
+        If the running TVM has no such operator, or the operator has a rule already and ``corrects`` is not
+        given.
     """
 
     def decorate(rule: GradientRule) -> GradientRule:
@@ -250,14 +258,16 @@ def classify(op_name: str) -> Classification:
     key = (op_name, "FPrimalGradient")
     if found is None:
         return Classification(op_name, "unclassified")
-    if key in _declarations and found != _installed.get(key):
+    if key in _declarations and key not in _installed:  # taken back by uninstall
+        return Classification(op_name, "differentiable", "TVM")
+    if key in _installed and found != _installed[key]:
         return Classification(op_name, "differentiable", "user")
-    rule = "relax_grad" if key in _declarations else "TVM"
+    rule = "relax_grad" if key in _installed else "TVM"
     if op_name in _reasons:
         return Classification(
             op_name, "non-differentiable", rule, _reasons[op_name], op_name in _refused
         )
-    corrects = _declarations[key].corrects if key in _declarations else None
+    corrects = _declarations[key].corrects if key in _installed else None
     return Classification(op_name, "differentiable", rule, corrects=corrects)
 
 
@@ -292,10 +302,12 @@ def uninstall() -> None:
     --------
     >>> import relax_grad
     >>> relax_grad.uninstall()
-    >>> relax_grad.registry.classify("relax.nn.conv2d").kind
+    >>> relax_grad.registry.classify("relax.tile").kind
     'unclassified'
+    >>> relax_grad.registry.classify("relax.nn.conv2d").rule
+    'TVM'
     >>> relax_grad.install()
-    >>> relax_grad.registry.classify("relax.nn.conv2d").kind
+    >>> relax_grad.registry.classify("relax.tile").kind
     'differentiable'
     """
     global _ready
@@ -329,6 +341,19 @@ def _check_callable(function, op_name: str) -> None:
         )
 
 
+def _check_free(op_name: str, attr: str) -> None:
+    """Refuse what would have no effect, as another is registered at a higher level."""
+    if Op.get(op_name).get_attr(attr) is None:
+        return
+    message = (
+        f"{attr} of {op_name} is registered with TVM already; to replace it, pass corrects=, what is wrong "
+        "with it"
+    )
+    if attr == "FPrimalGradient":
+        message += f", or call relax.op.register_gradient({op_name!r}, rule, level={TVM_LEVEL + 1})"
+    raise ValueError(message)
+
+
 def _declare(declaration: Declaration) -> None:
     _check_operator(declaration.op_name)
     key = (declaration.op_name, declaration.attr)
@@ -338,6 +363,8 @@ def _declare(declaration: Declaration) -> None:
             f"{declaration.attr} of {declaration.op_name} is declared twice; to override it, register "
             "your own with TVM, for example by relax.op.register_gradient"
         )
+    if _ready and declaration.corrects is None:
+        _check_free(*key)
     _declarations[key] = declaration
     if _ready:
         install()
