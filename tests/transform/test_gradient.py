@@ -98,6 +98,17 @@ def test_match_cast():
     check(build([x], body), X)
 
 
+@pytest.mark.parametrize("name", ["multiply", "maximum", "matmul"])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_error_of_an_unknown_shape_names_the_argument(name, known):
+    unknown = relax.TensorType(None, "float64", ndim=2)
+    params = [tensor("x", (3, 3)) if known else relax.Var("x", unknown), relax.Var("y", unknown)]
+    module = build(params, lambda bb, x, y: op.sum(bb.emit(getattr(op, name)(x, y))))
+    message = "the shapes of all arguments must" if known else "the shape of x must"
+    with pytest.raises(GradientError, match=f"{message} be known, .* with relax.match_cast"):
+        Gradient("main")(module)
+
+
 @pytest.mark.parametrize("dataflow", [True, False])
 def test_match_cast_to_what_the_type_does_not_know(dataflow):
     """The check stays in the adjoint function, and behind it are the extents of before."""
