@@ -25,9 +25,13 @@ __version__ = "0.1.0"
 install()
 
 
+#: Modules that differentiating does not need.
+_LATE = ("backend", "cli", "dispatch", "testing", "training")
+
+
 def __getattr__(name: str):
     """Import what differentiating does not need when it is first asked for."""
-    if name in ("backend", "testing"):
+    if name in _LATE:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

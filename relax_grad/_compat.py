@@ -219,15 +219,17 @@ def replace_attrs(attrs, **changes):
 
 
 def types_differ(found, expected) -> bool:
-    """Tell whether two types provably differ in dtype, rank or extents."""
+    """Tell whether two types provably differ: one is no tensor, or dtype, rank or extents are others."""
     if isinstance(expected, tvm.relax.TupleType):
         return (
             not isinstance(found, tvm.relax.TupleType)
             or len(found.fields) != len(expected.fields)
             or any(map(types_differ, found.fields, expected.fields))
         )
-    if not (isinstance(found, tvm.relax.TensorType) and isinstance(expected, tvm.relax.TensorType)):
+    if not isinstance(expected, tvm.relax.TensorType):
         return False
+    if not isinstance(found, tvm.relax.TensorType):
+        return not isinstance(found, tvm.relax.ObjectType)  # of which nothing is known
     if (
         found.dtype is not None
         and expected.dtype is not None

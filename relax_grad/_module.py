@@ -68,14 +68,16 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
 
 
 def _bound_twice(function: relax.Function) -> set[relax.Var]:
+    """Return the variables that more than one parameter or binding of a function stands for."""
     bound: set[relax.Var] = set()
     twice: set[relax.Var] = set()
     functions = [function]
     while functions:
-        for binding in bindings_of(functions.pop().body):
-            (twice if binding.var in bound else bound).add(binding.var)
-            if isinstance(binding.value, relax.Function):
-                functions.append(binding.value)
+        current = functions.pop()
+        bindings = list(bindings_of(current.body))
+        for variable in [*current.params, *(binding.var for binding in bindings)]:
+            (twice if variable in bound else bound).add(variable)
+        functions += [each.value for each in bindings if isinstance(each.value, relax.Function)]
     return twice
 
 

@@ -17,9 +17,10 @@ says what is known of an operator.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -28,7 +29,7 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.op.grad import no_grad as _no_grad
 
-from ._compat import dtype_of, types_differ
+from ._compat import dtype_of, shapes_differ, types_differ
 from .errors import GradientError
 
 TVM_LEVEL = 10
@@ -141,6 +142,14 @@ def register_gradient(
     decorator : Callable
         Takes a rule ``(orig_var, orig_call, output_grad, ctx) -> list[Expr]`` that returns one
         partial for each argument of the call, and returns it unchanged.
+
+    Raises
+    ------
+    TypeError
+        If the rule is no function.
+    ValueError
+        If the running TVM has no such operator, or the operator has a rule already and ``corrects`` is not
+        given.
     """
 
     def decorate(rule: GradientRule) -> GradientRule:
@@ -249,14 +258,16 @@ def classify(op_name: str) -> Classification:
     key = (op_name, "FPrimalGradient")
     if found is None:
         return Classification(op_name, "unclassified")
-    if key in _declarations and found != _installed.get(key):
+    if key in _declarations and key not in _installed:  # taken back by uninstall
+        return Classification(op_name, "differentiable", "TVM")
+    if key in _installed and found != _installed[key]:
         return Classification(op_name, "differentiable", "user")
-    rule = "relax_grad" if key in _declarations else "TVM"
+    rule = "relax_grad" if key in _installed else "TVM"
     if op_name in _reasons:
         return Classification(
             op_name, "non-differentiable", rule, _reasons[op_name], op_name in _refused
         )
-    corrects = _declarations[key].corrects if key in _declarations else None
+    corrects = _declarations[key].corrects if key in _installed else None
     return Classification(op_name, "differentiable", rule, corrects=corrects)
 
 
@@ -291,10 +302,12 @@ def uninstall() -> None:
     --------
     >>> import relax_grad
     >>> relax_grad.uninstall()
-    >>> relax_grad.registry.classify("relax.nn.conv2d").kind
+    >>> relax_grad.registry.classify("relax.tile").kind
     'unclassified'
+    >>> relax_grad.registry.classify("relax.nn.conv2d").rule
+    'TVM'
     >>> relax_grad.install()
-    >>> relax_grad.registry.classify("relax.nn.conv2d").kind
+    >>> relax_grad.registry.classify("relax.tile").kind
     'differentiable'
     """
     global _ready
@@ -328,6 +341,19 @@ def _check_callable(function, op_name: str) -> None:
         )
 
 
+def _check_free(op_name: str, attr: str) -> None:
+    """Refuse what would have no effect, as another is registered at a higher level."""
+    if Op.get(op_name).get_attr(attr) is None:
+        return
+    message = (
+        f"{attr} of {op_name} is registered with TVM already; to replace it, pass corrects=, what is wrong "
+        "with it"
+    )
+    if attr == "FPrimalGradient":
+        message += f", or call relax.op.register_gradient({op_name!r}, rule, level={TVM_LEVEL + 1})"
+    raise ValueError(message)
+
+
 def _declare(declaration: Declaration) -> None:
     _check_operator(declaration.op_name)
     key = (declaration.op_name, declaration.attr)
@@ -337,6 +363,8 @@ def _declare(declaration: Declaration) -> None:
             f"{declaration.attr} of {declaration.op_name} is declared twice; to override it, register "
             "your own with TVM, for example by relax.op.register_gradient"
         )
+    if _ready and declaration.corrects is None:
+        _check_free(*key)
     _declarations[key] = declaration
     if _ready:
         install()
@@ -364,6 +392,121 @@ def _as_ffi(declaration: Declaration) -> tvm_ffi.Function:
     return tvm_ffi.convert(declaration.function)
 
 
+def apply_rule(
+    rule: GradientRule,
+    orig_var: relax.Var,
+    orig_call: relax.Call,
+    output_grad: relax.Var,
+    ctx: relax.BlockBuilder,
+    arguments: Sequence[relax.Expr],
+    is_wanted: Callable[[relax.Expr], bool],
+) -> list[relax.Expr]:
+    """Return the partials of a call by the rule that TVM holds for its operator.
+
+    The rules of relax_grad check what they return themselves. What any other returns is checked here, its
+    type for the arguments only that a gradient is wanted for. Where the call is computed again, the
+    arguments are those of the original one.
+
+    Raises
+    ------
+    GradientError
+        If the rule fails, or returns what is no gradient; it names the operator and the binding.
+    """
+    op_name = orig_call.op.name
+    if _installed.get((op_name, "FPrimalGradient")) == rule:
+        return rule(orig_var, orig_call, output_grad, ctx)
+    with failing_as(f"gradient of {op_name}, binding {orig_var.name!r}"):
+        partials = rule(orig_var, orig_call, output_grad, ctx)
+        _check_length(partials, len(arguments))
+        return [
+            check_partial(ctx, partial, argument, is_wanted)
+            for partial, argument in zip(partials, arguments, strict=True)
+        ]
+
+
+@contextlib.contextmanager
+def failing_as(where: str) -> Iterator[None]:
+    """Make what a rule raises an error that says where it was."""
+    try:
+        yield
+    except GradientError as error:
+        if str(error).startswith(where):
+            raise
+        raise GradientError(f"{where}: {error}") from error
+    except Exception as error:
+        raise GradientError(f"{where}: {str(error) or type(error).__name__}") from error
+
+
+def check_partial(
+    ctx: relax.BlockBuilder,
+    partial: relax.Expr,
+    argument: relax.Expr,
+    is_wanted: Callable[[relax.Expr], bool],
+) -> relax.Expr:
+    """Normalize what a rule returns for an argument, and refuse what cannot be its gradient.
+
+    Of the elements of a tuple that is written out, only those that a gradient is wanted for are looked at.
+    """
+    _check_expr(partial)
+    if is_no_grad(partial) or not is_wanted(argument):
+        return partial
+    if isinstance(partial, relax.Tuple) and isinstance(argument, relax.Tuple):
+        if len(partial.fields) != len(argument.fields):
+            raise GradientError(
+                f"the gradient of a tuple of {len(argument.fields)} elements must have as many, but it has "
+                f"{len(partial.fields)}"
+            )
+        pairs = zip(partial.fields, argument.fields, strict=True)
+        return relax.Tuple([check_partial(ctx, *pair, is_wanted) for pair in pairs])
+    partial = ctx.normalize(partial)
+    if not _may_be_gradient(partial.ty, argument.ty):
+        raise _wrong_type(argument.ty, partial.ty)
+    return partial
+
+
+def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
+    """Tell whether a value of a type may be the gradient of an argument of another, as far as is known."""
+    if isinstance(found, relax.ObjectType):
+        return True
+    if isinstance(argument, relax.TupleType):
+        return (
+            isinstance(found, relax.TupleType)
+            and len(found.fields) == len(argument.fields)
+            and all(map(_may_be_gradient, found.fields, argument.fields))
+        )
+    if not isinstance(argument, relax.TensorType):
+        return True
+    is_float = argument.dtype is None or dtype_of(argument).startswith(("float", "bfloat"))
+    if not isinstance(found, relax.TensorType):
+        return not is_float  # what has no gradient may have anything in its place in a tuple
+    if _is_quantized(argument) and found.dtype is not None and "float" in dtype_of(found):
+        return not shapes_differ(found, argument)
+    return not types_differ(found, argument)
+
+
+def _wrong_type(expected: relax.Type, found: relax.Type) -> GradientError:
+    return GradientError(
+        f"the gradient of an argument must have its type {expected}, but it has {found}"
+    )
+
+
+def _check_length(partials, expected: int) -> None:
+    # What comes back from TVM is an array of its own.
+    if not isinstance(partials, (list, tvm_ffi.Array)) or len(partials) != expected:
+        raise GradientError(
+            f"the rule must return a list of {expected} expressions, one for each argument, but it "
+            f"returned {partials!r}"
+        )
+
+
+def _check_expr(partial) -> None:
+    if not isinstance(partial, relax.Expr):
+        raise GradientError(
+            f"the rule must return expressions, but it returned {partial!r}; for an argument without a "
+            "gradient that is relax.op.grad.no_grad(argument)"
+        )
+
+
 def _guarded(op_name: str, rule: GradientRule, quantized: bool) -> GradientRule:
     """Make a rule's failure an error that names the operator and the binding.
 
@@ -372,21 +515,13 @@ def _guarded(op_name: str, rule: GradientRule, quantized: bool) -> GradientRule:
 
     @functools.wraps(rule)
     def checked(orig_var, orig_call, output_grad, ctx):
-        where = f"gradient of {op_name}, binding {orig_var.name!r}"
-        try:
+        with failing_as(f"gradient of {op_name}, binding {orig_var.name!r}"):
             partials = rule(orig_var, orig_call, output_grad, ctx)
-            expected = len(orig_call.args)
-            if not isinstance(partials, list) or len(partials) != expected:
-                raise GradientError(
-                    f"the rule must return a list of {expected} expressions, one for each "
-                    f"argument, but it returned {partials!r}"
-                )
+            _check_length(partials, len(orig_call.args))
             return [
                 _normalized(ctx, partial, argument, quantized)
                 for partial, argument in zip(partials, orig_call.args, strict=True)
             ]
-        except (GradientError, TypeError, ValueError) as error:
-            raise GradientError(f"{where}: {error}") from error
 
     return checked
 
@@ -395,8 +530,7 @@ def _normalized(
     ctx: relax.BlockBuilder, partial: relax.Expr, argument: relax.Expr, quantized: bool
 ) -> relax.Expr:
     """Normalize a partial and hold its type against that of its argument."""
-    if not isinstance(partial, relax.Expr):
-        raise GradientError(f"the rule must return expressions, but it returned {partial!r}")
+    _check_expr(partial)
     if is_no_grad(partial):
         return partial
     partial = ctx.normalize(partial)
@@ -405,9 +539,7 @@ def _normalized(
         ndim = expected.ndim if expected.shape is None else -1
         expected = relax.TensorType(expected.shape, "float32", ndim=ndim)
     if types_differ(partial.ty, expected):
-        raise GradientError(
-            f"the gradient of an argument must have its type {expected}, but it has {partial.ty}"
-        )
+        raise _wrong_type(expected, partial.ty)
     return partial
 
 

@@ -263,6 +263,16 @@ CASES = {
         "must be of type TorchCase",
         lambda: testing.check_many_against_torch([3]),
     ),
+    "no list of cases for PyTorch": (
+        TypeError,
+        "cases must be a list",
+        lambda: testing.check_many_against_torch(None),
+    ),
+    "a tolerance for PyTorch": (
+        TypeError,
+        "rtol must be a number",
+        lambda: testing.check_many_against_torch([], rtol="x"),
+    ),
 }
 
 
@@ -306,7 +316,18 @@ SETTINGS = {
     "target": ({"target": "nonsense"}, ValueError, "nonsense"),
     "wrt": ({"wrt": [3]}, ValueError, "wrt names x3"),
     "wrt of text": ({"wrt": ["y"]}, ValueError, "wrt names y"),
-    "dtypes": ({"dtypes": ["q"]}, (TypeError, ValueError), None),
+    "order of a boolean": ({"order": True}, ValueError, "order must be a positive integer"),
+    "dtypes": ({"dtypes": ["q"]}, ValueError, "dtypes must be among float64, .* one is 'q'"),
+    "dtypes of text": ({"dtypes": "q"}, ValueError, "dtypes must be among float64, .* one is 'q'"),
+    "dtypes of a number": ({"dtypes": 3}, TypeError, "dtypes must be names of dtypes"),
+    "rtol of text": ({"rtol": "x"}, TypeError, "rtol must be a number, but it is 'x'"),
+    "atol of a list": ({"atol": [1.0]}, TypeError, "atol must be a number"),
+    "negative rtol": ({"rtol": -1.0}, ValueError, "rtol must not be negative"),
+    "symbolic name": ({"symbolic": {0: "n"}}, TypeError, "symbolic must give names to axes"),
+    "symbolic text": ({"symbolic": "n"}, TypeError, "symbolic must give names to axes"),
+    "symbolic list": ({"symbolic": [1]}, TypeError, "symbolic must give names to axes"),
+    "symbolic input by name": ({"symbolic": {"x0": {0: "n"}}}, TypeError, "symbolic must give"),
+    "symbolic axis of a number": ({"symbolic": {0: {0: 3}}}, TypeError, "symbolic must give"),
     "attribute": ({"nothing": 2}, TypeError, "nothing"),
     "symbolic input": ({"symbolic": {3: {0: "n"}}}, ValueError, None),
     "symbolic axis": ({"symbolic": {0: {5: "n"}}}, ValueError, None),
@@ -335,6 +356,21 @@ INPUTS = {
 def test_inputs_of_a_check(name):
     inputs, error, message = INPUTS[name]
     check(error, message, lambda: testing.check_gradients(op.exp, inputs))
+
+
+RESULTS = {
+    "None": lambda x: None,
+    "a number": lambda x: 3.0,
+    "a shape": op.shape_of,
+    "integers": lambda x: op.astype(x, "int32"),
+    "a tuple of integers": lambda x: relax.Tuple([op.argmax(x)]),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_functions_that_return_no_floats(name):
+    message = "the function must return floating-point tensors"
+    check(TypeError, message, lambda: testing.check_gradients(RESULTS[name], ONES))
 
 
 @pytest.mark.parametrize("function", [None, 3, []], ids=repr)

@@ -50,3 +50,14 @@ def test_loads_nothing_else():
     assert not {name for name in top if name not in sys.stdlib_module_names}
     late = {"backend", "cli", "dispatch.conv", "kernel", "schedule", "testing", "training"}
     assert late.isdisjoint(name.removeprefix("relax_grad.") for name in names)
+
+
+def test_what_is_loaded_later_is_there_when_it_is_asked_for():
+    names = ["backend", "cli", "dispatch", "testing", "training"]
+    code = f"""
+import relax_grad
+for name in {names}:
+    print(getattr(relax_grad, name).__name__.removeprefix("relax_grad."))
+print(hasattr(relax_grad, "nothing"))
+"""
+    assert run_python(code, ENVIRONMENT).split() == [*names, "False"]

@@ -62,6 +62,28 @@ print("compiled")
     assert run_python(SNAPSHOT + code) == "compiled"
 
 
+def test_what_is_taken_back_is_classified_as_tvms_own():
+    code = """
+import relax_grad
+classify = relax_grad.registry.classify
+names = ["relax.nn.conv2d", "relax.nn.relu", "relax.tile", "relax.exp", "relax.argmax"]
+before = [classify(name) for name in names]
+relax_grad.uninstall()
+print(*((classify(name).kind, classify(name).rule) for name in names), sep="\\n")
+relax_grad.install()
+print([classify(name) for name in names] == before)
+"""
+    unclassified = "('unclassified', None)"
+    tvms = "('differentiable', 'TVM')"
+    expected = [tvms, tvms, unclassified, tvms, unclassified, "True"]
+    assert run_python(SNAPSHOT + code).split("\n") == expected
+
+
+def test_examples():
+    code = "import doctest; from relax_grad import registry; print(doctest.testmod(registry))"
+    assert run_python(SNAPSHOT + code) == "TestResults(failed=0, attempted=6)"
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize(
     ("op", "level"), [("relax.tile", 10), ("relax.nn.conv2d", 11), ("relax.nn.conv2d", 30)]

@@ -139,6 +139,43 @@ def test_a_second_declaration_is_refused():
         relax_grad.register_gradient("relax.nn.conv2d")(lambda *args: [])
 
 
+@pytest.mark.parametrize("register", [relax_grad.register_gradient, relax_grad.register_legalize])
+def test_a_declaration_that_would_have_no_effect_is_refused(register):
+    """TVM's own is registered at a higher level."""
+    before = registry.classify("relax.exp")
+    with pytest.raises(
+        ValueError, match=r"of relax\.exp is registered with TVM already.*corrects="
+    ):
+        register("relax.exp")(lambda *args: [])
+    assert registry.classify("relax.exp") == before
+    if register is relax_grad.register_gradient:
+        with pytest.raises(ValueError, match=r"register_gradient\('relax\.exp', rule, level=11\)"):
+            register("relax.exp")(lambda *args: [])
+
+
+def test_what_has_a_rule_of_tvm_cannot_be_declared_non_differentiable():
+    with pytest.raises(ValueError, match=r"of relax\.exp is registered with TVM already"):
+        registry.register_nondifferentiable("relax.exp", "nothing")
+    assert registry.classify("relax.exp").kind == "differentiable"
+
+
+def test_a_declaration_that_corrects_takes_effect_after_the_import():
+    code = """
+        import relax_grad
+        from tvm import relax
+        from tvm.ir import Op
+
+        @relax_grad.register_gradient("relax.exp", corrects="nothing")
+        def exp(orig_var, orig_call, output_grad, ctx):
+            return [output_grad]
+
+        print(relax_grad.registry.classify("relax.exp").rule)
+        relax.op.register_gradient("relax.exp", exp, level=11)
+        print(relax_grad.registry.classify("relax.exp").rule)
+    """
+    assert run_python(code).split() == ["relax_grad", "user"]
+
+
 def test_a_declaration_after_the_import_takes_effect_at_once():
     code = """
         import relax_grad, tvm

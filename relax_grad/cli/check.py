@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 import tvm
 
 from ..registry import declarations
+from ..target import host
 from ..testing import check_against_torch
 from ..testing._program import PASSES
 from ..testing.samples import Sample, sampled_operators, samples
@@ -360,7 +361,8 @@ def add_parser(commands) -> None:
         "--target",
         type=_target,
         default="llvm",  # a string default goes through type too
-        help="the target to compile for, as a name or in JSON (default: llvm)",
+        help="the target to compile for, as a name or in JSON, or host: the processor of this machine "
+        "(default: llvm)",
     )
     check.add_argument(
         "--order",
@@ -392,6 +394,8 @@ def _order(text: str) -> int:
 
 def _target(text: str) -> tvm.target.Target:
     try:
+        if text == "host":
+            return host()
         target = tvm.target.Target(json.loads(text) if text.startswith("{") else text)
         device = tvm.runtime.Device(target.get_target_device_type(), 0)
     except Exception as error:

@@ -14,6 +14,7 @@ from ..errors import GradientError
 
 __all__ = [
     "broadcast_like",
+    "broadcast_shape",
     "cast_each",
     "cast_like",
     "const_like",
@@ -118,10 +119,27 @@ def reshape_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     return relax.op.reshape(grad, relax.op.shape_of(like))
 
 
+def broadcast_shape(grad: relax.Expr, like: relax.Expr) -> list[tirx.PrimExpr]:
+    """Return the dimensions of a gradient to which ``like`` was broadcast.
+
+    Raises
+    ------
+    GradientError
+        If one of the shapes is not known; it speaks of the arguments of the forward operator.
+    """
+    shape_of(like)
+    if not isinstance(grad.ty.shape, relax.ShapeExpr):
+        raise GradientError(
+            f"the shapes of all arguments must be known, static or symbolic, to tell along which axes {like} "
+            "was broadcast; give each one with relax.match_cast"
+        )
+    return shape_of(grad)
+
+
 def unbroadcast(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Sum a gradient over the axes along which ``like`` was broadcast."""
     grad = ctx.normalize(grad)
-    if same_shape(shape_of(grad), shape_of(like)):
+    if same_shape(broadcast_shape(grad, like), shape_of(like)):
         return grad
     if is_static(like):
         return relax.op.collapse_sum_to(grad, like.ty.shape)

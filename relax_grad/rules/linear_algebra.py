@@ -15,6 +15,7 @@ from ..errors import GradientError
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_gradient
 from ._util import (
+    broadcast_shape,
     cast_like,
     dtype_of,
     is_const,
@@ -86,7 +87,7 @@ def _matmul_second(ctx, grad, a, b):
 
 def _is_broadcast(x: relax.Expr, grad: relax.Expr) -> bool:
     """Tell whether matmul has broadcast an argument of two or more axes to the batch of its result."""
-    batch, full = shape_of(x)[:-2], shape_of(grad)[:-2]
+    full, batch = broadcast_shape(grad, x)[:-2], shape_of(x)[:-2]
     return len(batch) != len(full) or any(
         is_one(extent) and not is_one(whole) for extent, whole in zip(batch, full, strict=True)
     )

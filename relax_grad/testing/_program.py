@@ -88,6 +88,8 @@ def make_arguments(
     def argument(name: str, value: np.ndarray, names: Mapping[int, str]) -> Argument:
         if dtype is not None and value.dtype.name in _FLOATS:
             value = value.astype(numpy_dtype(dtype))
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
         shape = [
             dims.setdefault(names[axis], tirx.Var(names[axis], "int64")) if axis in names else size
             for axis, size in enumerate(value.shape)
@@ -106,6 +108,10 @@ def make_arguments(
 
 def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]]) -> None:
     """Refuse a name for an axis that does not exist, and one name for two extents."""
+    if not _is_symbolic(symbolic):
+        raise TypeError(
+            f"symbolic must give names to axes of inputs, as {{0: {{0: 'n'}}}} does, but it is {symbolic!r}"
+        )
     extents: dict[str, int] = {}
     for i, names in symbolic.items():
         if not (0 <= i < len(inputs) and isinstance(inputs[i], np.ndarray)):
@@ -118,6 +124,20 @@ def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]])
                 raise ValueError(
                     f"symbolic gives the name {name!r} to the extents {extents[name]} and {shape[axis]}"
                 )
+
+
+def _is_symbolic(symbolic) -> bool:
+    """Tell whether this is a mapping of integers to mappings of integers to text."""
+
+    def is_integer(key) -> bool:
+        return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
+
+    return isinstance(symbolic, Mapping) and all(
+        is_integer(i)
+        and isinstance(names, Mapping)
+        and all(is_integer(axis) and isinstance(name, str) for axis, name in names.items())
+        for i, names in symbolic.items()
+    )
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
@@ -148,7 +168,12 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
         relax.Var(tensor.name, relax.TensorType(tensor.value.shape, tensor.dtype))
         for tensor in tensors
     ]
-    outputs = float_leaves(_output_type(function, params, call_args, attrs))
+    output_type = _output_type(function, params, call_args, attrs)
+    outputs = float_leaves(output_type)
+    if not outputs and any(tensor.is_float for tensor in tensors):
+        raise TypeError(
+            f"the function must return floating-point tensors, but what it returns is {output_type}"
+        )
     # Cotangents need values: the static types of the same outputs say how many.
     static_args = _substitute_all(call_args, params, static)
     leaves = [leaf for _, leaf in float_leaves(_output_type(function, static, static_args, attrs))]
@@ -325,7 +350,12 @@ def _substitute(arg, known: Mapping):
 def _output_type(function, params, call_args, attrs) -> relax.Type:
     bb = relax.BlockBuilder()
     with bb.function("probe", params):
-        result = bb.emit(function(*call_args, **attrs))
+        result = function(*call_args, **attrs)
+        if not isinstance(result, relax.Expr):
+            raise TypeError(
+                f"the function must return floating-point tensors, but it returned {result!r}"
+            )
+        result = bb.emit(result)
         bb.emit_func_output(result)
     return result.ty
 

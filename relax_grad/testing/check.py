@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ def check_gradients(
     *,
     wrt: Sequence[int | str] | None = None,
     order: int = 1,
-    dtypes: Sequence[str] = (),
+    dtypes: str | Sequence[str] = (),
     through: str = "relax_grad",
     target="llvm",
     rtol: float | None = None,
@@ -89,7 +90,7 @@ def check_gradients(
     order : int
         The highest order to check. From order 2 on, the gradient of the gradient is checked with
         respect to the inputs and to the output's cotangents.
-    dtypes : Sequence[str]
+    dtypes : str or Sequence[str]
         Further dtypes in which to check the first order: the floating-point inputs are cast to each.
     through : str
         The pass that applies the rules: ``"relax_grad"`` for :class:`relax_grad.transform.Gradient`, or
@@ -118,6 +119,8 @@ def check_gradients(
     ------
     GradientCheckError
         Names the operator, the argument, the worst element and both numbers.
+    GradientError
+        If the pass refuses the function or what a rule returns.
     TypeError, ValueError
         If an argument of the check itself is wrong, or there is nothing to differentiate with respect
         to.
@@ -132,15 +135,16 @@ def check_gradients(
     True
     """
     name, function = resolve(fn_or_op)
-    if not isinstance(order, int) or order < 1:
+    if isinstance(order, bool) or not isinstance(order, int) or order < 1:
         raise ValueError(f"order must be a positive integer, but it is {order!r}")
+    dtypes = _checked_dtypes(dtypes)
     for tolerance_name, tolerance in (("rtol", rtol), ("atol", atol)):
-        if tolerance is not None and not tolerance >= 0:
-            raise ValueError(f"{tolerance_name} must not be negative, but it is {tolerance!r}")
+        if tolerance is not None:
+            check_tolerance(tolerance_name, tolerance)
     check = _Check(name, rtol, atol, seed)
 
     def program(dtype: str | None) -> Program:
-        arguments = _program.make_arguments(inputs, dtype, symbolic or {})
+        arguments = _program.make_arguments(inputs, dtype, {} if symbolic is None else symbolic)
         return _program.first_order(function, arguments, attrs, np.random.default_rng(seed))
 
     own = program(None)
@@ -347,6 +351,24 @@ def resolve(fn_or_op: str | Callable) -> tuple[str, Callable]:
         if builder is None:
             raise ValueError(f"no builder in tvm.relax.op for an operator named {fn_or_op!r}")
     return fn_or_op, builder
+
+
+def check_tolerance(name: str, tolerance: float) -> None:
+    """Refuse what is no number, and a negative one."""
+    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
+        raise TypeError(f"{name} must be a number, but it is {tolerance!r}")
+    if not tolerance >= 0:
+        raise ValueError(f"{name} must not be negative, but it is {tolerance!r}")
+
+
+def _checked_dtypes(dtypes: str | Sequence[str]) -> list[str]:
+    if not isinstance(dtypes, (str, Sequence)):
+        raise TypeError(f"dtypes must be names of dtypes, but it is {dtypes!r}")
+    dtypes = [dtypes] if isinstance(dtypes, str) else list(dtypes)
+    for dtype in dtypes:
+        if dtype not in TOLERANCES:
+            raise ValueError(f"dtypes must be among {', '.join(TOLERANCES)}, but one is {dtype!r}")
+    return dtypes
 
 
 def select_wrt(arguments: Sequence[Argument], wrt: Sequence[int | str] | None) -> list[str]:

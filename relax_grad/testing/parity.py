@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import GradientCheckError
 from . import _program
-from .check import resolve, select_wrt
+from .check import check_tolerance, resolve, select_wrt
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,23 @@ def check_many_against_torch(
     Returns
     -------
     max_error : float
-        The largest error found.
+        The largest error found; 0 if there are no cases.
 
     Raises
     ------
     GradientCheckError
         Names the case, the argument, the worst element and both numbers.
     """
+    if not isinstance(cases, (list, tuple)):
+        raise TypeError(f"cases must be a list of type TorchCase, but it is {cases!r}")
+    check_tolerance("rtol", rtol)
     for case in cases:
         if not isinstance(case, TorchCase):
             raise TypeError(f"cases must be of type TorchCase, but one is {case!r}")
         if not callable(case.torch_function):
             raise TypeError(f"torch_function must be callable, but it is {case.torch_function!r}")
+    if not cases:
+        return 0.0
     prepared = [_Comparison(case, through, seed) for case in cases]
     run = _program.compile_together([each.module for each in prepared], target)
     largest = 0.0

@@ -12,7 +12,7 @@ from .._compat import shapes_agree
 from .._module import is_known
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
-from ..registry import is_no_grad
+from ..registry import apply_rule, check_partial, failing_as, is_no_grad
 from ._adjoint import Adjoint, adjoint_type, element
 from ._branches import copy_branch, without_effects
 from ._checkpoint import Checkpoints, is_marker
@@ -66,7 +66,7 @@ class Reverse:
             if not isinstance(partial, (relax.Tuple, relax.Var)):
                 partial = self._bb.emit(partial)
             for i, field in enumerate(expr.fields):
-                if any(variable in self._active for variable in used(field)):
+                if self._is_wanted(field):
                     self.add(field, element(partial, i))
             return
         adjoint = self._find(expr)
@@ -118,7 +118,7 @@ class Reverse:
         return self.adjoint(expr) if expr in self._active else None
 
     def _call(self, variable: relax.Var, call: relax.Call, total: relax.Expr) -> None:
-        if not any(v in self._active for v in used(call)):
+        if not self._is_wanted(call):
             return
         if is_marker(call):  # within a branch, all of which is computed again
             self.add(call.args[0], total)
@@ -134,12 +134,9 @@ class Reverse:
             return
         if rule is None:
             raise GradientError(f"binding {variable.name!r}: {call.op} has no gradient")
-        partials = rule(seen, seen_call, total, self._bb)
-        if len(partials) != len(call.args):
-            raise GradientError(
-                f"binding {variable.name!r}: the rule of {call.op.name} must return {len(call.args)} "
-                f"partials, one for each argument, but it returned {len(partials)}"
-            )
+        partials = apply_rule(
+            rule, seen, seen_call, total, self._bb, list(call.args), self._is_wanted
+        )
         for argument, partial in zip(call.args, partials, strict=True):
             self.add(argument, partial)
 
@@ -155,12 +152,17 @@ class Reverse:
                 f"binding {variable.name!r}: no gradient is registered as {call.attrs.te_grad_name!r}; "
                 "register one with tvm.relax.training.utils.register_te_gradient"
             )
-        partials = rule(variable, call, total, self._bb)
-        if isinstance(partials.ty, relax.TupleType):
-            self.add(arguments, partials)
-        else:
-            (argument,) = arguments.fields
-            self.add(argument, partials)
+        name, bb = call.attrs.te_grad_name, self._bb
+        with failing_as(f"gradient of {name}, binding {variable.name!r}"):
+            partials = rule(variable, call, total, bb)
+            is_tuple = isinstance(getattr(partials, "ty", None), relax.TupleType)
+            # A function of one argument may return a tensor.
+            argument = arguments if is_tuple or len(arguments) != 1 else arguments[0]
+            partials = check_partial(bb, partials, argument, self._is_wanted)
+        self.add(argument, partials)
+
+    def _is_wanted(self, argument: relax.Expr) -> bool:
+        return any(variable in self._active for variable in used(argument))
 
     def _conditional(self, value: relax.If, parts: Parts) -> None:
         """Take the adjoint of the branch that was taken, whose forward bindings are computed again."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 import relax_grad
@@ -269,6 +270,17 @@ def test_target_in_json(makers, capsys):
     code, out = run(capsys, "--order", "1", "--target", '{"kind": "llvm", "opt-level": 1}')
     assert code == 0, out
     assert "target llvm\n" in out
+
+
+def test_target_of_this_machine(makers, capsys, monkeypatch):
+    makers["relax.exp"] = smooth
+    targets = []
+    compiled = tvm.compile
+    monkeypatch.setattr(
+        tvm, "compile", lambda mod, target: targets.append(target) or compiled(mod, target)
+    )
+    assert run(capsys, "--order", "1", "--target", "host")[0] == 0
+    assert set(map(str, targets)) == {str(relax_grad.target.host())}
 
 
 def test_list(capsys):

@@ -64,6 +64,17 @@ def _bound_twice() -> relax.Function:
     return _function(None, X.ty, _typed(op.exp(X)), _typed(op.sin(X)))
 
 
+def _twice_a_parameter() -> relax.Function:
+    call = _typed(op.exp(X))
+    bound = relax.BindingBlock([relax.VarBinding(y := relax.Var("y", X.ty), call)])
+    return relax.Function([X, X], relax.SeqExpr([bound], y), X.ty)
+
+
+def _parameter_bound_again() -> relax.Function:
+    bound = relax.BindingBlock([relax.VarBinding(X, _typed(op.exp(X)))])
+    return relax.Function([X], relax.SeqExpr([bound], X), X.ty)
+
+
 def _missing_callee() -> relax.Function:
     call = relax.Call(tvm.ir.GlobalVar("nowhere"), [X], ty_args=[X.ty])
     relax.expr._update_type(call, X.ty)
@@ -80,6 +91,8 @@ def _unknown_extent() -> relax.Function:
 MALFORMED = {
     "a free variable": _free_variable,
     "a variable bound twice": _bound_twice,
+    "a parameter twice": _twice_a_parameter,
+    "a parameter bound again": _parameter_bound_again,
     "a call of a function that is missing": _missing_callee,
     "an extent that no parameter gives": _unknown_extent,
 }

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from relax_grad._compat import dtype_of
-from relax_grad.errors import GradientCheckError
+from relax_grad.errors import GradientCheckError, GradientError
 from relax_grad.testing import check_gradients
 from relax_grad.testing._program import numpy_dtype
 
@@ -100,16 +100,20 @@ def test_a_wrong_second_order_fails_at_order_2_only():
             check_gradients("relax.exp", [X], order=2)
 
 
+@pytest.mark.parametrize("through", ["relax_grad", "tvm"])
 @pytest.mark.parametrize(
-    ("change", "what"),
+    "change",
     [
-        (lambda grad, x: relax.op.sum(grad, 0, keepdims=True), "type"),
-        (lambda grad, x: relax.op.astype(grad, "float32"), "type"),
+        lambda grad, x: relax.op.sum(grad, 0, keepdims=True),
+        lambda grad, x: relax.op.astype(grad, "float32"),
     ],
+    ids=["shape", "dtype"],
 )
-def test_a_gradient_of_another_type_fails(change, what):
-    with rule_of("relax.exp", exp_rule(change)), pytest.raises(GradientCheckError, match=what):
-        check_gradients("relax.exp", [X])
+def test_a_gradient_of_another_type_fails(change, through):
+    """Our pass refuses it itself."""
+    error = GradientError if through == "relax_grad" else GradientCheckError
+    with rule_of("relax.exp", exp_rule(change)), pytest.raises(error, match="type"):
+        check_gradients("relax.exp", [X], through=through)
 
 
 def test_a_gradient_that_is_wrong_in_one_dtype_only_fails():
@@ -128,6 +132,16 @@ def test_a_gradient_that_is_wrong_in_one_dtype_only_fails():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_dtypes(dtype):
     check_gradients("relax.multiply", [X.astype(dtype), X[0].astype(dtype)], order=2)
+
+
+def test_one_dtype_without_a_list():
+    report = check_gradients("relax.exp", [X], dtypes="float32")
+    assert report == check_gradients("relax.exp", [X], dtypes=["float32"])
+
+
+@pytest.mark.parametrize("dtype", [">f8", "<f8", ">f4"])
+def test_byte_orders(dtype):
+    assert check_gradients("relax.exp", [X.astype(dtype)]).max_error < 1e-4
 
 
 def test_a_function_that_goes_through_float32_is_checked_with_a_step_to_match():

@@ -55,3 +55,7 @@ def test_symbolic_axes(torch):
     assert check_many_against_torch([exp({0: "n"}), exp({1: "n"})]) < 1e-12
     with pytest.raises(ValueError, match="names axis 2 of input 0"):
         check_many_against_torch([exp({2: "n"})])
+
+
+def test_no_cases():
+    assert check_many_against_torch([]) == 0.0
