@@ -161,9 +161,19 @@ def shapes_agree(found, expected) -> bool:
 
 
 def shapes_may_differ(found, expected) -> bool:
-    """Tell whether two tensor types differ in rank, or in extents that are known and not provably the same."""
-    known = all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected))
-    return not shapes_agree(found, expected) if known else shapes_differ(found, expected)
+    """Tell whether two tensor types provably differ, or have other extents where each is a symbol or a number.
+
+    Of other expressions it cannot be told in general that they are the same: those that provably differ count.
+    """
+    if shapes_differ(found, expected):
+        return True
+    if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected)):
+        return False
+    plain = (tvm.tirx.Var, tvm.tirx.IntImm)
+    return any(
+        isinstance(a, plain) and isinstance(b, plain) and not Analyzer().can_prove_equal(a, b)
+        for a, b in zip(found.shape.values, expected.shape.values, strict=True)
+    )
 
 
 _LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key

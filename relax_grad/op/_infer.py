@@ -142,8 +142,8 @@ def check_shape(
 ) -> None:
     """Refuse a gradient whose shape is not what the forward operator returns.
 
-    What computes the gradient takes the extents of the one for those of the other. So extents that are
-    expressions must provably be the same; what is not known at all is for run time.
+    What computes the gradient takes the extents of the one for those of the other. So symbols must be the same;
+    what is not known at all, and expressions that may be the same, are for run time.
 
     Raises
     ------
