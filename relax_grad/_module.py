@@ -81,6 +81,13 @@ def _bound_twice(function: relax.Function) -> set[relax.Var]:
     return twice
 
 
+def unused(name: str, taken: Collection[str]) -> str:
+    """Return a name like this one that is not taken."""
+    while name in taken:
+        name += "_"
+    return name
+
+
 def with_functions(
     mod: tvm.IRModule, functions: Mapping[str, tvm.ir.BaseFunc], without: Collection[str] = ()
 ) -> tvm.IRModule:

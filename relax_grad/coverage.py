@@ -103,7 +103,7 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
 
 def missing_gradients(
     mod: tvm.IRModule,
-    func_name: str,
+    func_name: str = "main",
     require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
     *,
     target_index: int | Sequence[int] | None = 0,

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from ._compat import dtype_of
-from ._module import normalized, relax_function, with_functions
+from ._module import normalized, relax_function, unused, with_functions
 from .activity import has_gradient
 from .transform.gradient import Gradient, add_adjoint
 
@@ -129,17 +129,18 @@ def jvp(
     >>> [param.name for param in relax_grad.jvp(bb.get())["main_jvp"].params]
     ['x', 'x_tangent']
     """
-    count = len(relax_function(mod, func_name).params)
-    name = _unused(mod, f"{func_name}_vjp")
+    params = list(relax_function(mod, func_name).params)
+    count = len(params)
+    name = unused(f"{func_name}_vjp", _names(mod))
     transposed = _transposed(mod, name, func_name, wrt, allow_zero)
     twice = Gradient(
         name,
         list(transposed[name].params[count:]),
         target_index=1,
-        cotangents=_leaf_names(_differentiated(mod, func_name, wrt), "tangent"),
+        cotangents=_leaf_names(_differentiated(mod, func_name, wrt), "tangent", params),
         allow_zero=allow_zero,
     )
-    second = _unused(transposed, f"{name}_adjoint")
+    second = unused(f"{name}_adjoint", _names(transposed))
     found = add_adjoint(transposed, twice, second)
     function = _without_params(found[second], count, len(transposed[name].params) - count)
     return _extended(mod, found, f"{func_name}_jvp", function)
@@ -262,7 +263,7 @@ def _repeated(
     variables = _differentiated(mod, func_name, wrt)
     params = list(relax_function(mod, func_name).params)
     positions = [params.index(variable) for variable in variables]
-    name = _unused(mod, f"{func_name}_adjoint")
+    name = unused(f"{func_name}_adjoint", _names(mod))
     first = Gradient(func_name, variables, target_index, allow_zero=allow_zero)
     found = add_adjoint(mod, first, name)
     for step in range(1, order):
@@ -270,10 +271,12 @@ def _repeated(
             name,
             [found[name].params[i] for i in positions],
             target_index=1,
-            cotangents=_leaf_names(variables, f"vector{step if step > 1 else ''}"),
+            cotangents=_leaf_names(
+                variables, f"vector{step if step > 1 else ''}", found[name].params
+            ),
             allow_zero=allow_zero,
         )
-        name = _unused(found, f"{name}_adjoint")
+        name = unused(f"{name}_adjoint", _names(found))
         found = add_adjoint(found, again, name)
     return found, name
 
@@ -302,16 +305,24 @@ def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.V
     return variables
 
 
-def _leaf_names(variables: Sequence[relax.Var], suffix: str) -> list[str]:
-    """Return a name for each floating-point tensor that variables hold."""
+def _leaf_names(
+    variables: Sequence[relax.Var], suffix: str, params: Sequence[relax.Var]
+) -> list[str]:
+    """Return a name for each floating-point tensor that variables hold, none of them a parameter's."""
+    taken = {param.name for param in params}
+    found = []
 
-    def names(name: str, kind: relax.Type) -> list[str]:
+    def collect(name: str, kind: relax.Type) -> None:
         if isinstance(kind, relax.TupleType):
-            fields = enumerate(kind.fields)
-            return [leaf for i, field in fields for leaf in names(f"{name}_{i}", field)]
-        return [f"{name}_{suffix}"] if has_gradient(kind) else []
+            for i, field in enumerate(kind.fields):
+                collect(f"{name}_{i}", field)
+        elif has_gradient(kind):
+            found.append(unused(f"{name}_{suffix}", taken))
+            taken.add(found[-1])
 
-    return [leaf for variable in variables for leaf in names(variable.name, variable.ty)]
+    for variable in variables:
+        collect(variable.name, variable.ty)
+    return found
 
 
 def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] | None:
@@ -320,18 +331,29 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     if wrt is None:
         return None
     names = [param.name for param in params]
-    found = []
+    found: list[relax.Var] = []
     for item in wrt if isinstance(wrt, (list, tuple)) else [wrt]:
         if isinstance(item, str) and names.count(item) == 1:
-            found.append(params[names.index(item)])
+            param = params[names.index(item)]
         elif _is_integer(item) and 0 <= item < len(params):
-            found.append(params[item])
+            param = params[item]
         elif isinstance(item, relax.Var) and item in params:
-            found.append(item)
-        else:
+            param = item
+        elif isinstance(item, str) and item in names:
             raise ValueError(
-                f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
+                f"wrt: {item!r} is ambiguous, as {names.count(item)} parameters of {func_name} have this "
+                "name; give a position"
             )
+        else:
+            message = f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
+            if isinstance(item, relax.Var) and item.name in names:
+                message += (
+                    f"; it is another variable named {item.name}, so give the name or a position"
+                )
+            raise ValueError(message)
+        if param in found:
+            raise ValueError(f"wrt: {param.name} appears more than once")
+        found.append(param)
     return found
 
 
@@ -341,13 +363,6 @@ def _is_integer(item) -> bool:
 
 def _names(mod: tvm.IRModule) -> set[str]:
     return {variable.name_hint for variable in mod.get_global_vars()}
-
-
-def _unused(mod: tvm.IRModule, name: str) -> str:
-    """Return a name that no function of a module has."""
-    while name in _names(mod):
-        name += "_"
-    return name
 
 
 def _extended(

@@ -38,6 +38,11 @@ class CPU:
     def of(target: tvm.target.Target | str | dict) -> CPU | None:
         """Return the properties of a target; None where it is not compiled by LLVM.
 
+        Raises
+        ------
+        ValueError
+            If TVM has no such target, or its number of cores is negative.
+
         Examples
         --------
         >>> from relax_grad.target import CPU
@@ -48,6 +53,8 @@ class CPU:
         if target.kind.name != "llvm":
             return None
         cores = int(target.attrs.get("num-cores", 0)) or default_threads()
+        if cores < 0:
+            raise ValueError(f"num-cores of the target must be positive, but it is {cores}")
         if codegen.target_has_features("avx512f", target):
             return CPU(16, 32, cores)
         if codegen.target_has_features(["avx2", "fma"], target):

@@ -72,6 +72,14 @@ class SetupTrainer:
                 "loss_args must be a list of the types that the loss is called with, for example "
                 f"[relax.TensorType((8, 10), 'float32'), relax.TensorType((8,), 'int64')]; got {loss_args!r}"
             )
+        for name, found, kind in (
+            ("loss", loss, relax.training.loss.Loss),
+            ("optimizer", optimizer, relax.training.optimizer.Optimizer),
+        ):
+            if not isinstance(found, kind):
+                raise TypeError(
+                    f"{name} must be a relax.training.{name}.{kind.__name__}, not {found!r}"
+                )
         self._loss, self._optimizer = loss, optimizer
         self._loss_args, self._legalize = list(loss_args), legalize
 
@@ -130,13 +138,21 @@ def append_loss(
     Raises
     ------
     TypeError
-        If the backbone or the loss is no Relax function.
+        If the backbone or the loss is no Relax function, or a number no integer.
     ValueError
-        If the outputs do not fit the loss.
+        If the outputs do not fit the loss, or a number is negative.
     """
     for name, function in (("backbone", backbone), ("loss", loss)):
         if not isinstance(function, relax.Function):
             raise TypeError(f"{name} must be a Relax function, but it is {function!r}")
+    for name, count in (
+        ("num_backbone_outputs", num_backbone_outputs),
+        ("num_states", 0 if num_states is None else num_states),
+    ):
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise TypeError(f"{name} must be an integer, but it is {count!r}")
+        if count < 0:
+            raise ValueError(f"{name} must not be negative, but it is {count}")
     backbone = copy_with_new_vars(backbone)
     result = backbone.body.body
     outputs = tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]

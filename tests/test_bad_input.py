@@ -35,6 +35,9 @@ def module(body=lambda _, x: op.sum(op.exp(x)), dtype="float32"):
 
 SCALAR = module()
 VECTOR = module(lambda _, x: op.exp(x))
+NAMESAKES = build(
+    [relax.Var("x", X.ty), relax.Var("x", X.ty)], lambda _, x, y: op.sum(op.multiply(x, y))
+)
 INTEGERS = module(lambda _, x: op.sum(x), "int32")
 TO_INTEGER = module(lambda _, x: op.astype(x, "int32"))
 UNDEFINED = tvm.IRModule({"main": relax.Function([X], relax.Var("q", X.ty), X.ty)})
@@ -88,9 +91,7 @@ TRANSFORMATIONS = {
     "derivatives": lambda mod, func="main", wrt=None: relax_grad.derivatives(
         mod, func, order=2, wrt=wrt
     ),
-    "missing_gradients": lambda mod, func="main", *args: relax_grad.missing_gradients(
-        mod, func, *args
-    ),
+    "missing_gradients": relax_grad.missing_gradients,
 }
 each_transformation = pytest.mark.parametrize("name", TRANSFORMATIONS)
 
@@ -144,12 +145,22 @@ def test_no_order(order):
 CASES = {
     "wrt twice": (
         ValueError,
-        "x appears more than once",
-        lambda: relax_grad.value_and_grad(SCALAR, wrt=["x", "x"]),
+        "wrt: x appears more than once",
+        lambda: relax_grad.value_and_grad(SCALAR, wrt=["x", 0]),
+    ),
+    "wrt of another function": (
+        ValueError,
+        "it is another variable named x, so give the name or a position",
+        lambda: relax_grad.value_and_grad(SCALAR, wrt=X),
+    ),
+    "wrt of a name of two": (
+        ValueError,
+        "wrt: 'x' is ambiguous, as 2 parameters of main have this name; give a position",
+        lambda: relax_grad.vjp(NAMESAKES, wrt="x"),
     ),
     "no scalar": (
         GradientError,
-        "must be a scalar or have one element, .* reduce it",
+        "must be a scalar or have one element, .* reduce it, .*; relax_grad.vjp",
         lambda: relax_grad.value_and_grad(VECTOR),
     ),
     "no scalar, hvp": (
@@ -159,7 +170,7 @@ CASES = {
     ),
     "no floats": (
         GradientError,
-        "must be one floating-point tensor",
+        "must be one floating-point tensor, .*; relax_grad.vjp",
         lambda: relax_grad.value_and_grad(TO_INTEGER),
     ),
     "no floats, vjp": (
@@ -196,6 +207,11 @@ CASES = {
         ValueError,
         "no operator named 3",
         lambda: relax_grad.value_and_grad(SCALAR, allow_zero=[3]),
+    ),
+    "allow_zero of lists": (
+        ValueError,
+        r"no operator named \[1\]",
+        lambda: relax_grad.value_and_grad(SCALAR, allow_zero=[[1]]),
     ),
     "cotangent of another shape": (
         ValueError,

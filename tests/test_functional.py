@@ -210,3 +210,33 @@ def test_nothing_to_differentiate_with_respect_to():
     for transform in (relax_grad.jvp, relax_grad.hvp):
         with pytest.raises(ValueError, match="no parameter of main to differentiate"):
             transform(module)
+
+
+#: What each names its new parameters, where names are taken and where they are not.
+NEW_NAMES = {
+    "vjp": (["cotangent0"], ["cotangent0_"]),
+    "jvp": (["x_tangent", "y_tangent"], ["x_tangent_", "y_tangent"]),
+    "hvp": (["x_vector", "y_vector"], ["x_vector_", "y_vector"]),
+    "derivatives": (["x_vector", "y_vector"], ["x_vector_", "y_vector"]),
+}
+
+
+@pytest.mark.parametrize("name", NEW_NAMES)
+def test_new_parameters_have_names_of_their_own(name):
+    transformation = getattr(relax_grad, name)
+    taken = {"vjp": "cotangent0", "jvp": "x_tangent"}.get(name, "x_vector")
+    for third, new in zip(("z", taken), NEW_NAMES[name], strict=True):
+        names = ["x", "y", third]
+        params = [relax.Var(each, relax.TensorType((), "float32")) for each in names]
+        module = build(params, lambda bb, x, y, z: op.exp(op.multiply(op.multiply(x, y), z)))
+        module = transformation(module, wrt=["x", "y"])
+        (function,) = (each for v, each in module.functions_items() if v.name_hint != "main")
+        assert [param.name for param in function.params] == [*names, *new]
+
+
+def test_new_parameters_of_tuples_have_names_of_their_own():
+    scalar = relax.TensorType((), "float32")
+    params = [relax.Var("x", relax.TupleType([scalar])), relax.Var("x_0", scalar)]
+    module = build(params, lambda bb, x, y: op.multiply(op.exp(relax.TupleGetItem(x, 0)), y))
+    names = [param.name for param in relax_grad.jvp(module)["main_jvp"].params]
+    assert names == ["x", "x_0", "x_0_tangent", "x_0_tangent_"]

@@ -74,10 +74,14 @@ class BackwardCall:
 
         Raises
         ------
+        TypeError
+            If it is no Relax function.
         ValueError
             If the function does not hold exactly one call of a backward operator, as after
             ``MergeCompositeFunctions``: each composite function in it does.
         """
+        if not isinstance(function, relax.Function):
+            raise TypeError(f"function must be a Relax function, but it is {function!r}")
         composites = _within(
             function, relax.Function, lambda item: "Composite" in (item.attrs or {})
         )

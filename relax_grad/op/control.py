@@ -29,8 +29,7 @@ def stop_gradient(data: relax.Expr) -> relax.Call:
     TypeError
         If the data is no expression.
     """
-    if not isinstance(data, relax.Expr):
-        raise TypeError(f"data must be a Relax expression, but it is {data!r}")
+    _check_expr("data", data)
     return relax.Call(Op.get("relax.grad.stop_gradient"), [data])
 
 
@@ -50,14 +49,31 @@ def checkpoint(function: Callable[..., relax.Expr], *inputs: relax.Expr) -> rela
     -------
     result : relax.Expr
         What the function returns.
+
+    Raises
+    ------
+    TypeError
+        If the function is none, or an input or what the function returns is no expression.
     """
     if not callable(function) or isinstance(function, relax.Var):
         raise TypeError(f"function must be callable, but it is {function!r}")
+    for i, item in enumerate(inputs):
+        _check_expr(f"inputs[{i}]", item)
     result = function(*map(relax.op.grad.start_checkpoint, inputs))
     if isinstance(result, (tuple, list, relax.Tuple)):
         fields = result.fields if isinstance(result, relax.Tuple) else result
-        return relax.Tuple([relax.op.grad.end_checkpoint(field) for field in fields])
+        return relax.Tuple([_end_checkpoint(field) for field in fields])
+    return _end_checkpoint(result)
+
+
+def _end_checkpoint(result: relax.Expr) -> relax.Expr:
+    _check_expr("what function returns", result)
     return relax.op.grad.end_checkpoint(result)
+
+
+def _check_expr(name: str, item: relax.Expr) -> None:
+    if not isinstance(item, relax.Expr):
+        raise TypeError(f"{name} must be a Relax expression, but it is {item!r}")
 
 
 def _infer_stop_gradient(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:

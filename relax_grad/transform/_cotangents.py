@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from .._compat import constant_value, dtype_of, types_differ
+from .._module import unused
 
 #: What a cotangent may be given as; see :class:`relax_grad.transform.Gradient`.
 Cotangents = "bool | str | float | np.ndarray | relax.Expr | Sequence"
@@ -19,6 +20,7 @@ def seeds(
     types: Sequence[relax.TensorType],
     cotangents: Cotangents,
     resolve: Callable[[relax.Var], relax.Var],
+    params: Collection[str],
 ) -> tuple[list[tuple[relax.Expr, relax.Expr]], list[relax.Var]]:
     """Return each tensor of the target with its cotangent, and the parameters that hold cotangents.
 
@@ -32,6 +34,8 @@ def seeds(
         True, or one for each tensor.
     resolve : Callable
         Returns what a variable of the function has become; raises ValueError for any other.
+    params : Collection[str]
+        The names of the function's parameters, which new ones do not take.
 
     Raises
     ------
@@ -41,7 +45,7 @@ def seeds(
         If their number, a dtype or a shape is not that of the target.
     """
     if cotangents is True:
-        given = [f"cotangent{i}" for i in range(len(leaves))]
+        given = [unused(f"cotangent{i}", params) for i in range(len(leaves))]
     else:
         given = _flat(cotangents)
     if len(given) != len(leaves):
@@ -53,8 +57,8 @@ def seeds(
         _cotangent(item, kind, resolve, f"cotangents[{i}]")
         for i, (item, kind) in enumerate(zip(given, types, strict=True))
     ]
-    params = [c for c, item in zip(found, given, strict=True) if isinstance(item, str)]
-    return list(zip(leaves, found, strict=True)), params
+    new = [c for c, item in zip(found, given, strict=True) if isinstance(item, str)]
+    return list(zip(leaves, found, strict=True)), new
 
 
 def _flat(cotangents: Cotangents) -> list:
@@ -99,6 +103,10 @@ def _filled(number: float, kind: relax.TensorType, where: str) -> relax.Expr:
             f"{where} is a number, but the shape of what it belongs to is unknown: {kind}; give a name for "
             "a new parameter"
         )
+    try:
+        number = float(number)
+    except OverflowError:
+        raise ValueError(f"{where} is an integer that no {dtype_of(kind)} comes near") from None
     dtype = dtype_of(kind)
     return relax.op.full(kind.shape, relax.const(number, dtype), dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import tvm
 from tvm import relax
@@ -56,7 +56,8 @@ class Gradient:
     Raises
     ------
     TypeError
-        If ``target_index`` holds no integers, or ``func_name`` is no Relax function.
+        If ``target_index`` holds no integers, ``require_grads`` no variables, or ``func_name`` is no Relax
+        function.
     ValueError
         If the module has no such function, has its adjoint already, or an argument names what there is not.
     GradientError
@@ -89,6 +90,10 @@ class Gradient:
     ):
         if isinstance(require_grads, (relax.Var, str)):
             require_grads = [require_grads]
+        if not (require_grads is None or isinstance(require_grads, Iterable)):
+            raise TypeError(
+                f"require_grads must be variables or names of variables, but it is {require_grads!r}"
+            )
         self.func_name = func_name
         self.require_grads = None if require_grads is None else list(require_grads)
         self.target_index = _path(target_index)
@@ -135,11 +140,14 @@ def _operators(names: str | Collection[str]) -> frozenset[str]:
     """Return the names of operators, each of which TVM has."""
     if not isinstance(names, (str, Collection)):
         raise TypeError(f"allow_zero must be names of operators, but it is {names!r}")
-    names = frozenset([names] if isinstance(names, str) else names)
-    unknown = sorted(map(str, names - set(Op.list_op_names())))
+    names = [names] if isinstance(names, str) else list(names)
+    known = set(Op.list_op_names())
+    unknown = [name for name in names if not isinstance(name, str) or name not in known]
     if unknown:
-        raise ValueError(f"allow_zero: this TVM has no operator named {', '.join(unknown)}")
-    return names
+        raise ValueError(
+            f"allow_zero: this TVM has no operator named {', '.join(sorted(map(str, unknown)))}"
+        )
+    return frozenset(names)
 
 
 class _Differentiation:
@@ -251,7 +259,10 @@ class _Differentiation:
         else:
             named = [variable for variable in known if variable == item]
         if not named:
-            raise ValueError(f"{argument}: {item} is no variable of {self._settings.func_name}")
+            message = f"{argument}: {item} is no variable of {self._settings.func_name}"
+            if isinstance(item, relax.Var) and item.name in (variable.name for variable in known):
+                message += f", but another one named {item.name}; give the name"
+            raise ValueError(message)
         if len(named) > 1:
             raise ValueError(
                 f"{argument}: {self._settings.func_name} has {len(named)} variables named {item!r}; pass the "
@@ -274,6 +285,7 @@ class _Differentiation:
             [leaf.ty for leaf in leaves],
             self._settings.cotangents,
             lambda variable: self._unmarked(self._own(variable, "cotangents")),
+            [param.name for param in self._function.params],
         )
 
     def _output(self, bb: relax.BlockBuilder, reverse: Reverse, variable: relax.Var) -> relax.Expr:
@@ -362,7 +374,7 @@ def _one(target: relax.Expr) -> relax.Expr:
     if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
         raise GradientError(
             f"the target must be one floating-point tensor, but its type is {kind}; choose one with "
-            "target_index, or pass cotangents to differentiate several"
+            "target_index; relax_grad.vjp, or cotangents= of the pass Gradient, differentiates several"
         )
     shape = kind.shape
     is_one = isinstance(shape, relax.ShapeExpr) and all(
@@ -371,7 +383,8 @@ def _one(target: relax.Expr) -> relax.Expr:
     if not is_one:
         raise GradientError(
             f"the target must be a scalar or have one element, but its type is {kind}; reduce it, for "
-            "example by relax.op.sum, or pass cotangents for a vector-Jacobian product"
+            "example by relax.op.sum; relax_grad.vjp, or cotangents= of the pass Gradient, gives a "
+            "vector-Jacobian product"
         )
     return relax.op.ones(shape, dtype_of(kind))
 

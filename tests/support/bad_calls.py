@@ -342,6 +342,86 @@ def _others() -> Iterator[BadCall]:
                 (TypeError, ValueError),
                 "relax.assert_op must be a function",
             )
+    for what, value in {**OTHERS, "a class": training.SetupTrainer}.items():
+        loss, optimizer = relax.training.loss.MSELoss(), relax.training.optimizer.SGD(0.1)
+        yield bad(
+            "training.SetupTrainer",
+            f"loss, {what}",
+            lambda v=value, o=optimizer: training.SetupTrainer(v, o, [X.ty, X.ty]),
+            TypeError,
+            "loss must be a relax.training.loss.Loss",
+        )
+        yield bad(
+            "training.SetupTrainer",
+            f"optimizer, {what}",
+            lambda v=value, o=loss: training.SetupTrainer(o, v, [X.ty, X.ty]),
+            TypeError,
+            "optimizer must be a relax.training.optimizer.Optimizer",
+        )
+    for name in ("num_backbone_outputs", "num_states"):
+        for error, value in ((ValueError, -1), (TypeError, "1"), (TypeError, True)):
+            yield bad(
+                "training.append_loss",
+                f"{name} {value!r}",
+                lambda n=name, v=value: training.append_loss(
+                    MODULE["main"], MODULE["main"], **{n: v}
+                ),
+                error,
+                f"{name} must",
+            )
+    for what, value in OTHERS.items():
+        yield bad(
+            "backend.BackwardCall",
+            f"function, {what}",
+            lambda v=value: backend.BackwardCall.of_function(v),
+            TypeError,
+            "function must be a Relax function",
+        )
+        if what != "a tensor":
+            yield bad(
+                "op.checkpoint",
+                f"{what} for an input",
+                lambda v=value: checkpoint(op.exp, X, v),
+                TypeError,
+                r"inputs\[1\] must be a Relax expression",
+            )
+            yield bad(
+                "op.checkpoint",
+                f"{what} returned",
+                lambda v=value: checkpoint(lambda y: v, X),
+                TypeError,
+                "what function returns must be a Relax expression",
+            )
+    for what, value in {"a number": 3, "a module": MODULE, "a shape": op.shape_of(X)}.items():
+        yield bad(
+            "transform.Gradient",
+            f"require_grads, {what}",
+            lambda v=value: passes.Gradient("main", require_grads=v),
+            TypeError,
+            "require_grads must be variables or names",
+        )
+    yield bad(
+        "transform.Gradient",
+        "another variable of the same name",
+        lambda: passes.Gradient("main", require_grads=X)(MODULE),
+        ValueError,
+        "x is no variable of main, but another one named x",
+    )
+    yield bad(
+        "transform.Gradient",
+        "a cotangent that is no float",
+        lambda: passes.Gradient("main", cotangents=10**400)(MODULE),
+        ValueError,
+        r"cotangents\[0\] is an integer that no float32 comes near",
+    )
+    for cores in (-1, -8):
+        yield bad(
+            "target.CPU.of",
+            f"num-cores {cores}",
+            lambda n=cores: target.CPU.of({"kind": "llvm", "num-cores": n}),
+            ValueError,
+            "num-cores of the target must be positive",
+        )
     yield bad(
         "testing.samples.register_samples",
         "an operator that has samples",
