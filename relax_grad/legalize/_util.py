@@ -63,7 +63,7 @@ def zero_where_empty(
     the form that its schedules know.
     """
     return bb.call_te(
-        topi_util.zero_where_empty,
+        topi_util.fill_where_empty,
         bb.emit(total),
         list(extents),
         primfunc_name_hint="zero_where_empty",
