@@ -17,10 +17,9 @@ says what is known of an operator.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -29,13 +28,12 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.op.grad import no_grad as _no_grad
 
-from ._compat import dtype_of, shapes_differ, types_differ
+from ._partials import check_length, check_partial, failing_as, guarded
 from .errors import GradientError
 
 TVM_LEVEL = 10
 NEW_LEVEL = TVM_LEVEL - 1
 
-_NO_GRAD_OP = Op.get("relax.grad.no_grad")
 
 GradientRule = Callable[
     [relax.Var, relax.Call, relax.Var, relax.BlockBuilder],
@@ -154,8 +152,8 @@ def register_gradient(
 
     def decorate(rule: GradientRule) -> GradientRule:
         _check_callable(rule, op_name)
-        guarded = _guarded(op_name, rule, quantized)
-        _declare(Declaration(op_name, "FPrimalGradient", guarded, corrects))
+        checked = guarded(op_name, rule, quantized)
+        _declare(Declaration(op_name, "FPrimalGradient", checked, corrects))
         return rule
 
     return decorate
@@ -269,11 +267,6 @@ def classify(op_name: str) -> Classification:
         )
     corrects = _declarations[key].corrects if key in _installed else None
     return Classification(op_name, "differentiable", rule, corrects=corrects)
-
-
-def is_no_grad(partial: relax.Expr) -> bool:
-    """Tell whether what a rule returns for an argument says that this has no gradient."""
-    return isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP
 
 
 def install() -> None:
@@ -417,136 +410,8 @@ def apply_rule(
         return rule(orig_var, orig_call, output_grad, ctx)
     with failing_as(f"gradient of {op_name}, binding {orig_var.name!r}"):
         partials = rule(orig_var, orig_call, output_grad, ctx)
-        _check_length(partials, len(arguments))
+        check_length(partials, len(arguments))
         return [
             check_partial(ctx, partial, argument, is_wanted)
             for partial, argument in zip(partials, arguments, strict=True)
         ]
-
-
-@contextlib.contextmanager
-def failing_as(where: str) -> Iterator[None]:
-    """Make what a rule raises an error that says where it was."""
-    try:
-        yield
-    except GradientError as error:
-        if str(error).startswith(where):
-            raise
-        raise GradientError(f"{where}: {error}") from error
-    except Exception as error:
-        raise GradientError(f"{where}: {str(error) or type(error).__name__}") from error
-
-
-def check_partial(
-    ctx: relax.BlockBuilder,
-    partial: relax.Expr,
-    argument: relax.Expr,
-    is_wanted: Callable[[relax.Expr], bool],
-) -> relax.Expr:
-    """Normalize what a rule returns for an argument, and refuse what cannot be its gradient.
-
-    Of the elements of a tuple that is written out, only those that a gradient is wanted for are looked at.
-    """
-    _check_expr(partial)
-    if is_no_grad(partial) or not is_wanted(argument):
-        return partial
-    if isinstance(partial, relax.Tuple) and isinstance(argument, relax.Tuple):
-        if len(partial.fields) != len(argument.fields):
-            raise GradientError(
-                f"the gradient of a tuple of {len(argument.fields)} elements must have as many, but it has "
-                f"{len(partial.fields)}"
-            )
-        pairs = zip(partial.fields, argument.fields, strict=True)
-        return relax.Tuple([check_partial(ctx, *pair, is_wanted) for pair in pairs])
-    partial = ctx.normalize(partial)
-    if not _may_be_gradient(partial.ty, argument.ty):
-        raise _wrong_type(argument.ty, partial.ty)
-    return partial
-
-
-def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
-    """Tell whether a value of a type may be the gradient of an argument of another, as far as is known."""
-    if isinstance(found, relax.ObjectType):
-        return True
-    if isinstance(argument, relax.TupleType):
-        return (
-            isinstance(found, relax.TupleType)
-            and len(found.fields) == len(argument.fields)
-            and all(map(_may_be_gradient, found.fields, argument.fields))
-        )
-    if not isinstance(argument, relax.TensorType):
-        return True
-    is_float = argument.dtype is None or dtype_of(argument).startswith(("float", "bfloat"))
-    if not isinstance(found, relax.TensorType):
-        return not is_float  # what has no gradient may have anything in its place in a tuple
-    if _is_quantized(argument) and found.dtype is not None and "float" in dtype_of(found):
-        return not shapes_differ(found, argument)
-    return not types_differ(found, argument)
-
-
-def _wrong_type(expected: relax.Type, found: relax.Type) -> GradientError:
-    return GradientError(
-        f"the gradient of an argument must have its type {expected}, but it has {found}"
-    )
-
-
-def _check_length(partials, expected: int) -> None:
-    # What comes back from TVM is an array of its own.
-    if not isinstance(partials, (list, tvm_ffi.Array)) or len(partials) != expected:
-        raise GradientError(
-            f"the rule must return a list of {expected} expressions, one for each argument, but it "
-            f"returned {partials!r}"
-        )
-
-
-def _check_expr(partial) -> None:
-    if not isinstance(partial, relax.Expr):
-        raise GradientError(
-            f"the rule must return expressions, but it returned {partial!r}; for an argument without a "
-            "gradient that is relax.op.grad.no_grad(argument)"
-        )
-
-
-def _guarded(op_name: str, rule: GradientRule, quantized: bool) -> GradientRule:
-    """Make a rule's failure an error that names the operator and the binding.
-
-    TVM crashes the process when a rule returns something that is not a list of expressions.
-    """
-
-    @functools.wraps(rule)
-    def checked(orig_var, orig_call, output_grad, ctx):
-        with failing_as(f"gradient of {op_name}, binding {orig_var.name!r}"):
-            partials = rule(orig_var, orig_call, output_grad, ctx)
-            _check_length(partials, len(orig_call.args))
-            return [
-                _normalized(ctx, partial, argument, quantized)
-                for partial, argument in zip(partials, orig_call.args, strict=True)
-            ]
-
-    return checked
-
-
-def _normalized(
-    ctx: relax.BlockBuilder, partial: relax.Expr, argument: relax.Expr, quantized: bool
-) -> relax.Expr:
-    """Normalize a partial and hold its type against that of its argument."""
-    _check_expr(partial)
-    if is_no_grad(partial):
-        return partial
-    partial = ctx.normalize(partial)
-    expected = argument.ty
-    if quantized and _is_quantized(expected):
-        ndim = expected.ndim if expected.shape is None else -1
-        expected = relax.TensorType(expected.shape, "float32", ndim=ndim)
-    if types_differ(partial.ty, expected):
-        raise _wrong_type(expected, partial.ty)
-    return partial
-
-
-def _is_quantized(tensor_type: relax.Type) -> bool:
-    """Tell whether a type is that of a tensor of integers or float8."""
-    return (
-        isinstance(tensor_type, relax.TensorType)
-        and tensor_type.dtype is not None
-        and dtype_of(tensor_type).startswith(("int", "uint", "float8"))
-    )

@@ -76,6 +76,7 @@ BASE = {
     "_module": "what is done with modules again and again",
     "activity": "which variables a gradient passes through",
     "registry": "how rules are registered, and what is registered",
+    "_partials": "what rules return, held against the types of the arguments",
     "target": "the processor that is compiled for",
     "threads": "the number of threads that kernels run in",
     "_layout": "layouts of tensors, and indices in them",

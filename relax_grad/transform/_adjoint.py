@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import relax
 
 from .._compat import dtype_of
+from .._partials import is_no_grad
 from ..activity import holds_floats
-from ..registry import is_no_grad
 
 #: Expressions that only name what was computed before, so that their type is known.
 _NAMED = (relax.Var, relax.TupleGetItem, relax.Tuple)

@@ -10,9 +10,10 @@ from tvm.ir import Op
 
 from .._compat import shapes_agree
 from .._module import is_known
+from .._partials import check_partial, failing_as, is_no_grad
 from ..activity import expanded, holds_floats, used, varied
 from ..errors import GradientError
-from ..registry import apply_rule, check_partial, failing_as, is_no_grad
+from ..registry import apply_rule
 from ._adjoint import Adjoint, adjoint_type, element
 from ._branches import copy_branch, without_effects
 from ._checkpoint import Checkpoints, is_marker
