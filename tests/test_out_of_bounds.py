@@ -182,7 +182,7 @@ def test_index_put_and_slice_scatter(machine):
     check_out_of_bounds(cases, machine=machine)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("dtype", ["int8", pytest.param("uint8", marks=pytest.mark.slow)])
 def test_narrow_indices(dtype, machine):
     """An axis is longer than the indices reach, so that in their dtype its extent would overflow."""
     size, index = 200, np.arange(12, dtype=dtype) * 23  # the harness has those at the limits
@@ -328,7 +328,9 @@ def test_slicing(machine):
 WILD = [np.nan, np.inf, -np.inf, 1e30, -1e30, 3e9, -3e9, 1e4, -1e4, 1.0, -1.0, 0.3]
 
 
-@pytest.mark.parametrize("method", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    "method", ["nearest", "bilinear", pytest.param("bicubic", marks=pytest.mark.slow)]
+)
 def test_grid_sample(method, machine):
     cases = []
     grid = np.array(list(itertools.product(WILD, WILD)), "float64").T.reshape(1, 2, 12, 12)
@@ -345,7 +347,7 @@ def test_grid_sample(method, machine):
     check_out_of_bounds(cases, machine=machine)
 
 
-@pytest.mark.parametrize("op", ["roi_align", "roi_pool"])
+@pytest.mark.parametrize("op", [pytest.param("roi_align", marks=pytest.mark.slow), "roi_pool"])
 def test_regions(op, machine):
     # Neither infinite nor huge, but not in the batch, or beyond the data.
     far = [[batch, -50, 3, 90, 4] for batch in (0, 1, 2, -1, 1e9, -1e9, np.nan, np.inf)]

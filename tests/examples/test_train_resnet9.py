@@ -272,7 +272,13 @@ class TestLayouts:
                 trainer.statistics[i] = kept
 
 
-@pytest.mark.parametrize("optimizer", [MomentumSGD(0.005, 0.9), Adam(0.001)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(MomentumSGD(0.005, 0.9), id="sgd"),
+        pytest.param(Adam(0.001), id="adam", marks=pytest.mark.slow),
+    ],
+)
 def test_lenet_learns(optimizer, target):
     trainer = make_trainer(target, "lenet", optimizer=optimizer, size=32)
     losses = [trainer.step(*batch)[0] for batch in make_batches(30, size=32)]
