@@ -133,6 +133,10 @@ def dtype_of(tensor_type) -> str:
     return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
 
 
+#: Whether ``tvm_ffi.structural_map`` takes Relax functions: those of 0.26 cannot be copied node by node.
+MAPS_FUNCTIONS = hasattr(tvm.tirx.op, "masked_load")  # 0.27 and later
+
+
 def shapes_differ(found, expected) -> bool:
     """Tell whether two tensor types provably differ in rank or in an extent."""
     if -1 not in (found.ndim, expected.ndim) and found.ndim != expected.ndim:
@@ -280,6 +284,7 @@ CAN_LEAVE_SOFTMAX_OUT = (
 
 __all__ = [
     "CAN_LEAVE_SOFTMAX_OUT",
+    "MAPS_FUNCTIONS",
     "Analyzer",
     "BufferLoad",
     "SBlockRealize",

@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
+from ._compat import MAPS_FUNCTIONS
 from .activity import bindings_of
 
 #: The operator of a conditional extent.
@@ -118,9 +119,9 @@ def normalized(
 def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()) -> relax.Function:
     """Return a function with variables of its own, those of symbolic extents too, but for those that are kept.
 
-    TVM's function of this name takes no extents with a condition, as ``x[:n - 1]`` has, and keeps none.
+    TVM's function of this name keeps none, and takes no extents with a condition, as ``x[:n - 1]`` has.
     """
-    if not kept and not _has_conditional_extents(function):
+    if not kept and not (MAPS_FUNCTIONS and _has_conditional_extents(function)):
         return relax.utils.copy_with_new_vars(function)
     copies = {v: v for v in (*kept, *relax.analysis.free_vars(function))}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
+from .._compat import MAPS_FUNCTIONS
 from .._module import copy_with_new_vars, is_known
 from ._adjoint import element
 from ._dataflow import hide_checks, show_checks
@@ -31,7 +32,12 @@ def copy_function(function: relax.Function, kept: Sequence[tirx.Var] = ()) -> re
 
     So do those of ``kept``, which the function seems to define.
     """
-    return copy_with_new_vars(function, [*relax.analysis.free_symbolic_vars(function), *kept])
+    hidden = [*relax.analysis.free_symbolic_vars(function), *kept]
+    if MAPS_FUNCTIONS or not hidden:
+        return copy_with_new_vars(function, hidden)
+    copied = copy_with_new_vars(hide_checks(_of_extents(function, hidden)))
+    renamed = dict(zip(copied.params[0].ty.values, hidden, strict=True))
+    return _without_extents(copied.bind_symbolic_vars(renamed), function)
 
 
 def bind_param(param: relax.Var, argument: relax.Expr) -> list[relax.Binding]:

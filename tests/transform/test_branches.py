@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from programs import check, is_sound, run
 from tvm import relax
 from tvm.script import ir as I
@@ -343,6 +344,11 @@ def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+@pytest.mark.xfail(
+    tvm.__version__.startswith("0.26."),
+    reason="TVM 0.26 loses extents of what is copied, and its functions cannot be copied otherwise",
+    strict=True,
+)
 def test_what_a_branch_does_not_change_in_symbolic_conditionals_within_each_other():
     """The extents of copied branches are those of the function: zeros of them could not be compiled otherwise."""
 
