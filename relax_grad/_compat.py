@@ -173,9 +173,9 @@ def shapes_may_differ(found, expected) -> bool:
         return True
     if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected)):
         return False
-    plain = (tvm.tirx.Var, tvm.tirx.IntImm)
+    plain, analyzer = (tvm.tirx.Var, tvm.tirx.IntImm), Analyzer()
     return any(
-        isinstance(a, plain) and isinstance(b, plain) and not Analyzer().can_prove_equal(a, b)
+        isinstance(a, plain) and isinstance(b, plain) and not analyzer.can_prove_equal(a, b)
         for a, b in zip(found.shape.values, expected.shape.values, strict=True)
     )
 

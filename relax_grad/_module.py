@@ -12,8 +12,8 @@ from tvm.ir import Call, GlobalVar, PrimType
 from ._compat import MAPS_FUNCTIONS
 from .activity import bindings_of
 
-#: The operator of a conditional extent.
-_IF = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
+#: The operator of a conditional among numbers, which extents may hold too.
+IF_THEN_ELSE = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
 
 #: The attribute of a tensor function whose loops are as they should be: nothing schedules it.
 IS_SCHEDULED = "tirx.is_scheduled"
@@ -142,7 +142,9 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
 
 def _has_conditional_extents(function: relax.Function) -> bool:
     found = []
-    tvm_ffi.structural_walk(function, (Call, lambda call: found.append(call.op.same_as(_IF))))
+    tvm_ffi.structural_walk(
+        function, (Call, lambda call: found.append(call.op.same_as(IF_THEN_ELSE)))
+    )
     return any(found)
 
 

@@ -30,7 +30,7 @@ def failing_as(where: str) -> Iterator[None]:
         if str(error).startswith(where):
             raise
         raise GradientError(f"{where}: {error}") from error
-    except Exception as error:
+    except Exception as error:  # a user's rule may raise any
         raise GradientError(f"{where}: {str(error) or type(error).__name__}") from error
 
 

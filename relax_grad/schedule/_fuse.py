@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.ir import Call
 
 from .._compat import Analyzer, BufferLoad, loaded_buffer
+from .._module import IF_THEN_ELSE
 from ._access import Accesses
 from ._nest import Axis, Nest, product, simplified, substitute
 
@@ -18,8 +19,6 @@ _LARGEST = 400
 
 #: Nodes of one that is computed again for several elements.
 _CHEAP = 24
-
-_IF = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def weigh(expr) -> tuple[int, int, int]:
     def visit(node):
         counts[0] += 1
         if isinstance(node, Call):
-            counts[2 if node.op.same_as(_IF) else 1] += 1
+            counts[2 if node.op.same_as(IF_THEN_ELSE) else 1] += 1
         elif isinstance(node, tirx.Select):
             counts[2] += 1
 
