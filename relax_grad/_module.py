@@ -9,8 +9,8 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
+from ._bindings import bindings_of
 from ._compat import MAPS_FUNCTIONS
-from .activity import bindings_of
 
 #: The operator of a conditional among numbers, which extents may hold too.
 IF_THEN_ELSE = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op

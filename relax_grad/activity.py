@@ -7,55 +7,17 @@ where the target depends on it by such a path. Gradients are needed for what is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tvm import relax
 from tvm.ir import Op
 
+from ._bindings import used
 from ._compat import dtype_of
 from .registry import classify
 
 #: What gives integers that stand for floating-point numbers: gradients pass straight through them.
 _QUANTIZE = "relax.quantize"
-
-
-def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
-    """Yield each binding of a body in order, as :func:`expanded` does."""
-    if isinstance(body, relax.SeqExpr):
-        for block in body.blocks:
-            yield from expanded(block.bindings)
-
-
-def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
-    """Yield each binding in order, those of the branches of a conditional before its own."""
-    for binding in bindings:
-        if isinstance(binding.value, relax.If):
-            yield from bindings_of(binding.value.true_branch)
-            yield from bindings_of(binding.value.false_branch)
-        yield binding
-
-
-def used(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables that a value is made of.
-
-    Of a conditional, these are what its branches result in; of a function, what it captures.
-    """
-    if isinstance(value, relax.Var):
-        return [value]
-    if isinstance(value, relax.Call):
-        called = [value.op] if isinstance(value.op, relax.Var) else []
-        return called + [variable for argument in value.args for variable in used(argument)]
-    if isinstance(value, relax.Tuple):
-        return [variable for field in value.fields for variable in used(field)]
-    if isinstance(value, relax.TupleGetItem):
-        return used(value.tuple_value)
-    if isinstance(value, relax.SeqExpr):
-        return used(value.body)
-    if isinstance(value, relax.If):
-        return [*used(value.true_branch), *used(value.false_branch)]
-    if isinstance(value, relax.Function):
-        return list(relax.analysis.free_vars(value))
-    return []
 
 
 def varied(

@@ -9,8 +9,9 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from ._bindings import used
 from ._partials import is_no_grad
-from .activity import used, useful
+from .activity import useful
 from .registry import Classification, classify, operators
 
 __all__ = [

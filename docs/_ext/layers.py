@@ -77,6 +77,7 @@ BASE = {
     "activity": "which variables a gradient passes through",
     "registry": "how rules are registered, and what is registered",
     "_partials": "what rules return, held against the types of the arguments",
+    "_bindings": "what the bindings of a function are made of",
     "target": "the processor that is compiled for",
     "threads": "the number of threads that kernels run in",
     "_layout": "layouts of tensors, and indices in them",

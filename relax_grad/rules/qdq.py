@@ -20,7 +20,7 @@ from __future__ import annotations
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from ..activity import expanded
+from .._bindings import expanded
 from ..errors import GradientError
 from ..registry import register_gradient
 from ._util import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import GlobalVar, PrimType
 
+from .._bindings import used
 from .._module import copy_with_new_vars, normalized
-from ..activity import used
 from ..errors import GradientError
 from ._arguments import copy_function
 from ._dataflow import in_dataflow, without_cast

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tvm import relax
 from tvm.ir import Op
 
-from ..activity import used
+from .._bindings import substitute, used, with_value
 
 _START, _END = (Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end"))
 
@@ -119,33 +119,6 @@ class Checkpoints:
         if isinstance(binding, relax.MatchCast):
             return bb.match_cast(value, binding.ty, name)
         return bb.emit(value, name)
-
-
-def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
-    """Return a binding of the same variable to another value; itself where the value is the same."""
-    if value.same_as(binding.value):
-        return binding
-    if isinstance(binding, relax.MatchCast):
-        return relax.MatchCast(binding.var, value, binding.ty)
-    return relax.VarBinding(binding.var, value)
-
-
-def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.Expr:
-    """Replace variables in a value; the value itself where none occurs."""
-    if not known:
-        return value
-    if isinstance(value, relax.Var):
-        return known.get(value, value)
-    if not any(variable in known for variable in used(value)):
-        return value
-    if isinstance(value, relax.Call):
-        arguments = [substitute(argument, known) for argument in value.args]
-        return relax.Call(value.op, arguments, value.attrs, value.ty_args, value.span)
-    if isinstance(value, relax.Tuple):
-        return relax.Tuple([substitute(field, known) for field in value.fields], value.span)
-    if isinstance(value, relax.TupleGetItem):
-        return relax.TupleGetItem(substitute(value.tuple_value, known), value.index, value.span)
-    return value
 
 
 def _is_impure(value: relax.Expr) -> bool:

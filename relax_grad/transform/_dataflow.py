@@ -9,8 +9,8 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import GlobalVar
 
+from .._bindings import bindings_of
 from .._module import normalized
-from ..activity import bindings_of
 
 #: What is called in the place of a match_cast that is hidden.
 _HIDDEN = "relax_grad.match_cast"

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
-from ..activity import bindings_of, used
+from .._bindings import bindings_of, used
 from ..errors import GradientError
 from ._arguments import bind_param, with_shapes
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
+from .._bindings import bindings_of, expanded, used
 from .._compat import shapes_agree
 from .._module import is_known
 from .._partials import check_partial, failing_as, is_no_grad
-from ..activity import expanded, holds_floats, used, varied
+from ..activity import holds_floats, useful, varied
 from ..errors import GradientError
 from ..registry import apply_rule
 from ._adjoint import Adjoint, adjoint_type, element
@@ -96,9 +97,7 @@ class Reverse:
     def _add_parts(self, expr: relax.Expr, parts: Parts) -> None:
         """Add contributions to the elements of an expression."""
         for path, total in parts:
-            part = expr
-            for index in path:
-                part = element(part, index)
+            part = _at(expr, path)
             self.add(part, self._of_type(total, part.ty))
 
     def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
@@ -167,17 +166,19 @@ class Reverse:
 
     def _conditional(self, value: relax.If, parts: Parts) -> None:
         """Take the adjoint of the branch that was taken, whose forward bindings are computed again."""
+        branches = value.true_branch, value.false_branch
+        # What a branch computes for nothing takes no gradient, not even one of zeros.
+        needed = {variable for branch in branches for variable in self._needed(branch, parts)}
         inputs = [
             variable
             for variable in relax.analysis.free_vars(value)
-            if variable in self._active and not isinstance(variable.ty, relax.FuncType)
+            if variable in self._active
+            and variable in needed
+            and not isinstance(variable.ty, relax.FuncType)
         ]
-        if not inputs or not parts:
+        if not inputs:
             return
-        branches = [
-            self._branch(branch, inputs, parts)
-            for branch in (value.true_branch, value.false_branch)
-        ]
+        branches = [self._branch(branch, inputs, parts) for branch in branches]
         gradients = self._bb.emit(relax.If(value.cond, *branches))
         for i, variable in enumerate(inputs):
             gradient, wanted = element(gradients, i), adjoint_type(variable.ty)
@@ -185,6 +186,11 @@ class Reverse:
             if holds_floats(wanted) and not is_known(gradient.ty, wanted):
                 gradient = self._bb.match_cast(gradient, wanted)
             self.add(variable, gradient)
+
+    def _needed(self, branch: relax.SeqExpr, parts: Parts) -> set[relax.Var]:
+        """Return the variables that the parts of a branch's result depend on."""
+        target = relax.Tuple([_at(branch.body, path) for path, _ in parts])
+        return useful(list(bindings_of(branch)), target, self._constants)
 
     def _branch(
         self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], parts: Parts
@@ -205,6 +211,13 @@ class Reverse:
         ]
         result = self._bb.emit(relax.Tuple(gradients))
         return relax.SeqExpr([self._bb._end_block()], result)
+
+
+def _at(expr: relax.Expr, path: Iterable[int]) -> relax.Expr:
+    """Return the element of nested tuples that indices lead to."""
+    for index in path:
+        expr = element(expr, index)
+    return expr
 
 
 def _written_out(expr: relax.Expr) -> relax.Expr:

@@ -8,9 +8,8 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
+from .._bindings import substitute, used, with_value
 from .._compat import constant_value, dtype_of
-from ..activity import used
-from ._checkpoint import substitute, with_value
 
 _PERMUTE, _MATMUL = Op.get("relax.permute_dims"), Op.get("relax.matmul")
 _BROADCAST = Op.get("relax.broadcast_to")

@@ -6,9 +6,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
+from .._bindings import substitute, with_value
 from .._compat import constant_value, dtype_of
 from .._module import IS_SCHEDULED, normalized
-from ._checkpoint import substitute, with_value
 
 _CALL_TIR = Op.get("relax.call_tir")
 

@@ -9,14 +9,15 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
+from .._bindings import bindings_of, expanded, used, with_value
 from .._compat import dtype_of
 from .._module import check_defined, copy_with_new_vars, relax_function
-from ..activity import bindings_of, expanded, has_gradient, holds_floats, used, varied
+from ..activity import has_gradient, holds_floats, varied
 from ..coverage import MissingGradient, obstacles
 from ..errors import GradientError
 from ._adjoint import element
 from ._branches import lift_branches
-from ._checkpoint import Checkpoints, has_markers, with_value
+from ._checkpoint import Checkpoints, has_markers
 from ._cotangents import Cotangents, seeds
 from ._dataflow import in_dataflow, without_cast
 from ._forward import Forward, may_call

@@ -9,9 +9,9 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 from tvm_ffi import structural_equal
 
+from .._bindings import bindings_of
 from .._compat import Analyzer
 from .._module import referred_to
-from ..activity import bindings_of
 from ._dataflow import in_dataflow
 
 #: Attributes of functions that mean something to others.

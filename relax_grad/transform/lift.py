@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
-from ..activity import bindings_of
+from .._bindings import bindings_of
 from ._branches import lift_branches, only_calls
 from ._dataflow import in_dataflow
 

@@ -9,8 +9,8 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
+from .._bindings import used
 from .._compat import Analyzer, dtype_of
-from ..activity import used
 
 #: What a symbolic extent counts as.
 _NOMINAL = 64

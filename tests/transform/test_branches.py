@@ -211,6 +211,30 @@ def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
     assert "R.exp" in adjoint.script()
 
 
+def test_what_a_branch_computes_for_nothing_takes_no_gradient():
+    """A gradient of zeros would make NaN of what is not finite: here, powers of negative numbers."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3,), "float64"), c: R.Tensor((), "bool")):
+            power: R.Tensor((3,), "float64") = R.power(R.subtract(x, R.const(9.0, "float64")), x)
+            if c:
+                _ = R.exp(power)
+                y = (R.sin(x), power)
+            else:
+                y = (x, x)
+            first: R.Tensor((3,), "float64") = y[0]
+            s: R.Tensor((), "float64") = R.sum(first)
+            return s
+
+    adjoint = Gradient("main")(Module)
+    is_sound(adjoint)
+    for taken, wanted in ((True, np.cos(V)), (False, np.ones_like(V))):
+        _, (found,) = run(adjoint, "main_adjoint", V, np.array(taken))
+        np.testing.assert_allclose(found, wanted)
+
+
 def test_effects_happen_once(capfd):
     @I.ir_module
     class Module:

@@ -14,7 +14,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm_ffi import structural_equal
 
-from relax_grad.activity import bindings_of
+from relax_grad._bindings import bindings_of
 from relax_grad.transform import InlineOnlyCalls, LiftBranches
 
 X = np.random.default_rng(0).uniform(-1, 1, (5, 4)).astype("float32")

@@ -1,4 +1,4 @@
-"""Random programs differentiated by PyTorch, and compiled many together."""
+"""Random programs differentiated by PyTorch, compiled many together, and compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tvm import relax
 from tvm.ir import GlobalVar
 from tvm.script import from_source
 
-from ...activity import bindings_of
+from ..._bindings import bindings_of
+from .._compare import difference
 from .._program import to_numpy
 from .script import Program, flat, project
 
@@ -132,3 +133,40 @@ class Reference:
 def float_leaves(value) -> list:
     """Return the floating-point tensors of a value of PyTorch or NumPy."""
     return [leaf for leaf in flat(value) if "float" in str(leaf.dtype)]
+
+
+class Mismatch(Exception):
+    """Numbers that differ.
+
+    Attributes
+    ----------
+    kind : str
+        Which ones.
+    message : str
+        Where, and by how much.
+    """
+
+    def __init__(self, kind: str, message: str):
+        super().__init__(f"{kind}: {message}")
+        self.kind, self.message = kind, message
+
+
+def compare(kind: str, found: Sequence, wanted: Sequence, tolerance: float, other: str) -> None:
+    """Compare arrays, relative to the largest number of each.
+
+    Raises
+    ------
+    Mismatch
+        If they differ by more than the tolerance.
+    """
+    if len(found) != len(wanted):
+        raise Mismatch(kind, f"{len(found)} tensors, but {other} has {len(wanted)}")
+    for i, (one, two) in enumerate(zip(found, wanted, strict=True)):
+        if one.shape != two.shape:
+            raise Mismatch(kind, f"tensor {i} has the shape {one.shape}, {two.shape} in {other}")
+        worst = difference(one, two)
+        if not worst.error <= tolerance:
+            raise Mismatch(
+                kind,
+                f"tensor {i} at [{worst.at}] is {worst.found:.9g}, but {worst.wanted:.9g} in {other}",
+            )

@@ -1,0 +1,73 @@
+"""The bindings of a function: what they are made of, and in what order they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tvm import relax
+
+
+def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
+    """Yield each binding of a body in order, as :func:`expanded` does."""
+    if isinstance(body, relax.SeqExpr):
+        for block in body.blocks:
+            yield from expanded(block.bindings)
+
+
+def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
+    """Yield each binding in order, those of the branches of a conditional before its own."""
+    for binding in bindings:
+        if isinstance(binding.value, relax.If):
+            yield from bindings_of(binding.value.true_branch)
+            yield from bindings_of(binding.value.false_branch)
+        yield binding
+
+
+def used(value: relax.Expr) -> list[relax.Var]:
+    """Return the variables that a value is made of.
+
+    Of a conditional, these are what its branches result in; of a function, what it captures.
+    """
+    if isinstance(value, relax.Var):
+        return [value]
+    if isinstance(value, relax.Call):
+        called = [value.op] if isinstance(value.op, relax.Var) else []
+        return called + [variable for argument in value.args for variable in used(argument)]
+    if isinstance(value, relax.Tuple):
+        return [variable for field in value.fields for variable in used(field)]
+    if isinstance(value, relax.TupleGetItem):
+        return used(value.tuple_value)
+    if isinstance(value, relax.SeqExpr):
+        return used(value.body)
+    if isinstance(value, relax.If):
+        return [*used(value.true_branch), *used(value.false_branch)]
+    if isinstance(value, relax.Function):
+        return list(relax.analysis.free_vars(value))
+    return []
+
+
+def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
+    """Return a binding of the same variable to another value; itself where the value is the same."""
+    if value.same_as(binding.value):
+        return binding
+    if isinstance(binding, relax.MatchCast):
+        return relax.MatchCast(binding.var, value, binding.ty)
+    return relax.VarBinding(binding.var, value)
+
+
+def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """Replace variables in a value; the value itself where none occurs."""
+    if not known:
+        return value
+    if isinstance(value, relax.Var):
+        return known.get(value, value)
+    if not any(variable in known for variable in used(value)):
+        return value
+    if isinstance(value, relax.Call):
+        arguments = [substitute(argument, known) for argument in value.args]
+        return relax.Call(value.op, arguments, value.attrs, value.ty_args, value.span)
+    if isinstance(value, relax.Tuple):
+        return relax.Tuple([substitute(field, known) for field in value.fields], value.span)
+    if isinstance(value, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(value.tuple_value, known), value.index, value.span)
+    return value
