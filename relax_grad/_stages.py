@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 import tvm
 from tvm import relax, tirx
 from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
-from .activity import bindings_of
+from ._bindings import bindings_of, substitute, used
+from ._module import normalized
 from .transform.memory import writes_in_place
 
 
@@ -49,6 +51,7 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
             yield transform.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
         if each.info.name == "FuseOps":
             yield _in_order_of_writes
+            yield _in_order_of_extents
         yield each
         if each.info.name in ("LegalizeOps", "FuseTIR"):
             yield _close_dataflow_blocks
@@ -87,6 +90,66 @@ def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) 
     plain = relax.transform.ToNonDataflow()(tvm.IRModule(found))
     functions = {**dict(mod.functions_items()), **dict(plain.functions_items())}
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfExtents")
+def _in_order_of_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Divide dataflow blocks at the casts that find out extents.
+
+    FuseOps puts the calls of a block in an order by the variables that they take. An extent is none of these: what
+    needs it may come to stand before the cast that finds it out.
+    """
+    divided = {
+        variable: _divided(function)
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and any(map(_finds_extents, bindings_of(function.body)))
+    }
+    if not divided:
+        return mod
+    functions = {**dict(mod.functions_items()), **divided}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _finds_extents(binding: relax.Binding) -> bool:
+    return isinstance(binding, relax.MatchCast) and bool(
+        relax.analysis.definable_tir_vars_in_type(binding.ty)
+    )
+
+
+def _divided(function: relax.Function) -> relax.Function:
+    """Return a function whose casts that find out extents stand between its dataflow blocks."""
+    blocks = [part for block in function.body.blocks for part in _parts(block)]
+    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
+    return relax.Function(
+        function.params, body, function.ret_ty, is_pure=function.is_pure, attrs=function.attrs
+    )
+
+
+def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
+    """Divide a dataflow block; what a part makes for another one is no variable of a dataflow block any more."""
+    if not isinstance(block, relax.DataflowBlock):
+        return [block]
+    parts = [list(bindings) for _, bindings in groupby(block.bindings, _finds_extents)]
+    made_in = {binding.var: i for i, part in enumerate(parts) for binding in part}
+    outer = {b.var: relax.Var(b.var.name, b.var.ty) for b in block.bindings if _finds_extents(b)}
+    for i, part in enumerate(parts):
+        for variable in (v for binding in part for v in used(binding.value)):
+            if made_in.get(variable, i) != i and isinstance(variable, relax.DataflowVar):
+                outer.setdefault(variable, relax.Var(variable.name, variable.ty))
+
+    def renamed(binding: relax.Binding) -> relax.Binding:
+        variable, value = outer.get(binding.var, binding.var), substitute(binding.value, outer)
+        if isinstance(binding, relax.MatchCast):
+            return relax.MatchCast(variable, value, binding.ty)
+        return relax.VarBinding(variable, value)
+
+    return [
+        (relax.BindingBlock if _finds_extents(part[0]) else relax.DataflowBlock)(
+            [renamed(binding) for binding in part]
+        )
+        for part in parts
+    ]
 
 
 def _has_open_block(function: relax.Function) -> bool:

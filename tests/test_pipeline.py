@@ -343,3 +343,51 @@ class Module:
     _, found = flat(to_numpy(machine["main_adjoint"](*arguments)))
     wanted = y.sum(1, keepdims=True) * np.exp(np.sin(x)) / (np.exp(np.sin(x)) + 0.5) * np.cos(x)
     np.testing.assert_allclose(found, wanted if taken else np.zeros_like(x), rtol=1e-5, atol=1e-6)
+
+
+def test_extents_are_found_out_before_what_needs_them():
+    """FuseOps moves what needs the extents of a dynamic slice before the cast that finds them out."""
+    mod = from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor((3, 5), "float32"), y: R.Tensor((6,), "float32")):
+        with R.dataflow():
+            a = R.reshape(R.matmul(R.permute_dims(x), x), (5, 5))
+            b = R.multiply(R.matmul(y, y), y)
+            c = R.dynamic_strided_slice(
+                a, R.const([1, 0], "int64"), R.const([4, 3], "int64"), R.const([2, 1], "int64")
+            )
+            d = R.match_cast(c, R.Tensor((2, 3), "float32"))
+            e = R.add(R.reshape(R.multiply(d, R.const(0.5, "float32")), (6,)), b)
+            R.output(e)
+        return e
+""")
+    x, y = (RNG.normal(size=shape).astype("float32") for shape in [(3, 5), (6,)])
+    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
+    found = to_numpy(machine["main"](*map(tvm.runtime.tensor, (x, y))))
+    wanted = (x.T @ x)[1:4:2, :3].reshape(6) / 2 + (y @ y) * y
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_value_of_a_function_that_several_need():
+    """TVM writes out what has a name wherever it is used, and names within it are then defined again."""
+    x, y = (
+        relax.Var("x", relax.TensorType((11, 3), "float32")),
+        relax.Var("y", relax.TensorType((), "float32")),
+    )
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x, y]):
+        with bb.dataflow():
+            gate = bb.emit(op.sigmoid(op.divide(x, y)))
+            ratio = bb.emit(op.divide(gate, op.add(op.square(gate), relax.const(1.0))))
+            loss = bb.emit_output(op.add(op.mean(ratio), op.mean(gate)))
+        bb.emit_func_output(loss)
+    mod = relax_grad.value_and_grad(bb.get(), "main")
+    x, y = RNG.normal(size=(11, 3)).astype("float32"), np.float32(2.0)
+    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
+    _, *found = flat(to_numpy(machine["main_adjoint"](*map(tvm.runtime.tensor, (x, np.array(y))))))
+    gate = 1 / (1 + np.exp(-x / y))
+    slope = (1 + (1 - gate**2) / (gate**2 + 1) ** 2) * gate * (1 - gate) / gate.size
+    np.testing.assert_allclose(found[0], slope / y, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found[1], -(slope * x).sum() / y**2, rtol=1e-4, atol=1e-6)

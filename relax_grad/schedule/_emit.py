@@ -64,7 +64,6 @@ class Emitter:
         self.axes: Sequence[Axis] = self.first.axes
         self.read = [{loaded_buffer(load) for load in nest.loads} for nest in group.nests]
         self.selected = [_selected(nest) for nest in group.nests]
-        self.has_functions = [any(map(is_arithmetic, calls_in(nest.value))) for nest in group.nests]
 
     def lanes(self, dtype) -> int:
         """Return how many elements of a dtype a vector register holds."""
@@ -95,8 +94,8 @@ class Emitter:
             value = value if simple is None else simple
             value = value if is_sum else as_arithmetic(value)
             if any(nest.buffer in later for later in self.read[i + 1 :]):
-                is_argument = has_functions(value) and any(self.has_functions[i + 1 :])
-                values[nest.buffer] = value = kept(value) if is_argument else T.Bind(value)
+                keep = kept if has_functions(value) else T.Bind
+                values[nest.buffer] = value = keep(value)
             if nest.buffer in (stored or {}):
                 buffer, index = stored[nest.buffer]
                 T.buffer_store(buffer, value, [index])

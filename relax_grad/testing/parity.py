@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import GradientCheckError
 from . import _program
+from ._compare import difference
 from .check import check_tolerance, resolve, select_wrt
 
 
@@ -190,17 +191,10 @@ class _Comparison:
 
 
 def _compare(name, what, found, expected, rtol) -> float:
-    if not expected.size:
-        return 0.0
-    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
-    with np.errstate(invalid="ignore"):  # infinities of one sign are the same
-        error = np.where(same, 0.0, np.abs(found - expected))
-    scale = max(1.0, np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
-    if not np.all(error <= rtol * scale):
-        worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
-        at = ", ".join(str(int(i)) for i in worst)
+    worst = difference(found, expected)
+    if not worst.error <= rtol:
         raise GradientCheckError(
-            f"{name}: {what} differs from PyTorch's; the worst element is [{at}], which is "
-            f"{found[worst]:.9g}, but PyTorch gives {expected[worst]:.9g}"
+            f"{name}: {what} differs from PyTorch's; the worst element is [{worst.at}], which is "
+            f"{worst.found:.9g}, but PyTorch gives {worst.wanted:.9g}"
         )
-    return float(error.max()) / scale
+    return worst.error

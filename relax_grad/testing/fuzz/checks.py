@@ -17,7 +17,16 @@ from tvm import relax
 
 from ...transform import LiftBranches
 from .. import _program
-from .differential import Reference, call, compile_all, float_leaves, parse, variables
+from .differential import (
+    Mismatch,
+    Reference,
+    call,
+    compare,
+    compile_all,
+    float_leaves,
+    parse,
+    variables,
+)
 from .pipelines import check_pipelines
 from .script import BATCH, Program, project
 
@@ -56,13 +65,16 @@ class Failure:
     Attributes
     ----------
     kind : str
-        Where it went wrong, which does not change while the program shrinks.
+        What went wrong, which does not change while the program shrinks.
     message : str
         What happened.
+    stage : str
+        Where: ``"differentiation"``, ``"compilation"``, ``"running"``, ``"value"`` or ``"pipeline"``.
     """
 
     kind: str
     message: str
+    stage: str = "value"
 
 
 @dataclass
@@ -79,10 +91,6 @@ class Outcome:
 
     failure: Failure | None = None
     compared: set[str] = field(default_factory=set)
-
-
-class _Mismatch(Exception):
-    """Numbers that differ."""
 
 
 def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
@@ -120,26 +128,27 @@ def check_one(program: Program, settings: Settings) -> Outcome:
     try:
         return check([program], settings)[0]
     except Exception as error:  # any is a finding
-        return Outcome(_failure("compilation", error))
+        return Outcome(failure("compilation", error))
 
 
-def _record(outcome: Outcome, kind: str, function) -> bool:
+def _record(outcome: Outcome, stage: str, function) -> bool:
     try:
         function()
     except Exception as error:  # any is a finding
-        outcome.failure = _failure(kind, error)
+        outcome.failure = failure(stage, error)
         return False
     return True
 
 
-def _failure(kind: str, error: Exception) -> Failure:
-    if isinstance(error, _Mismatch):
-        kind, message = error.args
-        return Failure(kind, message)
+def failure(stage: str, error: Exception) -> Failure:
+    """Return what an error at a stage of the checks says is wrong with a program."""
+    if isinstance(error, Mismatch):
+        return Failure(error.kind, error.message, stage)
     lines = [line for line in str(error).splitlines() if line.strip()] or ["(no message)"]
-    # The same error comes with other numbers, and as another type where a pass has wrapped it.
-    tail = re.sub(r"\d+", "#", lines[-1])[-60:].strip()
-    return Failure(f"error: {tail}", f"{kind}: {type(error).__name__}: " + "\n".join(lines[-6:]))
+    # The same error comes with other numbers and addresses, and as another type where a pass has wrapped it.
+    tail = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1])[-60:].strip()
+    message = f"{stage}: {type(error).__name__}: " + "\n".join(lines[-6:])
+    return Failure(f"error: {tail}", message, stage)
 
 
 def _compare_pipelines(ready) -> None:
@@ -186,7 +195,7 @@ class _Check:
     def compare(self, outcome: Outcome) -> None:
         result = call(self.machine, self.name, self.values)
         tolerance = TOLERANCES[self.program.is_narrow]
-        _compare(
+        compare(
             "result", float_leaves(self.found[0]), float_leaves(result), tolerance, "the program"
         )
         if self.settings.torch and self.program.has_torch:
@@ -205,9 +214,9 @@ class _Check:
         torch.set_num_threads(1)
         reference = Reference(torch, self.program)
         wanted = [each.detach().numpy() for each in float_leaves(reference.result)]
-        _compare("forward", result, wanted, tolerance, "PyTorch")
+        compare("forward", result, wanted, tolerance, "PyTorch")
         wanted = [each.numpy() for each in reference.gradients()]
-        _compare("gradient", self.gradients, wanted, tolerance, "PyTorch")
+        compare("gradient", self.gradients, wanted, tolerance, "PyTorch")
 
     def compare_differences(self) -> bool:
         """Compare with central differences, where those of two steps agree; tell whether some do."""
@@ -226,7 +235,7 @@ class _Check:
                 continue
             trusted += 1
             if not abs(found - other) <= tolerance * scale:
-                raise _Mismatch(
+                raise Mismatch(
                     "gradient",
                     f"along a random direction the derivative is {found:.9g}, but central "
                     f"differences give {other:.9g}",
@@ -260,24 +269,3 @@ def _moved(value, path: tuple, moved: dict, factor: float):
     if isinstance(value, list):
         return [_moved(item, (*path, i), moved, factor) for i, item in enumerate(value)]
     return value + factor * moved[path] if path in moved else value
-
-
-def _compare(kind: str, found, wanted, tolerance: float, other: str) -> None:
-    """Compare arrays relative to the largest number."""
-    if len(found) != len(wanted):
-        raise _Mismatch(kind, f"{len(found)} tensors, but {other} has {len(wanted)}")
-    for i, (one, two) in enumerate(zip(found, wanted, strict=True)):
-        if one.shape != two.shape:
-            raise _Mismatch(kind, f"tensor {i} has the shape {one.shape}, {two.shape} in {other}")
-        if not one.size:
-            continue
-        same = (one == two) | (np.isnan(one) & np.isnan(two))
-        with np.errstate(invalid="ignore"):
-            error = np.where(same, 0.0, np.abs(one - two))
-        scale = max(1.0, np.abs(two[np.isfinite(two)]).max(initial=0.0))
-        if not np.all(error <= tolerance * scale):
-            at = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
-            place = ", ".join(str(int(k)) for k in at)
-            raise _Mismatch(
-                kind, f"tensor {i} at [{place}] is {one[at]:.9g}, but {two[at]:.9g} in {other}"
-            )

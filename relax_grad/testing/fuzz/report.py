@@ -10,8 +10,8 @@ _SCRIPT = '''\
 
 {message}
 
-Found by: python -m relax_grad fuzz --seed {seed} (program {number}). Run this file with Python: it prints the
-gradient along random directions, and what central differences give.
+Found by: python -m relax_grad fuzz --seed {seed} (program {number}). Run this file with Python: it prints
+{prints}.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ import tvm
 from tvm import relax
 from tvm.script import from_source
 
-import relax_grad  # registers the gradients
+import relax_grad.target  # registers the gradients
 from relax_grad.transform import Gradient, LiftBranches  # noqa: F401  (programs may use either)
 
 SOURCE = """\\
@@ -32,7 +32,7 @@ rng = np.random.default_rng({values})
 
 
 def tensor(*shape):
-    return rng.uniform(-1, 1, shape)
+    return rng.uniform(-1, 1, shape).astype("{dtype}")
 
 
 def boolean():
@@ -51,6 +51,19 @@ def flat(value):
     return [leaf for item in value for leaf in flat(item)] if isinstance(value, list) else [value]
 
 
+values = [{arguments}]
+module = from_source(SOURCE)
+main = module["main"]
+names = [param.name for param in main.params]
+found = {{b.var.name: b.var for block in main.body.blocks for b in block.bindings}}
+found.update(zip(names, main.params))
+adjoint = {gradient}
+'''
+
+_DIFFERENCES = """\
+machine = relax.VirtualMachine(tvm.compile(LiftBranches()(adjoint), target="llvm"), tvm.cpu())
+
+
 def moved(value, direction, step):
     if isinstance(value, list):
         return [moved(*pair, step) for pair in zip(value, direction)]
@@ -61,16 +74,6 @@ def direction_of(value):
     if isinstance(value, list):
         return [direction_of(item) for item in value]
     return rng.uniform(-1, 1, value.shape) if value.dtype == "float64" else None
-
-
-values = [{arguments}]
-module = from_source(SOURCE)
-main = module["main"]
-names = [param.name for param in main.params]
-found = {{b.var.name: b.var for block in main.body.blocks for b in block.bindings}}
-found.update(zip(names, main.params))
-adjoint = {gradient}
-machine = relax.VirtualMachine(tvm.compile(LiftBranches()(adjoint), target="llvm"), tvm.cpu())
 
 
 def run(name, arguments):
@@ -103,7 +106,28 @@ if all(name in names for name in WRT):
             if d is not None
         ]
         print("along a direction:", sum(parts), "differences:", (at(1e-5) - at(-1e-5)) / 2e-5)
-'''
+"""
+
+_PIPELINES = """\
+adjoint = tvm.IRModule({{v: f for v, f in adjoint.functions_items() if v.name_hint != "main"}})
+
+
+def run(target, pipeline):
+    machine = relax.VirtualMachine(tvm.compile(adjoint, target, relax_pipeline=pipeline), tvm.cpu())
+    return flat(to_numpy(machine["main_adjoint"](*map(runtime, values))))
+
+
+wanted = run("llvm", "default")
+for found, other in zip(run(relax_grad.target.host(), "relax_grad"), wanted):
+    print("largest difference:", abs(found - other).max(initial=0))
+"""
+
+
+#: What a script prints, without and with the pipeline.
+_PRINTS = (
+    "the gradient along random directions, and what central differences give",
+    "how much the results of the pipeline differ from those of TVM's",
+)
 
 
 def summary(finding: Finding) -> str:
@@ -131,12 +155,17 @@ def script(finding: Finding, seed: int, settings: Settings) -> str:
     gradient = f'Gradient("main", {wrt}, {program.target or 0})(module)'
     if settings.through == "tvm":
         gradient = f'relax.transform.Gradient("main", {wrt})(module)'
-    return _SCRIPT.format(
+    is_pipeline = finding.failure.stage == "pipeline"
+    dtype = "float32" if is_pipeline else "float64"
+    text = _SCRIPT + (_PIPELINES if is_pipeline else _DIFFERENCES)
+    return text.format(
         title=f"{finding.failure.kind}.",
         message=finding.failure.message.replace("\\", "/").replace('"""', "'''"),
         seed=seed,
         number=finding.number,
-        source=program.source("main").replace("\\", "\\\\"),
+        prints=_PRINTS[is_pipeline],
+        source=program.source("main").replace("float64", dtype).replace("\\", "\\\\"),
+        dtype=dtype,
         wrt=[value.name for value in program.wrt],
         target=tuple(program.target),
         values=program.seed,

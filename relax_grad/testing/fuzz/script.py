@@ -201,6 +201,11 @@ class Program:
         return any(dtype in let.template for let in self.lets() for dtype in narrow)
 
     @property
+    def is_half(self) -> bool:
+        """Whether some of it is computed in half precision."""
+        return any("float16" in let.template for let in self.lets())
+
+    @property
     def has_jumps(self) -> bool:
         """Whether its result is not continuous."""
         jumps = ("R.floor(", "R.argmax(", "R.greater(")
