@@ -36,6 +36,14 @@ def run(module: tvm.IRModule, name: str, *values):
     return to_numpy(machine[name](*tensors))
 
 
+def value_and_gradients(function: Callable, inputs: Sequence[np.ndarray], wrt: Sequence[int]):
+    """Differentiate a function of tensors, and return its result for some and the gradients of those of ``wrt``."""
+    params = [tensor(f"x{i}", each.shape, each.dtype.name) for i, each in enumerate(inputs)]
+    module = build(params, lambda bb, *tensors: function(*tensors))
+    module = relax.transform.Gradient("main", [params[i] for i in wrt])(module)
+    return run(module, "main_adjoint", *inputs)
+
+
 def to_numpy(value):
     return value.numpy() if hasattr(value, "numpy") else [to_numpy(item) for item in value]
 

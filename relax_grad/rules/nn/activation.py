@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from tvm import relax
+from tvm.relax.op import grad as backward
 
 from ...errors import GradientError
 from ...registry import register_gradient
-from .._util import cast_like, const_like, is_one, shape_of, widen, zero
+from .._util import cast_like, const_like, dtype_of, is_one, shape_of, wide_dtype, widen, zero
 
 _SELU_SCALE = 1.0507009873554804934193349852946
 _SELU_ALPHA = 1.6732632423543772848170429916717
@@ -155,3 +156,47 @@ def _wide_arguments(orig_call, output_grad, ctx) -> tuple[relax.Expr, relax.Expr
 
 def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
     return [cast_like(ctx, partial, orig_call.args[0])]
+
+
+@register_gradient("relax.nn.log_softmax", corrects="accumulates half precision in half precision")
+def log_softmax(orig_var, orig_call, output_grad, ctx):
+    """Gradient of log_softmax.
+
+    Forward form: ``y = log_softmax(x, axis)``.
+
+    Backward form: ``[y_grad - sum(y_grad, axis, keepdims=True) * exp(y)]``. It stays in TVM's form, which
+    TVM's tests fix: an operator of its own would spare one pass over ``y_grad``.
+    """
+    (x,) = orig_call.args
+    y, grad = _wide_result(orig_var, orig_call, ctx), ctx.normalize(widen(output_grad))
+    total = relax.op.sum(grad, orig_call.attrs.axis, keepdims=True)
+    partial = relax.op.subtract(grad, relax.op.multiply(total, relax.op.exp(y)))
+    return [cast_like(ctx, partial, x)]
+
+
+@register_gradient(
+    "relax.nn.softmax",
+    corrects="accumulates half precision in half precision, and reads its tensors from memory twice",
+)
+def softmax(orig_var, orig_call, output_grad, ctx):
+    """Gradient of softmax.
+
+    Forward form: ``y = softmax(x, axis)``.
+
+    Backward form: ``[softmax_backward(y_grad, y, axis)]``, which is ``(y_grad - sum(y_grad * y, axis,
+    keepdims=True)) * y``. The sum is no result of its own, so an operator takes it while the row is in the
+    cache, where a composite reads both tensors from memory again.
+    """
+    y = _wide_result(orig_var, orig_call, ctx)
+    return [backward.softmax_backward(output_grad, y, int(orig_call.attrs.axis))]
+
+
+def _wide_result(orig_var: relax.Var, orig_call: relax.Call, ctx: relax.BlockBuilder) -> relax.Expr:
+    """Return the result of a softmax, computed again in float32 where it has half precision.
+
+    TVM sums the exponentials in half precision, where the sum of a long axis stops growing.
+    """
+    (x,) = orig_call.args
+    if wide_dtype(x) == dtype_of(x):
+        return orig_var
+    return ctx.normalize(relax.Call(orig_call.op, [ctx.normalize(widen(x))], orig_call.attrs))

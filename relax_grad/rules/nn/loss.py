@@ -1,4 +1,4 @@
-"""Gradients of the losses, and of the softmax in front of them."""
+"""Gradients of the losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tvm.relax.op import grad as backward
 from ...errors import GradientError
 from ...op.loss import nll_loss_attrs
 from ...registry import register_gradient
-from .._util import cast_like, dtype_of, is_static, no_grad, wide_dtype, widen
+from .._util import dtype_of, is_static, no_grad
 
 
 @register_gradient(
@@ -62,47 +62,3 @@ def cross_entropy_with_logits(orig_var, orig_call, output_grad, ctx):
         )
     scale = relax.op.negative(output_grad)
     return [relax.op.multiply(scale, y), relax.op.multiply(scale, x)]
-
-
-@register_gradient("relax.nn.log_softmax", corrects="accumulates half precision in half precision")
-def log_softmax(orig_var, orig_call, output_grad, ctx):
-    """Gradient of log_softmax.
-
-    Forward form: ``y = log_softmax(x, axis)``.
-
-    Backward form: ``[y_grad - sum(y_grad, axis, keepdims=True) * exp(y)]``. It stays in TVM's form, which
-    TVM's tests fix: an operator of its own would spare one pass over ``y_grad``.
-    """
-    (x,) = orig_call.args
-    y, grad = _wide_result(orig_var, orig_call, ctx), ctx.normalize(widen(output_grad))
-    total = relax.op.sum(grad, orig_call.attrs.axis, keepdims=True)
-    partial = relax.op.subtract(grad, relax.op.multiply(total, relax.op.exp(y)))
-    return [cast_like(ctx, partial, x)]
-
-
-@register_gradient(
-    "relax.nn.softmax",
-    corrects="accumulates half precision in half precision, and reads its tensors from memory twice",
-)
-def softmax(orig_var, orig_call, output_grad, ctx):
-    """Gradient of softmax.
-
-    Forward form: ``y = softmax(x, axis)``.
-
-    Backward form: ``[softmax_backward(y_grad, y, axis)]``, which is ``(y_grad - sum(y_grad * y, axis,
-    keepdims=True)) * y``. The sum is no result of its own, so an operator takes it while the row is in the
-    cache, where a composite reads both tensors from memory again.
-    """
-    y = _wide_result(orig_var, orig_call, ctx)
-    return [backward.softmax_backward(output_grad, y, int(orig_call.attrs.axis))]
-
-
-def _wide_result(orig_var: relax.Var, orig_call: relax.Call, ctx: relax.BlockBuilder) -> relax.Expr:
-    """Return the result of a softmax, computed again in float32 where it has half precision.
-
-    TVM sums the exponentials in half precision, where the sum of a long axis stops growing.
-    """
-    (x,) = orig_call.args
-    if wide_dtype(x) == dtype_of(x):
-        return orig_var
-    return ctx.normalize(relax.Call(orig_call.op, [ctx.normalize(widen(x))], orig_call.attrs))

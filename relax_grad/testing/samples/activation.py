@@ -129,3 +129,47 @@ def softplus(rng):
 
 def _away_from_0(rng, shape):
     return rng.uniform(0.2, 1, shape) * rng.choice([-1.0, 1.0], shape)
+
+
+def _softmax_samples(name):
+    def maker(rng):
+        for shape, axis in (((3, 5), -1), ((3, 5), 0), ((2, 3, 2), 1), ((4,), 0), ((3, 1), -1)):
+            yield Sample(
+                [rng.normal(size=shape)],
+                {"axis": axis},
+                symbolic={0: {0: "n"}},
+                torch=lambda torch, x, axis=axis: getattr(torch, name)(x, axis),
+                note=f"axis {axis} of {len(shape)}",
+            )
+        yield Sample(
+            [100 * rng.normal(size=(3, 4))],
+            {"axis": -1},
+            torch=lambda torch, x: getattr(torch, name)(x, -1),
+            smooth=False,
+            note="saturated: finite differences see a corner",
+        )
+        masked = np.where([[0, 0, 1, 1], [1, 0, 1, 0]], rng.normal(size=(2, 4)), -np.inf)
+        yield Sample(
+            [masked],
+            {"axis": 1},
+            torch=lambda torch, x: getattr(torch, name)(x, 1),
+            smooth=False,
+            note="masked by minus infinity",
+        )
+
+    return maker
+
+
+register_samples("relax.nn.log_softmax")(_softmax_samples("log_softmax"))
+register_samples("relax.nn.softmax")(_softmax_samples("softmax"))
+
+
+@register_samples("relax.grad.softmax_backward")
+def softmax_backward(rng):
+    for axis in (-1, 0):
+        yield Sample(
+            [rng.normal(size=(3, 4)), rng.normal(size=(3, 4))],
+            {"axis": axis},
+            symbolic={0: {0: "n"}, 1: {0: "n"}},
+            note=f"axis {axis}",
+        )

@@ -1,4 +1,4 @@
-"""Gradients of the activations at their special points."""
+"""Gradients of the activations: at their special points, and against PyTorch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import value_and_gradients
 from sweep import TARGET, at_length, batches
 from tvm import relax
 
 from relax_grad import GradientError
-from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
+from relax_grad.testing import (
+    TorchCase,
+    check_against_torch,
+    check_gradients,
+    check_many_against_torch,
+)
 
 
 def relu_gradient(x):
@@ -169,3 +175,85 @@ def test_prelu(torch, case):
 @given(batches(prelu_cases()))
 def test_prelu_at_length(torch, batch):
     check_many_against_torch(list(map(prelu_case, batch)), target=TARGET)
+
+
+def test_long_axis_in_half_precision():
+    """TVM sums in float16, which stops growing; the gradient must not."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 8192)).astype("float16")
+    cotangent = rng.uniform(size=x.shape).astype("float16")
+    wide, c = x.astype("float64"), cotangent.astype("float64")
+    y = np.exp(wide) / np.exp(wide).sum()
+    for name, wanted in (
+        ("log_softmax", c - c.sum() * y),
+        ("softmax", (c - (c * y).sum()) * y),
+    ):
+
+        def inner_product(x, c, name=name):
+            product = relax.op.multiply(getattr(relax.op.nn, name)(x), c)
+            return relax.op.sum(relax.op.astype(product, "float32"))
+
+        _, (found,) = value_and_gradients(inner_product, [x, cotangent], [0])
+        assert found.dtype == np.float16
+        np.testing.assert_allclose(found, wanted, atol=1e-3 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ["log_softmax", "softmax"])
+def test_masked_logits(torch, name):
+    """A logit of -inf, as masks give, has probability 0 and gradient 0."""
+    x = np.array([[0.5, -np.inf, 1.0], [2.0, -1.0, -np.inf]])
+    mask = np.isfinite(x).astype("float64")
+
+    def forward(x, mask):
+        exponential = relax.op.exp if name == "log_softmax" else relax.op.negative
+        return relax.op.multiply(exponential(getattr(relax.op.nn, name)(x)), mask)
+
+    def reference(torch, x, mask):
+        exponential = torch.exp if name == "log_softmax" else torch.neg
+        return exponential(getattr(torch, name)(x, -1)) * mask
+
+    check_against_torch(forward, [x, mask], reference, wrt=[0])
+
+
+@st.composite
+def softmax_cases(draw):
+    """The operator, a shape, an axis, and what kind of numbers there are."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
+    return (
+        draw(st.sampled_from(["softmax", "log_softmax"])),
+        shape,
+        draw(st.integers(-len(shape), len(shape) - 1)),
+        draw(st.sampled_from(["normal", "large", "equal", "masked"])),
+        draw(st.integers(0, 2**16)),
+    )
+
+
+def softmax_case(case):
+    name, shape, axis, kind, seed = case
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape)
+    if kind == "large":
+        x *= 300
+    elif kind == "equal":
+        x = np.floor(x)
+    elif kind == "masked":
+        x = np.where(rng.random(shape) < 0.3, -np.inf, x)
+    return TorchCase(
+        f"relax.nn.{name}",
+        [x],
+        lambda torch, x: getattr(torch, name)(x, axis),
+        {"axis": axis},
+    )
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(case=softmax_cases())
+def test_softmax_is_torch_s(torch, case):
+    check_many_against_torch([softmax_case(case)])
+
+
+@pytest.mark.slow
+@at_length(2000)
+@given(batch=batches(softmax_cases()))
+def test_softmax_is_torch_s_at_length(torch, batch):
+    check_many_against_torch([softmax_case(case) for case in batch], target=TARGET)

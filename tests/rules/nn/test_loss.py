@@ -7,6 +7,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import value_and_gradients
 from sweep import TARGET, at_length, batches
 from tvm import relax
 
@@ -39,22 +40,6 @@ def losses(draw, least=0):
     weights = rng.uniform(0.5, 1.5, num_classes) if draw(st.booleans()) else None
     attrs = {"reduction": draw(st.sampled_from(REDUCTIONS)), "ignore_index": ignore_index}
     return rng.normal(size=shape), targets, weights, attrs
-
-
-def adjoint(function, inputs, wrt):
-    """Differentiate a function of the inputs, and return its result and its gradients."""
-    params = [
-        relax.Var(f"x{i}", relax.TensorType(a.shape, a.dtype.name)) for i, a in enumerate(inputs)
-    ]
-    bb = relax.BlockBuilder()
-    with bb.function("main", params):
-        with bb.dataflow():
-            result = bb.emit_output(function(*params))
-        bb.emit_func_output(result)
-    module = relax.transform.Gradient("main", [params[i] for i in wrt])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
-    loss, gradients = machine["main_adjoint"](*(tvm.runtime.tensor(a) for a in inputs))
-    return loss.numpy(), [gradient.numpy() for gradient in gradients]
 
 
 def nll_loss_case(predictions, targets, weights, attrs):
@@ -108,7 +93,7 @@ def test_nothing_but_ignored_targets(torch, reduction, shape, ignore_index):
     def total(*args):
         return relax.op.sum(relax.op.nn.nll_loss(*args, **attrs))
 
-    loss, gradients = adjoint(total, [predictions, targets, weights], [0, 2])
+    loss, gradients = value_and_gradients(total, [predictions, targets, weights], [0, 2])
     assert np.isnan(loss) == (reduction == "mean")
     for gradient in gradients:
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
@@ -142,7 +127,7 @@ def test_an_invalid_target_shows(invalid, reduction):
     def loss_of(*args):
         return relax.op.nn.nll_loss(*args, reduction=reduction)
 
-    loss, (x_grad, w_grad) = adjoint(loss_of, inputs, [0, 2])
+    loss, (x_grad, w_grad) = value_and_gradients(loss_of, inputs, [0, 2])
     assert np.isnan(loss)
     assert np.isnan(x_grad[1]).all()
     assert not x_grad[3].any()
@@ -171,88 +156,6 @@ def test_log_softmax_and_nll_loss_are_torch_s_cross_entropy(torch, reduction, we
     check_against_torch(cross_entropy, inputs, reference, wrt=[0])
     batch = {0: "n"}
     check_gradients(cross_entropy, inputs, order=2, symbolic={0: batch, 1: batch})
-
-
-def test_long_axis_in_half_precision():
-    """TVM sums in float16, which stops growing; the gradient must not."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(1, 8192)).astype("float16")
-    cotangent = rng.uniform(size=x.shape).astype("float16")
-    wide, c = x.astype("float64"), cotangent.astype("float64")
-    y = np.exp(wide) / np.exp(wide).sum()
-    for name, wanted in (
-        ("log_softmax", c - c.sum() * y),
-        ("softmax", (c - (c * y).sum()) * y),
-    ):
-
-        def inner_product(x, c, name=name):
-            product = relax.op.multiply(getattr(relax.op.nn, name)(x), c)
-            return relax.op.sum(relax.op.astype(product, "float32"))
-
-        _, (found,) = adjoint(inner_product, [x, cotangent], [0])
-        assert found.dtype == np.float16
-        np.testing.assert_allclose(found, wanted, atol=1e-3 * np.abs(wanted).max())
-
-
-@pytest.mark.parametrize("name", ["log_softmax", "softmax"])
-def test_masked_logits(torch, name):
-    """A logit of -inf, as masks give, has probability 0 and gradient 0."""
-    x = np.array([[0.5, -np.inf, 1.0], [2.0, -1.0, -np.inf]])
-    mask = np.isfinite(x).astype("float64")
-
-    def forward(x, mask):
-        exponential = relax.op.exp if name == "log_softmax" else relax.op.negative
-        return relax.op.multiply(exponential(getattr(relax.op.nn, name)(x)), mask)
-
-    def reference(torch, x, mask):
-        exponential = torch.exp if name == "log_softmax" else torch.neg
-        return exponential(getattr(torch, name)(x, -1)) * mask
-
-    check_against_torch(forward, [x, mask], reference, wrt=[0])
-
-
-@st.composite
-def softmax_cases(draw):
-    """The operator, a shape, an axis, and what kind of numbers there are."""
-    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
-    return (
-        draw(st.sampled_from(["softmax", "log_softmax"])),
-        shape,
-        draw(st.integers(-len(shape), len(shape) - 1)),
-        draw(st.sampled_from(["normal", "large", "equal", "masked"])),
-        draw(st.integers(0, 2**16)),
-    )
-
-
-def softmax_case(case):
-    name, shape, axis, kind, seed = case
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=shape)
-    if kind == "large":
-        x *= 300
-    elif kind == "equal":
-        x = np.floor(x)
-    elif kind == "masked":
-        x = np.where(rng.random(shape) < 0.3, -np.inf, x)
-    return TorchCase(
-        f"relax.nn.{name}",
-        [x],
-        lambda torch, x: getattr(torch, name)(x, axis),
-        {"axis": axis},
-    )
-
-
-@settings(max_examples=15, deadline=None, derandomize=True)
-@given(case=softmax_cases())
-def test_softmax_is_torch_s(torch, case):
-    check_many_against_torch([softmax_case(case)])
-
-
-@pytest.mark.slow
-@at_length(2000)
-@given(batch=batches(softmax_cases()))
-def test_softmax_is_torch_s_at_length(torch, batch):
-    check_many_against_torch([softmax_case(case) for case in batch], target=TARGET)
 
 
 def test_large_batch_of_cross_entropy_in_half_precision():
