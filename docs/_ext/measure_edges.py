@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from edges import Edge, edges, written
+from edge import Edge, written
+from edges import edges
 from tvm import relax
 from tvm.relax import op
 

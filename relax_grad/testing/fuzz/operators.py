@@ -384,7 +384,12 @@ def _where(pen: Pen):
 def _floor(pen: Pen):
     x = pen.pick()
     template = 'R.floor(R.multiply({0}, R.const(3.1415926, "float64")))'
-    return pen.let(template, lambda t, x: (x * 3.1415926).floor(), [x], x.kind, 3 * x.bound)
+
+    def compute(_torch, x):
+        # PyTorch's gradient is a zero that later rules may multiply by infinity; here it is a constant.
+        return (x * 3.1415926).floor().detach()
+
+    return pen.let(template, compute, [x], x.kind, 3 * x.bound)
 
 
 #: Added before an argmax, so that there are no ties.
