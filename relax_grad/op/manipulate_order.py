@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.tirx import IndexMap
 
+from ..registry import register_infer_type
 from ._declare import Shape, as_shape, declare_op
-from ._infer import infer_data, unused
+from ._infer import infer_data, type_of_shape, unused
 
 
 def layout_transform_backward_x(
@@ -72,11 +73,32 @@ def pixel_shuffle_backward_data(
     )
 
 
+_tvm_infer_pixel_shuffle = Op.get("relax.nn.pixel_shuffle").get_attr("FInferType")
+
+
+@register_infer_type(
+    "relax.nn.pixel_shuffle",
+    corrects="ends the process where the number of channels is symbolic, and where the shape is a variable",
+)
+def _infer_pixel_shuffle(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    data, factor = call.args[0].ty, int(call.attrs.upscale_factor)
+    if not isinstance(data, relax.TensorType) or data.shape is None or data.ndim < 3 or factor < 1:
+        return _tvm_infer_pixel_shuffle(call, ctx)
+    if not isinstance(data.shape, relax.ShapeExpr):
+        return type_of_shape(data, None, data.ndim)
+    *batch, channels, height, width = data.shape.values
+    if isinstance(channels, tirx.IntImm):
+        return _tvm_infer_pixel_shuffle(call, ctx)
+    # Of channels that do not divide, the last ones are left out.
+    shape = [*batch, channels // (factor * factor), height * factor, width * factor]
+    return type_of_shape(data, shape, data.ndim)
+
+
 def _infer_layout_transform(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return infer_data(call, ctx, "relax.layout_transform", "x_shape")
 
 
-def _infer_pixel_shuffle(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+def _infer_pixel_shuffle_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return infer_data(call, ctx, "relax.nn.pixel_shuffle")
 
 
@@ -96,7 +118,7 @@ declare_op(
         ("output_grad", "Tensor", "The gradient with respect to the result of pixel_shuffle."),
         ("data_shape", "Shape", "The shape of the data."),
     ],
-    _infer_pixel_shuffle,
+    _infer_pixel_shuffle_backward,
     pixel_shuffle_backward_data,
     "relax.attrs.PixelShuffleAttrs",
 )

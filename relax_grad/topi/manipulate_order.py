@@ -98,6 +98,8 @@ def pixel_shuffle_backward_data(
 ) -> te.Tensor:
     """Gradient of pixel_shuffle with respect to its data: what has been moved into space moves back.
 
+    Where the number of channels does not divide, as a symbolic one may, the gradient of those that are left out is 0.
+
     Parameters
     ----------
     output_grad : te.Tensor
@@ -114,8 +116,15 @@ def pixel_shuffle_backward_data(
     """
     r = upscale_factor
 
+    *_, channels, _, _ = data_shape
+    is_whole = isinstance(channels, (int, tirx.IntImm))
+
     def element(*index):
         *outer, c, h, w = index
-        return output_grad(*outer, c // (r * r), h * r + c // r % r, w * r + c % r)
+        place = [*outer, c // (r * r), h * r + c // r % r, w * r + c % r]
+        if is_whole:
+            return output_grad(*place)
+        zero = tirx.const(0, output_grad.dtype)
+        return tirx.if_then_else(place[-3] < output_grad.shape[-3], output_grad(*place), zero)
 
     return te.compute(data_shape, element, name="pixel_shuffle_backward", tag=topi.tag.INJECTIVE)

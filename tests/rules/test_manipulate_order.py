@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import build, run, tensor
 from sweep import TARGET, at_length, batches
-from tvm import relax
+from tvm import relax, tirx
 
 from relax_grad import GradientError
 from relax_grad.testing import TorchCase, check_many_against_torch
+from relax_grad.transform import Gradient
 
 FEW = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -103,3 +105,25 @@ def test_reverse_sequence_refuses_one_axis_for_both():
         bb.emit_func_output(loss)
     with pytest.raises(GradientError, match=r"relax\.reverse_sequence.*two axes"):
         relax.transform.Gradient("main", [x])(bb.get())
+
+
+@pytest.mark.parametrize("channels", [8, 7, 3, 0])
+def test_pixel_shuffle_of_a_symbolic_number_of_channels(channels):
+    """TVM's type inference ends the process. Channels that are left over have no influence."""
+    c = tirx.Var("c", "int64")
+    x = tensor("x", (1, c, 2, 3))
+    module = build(
+        [x], lambda bb, x: relax.op.sum(relax.op.square(relax.op.nn.pixel_shuffle(x, 2)))
+    )
+    values = normal(1, channels, 2, 3)
+    _, (found,) = run(Gradient("main")(module), "main_adjoint", values)
+    wanted = 2 * values
+    wanted[:, channels // 4 * 4 :] = 0
+    np.testing.assert_allclose(found, wanted)
+
+
+def test_pixel_shuffle_of_a_shape_that_is_a_variable():
+    shape = relax.Var("shape", relax.ShapeType(ndim=4))
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    found = relax.BlockBuilder().normalize(relax.op.nn.pixel_shuffle(x, 2)).ty
+    assert (found.ndim, found.shape, str(found.dtype)) == (4, None, "float32")

@@ -136,6 +136,7 @@ def pixel_shuffle(rng):
         ("two batch axes", (1, 2, 4, 2, 1), 2, _N),
         ("a factor of 1", (1, 2, 2, 2), 1, _N),
         ("an empty batch", (0, 4, 2, 2), 2, None),
+        ("a symbolic number of channels", (1, 8, 1, 2), 2, {0: {1: "c"}}),
     ):
         yield Sample(
             [rng.normal(size=shape)],
