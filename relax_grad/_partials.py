@@ -38,13 +38,19 @@ def check_partial(
     ctx: relax.BlockBuilder,
     partial: relax.Expr,
     argument: relax.Expr,
-    is_wanted: Callable[[relax.Expr], bool],
+    is_wanted: Callable[[relax.Expr], bool] = lambda argument: True,
+    fits: Callable[[relax.Type, relax.Type], bool] | None = None,
 ) -> relax.Expr:
     """Normalize what a rule returns for an argument, and refuse what cannot be its gradient.
 
-    Of the elements of a tuple that is written out, only those that a gradient is wanted for are looked at.
+    Of the elements of a tuple that is written out, only those that a gradient is wanted for are looked at. ``fits`` tells
+    whether a type is that of the gradient of an argument of another; by default whatever may be is taken.
     """
-    _check_expr(partial)
+    if not isinstance(partial, relax.Expr):
+        raise GradientError(
+            f"the rule must return expressions, but it returned {partial!r}; for an argument without a "
+            "gradient that is relax.op.grad.no_grad(argument)"
+        )
     if is_no_grad(partial) or not is_wanted(argument):
         return partial
     if isinstance(partial, relax.Tuple) and isinstance(argument, relax.Tuple):
@@ -54,10 +60,13 @@ def check_partial(
                 f"{len(partial.fields)}"
             )
         pairs = zip(partial.fields, argument.fields, strict=True)
-        return relax.Tuple([check_partial(ctx, *pair, is_wanted) for pair in pairs])
+        fields = [check_partial(ctx, *pair, is_wanted, fits) for pair in pairs]
+        return ctx.normalize(relax.Tuple(fields))
     partial = ctx.normalize(partial)
-    if not _may_be_gradient(partial.ty, argument.ty):
-        raise _wrong_type(argument.ty, partial.ty)
+    if not (fits or _may_be_gradient)(partial.ty, argument.ty):
+        raise GradientError(
+            f"the gradient of an argument must have its type {argument.ty}, but it has {partial.ty}"
+        )
     return partial
 
 
@@ -81,10 +90,17 @@ def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
     return not types_differ(found, argument)
 
 
-def _wrong_type(expected: relax.Type, found: relax.Type) -> GradientError:
-    return GradientError(
-        f"the gradient of an argument must have its type {expected}, but it has {found}"
-    )
+def _is_gradient(found: relax.Type, argument: relax.Type) -> bool:
+    """Tell whether a type is that of an argument."""
+    return not types_differ(found, argument)
+
+
+def _is_gradient_of_quantized(found: relax.Type, argument: relax.Type) -> bool:
+    """Tell the same, where the gradient of integers and float8 is that of the numbers that they stand for."""
+    if _is_quantized(argument):
+        ndim = argument.ndim if argument.shape is None else -1
+        argument = relax.TensorType(argument.shape, "float32", ndim=ndim)
+    return _is_gradient(found, argument)
 
 
 def check_length(partials, expected: int) -> None:
@@ -96,19 +112,12 @@ def check_length(partials, expected: int) -> None:
         )
 
 
-def _check_expr(partial) -> None:
-    if not isinstance(partial, relax.Expr):
-        raise GradientError(
-            f"the rule must return expressions, but it returned {partial!r}; for an argument without a "
-            "gradient that is relax.op.grad.no_grad(argument)"
-        )
-
-
 def guarded(op_name: str, rule: Callable, quantized: bool) -> Callable:
     """Make a rule's failure an error that names the operator and the binding.
 
     TVM crashes the process when a rule returns something that is not a list of expressions.
     """
+    fits = _is_gradient_of_quantized if quantized else _is_gradient
 
     @functools.wraps(rule)
     def checked(orig_var, orig_call, output_grad, ctx):
@@ -116,28 +125,11 @@ def guarded(op_name: str, rule: Callable, quantized: bool) -> Callable:
             partials = rule(orig_var, orig_call, output_grad, ctx)
             check_length(partials, len(orig_call.args))
             return [
-                _normalized(ctx, partial, argument, quantized)
+                check_partial(ctx, partial, argument, fits=fits)
                 for partial, argument in zip(partials, orig_call.args, strict=True)
             ]
 
     return checked
-
-
-def _normalized(
-    ctx: relax.BlockBuilder, partial: relax.Expr, argument: relax.Expr, quantized: bool
-) -> relax.Expr:
-    """Normalize a partial and hold its type against that of its argument."""
-    _check_expr(partial)
-    if is_no_grad(partial):
-        return partial
-    partial = ctx.normalize(partial)
-    expected = argument.ty
-    if quantized and _is_quantized(expected):
-        ndim = expected.ndim if expected.shape is None else -1
-        expected = relax.TensorType(expected.shape, "float32", ndim=ndim)
-    if types_differ(partial.ty, expected):
-        raise _wrong_type(expected, partial.ty)
-    return partial
 
 
 def _is_quantized(tensor_type: relax.Type) -> bool:
