@@ -68,9 +68,9 @@ def test_faults_are_found():
 
 
 def test_kernels_of_the_first_samples():
-    """Those that relax_grad legalizes, of the first order of one sample of each operator."""
-    report = check_out_of_bounds(sample_cases(sampled_operators(), 1, order=1), ours=True)
-    assert report.kernels == report.ours > 300
+    """Those that relax_grad legalizes, of the first order of one sample of each third operator."""
+    report = check_out_of_bounds(sample_cases(sampled_operators()[::3], 1, order=1), ours=True)
+    assert report.kernels == report.ours > 90
 
 
 #: The parts that the operators with samples are divided into, to be checked at the same time.

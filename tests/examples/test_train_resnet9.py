@@ -373,6 +373,7 @@ class TestGradientCheck:
             self.check(_network.Network(scores, _network.softmax_cross_entropy), target)
 
 
+@pytest.mark.slow
 def test_schedules_keep_the_meaning(target):
     module, layers = _training.loss_module(_network.NETWORKS["lenet"], BATCH, "nchw")
     ((images, labels),) = make_batches(1)

@@ -29,6 +29,9 @@ BFLOAT16 = [param for param in SMOOTH if "bfloat16" in param.values[0].dtypes]
 #: How many samples of an operator are checked in every dtype outside of the long sweeps, and in bfloat16.
 IN_EVERY_DTYPE = 1
 IN_BFLOAT16 = 1
+#: How many of them are checked at every order, and against PyTorch, outside of the long sweeps; and with symbolic shapes.
+AT_EVERY_ORDER = 5
+SYMBOLIC_AT_EVERY_ORDER = 3
 #: Reductions whose extents depend on axes of the result, or are read from a tensor; docs/limits.md.
 FAILING = (
     "grad.adaptive_avg_pool3d_backward-0",
@@ -64,6 +67,16 @@ def with_core(params: list) -> list:
     ]
 
 
+def slow_from(params: list, limit: int) -> list:
+    """Mark the samples of each operator from this number on as of the long sweeps."""
+    return [
+        pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.slow])
+        if number(p) >= limit
+        else p
+        for p in params
+    ]
+
+
 def dtypes_of(sample) -> list[str]:
     """The dtypes of a sample that TVM's pass takes."""
     return [dtype for dtype in sample.dtypes if dtype != "bfloat16"]
@@ -75,7 +88,10 @@ def test_gradient_of_every_order_and_dtype(sample):
     sample.check(dtypes=dtypes_of(sample), through="tvm", target=TARGET)
 
 
-@pytest.mark.parametrize("sample", with_core([p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE]))
+@pytest.mark.parametrize(
+    "sample",
+    slow_from(with_core([p for p in SMOOTH if number(p) >= IN_EVERY_DTYPE]), AT_EVERY_ORDER),
+)
 @without_assertions()
 def test_gradient_of_every_order(sample):
     sample.check(through="tvm", target=TARGET)
@@ -120,7 +136,7 @@ def test_third_order(op):
     sample.check(order=3, through="tvm", target=TARGET)
 
 
-@pytest.mark.parametrize("sample", SYMBOLIC)
+@pytest.mark.parametrize("sample", slow_from(SYMBOLIC, SYMBOLIC_AT_EVERY_ORDER))
 @without_assertions()
 def test_symbolic_shapes(sample):
     sample.check(symbolic=True, through="tvm", target=TARGET)
@@ -143,7 +159,9 @@ def test_orders_that_tvm_does_not_take(sample):
         unlimited.check(symbolic=symbolic, order=sample.tvm_order + 1, through="tvm")
 
 
-@pytest.mark.parametrize("sample", [p for p in SAMPLES if p.values[0].torch])
+@pytest.mark.parametrize(
+    "sample", slow_from([p for p in SAMPLES if p.values[0].torch], AT_EVERY_ORDER)
+)
 @without_assertions()
 def test_same_as_torch(sample, torch):
     check_against_torch(
