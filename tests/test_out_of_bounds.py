@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from guard import Case, check_out_of_bounds, run_guarded, sample_cases
 from machines import TARGETS, runs_here
+from versions import REGIONS, WITHOUT
 
 from relax_grad.testing.samples import sampled_operators
 
@@ -67,9 +68,12 @@ def test_faults_are_found():
         assert any(what in fault for fault in found[function.__name__]), found
 
 
+OPERATORS = [op for op in sampled_operators() if op not in WITHOUT]
+
+
 def test_kernels_of_the_first_samples():
     """Those that relax_grad legalizes, of the first order of one sample of each third operator."""
-    report = check_out_of_bounds(sample_cases(sampled_operators()[::3], 1, order=1), ours=True)
+    report = check_out_of_bounds(sample_cases(OPERATORS[::3], 1, order=1), ours=True)
     assert report.kernels == report.ours > 90
 
 
@@ -80,7 +84,7 @@ PARTS = 6
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_of_all_samples(part):
-    report = check_out_of_bounds(sample_cases(sampled_operators()[part::PARTS]))
+    report = check_out_of_bounds(sample_cases(OPERATORS[part::PARTS]))
     assert report.kernels > 300
 
 
@@ -347,6 +351,7 @@ def test_grid_sample(method, machine):
     check_out_of_bounds(cases, machine=machine)
 
 
+@REGIONS
 @pytest.mark.parametrize("op", [pytest.param("roi_align", marks=pytest.mark.slow), "roi_pool"])
 def test_regions(op, machine):
     # Neither infinite nor huge, but not in the batch, or beyond the data.

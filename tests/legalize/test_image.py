@@ -7,6 +7,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
+from versions import REGIONS
 
 from relax_grad._compat import dtype_of
 
@@ -216,6 +217,7 @@ def test_grid_sample_of_half_precision_and_of_two_dtypes():
         np.testing.assert_allclose(found, exact, rtol=0, atol=5e-3)
 
 
+@REGIONS
 def test_regions_outside_the_batch_and_without_samples_are_0():
     x = RNG.normal(size=(2, 1, 3, 4)).astype("float32")
     rois = np.array([[2, 0, 0, 3, 2], [-1, 0, 0, 3, 2], [0, 3, 2, 1, 1]], "float32")
@@ -230,6 +232,7 @@ def test_regions_outside_the_batch_and_without_samples_are_0():
     np.testing.assert_array_equal(found[2], x[0, :, 2, 3, None, None] * np.ones((1, 2, 2)))
 
 
+@REGIONS
 @pytest.mark.parametrize("mode", ["avg", "max"])
 def test_roi_align_of_two_dtypes(mode):
     x = RNG.normal(size=(1, 2, 4, 5))

@@ -10,6 +10,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te
+from versions import REGIONS
 
 from relax_grad.topi import roi_align as topi_roi_align
 from relax_grad.topi import roi_pool as topi_roi_pool
@@ -149,12 +150,14 @@ ALIGN = {
 POOL = {"pooled": ALIGN["pooled"], "scale": ALIGN["scale"], "seed": ALIGN["seed"]}
 
 
+@REGIONS
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(**ALIGN)
 def test_roi_align(**case):
     check("roi_align", **case)
 
 
+@REGIONS
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)  # each a kernel that TVM is slow to compile
 @given(**ALIGN)
@@ -162,12 +165,14 @@ def test_roi_align_many(**case):
     check("roi_align", **case)
 
 
+@REGIONS
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(**POOL)
 def test_roi_pool(**case):
     check("roi_pool", "max", **case)
 
 
+@REGIONS
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(**POOL)

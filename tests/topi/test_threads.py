@@ -9,6 +9,7 @@ from kernels import int64, run
 from threads import GPU, in_threads, stores_outside_threads, threads_of
 from tvm import relax, te, tirx
 from tvm.s_tir import dlight
+from versions import REGIONS
 
 from relax_grad._compat import Analyzer
 from relax_grad.testing import _program
@@ -262,8 +263,8 @@ def test_threads_follow_the_shape():
         "cumprod",
         "grad.nll_loss_backward_weights",
         "image.grid_sample",
-        "vision.roi_align",
-        "vision.roi_pool",
+        pytest.param("vision.roi_align", marks=REGIONS),
+        pytest.param("vision.roi_pool", marks=REGIONS),
     ],
 )
 def test_default_schedule_leaves_nothing_to_the_host(op):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
 from programs import check, is_sound, run
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+from versions import NESTED_SYMBOLIC_CONDITIONALS
 
 import relax_grad
 from relax_grad import GradientError, missing_gradients
@@ -368,11 +368,7 @@ def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
-@pytest.mark.xfail(
-    tvm.__version__.startswith("0.26."),
-    reason="zeros_like of a copied branch stays as it is on TVM 0.26, and does not compile: docs/limits.md",
-    strict=True,
-)
+@NESTED_SYMBOLIC_CONDITIONALS
 def test_what_a_branch_does_not_change_in_symbolic_conditionals_within_each_other():
     """The extents of copied branches are those of the function: zeros of them could not be compiled otherwise."""
 

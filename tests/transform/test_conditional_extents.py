@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
 from programs import is_sound, run
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+from versions import CONDITIONAL_EXTENTS
 
 import relax_grad
 from relax_grad.testing import check_gradients
 from relax_grad.transform import Gradient
 
-pytestmark = pytest.mark.xfail(
-    tvm.__version__.startswith("0.26."),
-    reason="TVM 0.26 copies no function with such extents, and its functions cannot be copied otherwise",
-    strict=True,
-)
+pytestmark = CONDITIONAL_EXTENTS
 
 X = np.random.default_rng(0).normal(size=(5, 4))
 
