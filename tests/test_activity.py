@@ -1,0 +1,96 @@
+"""Which variables lie between the inputs of a gradient and its target."""
+
+from __future__ import annotations
+
+import pytest
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from relax_grad._bindings import bindings_of
+from relax_grad.activity import has_gradient, holds_floats, passes, useful, varied
+
+
+@I.ir_module
+class Module:
+    @R.function
+    def main(
+        x: R.Tensor((3,), "float32"), y: R.Tensor((3,), "float32"), c: R.Tensor((), "bool")
+    ) -> R.Tensor((), "float32"):
+        both = (x, R.exp(y))
+        whole = R.floor(x)
+        if c:
+            _spare = R.sin(x)
+            chosen = R.cos(both[0])
+        else:
+            chosen = R.multiply(y, whole)
+        loss: R.Tensor((), "float32") = R.sum(chosen)
+        return loss
+
+
+BODY = Module["main"].body
+BINDINGS = list(bindings_of(BODY))
+X, Y, C = Module["main"].params
+
+
+def names(variables):
+    """The names that the program above gives; what TVM adds to make it one operator to a binding is left out."""
+    written = {"x", "y", "both", "whole", "_spare", "chosen", "loss"}
+    return {variable.name for variable in variables} & written
+
+
+def test_bindings_of_branches_come_before_their_conditional():
+    order = [binding.var.name for binding in BINDINGS]
+    assert order.index("_spare") < order.index("loss")
+    assert sum(isinstance(binding.value, relax.If) for binding in BINDINGS) == 1
+
+
+def test_what_depends_on_the_sources():
+    assert names(varied(BINDINGS, [X])) == {"x", "both", "_spare", "chosen", "loss"}
+    assert names(varied(BINDINGS, [Y])) == {"y", "both", "chosen", "loss"}
+    assert names(varied(BINDINGS, [X], {"relax.sum"})) == {"x", "both", "_spare", "chosen"}
+
+
+def test_what_the_target_depends_on():
+    found = useful(BINDINGS, BODY.body)
+    assert {X, Y} <= found
+    assert names(found) == {"x", "y", "both", "whole", "chosen", "loss"}
+    assert names(useful(BINDINGS, BODY.body, {"relax.sum"})) == {"loss"}
+
+
+def test_only_elements_that_are_used_of_a_tuple():
+    bindings = [b for b in BINDINGS if not isinstance(b.value, relax.If)]
+    both = next(b.var for b in bindings if b.var.name == "both")
+    first = useful(bindings, relax.TupleGetItem(both, 0))
+    assert X in first
+    assert Y not in first
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds", "has"),
+    [
+        (relax.TensorType((2,), "float32"), True, True),
+        (relax.TensorType((2,), "bfloat16"), True, True),
+        (relax.TensorType(None, None), True, True),
+        (relax.TensorType((2,), "int64"), False, False),
+        (relax.TupleType([relax.TensorType((2,), "int64")]), False, False),
+        (
+            relax.TupleType([relax.TensorType((2,), "int64"), relax.TensorType((2,), "float64")]),
+            True,
+            True,
+        ),
+        (relax.ShapeType([2]), False, False),
+        (relax.ObjectType(), True, False),
+    ],
+)
+def test_what_types_hold(kind, holds, has):
+    assert (holds_floats(kind), has_gradient(kind)) == (holds, has)
+
+
+def test_what_gradients_pass():
+    x = relax.Var("x", relax.TensorType((2,), "float32"))
+    assert passes(relax.op.exp(x))
+    assert not passes(relax.op.exp(x), {"relax.exp"})
+    assert not passes(relax.op.floor(x))
+    assert passes(relax.op.unique(x))  # refused, and so not a constant
+    assert passes(relax.Tuple([x]))
