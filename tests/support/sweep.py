@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from relax_grad.testing._program import without_assertions
 from relax_grad.testing.fuzz.differential import TARGET
 
-__all__ = ["BATCH", "TARGET", "at_length", "batches"]
+__all__ = ["BATCH", "SHARE", "TARGET", "at_length", "batches", "share"]
 
 #: The cases that are compiled together.
 BATCH = 25
@@ -51,6 +51,11 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
         )(test)
 
     return decorate
+
+
+def share(cases: Sequence) -> Sequence:
+    """Return the ``SHARE`` of cases that are all there are, spread evenly among them."""
+    return cases[:: round(1 / SHARE)]
 
 
 def batches(case: st.SearchStrategy, batch: int = BATCH) -> st.SearchStrategy:
