@@ -48,6 +48,13 @@ def to_numpy(value):
     return value.numpy() if hasattr(value, "numpy") else [to_numpy(item) for item in value]
 
 
+def gradients(module: tvm.IRModule, *values) -> list:
+    """Differentiate ``main``, and return its gradients by an adjoint function that is compiled alone."""
+    adjoint = Gradient("main")(module)
+    is_sound(adjoint)
+    return run(tvm.IRModule({"main_adjoint": adjoint["main_adjoint"]}), "main_adjoint", *values)[1]
+
+
 def bindings_in(function: relax.Function) -> int:
     """Return the number of bindings of a function."""
     return sum(len(block.bindings) for block in function.body.blocks)

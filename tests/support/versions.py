@@ -10,23 +10,16 @@ IS_OLDEST = tvm.__version__.startswith("0.26.")
 #: Operators that do not compile with it.
 WITHOUT = {"relax.vision.roi_align", "relax.vision.roi_pool"} if IS_OLDEST else set()
 
-REGIONS = pytest.mark.xfail(
-    IS_OLDEST,
-    reason="TVM 0.26 does not compile reductions whose extents are read from a tensor",
-    strict=True,
+
+def _fails(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(IS_OLDEST, reason=f"TVM 0.26 {reason}", strict=True)
+
+
+REGIONS = _fails("does not compile reductions whose extents are read from a tensor")
+UNEVEN_WINDOWS = _fails("lowers sums wrongly over windows of several sizes")
+CONDITIONAL_EXTENTS = _fails(
+    "copies no function with such extents, and its functions cannot be copied otherwise"
 )
-UNEVEN_WINDOWS = pytest.mark.xfail(
-    IS_OLDEST,
-    reason="TVM 0.26 lowers sums wrongly over windows of several sizes",
-    strict=True,
-)
-CONDITIONAL_EXTENTS = pytest.mark.xfail(
-    IS_OLDEST,
-    reason="TVM 0.26 copies no function with such extents, and its functions cannot be copied otherwise",
-    strict=True,
-)
-NESTED_SYMBOLIC_CONDITIONALS = pytest.mark.xfail(
-    IS_OLDEST,
-    reason="zeros_like of a copied branch stays as it is on TVM 0.26, and does not compile",
-    strict=True,
+NESTED_SYMBOLIC_CONDITIONALS = _fails(
+    "does not compile zeros_like of a copied branch, which stays as it is"
 )

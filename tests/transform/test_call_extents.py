@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
 import tvm_ffi
-from programs import build, check, is_sound, run
+from programs import build, check, gradients, is_sound, run
 from tvm import relax
 from tvm.relax import op
 from tvm.script import ir as I
@@ -42,13 +41,6 @@ class Symbolic:
             r: R.Tensor((m, 4), "float64") = cls.cube(x)
         s: R.Tensor((), "float64") = R.sum(r)
         return s
-
-
-def gradients(module, *values):
-    """The gradients by an adjoint function that is compiled alone."""
-    adjoint = Gradient("main")(module)
-    is_sound(adjoint)
-    return run(tvm.IRModule({"main_adjoint": adjoint["main_adjoint"]}), "main_adjoint", *values)[1]
 
 
 def test_extents_of_a_call():

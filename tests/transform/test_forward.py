@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from programs import check, is_sound, run, tensor
+from programs import check, gradients, is_sound, run, tensor
 from tvm import relax
 from tvm.relax import op
 from tvm.script import ir as I
@@ -17,13 +17,6 @@ from relax_grad.transform import Gradient
 
 V = np.array([0.5, -1.0, 0.25])
 X = np.array([[0.5, -1.5, 2.0, 0.25], [1.0, -0.75, 0.125, 3.0], [-2.0, 0.3, 0.7, -0.1]])
-
-
-def gradients(module, *values):
-    """The gradients by an adjoint function that is compiled alone."""
-    adjoint = Gradient("main")(module)
-    is_sound(adjoint)
-    return run(tvm.IRModule({"main_adjoint": adjoint["main_adjoint"]}), "main_adjoint", *values)[1]
 
 
 def test_calls_of_other_functions():
