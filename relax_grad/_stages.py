@@ -132,11 +132,12 @@ def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
         return [block]
     parts = [list(bindings) for _, bindings in groupby(block.bindings, _finds_extents)]
     made_in = {binding.var: i for i, part in enumerate(parts) for binding in part}
-    outer = {b.var: relax.Var(b.var.name, b.var.ty) for b in block.bindings if _finds_extents(b)}
+    shared = [binding.var for binding in block.bindings if _finds_extents(binding)]
     for i, part in enumerate(parts):
-        for variable in (v for binding in part for v in used(binding.value)):
-            if made_in.get(variable, i) != i and isinstance(variable, relax.DataflowVar):
-                outer.setdefault(variable, relax.Var(variable.name, variable.ty))
+        for binding in part:
+            shared += [v for v in used(binding.value) if made_in.get(v, i) != i]
+    # What the block returns is none already, and keeps its name: later blocks use it.
+    outer = {v: relax.Var(v.name, v.ty) for v in shared if isinstance(v, relax.DataflowVar)}
 
     def renamed(binding: relax.Binding) -> relax.Binding:
         variable, value = outer.get(binding.var, binding.var), substitute(binding.value, outer)

@@ -370,6 +370,30 @@ class Module:
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_a_cast_that_finds_out_extents_and_is_returned():
+    mod = from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor(("n", 3), "float32"), y: R.Tensor(ndim=2, dtype="float32")):
+        m = T.int64()
+        with R.dataflow():
+            a = R.exp(x)
+            b = R.match_cast(y, R.Tensor((m, 3), "float32"))
+            c = R.concat((a, R.exp(b)))
+            R.output(b, c)
+        with R.dataflow():
+            d = R.multiply(b, b)
+            R.output(d)
+        return (b, c, d)
+""")
+    x, y = (RNG.normal(size=(rows, 3)).astype("float32") for rows in (2, 4))
+    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
+    found = flat(to_numpy(machine["main"](*map(tvm.runtime.tensor, (x, y)))))
+    for result, wanted in zip(found, (y, np.exp(np.concatenate([x, y])), y * y), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5)
+
+
 def test_the_value_of_a_function_that_several_need():
     """TVM writes out what has a name wherever it is used, and names within it are then defined again."""
     x, y = (
