@@ -121,7 +121,7 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
 
     TVM's function of this name keeps none, and takes no extents with a condition, as ``x[:n - 1]`` has.
     """
-    if not kept and not (MAPS_FUNCTIONS and _has_conditional_extents(function)):
+    if not kept and not has_conditions(function):
         return relax.utils.copy_with_new_vars(function)
     copies = {v: v for v in (*kept, *relax.analysis.free_vars(function))}
 
@@ -140,7 +140,10 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
     return tvm_ffi.structural_map(function, rule, order="pre")
 
 
-def _has_conditional_extents(function: relax.Function) -> bool:
+def has_conditions(function: tvm.ir.BaseFunc) -> bool:
+    """Tell whether there are conditions among the extents, or the values, of a function that can be mapped."""
+    if not MAPS_FUNCTIONS:
+        return False
     found = []
     tvm_ffi.structural_walk(
         function, (Call, lambda call: found.append(call.op.same_as(IF_THEN_ELSE)))

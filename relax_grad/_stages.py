@@ -11,6 +11,7 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
 from ._bindings import bindings_of, substitute, used
+from ._extents import select_extents
 from ._module import normalized
 from .transform.memory import writes_in_place
 
@@ -53,6 +54,8 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
             yield _in_order_of_writes
             yield _in_order_of_extents
         yield each
+        if each.info.name == "LegalizeOps":
+            yield select_extents
         if each.info.name in ("LegalizeOps", "FuseTIR"):
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":

@@ -11,7 +11,7 @@ from tvm_ffi import structural_equal
 
 from .._bindings import bindings_of
 from .._compat import Analyzer
-from .._module import referred_to
+from .._module import has_conditions, referred_to
 from ._dataflow import in_dataflow
 
 #: Attributes of functions that mean something to others.
@@ -25,9 +25,9 @@ class InlineOnlyCalls:
     What they return is then known to die, and its memory is planned: of a training step that calls the function
     that differentiation makes, the gradients. A function that can be called from outside stays in the module.
 
-    Functions with casts stay as they are, calls in branches, whose memory TVM would plan as if each branch were
-    taken, and calls whose arguments are not known to have the types of
-    the parameters: what is called would check them.
+    Functions with casts stay as they are, those with conditions in their extents, which TVM does not copy, calls in
+    branches, whose memory TVM would plan as if each branch were taken, and calls whose arguments are not known to
+    have the types of the parameters: what is called would check them.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -88,7 +88,9 @@ def _only_calls(
 
 def _may_move(function: relax.Function) -> bool:
     attrs = function.attrs or {}
-    return not _has_casts(function) and not any(name in attrs for name in _FOREIGN)
+    if _has_casts(function) or has_conditions(function):
+        return False
+    return not any(name in attrs for name in _FOREIGN)
 
 
 def _has_casts(function: relax.Function) -> bool:

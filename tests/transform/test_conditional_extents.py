@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
 from programs import is_sound, run
 from tvm import relax
 from tvm.script import ir as I
@@ -73,13 +74,27 @@ def test_conditionals_and_calls(taken):
     adjoint = Gradient("main", "x")(Module)
     is_sound(adjoint)
     _, (found,) = run(adjoint, "main_adjoint", X, np.array(taken))
+    np.testing.assert_allclose(found, gradient(taken), rtol=1e-12)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_pipeline_fuses_them(taken):
+    """TVM's FuseOps takes the condition of an extent for a call of an operator."""
+    adjoint = Gradient("main", "x")(Module)
+    executable = tvm.compile(adjoint, relax_grad.target.host(), relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    _, (found,) = machine["main_adjoint"](*map(tvm.runtime.tensor, (X, np.array(taken))))
+    np.testing.assert_allclose(found.numpy(), gradient(taken), rtol=1e-12)
+
+
+def gradient(taken):
     wanted = np.zeros_like(X)
     if taken:
         wanted[:-2] += np.cos(X[:-2]) * X[:-2] + np.sin(X[:-2])
     else:
         wanted[-3:] += 2 * X[-3:]
     wanted[:-1] += np.exp(X[:-1])
-    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    return wanted
 
 
 def test_forward_mode():
