@@ -11,6 +11,7 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
 from ._bindings import bindings_of, substitute, used
+from ._compat import constant_value, dtype_of
 from ._extents import select_extents
 from ._module import normalized
 from .transform.memory import writes_in_place
@@ -37,6 +38,7 @@ def passes(
     yield relax.transform.RewriteDataflowReshape()
     yield transform.MergeElements(target)
     yield transform.OrderForMemory()
+    yield _allocate_empty_constants
     yield from stages.dataflow_lower_passes(target)
     # Behind what turns copies by reshape into views: it would not know a scheduled one.
     yield transform.ScheduleLoops(target)
@@ -154,6 +156,37 @@ def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
         )
         for part in parts
     ]
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.AllocateEmptyConstants")
+def _allocate_empty_constants(
+    mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tvm.IRModule:
+    """Allocate constants without elements at run time.
+
+    TVM does not load some programs with such a constant, and its FoldConstant makes them.
+    """
+    functions = {
+        variable: _Empty(mod).visit_expr(function)
+        if isinstance(function, relax.Function)
+        else function
+        for variable, function in mod.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+@relax.expr_functor.mutator
+class _Empty(relax.PyExprMutator):
+    def visit_generic_const_(self, constant: relax.Expr) -> relax.Expr:
+        value = constant_value(constant)
+        if value is None or value.size:
+            return constant
+        shape = relax.ShapeExpr(value.shape)
+        return self.builder_.emit(
+            relax.op.builtin.alloc_tensor(shape, dtype_of(constant.ty), runtime_device_index=0)
+        )
+
+    visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
 
 
 def _has_open_block(function: relax.Function) -> bool:

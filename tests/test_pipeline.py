@@ -415,3 +415,20 @@ def test_the_value_of_a_function_that_several_need():
     slope = (1 + (1 - gate**2) / (gate**2 + 1) ** 2) * gate * (1 - gate) / gate.size
     np.testing.assert_allclose(found[0], slope / y, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found[1], -(slope * x).sum() / y**2, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
+def test_a_constant_without_elements(shape):
+    """TVM's FoldConstant makes one of zeros, and TVM does not load some programs with such constants."""
+    mod = from_source(f"""
+@I.ir_module
+class Module:
+    @R.function
+    def main() -> R.Tensor({shape}, "float32"):
+        with R.dataflow():
+            z = R.zeros({shape}, "float32")
+            R.output(z)
+        return z
+""")
+    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
+    assert to_numpy(machine["main"]()).shape == shape
