@@ -332,7 +332,9 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
         return None
     names = [param.name for param in params]
     found: list[relax.Var] = []
-    for item in wrt if isinstance(wrt, (list, tuple)) else [wrt]:
+    # TVM's own lists, such as the parameters of a function, are sequences too; so is a name.
+    several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
+    for item in wrt if several else [wrt]:
         if isinstance(item, str) and names.count(item) == 1:
             param = params[names.index(item)]
         elif _is_integer(item) and 0 <= item < len(params):

@@ -167,6 +167,15 @@ def test_wrt(wrt):
     assert len(module["main_adjoint"].ret_ty.fields[1].fields) == 1
 
 
+@pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp", "derivatives"])
+def test_wrt_all_parameters_in_the_list_of_the_function(name):
+    """As ``require_grads`` of the pass takes it, which is TVM's own kind of list."""
+    module = network()
+    found = getattr(relax_grad, name)(module, wrt=module["main"].params)
+    expected = getattr(relax_grad, name)(module, wrt=["x", "w"])
+    tvm.ir.assert_structural_equal(found, expected)
+
+
 @pytest.mark.parametrize("wrt", ["v", 2, -1, [tensor("x", (3, 4))], 1.0, True])
 def test_wrt_that_is_no_parameter(wrt):
     with pytest.raises(ValueError, match="is no parameter of main, whose parameters are x, w"):
