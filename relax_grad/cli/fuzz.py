@@ -80,7 +80,10 @@ def run(args: argparse.Namespace) -> int:
     if not can_fork():
         args.error("fuzz needs a system that can fork processes, such as Linux")
     if args.keep is not None:
-        args.keep.mkdir(parents=True, exist_ok=True)
+        try:
+            args.keep.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            args.error(f"argument --keep: cannot make the folder {args.keep}: {error.strerror}")
     minutes = args.minutes or (float("inf") if args.programs else 1)
     settings = Settings(args.through, args.pipeline)
     other = "PyTorch and " if settings.torch else ""

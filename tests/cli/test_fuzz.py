@@ -92,3 +92,15 @@ def test_wrong_use(capsys):
             cli.main(["fuzz", *wrong])
         assert stopped.value.code == 2
         assert capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, capsys):
+    """It is refused before the session, and not by a traceback."""
+    file = tmp_path / "findings"
+    file.write_text("")
+    for folder in (file, file / "more"):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["fuzz", "--programs", "1", "--keep", str(folder)])
+        assert stopped.value.code == 2
+        message = f"argument --keep: cannot make the folder {folder}: "
+        assert message in capsys.readouterr().err
