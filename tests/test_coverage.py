@@ -111,6 +111,19 @@ def test_an_operator_without_samples_has_no_known_arguments():
     assert differentiable_arguments("relax.argmax") == ()
 
 
+def test_without_the_rules_of_relax_grad():
+    """TVM's own rules fail at some of the samples, and many operators have none."""
+    relax_grad.uninstall()
+    try:
+        found = {item.classification.op_name: item for item in coverage()}
+        assert found["relax.nn.conv2d"].classification.rule == "TVM"
+        assert found["relax.nn.conv2d"].arguments == ("data", "weight")
+        assert found["relax.tile"].arguments == differentiable_arguments("relax.tile") == ()
+    finally:
+        relax_grad.install()
+    assert differentiable_arguments("relax.tile") == ("data",)
+
+
 def test_missing_gradients_are_all_named_in_order():
     def body(bb, x):
         first = opaque(bb, x, "first")
