@@ -217,6 +217,7 @@ class _Differentiation:
             attrs=function.attrs,
         )
         bb.end_scope()
+        _check_defined(adjoint, name)
         return self._finish(bb, adjoint, name)
 
     def _forward_bindings(self) -> list[relax.Binding]:
@@ -415,6 +416,20 @@ def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:
         fields = [element(expr, i) for i in range(len(kind.fields))]
         return [leaf for field in fields for leaf in _float_leaves(field)]
     return [expr] if isinstance(kind, relax.TensorType) and holds_floats(kind) else []
+
+
+def _check_defined(adjoint: relax.Function, name: str) -> None:
+    """Refuse variables that a rule made up, which TVM would only meet as it compiles the function.
+
+    The function that is differentiated was well-formed, so that nothing but a rule can bring them in.
+    """
+    free = relax.analysis.free_vars(adjoint)
+    if free:
+        names = ", ".join(sorted({repr(variable.name) for variable in free}))
+        raise GradientError(
+            f"{name} would use {names}, which no binding and no parameter defines: a gradient rule has "
+            "returned it; let the rule build its result of its arguments, or bind it with ctx.emit"
+        )
 
 
 def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:

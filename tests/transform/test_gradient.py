@@ -339,6 +339,17 @@ def test_a_rule_of_a_user_is_held_to_the_type_of_its_argument(what, dataflow):
         Gradient("main")(module)
 
 
+@pytest.mark.parametrize("dataflow", [True, False])
+def test_a_rule_of_a_user_that_makes_up_a_variable(dataflow):
+    """It has the right type, but nothing defines it, and TVM would end in an internal error over it."""
+    made_up = tensor("made_up", (2, 3))
+    module = build([tensor("x", (2, 3))], lambda bb, x: op.sum(op.atan(x)), dataflow=dataflow)
+    message = "^main_adjoint would use 'made_up', which no binding and no parameter defines: a gradient rule"
+    for result in (lambda *_: [made_up], lambda *args: [op.multiply(args[2], made_up)]):
+        with registered("relax.atan", result), pytest.raises(GradientError, match=message):
+            Gradient("main")(module)
+
+
 def test_a_rule_of_a_user_that_relax_grad_registers_is_held_to_it_too():
     guarded = _partials.guarded("relax.atan", lambda *args: [relax.ShapeExpr([2, 3])], False)
     module = build([tensor("x", (2, 3))], lambda bb, x: op.sum(op.atan(x)))
