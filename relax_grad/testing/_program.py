@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import tvm
@@ -24,6 +25,13 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 #: The passes that can differentiate a program, by name.
 PASSES = {"relax_grad": Gradient, "tvm": relax.transform.Gradient}
+
+
+@runtime_checkable
+class _Tensor(Protocol):
+    """An array of any library; those of NumPy are such tensors too."""
+
+    def __dlpack__(self, **options): ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,12 @@ def make_arguments(
     def convert(name: str, value, names: Mapping[int, str]):
         if isinstance(value, (np.ndarray, np.generic)):
             return argument(name, np.asarray(value), names)
-        if isinstance(value, (tuple, list)) and _holds_array(value):
+        if isinstance(value, _Tensor):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise TypeError(
+                f"input {name} must be a NumPy array, but it is a {kind}; numpy.asarray may convert it"
+            )
+        if isinstance(value, (tuple, list)) and holds(value, (_Tensor, np.generic)):
             return tuple(convert(f"{name}_{i}", item, names) for i, item in enumerate(value))
         return value
 
@@ -329,10 +342,6 @@ def holds(value, kind) -> bool:
     if isinstance(value, (tuple, list)):
         return any(holds(item, kind) for item in value)
     return isinstance(value, kind)
-
-
-def _holds_array(value) -> bool:
-    return holds(value, (np.ndarray, np.generic))
 
 
 def _substitute_all(call_args, variables, values) -> list:

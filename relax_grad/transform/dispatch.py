@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
+from tvm.ir import Op, PrimType
 
 from ..dispatch import Calls, Kernel, Saving, Site, Use, find_kernel, find_saving
 from ..kernel.winograd import TRANSFORMS
@@ -86,7 +86,8 @@ class _Dispatch(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         var = self._var
         call = self.visit_expr_post_order(call)
-        if not isinstance(call.op, Op):
+        # The condition of an extent, as in the type of x[:n - 1], is a call too, and is visited with the type.
+        if not isinstance(call.op, Op) or isinstance(call.ty, PrimType):
             return call
         call = self.builder_.normalize(call)
         if self._calls is not None and var in self._uses:

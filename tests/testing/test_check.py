@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 from tvm.ir import Op
 
@@ -242,6 +243,14 @@ def test_an_unknown_pass_is_an_error():
 def test_what_is_no_operator_is_an_error():
     with pytest.raises(TypeError, match="name of an operator or a function"):
         check_gradients(3, [X])
+
+
+@pytest.mark.parametrize("inputs", [[tvm.runtime.tensor(X)], [X, (tvm.runtime.tensor(X), X)]])
+def test_a_tensor_of_another_library_is_an_error(inputs):
+    with pytest.raises(
+        TypeError, match=r"input x\w+ must be a NumPy array, but it is a tvm\.runtime"
+    ):
+        check_gradients("relax.exp", inputs)
 
 
 def test_wrt_takes_one_input_without_a_list():

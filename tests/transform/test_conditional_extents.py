@@ -7,6 +7,7 @@ import pytest
 import tvm
 from programs import is_sound, run
 from tvm import relax
+from tvm.script import from_source
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -85,6 +86,36 @@ def test_the_pipeline_fuses_them(taken):
     machine = relax.VirtualMachine(executable, tvm.cpu())
     _, (found,) = machine["main_adjoint"](*map(tvm.runtime.tensor, (X, np.array(taken))))
     np.testing.assert_allclose(found.numpy(), gradient(taken), rtol=1e-12)
+
+
+def test_the_pipeline_finds_kernels_behind_them():
+    """What visits the calls of a function meets the condition in a type, which is a call too."""
+    module = from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor(("b", "n", 4), "float32"), gamma: R.Tensor((4,), "float32")):
+        b = T.int64()
+        n = T.int64()
+        with R.dataflow():
+            h = R.strided_slice(R.tanh(x), [1], [0], [n - 1])
+            y = R.nn.layer_norm(h, gamma, R.zeros((4,), "float32"), axes=[-1])
+            R.output(y)
+        return y
+""")
+    adjoint = Gradient("main", cotangents=True)(module)
+    rng = np.random.default_rng(1)
+    arguments = [X[np.newaxis], rng.normal(size=4), rng.normal(size=(1, 4, 4))]
+    arguments = [each.astype("float32") for each in arguments]
+    gradients = []
+    for pipeline in ("relax_grad", "default"):
+        executable = tvm.compile(adjoint, relax_grad.target.host(), relax_pipeline=pipeline)
+        machine = relax.VirtualMachine(executable, tvm.cpu())
+        _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arguments))
+        gradients.append([each.numpy() for each in found])
+    for found, wanted in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    assert not gradients[0][0][:, -1].any()
 
 
 def gradient(taken):
