@@ -25,9 +25,9 @@ class InlineOnlyCalls:
     What they return is then known to die, and its memory is planned: of a training step that calls the function
     that differentiation makes, the gradients. A function that can be called from outside stays in the module.
 
-    Functions with casts stay as they are, those with conditions in their extents, which TVM does not copy, calls in
-    branches, whose memory TVM would plan as if each branch were taken, and calls whose arguments are not known to
-    have the types of the parameters: what is called would check them.
+    Functions with casts stay as they are, and those with conditions in their extents, which TVM does not copy. So do
+    calls in branches, whose memory TVM would plan as if each branch were taken, and calls whose arguments are not
+    known to have the types of the parameters: what is called would check them.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
