@@ -12,8 +12,8 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 from . import transform
 from ._bindings import bindings_of, substitute, used
 from ._compat import constant_value, dtype_of
-from ._extents import select_extents
 from ._module import normalized
+from .transform._extents import select_extents
 from .transform.memory import writes_in_place
 
 

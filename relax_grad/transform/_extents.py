@@ -7,8 +7,8 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
-from ._compat import BufferLoad
-from ._module import IF_THEN_ELSE, has_conditions
+from .._compat import BufferLoad
+from .._module import IF_THEN_ELSE, has_conditions
 
 #: What ends the process where the condition that it stands under does not hold.
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
