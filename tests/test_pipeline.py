@@ -13,7 +13,7 @@ import pytest
 import tvm
 import tvm_ffi
 from dispatched import HOST, flat, run_both
-from programs import build, tensor, to_numpy
+from programs import build, run, tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm.relax.training.optimizer import Adam
@@ -37,6 +37,10 @@ def classifier(rows=6):
     shapes = [(rows, 8), *SHAPES[1:]]
     params = [tensor(name, shape, "float32") for name, shape in zip("xwb", shapes, strict=True)]
     return relax_grad.value_and_grad(build(params, body), wrt=["w", "b"])
+
+
+def run_fused(module, name, *arguments):
+    return run(module, name, *arguments, target=HOST, pipeline="relax_grad")
 
 
 def values():
@@ -307,8 +311,7 @@ class Module:
         return (c, d)
 """)
     x, y = (RNG.normal(size=(4, 5)).astype("float32") for _ in range(2))
-    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
-    found = flat(to_numpy(machine["main"](*map(tvm.runtime.tensor, (x, y)))))
+    found = flat(run_fused(mod, "main", x, y))
     total = np.exp(x) + y
     for result, wanted in zip(found, (total, np.sin(total) + np.exp(x) * y), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
@@ -338,9 +341,7 @@ class Module:
 """)
     x, y = (RNG.normal(size=shape).astype("float32") for shape in [(3, 1), (3, 4)])
     mod = relax_grad.value_and_grad(mod, "main", "x")
-    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
-    arguments = map(tvm.runtime.tensor, (x, y, np.array(taken)))
-    _, found = flat(to_numpy(machine["main_adjoint"](*arguments)))
+    _, found = flat(run_fused(mod, "main_adjoint", x, y, np.array(taken)))
     wanted = y.sum(1, keepdims=True) * np.exp(np.sin(x)) / (np.exp(np.sin(x)) + 0.5) * np.cos(x)
     np.testing.assert_allclose(found, wanted if taken else np.zeros_like(x), rtol=1e-5, atol=1e-6)
 
@@ -364,8 +365,7 @@ class Module:
         return e
 """)
     x, y = (RNG.normal(size=shape).astype("float32") for shape in [(3, 5), (6,)])
-    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
-    found = to_numpy(machine["main"](*map(tvm.runtime.tensor, (x, y))))
+    found = run_fused(mod, "main", x, y)
     wanted = (x.T @ x)[1:4:2, :3].reshape(6) / 2 + (y @ y) * y
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
@@ -388,8 +388,7 @@ class Module:
         return (b, c, d)
 """)
     x, y = (RNG.normal(size=(rows, 3)).astype("float32") for rows in (2, 4))
-    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
-    found = flat(to_numpy(machine["main"](*map(tvm.runtime.tensor, (x, y)))))
+    found = flat(run_fused(mod, "main", x, y))
     for result, wanted in zip(found, (y, np.exp(np.concatenate([x, y])), y * y), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-5)
 
@@ -409,8 +408,7 @@ def test_the_value_of_a_function_that_several_need():
         bb.emit_func_output(loss)
     mod = relax_grad.value_and_grad(bb.get(), "main")
     x, y = RNG.normal(size=(11, 3)).astype("float32"), np.float32(2.0)
-    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
-    _, *found = flat(to_numpy(machine["main_adjoint"](*map(tvm.runtime.tensor, (x, np.array(y))))))
+    _, *found = flat(run_fused(mod, "main_adjoint", x, np.array(y)))
     gate = 1 / (1 + np.exp(-x / y))
     slope = (1 + (1 - gate**2) / (gate**2 + 1) ** 2) * gate * (1 - gate) / gate.size
     np.testing.assert_allclose(found[0], slope / y, rtol=1e-4, atol=1e-6)
@@ -430,5 +428,4 @@ class Module:
             R.output(z)
         return z
 """)
-    machine = relax.VirtualMachine(tvm.compile(mod, HOST, relax_pipeline="relax_grad"), tvm.cpu())
-    assert to_numpy(machine["main"]()).shape == shape
+    assert run_fused(mod, "main").shape == shape

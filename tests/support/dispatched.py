@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tvm
-from programs import to_numpy
+from programs import run
 from tvm import relax
 
 import relax_grad
@@ -34,12 +34,8 @@ def kernels_in(module: tvm.IRModule, target=HOST) -> list[str]:
 
 def run_both(module: tvm.IRModule, name: str, values: Sequence[np.ndarray], target=HOST) -> tuple:
     """Return the results of a function, compiled by the pipeline and by TVM's."""
-    found = []
-    for pipeline in ("relax_grad", "default"):
-        executable = tvm.compile(module, target, relax_pipeline=pipeline)
-        machine = relax.VirtualMachine(executable, tvm.cpu())
-        found.append(to_numpy(machine[name](*map(tvm.runtime.tensor, values))))
-    return tuple(found)
+    pipelines = ("relax_grad", "default")
+    return tuple(run(module, name, *values, target=target, pipeline=each) for each in pipelines)
 
 
 def flat(value) -> list[np.ndarray]:

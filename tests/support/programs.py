@@ -29,9 +29,10 @@ def build(params: Sequence[relax.Var], body: Callable, *, dataflow: bool = True)
     return bb.get()
 
 
-def run(module: tvm.IRModule, name: str, *values):
+def run(module: tvm.IRModule, name: str, *values, target="llvm", pipeline: str = "default"):
     """Compile a module and run a function of it on arrays; what is no array is passed as it is."""
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    executable = tvm.compile(module, target, relax_pipeline=pipeline)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
     tensors = [tvm.runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in values]
     return to_numpy(machine[name](*tensors))
 

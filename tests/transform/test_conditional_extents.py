@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
+from dispatched import HOST, run_both
 from programs import is_sound, run
 from tvm import relax
 from tvm.script import from_source
@@ -82,10 +82,9 @@ def test_conditionals_and_calls(taken):
 def test_the_pipeline_fuses_them(taken):
     """TVM's FuseOps takes the condition of an extent for a call of an operator."""
     adjoint = Gradient("main", "x")(Module)
-    executable = tvm.compile(adjoint, relax_grad.target.host(), relax_pipeline="relax_grad")
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    _, (found,) = machine["main_adjoint"](*map(tvm.runtime.tensor, (X, np.array(taken))))
-    np.testing.assert_allclose(found.numpy(), gradient(taken), rtol=1e-12)
+    arguments = (X, np.array(taken))
+    _, (found,) = run(adjoint, "main_adjoint", *arguments, target=HOST, pipeline="relax_grad")
+    np.testing.assert_allclose(found, gradient(taken), rtol=1e-12)
 
 
 def test_the_pipeline_finds_kernels_behind_them():
@@ -107,15 +106,10 @@ class Module:
     rng = np.random.default_rng(1)
     arguments = [X[np.newaxis], rng.normal(size=4), rng.normal(size=(1, 4, 4))]
     arguments = [each.astype("float32") for each in arguments]
-    gradients = []
-    for pipeline in ("relax_grad", "default"):
-        executable = tvm.compile(adjoint, relax_grad.target.host(), relax_pipeline=pipeline)
-        machine = relax.VirtualMachine(executable, tvm.cpu())
-        _, found = machine["main_adjoint"](*map(tvm.runtime.tensor, arguments))
-        gradients.append([each.numpy() for each in found])
-    for found, wanted in zip(*gradients, strict=True):
+    (_, ours), (_, stock) = run_both(adjoint, "main_adjoint", arguments)
+    for found, wanted in zip(ours, stock, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    assert not gradients[0][0][:, -1].any()
+    assert not ours[0][:, -1].any()
 
 
 def gradient(taken):
