@@ -10,6 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
+import relax_grad
 from relax_grad.errors import ScheduleWarning
 from relax_grad.target import host
 from relax_grad.transform import ScheduleLoops
@@ -54,6 +55,14 @@ def test_a_tensor_that_is_two_parameters_is_written_in_order():
     np.testing.assert_array_equal(found, expected)
 
 
+def marks(module) -> set[bool]:
+    """Return whether the functions that the pipeline makes of a module say that their pointers are no aliases."""
+    with host():
+        compiled = relax_grad.pipeline()(module)
+    functions = [f for f in compiled.functions.values() if isinstance(f, tirx.PrimFunc)]
+    return {bool(function.attrs["tirx.noalias"]) for function in functions}
+
+
 def lowered(mod):
     """Call the tensor functions of a module as the virtual machine does."""
     passes = [relax.transform.ToNonDataflow(), relax.transform.CallTIRRewrite()]
@@ -73,6 +82,8 @@ def test_functions_are_parallel_but_those_with_aliases():
     separate = tvm.IRModule({v: f for v, f in bb.get().functions_items() if v.name_hint != "main"})
     assert is_parallel(ScheduleLoops(host())(lowered(separate))["turn"])
     assert not is_parallel(ScheduleLoops(host())(lowered(InPlace))["turn"])
+    assert marks(separate) == {True}
+    assert marks(InPlace) == {False}
 
 
 def test_a_function_that_the_scheduler_fails_on_runs_as_written(monkeypatch):
