@@ -1,4 +1,4 @@
-"""``relax-grad fuzz`` differentiates random programs, and compares the gradients with other ways to them."""
+"""``relax-grad fuzz`` differentiates random programs, or compiles random TIR, and compares with other ways to the results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from ._text import count_of, versions
 _DESCRIPTION = """\
 Draws random Relax programs of all differentiable operators, differentiates and compiles them, and compares the
 gradients with central differences in float64 and, where it is installed, with PyTorch's. A program that fails is
-made smaller and printed as TVMScript."""
+made smaller and printed as TVMScript.
+
+With --tir the programs are calls of random functions of TIR: they are compiled by relax_grad.pipeline and by TVM's, and
+compared with NumPy."""
 
 _EPILOG = """\
 examples:
   relax-grad fuzz --minutes 5                 programs of seed 0 for five minutes
   relax-grad fuzz --programs 100 --seed 7     a hundred programs of seed 7
   relax-grad fuzz --keep findings             each finding as a script of its own
+  relax-grad fuzz --tir --minutes 10          random functions of TIR, compiled by the pipeline
 
 exit codes:
   0  nothing found     2    the command line is wrong
@@ -57,13 +61,17 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--through",
         choices=PASSES,
-        default="relax_grad",
-        help="the pass that differentiates; TVM's is given only programs of a form that it takes",
+        help="the pass that differentiates, by default relax_grad's; TVM's is given only programs of a form that it takes",
     )
     parser.add_argument(
         "--pipeline",
         action="store_true",
         help="compile by relax_grad.pipeline too, in float32, and compare with TVM's pipeline",
+    )
+    parser.add_argument(
+        "--tir",
+        action="store_true",
+        help="compile random functions of TIR by relax_grad.pipeline, and compare with NumPy",
     )
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="write each finding to a script in this folder"
@@ -74,56 +82,62 @@ def add_parser(commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 0 if nothing was found, 1 if something was, 130 if interrupted."""
     from ..testing.fuzz import report
-    from ..testing.fuzz.checks import Settings
     from ..testing.fuzz.session import Session, can_fork
 
     if not can_fork():
         args.error("fuzz needs a system that can fork processes, such as Linux")
+    if args.tir and (args.through or args.pipeline):
+        args.error("--tir differentiates nothing, and always compiles by the pipeline")
     if args.keep is not None:
         try:
             args.keep.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             args.error(f"argument --keep: cannot make the folder {args.keep}: {error.strerror}")
     minutes = args.minutes or (float("inf") if args.programs else 1)
-    settings = Settings(args.through, args.pipeline)
-    other = "PyTorch and " if settings.torch else ""
+    subject = _subject(args)
     start, code = time.monotonic(), 0
     with _output() as (write, begin):
-        write(f"{versions()}, through {args.through}, seed {args.seed}")
-        write(f"compared with {other}central differences")
-        session = Session(args.seed, settings, lambda text: begin(text, session.counts))
+        write(f"{versions()}, {subject.title}, seed {args.seed}")
+        write(f"compared with {subject.against}")
+        session = Session(args.seed, subject, lambda text: begin(text, session.counts))
         try:
             for finding in session.run(start + 60 * minutes, args.programs):
                 write("")
-                write(report.summary(finding), "red")
-                write(report.source(finding))
+                write(report.summary(finding, subject.size), "red")
+                write(subject.source(finding))
                 if args.keep is not None:
                     path = args.keep / f"seed_{args.seed}_program_{finding.number}.py"
-                    path.write_text(report.script(finding, args.seed, settings), encoding="utf-8")
+                    path.write_text(subject.script(finding, args.seed), encoding="utf-8")
                     write(f"written to {path}")
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = 130
-    for line in _summary(session.counts, settings.torch, time.monotonic() - start):
+    for line in _summary(session.counts, subject, time.monotonic() - start):
         print(line)
     return code or (1 if session.counts.findings else 0)
 
 
-def _summary(counts, has_torch: bool, seconds: float):
+def _subject(args: argparse.Namespace):
+    """Return the kind of programs that the command line asks for."""
+    if args.tir:
+        from ..testing.fuzz.tir.subject import Tir
+
+        return Tir()
+    from ..testing.fuzz.checks import Settings
+    from ..testing.fuzz.gradients import Gradients
+
+    return Gradients(Settings(args.through or "relax_grad", args.pipeline))
+
+
+def _summary(counts, subject, seconds: float):
+    preposition, noun = subject.part
     yield ""
     yield (
         f"{count_of(counts.programs, 'program')} of {count_of(counts.statements, 'statement')}, "
-        f"with samples of {count_of(len(counts.operators), 'operator')}"
+        f"{preposition} {count_of(len(counts.parts), noun)}"
     )
-    names = {
-        "PyTorch": "PyTorch" if has_torch else "PyTorch, which is not installed",
-        "differences": "central differences",
-        "pipeline": "relax_grad.pipeline",
-        "nothing": "nothing: differentiated only, or at a jump",
-    }
-    for key, name in names.items():
-        if key != "pipeline" or counts.compared[key]:
-            yield f"  compared with {name}: {counts.compared[key]}"
+    for key, name in subject.references.items():
+        yield f"  compared with {name}: {counts.compared[key]}"
     verdict = count_of(counts.findings, "finding") if counts.findings else "nothing found"
     yield f"{seconds:.0f} s: {verdict}"
 

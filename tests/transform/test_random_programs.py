@@ -21,7 +21,7 @@ from relax_grad.testing.fuzz.differential import (
     parse,
     variables,
 )
-from relax_grad.testing.fuzz.session import OF_STOCK
+from relax_grad.testing.fuzz.gradients import OF_STOCK
 from relax_grad.transform import Gradient
 
 #: Programs that are compiled together: fewer than of single operators, as each is some fifty.

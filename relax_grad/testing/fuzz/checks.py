@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +26,7 @@ from .differential import (
     parse,
     variables,
 )
+from .outcomes import Outcome, failure
 from .pipelines import check_pipelines
 from .script import BATCH, Program, project
 
@@ -56,41 +56,6 @@ class Settings:
     through: str = "relax_grad"
     pipeline: bool = False
     torch: bool = field(default_factory=lambda: importlib.util.find_spec("torch") is not None)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What is wrong with a program.
-
-    Attributes
-    ----------
-    kind : str
-        What went wrong, which does not change while the program shrinks.
-    message : str
-        What happened.
-    stage : str
-        Where: ``"differentiation"``, ``"compilation"``, ``"running"``, ``"value"`` or ``"pipeline"``.
-    """
-
-    kind: str
-    message: str
-    stage: str = "value"
-
-
-@dataclass
-class Outcome:
-    """What the checks of one program have found.
-
-    Attributes
-    ----------
-    failure : Failure or None
-        What is wrong.
-    compared : set[str]
-        What its gradients were compared with: ``"PyTorch"``, ``"differences"``, ``"pipeline"``.
-    """
-
-    failure: Failure | None = None
-    compared: set[str] = field(default_factory=set)
 
 
 def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
@@ -138,17 +103,6 @@ def _record(outcome: Outcome, stage: str, function) -> bool:
         outcome.failure = failure(stage, error)
         return False
     return True
-
-
-def failure(stage: str, error: Exception) -> Failure:
-    """Return what an error at a stage of the checks says is wrong with a program."""
-    if isinstance(error, Mismatch):
-        return Failure(error.kind, error.message, stage)
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["(no message)"]
-    # The same error comes with other numbers and addresses, and as another type where a pass has wrapped it.
-    tail = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1])[-60:].strip()
-    message = f"{stage}: {type(error).__name__}: " + "\n".join(lines[-6:])
-    return Failure(f"error: {tail}", message, stage)
 
 
 def _compare_pipelines(ready) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .checks import Settings
 from .session import Finding
 
@@ -130,10 +132,9 @@ _PRINTS = (
 )
 
 
-def summary(finding: Finding) -> str:
-    """Return what failed in one line."""
-    program = finding.program
-    before, after = (sum(1 for _ in p.lets()) for p in (finding.original, program))
+def summary(finding: Finding, size: Callable) -> str:
+    """Return what failed in one line; ``size`` tells how many statements a program has."""
+    before, after = map(size, (finding.original, finding.program))
     failure = finding.failure
     what = failure.message
     if not failure.kind.startswith(("error: ", "crash: ")):

@@ -9,27 +9,14 @@ from __future__ import annotations
 import collections
 import multiprocessing
 import os
-import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from .checks import Failure, Outcome, Settings, check, check_one
-from .programs import FEATURES, random_program
-from .script import Program
-from .shrink import shrink
-
-#: Programs that are compiled together.
-BATCH = 20
-
-#: What TVM's pass takes.
-OF_STOCK = ("checkpoints", "intermediates", "stop_gradient", "tuple_parameters")
-
-#: Which share of the programs has a feature, where it is not a quarter of them: central differences say nothing
-#: of these, and TVM does not compile local functions.
-_SHARES = {"stop_gradient": 0.1, "intermediates": 0.1, "locals": 0.1}
+from .outcomes import Failure, Outcome
 
 #: The time that a process may take: for a batch, and for one program.
 _SECONDS, _SECONDS_OF_ONE = 600.0, 120.0
@@ -46,16 +33,67 @@ class Finding:
     ----------
     number : int
         The number of the program in the session.
-    original, program : Program
+    original, program : object
         As it was drawn, and made smaller.
     failure : Failure
         What is wrong with the smaller one.
     """
 
     number: int
-    original: Program
-    program: Program
+    original: object
+    program: object
     failure: Failure
+
+
+class Subject(Protocol):
+    """A kind of programs: how they are drawn, checked, made smaller and reported.
+
+    Attributes
+    ----------
+    batch : int
+        How many programs are checked together.
+    title : str
+        The kind, for the first line of a report.
+    against : str
+        The references, for the second line.
+    references : dict[str, str]
+        For each name in :attr:`.outcomes.Outcome.compared` how a report calls it.
+    part : tuple[str, str]
+        A preposition and a noun for the parts that are counted.
+    """
+
+    batch: int
+    title: str
+    against: str
+    references: dict[str, str]
+    part: tuple[str, str]
+
+    def draw(self, seed: int, number: int):
+        """Return a program: the same one for the same numbers."""
+
+    def check(self, programs: Sequence) -> list[Outcome]:
+        """Check programs together; raise if that is not possible."""
+
+    def check_one(self, program) -> Outcome:
+        """Check a program; any error is its failure."""
+
+    def check_stock(self, program) -> None:
+        """Run what TVM makes of a program without relax_grad, if it makes something of it."""
+
+    def shrink(self, program, fails: Callable):
+        """Return a smaller program for which ``fails`` returns true."""
+
+    def size(self, program) -> int:
+        """Return the number of the program's statements."""
+
+    def parts(self, program) -> set[str]:
+        """Return what the program is made of, to be counted."""
+
+    def source(self, finding: Finding) -> str:
+        """Return the smaller program in TVMScript."""
+
+    def script(self, finding: Finding, seed: int) -> str:
+        """Return a script that shows a finding."""
 
 
 @dataclass
@@ -68,42 +106,15 @@ class Counts:
         How many there were.
     compared : Counter[str]
         How many programs were compared with what.
-    operators : set[str]
-        The operators whose samples were in the programs.
+    parts : set[str]
+        What the programs were made of.
     """
 
     programs: int = 0
     statements: int = 0
     findings: int = 0
     compared: collections.Counter = field(default_factory=collections.Counter)
-    operators: set[str] = field(default_factory=set)
-
-    def add(self, program: Program, outcome: Outcome) -> None:
-        self.programs += 1
-        self.statements += sum(1 for _ in program.lets())
-        self.operators.update(op for let in program.lets() for op in let.operators)
-        self.compared.update(outcome.compared or {"nothing"})
-
-
-def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
-    """Return a program of a session.
-
-    Parameters
-    ----------
-    seed : int
-        That of the session.
-    number : int
-        That of the program, from 0.
-    through : str
-        The pass that differentiates it: TVM's does not take every feature.
-    """
-    rng = random.Random(f"{seed}/{number}")
-    length = rng.randint(5, 15) if rng.random() < 0.6 else rng.randint(5, 50)
-    known = OF_STOCK if through == "tvm" else FEATURES
-    features = {name for name in known if rng.random() < _SHARES.get(name, 0.25)}
-    features |= {"float32"} if rng.random() < 0.3 else set()
-    features |= {rng.choice(["samples", "samples_of_torch"])} if rng.random() < 0.85 else set()
-    return random_program(rng.randrange(2**32), length, features)
+    parts: set[str] = field(default_factory=set)
 
 
 class Session:
@@ -113,8 +124,8 @@ class Session:
     ----------
     seed : int
         The programs of a seed are the same at every run.
-    settings : Settings
-        How they are checked.
+    subject : Subject
+        Which programs, and how they are checked.
     started : Callable[[str], None]
         Told what is done next.
     """
@@ -122,23 +133,24 @@ class Session:
     def __init__(
         self,
         seed: int,
-        settings: Settings,
+        subject: Subject,
         started: Callable[[str], None] = lambda text: None,
     ):
-        self.seed, self.settings, self.started = seed, settings, started
+        self.seed, self.subject, self.started = seed, subject, started
         self.counts = Counts()
         self.is_interrupted = False
 
-    def run(self, ends: float, limit: int | None, batch: int = BATCH) -> Iterator[Finding]:
+    def run(self, ends: float, limit: int | None) -> Iterator[Finding]:
         """Check programs until a time, by ``time.monotonic``, or a number of them; yield what fails."""
         number = 0
         while time.monotonic() < ends and (limit is None or number < limit):
+            batch = self.subject.batch
             count = batch if limit is None else min(batch, limit - number)
             self.started(f"programs {number} to {number + count - 1}")
             numbers = range(number, number + count)
-            programs = [draw(self.seed, i, self.settings.through) for i in numbers]
+            programs = [self.subject.draw(self.seed, i) for i in numbers]
             for i, program, outcome in zip(numbers, programs, self.check(programs), strict=True):
-                self.counts.add(program, outcome)
+                self.count(program, outcome)
                 if outcome.failure is not None:
                     self.counts.findings += 1
                     self.started(f"making program {i} smaller")
@@ -147,23 +159,36 @@ class Session:
                         raise KeyboardInterrupt
             number += count
 
-    def check(self, programs: Sequence[Program]) -> list[Outcome]:
-        """Check programs together, or one by one if that does not end well."""
-        found = _in_a_process(lambda: check(programs, self.settings), _SECONDS)
+    def count(self, program, outcome: Outcome) -> None:
+        self.counts.programs += 1
+        self.counts.statements += self.subject.size(program)
+        self.counts.parts |= self.subject.parts(program)
+        self.counts.compared.update(outcome.compared or {"nothing"})
+
+    def check(self, programs: Sequence) -> list[Outcome]:
+        """Check programs together, or half of them at a time if that does not end well."""
+        if len(programs) == 1:
+            return [self.check_one(programs[0])]
+        found = _in_a_process(lambda: self.subject.check(programs), _SECONDS)
         if isinstance(found, Failure):
-            return [self.check_one(program) for program in programs]
+            half = len(programs) // 2
+            return [*self.check(programs[:half]), *self.check(programs[half:])]
         return found
 
-    def check_one(self, program: Program) -> Outcome:
-        found = _in_a_process(lambda: check_one(program, self.settings), _SECONDS_OF_ONE)
-        return Outcome(found) if isinstance(found, Failure) else found
+    def check_one(self, program) -> Outcome:
+        found = _in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
+        if not isinstance(found, Failure):
+            return found
+        # What ends the process was perhaps compiled by TVM alone.
+        stock = _in_a_process(lambda: self.subject.check_stock(program), _SECONDS_OF_ONE)
+        return Outcome(None, {"TVM"}) if isinstance(stock, Failure) else Outcome(found)
 
-    def shrunk(self, number: int, program: Program, failure: Failure) -> Finding:
+    def shrunk(self, number: int, program, failure: Failure) -> Finding:
         """Return the finding of a program that failed."""
         ends = time.monotonic() + _SHRINKING
         smallest = [failure]
 
-        def fails(candidate: Program) -> bool:
+        def fails(candidate) -> bool:
             if time.monotonic() > ends:
                 raise TimeoutError
             try:
@@ -176,7 +201,7 @@ class Session:
             smallest[0] = found
             return True
 
-        return Finding(number, program, shrink(program, fails), smallest[0])
+        return Finding(number, program, self.subject.shrink(program, fails), smallest[0])
 
 
 def can_fork() -> bool:

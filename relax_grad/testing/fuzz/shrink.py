@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
+from . import search
 from .script import Body, Call, Function, If, Let, Program, Tensor, Value, flat
 
 
@@ -19,32 +20,19 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
     fails : Callable[[Program], bool]
         Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
     """
-    sound: set[tuple] = set()  # of one program, many of the smaller ones are those of another
-
-    def fails_still(candidate: Program) -> bool:
-        names = tuple(value.name for value in candidate.wrt)
-        key = (candidate.source("main"), names, candidate.target)
-        if key in sound:
-            return False
-        has_failed = fails(candidate)
-        if not has_failed:
-            sound.add(key)
-        return has_failed
-
+    unused = False
+    tidy = cleaned(program)
     try:
-        tidy = cleaned(program)
         # What fails may be in what nothing needs, of which statement by statement is left out then.
-        unused = size(tidy) < size(program) and not fails_still(tidy)
-        program = program if unused else tidy
-        while True:
-            for candidate in candidates(program, unused):
-                if fails_still(candidate):
-                    program = candidate
-                    break
-            else:
-                return program
+        unused = size(tidy) < size(program) and not fails(tidy)
     except TimeoutError:
         return program
+    program, sound = (program, [tidy]) if unused else (tidy, [])
+    return search.smallest(program, fails, lambda each: candidates(each, unused), _identity, sound)
+
+
+def _identity(program: Program) -> tuple:
+    return program.source("main"), tuple(value.name for value in program.wrt), program.target
 
 
 def size(program: Program) -> tuple[int, ...]:

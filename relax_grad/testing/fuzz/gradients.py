@@ -1,0 +1,96 @@
+"""The subject of a session that differentiates programs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from . import checks, report, shrink
+from .outcomes import Failure, Outcome
+from .programs import FEATURES, random_program
+from .script import Program
+from .session import Finding
+
+#: What TVM's pass takes.
+OF_STOCK = ("checkpoints", "intermediates", "stop_gradient", "tuple_parameters")
+
+#: Which share of the programs has a feature, where it is not a quarter of them: central differences say nothing
+#: of these, and TVM does not compile local functions.
+_SHARES = {"stop_gradient": 0.1, "intermediates": 0.1, "locals": 0.1}
+
+
+def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
+    """Return a program of a session.
+
+    Parameters
+    ----------
+    seed : int
+        That of the session.
+    number : int
+        That of the program, from 0.
+    through : str
+        The pass that differentiates it: TVM's does not take every feature.
+    """
+    rng = random.Random(f"{seed}/{number}")
+    length = rng.randint(5, 15) if rng.random() < 0.6 else rng.randint(5, 50)
+    known = OF_STOCK if through == "tvm" else FEATURES
+    features = {name for name in known if rng.random() < _SHARES.get(name, 0.25)}
+    features |= {"float32"} if rng.random() < 0.3 else set()
+    features |= {rng.choice(["samples", "samples_of_torch"])} if rng.random() < 0.85 else set()
+    return random_program(rng.randrange(2**32), length, features)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Programs that are differentiated; see :class:`.session.Subject`."""
+
+    settings: checks.Settings
+
+    #: To compile several together takes a fraction of the time.
+    batch = 20
+    part = ("with samples of", "operator")
+
+    @property
+    def title(self) -> str:
+        return f"through {self.settings.through}"
+
+    @property
+    def against(self) -> str:
+        return f"{'PyTorch and ' if self.settings.torch else ''}central differences"
+
+    @property
+    def references(self) -> dict[str, str]:
+        return {
+            "PyTorch": "PyTorch" if self.settings.torch else "PyTorch, which is not installed",
+            "differences": "central differences",
+            **({"pipeline": "relax_grad.pipeline"} if self.settings.pipeline else {}),
+            "nothing": "nothing: differentiated only, or at a jump",
+        }
+
+    def draw(self, seed: int, number: int) -> Program:
+        return draw(seed, number, self.settings.through)
+
+    def check(self, programs: Sequence[Program]) -> list[Outcome]:
+        return checks.check(programs, self.settings)
+
+    def check_one(self, program: Program) -> Outcome:
+        return checks.check_one(program, self.settings)
+
+    def check_stock(self, program: Program) -> None:
+        """TVM does not differentiate every program: no crash is its own."""
+
+    def shrink(self, program: Program, fails: Callable[[Program], bool]) -> Program:
+        return shrink.shrink(program, fails)
+
+    def size(self, program: Program) -> int:
+        return sum(1 for _ in program.lets())
+
+    def parts(self, program: Program) -> set[str]:
+        return {operator for let in program.lets() for operator in let.operators}
+
+    def source(self, finding: Finding) -> str:
+        return report.source(finding)
+
+    def script(self, finding: Finding, seed: int) -> str:
+        return report.script(finding, seed, self.settings)

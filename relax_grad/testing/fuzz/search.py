@@ -1,0 +1,43 @@
+"""The search for a smaller program that fails in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+
+
+def smallest(
+    program,
+    fails: Callable,
+    candidates: Callable[..., Iterable],
+    key: Callable[..., Hashable],
+    sound: Iterable = (),
+):
+    """Return a program of which no candidate fails any more.
+
+    Parameters
+    ----------
+    program
+        A program that fails.
+    fails : Callable
+        Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
+    candidates : Callable
+        Returns programs that are smaller than a given one.
+    key : Callable
+        Returns the identity of a program: many candidates of one program are those of another, and are tried once.
+    sound : Iterable
+        Programs that are known not to fail.
+    """
+    sound = set(map(key, sound))
+    try:
+        while True:
+            for candidate in candidates(program):
+                if key(candidate) in sound:
+                    continue
+                if fails(candidate):
+                    program = candidate
+                    break
+                sound.add(key(candidate))
+            else:
+                return program
+    except TimeoutError:
+        return program

@@ -1,0 +1,136 @@
+"""What is checked of programs: compiled by the pipeline and by TVM's, run, and held against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar
+from tvm.script import from_source
+
+from ....target import host
+from ... import _program
+from ..._compare import difference
+from .. import outcomes
+from ..differential import TARGET, Mismatch
+from ..outcomes import Failure, Outcome
+from .interpret import Array, inputs_of, interpret
+from .language import Program
+from .source import source
+
+#: The largest error, relative to the largest number, of values that depend on rounding; others must be equal.
+_TOLERANCES = {"float16": 2e-2, "float32": 2e-5, "float64": 2e-5}
+
+#: The pipelines by the names that TVM has for them. The first one is what is held responsible.
+PIPELINES = ("relax_grad", "default")
+
+
+def check(programs: Sequence[Program]) -> list[Outcome]:
+    """Compile programs together, run each and compare.
+
+    Raises
+    ------
+    Exception
+        If they do not compile together.
+    """
+    parsed = [from_source(source(program, f"p{i}")) for i, program in enumerate(programs)]
+    together = merged(parsed)
+    machines = {name: compiled(together, name) for name in PIPELINES}
+    return [
+        judge(program, {name: run(program, machines[name], f"p{i}") for name in PIPELINES})
+        for i, program in enumerate(programs)
+    ]
+
+
+def check_one(program: Program) -> Outcome:
+    """Check a program; that it does not compile is a failure where TVM's pipeline compiles it."""
+    module = from_source(source(program, "p"))
+    return judge(program, {name: attempt(program, module, name) for name in PIPELINES})
+
+
+def check_stock(program: Program) -> None:
+    """Compile and run a program by TVM's pipeline alone."""
+    attempt(program, from_source(source(program, "p")), "default")
+
+
+def judge(program: Program, failures: dict[str, Failure | None]) -> Outcome:
+    """Return the outcome of what went wrong in each of the pipelines."""
+    ours, stock = (failures[name] for name in PIPELINES)
+    if ours is None:
+        return Outcome(None, {"NumPy"} if stock is None else {"NumPy", "not TVM"})
+    if stock is not None:
+        # Where TVM's pipeline does no better, the program is not held against the other one, unless that is wrong
+        # where TVM's only does not compile.
+        if stock.stage != "compilation" or ours.stage == "compilation":
+            return Outcome(None, {"TVM"})
+    return Outcome(ours, {"NumPy"})
+
+
+def attempt(program: Program, module: tvm.IRModule, pipeline: str) -> Failure | None:
+    """Compile and run a program by one pipeline; return what went wrong."""
+    try:
+        machine = compiled(module, pipeline)
+    except Exception as error:  # any is a finding
+        return outcomes.failure("compilation", error)
+    return run(program, machine, "p")
+
+
+def compiled(module: tvm.IRModule, pipeline: str) -> relax.VirtualMachine:
+    """Compile a module; TVM's pipeline spends no time on optimizations."""
+    target = host() if pipeline == "relax_grad" else tvm.target.Target(TARGET)
+    with _program.without_assertions():
+        return relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
+
+
+def run(program: Program, machine: relax.VirtualMachine, name: str) -> Failure | None:
+    """Run a program and hold what it returns, and its parameters, against NumPy; return what is wrong."""
+    try:
+        for n in program.batches:
+            inputs = inputs_of(program, n)
+            wanted = interpret(program, n, inputs)
+            params = [tvm.runtime.tensor(value) for value in inputs]
+            found = _leaves(machine[name](*params))
+            for tensor, param in zip(program.params, params, strict=True):
+                _compare(program, tensor.name, param.numpy(), wanted[tensor.name], n)
+            for result, value in zip(program.results, found, strict=True):
+                _compare(program, result, value.numpy(), wanted[result], n)
+    except Exception as error:  # any is a finding
+        return outcomes.failure("running", error)
+    return None
+
+
+def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
+    """Return one module of the functions of several, which differ in their names."""
+    functions: dict[GlobalVar, object] = {}
+    for module in modules:
+        functions.update(module.functions_items())
+    return tvm.IRModule(functions)
+
+
+def _leaves(value) -> list:
+    return list(value) if hasattr(value, "__len__") and not hasattr(value, "numpy") else [value]
+
+
+def _compare(program: Program, name: str, found: np.ndarray, wanted: Array, n: int) -> None:
+    """Compare a tensor with what NumPy computes of it, where it is written at all.
+
+    Raises
+    ------
+    Mismatch
+        If it differs.
+    """
+    where = f"{name} (n = {n})" if program.is_symbolic else name
+    values = wanted.values
+    if found.shape != values.shape or found.dtype != values.dtype:
+        raise Mismatch(
+            "value", f"{where} is {found.dtype}{found.shape}, not {values.dtype}{values.shape}"
+        )
+    is_exact = name not in program.inexact or values.dtype.kind != "f"
+    tolerance = 0.0 if is_exact else _TOLERANCES[str(values.dtype)]
+    worst = difference(np.where(wanted.written, found, values), values)
+    if not worst.error <= tolerance:
+        raise Mismatch(
+            "value", f"{where}[{worst.at}] is {worst.found:.9g}, but {worst.wanted:.9g} by NumPy"
+        )

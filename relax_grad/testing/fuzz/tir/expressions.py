@@ -1,0 +1,365 @@
+"""Random expressions, with bounds on their values: so that sums and products are exact, and nothing overflows."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from . import language as ir
+from .operations import CAST, CHOICE
+
+#: The largest values that programs compute; those of bool are 0 and 1.
+LIMITS = {
+    "float16": 200.0,
+    "float32": 4096.0,
+    "float64": 1e6,
+    "int8": 100.0,
+    "int32": 1e6,
+    "int64": 1e9,
+    "uint8": 200.0,
+    "bool": 1.0,
+}
+
+#: The bits of a number that are exact.
+_BITS = {"float16": 11, "float32": 24, "float64": 53}
+
+#: What programs compute in, with how often.
+DTYPES = {
+    "float32": 10,
+    "float64": 2,
+    "float16": 2,
+    "int32": 3,
+    "int64": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+#: The fractional bits of values that depend on rounding.
+ROUNDED = math.inf
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is known of values: none is larger, or negative, or has more fractional bits."""
+
+    bound: float
+    bits: float = 0
+
+    def is_exact(self, dtype: str) -> bool:
+        if dtype not in _BITS:
+            return True
+        return math.log2(max(1.0, self.bound)) + self.bits <= _BITS[dtype]
+
+    def joined(self, other: Range) -> Range:
+        return Range(max(self.bound, other.bound), max(self.bits, other.bits))
+
+
+@dataclass
+class Readable:
+    """A buffer that can be read everywhere.
+
+    Attributes
+    ----------
+    below : int or None
+        The bound of indices.
+    """
+
+    buffer: ir.Buffer
+    range: Range
+    below: int | None = None
+
+
+@dataclass(frozen=True)
+class Index:
+    """A variable that runs from 0 to an extent."""
+
+    name: str
+    extent: int
+
+
+@dataclass
+class Scope:
+    """What an expression may use."""
+
+    rng: random.Random
+    names: Iterator[str]
+    readable: Sequence[Readable]
+    axes: Sequence[Index]
+    kinds: set[str]
+    bound: dict = field(default_factory=dict)  # names of values, with their dtypes and ranges
+
+    # Numbers
+
+    def expr(self, dtype: str, depth: int = 3) -> tuple[object, Range]:
+        """Return an expression and what is known of its values."""
+        if depth <= 0 or self.rng.random() < 0.15:
+            return self.leaf(dtype)
+        if dtype == "bool":
+            return self.condition(depth), Range(1)
+        ways = [self.arithmetic] * 8 + [self.choice] * 2 + [self.padded] * 2 + [self.let]
+        if dtype in ("float32", "float64"):
+            ways += [self.function]
+        if dtype.startswith("int"):
+            ways += [self.division] * 2
+        if self.rng.random() < 0.1:
+            ways = [self.cast]
+        expr, known = self.rng.choice(ways)(dtype, depth - 1)
+        return limited(expr, known, dtype)
+
+    def leaf(self, dtype: str) -> tuple[object, Range]:
+        known = [
+            name
+            for name, (kind, _) in self.bound.items()
+            if kind == dtype and self.rng.random() < 0.7
+        ]
+        if known:
+            name = self.rng.choice(known)
+            return ir.Name(name, dtype), self.bound[name][1]
+        found = [each for each in self.readable if each.buffer.dtype == dtype]
+        if found and self.rng.random() < 0.85:
+            # The last ones are those that nothing has read yet.
+            each = self.rng.choice(found[-3:] if self.rng.random() < 0.6 else found)
+            return self.load(each), each.range
+        if self.readable and dtype != "bool" and self.rng.random() < 0.3:
+            return self.cast(dtype, 0)
+        return self.number(dtype)
+
+    def number(self, dtype: str) -> tuple[object, Range]:
+        if dtype == "bool":
+            return constant(self.rng.randrange(2), dtype), Range(1)
+        if dtype.startswith("float"):
+            value = self.rng.choice([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 3.0])
+            return constant(value, dtype), Range(abs(value), 1)
+        value = self.rng.randrange(0 if dtype == "uint8" else -3, 5)
+        return constant(value, dtype), Range(abs(value))
+
+    def load(self, each: Readable) -> ir.Load:
+        return ir.Load(each.buffer.name, self.indices(each.buffer), each.buffer.dtype)
+
+    def arithmetic(self, dtype: str, depth: int) -> tuple[object, Range]:
+        (x, one), (y, other) = self.expr(dtype, depth), self.expr(dtype, depth)
+        names = ["add", "add", "subtract", "multiply", "max", "min"]
+        if dtype == "uint8":
+            names.remove("subtract")
+        name = self.rng.choice(names)
+        if name in ("add", "subtract"):
+            known = Range(one.bound + other.bound, max(one.bits, other.bits))
+        elif name == "multiply":
+            known = Range(one.bound * other.bound, one.bits + other.bits)
+        else:
+            known = one.joined(other)
+        if known.bound > LIMITS[dtype]:
+            # It must not overflow before it is limited.
+            return ir.Op("max", (x, y), dtype), one.joined(other)
+        return ir.Op(name, (x, y), dtype), known
+
+    def division(self, dtype: str, depth: int) -> tuple[object, Range]:
+        x, known = self.expr(dtype, depth)
+        divisor = self.rng.randint(2, 5)
+        name = self.rng.choice(["floordiv", "floormod"])
+        bound = known.bound if name == "floordiv" else divisor
+        return ir.Op(name, (x, constant(divisor, dtype)), dtype), Range(max(1, bound))
+
+    def function(self, dtype: str, depth: int) -> tuple[object, Range]:
+        self.kinds.add("function")
+        x, known = self.expr(dtype, depth)
+        x, _ = limited(x, known, dtype, 8.0)
+        name = self.rng.choice(["exp", "tanh", "sigmoid"])
+        if name == "exp":
+            x = ir.Op("min", (x, constant(2.0, dtype)), dtype)
+        return ir.Op(name, (x,), dtype), Range(8.0, ROUNDED)
+
+    def choice(self, dtype: str, depth: int) -> tuple[object, Range]:
+        (x, one), (y, other) = self.expr(dtype, depth), self.expr(dtype, depth)
+        name = self.rng.choice(["select", CHOICE])
+        self.kinds.add(name)
+        return ir.Op(name, (self.condition(depth), x, y), dtype), one.joined(other)
+
+    def padded(self, dtype: str, depth: int) -> tuple[object, Range]:
+        """Read a neighbour, where there is one."""
+        found = [each for each in self.readable if each.buffer.dtype == dtype and each.buffer.shape]
+        pairs = [
+            (each, i, axis)
+            for each in found
+            for i, size in enumerate(each.buffer.shape)
+            for axis in self.axes
+            if axis.extent == size and size > 1
+        ]
+        if not pairs:
+            return self.leaf(dtype)
+        self.kinds.add("padding")
+        each, i, axis = self.rng.choice(pairs)
+        indices = list(self.indices(each.buffer))
+        name = ir.Name(axis.name)
+        if self.rng.random() < 0.5:
+            condition = ir.Op("less_equal", (index(1), name), "bool")
+            indices[i] = ir.Op("subtract", (name, index(1)), ir.INDEX)
+        else:
+            last = ir.Op("subtract", (ir.Size(axis.extent), index(1)), ir.INDEX)
+            condition = ir.Op("less", (name, last), "bool")
+            indices[i] = ir.Op("add", (name, index(1)), ir.INDEX)
+        other, known = self.number(dtype)
+        load = ir.Load(each.buffer.name, tuple(indices), dtype)
+        return ir.Op(CHOICE, (condition, load, other), dtype), known.joined(each.range)
+
+    def let(self, dtype: str, depth: int) -> tuple[object, Range]:
+        self.kinds.add("let")
+        value, known = self.expr(dtype, depth)
+        name = next(self.names)
+        self.bound[name] = (dtype, known)
+        body, found = self.arithmetic(dtype, depth)
+        del self.bound[name]
+        return ir.Let(name, value, body), found
+
+    def cast(self, dtype: str, depth: int) -> tuple[object, Range]:
+        found = {each.buffer.dtype for each in self.readable} - {dtype}
+        if self.axes and self.rng.random() < 0.3 and dtype not in ("bool", "uint8", "int8"):
+            axis = self.rng.choice(self.axes)
+            return ir.Op(CAST, (ir.Name(axis.name),), dtype), Range(axis.extent)
+        if not found:
+            return self.leaf(dtype) if depth > 0 else self.number(dtype)
+        other = self.rng.choice(sorted(found))
+        x, known = self.expr(other, depth) if depth > 0 else self.leaf(other)
+        return self.converted(x, known, other, dtype)
+
+    def converted(self, x, known: Range, other: str, dtype: str) -> tuple[object, Range]:
+        """Return a value of another dtype."""
+        if other == dtype:
+            return x, known
+        if dtype == "bool":
+            return ir.Op("not_equal", (x, constant(0, other)), "bool"), Range(1)
+        if other.startswith("float") and not dtype.startswith("float"):
+            if not known.is_exact(other):
+                return self.number(dtype)
+            known = Range(known.bound)
+        x, known = limited(x, known, other, LIMITS[dtype])
+        if dtype == "uint8" and other != "bool":
+            x = ir.Op("max", (x, constant(0, other)), other)
+        if not known.is_exact(dtype):
+            known = Range(known.bound, ROUNDED)
+        return ir.Op(CAST, (x,), dtype), known
+
+    # Conditions
+
+    def condition(self, depth: int) -> object:
+        """Return a condition, which does not depend on rounding."""
+        if self.axes and self.rng.random() < 0.5:
+            axis = self.rng.choice(self.axes)
+            name = self.rng.choice(["less", "less_equal", "equal", "not_equal"])
+            other = index(self.rng.randrange(max(1, axis.extent)))
+            if self.rng.random() < 0.3:
+                return ir.Op(
+                    "equal",
+                    (ir.Op("floormod", (ir.Name(axis.name), index(2)), ir.INDEX), index(0)),
+                    "bool",
+                )
+            return ir.Op(name, (ir.Name(axis.name), other), "bool")
+        if depth > 1 and self.rng.random() < 0.2:
+            one, other = self.condition(depth - 1), self.condition(depth - 1)
+            return ir.Op(self.rng.choice(["and", "or"]), (one, other), "bool")
+        found = sorted({each.buffer.dtype for each in self.readable})
+        if found:
+            dtype = self.rng.choice(found)
+            x, known = self.leaf(dtype)
+            if dtype == "bool":
+                return x if self.rng.random() < 0.5 else ir.Op("not", (x,), "bool")
+            if known.is_exact(dtype):
+                y, _ = self.number(dtype)
+                name = self.rng.choice(["less", "less_equal", "equal"])
+                return ir.Op(name, (x, y), "bool")
+        return ir.Op("less", (index(0), index(1)), "bool")
+
+    # Indices
+
+    def indices(self, buffer: ir.Buffer) -> tuple:
+        """Return indices within a buffer: mostly the axes in order, or some other way."""
+        is_plain = self.rng.random() < 0.6
+        free = list(self.axes)
+        found = []
+        for size in buffer.shape:
+            same = [axis for axis in free if axis.extent == size]
+            if same and is_plain:
+                free.remove(same[0])
+                found.append(ir.Name(same[0].name))
+            else:
+                found.append(self.index(size))
+        return tuple(found)
+
+    def index(self, size: int) -> object:
+        """Return an index below an extent."""
+        ways = []
+        for axis in self.axes:
+            ways += self.ways(axis, size)
+        gathered = [
+            each
+            for each in self.readable
+            if each.below is not None and _fits(each.below, size) and each.buffer.shape
+        ]
+        if gathered and self.rng.random() < 0.4:
+            self.kinds.add("gather")
+            each = self.rng.choice(gathered)
+            inner = [self.plain(extent) for extent in each.buffer.shape]
+            return ir.Load(each.buffer.name, tuple(inner), each.buffer.dtype)
+        if not ways or self.rng.random() < 0.05:
+            low = min(ir.extent_at(size, n) for n in ir.BATCHES)
+            return index(self.rng.randrange(low))
+        kind, found = self.rng.choice(ways)
+        self.kinds.add(kind)
+        return found
+
+    def plain(self, size: int) -> object:
+        """Return an index below an extent that reads nothing."""
+        ways = [way for axis in self.axes for way in self.ways(axis, size)]
+        return self.rng.choice(ways)[1] if ways else index(0)
+
+    def ways(self, axis: Index, size: int) -> Iterator[tuple[str, object]]:
+        """Yield indices below an extent that depend on a variable."""
+        name = ir.Name(axis.name)
+        if _fits(axis.extent, size):
+            last = ir.Op("subtract", (ir.Size(axis.extent), index(1)), ir.INDEX)
+            yield "plain", name
+            yield "reversed", ir.Op("subtract", (last, name), ir.INDEX)
+            for shift in (1, 2):
+                if _fits(axis.extent, size, shift=shift):
+                    yield "shifted", ir.Op("add", (name, index(shift)), ir.INDEX)
+            for factor in (2, 3):
+                if _fits(axis.extent, size, factor=factor):
+                    yield "strided", ir.Op("multiply", (name, index(factor)), ir.INDEX)
+            down = ir.Op("subtract", (name, index(1)), ir.INDEX)
+            yield "shifted", ir.Op("max", (down, index(0)), ir.INDEX)
+        else:
+            yield "modulo", ir.Op("floormod", (name, ir.Size(size)), ir.INDEX)
+            last = ir.Op("subtract", (ir.Size(size), index(1)), ir.INDEX)
+            yield "clamped", ir.Op("min", (name, last), ir.INDEX)
+
+
+def _fits(extent: int, size: int, shift: int = 0, factor: int = 1) -> bool:
+    """Tell whether a variable below an extent, times a factor and shifted, is below a size for every batch."""
+    return all(
+        (ir.extent_at(extent, n) - 1) * factor + shift < ir.extent_at(size, n) for n in ir.BATCHES
+    )
+
+
+def limited(expr, known: Range, dtype: str, limit: float | None = None) -> tuple[object, Range]:
+    """Return an expression whose values are not larger than a limit."""
+    limit = limit or LIMITS[dtype]
+    if known.bound <= limit:
+        return expr, known
+    limit = min(limit, 8.0)
+    low = 0 if dtype == "uint8" else -limit
+    expr = ir.Op("min", (expr, constant(limit, dtype)), dtype)
+    expr = ir.Op("max", (expr, constant(low, dtype)), dtype)
+    return expr, Range(max(1.0, math.floor(limit)), known.bits)
+
+
+def constant(value: float, dtype: str) -> ir.Const:
+    """Return a number of a dtype."""
+    return ir.Const(float(value) if dtype.startswith("float") else int(value), dtype)
+
+
+def index(value: int) -> ir.Const:
+    """Return a number that is an index."""
+    return ir.Const(value, ir.INDEX)

@@ -1,0 +1,325 @@
+"""The description of a random TIR program: functions of blocks, and the Relax function that calls them.
+
+A description is data. :mod:`.source` writes it as TVMScript, :mod:`.interpret` computes it by NumPy, element by element and
+without TVM, and :mod:`.shrink` makes it smaller.
+
+Extents are integers. In a symbolic program the multiples of :data:`BATCH` are multiples of a variable ``n``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+
+#: The extent that is ``n`` in a symbolic program: a prime, so that few other extents are multiples of it.
+BATCH = 7
+
+#: The values of ``n`` that a symbolic program runs with.
+BATCHES = (BATCH, 2)
+
+#: The dtype of loop variables, block axes and extents: an integer whose width TVM chooses.
+INDEX = "index"
+
+
+def extent_at(size: int, n: int) -> int:
+    """Return an extent where ``n`` has a value."""
+    return size // BATCH * n if size % BATCH == 0 else size
+
+
+# Expressions
+
+
+@dataclass(frozen=True)
+class Const:
+    """A number."""
+
+    value: float
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Size:
+    """An extent as an expression."""
+
+    size: int
+    dtype: str = INDEX
+
+
+@dataclass(frozen=True)
+class Name:
+    """A loop variable, a block axis, or a value bound by a :class:`Let` or a :class:`Bind`."""
+
+    name: str
+    dtype: str = INDEX
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of a buffer."""
+
+    buffer: str
+    indices: tuple
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation of :data:`OPERATIONS` on expressions."""
+
+    name: str
+    args: tuple
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Let:
+    """The value of ``body``, in which a name stands for a value."""
+
+    name: str
+    value: object
+    body: object
+
+    @property
+    def dtype(self) -> str:
+        return self.body.dtype
+
+
+# Statements
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor of a function."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer[indices] = value``."""
+
+    buffer: str
+    indices: tuple
+    value: object
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A name for a value in the statements that follow."""
+
+    name: str
+    value: object
+
+
+@dataclass(frozen=True)
+class If:
+    """A conditional statement; ``otherwise`` may be empty."""
+
+    condition: object
+    body: tuple
+    otherwise: tuple = ()
+
+
+@dataclass(frozen=True)
+class While:
+    """A loop on a condition."""
+
+    condition: object
+    body: tuple
+
+
+@dataclass(frozen=True)
+class For:
+    """A loop from ``start`` over ``extent`` iterations; ``kind`` is ``"serial"`` or another of TVM's."""
+
+    name: str
+    start: object
+    extent: object
+    body: tuple
+    kind: str = "serial"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a block, whose value is given by the loops around it.
+
+    Attributes
+    ----------
+    kind : str
+        ``"spatial"``, ``"reduce"`` or ``"opaque"``.
+    start, extent : expression
+        The domain.
+    value : expression
+        The binding.
+    """
+
+    name: str
+    kind: str
+    start: object
+    extent: object
+    value: object
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block: ``init`` runs where all reduced axes are at the start of their domains."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    body: tuple
+    init: tuple = ()
+    where: object = None
+    allocated: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True)
+class PrimFunc:
+    """A function on buffers: the arguments, of which some may be written to, and the results."""
+
+    name: str
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    allocated: tuple[Buffer, ...]
+    body: tuple
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (*self.inputs, *self.outputs, *self.allocated)
+
+
+# The Relax function
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the Relax function.
+
+    Attributes
+    ----------
+    below : int or None
+        The bound of integers that are used as indices.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    below: int | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A ``call_tir``, or a ``call_tir_inplace`` where an index in ``inplace`` is not -1.
+
+    Attributes
+    ----------
+    results : tuple[Tensor, ...]
+        All results, those that are arguments written to included.
+    inplace : tuple[int, ...]
+        For each result the index of the argument that it is, or -1; empty for a ``call_tir``.
+    """
+
+    results: tuple[Tensor, ...]
+    function: str
+    operands: tuple[str, ...]
+    inplace: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of Relax, by its name in :data:`.operators.OPERATORS`, with its attributes."""
+
+    results: tuple[Tensor, ...]
+    name: str
+    operands: tuple[str, ...]
+    attributes: tuple = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A Relax function that calls functions of TIR.
+
+    Attributes
+    ----------
+    params : tuple[Tensor, ...]
+        The parameters of the Relax function.
+    results : tuple[str, ...]
+        The tensors that it returns.
+    inexact : frozenset[str]
+        The tensors whose values depend on rounding.
+    kinds : frozenset[str]
+        The kinds of statements that it was drawn with.
+    seed : int
+        Determines the values of the parameters.
+    """
+
+    functions: tuple[PrimFunc, ...]
+    params: tuple[Tensor, ...]
+    steps: tuple
+    results: tuple[str, ...]
+    is_symbolic: bool = False
+    is_dataflow: bool = True
+    inexact: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    seed: int = 0
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return BATCHES if self.is_symbolic else (BATCH,)
+
+    def function(self, name: str) -> PrimFunc:
+        return next(each for each in self.functions if each.name == name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors of the Relax function by their names."""
+        found = [*self.params, *(result for step in self.steps for result in step.results)]
+        return {tensor.name: tensor for tensor in found}
+
+
+# Trees
+
+
+def nodes(tree) -> Iterator:
+    """Yield every node of a description, the outer ones first."""
+    yield tree
+    for child in _children(tree):
+        yield from nodes(child)
+
+
+def positions(tree, rebuild: Callable = lambda new: new) -> Iterator[tuple[object, Callable]]:
+    """Yield every node below a tree with a function that returns the tree with another node in its place.
+
+    In a tuple, the other node may be a tuple of several, or of none.
+    """
+    if isinstance(tree, tuple):
+        for i, child in enumerate(tree):
+
+            def put(new, i=i):
+                several = new if isinstance(new, tuple) else (new,)
+                return rebuild((*tree[:i], *several, *tree[i + 1 :]))
+
+            yield child, put
+            yield from positions(child, put)
+    elif hasattr(tree, "__dataclass_fields__"):
+        for field in fields(tree):
+            child = getattr(tree, field.name)
+
+            def put(new, name=field.name):
+                return rebuild(replace(tree, **{name: new}))
+
+            if hasattr(child, "__dataclass_fields__"):
+                yield child, put
+            yield from positions(child, put)
+
+
+def _children(tree) -> Iterator:
+    if isinstance(tree, tuple):
+        for child in tree:
+            if isinstance(child, tuple) or hasattr(child, "__dataclass_fields__"):
+                yield child
+    elif hasattr(tree, "__dataclass_fields__"):
+        for field in fields(tree):
+            child = getattr(tree, field.name)
+            if isinstance(child, tuple) or hasattr(child, "__dataclass_fields__"):
+                yield child

@@ -1,0 +1,330 @@
+"""Random programs: a Relax function of calls of TIR functions and operators, drawn by a seed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+from . import language as ir
+from .expressions import DTYPES, LIMITS, Range
+from .functions import Argument, Author
+from .interpret import InvalidError, inputs_of, interpret
+
+#: Extents that programs have, and those of the larger ones.
+_SIZES, _LARGE = (1, 2, 3, 4, 4, 5, 6, 8, 12), (4, 16, 24, 33, 40)
+
+#: The elements that a tensor has at most, and those of the larger programs.
+_ELEMENTS, _MANY = 150, 2500
+
+#: How often something is drawn that has no meaning before it counts as an error of this module.
+_TRIALS = 200
+
+
+def draw(seed: int, number: int) -> ir.Program:
+    """Return a program of a session: the same one for the same numbers.
+
+    Parameters
+    ----------
+    seed : int
+        That of the session.
+    number : int
+        That of the program, from 0.
+    """
+    for trial in range(_TRIALS):
+        rng = random.Random(f"{seed}/{number}/{trial}")
+        program = _Author(rng).program()
+        if is_valid(program):
+            return program
+    raise AssertionError(f"of seed {seed}, program {number} is never valid")
+
+
+def is_valid(program: ir.Program) -> bool:
+    """Tell whether a program has a meaning: nothing is out of bounds, or read before it is written."""
+    try:
+        for n in program.batches:
+            interpret(program, n, inputs_of(program, n))
+    except InvalidError:
+        return False
+    return True
+
+
+@dataclass
+class _Value:
+    """A tensor of the Relax function, and what is known of its numbers."""
+
+    tensor: ir.Tensor
+    range: Range
+
+    @property
+    def is_index(self) -> bool:
+        return self.tensor.below is not None
+
+
+@dataclass
+class _Author:
+    rng: random.Random
+    values: list[_Value] = field(default_factory=list)
+    params: list[ir.Tensor] = field(default_factory=list)
+    functions: list[ir.PrimFunc] = field(default_factory=list)
+    steps: list = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+    inplace: set[str] = field(default_factory=set)
+
+    def __post_init__(self):
+        self.is_symbolic = self.rng.random() < 0.2
+        self.is_large = not self.is_symbolic and self.rng.random() < 0.04
+        sizes = list(_LARGE if self.is_large else _SIZES)
+        if self.is_symbolic:
+            sizes += [ir.BATCH] * 4 + [2 * ir.BATCH]
+        self.sizes = sizes
+        self.names = (f"t{k}" for k in itertools.count())
+
+    def program(self) -> ir.Program:
+        self.take()
+        for _ in range(self.rng.choice([1, 1, 2, 2, 3, 4])):
+            self.rng.choice([self.call, self.call, self.operator])()
+        if not self.functions:
+            self.call()
+        if self.is_symbolic:
+            self.kinds.add("symbolic")
+        if self.is_large:
+            self.kinds.add("large")
+        if len(self.functions) > 1:
+            self.kinds.add("several_calls")
+        for buffer in (b for f in self.functions for b in f.buffers):
+            self.kinds.add(buffer.dtype)
+            if not buffer.shape:
+                self.kinds.add("scalar")
+            if 1 in buffer.shape:
+                self.kinds.add("extent_1")
+        is_dataflow = self.rng.random() < 0.8
+        self.kinds.add("dataflow" if is_dataflow else "bindings")
+        return ir.Program(
+            functions=tuple(self.functions),
+            params=tuple(self.params),
+            steps=tuple(self.steps),
+            results=tuple(self.results()),
+            is_symbolic=self.is_symbolic,
+            is_dataflow=is_dataflow,
+            inexact=frozenset(
+                each.tensor.name
+                for each in self.values
+                if not each.range.is_exact(each.tensor.dtype)
+            ),
+            kinds=frozenset(self.kinds),
+            seed=self.rng.randrange(2**32),
+        )
+
+    # Tensors
+
+    def shape(self) -> tuple[int, ...]:
+        known = [each.tensor.shape for each in self.values]
+        if known and self.rng.random() < 0.6:
+            return self.rng.choice(known)
+        most = _MANY if self.is_large else _ELEMENTS
+        while True:
+            rank = self.rng.choice([0, 1, 1, 2, 2, 2, 3])
+            shape = tuple(self.rng.choice(self.sizes) for _ in range(rank))
+            if math.prod(shape) <= most:
+                return shape
+
+    def dtype(self) -> str:
+        return self.rng.choices(list(DTYPES), list(DTYPES.values()))[0]
+
+    def take(self) -> None:
+        """Add the parameters."""
+        main = self.dtype()
+        for i in range(self.rng.randint(1, 3)):
+            dtype = main if self.rng.random() < 0.75 else self.dtype()
+            shape = self.shape()
+            if i == 0 and self.is_symbolic:
+                shape = (ir.BATCH, *shape[1:])
+            bound = {"bool": 1, "float16": 2, "float32": 2, "float64": 2}.get(dtype, 4)
+            bits = 2 if dtype.startswith("float") else 0
+            self.parameter(ir.Tensor(f"x{i}", shape, dtype), Range(bound, bits))
+        if self.rng.random() < 0.4:
+            sizes = [s for each in self.values for s in each.tensor.shape]
+            below = self.rng.choice(sizes or [4])
+            shape = (self.rng.choice(sizes or [3]),)
+            dtype = self.rng.choice(["int32", "int64"])
+            self.parameter(ir.Tensor("ix", shape, dtype, below), Range(below))
+
+    def parameter(self, tensor: ir.Tensor, known: Range) -> None:
+        self.params.append(tensor)
+        self.values.append(_Value(tensor, known))
+
+    def tensor(self, shape: tuple[int, ...], dtype: str) -> ir.Tensor:
+        return ir.Tensor(next(self.names), shape, dtype)
+
+    def results(self) -> list[str]:
+        """Return all that nothing reads, and some more."""
+        made = [r.name for step in self.steps for r in step.results]
+        read = {name for step in self.steps for name in step.operands}
+        found = [m for m in made if m not in read or m in self.inplace or self.rng.random() < 0.2]
+        return found or made[-1:]
+
+    # Steps
+
+    def call(self) -> None:
+        """Call a new function, or one that is there on other tensors."""
+        operands = [
+            each
+            for each in self.rng.sample(self.values, min(len(self.values), self.rng.randint(1, 3)))
+        ]
+        for each in self.values:
+            if each.is_index and each not in operands and self.rng.random() < 0.7:
+                operands.append(each)
+        written = []
+        if self.rng.random() < 0.3:
+            written = [each for each in operands if not each.is_index][: self.rng.choice([1, 1, 2])]
+        symbols = {s for each in operands for s in each.tensor.shape if s % ir.BATCH == 0}
+        # An extent that no argument has is not known in the function.
+        sizes = [s for s in self.sizes if s % ir.BATCH or not self.is_symbolic or symbols]
+        outputs = []
+        for _ in range(self.rng.choice([0, 1, 1] if written else [1, 1, 1, 1, 2, 2, 3])):
+            shape = self.shape()
+            if self.is_symbolic and not symbols:
+                shape = tuple(4 if s % ir.BATCH == 0 else s for s in shape)
+            same = [each.tensor.dtype for each in operands]
+            dtype = self.rng.choice(same) if self.rng.random() < 0.7 else self.dtype()
+            outputs.append((shape, dtype))
+        author = Author(self.rng, self.kinds, sizes, self.rng.random() < 0.55)
+        arguments = [
+            Argument(e.tensor.shape, e.tensor.dtype, e.range, e.tensor.below, e in written)
+            for e in operands
+        ]
+        name = f"f{len(self.functions)}"
+        function, known = author.function(name, arguments, outputs)
+        self.functions.append(function)
+        results, inplace = [], []
+        for each in written:
+            results.append(self.tensor(each.tensor.shape, each.tensor.dtype))
+            inplace.append(operands.index(each))
+        for shape, dtype in outputs:
+            results.append(self.tensor(shape, dtype))
+            inplace.append(-1)
+        if len(outputs) > 1:
+            self.kinds.add("several_outputs")
+        if written:
+            self.kinds.add("inplace")
+            self.inplace.update(r.name for r in results)
+            for each, now in zip(written, known, strict=False):
+                each.range = each.range.joined(now)
+        names = tuple(each.tensor.name for each in operands)
+        self.steps.append(ir.Call(tuple(results), name, names, tuple(inplace) if written else ()))
+        self.values += [_Value(*pair) for pair in zip(results, known, strict=True)]
+
+    def operator(self) -> None:
+        found = [each for each in self.values if not each.is_index and each.tensor.dtype != "bool"]
+        if not found:
+            return
+        x = self.rng.choice(found)
+        ways = [self.binary] * 3 + [self.unary]
+        if x.tensor.shape:
+            ways += [self.permute] * 2 + [self.reshape] * 2 + [self.reduce, self.flip, self.concat]
+        if len(x.tensor.shape) == 2 and x.tensor.dtype in ("float32", "float64"):
+            ways += [self.matmul] * 2
+        self.rng.choice(ways)(x)
+
+    def apply(self, name: str, operands: list[_Value], shape, known: Range, *attributes) -> _Value:
+        self.kinds.add(f"R.{name}")
+        result = self.tensor(tuple(shape), operands[0].tensor.dtype)
+        names = tuple(each.tensor.name for each in operands)
+        self.steps.append(ir.Operator((result,), name, names, attributes))
+        self.values.append(_Value(result, known))
+        return self.values[-1]
+
+    def same_kind(self, x: _Value) -> _Value:
+        found = [
+            each
+            for each in self.values
+            if not each.is_index
+            and each.tensor.dtype == x.tensor.dtype
+            and each.tensor.shape == x.tensor.shape
+        ]
+        return self.rng.choice(found)
+
+    def binary(self, x: _Value) -> None:
+        y = self.same_kind(x)
+        names = ["add", "multiply", "maximum", "minimum", "subtract"]
+        name = self.rng.choice(names if x.tensor.dtype != "uint8" else names[:-1])
+        total, product = x.range.bound + y.range.bound, x.range.bound * y.range.bound
+        bits = max(x.range.bits, y.range.bits)
+        if name in ("add", "subtract"):
+            known = Range(total, bits)
+        elif name == "multiply":
+            known = Range(product, x.range.bits + y.range.bits)
+        else:
+            known = x.range.joined(y.range)
+        if known.bound > LIMITS[x.tensor.dtype]:
+            name, known = "maximum", x.range.joined(y.range)
+        self.apply(name, [x, y], x.tensor.shape, known)
+
+    def unary(self, x: _Value) -> None:
+        names = ["relu"] if x.tensor.dtype == "uint8" else ["relu", "negative"]
+        if x.tensor.dtype in ("float32", "float64"):
+            names.append("tanh")
+        name = self.rng.choice(names)
+        known = Range(1, math.inf) if name == "tanh" else x.range
+        self.apply(name, [x], x.tensor.shape, known)
+
+    def permute(self, x: _Value) -> _Value:
+        axes = list(range(len(x.tensor.shape)))
+        self.rng.shuffle(axes)
+        return self.apply("permute_dims", [x], [x.tensor.shape[a] for a in axes], x.range, axes)
+
+    def reshape(self, x: _Value) -> None:
+        shape = x.tensor.shape
+        if len(shape) == 1 and shape[0] % ir.BATCH and shape[0] % 2 == 0:
+            other = (shape[0] // 2, 2)
+        elif len(shape) > 1 and (not self.is_symbolic or all(s % ir.BATCH for s in shape)):
+            other = (math.prod(shape),)
+        else:
+            other = (*shape, 1)
+        self.apply("reshape", [x], other, x.range, other)
+
+    def reduce(self, x: _Value) -> None:
+        axis = sorted(self.rng.sample(range(len(x.tensor.shape)), 1))
+        size = x.tensor.shape[axis[0]]
+        known = Range(x.range.bound * size, x.range.bits)
+        name = "sum"
+        if known.bound > LIMITS[x.tensor.dtype] or self.rng.random() < 0.4:
+            name, known = "max", x.range
+        shape = [s for i, s in enumerate(x.tensor.shape) if i not in axis]
+        self.apply(name, [x], shape, known, axis)
+
+    def flip(self, x: _Value) -> None:
+        self.apply("flip", [x], x.tensor.shape, x.range, self.rng.randrange(len(x.tensor.shape)))
+
+    def concat(self, x: _Value) -> None:
+        y, axis = self.same_kind(x), self.rng.randrange(len(x.tensor.shape))
+        shape = list(x.tensor.shape)
+        shape[axis] *= 2
+        self.apply("concat", [x, y], shape, x.range.joined(y.range), axis)
+
+    def matmul(self, x: _Value) -> None:
+        """Multiply by a transpose, perhaps of a tensor that is written to in between."""
+        found = [
+            each
+            for each in self.values
+            if each.tensor.dtype == x.tensor.dtype
+            and len(each.tensor.shape) == 2
+            and each.tensor.shape[1] == x.tensor.shape[1]
+        ]
+        y = self.rng.choice(found)
+        turned = self.apply("permute_dims", [y], y.tensor.shape[::-1], y.range, [1, 0])
+        if self.rng.random() < 0.5:
+            self.call()
+        bound = x.range.bound * y.range.bound * x.tensor.shape[1]
+        if bound > LIMITS[x.tensor.dtype]:
+            return
+        known = Range(bound, x.range.bits + y.range.bits)
+        shape = (x.tensor.shape[0], y.tensor.shape[0])
+        self.apply("matmul", [x, turned], shape, known)
+
+
+def without_kinds(program: ir.Program) -> ir.Program:
+    """Return a program that does not say what it was drawn with."""
+    return replace(program, kinds=frozenset())

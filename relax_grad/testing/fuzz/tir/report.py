@@ -1,0 +1,96 @@
+"""Findings of TIR programs as scripts that run on their own."""
+
+from __future__ import annotations
+
+from ..session import Finding
+from . import language as ir
+from .interpret import inputs_of, interpret
+from .source import source
+
+_SCRIPT = '''\
+"""{title}.
+
+{message}
+
+Found by: python -m relax_grad fuzz --tir --seed {seed} (program {number}). Run this file with Python: it prints the
+tensors that differ from those of NumPy, for relax_grad's pipeline and for TVM's.
+"""
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.script import from_source
+
+import relax_grad.target
+
+SOURCE = """\\
+{source}"""
+
+# The values of the parameters, and of the parameters and results after the run; None is not written.
+RUNS = [
+{runs}]
+
+
+def array(value, dtype):
+    numbers, shape = value
+    return np.array([0 if x is None else x for x in numbers], dtype).reshape(shape)
+
+
+def show(pipeline, target):
+    try:
+        machine = relax.VirtualMachine(
+            tvm.compile(from_source(SOURCE), target, relax_pipeline=pipeline), tvm.cpu()
+        )
+    except Exception as error:
+        print(pipeline, "does not compile:", str(error)[-300:])
+        return
+    for inputs, wanted in RUNS:
+        arguments = [tvm.runtime.tensor(array(value, dtype)) for _, value, dtype in inputs]
+        results = machine["main"](*arguments)
+        results = [results] if hasattr(results, "numpy") else list(results)
+        for (name, value, dtype), found in zip(wanted, [*arguments, *results]):
+            known = np.array([x is not None for x in value[0]]).reshape(value[1])
+            expected = array(value, dtype)
+            found = np.where(known, found.numpy(), expected)
+            if not np.allclose(found, expected, rtol=2e-2 if dtype == "float16" else 2e-5):
+                print(pipeline, name, "is", found.tolist(), "not", expected.tolist())
+    print(pipeline, "has run")
+
+
+show("default", tvm.target.Target("llvm"))
+show("relax_grad", relax_grad.target.host())
+'''
+
+
+def script(finding: Finding, seed: int) -> str:
+    """Return a script that shows what failed, without anything of this sub-package."""
+    program = finding.program
+    message = finding.failure.message.replace("\\", "/").replace('"""', "'''")
+    return _SCRIPT.format(
+        title=finding.failure.kind,
+        message=message,
+        seed=seed,
+        number=finding.number,
+        source=source(program),
+        runs="".join(f"    {_run(program, n)},\n" for n in program.batches),
+    )
+
+
+def _run(program: ir.Program, n: int) -> str:
+    """Return the inputs and the outputs of a run, as Python literals."""
+    inputs = inputs_of(program, n)
+    arrays = interpret(program, n, inputs)
+    given = [
+        (param.name, (value.ravel().tolist(), value.shape), param.dtype)
+        for param, value in zip(program.params, inputs, strict=True)
+    ]
+    wanted = [
+        _known(name, arrays[name]) for name in (*(p.name for p in program.params), *program.results)
+    ]
+    return repr((given, wanted))
+
+
+def _known(name: str, array) -> tuple:
+    pairs = zip(array.values.ravel().tolist(), array.written.ravel().tolist(), strict=True)
+    numbers = [value if is_written else None for value, is_written in pairs]
+    return name, (numbers, array.values.shape), str(array.values.dtype)

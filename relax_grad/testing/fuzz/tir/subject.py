@@ -1,0 +1,56 @@
+"""The subject of a session that compiles programs of TIR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..outcomes import Outcome
+from ..session import Finding
+from . import checks, report, shrink
+from . import language as ir
+from .programs import draw
+from .source import source
+
+
+class Tir:
+    """Programs of TIR functions; see :class:`..session.Subject`."""
+
+    #: To compile several together takes a fraction of the time.
+    batch = 25
+    part = ("of", "kind")
+    title = "functions of TIR through relax_grad.pipeline"
+    against = "NumPy, as is TVM's pipeline"
+    references = {
+        "NumPy": "NumPy",
+        "not TVM": "NumPy, where TVM's pipeline fails or is wrong",
+        "TVM": "nothing: both pipelines fail, or are wrong",
+    }
+
+    def draw(self, seed: int, number: int) -> ir.Program:
+        return draw(seed, number)
+
+    def check(self, programs: Sequence[ir.Program]) -> list[Outcome]:
+        return checks.check(programs)
+
+    def check_one(self, program: ir.Program) -> Outcome:
+        return checks.check_one(program)
+
+    def check_stock(self, program: ir.Program) -> None:
+        checks.check_stock(program)
+
+    def shrink(self, program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Program:
+        return shrink.shrink(program, fails)
+
+    def size(self, program: ir.Program) -> int:
+        """Return the number of blocks and of operators."""
+        blocks = [node for node in ir.nodes(program.functions) if isinstance(node, ir.Block)]
+        return len(blocks) + sum(isinstance(step, ir.Operator) for step in program.steps)
+
+    def parts(self, program: ir.Program) -> set[str]:
+        return set(program.kinds)
+
+    def source(self, finding: Finding) -> str:
+        return source(finding.program).rstrip()
+
+    def script(self, finding: Finding, seed: int) -> str:
+        return report.script(finding, seed)
