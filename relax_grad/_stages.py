@@ -12,8 +12,8 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 from . import transform
 from ._bindings import bindings_of, substitute, used
 from ._compat import constant_value, dtype_of
-from ._module import NO_ALIASES, OPAQUE, normalized
-from .schedule import is_buffer
+from ._module import NO_ALIASES, normalized
+from .transform._declarations import keep_apart
 from .transform._extents import select_extents
 from .transform.memory import writes_in_place
 
@@ -54,7 +54,7 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
         if each.info.name == "FoldConstant":
             yield transform.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
         if each.info.name == "AnnotateTIROpPattern":
-            yield _keep_apart
+            yield keep_apart
         if each.info.name == "FuseOps":
             yield _in_order_of_writes
             yield _in_order_of_extents
@@ -65,35 +65,6 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":
             yield _inline_what_computes_nothing
-
-
-@tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepApart")
-def _keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Let no function be fused whose parameters are declared in another form than those of tensor expressions.
-
-    FuseTIR fails where the functions that compute and read a tensor declare it differently, as by extents of int32.
-    """
-    apart = {
-        variable: function.with_attr("op_pattern", OPAQUE)
-        for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-        and not all(map(_is_of_expressions, filter(is_buffer, function.params)))
-    }
-    functions = {**dict(mod.functions_items()), **apart}
-    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
-def _is_of_expressions(buffer: tirx.Buffer) -> bool:
-    """Tell whether a parameter is declared as tensor expressions declare theirs."""
-    numbers = [*buffer.shape, *([] if buffer.elem_offset is None else [buffer.elem_offset])]
-    return (
-        all(str(number.ty.dtype) == "int64" for number in numbers)
-        and not buffer.strides
-        and buffer.scope() == "global"
-        and buffer.offset_factor == 1
-        and buffer.data_alignment == 64
-        and getattr(buffer, "layout", None) is None
-    )
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.CloseDataflowBlocks")
