@@ -10,11 +10,11 @@ from tvm import relax, tirx
 from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
+from ._aliases import keeping_copies, may_write, writing_functions
 from ._bindings import bindings_of, substitute, used
 from ._compat import constant_value, dtype_of
 from ._module import normalized
 from .transform._extents import select_extents
-from .transform.memory import writes_in_place
 
 
 def passes(
@@ -35,11 +35,12 @@ def passes(
     yield dispatch
     yield from _legalize_passes(target)
     # What copies by reshape becomes views, which take no memory.
-    yield relax.transform.RewriteDataflowReshape()
+    yield _with_copies(relax.transform.RewriteDataflowReshape())
     yield transform.MergeElements(target)
     yield transform.OrderForMemory()
     yield _allocate_empty_constants
-    yield from stages.dataflow_lower_passes(target)
+    for each in stages.dataflow_lower_passes(target):
+        yield _with_copies(each) if each.info.name == "RewriteDataflowReshape" else each
     # Behind what turns copies by reshape into views: it would not know a scheduled one.
     yield transform.ScheduleLoops(target)
     yield transform.ShareStorage()
@@ -55,7 +56,7 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
         if each.info.name == "FuseOps":
             yield _in_order_of_writes
             yield _in_order_of_extents
-        yield each
+        yield _with_copies(each) if each.info.name == "FoldConstant" else each
         if each.info.name == "LegalizeOps":
             yield select_extents
         if each.info.name in ("LegalizeOps", "FuseTIR"):
@@ -78,17 +79,36 @@ def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContex
     return tvm.transform.Sequential(passes)(mod)
 
 
+def _with_copies(each: tvm.transform.Pass) -> tvm.transform.Pass:
+    """Return a pass over single functions that leaves out those in which a copy must stay a copy.
+
+    RewriteDataflowReshape makes a view of a tensor that a later call writes to, and FoldConstant a constant.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name=each.info.name)
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        left_out = keeping_copies(mod)
+        changed = each(mod)
+        if not left_out:
+            return changed
+        functions = {**dict(changed.functions_items()), **{v: mod[v] for v in left_out}}
+        return tvm.IRModule(functions, attrs=changed.attrs, global_infos=changed.global_infos)
+
+    return run
+
+
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")
 def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Leave functions whose calls write to their arguments without dataflow blocks.
 
     FuseOps computes what it fuses where the last part stood, behind a call that writes to what another part reads.
     """
+    writers = writing_functions(mod)
     found = {
         variable: function
         for variable, function in mod.functions_items()
         if isinstance(function, relax.Function)
-        and any(writes_in_place(binding.value) for binding in bindings_of(function.body))
+        and any(may_write(binding.value, writers) for binding in bindings_of(function.body))
     }
     if not found:
         return mod

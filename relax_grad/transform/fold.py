@@ -6,6 +6,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
+from .._aliases import keeping_copies
 from .._bindings import substitute, with_value
 from .._compat import constant_value, dtype_of
 from .._module import IS_SCHEDULED, normalized
@@ -22,15 +23,17 @@ class FoldConstants:
 
     ``relax.transform.FoldConstant`` does the same, and builds the function of each call, equal or not, on its own:
     for a network with many normalizations that takes as long as the network itself. Here they are built
-    together.
+    together. Nothing is folded in functions with calls that write to their arguments: a constant is not to be
+    overwritten.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         functions = dict(mod.functions_items())
+        kept = keeping_copies(mod)
         calls = {
             variable: _constant_calls(function, functions)
             for variable, function in functions.items()
-            if isinstance(function, relax.Function)
+            if isinstance(function, relax.Function) and variable not in kept
         }
         called = {call.args[0] for found in calls.values() for call in found.values()}
         if not called:
