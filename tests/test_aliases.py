@@ -215,14 +215,19 @@ def test_functions_of_which_copies_stay_copies():
         "to_an_unknown_function",
         "of_a_closure",
     }
-    assert keeping_copies(from_source("""
+    assert (
+        keeping_copies(
+            from_source("""
 @I.ir_module
 class Module:
     @R.function
     def main(x: R.Tensor((4, 4), "float32")):
         y = R.exp(x)
         return y
-""")) == set()
+""")
+        )
+        == set()
+    )
 
 
 LOCAL = """

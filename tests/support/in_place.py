@@ -103,7 +103,11 @@ BINARY = {
 
 
 def random_function(
-    bb: relax.BlockBuilder, name: str, helper: tvm.ir.GlobalVar, rng: np.random.Generator, steps: int
+    bb: relax.BlockBuilder,
+    name: str,
+    helper: tvm.ir.GlobalVar,
+    rng: np.random.Generator,
+    steps: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Add a function of random operators and in-place calls; return arguments, and what it returns for them."""
     kind = relax.TensorType((SIZE, SIZE), "float32")
