@@ -10,11 +10,11 @@ from tvm import relax
 from tvm.ir import GlobalVar, Op, PrimType
 
 from .._aliases import Memory, writing_functions
+from .._bindings import without_unused
 from ..dispatch import Calls, Kernel, Saving, Site, Use, find_kernel, find_saving
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
 from ._target import TargetPass
-from ._unused import without_unused
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchKernels")

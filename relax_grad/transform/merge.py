@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 
 from .._aliases import may_write, writing_functions
 from .._compat import dtype_of
-from .._module import IS_SCHEDULED, referred_to, with_functions
+from .._module import IS_SCHEDULED, SCHEDULED_ATTRS, referred_to, with_functions
 from ..schedule import Part, Pointwise, merge, pointwise, schedule_merged
 from ..target import CPU
 from ._target import TargetPass
@@ -196,7 +196,7 @@ class _Merger(relax.PyExprMutator):
             name = "_".join(["merged", *(name.name_hint for name in call.names)])[:80]
             self._functions[key] = (
                 inputs,
-                self.builder_.add_func(function.with_attr(IS_SCHEDULED, True), name),
+                self.builder_.add_func(function.with_attrs(SCHEDULED_ATTRS), name),
             )
         inputs, function = self._functions[key]
         self._replaced |= set(call.names)

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.tirx.buffer import BufferType
 
 from .._compat import dtype_of, replace_attrs
-from .._module import IS_SCHEDULED
+from .._module import IS_SCHEDULED, SCHEDULED_ATTRS
 from ..schedule import schedule
 from ..target import CPU
 from ._target import TargetPass
@@ -28,11 +28,12 @@ class ScheduleLoops(TargetPass):
     """
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
-        for variable, function in mod.functions_items():
+        functions = dict(mod.functions_items())
+        for variable, function in functions.items():
             if isinstance(function, tirx.PrimFunc) and not _is_scheduled(function):
                 scheduled = _unaligned(schedule(function, cpu))
-                mod.update_func(variable, scheduled.with_attr(IS_SCHEDULED, True))
-        return mod
+                functions[variable] = scheduled.with_attrs(SCHEDULED_ATTRS)
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _is_scheduled(function: tirx.PrimFunc) -> bool:
