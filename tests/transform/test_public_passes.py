@@ -117,7 +117,7 @@ ARGUMENTS = arguments()
 OFTEN = {
     ("DispatchKernels", False, "default"),
     ("DispatchKernels", False, "relax_grad"),
-    ("MergeElements", True, "default"),
+    ("MergeElements", True, "relax_grad"),
     ("ScheduleLoops", True, "default"),
 }
 
@@ -156,8 +156,10 @@ def reference():
 def passed(name: str, is_legalized: bool) -> tuple[tvm.IRModule, tvm.IRModule]:
     """Return the module before a pass and behind it."""
     module = relax.transform.LegalizeOps()(model()) if is_legalized else model()
+    before = module.script()
     with TARGET:
         changed = getattr(transform, name)()(module)
+    assert module.script() == before, "the pass has changed the module that it was given"
     assert relax.analysis.check_well_formed(changed)
     return module, changed
 
