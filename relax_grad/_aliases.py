@@ -8,7 +8,8 @@ a write across such a call asks here whether the value stays the same.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 
 import tvm
 from tvm import relax
@@ -114,21 +115,28 @@ def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
     return found
 
 
-def keeping_copies(mod: tvm.IRModule) -> set[GlobalVar]:
-    """Return the Relax functions whose results of copying operators must be memory of their own.
+def kept_copies(mod: tvm.IRModule) -> dict[GlobalVar, Callable[[relax.Binding], bool]]:
+    """Return, for functions where it matters, whether the result of a binding must be memory of its own.
 
-    These are the functions with calls that write to their arguments, and, in a module with such a function, those
-    that other functions call: a caller may write to what they return. A view or a folded constant in the place of
-    a copy would be overwritten.
+    A view or a folded constant in the place of a copy would be overwritten with it. Copies are kept of tensors, and
+    as tensors, that a call may write to. A function that others call keeps all if the module has such a call: a
+    caller may write to what it returns.
     """
     writers = writing_functions(mod)
     functions = {v: f for v, f in mod.functions_items() if isinstance(f, relax.Function)}
-    found = {
-        variable
-        for variable, function in functions.items()
-        if any(may_write(binding.value, writers) for binding in _all_bindings(function))
-    }
-    return found | (referred_to(functions.values()) & set(functions)) if found else found
+    found: dict[GlobalVar, Callable[[relax.Binding], bool]] = {}
+    for variable, function in functions.items():
+        if any(may_write(binding.value, writers) for binding in _all_bindings(function)):
+            memory = Memory(function, writers)
+            found[variable] = partial(_is_kept, memory)
+    if found:
+        called = referred_to(functions.values()) & set(functions)
+        found.update(dict.fromkeys(called, lambda _: True))
+    return found
+
+
+def _is_kept(memory: Memory, binding: relax.Binding) -> bool:
+    return not (memory.is_settled(binding.var) and memory.is_settled(binding.value))
 
 
 class Memory:

@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax import op
 from tvm.script import from_source
 
-from relax_grad._aliases import Memory, keeping_copies, may_write, writing_functions
+from relax_grad._aliases import Memory, kept_copies, may_write, writing_functions
 
 KIND = relax.TensorType((SIZE, SIZE), "float32")
 
@@ -206,7 +206,7 @@ def test_functions_that_write_to_their_arguments():
 def test_functions_of_which_copies_stay_copies():
     """Those with writes, and those that are called in a module with writes."""
     mod = from_source(FUNCTIONS)
-    found = {variable.name_hint for variable in keeping_copies(mod)}
+    found = {variable.name_hint for variable in kept_copies(mod)}
     assert found == {
         "to_its_own",
         "to_a_view",
@@ -216,7 +216,7 @@ def test_functions_of_which_copies_stay_copies():
         "of_a_closure",
     }
     assert (
-        keeping_copies(
+        kept_copies(
             from_source("""
 @I.ir_module
 class Module:
@@ -226,7 +226,7 @@ class Module:
         return y
 """)
         )
-        == set()
+        == {}
     )
 
 

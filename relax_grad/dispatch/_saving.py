@@ -55,11 +55,6 @@ class Calls:
         The block.
     memory : Memory
         The memory of the function that the block belongs to.
-
-    Attributes
-    ----------
-    examined : int
-        How often a call was described for an index.
     """
 
     def __init__(self, block: relax.BindingBlock, memory: Memory):
@@ -76,7 +71,6 @@ class Calls:
                 self._of_operator.setdefault(call.op.name, []).append(var)
         self._indices: dict[tuple[str, Describe], dict[Hashable, deque]] = {}
         self._taken: set[relax.Var] = set()
-        self.examined = 0
 
     def original(self, var: relax.Var) -> relax.Call | None:
         """Return the call that a variable is bound to before any replacement; None for anything else."""
@@ -123,7 +117,6 @@ class Calls:
             return self._indices[key]
         groups: dict[Hashable, list] = {}
         for var in self._of_operator.get(op_name, ()):
-            self.examined += 1
             described = describe(self, var, self._all[var])
             if described is not None and all(each in self._places for each in described[1]):
                 first = min(self._places[each] for each in described[1])

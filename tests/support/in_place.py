@@ -10,6 +10,9 @@ from tvm.script import tirx as T
 #: The extent of each axis of the tensors of random programs.
 SIZE = 4
 
+#: Larger elements are made small: the sine of a large number loses all digits of float32.
+LARGEST = 8
+
 
 @T.prim_func(private=True, s_tir=True)
 def add_to(A: T.Buffer((SIZE, SIZE), "float32"), B: T.Buffer((SIZE, SIZE), "float32")):
@@ -132,7 +135,9 @@ def _step(program: Program, rng: np.random.Generator) -> None:
     kind = rng.choice(["unary", "binary", "write", "name"], p=[0.4, 0.25, 0.28, 0.07])
     if kind == "write" and program._original(a).same_as(program._original(b)):
         kind = "unary"
-    if kind == "write" and rng.random() < 0.2:
+    if max(np.abs(program.values[each]).max() for each in (a, b)) > LARGEST:
+        program.emit(relax.op.nn.softmax(a), _softmax(program.values[a]))
+    elif kind == "write" and rng.random() < 0.2:
         _transposed_product(program, a, b)
     elif kind == "write":
         program.write(a, b, through_helper=rng.random() < 0.3)

@@ -13,6 +13,8 @@ from tvm.relax import op
 from tvm.script import from_source
 
 import relax_grad
+from relax_grad import _stages
+from relax_grad._bindings import bindings_of
 from relax_grad.transform import FoldConstants, Gradient, OrderForMemory
 
 RNG = np.random.default_rng(0)
@@ -172,6 +174,24 @@ def test_a_reshaped_copy_stays_a_copy():
     found = run(module_of(body), "main", x, y, target=HOST, pipeline="relax_grad")
     for each, wanted in zip(found, (x + y, x + 2 * y, x + 3 * y), strict=True):
         np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_other_reshapes_become_views():
+    """Only what is written to, as source or as copy, stays memory of its own."""
+
+    def body(bb, write, x, y):
+        a, b = bb.emit(op.exp(x)), bb.emit(op.exp(y))
+        rows = [
+            bb.emit(op.reshape(each, (SIZE * SIZE,)), f"row_{i}") for i, each in enumerate((a, b))
+        ]
+        c = write(a, y)
+        return relax.Tuple([bb.emit(op.sin(each)) for each in (*rows, c)])
+
+    module = _stages._view_reshapes(relax.transform.LegalizeOps()(module_of(body)))
+    found = {
+        b.var.name: b.value.op.name for b in bindings_of(module["main"].body) if "row" in b.var.name
+    }
+    assert found == {"row_0": "relax.call_tir", "row_1": "relax.reshape"}
 
 
 def test_what_a_function_returns_is_no_view_where_callers_write():
