@@ -108,7 +108,9 @@ def _key(value: object) -> tuple:
         return "list", *map(_key, value)
     if is_dataclass(value):
         return type(value), *(_key(getattr(value, each.name)) for each in fields(value))
-    if isinstance(value, tvm_ffi.Object):  # an extent
+    if isinstance(value, tirx.Var):
+        return tirx.Var, value.name
+    if isinstance(value, tvm_ffi.Object):  # an extent made of variables
         return tvm_ffi.Object, str(value)
     return type(value), value
 
