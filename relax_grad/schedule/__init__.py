@@ -20,6 +20,7 @@ from ..target import CPU
 from ._blocks import schedule_blocks
 from ._emit import Elements
 from ._fuse import Group, flat, fuse
+from ._indices import with_ascending_divisions
 from ._merge import Merged, Part, Pointwise, merge, pointwise
 from ._nest import is_buffer, nests_of, product
 from ._reduce import Reduction
@@ -50,10 +51,12 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     """
     found = nests_of(function)
     if found is None:
-        return schedule_blocks(function, cpu)
+        return with_ascending_divisions(schedule_blocks(function, cpu))
     nests, allocated = found
     body = _emitted(function.params, fuse(nests, allocated), allocated, cpu, "scheduled")
-    return tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
+    return with_ascending_divisions(
+        tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
+    )
 
 
 def schedule_merged(

@@ -1,0 +1,57 @@
+"""Indices in a form that TVM's simplification of iterators gets right.
+
+TVM 0.26 and 0.27 flatten buffers by ``iter_map_simplify``, which takes ``(47 - v) // 12`` for ``v // -12 + 3`` and
+``(11 - v) % 12`` for ``-(v % -12)``: both are other numbers, and elements outside of the tensor.
+"""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import tirx
+
+
+def with_ascending_divisions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function in which no iterator is divided while it descends.
+
+    For a positive m and any integer e, ``e // m == -((m - 1 - e) // m)`` and
+    ``e % m == m - 1 - (m - 1 - e) % m``.
+    """
+
+    def division(node):
+        if not _is_wrong(node):
+            return node
+        size = tirx.IntImm(str(node.ty.dtype), int(node.b))
+        one = tirx.IntImm(size.ty.dtype, 1)
+        reflected = type(node)(size - one - node.a, size)
+        if isinstance(node, tirx.FloorDiv):
+            return tirx.IntImm(size.ty.dtype, 0) - reflected
+        return size - one - reflected
+
+    return tvm_ffi.structural_map(function, ((tirx.FloorDiv, tirx.FloorMod), division))
+
+
+def _is_wrong(node) -> bool:
+    is_signed = str(node.ty.dtype) in ("int32", "int64")
+    is_positive = isinstance(node.b, tirx.IntImm) and int(node.b) > 0
+    return is_signed and is_positive and _direction(node.a) == -1
+
+
+def _direction(expr) -> int | None:
+    """Return 1 where an expression only adds iterators, -1 where it only subtracts them, 0 for a number.
+
+    A part of an iterator, as a quotient or a remainder is, counts as one. None of a difference of iterators.
+    """
+    if isinstance(expr, tirx.IntImm):
+        return 0
+    if isinstance(expr, (tirx.Add, tirx.Sub)):
+        sign = 1 if isinstance(expr, tirx.Add) else -1
+        a, b = _direction(expr.a), _direction(expr.b)
+        if a is None or b is None or a == -sign * b != 0:
+            return None
+        return a or sign * b
+    if isinstance(expr, tirx.Mul):
+        for factor, other in ((expr.a, expr.b), (expr.b, expr.a)):
+            if isinstance(factor, tirx.IntImm):
+                direction = _direction(other)
+                return None if direction is None else direction * (1 if int(factor) > 0 else -1)
+    return 1
