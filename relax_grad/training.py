@@ -15,6 +15,7 @@ from .activity import holds_floats
 from .transform import Gradient
 from .transform._arguments import bind_param, with_shapes
 from .transform._dataflow import in_dataflow
+from .transform._inlined import write_out_calls
 
 _NAMES = relax.training.Trainer  # knows the functions by these names
 
@@ -202,7 +203,7 @@ def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Functio
         for variable, function in mod.functions_items()
         if isinstance(function, relax.Function) and variable.name_hint != name
     }
-    inlined = with_functions(mod, {name: backbone.inline_functions(others)})
+    inlined = with_functions(mod, {name: write_out_calls(backbone, others)})
     return DecomposeOpsForInference(name)(inlined)[name]
 
 
