@@ -33,7 +33,9 @@ class SetupTrainer:
     - by :class:`relax_grad.transform.Gradient`, with what it takes: a symbolic batch, for example, a
       backbone of several blocks, or one that calls other functions of the module;
     - without decomposing operators first, so that ``batch_norm`` follows its attribute ``training`` and
-      normalisations over any axes are right.
+      normalisations over any axes are right;
+    - without legalizing, by default: ``tvm.compile(module, target, relax_pipeline="relax_grad")`` dispatches
+      the operators to kernels.
 
     The module has a Relax function ``backbone``, which takes inputs, parameters and states, and returns
     outputs and new states, and the integer attributes ``param_num`` and ``state_num``. Added are
@@ -51,7 +53,9 @@ class SetupTrainer:
     loss_args : Sequence[relax.TensorType]
         The types that the loss function is called with: of the outputs of the backbone, and of the targets.
     legalize : bool
-        Whether to legalize the module. For a GPU, it must be the current target then.
+        Whether to legalize the module; by default not, for a pipeline finds its kernels by the operators that
+        legalization replaces, and every pipeline of ``tvm.compile`` legalizes by itself. For a GPU, it must be
+        the current target if it is legalized here.
 
     Raises
     ------
@@ -64,7 +68,7 @@ class SetupTrainer:
         loss: relax.training.loss.Loss,
         optimizer: relax.training.optimizer.Optimizer,
         loss_args: Sequence[relax.TensorType],
-        legalize: bool = True,
+        legalize: bool = False,
     ):
         if not isinstance(loss_args, (list, tuple)) or not all(
             isinstance(each, (tvm.ir.Type, relax.Var)) for each in loss_args
