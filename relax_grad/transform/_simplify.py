@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
-from .._bindings import substitute, used, with_value
+from .._bindings import substitute, used, with_value, without_unused
 from .._compat import constant_value, dtype_of
 
 _PERMUTE, _MATMUL = Op.get("relax.permute_dims"), Op.get("relax.matmul")
@@ -39,7 +39,7 @@ def simplify(function: relax.Function) -> relax.Function:
     are masked, in both directions, takes the masked ones, which are kept anyway: so the others are not.
     ``call_tir_with_grad`` becomes ``call_tir``.
     """
-    function = relax.analysis.remove_all_unused(function)
+    function = without_unused(function)
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     filled = {binding.var for binding in bindings if _is_call(binding.value, [*_ONES, *_ZEROS])}
     broadcast = {binding.var for binding in bindings if _is_call(binding.value, [_BROADCAST])}
@@ -53,7 +53,7 @@ def simplify(function: relax.Function) -> relax.Function:
     _Simplifier(bb, function.body).emit(block)
     body = bb.normalize(relax.SeqExpr([bb._end_block()], function.body.body))
     bb.end_scope()
-    return relax.analysis.remove_all_unused(
+    return without_unused(
         relax.Function(function.params, body, is_pure=function.is_pure, attrs=function.attrs)
     )
 
