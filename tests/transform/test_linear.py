@@ -108,6 +108,42 @@ def test_passes_are_linear(network):
     assert {label: each for label, each in growth.items() if each > MOST} == {}
 
 
+@pytest.mark.parametrize("by", ["name", "variable"])
+def test_variables_are_not_looked_up_in_lists(by):
+    """The lines of differentiating with respect to all of n parameters grow with n, not with its square."""
+
+    def lines(count):
+        params = [tensor(f"x{i}", ()) for i in range(count)]
+        module = build(params, lambda bb, *tensors: _sum_of(bb, tensors))
+        wrt = [param.name if by == "name" else param for param in module["main"].params]
+        return lines_of(lambda: relax_grad.value_and_grad(module, wrt=wrt))
+
+    few, more, most = map(lines, (20, 40, 80))
+    assert most - more <= 2.01 * (more - few)
+
+
+def _sum_of(bb, tensors):
+    total = tensors[0]
+    for each in tensors[1:]:
+        total = bb.emit(op.add(total, each))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("seconds", "layers", "shown"),
+    [
+        ([1.0], [100], ""),
+        ([1.0, 2.0], [100, 200], "2.00"),
+        ([1.0, 2.4], [100, 200], "2.40 !"),
+        ([1.0, 4.5], [100, 400], "4.50"),
+        ([1.0, 4.7], [100, 400], "4.70 !"),
+        ([0.01, 0.09], [100, 200], "9.00"),
+    ],
+)
+def test_what_the_benchmark_marks(seconds, layers, shown):
+    assert benchmark._growth(seconds, layers).strip() == shown
+
+
 def test_unused_bindings_go():
     """As TVM takes them out, in any block and with all that only they use."""
 
