@@ -14,16 +14,19 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench accuracy test test-slow test-core test-matrix dev torch lint format docs clean distclean
+.PHONY: help demo bench bench-passes accuracy test test-slow test-core test-matrix dev torch lint format docs clean distclean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP)cli,examples ## train a small ResNet through relax_grad
 	$(BIN)/python examples/train_resnet9.py $(ARGS)
 
 bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS=--all: all others too), into benchmarks/results
 	$(BIN)/python benchmarks/measure.py $(ARGS)
+
+bench-passes: $(STAMP)cli ## print the time of every pass for networks of 100, 200 and 400 layers (ARGS: networks, --layers)
+	$(BIN)/python benchmarks/passes.py $(ARGS)
 
 accuracy: $(STAMP)bench ## measure the error of every gradient, into docs/_measured (ARGS: operators)
 	$(BIN)/python benchmarks/accuracy.py $(ARGS)

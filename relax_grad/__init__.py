@@ -1,28 +1,34 @@
-"""Extends the automatic differentiation of TVM Relax; importing it registers everything, once."""
+"""Extends the automatic differentiation of TVM Relax; importing it registers everything, once.
+
+Only the command line, ``relax-grad`` or ``python -m relax_grad``, registers later: when it runs a command.
+"""
 
 from __future__ import annotations
 
 import importlib
 
-from . import (
-    _compat,  # first: refuses an unsupported TVM before anything else touches it
-    legalize,
-    op,
-    registry,
-    rules,
-    target,
-    transform,
-)
-from ._pipeline import pipeline
-from .coverage import MissingGradient, missing_gradients
-from .errors import GradientCheckError, GradientError
-from .functional import derivatives, hvp, jvp, value_and_grad, vjp
-from .registry import install, register_gradient, register_legalize, uninstall
-from .threads import get_num_threads, set_num_threads
+from . import _entry
 
 __version__ = "0.1.0"
 
-install()
+if not _entry.deferred:
+    from . import (
+        _compat,  # first: refuses an unsupported TVM before anything else touches it
+        legalize,
+        op,
+        registry,
+        rules,
+        target,
+        transform,
+    )
+    from ._pipeline import pipeline
+    from .coverage import MissingGradient, missing_gradients
+    from .errors import GradientCheckError, GradientError
+    from .functional import derivatives, hvp, jvp, value_and_grad, vjp
+    from .registry import install, register_gradient, register_legalize, uninstall
+    from .threads import get_num_threads, set_num_threads
+
+    install()
 
 
 #: Modules that differentiating does not need.
@@ -33,6 +39,9 @@ def __getattr__(name: str):
     """Import what differentiating does not need when it is first asked for."""
     if name in _LATE:
         return importlib.import_module(f".{name}", __name__)
+    if name in __all__ and _entry.deferred:
+        _entry.register()
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

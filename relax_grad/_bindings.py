@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tvm import relax
+from tvm.ir import PrimType
 
 
 def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
@@ -83,8 +84,11 @@ def without_unused(function: relax.Function) -> relax.Function:
     for block in reversed(function.body.blocks):
         kept = []
         for binding in reversed(block.bindings):
-            is_local = isinstance(binding, relax.VarBinding) and isinstance(
-                binding.var, relax.DataflowVar
+            # A number may be used within a shape, which is not looked into here.
+            is_local = (
+                isinstance(binding, relax.VarBinding)
+                and isinstance(binding.var, relax.DataflowVar)
+                and not isinstance(binding.var.ty, PrimType)
             )
             if is_local and binding.var not in needed:
                 continue

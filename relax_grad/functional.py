@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ._bindings import without_unused
 from ._compat import dtype_of
 from ._module import normalized, relax_function, unused, with_functions
 from .activity import has_gradient
@@ -331,32 +332,36 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     if wrt is None:
         return None
     names = [param.name for param in params]
-    found: list[relax.Var] = []
+    named: dict[str, list[relax.Var]] = {}
+    for param in params:
+        named.setdefault(param.name, []).append(param)
+    found: dict[relax.Var, None] = {}  # in order
     # TVM's own lists, such as the parameters of a function, are sequences too; so is a name.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
     for item in wrt if several else [wrt]:
-        if isinstance(item, str) and names.count(item) == 1:
-            param = params[names.index(item)]
+        namesakes = named.get(item if isinstance(item, str) else getattr(item, "name", None), [])
+        if isinstance(item, str) and len(namesakes) == 1:
+            (param,) = namesakes
         elif _is_integer(item) and 0 <= item < len(params):
             param = params[item]
-        elif isinstance(item, relax.Var) and item in params:
+        elif isinstance(item, relax.Var) and any(each.same_as(item) for each in namesakes):
             param = item
-        elif isinstance(item, str) and item in names:
+        elif isinstance(item, str) and namesakes:
             raise ValueError(
-                f"wrt: {item!r} is ambiguous, as {names.count(item)} parameters of {func_name} have this "
+                f"wrt: {item!r} is ambiguous, as {len(namesakes)} parameters of {func_name} have this "
                 "name; give a position"
             )
         else:
             message = f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
-            if isinstance(item, relax.Var) and item.name in names:
+            if isinstance(item, relax.Var) and namesakes:
                 message += (
                     f"; it is another variable named {item.name}, so give the name or a position"
                 )
             raise ValueError(message)
         if param in found:
             raise ValueError(f"wrt: {param.name} appears more than once")
-        found.append(param)
-    return found
+        found[param] = None
+    return list(found)
 
 
 def _is_integer(item) -> bool:
@@ -396,7 +401,7 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
     kept = params[:start] + params[start + count :]
     (result, _), products = function.body.body.fields[0].fields, function.body.body.fields[1]
     body = relax.SeqExpr(function.body.blocks, relax.Tuple([result, products]))
-    slim = relax.analysis.remove_all_unused(
+    slim = without_unused(
         relax.Function(params, normalized(params, body), is_pure=function.is_pure)
     )
     blocks = [_zeros_for_casts(block, dropped) for block in slim.body.blocks]

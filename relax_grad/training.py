@@ -15,6 +15,7 @@ from .activity import holds_floats
 from .transform import Gradient
 from .transform._arguments import bind_param, with_shapes
 from .transform._dataflow import in_dataflow
+from .transform._inlined import write_out_calls
 
 _NAMES = relax.training.Trainer  # knows the functions by these names
 
@@ -32,7 +33,9 @@ class SetupTrainer:
     - by :class:`relax_grad.transform.Gradient`, with what it takes: a symbolic batch, for example, a
       backbone of several blocks, or one that calls other functions of the module;
     - without decomposing operators first, so that ``batch_norm`` follows its attribute ``training`` and
-      normalisations over any axes are right.
+      normalisations over any axes are right;
+    - without legalizing, by default: ``tvm.compile(module, target, relax_pipeline="relax_grad")`` dispatches
+      the operators to kernels.
 
     The module has a Relax function ``backbone``, which takes inputs, parameters and states, and returns
     outputs and new states, and the integer attributes ``param_num`` and ``state_num``. Added are
@@ -50,7 +53,9 @@ class SetupTrainer:
     loss_args : Sequence[relax.TensorType]
         The types that the loss function is called with: of the outputs of the backbone, and of the targets.
     legalize : bool
-        Whether to legalize the module. For a GPU, it must be the current target then.
+        Whether to legalize the module; by default not, for a pipeline finds its kernels by the operators that
+        legalization replaces, and every pipeline of ``tvm.compile`` legalizes by itself. For a GPU, it must be
+        the current target if it is legalized here.
 
     Raises
     ------
@@ -63,7 +68,7 @@ class SetupTrainer:
         loss: relax.training.loss.Loss,
         optimizer: relax.training.optimizer.Optimizer,
         loss_args: Sequence[relax.TensorType],
-        legalize: bool = True,
+        legalize: bool = False,
     ):
         if not isinstance(loss_args, (list, tuple)) or not all(
             isinstance(each, (tvm.ir.Type, relax.Var)) for each in loss_args
@@ -202,7 +207,7 @@ def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Functio
         for variable, function in mod.functions_items()
         if isinstance(function, relax.Function) and variable.name_hint != name
     }
-    inlined = with_functions(mod, {name: backbone.inline_functions(others)})
+    inlined = with_functions(mod, {name: write_out_calls(backbone, others)})
     return DecomposeOpsForInference(name)(inlined)[name]
 
 

@@ -84,6 +84,7 @@ BASE = {
     "_layout": "layouts of tensors, and indices in them",
     "_dtypes": "the dtypes that are accumulated in",
     "errors": "the errors that are raised",
+    "_entry": "whether the package is imported by its command line, which registers late",
     "_compat": "the differences of the versions of TVM; nothing else knows them",
 }
 

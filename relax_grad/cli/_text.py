@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-import tvm
+import importlib
+import sys
 
-from .. import __version__, _compat
+from .. import __version__
+
+#: The passes that differentiate, by the names of :data:`relax_grad.testing._program.PASSES`.
+PASSES = ("relax_grad", "tvm")
 
 
 def versions() -> str:
-    """Return the versions of relax_grad and of what it runs on, in one line."""
-    ffi = _compat.installed_version("apache-tvm-ffi") or "of unknown version"
-    return f"relax_grad {__version__}, apache-tvm {tvm.__version__}, apache-tvm-ffi {ffi}"
+    """Return the versions of relax_grad and of what it runs on, in one line; imports no TVM that is installed."""
+    ffi = _installed("apache-tvm-ffi") or "of unknown version"
+    return f"relax_grad {__version__}, apache-tvm {_tvm_version()}, apache-tvm-ffi {ffi}"
+
+
+def _tvm_version() -> str:
+    installed = None if "tvm" in sys.modules else _installed("apache-tvm")
+    # One that is built from its sources may have no metadata.
+    return installed or importlib.import_module("tvm").__version__
+
+
+def _installed(distribution: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def count_of(number: int, noun: str) -> str:

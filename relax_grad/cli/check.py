@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-import tvm
+from ._text import PASSES, count_of, last_line, versions
 
-from ..registry import declarations
-from ..target import host
-from ..testing import check_against_torch
-from ..testing._program import PASSES
-from ..testing.samples import Sample, sampled_operators, samples
-from ._text import count_of, last_line, versions
+if TYPE_CHECKING:
+    import tvm
+
+    from ..testing.samples import Sample
 
 _EPILOG = """\
 examples:
@@ -43,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; return 0 if every check passed, 1 if one failed, 130 if interrupted."""
     try:
         operators = select(args.operators)
+        args.target = _target(args.target)
     except ValueError as error:
         args.error(str(error))
     if args.list:
@@ -74,6 +74,8 @@ def select(patterns: Sequence[str]) -> list[str]:
     ValueError
         If a name fits no operator; names those that are spelled alike.
     """
+    from ..testing.samples import sampled_operators
+
     known = sampled_operators()
     if not patterns:
         return known
@@ -175,6 +177,8 @@ def check_operator(
     KeyboardInterrupt
         If ``interrupted`` says so.
     """
+    from ..testing.samples import samples
+
     outcome = Outcome(operator)
     start = time.perf_counter()
     try:
@@ -200,6 +204,7 @@ def _checks(
     sample: Sample, through: str, target, order: int, all_kinds: bool, torch: bool
 ) -> Iterator[tuple[str, Callable[[], tuple[float, int]]]]:
     """Yield each check of a sample: its kind, and a function that returns the error and the order."""
+    from ..testing import check_against_torch
 
     def gradients(**settings):
         report = sample.check(order=order, through=through, target=target, **settings)
@@ -267,6 +272,8 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
             "--torch compares with PyTorch."
         )
     if everything:
+        from ..testing.samples import sampled_operators
+
         known = set(sampled_operators())
         # Backward operators without samples of their own are what order 2 of the others is made of.
         unsampled = [
@@ -359,8 +366,7 @@ def add_parser(commands) -> None:
     )
     check.add_argument(
         "--target",
-        type=_target,
-        default="llvm",  # a string default goes through type too
+        default="llvm",
         help="the target to compile for, as a name or in JSON, or host: the processor of this machine "
         "(default: llvm)",
     )
@@ -393,19 +399,26 @@ def _order(text: str) -> int:
 
 
 def _target(text: str) -> tvm.target.Target:
+    """Return the target of a name or of JSON; a ValueError says that there is none, or no device of it."""
+    import tvm
+
+    from ..target import host
+
     try:
         if text == "host":
             return host()
         target = tvm.target.Target(json.loads(text) if text.startswith("{") else text)
         device = tvm.runtime.Device(target.get_target_device_type(), 0)
     except Exception as error:
-        raise argparse.ArgumentTypeError(f"no target {text!r}: {last_line(error)}") from error
+        raise ValueError(f"argument --target: no target {text!r}: {last_line(error)}") from error
     if not device.exist:
-        raise argparse.ArgumentTypeError(f"no device of target {text!r} on this machine")
+        raise ValueError(f"argument --target: no device of target {text!r} on this machine")
     return target
 
 
 def _differentiable() -> list[str]:
+    from ..registry import declarations
+
     return [d.op_name for d in declarations() if d.attr == "FPrimalGradient"]
 
 

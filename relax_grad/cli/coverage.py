@@ -6,9 +6,12 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ..coverage import OperatorCoverage, coverage
 from ._text import count_of, versions
+
+if TYPE_CHECKING:
+    from ..coverage import OperatorCoverage
 
 _HEADER = ("operator", "gradient", "rule", "of the arguments", "note")
 
@@ -40,6 +43,8 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 1 if an operator is unclassified."""
+    from ..coverage import coverage
+
     found = coverage()
     if args.json:
         print(json.dumps([_object(item) for item in found], indent=2))

@@ -9,8 +9,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..testing._program import PASSES
-from ._text import count_of, versions
+from ._text import PASSES, count_of, versions
 
 _DESCRIPTION = """\
 Draws random Relax programs of all differentiable operators, differentiates and compiles them, and compares the

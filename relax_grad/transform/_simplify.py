@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm_ffi import structural_equal
 
-from .._bindings import substitute, used, with_value
+from .._bindings import substitute, used, with_value, without_unused
 from .._compat import constant_value, dtype_of
 from .._module import normalized
 
@@ -43,7 +43,7 @@ def simplify(function: relax.Function, has_writes: bool = False) -> relax.Functi
     With calls that write to their arguments, only the last is done: a name for a tensor in the place of its copy
     changes with it.
     """
-    function = relax.analysis.remove_all_unused(function)
+    function = without_unused(function)
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
     if has_writes:
         return _without_gradients(function)
@@ -59,7 +59,7 @@ def simplify(function: relax.Function, has_writes: bool = False) -> relax.Functi
     _Simplifier(bb, function.body).emit(block)
     body = bb.normalize(relax.SeqExpr([bb._end_block()], function.body.body))
     bb.end_scope()
-    return relax.analysis.remove_all_unused(
+    return without_unused(
         relax.Function(function.params, body, is_pure=function.is_pure, attrs=function.attrs)
     )
 

@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from .._aliases import kept_copies
-from .._bindings import substitute, with_value
+from .._bindings import substitute, with_value, without_unused
 from .._compat import constant_value, dtype_of
 from .._module import IS_SCHEDULED, normalized
 
@@ -108,7 +108,7 @@ def _folded(function: relax.Function, calls: dict, library) -> relax.Function:
             bindings.append(binding if value is binding.value else with_value(binding, value))
         blocks.append(type(block)(bindings))
     body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
-    return relax.analysis.remove_all_unused(
+    return without_unused(
         relax.Function(
             function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
         )

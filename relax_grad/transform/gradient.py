@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import GlobalVar, Op
 
 from .._aliases import Memory, may_write, writing_functions
-from .._bindings import bindings_of, expanded, used, with_value
+from .._bindings import bindings_of, expanded, used, with_value, without_unused
 from .._compat import dtype_of
 from .._module import check_defined, copy_with_new_vars, relax_function
 from ..activity import has_gradient, holds_floats, varied
@@ -175,7 +175,10 @@ class _Differentiation:
             self._function, renamed = function, {}
         else:
             self._function, renamed = _without_dataflow(mod, settings.func_name)
-        self._original, self._renamed = function, renamed
+        self._renamed = renamed
+        self._named: dict[str, list[relax.Var]] = {}
+        for variable in [*function.params, *(each.var for each in _own_bindings(function))]:
+            self._named.setdefault(variable.name, []).append(variable)
         self._wrt = self._check_require_grads()
         self._bindings = [without_cast(binding) for binding in self._forward_bindings()]
         self._checkpoints = None
@@ -243,7 +246,7 @@ class _Differentiation:
         wanted = self._settings.require_grads
         if wanted is None:
             return [param for param in self._function.params if has_gradient(param.ty)]
-        found: list[relax.Var] = []
+        found: dict[relax.Var, None] = {}  # in order
         for item in wanted:
             variable = self._own(item, "require_grads")
             if variable in found:
@@ -253,20 +256,17 @@ class _Differentiation:
                     f"require_grads: only tensors of floating-point numbers and tuples of them have "
                     f"gradients, but the type of {variable.name} is {variable.ty}"
                 )
-            found.append(variable)
-        return found
+            found[variable] = None
+        return list(found)
 
     def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
         """Return a variable of the function, given itself or by name, as the flattened function has it."""
-        function = self._original
-        known = [*function.params, *(binding.var for binding in _own_bindings(function))]
-        if isinstance(item, str):
-            named = [variable for variable in known if variable.name == item]
-        else:
-            named = [variable for variable in known if variable == item]
+        is_name = isinstance(item, str)
+        namesakes = self._named.get(item if is_name else getattr(item, "name", None), [])
+        named = namesakes if is_name else [each for each in namesakes if each.same_as(item)]
         if not named:
             message = f"{argument}: {item} is no variable of {self._settings.func_name}"
-            if isinstance(item, relax.Var) and item.name in (variable.name for variable in known):
+            if isinstance(item, relax.Var) and namesakes:
                 message += f", but another one named {item.name}; give the name"
             raise ValueError(message)
         if len(named) > 1:
@@ -312,7 +312,7 @@ class _Differentiation:
             _check_unchanged(adjoint, forward, writers, self._settings.func_name)
         if not self._is_plain:
             adjoint = in_dataflow(lift_branches(bb, adjoint, name))
-            adjoint = relax.analysis.remove_all_unused(adjoint)
+            adjoint = without_unused(adjoint)
         adjoint = copy_with_new_vars(adjoint)
         bb.add_func(adjoint.with_attr("global_symbol", name), name)
         return bb.get()

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import GlobalVar
-from tvm_ffi import structural_equal
 
 from .._bindings import bindings_of
-from .._compat import Analyzer
-from .._module import has_conditions, referred_to
-from ._dataflow import in_dataflow
+from .._module import has_conditions, is_known, referred_to
+from ._arguments import with_shapes
+from ._inlined import write_out_calls
 
 #: Attributes of functions that mean something to others.
 _FOREIGN = ("Primitive", "Composite", "Codegen", "relax.force_pure")
@@ -41,7 +40,7 @@ class InlineOnlyCalls:
             callee: functions[callee]
             for callee, (caller, call) in calls.items()
             if _may_move(functions[callee]) and not _has_casts(functions[caller])
-            if _fit(functions[callee].params, call.args)
+            if _fits(functions[callee], call)
         }
         for recursive in relax.analysis.detect_recursion(mod):
             for variable in recursive:
@@ -49,20 +48,35 @@ class InlineOnlyCalls:
         if not chosen:
             return mod
         updated = dict(mod.functions_items())
-        for caller in {calls[callee][0] for callee in chosen}:
-            inlined = in_dataflow(functions[caller].inline_functions(chosen))
-            own = [callee for callee in chosen if calls[callee][0] == caller]
-            unknown_before = sum(_unknown_shapes(functions[each]) for each in (caller, *own))
-            # TVM loses shapes of which it does not find out what the callee's extents stand for.
+        own: dict[GlobalVar, list[GlobalVar]] = {}
+        for callee in chosen:
+            own.setdefault(calls[callee][0], []).append(callee)
+        for caller, callees in own.items():
+            if caller in chosen and not _is_public(functions[caller]):
+                continue  # what its own caller is given holds its callees too
+            inlined = write_out_calls(functions[caller], chosen)
+            unknown_before = sum(_unknown_shapes(functions[each]) for each in (caller, *callees))
+            # TVM loses shapes that it cannot deduce again.
             if _unknown_shapes(inlined) <= unknown_before:
                 updated[caller] = inlined
             else:
-                chosen = {v: f for v, f in chosen.items() if v not in own}
-        needed = referred_to(updated.values())
-        for variable, function in chosen.items():
-            if variable not in needed and not _is_public(function):
-                del updated[variable]
+                chosen = {v: f for v, f in chosen.items() if v not in callees}
+        for variable in _unreached(updated, {v for v in chosen if not _is_public(functions[v])}):
+            del updated[variable]
         return tvm.IRModule(updated, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _unreached(
+    functions: Mapping[GlobalVar, tvm.ir.BaseFunc], private: set[GlobalVar]
+) -> set[GlobalVar]:
+    """Return the private functions that no other function refers to, through private functions either."""
+    unreached = set(private)
+    pending = [function for variable, function in functions.items() if variable not in unreached]
+    while pending:
+        found = referred_to([pending.pop()]) & unreached
+        unreached -= found
+        pending += [functions[variable] for variable in found]
+    return unreached
 
 
 def _only_calls(
@@ -113,36 +127,8 @@ def _is_public(function: relax.Function) -> bool:
     return function.attrs is not None and "global_symbol" in function.attrs
 
 
-def _fit(params, arguments) -> bool:
-    """Tell whether arguments are known to have the types of parameters."""
-    known = _Extents()
-    return all(known.fit(p.ty, a.ty) for p, a in zip(params, arguments, strict=True))
-
-
-class _Extents:
-    """What the extents of parameters stand for."""
-
-    def __init__(self):
-        self._analyzer = Analyzer()
-        self._bound: set[tirx.Var] = set()
-
-    def fit(self, wanted: relax.Type, found: relax.Type) -> bool:
-        """Tell whether a type is what is wanted of it; the first extent that is found for a variable binds it."""
-        kinds = wanted, found
-        if all(isinstance(kind, relax.TupleType) for kind in kinds):
-            return len(wanted.fields) == len(found.fields) and all(
-                map(self.fit, wanted.fields, found.fields)
-            )
-        if not all(isinstance(kind, relax.TensorType) for kind in kinds):
-            return structural_equal(wanted, found)
-        if not all(isinstance(kind.shape, relax.ShapeExpr) for kind in kinds):
-            return False
-        if wanted.ndim != found.ndim or wanted.dtype != found.dtype:
-            return False
-        return all(map(self._is_extent, wanted.shape.values, found.shape.values))
-
-    def _is_extent(self, wanted: tirx.PrimExpr, found: tirx.PrimExpr) -> bool:
-        if isinstance(wanted, tirx.Var) and wanted not in self._bound:
-            self._bound.add(wanted)
-            self._analyzer.bind(wanted, found)
-        return self._analyzer.can_prove_equal(wanted, found)
+def _fits(function: relax.Function, call: relax.Call) -> bool:
+    """Tell whether the arguments of a call are known to have the types of the callee's parameters."""
+    # The extents of the arguments stand for the callee's symbolic variables, wherever these are first found.
+    header = with_shapes(relax.Function(function.params, relax.Tuple([])), call.args)
+    return all(is_known(a.ty, p.ty) for p, a in zip(header.params, call.args, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
@@ -164,12 +165,13 @@ class _Order:
                     changed |= self._do(sorted(group))
         return self._order
 
-    def _do(self, todo: list[int]) -> set[int]:
+    def _do(self, bindings: Iterable[int]) -> set[int]:
         """Append bindings, and names of what they make; return the tensors whose users may have become ready."""
         tensors = self._tensors
         changed: set[int] = set()
+        todo = deque(bindings)
         while todo:
-            i = todo.pop(0)
+            i = todo.popleft()
             if self._is_done[i]:
                 continue
             self._is_done[i] = True
@@ -184,7 +186,7 @@ class _Order:
                     changed.update(tensors.takes[user])
                     if tensors.only_names[user]:
                         names.append(user)
-            todo = names + todo
+            todo.extendleft(reversed(names))
         return changed
 
     def _freeing(self, tensor: int) -> set[int]:

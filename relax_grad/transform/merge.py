@@ -22,6 +22,9 @@ _CALL_TIR = Op.get("relax.call_tir")
 #: Calls that another is moved across, at most: what it reads, or returns, is kept for so long.
 _FAR = 8
 
+#: Bindings, calls or not, that another is moved across, at most: a tuple may be taken apart between two calls.
+_FAR_IN_ALL = 64
+
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.MergeElements")
 class MergeElements(TargetPass):
@@ -117,7 +120,7 @@ class _Merger(relax.PyExprMutator):
     def _join(self, item: _Item, items: list[_Item]) -> bool:
         """Let a call join one before it, if there is one that it goes along with."""
         calls = 0
-        for i in range(len(items) - 1, -1, -1):
+        for i in range(len(items) - 1, max(-1, len(items) - 1 - _FAR_IN_ALL), -1):
             other = items[i]
             if isinstance(other.bindings[0], relax.MatchCast) or calls > _FAR:
                 return False

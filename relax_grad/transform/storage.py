@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import tvm
 from tvm import relax, tirx
@@ -35,13 +37,16 @@ class ShareStorage:
 
 
 def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
-    lifetimes = []
-    for block in function.body.blocks:
-        others = [
-            each.value for b in function.body.blocks if not b.same_as(block) for each in b.bindings
-        ]
-        outside = {v for value in (*others, function.body.body) for v in _variables(value)}
-        lifetimes.append(_lifetimes(block, mod, outside))
+    blocks = function.body.blocks
+    variables = [
+        set().union(*(_variables(binding.value) for binding in block.bindings)) for block in blocks
+    ]
+    users = Counter(variable for each in variables for variable in each)
+    users.update(_variables(function.body.body))
+    lifetimes = [
+        _lifetimes(block, mod, lambda variable, own=own: users[variable] > (variable in own))
+        for block, own in zip(blocks, variables, strict=True)
+    ]
     if not any(lifetimes):
         return function
     blocks = [_planned(*each) for each in zip(function.body.blocks, lifetimes, strict=True)]
@@ -52,11 +57,11 @@ def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
 
 
 def _lifetimes(
-    block: relax.BindingBlock, mod: tvm.IRModule, outside: set[relax.Var]
+    block: relax.BindingBlock, mod: tvm.IRModule, is_used_outside: Callable[[relax.Var], bool]
 ) -> dict[relax.Var, tuple[int, int]]:
     """Return from which binding to which the tensors are in use that are allocated in a block and die there.
 
-    Those that others know by any name, ``outside`` the block or within, are left out.
+    Those that others know by any name, outside the block or within, are left out.
     """
     found: dict[relax.Var, tuple[int, int]] = {}
     names: dict[relax.Var, object] = {}
@@ -75,7 +80,7 @@ def _lifetimes(
                 elif owner in found:
                     found[owner] = found[owner][0], i
     for variable, owners in names.items():
-        if variable in outside:
+        if is_used_outside(variable):
             for owner in leaves(owners):
                 found.pop(owner, None)
     return found
@@ -109,28 +114,73 @@ def _planned(
 def _assign(lifetimes: dict[relax.Var, tuple[int, int]]) -> dict[relax.Var, tuple[int, int]]:
     """Return for each tensor the number and the size of its storage: the smallest that is free for it."""
     sizes = {variable: size_in_bytes(variable.ty) for variable in lifetimes}
-    taken: list[list[tuple[int, int]]] = []
+    # Lifetimes have a binding in common if and only if one begins within the other: other times do not matter.
+    beginnings = sorted(first for first, _ in lifetimes.values())
+    taken = _Taken(len(beginnings))
     extents: list[int] = []
     found: dict[relax.Var, tuple[int, int]] = {}
     for variable in sorted(lifetimes, key=lambda each: (-sizes[each], lifetimes[each])):
-        lifetime = lifetimes[variable]
-        index = len(taken) - 1
-        while index >= 0 and not _is_free(taken[index], lifetime):
-            index -= 1
-        if index < 0:
-            index = len(taken)
-            taken.append([])
+        first, last = lifetimes[variable]
+        lifetime = bisect_left(beginnings, first), bisect_right(beginnings, last) - 1
+        free = ((1 << len(extents)) - 1) & ~taken.within(*lifetime)
+        # Storages are numbered from the largest to the smallest.
+        index = free.bit_length() - 1 if free else len(extents)
+        if not free:
             extents.append(sizes[variable])
-        taken[index].insert(bisect_left(taken[index], lifetime), lifetime)
+        taken.add(*lifetime, index)
         found[variable] = index, extents[index]
     return found
 
 
-def _is_free(taken: list[tuple[int, int]], lifetime: tuple[int, int]) -> bool:
-    """Tell whether none of the lifetimes, which are in order and apart, has a binding of another."""
-    place = bisect_left(taken, lifetime)
-    before_ends = place == 0 or taken[place - 1][1] < lifetime[0]
-    return before_ends and (place == len(taken) or lifetime[1] < taken[place][0])
+class _Taken:
+    """Which storages are taken from when to when: a segment tree of sets, each an integer with a bit for a storage.
+
+    Both methods go through a number of sets that is logarithmic in the number of times. With the lifetimes in a list
+    for each storage, the time to find one that is free would grow with the number of storages.
+    """
+
+    def __init__(self, times: int):
+        self._half = 1 << max(0, times - 1).bit_length()
+        #: Of the times below each node: the storages that are taken at any of them, and at all of them.
+        self._at_any, self._at_all = ([0] * (2 * self._half) for _ in range(2))
+
+    def within(self, first: int, last: int) -> int:
+        """Return the storages that are taken at any of some times."""
+        found = 0
+        for node in self._parts(first, last):
+            found |= self._at_any[node]
+        for node in self._above(first, last):
+            found |= self._at_all[node]
+        return found
+
+    def add(self, first: int, last: int, storage: int) -> None:
+        """Take a storage at some times."""
+        bit = 1 << storage
+        for node in self._parts(first, last):
+            self._at_all[node] |= bit
+            self._at_any[node] |= bit
+        for node in self._above(first, last):
+            self._at_any[node] |= bit
+
+    def _parts(self, first: int, last: int) -> Iterator[int]:
+        """Yield the fewest nodes that some times are below, and no others."""
+        left, right = first + self._half, last + self._half + 1
+        while left < right:
+            if left & 1:
+                yield left
+                left += 1
+            if right & 1:
+                right -= 1
+                yield right
+            left, right = left >> 1, right >> 1
+
+    def _above(self, first: int, last: int) -> Iterator[int]:
+        """Yield the nodes above the first and the last time, which are all that are above the parts of the times."""
+        for time in {first, last}:
+            node = (time + self._half) >> 1
+            while node:
+                yield node
+                node >>= 1
 
 
 def _is_alloc(value: relax.Expr) -> bool:

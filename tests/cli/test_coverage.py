@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from relax_grad import cli
-from relax_grad.cli import coverage as command
 from relax_grad.coverage import OperatorCoverage
 from relax_grad.registry import Classification, operators
 
@@ -52,7 +51,7 @@ def test_json_can_be_read_by_a_program(capsys):
 
 def test_an_unclassified_operator_is_shown_and_changes_the_exit_code(capsys, monkeypatch):
     unknown = OperatorCoverage(Classification("relax.brand_new", "unclassified"), ())
-    monkeypatch.setattr(command, "coverage", lambda: [unknown])
+    monkeypatch.setattr("relax_grad.coverage.coverage", lambda: [unknown])
     code, out = run(capsys)
     assert code == 1
     assert "relax.brand_new  unclassified" in out

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from relax_grad import cli, registry, threads
-from relax_grad.cli import doctor
+from relax_grad.cli import _diagnosis
 
 
 def run(capsys, *argv) -> tuple[int, str]:
@@ -21,7 +21,9 @@ def test_all_is_well(capsys):
     assert out.endswith("\nall is well\n")
     names = [line.partition(":")[0] for line in out.splitlines() if re.match(r"\w+: ", line)]
     assert names[:4] == ["Python", "system", "NumPy", "PyTorch"]
-    assert len(re.findall(r"^  .* \d+\.\d s  ok$", out, re.MULTILINE)) == len(doctor._CHECKED) + 1
+    assert (
+        len(re.findall(r"^  .* \d+\.\d s  ok$", out, re.MULTILINE)) == len(_diagnosis._CHECKED) + 1
+    )
 
 
 def test_without_checks(capsys):
@@ -37,9 +39,9 @@ def test_a_wrong_gradient(capsys, monkeypatch):
     monkeypatch.setattr("relax_grad.testing.samples.samples", wrong)
     code, out = run(capsys)
     assert code == 1
-    assert out.count("FAILED") == len(doctor._CHECKED)
+    assert out.count("FAILED") == len(_diagnosis._CHECKED)
     assert "! gradient of relax.matmul: ValueError: the gradient is wrong\n    report it" in out
-    assert out.endswith(f"{len(doctor._CHECKED)} problems\n")
+    assert out.endswith(f"{len(_diagnosis._CHECKED)} problems\n")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_a_wrong_gradient(capsys, monkeypatch):
     ],
 )
 def test_versions_that_do_not_go_together(ffi, numpy, found):
-    problems = list(doctor._of_versions(ffi, numpy))
+    problems = list(_diagnosis._of_versions(ffi, numpy))
     assert len(problems) == len(found)
     for problem, start in zip(problems, found, strict=True):
         assert problem.what.startswith(start)
@@ -74,9 +76,9 @@ def test_more_threads_than_cores(capsys, monkeypatch):
 def test_cores_that_stay_idle(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 4)
     monkeypatch.setattr(threads, "get_num_threads", lambda: 2)
-    facts = dict(doctor.facts())
+    facts = dict(_diagnosis.facts())
     assert facts["threads"].startswith("2 of TVM, 4 cores; relax_grad.set_num_threads() uses all")
-    assert not list(doctor.find_problems())
+    assert not list(_diagnosis.find_problems())
 
 
 def test_an_operator_that_is_not_known(monkeypatch):
@@ -87,4 +89,4 @@ def test_an_operator_that_is_not_known(monkeypatch):
     monkeypatch.setattr(
         registry, "classify", lambda name: unknown if name == "relax.call_tir" else classify(name)
     )
-    assert dict(doctor.facts())["operators"].endswith("; unknown to relax_grad: relax.call_tir")
+    assert dict(_diagnosis.facts())["operators"].endswith("; unknown to relax_grad: relax.call_tir")

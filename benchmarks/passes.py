@@ -1,0 +1,201 @@
+"""The time of each pass of the pipeline as a network grows.
+
+``python benchmarks/passes.py`` builds networks of small tensors and many layers, differentiates each, lets one
+function call the gradient and update the weights, and runs the passes of ``relax_grad.pipeline`` one by one; the code
+generation of TVM behind them is left out. The table gives the seconds of each pass, TVM's and relax_grad's, and
+by how much each has grown in the last step of layers. Every pass whose time grows more than the layers is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from tvm import IRModule, relax
+
+import relax_grad
+from relax_grad import _stages
+from relax_grad.transform import DispatchKernels
+
+op = relax.op
+
+#: The growth, for twice as many layers, above which a pass is marked.
+LINEAR = 2.3
+
+#: Passes that take less than this, in seconds, are not marked: what they take is not measured well enough.
+SHORT = 0.1
+
+
+def _tensor(name: str, *shape: int) -> relax.Var:
+    return relax.Var(name, relax.TensorType(shape, "float32"))
+
+
+def norms(layers: int) -> tuple[list[relax.Var], Callable]:
+    """``sin(rms_norm(x))``."""
+    params = [_tensor("x", 8, 16), *(_tensor(f"w{i}", 16) for i in range(layers))]
+
+    def body(bb, x, *weights):
+        for weight in weights:
+            x = bb.emit(op.sin(bb.emit(op.nn.rms_norm(x, weight, axes=[-1]))))
+        return x
+
+    return params, body
+
+
+def residual(layers: int) -> tuple[list[relax.Var], Callable]:
+    """``x + relu(batch_norm(conv2d(x)))``."""
+    params = [_tensor("x", 2, 8, 6, 6)]
+    for i in range(layers):
+        params += [_tensor(f"w{i}", 8, 8, 3, 3)]
+        params += [_tensor(f"{name}{i}", 8) for name in ("gamma", "beta", "mean", "variance")]
+
+    def body(bb, x, *params):
+        for i in range(0, len(params), 5):
+            weight, *of_norm = params[i : i + 5]
+            y = bb.emit(op.nn.conv2d(x, weight, padding=1))
+            y = bb.emit(op.nn.batch_norm(y, *of_norm, axis=1))
+            y = bb.emit(op.nn.relu(bb.emit(relax.TupleGetItem(y, 0))))
+            x = bb.emit(op.add(x, y))
+        return x
+
+    return params, body
+
+
+def transformer(layers: int) -> tuple[list[relax.Var], Callable]:
+    """Blocks of attention and of two dense layers, each behind ``layer_norm``."""
+    batch, length, width, heads = 2, 8, 16, 2
+    params = [_tensor("x", batch, length, width)]
+    for i in range(layers):
+        params += [_tensor(f"{name}{i}", width) for name in ("gamma", "beta")]
+        params += [_tensor(f"qkv{i}", width, 3 * width), _tensor(f"out{i}", width, width)]
+        params += [_tensor(f"{name}{i}", width) for name in ("scale", "shift")]
+        params += [_tensor(f"up{i}", width, 2 * width), _tensor(f"down{i}", 2 * width, width)]
+
+    def block(bb, x, gamma, beta, qkv, out, scale, shift, up, down):
+        y = bb.emit(op.nn.layer_norm(x, gamma, beta, axes=[-1]))
+        parts = bb.emit(op.split(bb.emit(op.matmul(y, qkv)), 3, axis=-1))
+        heads_of = []
+        for i in range(3):
+            part = bb.emit(relax.TupleGetItem(parts, i))
+            part = bb.emit(op.reshape(part, (batch, length, heads, width // heads)))
+            heads_of.append(bb.emit(op.permute_dims(part, [0, 2, 1, 3])))
+        q, k, v = heads_of
+        scores = bb.emit(op.matmul(q, bb.emit(op.permute_dims(k, [0, 1, 3, 2]))))
+        y = bb.emit(op.matmul(bb.emit(op.nn.softmax(scores)), v))
+        y = bb.emit(op.reshape(bb.emit(op.permute_dims(y, [0, 2, 1, 3])), (batch, length, width)))
+        x = bb.emit(op.add(x, bb.emit(op.matmul(y, out))))
+        y = bb.emit(op.nn.layer_norm(x, scale, shift, axes=[-1]))
+        y = bb.emit(op.nn.gelu(bb.emit(op.matmul(y, up))))
+        return bb.emit(op.add(x, bb.emit(op.matmul(y, down))))
+
+    def body(bb, x, *params):
+        for i in range(0, len(params), 8):
+            x = block(bb, x, *params[i : i + 8])
+        return x
+
+    return params, body
+
+
+NETWORKS = {"norms": norms, "residual": residual, "transformer": transformer}
+
+
+def network(name: str, layers: int) -> IRModule:
+    """Return a module whose ``main`` is the sum of what a network computes."""
+    params, body = NETWORKS[name](layers)
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            loss = bb.emit_output(op.sum(body(bb, *params)))
+        bb.emit_func_output(loss)
+    return bb.get()
+
+
+def train_step(module: IRModule) -> IRModule:
+    """Return a module whose ``step`` calls ``main_adjoint`` of another and takes a step of SGD."""
+    adjoint = module["main_adjoint"].without_attr("global_symbol")
+    bb = relax.BlockBuilder()
+    called = bb.add_func(adjoint, "main_adjoint")
+    params = list(relax.utils.copy_with_new_vars(adjoint).params)
+    with bb.function("step", params):
+        with bb.dataflow():
+            both = bb.emit(relax.Call(called, params))
+            gradients = bb.emit(relax.TupleGetItem(both, 1))
+            results = [bb.emit(relax.TupleGetItem(both, 0))]
+            for i, param in enumerate(params[1:]):
+                gradient = bb.emit(relax.TupleGetItem(gradients, i))
+                change = bb.emit(op.multiply(gradient, relax.const(0.1, "float32")))
+                results.append(bb.emit(op.subtract(param, change)))
+            result = bb.emit_output(relax.Tuple(results))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], IRModule]]]:
+    """Yield what is measured of a network, in order: each takes what the one before returns."""
+    yield "(build)", lambda _: network(name, layers)
+    weights = [param.name for param in NETWORKS[name](layers)[0][1:]]
+    yield "Gradient", lambda mod: relax_grad.value_and_grad(mod, wrt=weights)
+    yield "(step)", train_step
+    target = relax_grad.target.host()
+    for each in _stages.passes(target, DispatchKernels(target)):
+        yield each.info.name, each
+
+
+def measure(name: str, layers: int) -> dict[str, float]:
+    """Return the seconds of each pass for a network; of one that runs several times, together."""
+    found: dict[str, float] = {}
+    module = None
+    gc.collect()
+    with relax_grad.target.host():
+        for label, run in passes(name, layers):
+            start = time.process_time()
+            module = run(module)
+            found[label] = found.get(label, 0.0) + time.process_time() - start
+    return found
+
+
+def report(name: str, layers: Sequence[int], repeats: int) -> None:
+    """Measure a network, the least of some times for each pass, and print the table."""
+    columns = []
+    for count in layers:
+        runs = [measure(name, count) for _ in range(repeats)]
+        columns.append({label: min(run[label] for run in runs) for label in runs[0]})
+    print(f"\n{name}\n{'pass':<36}" + "".join(f"{count:>9}" for count in layers) + f"{'growth':>9}")
+    rows = {label: [column[label] for column in columns] for label in columns[0]}
+    rows["all"] = [sum(column.values()) for column in columns]
+    for label, seconds in rows.items():
+        print(
+            f"{label:<36}" + "".join(f"{each:>9.3f}" for each in seconds) + _growth(seconds, layers)
+        )
+
+
+def _growth(seconds: Sequence[float], layers: Sequence[int]) -> str:
+    if len(layers) < 2:
+        return ""
+    growth, ratio = seconds[-1] / seconds[-2], layers[-1] / layers[-2]
+    is_marked = growth > LINEAR * ratio / 2 and seconds[-1] > SHORT
+    return f"{growth:>9.2f}" + (" !" if is_marked else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "networks", nargs="*", choices=[[], *NETWORKS], help="which networks (default: all)"
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        type=int,
+        default=[100, 200, 400],
+        help="how many layers, ascending (default: 100 200 400)",
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="times to measure (default: 1)")
+    arguments = parser.parse_args()
+    for name in arguments.networks or NETWORKS:
+        report(name, arguments.layers, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()

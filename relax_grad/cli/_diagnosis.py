@@ -1,0 +1,182 @@
+"""Findings of ``relax-grad doctor``: the installed versions, the processor, and a few checks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm.target import codegen
+
+from .. import _compat, registry, threads
+from ..target import CPU, host
+from ._text import count_of, last_line
+
+#: What makes vectors wider or arithmetic faster, as LLVM names it.
+_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512vl", "avx512bf16", "neon", "sve")
+
+#: Operators whose gradients are checked: a convolution, a pool, a loss, a norm, a product of matrices.
+_CHECKED = (
+    "relax.nn.conv2d",
+    "relax.nn.max_pool2d",
+    "relax.nn.nll_loss",
+    "relax.nn.layer_norm",
+    "relax.matmul",
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that goes wrong, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """Yield what is found: names and values."""
+    yield "Python", f"{platform.python_version()} ({sys.executable})"
+    yield "system", platform.platform()
+    yield "NumPy", np.__version__
+    yield "PyTorch", _torch()
+    yield "TVM", os.path.dirname(tvm.__file__)
+    yield "LLVM", str(codegen.llvm_version_major())
+    yield "processor", _processor()
+    yield "threads", _threads()
+    devices = [
+        f"{kind} ({'a device' if tvm.runtime.Device(code, 0).exist else 'no device'})"
+        for kind, code in _device_types()
+        if tvm.runtime.enabled(kind)
+    ]
+    yield "GPUs", ", ".join(devices) or "not in this build of TVM"
+    yield "operators", _operators()
+
+
+def find_problems() -> Iterator[Problem]:
+    """Yield what is known to go wrong with what is installed, without running anything."""
+    ffi = _compat.installed_version("apache-tvm-ffi")
+    yield from _of_versions(ffi, np.__version__)
+    if not tvm.runtime.enabled("llvm"):
+        yield Problem(
+            "this build of TVM has no LLVM: nothing compiles for CPUs",
+            "install apache-tvm from PyPI, or build it with USE_LLVM=ON",
+        )
+    running, cores = threads.get_num_threads(), threads.cores()
+    if running > cores:
+        yield Problem(
+            f"TVM uses {running} threads, but this process has {count_of(cores, 'core')}",
+            f"unset TVM_NUM_THREADS and OMP_NUM_THREADS, or set the first to {cores}",
+        )
+
+
+def _of_versions(ffi: str | None, numpy: str) -> Iterator[Problem]:
+    """Yield the problems of a version of apache-tvm-ffi, if it is known, and of NumPy."""
+    if ffi is not None and _compat.parse_version(ffi) >= _compat.FFI_BAD_FROM:
+        yield Problem(
+            f"apache-tvm-ffi {ffi} crashes the process in tvm.ir.save_json",
+            f"pip install '{_compat.FFI_REQUIREMENT}'",
+        )
+    if _compat.parse_version(numpy) >= _compat.NUMPY_BAD_FROM:
+        yield Problem(
+            f"with NumPy {numpy}, relax.training.optimizer.Adam of this TVM cannot initialise",
+            "pip install 'numpy<2.3'",
+        )
+
+
+def _torch() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "not installed (nothing is compared with it)"
+    import torch
+
+    cuda = torch.version.cuda
+    if cuda is None:
+        return f"{torch.__version__}, for CPUs"
+    return f"{torch.__version__}, CUDA {cuda}, {count_of(torch.cuda.device_count(), 'device')}"
+
+
+def _processor() -> str:
+    target = host()
+    cpu = CPU.of(target)
+    features = [name for name in _FEATURES if codegen.target_has_features(name, target)]
+    return (
+        f"{target.attrs['mcpu']} ({', '.join(features) or 'no vector extensions that are used'}): "
+        f"vectors of {cpu.lanes} float32, {cpu.registers} registers"
+    )
+
+
+def _threads() -> str:
+    set_by = [name for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ]
+    values = ", ".join(f"{name}={os.environ[name]}" for name in set_by)
+    found, cores = threads.get_num_threads(), threads.cores()
+    idle = "; relax_grad.set_num_threads() uses all of them" if found < cores else ""
+    return f"{found} of TVM, {count_of(cores, 'core')}{idle}" + (f" ({values})" if values else "")
+
+
+def _device_types() -> list[tuple[str, int]]:
+    kinds = ("cuda", "rocm", "vulkan", "metal", "opencl")
+    return [(kind, tvm.runtime.device(kind, 0).dlpack_device_type()) for kind in kinds]
+
+
+def _operators() -> str:
+    kinds = {name: registry.classify(name).kind for name in registry.operators()}
+    number = sum(kind == "differentiable" for kind in kinds.values())
+    unknown = [name for name, kind in kinds.items() if kind == "unclassified"]
+    more = f"; unknown to relax_grad: {', '.join(unknown)}" if unknown else ""
+    return f"{number} of {len(kinds)} differentiable{more}"
+
+
+def run_checks() -> Iterator[Problem]:
+    """Run the checks; print a line and yield a problem for each that fails."""
+    from ..testing import samples
+
+    checks: dict[str, Callable[[], object]] = {
+        f"gradient of {name}": lambda name=name: samples.samples(name)[0].check(order=1)
+        for name in _CHECKED
+    }
+    checks["a training step, compiled for this processor"] = _check_pipeline
+    for name, check in checks.items():
+        start = time.perf_counter()
+        try:
+            check()
+        except Exception as error:  # whatever is broken is what this is to report
+            verdict = "FAILED"
+            yield Problem(
+                f"{name}: {type(error).__name__}: {last_line(error)}",
+                "report it with this output; relax-grad check tries all operators",
+            )
+        else:
+            verdict = "ok"
+        print(f"  {name:<45} {time.perf_counter() - start:5.1f} s  {verdict}", flush=True)
+
+
+def _check_pipeline() -> None:
+    """Compare a step of a small classifier, compiled by relax_grad's pipeline, with what NumPy computes."""
+    from tvm import relax
+
+    from ..functional import value_and_grad
+
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=shape).astype("float32") for shape in ((64, 40), (40, 10)))
+    params = [
+        relax.Var(name, relax.TensorType(each.shape, "float32"))
+        for name, each in (("x", x), ("w", w))
+    ]
+    bb = relax.BlockBuilder()
+    with bb.function("main", params):
+        with bb.dataflow():
+            scores = bb.emit(relax.op.tanh(bb.emit(relax.op.matmul(*params))))
+            loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(scores, scores))))
+        bb.emit_func_output(loss)
+    executable = tvm.compile(value_and_grad(bb.get(), wrt="w"), host(), relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    found, (gradient,) = machine["main_adjoint"](*map(tvm.runtime.tensor, (x, w)))
+    tanh = np.tanh(x.astype("float64") @ w)
+    np.testing.assert_allclose(found.numpy(), (tanh**2).sum(), rtol=1e-4)
+    wanted = x.T @ (2 * tanh * (1 - tanh**2))
+    np.testing.assert_allclose(gradient.numpy(), wanted, rtol=1e-3, atol=1e-3)

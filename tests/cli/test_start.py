@@ -1,0 +1,134 @@
+"""The command line without a command to run: nothing of TVM is imported, and other processes register as ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from relax_grad.cli import _text
+from relax_grad.testing import _program
+
+#: Seconds, of the quickest of some runs: it takes a tenth of a second where nothing else runs.
+LIMIT = 1.0
+RUNS = 5
+
+SCRIPT = "import sys\nfrom relax_grad.cli import main\nsys.exit(main())\n"
+REGISTERED = """
+import tvm
+print(tvm.ir.Op.get("relax.grad.conv2d_backward_weight").has_attr("FLegalize"))
+"""
+
+COMMANDS = ("check", "coverage", "doctor", "fuzz")
+HELP = [["--help"], *([command, "--help"] for command in COMMANDS), ["--version"]]
+WRONG = [[], ["nothing"], ["check", "--order", "0"], ["coverage", "--nothing"], ["fuzz", "--seed"]]
+
+
+@pytest.fixture
+def program(tmp_path):
+    """The console script, as pip writes it."""
+    path = tmp_path / "relax-grad"
+    path.write_text(SCRIPT)
+    return [str(path)]
+
+
+MODULE = ["-m", "relax_grad"]
+
+
+def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    found = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert found.returncode == code, found.stderr
+    return found
+
+
+def imported(found: subprocess.CompletedProcess) -> set[str]:
+    """Return the modules that a process with ``-X importtime`` has imported."""
+    lines = [line for line in found.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rpartition("|")[2].strip() for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [*((each, 0) for each in HELP), *((each, 2) for each in WRONG)],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_no_tvm_is_imported(arguments, code):
+    found = run("-X", "importtime", *MODULE, *arguments, code=code)
+    names = imported(found)
+    assert "relax_grad.cli.fuzz" in names
+    top = {name.partition(".")[0] for name in names} - {"relax_grad"}
+    # Besides, the site's own hooks: what an editable installation adds, for example.
+    assert top.isdisjoint({"tvm", "tvm_ffi", "numpy", "torch", "rich"})
+    assert ("usage: relax-grad" in found.stderr) == (code == 2)
+
+
+def test_no_tvm_is_imported_by_the_console_script(program):
+    for arguments, code in ((["--help"], 0), (["--version"], 0), ([], 2)):
+        found = run("-X", "importtime", *program, *arguments, code=code)
+        assert "relax_grad.cli.fuzz" in imported(found)
+        assert "tvm" not in imported(found)
+
+
+def test_is_quick():
+    found = []
+    while len(found) < RUNS and min(found, default=LIMIT) >= LIMIT:
+        start = time.perf_counter()
+        run(*MODULE, "--help")
+        found.append(time.perf_counter() - start)
+    assert min(found) < LIMIT, found
+
+
+def test_version_is_what_runs():
+    found = run(*MODULE, "--version").stdout.strip()
+    assert found == _text.versions()  # here TVM is imported, and says its version itself
+
+
+@pytest.mark.parametrize("program_of", ["module", "script"])
+def test_a_command_registers(program_of, program):
+    arguments = MODULE if program_of == "module" else program
+    assert "relax.nn.conv2d" in run(*arguments, "check", "--list").stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-c", "import relax_grad" + REGISTERED, *MODULE], ["{file}", *MODULE], ["{file}", "--help"]],
+    ids=["code", "script", "script with help"],
+)
+def test_other_processes_register(arguments, tmp_path):
+    """Whatever their arguments are."""
+    file = tmp_path / "program.py"
+    file.write_text("import relax_grad" + REGISTERED)
+    assert run(*(each.format(file=file) for each in arguments)).stdout == "True\n"
+
+
+def test_a_package_that_is_run_registers(tmp_path):
+    """Its ``__init__`` runs while Python looks for the module to run, as relax_grad's own does."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import relax_grad")
+    (package / "__main__.py").write_text(REGISTERED)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = subprocess.run(
+        [sys.executable, "-m", "package", *MODULE],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert found.stdout == "True\n"
+
+
+def test_a_program_of_the_same_name_registers_when_it_asks_for_something(tmp_path):
+    file = tmp_path / "relax-grad"
+    file.write_text("import relax_grad\nrelax_grad.value_and_grad" + REGISTERED)
+    assert run(str(file)).stdout == "True\n"
+
+
+def test_passes_are_those_that_differentiate():
+    assert tuple(_program.PASSES) == _text.PASSES
