@@ -5,12 +5,15 @@ from __future__ import annotations
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op
+from tvm.ir import Call
 
 from ..kernel import _math
 from ._fuse import weigh
+from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 
 _FUNCTIONS = {
+    **FUNCTIONS,
+    "tirx.atanh": _math.atanh,
     "tirx.exp": _math.exp,
     "tirx.sigmoid": _math.sigmoid,
     "tirx.tanh": _math.tanh,
@@ -33,6 +36,7 @@ def as_arithmetic(expr):
     beyond the second, and the long ones, remain those of the C library.
     """
     has_statements = not _names_in(expr) and not weigh(expr)[2]
+    expr = with_functions(expr, lambda x: has_statements or not any(map(is_arithmetic, _calls(x))))
 
     def call(node: Call):
         if _is_one_of(node, _LONG) and _is_small_power(node):
@@ -41,12 +45,12 @@ def as_arithmetic(expr):
             return _LONG[node.op.name](*map(kept, node.args), kept)
         if not _is_one_of(node, _FUNCTIONS):
             return node
-        arguments = list(node.args)
+        arguments = arguments_of(node)
         if has_statements:
             arguments = [kept(each) if has_functions(each) else each for each in arguments]
         elif any(_names_in(name.value) for each in arguments for name in _names_in(each)):
             return node
-        return _math.expression(_FUNCTIONS[node.op.name], *arguments)
+        return _math.expression(_FUNCTIONS[name_of(node)], *arguments)
 
     return tvm_ffi.structural_map(expr, (Call, call))
 
@@ -54,6 +58,12 @@ def as_arithmetic(expr):
 def has_functions(value) -> bool:
     """Tell whether an expression is made of functions as arithmetic."""
     return bool(_names_in(value))
+
+
+def _calls(expr) -> list[Call]:
+    calls = []
+    tvm_ffi.structural_walk(expr, (Call, calls.append))
+    return calls
 
 
 def _names_in(expr) -> list[tirx.Let]:
@@ -77,8 +87,7 @@ def _is_small_power(call: Call) -> bool:
 
 
 def _is_one_of(call: Call, functions: dict) -> bool:
-    is_known = isinstance(call.op, Op) and call.op.name in functions
-    return is_known and str(call.ty.dtype) == "float32"
+    return name_of(call) in functions and str(call.ty.dtype) == "float32"
 
 
 def is_arithmetic(call: Call) -> bool:
