@@ -15,35 +15,39 @@ from tvm import tirx
 from . import _math
 from ._builder import bind as emit_bind
 from ._math import (
+    LOWERED,
     as_bits,
     like,
     magnitude,
+    narrowed,
     polynomial,
+    raised,
     reduced,
-    scaled,
-    small_exp,
+    small_expm1,
     split_exp,
     split_exp2,
     widened,
 )
 
-#: An argument from which on the part that vanishes is 0: its exponent is below -104, which is less than half of the
-#: least float32. One for each function, for the powers of 2 of an exponent that is far lower are no float32.
+#: An argument from which on the part that vanishes is 0. One for each function: exponents may not be much lower.
 _NORMAL_END, _TANH_END, _SIGMOID_END = 14.7, 10.9, 112.0
 
 #: The x at which ``Q(x) = x * phi(x)``, in two parts: where the derivative of gelu is 0, at -x.
 _ROOT_HIGH, _ROOT_LOW = 0.7517915368080139, -1.211444945855772e-8
 
-#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal distribution P, a quotient of two polynomials for a >= 0.
+#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal distribution P, a quotient of two polynomials for a >= 0. At 0 both are
+#: powers of 2, which no product rounds.
 _MILLS = (
-    [5.5568032e-3, 5.4789722e-2, 0.246865511, 0.590081036, 0.672541559],
-    [1.39286835e-2, 0.137345955, 0.63253051, 1.61912298, 2.25338364, 1.34508312],
+    [4.10036556e-3, 4.05414626e-2, 1.82985976e-1, 4.37994689e-1, 0.5],
+    [1.02779735e-2, 1.0162881e-1, 4.68805909e-1, 1.20152628, 1.67387426, 1.0],
 )
 
-#: The derivative of gelu at -a, times ``exp(a**2 / 2)``, divided by the distance from its root.
+#: The derivative of gelu at -a, times ``exp(a**2 / 2)``, divided by the distance from its root: a constant and a quotient,
+#: which is the smaller part, and whose error counts the less.
+_SLOPE_CONSTANT = 0.3984375
 _SLOPE = (
-    [1.22913625e-2, 0.112690441, 0.445290029, 0.88799572, 0.7837556],
-    [3.08096986e-2, 0.259319097, 0.934446394, 1.6481843, 1.17844164],
+    [1.32574742e-5, 7.94951431e-3, 6.19222336e-2, 1.96274161e-1, 2.66640484e-1],
+    [2.61445772e-2, 2.20053211e-1, 7.92952299e-1, 1.39861453, 1.0],
 )
 
 #: gelu_tanh is ``x / (1 + 2**(-k * x - k * c * x**3))``: k, and k * c.
@@ -69,7 +73,8 @@ def normal_cdf(x, bind: Callable = emit_bind):
     """Return the normal distribution of x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last place."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
-    tail = scaled(bind(p * _quotient(a, _MILLS, bind)), n, bind)
+    numerator, denominator = (polynomial(a, each, bind) for each in _MILLS)
+    tail = _lowered(bind(numerator / denominator), p, n, bind)
     return bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
 
 
@@ -77,7 +82,10 @@ def gelu(x, bind: Callable = emit_bind):
     """Return x times its normal distribution, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
-    tail = scaled(bind(a * _quotient(a, _MILLS, bind) * p), n, bind)
+    (*numerator, constant), denominator = _MILLS
+    # Multiplied with a, in a way that rounds once.
+    product = bind(a * a * polynomial(a, numerator, bind) + a * like(a, constant))
+    tail = _lowered(bind(product / polynomial(a, denominator, bind)), p, n, bind)
     return _positive_part(x, bind) - tail
 
 
@@ -89,14 +97,17 @@ def gelu_slope(x, bind: Callable = emit_bind):
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     distance = bind((like(x, _ROOT_HIGH) - a) + like(x, _ROOT_LOW))
-    tail = scaled(bind(distance * _quotient(a, _SLOPE, bind) * p), n, bind)
+    numerator, denominator = (polynomial(a, each, bind) for each in _SLOPE)
+    share = bind(numerator / denominator + like(a, _SLOPE_CONSTANT))
+    tail = _lowered(bind(distance * share), p, n, bind)
     return _slope(x, tail, bind)
 
 
 def gelu_tanh(x, bind: Callable = emit_bind):
     """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
-    p, n = _tanh_exponential(a, bind)
+    wide = bind(widened(a))
+    p, n = _tanh_exponential(wide, bind(wide * wide), bind)
     return _positive_part(x, bind) - _sigmoid_tail(a, p, n, bind)
 
 
@@ -106,18 +117,21 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
     It is NaN at both infinities, as PyTorch's.
     """
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
-    p, n = _tanh_exponential(a, bind)
-    p = bind(p)
-    e = scaled(p, n, bind)
-    # At -a it is e / (1 + e)**2 times this, which cancels around the root.
-    cubic, linear = 3 * math.log(2) * _CUBIC, math.log(2) * _LINEAR
-    difference = bind(like(x, 1.0) + e - a * (a * a * like(x, cubic) + like(x, linear)))
+    wide = bind(widened(a))
+    square = bind(wide * wide)
+    p, n = _tanh_exponential(wide, square, bind)
+    p = raised(p, n, bind)
+    e = bind(p * like(x, LOWERED))
+    # At -a it is e / (1 + e)**2 times a difference, which cancels around the root.
+    cubic, linear = (math.log(2) * each for each in (3 * _CUBIC, _LINEAR))
+    product = wide * (square * like(x, cubic, "float64") + like(x, linear, "float64"))
+    difference = narrowed(bind(like(x, 1.0, "float64") - product)) + e
     distance = bind((like(x, _TANH_ROOT_HIGH) - a) + like(x, _TANH_ROOT_LOW))
     near = bind(distance * polynomial(distance, _TANH_NEAR, bind))
     is_near = magnitude(distance) < like(x, _TANH_DISTANCE)
-    difference = bind(tirx.Select(is_near, near, difference))
-    share = bind(like(x, 1.0) / (like(x, 1.0) + e))
-    return _slope(x, scaled(bind(p * difference * share * share), n, bind), bind)
+    difference = bind(tirx.Select(is_near, near, bind(difference)))
+    share = bind(like(x, 1.0) + e)
+    return _slope(x, bind(p * (difference / (share * share)) * like(x, LOWERED)), bind)
 
 
 def silu(x, bind: Callable = emit_bind):
@@ -135,7 +149,7 @@ def softplus(x, bind: Callable = emit_bind):
 
 
 def _normal_density(a, bind: Callable) -> tuple:
-    """Return p and an int32 n such that ``exp(-a**2 / 2)`` is ``p * 2**n``, for a between 0 and 16.
+    """Return p and an int32 n such that ``exp(-a**2 / 2)`` is ``(1 + p) * 2**n``, for a between 0 and 16.
 
     The square is taken of two parts of a, the first of which has so few bits that its square is exact: an error of the
     exponent is the relative one of the result.
@@ -143,23 +157,31 @@ def _normal_density(a, bind: Callable) -> tuple:
     high = bind(as_bits(as_bits(a, "int32") & like(a, -4096, "int32"), "float32"))
     rest = bind((a - high) * (a + high) * like(a, 0.5))
     n, r = reduced(bind(high * high * like(a, -0.5)), bind, about=a * a * like(a, -0.5))
-    return bind(small_exp(bind(r - rest), bind)), n
+    return bind(small_expm1(bind(r - rest), bind)), n
 
 
-def _tanh_exponential(a, bind: Callable) -> tuple:
-    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``p * 2**n``.
+def _tanh_exponential(a, square, bind: Callable) -> tuple:
+    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``p * 2**n``, for a float64 and its square.
 
-    The exponent is computed in float64, for its error is the relative one of the result.
+    Of a float32, the error of the exponent would be the relative one of the result.
     """
-    wide = bind(widened(a))
-    slope = bind(wide * wide * like(a, -_CUBIC, "float64") - like(a, _LINEAR, "float64"))
-    return split_exp2(bind(wide * slope), bind)
+    slope = bind(square * like(a, -_CUBIC, "float64") - like(a, _LINEAR, "float64"))
+    return split_exp2(bind(a * slope), bind)
 
 
 def _sigmoid_tail(a, p, n, bind: Callable):
-    """Return ``a * e / (1 + e)`` of an exponential ``e = p * 2**n``."""
-    e = scaled(p, n, bind)
-    return scaled(bind(a * p / (like(a, 1.0) + e)), n, bind)
+    """Return ``a * e / (1 + e)`` of an exponential ``e = p * 2**n`` for n between -190 and 0."""
+    p = raised(p, n, bind)
+    e = bind(p * like(a, LOWERED))
+    return bind(a * p / (like(a, 1.0) + e) * like(a, LOWERED))
+
+
+def _lowered(factor, p, n, bind: Callable):
+    """Return ``factor * (1 + p) * 2**n``, which may be no normal number, for n between -190 and 0.
+
+    The sum of 1 and p is not rounded by itself.
+    """
+    return bind(raised(bind(factor * p + factor), n, bind) * like(factor, LOWERED))
 
 
 def _slope(x, tail, bind: Callable):
@@ -173,8 +195,3 @@ def _positive_part(x, bind: Callable):
     """Return the larger one of x and 0, and NaN at minus infinity."""
     half = like(x, 0.5)
     return bind(half * x + half * magnitude(x))
-
-
-def _quotient(a, polynomials: tuple, bind: Callable):
-    numerator, denominator = polynomials
-    return polynomial(a, numerator, bind) / polynomial(a, denominator, bind)

@@ -27,8 +27,11 @@ _ROOT_BITS = 0x3F3504F3
 #: The bits of infinity, of a NaN, and of 1.
 _INFINITY, _NAN, _ONE = 0x7F800000, 0x7FC00000, 0x3F800000
 
-#: Where the two forms of :func:`erf` meet, and an argument from which on its result rounds to 1.
-_ERF_FAR, _ERF_END = 0.85, 4.0
+#: What a result of :func:`raised` is multiplied with.
+LOWERED = 2.0**-64
+
+#: Where :func:`erf` is less than an ulp below 1.
+_ERF_END = 3.85
 
 
 def expression(function: Callable, *arguments: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -87,18 +90,17 @@ def reduced(x, bind: Callable, about=None) -> tuple:
 
 def split_exp2(t, bind: Callable) -> tuple:
     """Return p and an int32 n such that 2 to the power of a float64 t is ``p * 2**n``."""
-    narrow, wide = (str(like(t, 0.0, dtype).ty.dtype) for dtype in ("float32", "float64"))
-    n = _rounded(bind(tirx.Cast(narrow, t)), bind)
-    r = (t - tirx.Cast(wide, n)) * like(t, math.log(2), "float64")
-    return small_exp(bind(tirx.Cast(narrow, r)), bind), n
+    n = _rounded(bind(narrowed(t)), bind)
+    r = (t - widened(n)) * like(t, math.log(2), "float64")
+    return small_exp(bind(narrowed(r)), bind), n
 
 
 def small_exp(r, bind: Callable):
     """Return e to the power of an r between -log(2) / 2 and log(2) / 2."""
-    return _small_expm1(r, bind) + like(r, 1.0)
+    return small_expm1(r, bind) + like(r, 1.0)
 
 
-def _small_expm1(r, bind: Callable):
+def small_expm1(r, bind: Callable):
     """Return ``exp(r) - 1`` of an r between -log(2) / 2 and log(2) / 2."""
     p = polynomial(
         r,
@@ -240,42 +242,39 @@ def _differ(a, b, bind: Callable):
 
 
 def erf(x, bind: Callable = emit_bind):
-    """Return the error function of x, within 2 units in the last place, and 1 or -1 beyond 3.93.
+    """Return the error function of x, within 4 units in the last place; beyond 3.86 it is 1 or -1.
 
-    Near 0 it is ``x + x * P(x**2)``, elsewhere ``1 - exp(-Q(abs(x)))``, the form of N. Juffa: the exponential
-    vanishes beside 1, where a quotient of polynomials would stay an ulp below it.
+    It is ``x / 4``, which is exact, and x times a quotient of polynomials of its square. The quotient no longer changes
+    beyond ``_ERF_END``: from there on, the sum grows, and is cut off.
     """
-    s = bind(x * x)
-    near = polynomial(
+    # In this order, a NaN passes the comparison.
+    s = bind(tirx.Min(like(x, _ERF_END**2), x * x))
+    numerator = polynomial(
         s,
         [
-            -6.243539815598592e-4,
-            5.039119360886376e-3,
-            -2.679560451063887e-2,
-            1.1282555038249245e-1,
-            -3.761255874332447e-1,
-            1.2837915857177176e-1,
+            -7.57468069e-6,
+            -7.01515319e-7,
+            -2.22828712e-5,
+            2.41974778e-2,
+            6.29349202e-2,
+            8.78379166e-1,
         ],
         bind,
     )
-    # In this order, a NaN passes the comparison.
-    a = bind(tirx.Min(like(x, _ERF_END), magnitude(x)))
-    q = polynomial(
-        a,
+    denominator = polynomial(
+        s,
         [
-            -2.157088837100666e-4,
-            3.229051067654358e-3,
-            -2.293476114919004e-2,
-            1.0533103345661925e-1,
-            6.35666354046867e-1,
-            1.28529550856427e-1,
+            3.87318032e-5,
+            1.14550465e-3,
+            1.47849377e-2,
+            1.13129191e-1,
+            4.99853402e-1,
+            1.0,
         ],
         bind,
     )
-    # The polynomial's last coefficient is 1.1285: with 1 apart, fewer of its digits are rounded off.
-    far = like(x, 1.0) - _normal_exp(bind(like(x, 0.0) - (a * q + a)), bind)
-    far = _with_sign(bind(far), x)
-    return bind(tirx.Select(a > like(x, _ERF_FAR), far, x * near + x))
+    result = bind(x * (numerator / denominator) + x * like(x, 0.25))
+    return bind(tirx.Min(like(x, 1.0), tirx.Max(like(x, -1.0), result)))
 
 
 def tanh(x, bind: Callable = emit_bind):
@@ -301,11 +300,12 @@ def tanh(x, bind: Callable = emit_bind):
 
 
 def sigmoid(x, bind: Callable = emit_bind):
-    """Return ``1 / (1 + exp(-x))``, within 2 units in the last place.
+    """Return ``1 / (1 + exp(-x))``, within 3 units in the last place.
 
     For a negative x it is ``exp(x) / (1 + exp(x))``, whose exponential does not overflow.
     """
-    e = exp(bind(like(x, 0.0) - magnitude(x)), bind)
+    p, n = split_exp(bind(tirx.Max(like(x, -110.0), like(x, 0.0) - magnitude(x))), bind)
+    e = bind(raised(p, n, bind) * like(x, LOWERED))
     share = bind(like(x, 1.0) / (like(x, 1.0) + e))
     return bind(tirx.Select(x < like(x, 0.0), e * share, share))
 
@@ -315,7 +315,7 @@ def expm1(x, bind: Callable = emit_bind):
     # In this order, a NaN passes both comparisons.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
     n, r = reduced(x, bind)
-    p = bind(_small_expm1(r, bind))
+    p = bind(small_expm1(r, bind))
     half = bind(n >> like(n, 1, "int32"))
     rest = bind(n - half)
     difference = power_of_2(half) - power_of_2(like(n, 0, "int32") - rest)
@@ -369,8 +369,13 @@ def _rounded(x, bind: Callable):
 
 
 def widened(x):
-    """Return a float32 as a float64."""
+    """Return a number as a float64."""
     return tirx.Cast(str(like(x, 0.0, "float64").ty.dtype), x)
+
+
+def narrowed(x):
+    """Return a float64 as a float32."""
+    return tirx.Cast(str(like(x, 0.0).ty.dtype), x)
 
 
 def polynomial(x, coefficients: Sequence[float], bind: Callable, dtype: str = "float32"):
@@ -417,6 +422,11 @@ def scaled(p, n, bind: Callable):
     """Return ``p * 2**n``, which may be no normal number, in two factors that are."""
     half = bind(n >> like(n, 1, "int32"))
     return bind(p * power_of_2(half) * power_of_2(n - half))
+
+
+def raised(p, n, bind: Callable):
+    """Return ``p * 2**n / LOWERED`` for n between -190 and 63, which is a normal number where ``p * 2**n`` is none."""
+    return bind(p * power_of_2(n + like(n, 64, "int32")))
 
 
 def power_of_2(n):
