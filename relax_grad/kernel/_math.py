@@ -323,24 +323,21 @@ def expm1(x, bind: Callable = emit_bind):
 
 
 def log1p(x, bind: Callable = emit_bind):
-    """Return ``log(1 + x)`` of an x that is not negative, within 2 units in the last place: of a small x, about x."""
+    """Return ``log(1 + x)``, within 2 units in the last place, for x from 0 to 2**126 and NaN: of a small x, about x."""
     bits = bind(as_bits(bind(x + like(x, 1.0)), "int32"))
     n = bind((bits - like(bits, _ROOT_BITS, "int32")) >> like(bits, 23, "int32"))
     scale = bind(power_of_2(like(n, 0, "int32") - n))
-    # What 1 + x has lost by rounding is in here.
+    # Here is the part of x that its sum with 1 loses by rounding.
     f = bind(x * scale + (scale - like(x, 1.0)))
-    result = _log_of_parts(f, bind(tirx.Cast(x.ty.dtype, n)), bind)
-    return bind(tirx.Select(x < like(x, float("inf")), result, x))
+    return _log_of_parts(f, bind(tirx.Cast(x.ty.dtype, n)), bind)
 
 
 def atanh(x, bind: Callable = emit_bind):
     """Return the inverse of the hyperbolic tangent of x, within 3 units in the last place."""
     a = bind(magnitude(x))
-    quotient = bind((a + a) / (like(x, 1.0) - a))
-    half = bind(like(x, 0.5) * log1p(quotient, bind))
-    # Beyond 1 the quotient is negative.
-    half = bind(tirx.Select(a > like(x, 1.0), like(x, float("nan")), half))
-    return bind(_with_sign(half, x))
+    half = bind(like(x, 0.5) * log1p(bind((a + a) / (like(x, 1.0) - a)), bind))
+    ended = tirx.Select(tirx.EQ(a, like(x, 1.0)), like(x, float("inf")), like(x, float("nan")))
+    return bind(_with_sign(bind(tirx.Select(a < like(x, 1.0), half, ended)), x))
 
 
 def _split(x, bind: Callable) -> tuple:

@@ -260,11 +260,10 @@ def _factors(expr) -> tuple[float, list]:
     if isinstance(expr, tirx.Div) and isinstance(expr.b, tirx.FloatImm) and expr.b.value:
         constant, factors = _factors(expr.a)
         return constant / expr.b.value, factors
-    if _is_call(expr, "tirx.pow") and isinstance(expr.args[1], tirx.FloatImm):
-        if expr.args[1].value in (2.0, 3.0):
-            constant, factors = _factors(expr.args[0])
-            times = int(expr.args[1].value)
-            return constant**times, factors * times
+    if _is_call(expr, "tirx.pow") and any(_is(expr.args[1], times) for times in (2, 3)):
+        constant, factors = _factors(expr.args[0])
+        times = int(expr.args[1].value)
+        return constant**times, factors * times
     return 1.0, [expr]
 
 
