@@ -58,7 +58,7 @@ _CUBIC = _LINEAR * 0.044715
 #: The a at which the derivative of gelu_tanh is 0 at -a, in two parts; how far around it a polynomial of the distance
 #: stands for the sum that cancels, and the polynomial, divided by the distance.
 _TANH_ROOT_HIGH, _TANH_ROOT_LOW = 0.7524614334106445, -1.1339628272762046e-08
-_TANH_DISTANCE = 0.25
+_TANH_DISTANCE = 0.15
 _TANH_NEAR = [
     1.144492882e-2,
     3.083409202e-2,
@@ -108,7 +108,7 @@ def gelu_tanh(x, bind: Callable = emit_bind):
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
     wide = bind(widened(a))
     p, n = _tanh_exponential(wide, bind(wide * wide), bind)
-    return _positive_part(x, bind) - _sigmoid_tail(a, p, n, bind)
+    return _positive_part(x, bind) - _sigmoid_tail(a, bind(p + like(x, 1.0)), n, bind)
 
 
 def gelu_tanh_slope(x, bind: Callable = emit_bind):
@@ -120,8 +120,7 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
     wide = bind(widened(a))
     square = bind(wide * wide)
     p, n = _tanh_exponential(wide, square, bind)
-    p = raised(p, n, bind)
-    e = bind(p * like(x, LOWERED))
+    e = bind(raised(p + like(x, 1.0), n, bind) * like(x, LOWERED))
     # At -a it is e / (1 + e)**2 times a difference, which cancels around the root.
     cubic, linear = (math.log(2) * each for each in (3 * _CUBIC, _LINEAR))
     product = wide * (square * like(x, cubic, "float64") + like(x, linear, "float64"))
@@ -131,7 +130,7 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
     is_near = magnitude(distance) < like(x, _TANH_DISTANCE)
     difference = bind(tirx.Select(is_near, near, bind(difference)))
     share = bind(like(x, 1.0) + e)
-    return _slope(x, bind(p * (difference / (share * share)) * like(x, LOWERED)), bind)
+    return _slope(x, _lowered(bind(difference / (share * share)), p, n, bind), bind)
 
 
 def silu(x, bind: Callable = emit_bind):
@@ -161,7 +160,7 @@ def _normal_density(a, bind: Callable) -> tuple:
 
 
 def _tanh_exponential(a, square, bind: Callable) -> tuple:
-    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``p * 2**n``, for a float64 and its square.
+    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a float64 and its square.
 
     Of a float32, the error of the exponent would be the relative one of the result.
     """

@@ -89,10 +89,10 @@ def reduced(x, bind: Callable, about=None) -> tuple:
 
 
 def split_exp2(t, bind: Callable) -> tuple:
-    """Return p and an int32 n such that 2 to the power of a float64 t is ``p * 2**n``."""
+    """Return p and an int32 n such that 2 to the power of a float64 t is ``(1 + p) * 2**n``."""
     n = _rounded(bind(narrowed(t)), bind)
     r = (t - widened(n)) * like(t, math.log(2), "float64")
-    return small_exp(bind(narrowed(r)), bind), n
+    return bind(small_expm1(bind(narrowed(r)), bind)), n
 
 
 def small_exp(r, bind: Callable):
@@ -178,7 +178,8 @@ def power(x, y, bind: Callable = emit_bind):
     finite = bind(tirx.Min(like(x, 3e38), tirx.Max(like(x, -3e38), y)))
     t = bind(widened(finite) * logarithm)
     t = bind(tirx.Min(like(x, 140.0, "float64"), tirx.Max(like(x, -160.0, "float64"), t)))
-    return _at_the_edges(x, y, scaled(*split_exp2(t, bind), bind), bind)
+    p, n = split_exp2(t, bind)
+    return _at_the_edges(x, y, scaled(p + like(x, 1.0), n, bind), bind)
 
 
 def _at_the_edges(x, y, positive, bind: Callable):

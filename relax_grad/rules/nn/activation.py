@@ -120,15 +120,15 @@ def selu(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = scale * (max(x, 0) + alpha * (exp(min(x, 0)) - 1))``.
 
-    Backward form: ``[y_grad * where(x > 0, scale, scale * alpha * exp(x))]``, in float32 at least. A
-    positive ``x`` stays out of the exponential, where it could overflow; the gradient of a NaN is NaN.
+    Backward form: ``[y_grad * where(x <= 0, scale * alpha * exp(x), scale)]``, in float32 at least. A
+    positive ``x`` stays out of the exponential, where it could overflow.
     """
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
-    rising = relax.op.greater(x, zero(x))
-    exp = relax.op.exp(relax.op.where(rising, zero(x), x))
+    falling = relax.op.less_equal(x, zero(x))
+    exp = relax.op.exp(relax.op.where(falling, x, zero(x)))
     slope = const_like(_SELU_SCALE * _SELU_ALPHA, x) * exp
     return _cast_partial(
-        grad * relax.op.where(rising, const_like(_SELU_SCALE, x), slope), orig_call, ctx
+        grad * relax.op.where(falling, slope, const_like(_SELU_SCALE, x)), orig_call, ctx
     )
 
 
