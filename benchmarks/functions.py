@@ -339,7 +339,10 @@ def main() -> int:
     results = {}
     for name in args.functions or FUNCTIONS:
         results[name] = {
-            kind: {"relax_grad": _largest(found.errors), "torch": _largest(found.of_torch)}
+            kind: {
+                "relax_grad": _largest(found.errors, found),
+                "torch": _largest(found.of_torch, found),
+            }
             for kind, found in measure(name, args.count)
         }
         print(name, results[name], flush=True)
@@ -355,9 +358,9 @@ def main() -> int:
     return 0
 
 
-def _largest(errors: np.ndarray) -> float | None:
-    """Return the largest error with three digits; None, which JSON has, for infinity."""
-    largest = float(f"{errors.max():.3g}")
+def _largest(errors: np.ndarray, found: Found) -> float | None:
+    """Return the largest error of a number with three digits; None, which JSON has, for infinity."""
+    largest = float(f"{errors[~np.isnan(found.exact)].max():.3g}")
     return largest if math.isfinite(largest) else None
 
 

@@ -129,8 +129,8 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
     near = bind(distance * polynomial(distance, _TANH_NEAR, bind))
     is_near = magnitude(distance) < like(x, _TANH_DISTANCE)
     difference = bind(tirx.Select(is_near, near, bind(difference)))
-    share = bind(like(x, 1.0) + e)
-    return _slope(x, _lowered(bind(difference / (share * share)), p, n, bind), bind)
+    square_of_sum = e * (e + like(x, 2.0)) + like(x, 1.0)
+    return _slope(x, _lowered(bind(difference / square_of_sum), p, n, bind), bind)
 
 
 def silu(x, bind: Callable = emit_bind):
