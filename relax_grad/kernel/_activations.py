@@ -55,17 +55,17 @@ _LINEAR = 2.0 * math.sqrt(2.0 / math.pi) / math.log(2)
 _CUBIC = _LINEAR * 0.044715
 
 
-#: The a at which the derivative of gelu_tanh is 0 at -a, in two parts; how far around it a polynomial of the distance
-#: stands for the sum that cancels, and the polynomial, divided by the distance.
+#: The a at which the derivative of gelu_tanh is 0 at -a, in two parts; how far around it the derivative is a polynomial
+#: of the distance, and the polynomial, divided by the distance.
 _TANH_ROOT_HIGH, _TANH_ROOT_LOW = 0.7524614334106445, -1.1339628272762046e-08
 _TANH_DISTANCE = 0.15
 _TANH_NEAR = [
-    1.144492882e-2,
-    3.083409202e-2,
-    7.595324081e-2,
-    4.004395283e-1,
-    -9.991146445e-2,
-    2.460656793,
+    1.952071142e-2,
+    -1.644290902e-2,
+    -1.139415446e-1,
+    -1.578433523e-2,
+    3.875184326e-1,
+    4.304000929e-1,
 ]
 
 
@@ -125,12 +125,12 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
     cubic, linear = (math.log(2) * each for each in (3 * _CUBIC, _LINEAR))
     product = wide * (square * like(x, cubic, "float64") + like(x, linear, "float64"))
     difference = narrowed(bind(like(x, 1.0, "float64") - product)) + e
+    square_of_sum = e * (e + like(x, 2.0)) + like(x, 1.0)
+    far = _lowered(bind(difference / square_of_sum), p, n, bind)
     distance = bind((like(x, _TANH_ROOT_HIGH) - a) + like(x, _TANH_ROOT_LOW))
     near = bind(distance * polynomial(distance, _TANH_NEAR, bind))
     is_near = magnitude(distance) < like(x, _TANH_DISTANCE)
-    difference = bind(tirx.Select(is_near, near, bind(difference)))
-    square_of_sum = e * (e + like(x, 2.0)) + like(x, 1.0)
-    return _slope(x, _lowered(bind(difference / square_of_sum), p, n, bind), bind)
+    return _slope(x, bind(tirx.Select(is_near, near, far)), bind)
 
 
 def silu(x, bind: Callable = emit_bind):

@@ -23,9 +23,11 @@ FUNCTIONS = {
     "log": torch.log,
     "expm1": torch.expm1,
     "atanh": torch.atanh,
-    "normal_cdf": torch.special.ndtr,
-    "gelu": lambda x: x * torch.special.ndtr(x),
-    "gelu_slope": lambda x: torch.special.ndtr(x) + x * (-x * x / 2).exp() / np.sqrt(2 * np.pi),
+    "normal_cdf": lambda x: torch.erfc(-x * np.sqrt(0.5)) / 2,
+    "gelu": lambda x: x * torch.erfc(-x * np.sqrt(0.5)) / 2,
+    "gelu_slope": lambda x: (
+        torch.erfc(-x * np.sqrt(0.5)) / 2 + x * (-x * x / 2).exp() / np.sqrt(2 * np.pi)
+    ),
     "gelu_tanh": lambda x: x * torch.sigmoid(LINEAR * (x + 0.044715 * x**3)),
     "silu": lambda x: x * torch.sigmoid(x),
     "softplus": lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
