@@ -130,8 +130,8 @@ FUNCTIONS = {
     "power": Function(
         op.power,
         torch.pow,
-        # The power that is multiplied may be no normal number, of few digits.
-        slack=lambda x, y: (np.abs(y) * LEAST, np.abs(np.log(np.abs(x))) * LEAST),
+        # The power that is multiplied may be no normal number, of few digits, in PyTorch as well.
+        slack=lambda x, y: (2 * np.abs(y) * LEAST, 2 * np.abs(np.log(np.abs(x))) * LEAST),
         arguments=2,
     ),
     "erf": Function(op.erf, torch.erf),
@@ -160,7 +160,12 @@ FUNCTIONS = {
     "softplus": Function(lambda x: op.nn.softplus(x, 1.0, 20.0), _PYTORCH.softplus),
     "selu": Function(op.nn.selu, _PYTORCH.selu),
     "sqrt": Function(op.sqrt, torch.sqrt),
-    "rsqrt": Function(op.rsqrt, torch.rsqrt),
+    "rsqrt": Function(
+        op.rsqrt,
+        torch.rsqrt,
+        # The third power of the result, whose error counts three times.
+        slack=lambda x: (2.0**-22 * np.abs(x) ** -1.5 / 2,),
+    ),
     "sin": Function(op.sin, torch.sin),
     "cos": Function(op.cos, torch.cos),
     "tan": Function(op.tan, torch.tan),

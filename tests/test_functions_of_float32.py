@@ -38,7 +38,7 @@ def functions(torch):
 def check(functions, name: str, count: int, length: int | None = None) -> None:
     for kind, found in functions.measure(name, count, length):
         nearest = np.minimum(found.errors, found.beside_torch)
-        wrong = ~((nearest <= LIMIT) | (found.errors <= LIMIT + found.accepted))
+        wrong = ~(nearest <= LIMIT + found.accepted)
         if name in UNSPECIFIED and kind != "value":
             wrong &= ~UNSPECIFIED[name](found.exact)
         places = np.flatnonzero(wrong)[:5]
@@ -54,7 +54,7 @@ def test_errors_at_every_exponent(functions, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAGE)
 def test_errors_at_thousands_of_numbers_of_every_exponent(functions, name):
-    check(functions, name, 3000)
+    check(functions, name, 2000)
 
 
 @pytest.mark.parametrize("name", ["erf", "gelu", "tanh", "sigmoid", "softplus", "power"])

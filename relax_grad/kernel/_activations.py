@@ -155,8 +155,9 @@ def _normal_density(a, bind: Callable) -> tuple:
     """
     high = bind(as_bits(as_bits(a, "int32") & like(a, -4096, "int32"), "float32"))
     rest = bind((a - high) * (a + high) * like(a, 0.5))
-    n, r = reduced(bind(high * high * like(a, -0.5)), bind, about=a * a * like(a, -0.5))
-    return bind(small_expm1(bind(r - rest), bind)), n
+    square = bind(high * high * like(a, -0.5))
+    n, r = reduced(square, bind, about=a * a * like(a, -0.5), rest=rest)
+    return bind(small_expm1(r, bind)), n
 
 
 def _tanh_exponential(a, square, bind: Callable) -> tuple:

@@ -79,13 +79,14 @@ def split_exp(x, bind: Callable) -> tuple:
     return small_exp(r, bind), n
 
 
-def reduced(x, bind: Callable, about=None) -> tuple:
-    """Return an int32 n and a small r such that x is ``n * log(2) + r``; n is chosen by what x is about."""
+def reduced(x, bind: Callable, about=None, rest=None) -> tuple:
+    """Return an int32 n and a small r such that x, less a rest, is ``n * log(2) + r``; x may be given more roughly too."""
     n = _rounded((x if about is None else about) * like(x, math.log2(math.e)), bind)
     # Not by a subtraction, which TVM would simplify away.
     rounded = bind(tirx.Cast(x.ty.dtype, n))
     r = bind(x - rounded * like(x, _LOG2_HIGH))
-    return n, bind(r - rounded * like(x, _LOG2_LOW))
+    low = rounded * like(x, _LOG2_LOW)
+    return n, bind(r - (low if rest is None else low + rest))
 
 
 def split_exp2(t, bind: Callable) -> tuple:

@@ -86,6 +86,7 @@ def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
 def _products(node: tirx.Mul):
     """``x * (1 + erf(x / sqrt(2)))``, ``x * (1 + tanh(...))`` and ``x * sigmoid(x)``."""
     constant, factors = _factors(node)
+    candidates = []
     for i, factor in enumerate(factors):
         others = [*factors[:i], *factors[i + 1 :]]
         for name, of in (("gelu", _cdf), ("gelu_tanh", _tanh_cdf), ("silu", _sigmoid)):
@@ -96,8 +97,9 @@ def _products(node: tirx.Mul):
             size, wanted = _factors(x)
             rest = _without(others, wanted)
             if rest is not None and size:
-                return name, x, constant * scale / size, rest
-    return None
+                candidates.append((name, x, constant * scale / size, rest))
+    # Of a function of a function, the outer one: the inner one remains in its argument.
+    return min(candidates, key=lambda found: len(found[3]), default=None)
 
 
 def _sums(node: tirx.Add):
