@@ -100,6 +100,33 @@ class Errors(Measured):
         yield "````"
 
 
+class Functions(Measured):
+    """The table of the largest errors of functions of float32 and of their derivatives, beside PyTorch's."""
+
+    file = "functions.json"
+
+    def lines(self, measured):
+        yield "| function | relax_grad | PyTorch | gradient | PyTorch's |"
+        yield "|---|---|---|---|---|"
+        for name, (value, *gradients) in (
+            (name, list(kinds.values())) for name, kinds in measured["errors"].items()
+        ):
+            cells = [
+                _ulps([each[library] for each in kinds])
+                for kinds in ([value], gradients)
+                for library in ("relax_grad", "torch")
+            ]
+            yield f"| `{name}` | {' | '.join(cells)} |"
+
+
+def _ulps(errors: list[float | None]) -> str:
+    """Write the largest of some errors in units in the last place; None is infinite."""
+    if None in errors:
+        return "∞"
+    largest = max(errors)
+    return f"{largest:.1f}" if largest < 1000 else f"{largest:.0e}"
+
+
 def _shown(found: dict[str, str] | None) -> str:
     """Write value and gradients, or that the call is refused."""
     if found is None:
@@ -124,4 +151,5 @@ def setup(app):
     app.add_directive("edges", Edges)
     app.add_directive("accuracy-summary", Summary)
     app.add_directive("gradient-errors", Errors)
+    app.add_directive("function-errors", Functions)
     return {"parallel_read_safe": True}

@@ -21,6 +21,12 @@ def _one_minus_square(x: relax.Expr) -> relax.Expr:
     return (one - x) * (one + x)
 
 
+def _square_minus_one(x: relax.Expr) -> relax.Expr:
+    """Return ``x**2 - 1`` as a product, which does not cancel near 1, and is no -0 at -1."""
+    one, magnitude = const_like(1, x), relax.op.abs(x)
+    return (magnitude - one) * (magnitude + one)
+
+
 def _erf(x: relax.Expr, y: relax.Expr, grad: relax.Expr) -> relax.Expr:
     return grad * const_like(2 / math.sqrt(math.pi), x) * relax.op.exp(relax.op.negative(x * x))
 
@@ -35,7 +41,7 @@ _PARTIALS: dict[str, tuple[str, Partial]] = {
     ),
     "acosh": (
         "y_grad / sqrt(x**2 - 1)",
-        lambda x, y, grad: grad * relax.op.rsqrt((x - const_like(1, x)) * (x + const_like(1, x))),
+        lambda x, y, grad: grad * relax.op.rsqrt(_square_minus_one(x)),
     ),
     "asin": (
         "y_grad / sqrt(1 - x**2)",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op
+from tvm.ir import Call
 
+from .._compat import BufferLoad
+from .._module import IF_THEN_ELSE
 from ..kernel import _math
 from ._fuse import weigh
+from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 
 _FUNCTIONS = {
+    **FUNCTIONS,
+    "tirx.atanh": _math.atanh,
     "tirx.exp": _math.exp,
     "tirx.sigmoid": _math.sigmoid,
     "tirx.tanh": _math.tanh,
@@ -29,26 +34,86 @@ def as_arithmetic(expr):
 
     A function of a function is computed from memory: TVM writes out in full what a name stands for, and where
     each function reads the one before it many times, three of them take it half a minute. No statement can
-    be written for what is under a condition, or uses names that only the expression knows: there, functions
+    be written for what a condition guards, or for what uses names that only the expression knows: there, functions
     beyond the second, and the long ones, remain those of the C library.
     """
-    has_statements = not _names_in(expr) and not weigh(expr)[2]
+    has_names, (_, _, conditions) = bool(_names_in(expr)), weigh(expr)
+    safe = _unguarded(expr) if conditions else []
+
+    def keep(value):
+        load = kept(value)
+        safe.append(load)
+        return load
+
+    def has_statements(arguments) -> bool:
+        return not has_names and not (
+            conditions and any(_is_guarded(each, safe) for each in arguments)
+        )
+
+    def can_be(x) -> bool:
+        return has_statements([x]) or not any(map(is_arithmetic, _calls(x)))
 
     def call(node: Call):
         if _is_one_of(node, _LONG) and _is_small_power(node):
             return _math.expression(_PRODUCTS[node.args[1].value], node.args[0])
-        if _is_one_of(node, _LONG) and has_statements:
-            return _LONG[node.op.name](*map(kept, node.args), kept)
+        arguments = arguments_of(node)
+        if _is_one_of(node, _LONG) and has_statements(arguments):
+            return _LONG[node.op.name](*map(keep, arguments), keep)
         if not _is_one_of(node, _FUNCTIONS):
             return node
-        arguments = list(node.args)
-        if has_statements:
-            arguments = [kept(each) if has_functions(each) else each for each in arguments]
+        if has_statements(arguments):
+            arguments = [keep(each) if has_functions(each) else each for each in arguments]
+            if conditions:
+                return _FUNCTIONS[name_of(node)](*map(keep, arguments), keep)
         elif any(_names_in(name.value) for each in arguments for name in _names_in(each)):
             return node
-        return _math.expression(_FUNCTIONS[node.op.name], *arguments)
+        return _math.expression(_FUNCTIONS[name_of(node)], *arguments)
 
-    return tvm_ffi.structural_map(expr, (Call, call))
+    return tvm_ffi.structural_map(with_functions(expr, can_be), (Call, call))
+
+
+def _is_guarded(expr, safe: list) -> bool:
+    """Tell whether an expression may be safe to compute only where a condition holds.
+
+    It is if it reads memory, but for some loads, or divides integers.
+    """
+    found = []
+
+    def visit(node) -> None:
+        if isinstance(node, BufferLoad):
+            found.append(not any(tvm_ffi.structural_equal(node, load) for load in safe))
+        elif isinstance(node, Call):
+            found.append(node.op.same_as(IF_THEN_ELSE))
+        else:
+            found.append(not str(node.ty.dtype).startswith("float"))
+
+    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    tvm_ffi.structural_walk(expr, ((BufferLoad, Call, *divisions), visit))
+    return any(found)
+
+
+def _unguarded(expr) -> list:
+    """Return the loads that an expression makes whatever its conditions are."""
+
+    def without_branches(node):
+        if isinstance(node, tirx.Select):
+            zero = tirx.const(0, str(node.ty.dtype))
+            return tirx.Select(node.condition, zero, zero)
+        if node.op.same_as(IF_THEN_ELSE):
+            zero = tirx.const(0, str(node.ty.dtype))
+            return tirx.if_then_else(node.args[0], zero, zero)
+        return node
+
+    loads: list = []
+    rest = tvm_ffi.structural_map(expr, ((tirx.Select, Call), without_branches), order="pre")
+    tvm_ffi.structural_walk(rest, (BufferLoad, loads.append))
+    return loads
+
+
+def _calls(expr) -> list[Call]:
+    calls = []
+    tvm_ffi.structural_walk(expr, (Call, calls.append))
+    return calls
 
 
 def has_functions(value) -> bool:
@@ -77,8 +142,7 @@ def _is_small_power(call: Call) -> bool:
 
 
 def _is_one_of(call: Call, functions: dict) -> bool:
-    is_known = isinstance(call.op, Op) and call.op.name in functions
-    return is_known and str(call.ty.dtype) == "float32"
+    return name_of(call) in functions and str(call.ty.dtype) == "float32"
 
 
 def is_arithmetic(call: Call) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from machines import Run, each_target, run_kernels
 from tvm import te, topi
 
+from relax_grad.kernel import _activations as activations
 from relax_grad.kernel import _builder as b
 from relax_grad.kernel import _math as math
 from relax_grad.schedule import schedule
@@ -20,7 +21,22 @@ FUNCTIONS = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "log": torch.log,
+    "expm1": torch.expm1,
+    "atanh": torch.atanh,
+    "normal_cdf": lambda x: torch.erfc(-x * np.sqrt(0.5)) / 2,
+    "gelu": lambda x: x * torch.erfc(-x * np.sqrt(0.5)) / 2,
+    "gelu_slope": lambda x: (
+        torch.erfc(-x * np.sqrt(0.5)) / 2 + x * (-x * x / 2).exp() / np.sqrt(2 * np.pi)
+    ),
+    "gelu_tanh": lambda x: x * torch.sigmoid(LINEAR * (x + 0.044715 * x**3)),
+    "silu": lambda x: x * torch.sigmoid(x),
+    "softplus": lambda x: x.clamp(min=0) + torch.log1p(torch.exp(-x.abs())),
 }
+LINEAR = 2 * np.sqrt(2 / np.pi)
+
+#: Units in the last place; more without instructions that multiply and add with one rounding.
+LIMIT, LIMIT_OF_SSE = 4.0, 6.0
+
 LEAST_NORMAL = 2.0**-126
 
 
@@ -34,13 +50,12 @@ def everywhere() -> np.ndarray:
 
 def applied(name, x, lanes):
     vectors = b.Vectors(lanes)
+    function = getattr(activations if hasattr(activations, name) else math, name)
 
     def body(taken, result) -> None:
         vectors.each(
             x.size,
-            lambda i, _: vectors.store(
-                result, i, getattr(math, name)(b.bind(vectors.load(taken, i)))
-            ),
+            lambda i, _: vectors.store(result, i, function(b.bind(vectors.load(taken, i)))),
         )
 
     return b.prim_func(name, [(each, [x.size], "float32") for each in ("x", "y")], body)
@@ -58,11 +73,31 @@ def test_accuracy(target, name):
     assert np.array_equal(np.isnan(found), np.isnan(exact))
     assert np.array_equal(np.isinf(found), np.isinf(rounded))
     finite = np.isfinite(rounded)
-    error = np.abs(found[finite] - exact[finite])
-    if name == "sigmoid":
-        error = np.where(exact[finite] < LEAST_NORMAL / 4, 0, error)  # where 1 / sigmoid overflows
-    size = np.maximum(np.abs(exact[finite]), LEAST_NORMAL)
-    assert (error / size).max() < (4e-7 if name == "erf" else 2.4e-7)
+    unit = np.spacing(np.abs(rounded[finite])).astype("float64")
+    error = np.abs(found[finite] - exact[finite]) / unit
+    is_sse = CPU.of(target).lanes == 4
+    assert error.max() <= (LIMIT_OF_SSE if is_sse else LIMIT)
+
+
+@each_target
+def test_erf_is_1_beyond_saturation(target):
+    sizes = np.array([3.93, 4.0, 5.0, 1e2, 1e10, 3e38, np.inf, np.nan], "float32")
+    x = np.concatenate([sizes, -sizes])
+    run = Run(applied("erf", x, CPU.of(target).lanes), [x], [x.shape])
+    ((found,),) = run_kernels([run], target)
+    np.testing.assert_array_equal(found, [*[1] * 7, np.nan, *[-1] * 7, np.nan])
+
+
+@each_target
+def test_log1p(target):
+    x = np.concatenate([np.linspace(0, 1, 100003), 10.0 ** np.linspace(-44, 37, 20000), [np.nan]])
+    x = np.resize(x, -(-x.size // 16) * 16).astype("float32")
+    run = Run(applied("log1p", x, CPU.of(target).lanes), [x], [x.shape])
+    ((found,),) = run_kernels([run], target)
+    exact = np.log1p(x.astype("float64"))
+    unit = np.spacing(exact.astype("float32")).astype("float64")
+    assert np.array_equal(np.isnan(found), np.isnan(exact))
+    assert np.nanmax(np.abs(found - exact) / unit) <= LIMIT
 
 
 def powers() -> tuple[np.ndarray, np.ndarray]:

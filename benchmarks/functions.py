@@ -1,0 +1,373 @@
+"""Measure the error of functions of float32 and of their derivatives, in units in the last place.
+
+``python benchmarks/functions.py`` compiles each function and its gradient with the pipeline, compares them with
+PyTorch's in float64 for numbers of every exponent and at the edges, and writes the largest errors to
+docs/_measured/functions.json. Names measure those functions alone, and print them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import tvm
+from measure import processor
+from tvm import relax
+from tvm.relax import op
+
+import relax_grad
+from relax_grad.transform import Gradient
+
+RESULTS = Path(__file__).parents[1] / "docs" / "_measured" / "functions.json"
+
+#: The distance between the numbers that are no normal ones.
+LEAST = 2.0**-149
+
+#: Where a function saturates, is clamped, or changes its form: every float32 near these is measured.
+_PLACES = (
+    *(
+        0.125,
+        0.25,
+        0.5,
+        0.625,
+        0.7517915,
+        0.7524614,
+        1.0,
+        1.2784645,
+        2.0,
+        3.85,
+        3.9192059,
+        4.0,
+        5.5,
+        9.01,
+        10.0,
+    ),
+    *(
+        10.9,
+        13.2,
+        14.2,
+        14.7,
+        17.3,
+        20.0,
+        87.33654,
+        88.72284,
+        89.41598,
+        103.27893,
+        103.97208,
+        110.0,
+        112.0,
+    ),
+    *(math.log(2) / 2, math.pi / 2, math.pi),
+)
+
+_PYTORCH = torch.nn.functional
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of numbers.
+
+    Attributes
+    ----------
+    op : Callable
+        The operator of Relax.
+    torch : Callable
+        The function of PyTorch.
+    exact : Callable, optional
+        Makes ``(value, *derivatives)`` in float64, where PyTorch's float64 itself cancels.
+    slack : Callable, optional
+        An absolute error of the derivatives that is accepted beside 4 units in the last place: a limit that the page on
+        accuracy gives. It takes the arguments.
+    arguments : int
+        How many numbers it takes.
+    """
+
+    op: Callable
+    torch: Callable
+    exact: Callable | None = None
+    slack: Callable | None = None
+    arguments: int = 1
+
+
+def _normal_cdf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erfc, otypes=[float])(-x * math.sqrt(0.5)) / 2
+
+
+def _gelu(x: np.ndarray):
+    cdf = _normal_cdf(x)
+    return x * cdf, cdf + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def _sigmoid(x: np.ndarray):
+    """Return the sigmoid of x, and that of -x."""
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e), np.where(x < 0, 1, e) / (1 + e)
+
+
+def _gelu_tanh(x: np.ndarray):
+    linear, cubic = 2 * math.sqrt(2 / math.pi), 0.044715
+    share, rest = _sigmoid(linear * (x + cubic * x**3))
+    return x * share, share + x * share * rest * linear * (1 + 3 * cubic * x * x)
+
+
+def _silu(x: np.ndarray):
+    share, rest = _sigmoid(x)
+    return x * share, share + x * share * rest
+
+
+FUNCTIONS = {
+    "exp": Function(op.exp, torch.exp),
+    "log": Function(op.log, torch.log),
+    "power": Function(
+        op.power,
+        torch.pow,
+        # The power that is multiplied may be no normal number, of few digits, in PyTorch as well.
+        slack=lambda x, y: (2 * np.abs(y) * LEAST, 2 * np.abs(np.log(np.abs(x))) * LEAST),
+        arguments=2,
+    ),
+    "erf": Function(op.erf, torch.erf),
+    "gelu": Function(op.nn.gelu, _PYTORCH.gelu, _gelu),
+    "gelu_tanh": Function(op.nn.gelu_tanh, partial(_PYTORCH.gelu, approximate="tanh"), _gelu_tanh),
+    "tanh": Function(
+        op.tanh,
+        torch.tanh,
+        lambda x: (np.tanh(x), 1 / np.cosh(x) ** 2),
+        # Of the rounded result: an error of an ulp of 1.
+        slack=lambda x: (2.0**-22,),
+    ),
+    "sigmoid": Function(
+        op.sigmoid,
+        torch.sigmoid,
+        lambda x: (_sigmoid(x)[0], _sigmoid(x)[0] * _sigmoid(x)[1]),
+        slack=lambda x: (2.0**-22 * _sigmoid(x)[0],),
+    ),
+    "silu": Function(
+        op.nn.silu,
+        _PYTORCH.silu,
+        _silu,
+        # A difference of two numbers that are equal where the derivative is 0.
+        slack=lambda x: (2.0**-22 * _sigmoid(x)[0],),
+    ),
+    "softplus": Function(lambda x: op.nn.softplus(x, 1.0, 20.0), _PYTORCH.softplus),
+    "selu": Function(op.nn.selu, _PYTORCH.selu),
+    "sqrt": Function(op.sqrt, torch.sqrt),
+    "rsqrt": Function(
+        op.rsqrt,
+        torch.rsqrt,
+        # The third power of the result, whose error counts three times.
+        slack=lambda x: (2.0**-22 * np.abs(x) ** -1.5 / 2,),
+    ),
+    "sin": Function(op.sin, torch.sin),
+    "cos": Function(op.cos, torch.cos),
+    "tan": Function(op.tan, torch.tan),
+    "asin": Function(op.asin, torch.asin),
+    "acos": Function(op.acos, torch.acos),
+    "atan": Function(op.atan, torch.atan),
+    "sinh": Function(op.sinh, torch.sinh),
+    "cosh": Function(op.cosh, torch.cosh),
+    "asinh": Function(op.asinh, torch.asinh),
+    "acosh": Function(op.acosh, torch.acosh),
+    "atanh": Function(op.atanh, torch.atanh),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A function or a derivative of it at some numbers, and its errors.
+
+    Attributes
+    ----------
+    values, exact, torch : np.ndarray
+        What the pipeline's function returns, what is exact, in float64, and what PyTorch returns in float32.
+    errors, of_torch : np.ndarray
+        The distances from what is exact, of the pipeline's values and of PyTorch's.
+    beside_torch : np.ndarray
+        The distances of the pipeline's values from PyTorch's.
+    accepted : np.ndarray
+        The slack of the function, in the same unit.
+    """
+
+    values: np.ndarray
+    exact: np.ndarray
+    torch: np.ndarray
+    errors: np.ndarray
+    of_torch: np.ndarray
+    beside_torch: np.ndarray
+    accepted: np.ndarray
+
+
+def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Return the distances of float32 numbers from float64 ones, in units in the last place of the exact ones.
+
+    A NaN is infinitely far from what is none, and so is infinity from a number that rounds to one that is not infinite,
+    unless it is beside the largest float32: that counts as if the next power of 2 were a number.
+    """
+    with np.errstate(all="ignore"):
+        rounded = exact.astype("float32")
+        largest = np.finfo("float32").max
+        unit = np.spacing(np.minimum(np.abs(rounded), largest)).astype("float64")
+        finite = np.where(np.isinf(found), np.copysign(2.0**128, found), found.astype("float64"))
+        distance = np.abs(finite - exact) / np.where(np.isnan(unit), 1, unit)
+    distance[np.isinf(exact) & (found != exact)] = np.inf
+    distance[(found == rounded) & np.isinf(rounded)] = 0
+    distance[np.isnan(found) != np.isnan(exact)] = np.inf
+    distance[np.isnan(found) & np.isnan(exact)] = 0
+    return distance
+
+
+def points(count: int, seed: int = 0) -> np.ndarray:
+    """Return numbers of every exponent, this many of each and as many negative ones, and those near the edges."""
+    rng = np.random.default_rng(seed)
+    ends = np.array([0, 1, 2, 2**22, 2**23 - 2, 2**23 - 1])
+    fractions = np.concatenate(
+        [np.tile(ends, (255, 1)), rng.integers(0, 2**23, (255, max(0, count - ends.size)))], 1
+    )
+    bits = (np.arange(255)[:, None] << 23) + fractions
+    places = np.array(_PLACES, "float32").view("uint32").astype("int64")
+    near = places[:, None] + np.arange(-4 * count, 4 * count)
+    # Functions have their digits where they are neither 0 nor constant.
+    inside = np.linspace(0, 120, 250 * count)
+    sizes = np.concatenate([bits.ravel(), near.ravel()]).astype("uint32").view("float32")
+    sizes = np.concatenate([sizes, inside.astype("float32")])
+    edges = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0], "float32")
+    return np.concatenate([sizes, -sizes, edges])
+
+
+def pairs(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return bases of every exponent with what may be special as an exponent, and pairs of finite powers."""
+    rng = np.random.default_rng(seed)
+    special = [0, 0.5, 1, 2, 3, 1 / 3, 1.5, 10.1, 127.3, 1e-3, 1e-40, 2**24, 2**24 + 2, 2**23 - 0.5]
+    special = np.array([*special, 3e38, np.inf, np.nan], "float32")
+    bases = (np.arange(255)[:, None] << 23) + rng.integers(0, 2**23, (255, max(1, count // 16)))
+    bases = bases.ravel().astype("uint32").view("float32")
+    edges = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1, -1], "float32")
+    x, y = np.meshgrid(np.concatenate([bases, -bases, edges]), np.concatenate([special, -special]))
+    size = rng.integers(1, 0x7F800000, 1000 * count).astype("uint32").view("float32")
+    near_1 = rng.uniform(0.5, 2, 1000 * count).astype("float32")
+    more = np.concatenate([size, near_1]).astype("float64")
+    with np.errstate(divide="ignore"):
+        exponents = rng.uniform(-152, 130, more.size) / np.log2(more)
+    x = np.concatenate([x.ravel(), more.astype("float32")])
+    return x, np.concatenate([y.ravel(), exponents.astype("float32")])
+
+
+def measure(name: str, count: int, length: int | None = None) -> Iterator[tuple[str, Found]]:
+    """Yield the names of a function and its derivatives, with their errors.
+
+    Parameters
+    ----------
+    name : str
+        A function of :data:`FUNCTIONS`.
+    count : int
+        The numbers of each exponent.
+    length : int, optional
+        As many of the numbers, from the end on: so few that no vector is full. By default all.
+    """
+    function = FUNCTIONS[name]
+    inputs = pairs(count) if function.arguments == 2 else (points(count),)
+    inputs = [each[-length:] if length else each for each in inputs]
+    found = _results(function, inputs)
+    with np.errstate(all="ignore"):
+        wide = [each.astype("float64") for each in inputs]
+        exact = _of_torch(function, wide) if function.exact is None else function.exact(*wide)
+        slack = (0.0, *(function.slack(*wide) if function.slack else [0.0] * len(inputs)))
+        theirs = _of_torch(function, inputs)
+        names = (
+            "value",
+            *(f"gradient {i}" if len(inputs) > 1 else "gradient" for i in range(len(inputs))),
+        )
+        for kind, ours, wanted, torchs, extra in zip(
+            names, found, exact, theirs, slack, strict=True
+        ):
+            unit = np.spacing(np.abs(wanted.astype("float32"))).astype("float64")
+            accepted = np.broadcast_to(
+                np.nan_to_num(extra / unit, nan=0.0, posinf=0.0), wanted.shape
+            )
+            errors = (
+                ulps(ours, wanted),
+                ulps(torchs, wanted),
+                ulps(ours, torchs.astype("float64")),
+            )
+            yield kind, Found(ours, wanted, torchs, *errors, accepted)
+
+
+def _results(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the values and the derivatives that the pipeline's functions compute."""
+
+    def module(body: Callable) -> tvm.IRModule:
+        params = [
+            relax.Var(f"x{i}", relax.TensorType(each.shape, "float32"))
+            for i, each in enumerate(inputs)
+        ]
+        builder = relax.BlockBuilder()
+        with builder.function("main", params):
+            with builder.dataflow():
+                result = builder.emit_output(body(*params))
+            builder.emit_func_output(result)
+        return builder.get()
+
+    adjoint = Gradient("main")(module(lambda *args: op.sum(function.op(*args))))
+    functions = {"value": module(function.op)["main"], "gradients": adjoint["main_adjoint"]}
+    functions = {name: each.with_attr("global_symbol", name) for name, each in functions.items()}
+    executable = tvm.compile(
+        tvm.IRModule(functions), relax_grad.target.host(), relax_pipeline="relax_grad"
+    )
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    tensors = [tvm.runtime.tensor(each) for each in inputs]
+    gradients = machine["gradients"](*tensors)[1]
+    return [each.numpy() for each in (machine["value"](*tensors), *gradients)]
+
+
+def _of_torch(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    tensors = [torch.tensor(each, requires_grad=True) for each in inputs]
+    value = function.torch(*tensors)
+    gradients = torch.autograd.grad(value.sum(), tensors)
+    return [each.detach().numpy() for each in (value, *gradients)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("functions", nargs="*", help="functions to measure; by default all")
+    parser.add_argument(
+        "--count", type=int, default=1024, help="numbers of each exponent (default: 1024)"
+    )
+    args = parser.parse_args()
+    results = {}
+    for name in args.functions or FUNCTIONS:
+        results[name] = {
+            kind: {
+                "relax_grad": _largest(found.errors, found),
+                "torch": _largest(found.of_torch, found),
+            }
+            for kind, found in measure(name, args.count)
+        }
+        print(name, results[name], flush=True)
+    if not args.functions:
+        about = {
+            "processor": processor(),
+            "python": platform.python_version(),
+            "tvm": tvm.__version__,
+            "torch": torch.__version__,
+            "count": args.count,
+        }
+        RESULTS.write_text(json.dumps({"about": about, "errors": results}, indent=1) + "\n")
+    return 0
+
+
+def _largest(errors: np.ndarray, found: Found) -> float | None:
+    """Return the largest error of a number with three digits; None, which JSON has, for infinity."""
+    largest = float(f"{errors[~np.isnan(found.exact)].max():.3g}")
+    return largest if math.isfinite(largest) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Expressions of float32 that cancel, and functions of the kernels' arithmetic that are the same without.
+
+``x * (0.5 + 0.5 * erf(x * 0.7071))`` is gelu, whether TVM's legalization, a gradient rule or a model has written it. As
+it stands, it has no correct digit where the sum is close to 0. An identity holds for any x, so it needs to know of no
+operator: what is an x in one place of an expression has to be the same in the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Op
+
+from ..kernel import _activations, _math
+
+#: How far a constant may be from that of an identity, relatively: some roundings of float32.
+_TOLERANCE = 2.0**-22
+
+_HALF_ROOT = math.sqrt(0.5)
+_DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
+_TANH_LINEAR, _TANH_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
+
+#: The functions that expressions are found to be, by the name of the call that stands for one.
+FUNCTIONS = {
+    f"relax_grad.{function.__name__}": function
+    for function in (
+        _activations.gelu,
+        _activations.gelu_slope,
+        _activations.gelu_tanh,
+        _activations.gelu_tanh_slope,
+        _activations.normal_cdf,
+        _activations.silu,
+        _activations.softplus,
+        _math.expm1,
+    )
+}
+
+_EXTERN = Op.get("tirx.call_pure_extern")
+
+
+def name_of(call: Call) -> str:
+    """Return the name of the function that is called: that of an operator, or one of :data:`FUNCTIONS`."""
+    if not isinstance(call.op, Op):
+        return ""
+    return str(call.args[0].value) if call.op.same_as(_EXTERN) else call.op.name
+
+
+def arguments_of(call: Call) -> list[tirx.PrimExpr]:
+    """Return the numbers that a function is called with."""
+    return list(call.args[1:] if call.op.same_as(_EXTERN) else call.args)
+
+
+def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
+    """Return an expression with calls of :data:`FUNCTIONS` in the place of what is the same.
+
+    Parameters
+    ----------
+    expr : tirx.PrimExpr
+        An expression.
+    can_be : Callable
+        Tells of an argument whether there can be a call with it.
+    """
+
+    def found(node):
+        if str(node.ty.dtype) != "float32":
+            return node
+        for identity in _IDENTITIES[type(node)]:
+            result = identity(node)
+            if result is not None and can_be(result[1]):
+                name, x, factor, others = result
+                call = tirx.call_pure_extern("float32", f"relax_grad.{name}", x)
+                return _multiplied(factor, [call, *others])
+        return node
+
+    return tvm_ffi.structural_map(expr, (tuple(_IDENTITIES), found), order="pre")
+
+
+# Each returns the name of a function, its argument, and the constant and the other factors of a product.
+
+
+def _products(node: tirx.Mul):
+    """``x * (1 + erf(x / sqrt(2)))``, ``x * (1 + tanh(...))`` and ``x * sigmoid(x)``."""
+    constant, factors = _factors(node)
+    candidates = []
+    for i, factor in enumerate(factors):
+        others = [*factors[:i], *factors[i + 1 :]]
+        for name, of in (("gelu", _cdf), ("gelu_tanh", _tanh_cdf), ("silu", _sigmoid)):
+            found = of(factor)
+            if found is None:
+                continue
+            scale, x = found
+            size, wanted = _factors(x)
+            rest = _without(others, wanted)
+            if rest is not None and size:
+                candidates.append((name, x, constant * scale / size, rest))
+    # Of a function of a function, the outer one: the inner one remains in its argument.
+    return min(candidates, key=lambda found: len(found[3]), default=None)
+
+
+def _sums(node: tirx.Add):
+    """The derivatives of both forms of gelu, and the normal distribution."""
+    first, second = node.a, node.b
+    found = _cdf(first)
+    if found is not None and _is_slope_of_cdf(second, *found):
+        return "gelu_slope", found[1], found[0], []
+    found = _tanh_cdf(first)
+    if found is not None and _is_slope_of_tanh(second, *found):
+        return "gelu_tanh_slope", found[1], found[0], []
+    found = _cdf(node)
+    if found is not None:
+        return "normal_cdf", found[1], found[0], []
+    if _is(second, -1.0) and _is_call(first, "tirx.exp"):
+        return "expm1", first.args[0], 1.0, []
+    return None
+
+
+def _differences(node: tirx.Sub):
+    """``exp(x) - 1``."""
+    if _is(node.b, 1.0) and _is_call(node.a, "tirx.exp"):
+        return "expm1", node.a.args[0], 1.0, []
+    return None
+
+
+def _logarithms(node: Call):
+    """``log(1 + exp(x))``."""
+    if not _is_call(node, "tirx.log"):
+        return None
+    for one, other in _either_order(node.args[0]):
+        if _is(one, 1.0) and _is_call(other, "tirx.exp"):
+            return "softplus", other.args[0], 1.0, []
+    return None
+
+
+_IDENTITIES = {
+    tirx.Mul: (_products,),
+    tirx.Add: (_sums,),
+    tirx.Sub: (_differences,),
+    Call: (_logarithms,),
+}
+
+
+def _cdf(expr):
+    """Return a scale and x of ``scale * P(x)``, if this is ``scale / 2 * (1 + erf(x / sqrt(2)))``."""
+    return _one_and(expr, "tirx.erf", _over_root)
+
+
+def _tanh_cdf(expr):
+    """Return a scale and x of ``scale / 2 * (1 + tanh(k * (x + c * x**3)))``."""
+    return _one_and(expr, "tirx.tanh", _cubic)
+
+
+def _one_and(expr, name: str, argument):
+    """Return ``2 * scale`` and what an argument is of x, if this is ``scale + scale * function(argument)``."""
+    for one, other in _either_order(expr):
+        if not isinstance(one, tirx.FloatImm):
+            continue
+        scale, factors = _factors(other)
+        if len(factors) == 1 and _is_call(factors[0], name) and _is(one, scale):
+            x = argument(factors[0].args[0])
+            if x is not None:
+                return 2.0 * scale, x
+    return None
+
+
+def _sigmoid(expr):
+    return (1.0, expr.args[0]) if _is_call(expr, "tirx.sigmoid") else None
+
+
+def _over_root(expr):
+    """Return x, if this is ``x / sqrt(2)``."""
+    if isinstance(expr, tirx.Mul):
+        for one, other in ((expr.a, expr.b), (expr.b, expr.a)):
+            if _is(one, _HALF_ROOT):
+                return other
+    if isinstance(expr, tirx.Div) and _is(expr.b, 1.0 / _HALF_ROOT):
+        return expr.a
+    return None
+
+
+def _cubic(expr):
+    """Return x, if this is ``k * (x + c * x**3)`` with the constants of gelu_tanh."""
+    constant, factors = _factors(expr)
+    for i, factor in enumerate(factors):
+        if not isinstance(factor, tirx.Add):
+            continue
+        others = [*factors[:i], *factors[i + 1 :]]
+        for one, other in _either_order(factor):
+            (linear, x), (cubic, thrice) = _factors(one), _factors(other)
+            x, thrice = [*others, *x], [*others, *thrice]
+            if (
+                x
+                and _is_near(constant * linear, _TANH_LINEAR)
+                and _is_near(constant * cubic, _TANH_LINEAR * _TANH_CUBIC)
+                and _without(thrice, 3 * x) == []
+            ):
+                return reduce(mul, x)
+    return None
+
+
+def _is_slope_of_cdf(expr, scale: float, x) -> bool:
+    """Tell whether this is ``scale * x * phi(x)`` with the normal density."""
+    constant, factors = _factors(expr)
+    size, wanted = _factors(x)
+    for i, factor in enumerate(factors):
+        if not _is_call(factor, "tirx.exp"):
+            continue
+        half, square = _factors(factor.args[0])
+        return (
+            _is_near(half, -0.5 * size * size)
+            and _without(square, 2 * wanted) == []
+            and _is_near(constant, scale * _DENSITY * size)
+            and _without([*factors[:i], *factors[i + 1 :]], wanted) == []
+        )
+    return False
+
+
+def _is_slope_of_tanh(expr, scale: float, x) -> bool:
+    """Tell whether this is ``scale * x * d/dx tanh(k * (x + c * x**3)) / 2`` as the rule of gelu_tanh writes it."""
+    constant, factors = _factors(expr)
+    size, wanted = _factors(x)
+    if size != 1.0 or len(factors) != 1 or not _is_near(constant, scale * _TANH_LINEAR / 2):
+        return False
+    for one, other in _either_order(factors[0]):
+        (linear, slope), (cubic, rest) = _factors(one), _factors(other)
+        if (
+            linear == 1.0
+            and _is_near(cubic, 3 * _TANH_CUBIC)
+            and _without(rest, [*slope, *wanted, *wanted]) == []
+        ):
+            ends = _without(slope, wanted)
+            return ends is not None and len(ends) == 2 and _is_one_minus_square(*ends, x)
+    return False
+
+
+def _is_one_minus_square(one, other, x) -> bool:
+    """Tell whether two factors are ``1 - tanh(...)`` and ``1 + tanh(...)`` of gelu_tanh's argument."""
+    for minus, plus in ((one, other), (other, one)):
+        found = _tanh_cdf(plus)
+        if found is not None and isinstance(minus, tirx.Sub):
+            has_same = _is(minus.a, 1.0) and any(
+                tvm_ffi.structural_equal(minus.b, term) for term in (plus.a, plus.b)
+            )
+            return has_same and found[0] == 2.0 and tvm_ffi.structural_equal(found[1], x)
+    return False
+
+
+# Parts of expressions
+
+
+def _factors(expr) -> tuple[float, list]:
+    """Return the constant and the other factors that a product has."""
+    if isinstance(expr, tirx.FloatImm):
+        return expr.value, []
+    if isinstance(expr, tirx.Mul):
+        (first, some), (second, others) = _factors(expr.a), _factors(expr.b)
+        return first * second, [*some, *others]
+    if isinstance(expr, tirx.Div) and isinstance(expr.b, tirx.FloatImm) and expr.b.value:
+        constant, factors = _factors(expr.a)
+        return constant / expr.b.value, factors
+    if _is_call(expr, "tirx.pow") and any(_is(expr.args[1], times) for times in (2, 3)):
+        constant, factors = _factors(expr.args[0])
+        times = int(expr.args[1].value)
+        return constant**times, factors * times
+    return 1.0, [expr]
+
+
+def _without(factors: Sequence, wanted: Sequence) -> list | None:
+    """Return factors without those that are wanted; None if some are missing."""
+    rest = list(factors)
+    for each in wanted:
+        for i, factor in enumerate(rest):
+            if tvm_ffi.structural_equal(each, factor):
+                del rest[i]
+                break
+        else:
+            return None
+    return rest
+
+
+def _multiplied(constant: float, factors: Sequence):
+    product = reduce(mul, factors)
+    return product if constant == 1.0 else product * tirx.const(constant, "float32")
+
+
+def _either_order(expr):
+    """Return the terms of a sum in both orders; nothing of what is no sum."""
+    return ((expr.a, expr.b), (expr.b, expr.a)) if isinstance(expr, tirx.Add) else ()
+
+
+def _is_call(expr, name: str) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.name == name
+
+
+def _is(expr, value: float) -> bool:
+    return isinstance(expr, tirx.FloatImm) and _is_near(expr.value, value)
+
+
+def _is_near(value: float, wanted: float) -> bool:
+    return abs(value - wanted) <= _TOLERANCE * abs(wanted)
