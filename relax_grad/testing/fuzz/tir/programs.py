@@ -15,8 +15,11 @@ from .interpret import InvalidError, inputs_of, interpret
 #: Extents that programs have, and those of the larger ones.
 _SIZES, _LARGE = (1, 2, 3, 4, 4, 5, 6, 8, 12), (4, 16, 24, 33, 40)
 
+#: Extents beside the symbolic one: of which no sum of two is a multiple of it.
+_BESIDE = (1, 2, 3, 4, 6)
+
 #: The elements that a tensor has at most, and those of the larger programs.
-_ELEMENTS, _MANY = 150, 2500
+_ELEMENTS, _MANY = 180, 2500
 
 #: How often something is drawn that has no meaning before it counts as an error of this module.
 _TRIALS = 200
@@ -77,7 +80,7 @@ class _Author:
         self.is_large = not self.is_symbolic and self.rng.random() < 0.04
         sizes = list(_LARGE if self.is_large else _SIZES)
         if self.is_symbolic:
-            sizes += [ir.BATCH] * 4 + [2 * ir.BATCH]
+            sizes = [*_BESIDE, *[ir.BATCH] * 4, 2 * ir.BATCH]
         self.sizes = sizes
         self.names = (f"t{k}" for k in itertools.count())
 
@@ -169,10 +172,8 @@ class _Author:
 
     def call(self) -> None:
         """Call a new function, or one that is there on other tensors."""
-        operands = [
-            each
-            for each in self.rng.sample(self.values, min(len(self.values), self.rng.randint(1, 3)))
-        ]
+        count = min(len(self.values), self.rng.randint(1, 3))
+        operands = self.rng.sample(self.values, count)
         for each in self.values:
             if each.is_index and each not in operands and self.rng.random() < 0.7:
                 operands.append(each)
@@ -279,7 +280,7 @@ class _Author:
         shape = x.tensor.shape
         if len(shape) == 1 and shape[0] % ir.BATCH and shape[0] % 2 == 0:
             other = (shape[0] // 2, 2)
-        elif len(shape) > 1 and (not self.is_symbolic or all(s % ir.BATCH for s in shape)):
+        elif len(shape) > 1 and not self.is_symbolic:
             other = (math.prod(shape),)
         else:
             other = (*shape, 1)

@@ -69,9 +69,7 @@ def cleaned(program: ir.Program) -> ir.Program:
     needed = set(program.results)
     steps: list = []
     for step in reversed(program.steps):
-        if any(r.name in needed for r in step.results) or (
-            isinstance(step, ir.Call) and any(i >= 0 for i in step.inplace)
-        ):
+        if any(r.name in needed for r in step.results):
             steps.insert(0, step)
             needed.update(step.operands)
     called = {step.function for step in steps if isinstance(step, ir.Call)}
