@@ -17,11 +17,12 @@ class InvalidError(Exception):
 
 
 class Array:
-    """A tensor, and which of its elements are written."""
+    """A tensor, which of its elements are written, and whose memory it may be."""
 
-    def __init__(self, values: np.ndarray, is_written: bool):
+    def __init__(self, values: np.ndarray, is_written: bool, memory: object = None):
         self.values = values
         self.written = np.full(values.shape, is_written)
+        self.memory = memory or object()
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: str) -> Array:
@@ -82,6 +83,9 @@ def _call(program: ir.Program, call: ir.Call, arrays: dict[str, Array], n: int) 
     function = program.function(call.function)
     operands = [arrays[name] for name in call.operands]
     inplace = call.inplace or (-1,) * len(call.results)
+    memory = [each.memory for each in operands]
+    if any(i >= 0 and memory.count(memory[i]) > 1 for i in inplace):
+        raise InvalidError("a tensor that is written to is another argument as well")
     fresh = []
     for result, index in zip(call.results, inplace, strict=True):
         if index < 0:
@@ -104,7 +108,9 @@ def _apply(step: ir.Operator, arrays: dict[str, Array], n: int) -> None:
     shape = tuple(ir.extent_at(size, n) for size in result.shape)
     if values.shape != shape:
         raise InvalidError(f"{step.name} has the shape {values.shape}, not {shape}")
-    arrays[result.name] = Array(values, True)
+    # What is reshaped is a view of the same memory where TVM finds that it can be.
+    memory = operands[0].memory if step.name == "reshape" else None
+    arrays[result.name] = Array(values, True, memory)
 
 
 class _Run:

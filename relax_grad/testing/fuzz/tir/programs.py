@@ -274,7 +274,9 @@ class _Author:
     def permute(self, x: _Value) -> _Value:
         axes = list(range(len(x.tensor.shape)))
         self.rng.shuffle(axes)
-        return self.apply("permute_dims", [x], [x.tensor.shape[a] for a in axes], x.range, axes)
+        return self.apply(
+            "permute_dims", [x], [x.tensor.shape[a] for a in axes], x.range, tuple(axes)
+        )
 
     def reshape(self, x: _Value) -> None:
         shape = x.tensor.shape
@@ -287,13 +289,13 @@ class _Author:
         self.apply("reshape", [x], other, x.range, other)
 
     def reduce(self, x: _Value) -> None:
-        axis = sorted(self.rng.sample(range(len(x.tensor.shape)), 1))
-        size = x.tensor.shape[axis[0]]
+        axis = self.rng.randrange(len(x.tensor.shape))
+        size = x.tensor.shape[axis]
         known = Range(x.range.bound * size, x.range.bits)
         name = "sum"
         if known.bound > LIMITS[x.tensor.dtype] or self.rng.random() < 0.4:
             name, known = "max", x.range
-        shape = [s for i, s in enumerate(x.tensor.shape) if i not in axis]
+        shape = [s for i, s in enumerate(x.tensor.shape) if i != axis]
         self.apply(name, [x], shape, known, axis)
 
     def flip(self, x: _Value) -> None:
@@ -315,7 +317,7 @@ class _Author:
             and each.tensor.shape[1] == x.tensor.shape[1]
         ]
         y = self.rng.choice(found)
-        turned = self.apply("permute_dims", [y], y.tensor.shape[::-1], y.range, [1, 0])
+        turned = self.apply("permute_dims", [y], y.tensor.shape[::-1], y.range, (1, 0))
         if self.rng.random() < 0.5:
             self.call()
         bound = x.range.bound * y.range.bound * x.tensor.shape[1]

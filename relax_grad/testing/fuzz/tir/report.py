@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..session import Finding
 from . import language as ir
+from .build import source
 from .interpret import inputs_of, interpret
-from .source import source
 
 _SCRIPT = '''\
 """{title}.

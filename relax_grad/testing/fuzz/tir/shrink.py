@@ -8,7 +8,6 @@ from dataclasses import replace
 from .. import search
 from . import language as ir
 from .programs import is_valid
-from .source import source
 
 
 def shrink(program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Program:
@@ -21,7 +20,7 @@ def shrink(program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Progr
     fails : Callable[[Program], bool]
         Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
     """
-    return search.smallest(program, fails, candidates, lambda each: (source(each), each.results))
+    return search.smallest(program, fails, candidates, lambda each: each)
 
 
 def size(program: ir.Program) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ from ..outcomes import Failure, Outcome
 from ..session import Finding
 from . import checks, report, shrink
 from . import language as ir
+from .build import source
 from .programs import draw
-from .source import source
 
 
 class Tir:
@@ -37,7 +37,7 @@ class Tir:
         return checks.check_one(program)
 
     def check_stock(self, program: ir.Program) -> None:
-        checks.check_stock(program)
+        checks.attempt(program, "default")
 
     def failure_of(self, program: ir.Program) -> Failure | None:
         return checks.failure_of(program)
