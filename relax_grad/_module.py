@@ -18,6 +18,9 @@ IF_THEN_ELSE = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
 #: The attribute of a tensor function whose loops are as they should be: nothing schedules it.
 IS_SCHEDULED = "tirx.is_scheduled"
 
+#: The attribute of a tensor function by which LLVM assumes that its pointers are no aliases.
+NO_ALIASES = "tirx.noalias"
+
 #: The ``op_pattern`` of a tensor function that others are not fused with, because it is scheduled: kOpaque.
 OPAQUE = 8
 

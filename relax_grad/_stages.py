@@ -12,7 +12,8 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 from . import transform
 from ._bindings import bindings_of, substitute, used
 from ._compat import constant_value, dtype_of
-from ._module import normalized
+from ._module import NO_ALIASES, normalized
+from .transform._declarations import keep_apart
 from .transform._extents import select_extents
 from .transform.memory import writes_in_place
 
@@ -52,6 +53,8 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
     for each in stages.legalize_passes(target):
         if each.info.name == "FoldConstant":
             yield transform.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
+        if each.info.name == "AnnotateTIROpPattern":
+            yield keep_apart
         if each.info.name == "FuseOps":
             yield _in_order_of_writes
             yield _in_order_of_extents
@@ -224,18 +227,17 @@ def _inline_what_computes_nothing(
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.WithoutAliases")
 def _without_aliases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Mark functions of one pointer, those that compute shapes, as functions whose pointers are no aliases.
+    """Mark the functions that compute shapes like the others: as functions whose pointers are no aliases.
 
-    TVM's LLVM backend takes what the last function is, by name, for all functions of a module. Where others may
-    have aliases, kernels do not hold what they sum up in registers.
+    TVM's LLVM backend generates the code of a whole module by the mark of the function whose name comes last. Where
+    pointers may be aliases, kernels keep their sums in memory instead of registers.
     """
-    marked = {
-        variable: function.with_attr("tirx.noalias", True)
-        if isinstance(function, tirx.PrimFunc) and len(function.params) == 1
-        else function
-        for variable, function in mod.functions_items()
-    }
-    return tvm.IRModule(marked, attrs=mod.attrs, global_infos=mod.global_infos)
+    functions = {v: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    marks = [bool((f.attrs or {}).get(NO_ALIASES, True)) for f in functions.values()]
+    marked = {v: f.with_attr(NO_ALIASES, all(marks)) for v, f in functions.items()}
+    return tvm.IRModule(
+        {**dict(mod.functions_items()), **marked}, attrs=mod.attrs, global_infos=mod.global_infos
+    )
 
 
 def _is_fused(function: relax.Function) -> bool:

@@ -15,3 +15,10 @@ class GradientError(ValueError):
 
 class GradientCheckError(AssertionError):
     """A gradient disagrees with the numbers that it was checked against."""
+
+
+class ScheduleWarning(RuntimeWarning):
+    """A tensor function is compiled as it is written, without the schedules of the pipeline.
+
+    The message names the function and the reason.
+    """

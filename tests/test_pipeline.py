@@ -317,6 +317,32 @@ class Module:
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_functions_whose_extents_are_int32():
+    """FuseTIR fails on a tensor that functions declare differently."""
+    mod = from_source("""
+@I.ir_module
+class Module:
+    @T.prim_func(private=True, s_tir=True)
+    def double(A: T.Buffer((4, 5), "float32"), B: T.Buffer((4, 5), "float32")):
+        for i, j in T.grid(4, 5):
+            with T.sblock("double"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                B[vi, vj] = A[vi, vj] * T.float32(2)
+
+    @R.function
+    def main(x: R.Tensor((4, 5), "float32")):
+        cls = Module
+        with R.dataflow():
+            a = R.call_tir(cls.double, (R.add(x, x),), out_ty=R.Tensor((4, 5), "float32"))
+            b = R.add(R.permute_dims(a, axes=[0, 1]), R.const(1, "float32"))
+            R.output(b)
+        return b
+""")
+    x = RNG.normal(size=(4, 5)).astype("float32")
+    (found,) = flat(run_fused(mod, "main", x))
+    np.testing.assert_allclose(found, 4 * x + 1, rtol=1e-6)
+
+
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_tuple_of_which_a_conditional_takes_an_element(taken):
     """FuseTIR hands over the element, which the dataflow block that computes it did not return."""

@@ -29,6 +29,7 @@ from ._stream import Stream
 __all__ = [
     "Part",
     "Pointwise",
+    "is_buffer",
     "merge",
     "pointwise",
     "schedule",

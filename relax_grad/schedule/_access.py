@@ -8,7 +8,8 @@ import tvm_ffi
 from tvm import tirx
 
 from .._compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
-from ._nest import Axis, Nest, analyzer, is_one, is_zero, substitute, variable_rule, variables
+from ._dependence import variables
+from ._nest import Axis, Nest, analyzer, is_one, is_zero, substitute, variable_rule
 
 
 class Access:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 
+import tvm_ffi
 from tvm import s_tir, tirx
 
+from .._compat import SBlockRealize
 from ..target import CPU
+from ._dependence import are_disjoint, is_pure, touched
+from ._nest import Axis, loops_of, parts_of
 
 #: Fewer iterations than this are done before a second thread has woken up.
 _SMALL = 4096
@@ -19,20 +24,47 @@ _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 
 def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
-    """Return a function whose blocks run in parallel and in vectors, where TVM's schedules allow it."""
-    schedule = s_tir.Schedule(function)
+    """Return a function whose blocks run in parallel and in vectors, where their iterations are independent.
+
+    Others are left as they are, in the order in which they were written.
+    """
+    independent = _independent(function)
+    if not independent:
+        return function
     try:
+        schedule = s_tir.Schedule(function)
         root = schedule.get_sblock("root")
     except s_tir.ScheduleError:  # written by hand as one block, as a scatter is
         return function
     for block in schedule.get_child_blocks(root):
+        if not any(schedule.get(block).same_as(each) for each in independent):
+            continue
         kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]
         loops = schedule.get_loops(block)
-        if len(loops) == len(kinds) and set(kinds) <= {_SPATIAL, _REDUCED}:
+        if len(loops) == len(kinds):
             # What a step refuses, such as parallel loops that share a result, is left as it was.
             with contextlib.suppress(s_tir.ScheduleError):
                 _schedule_block(schedule, block, loops, kinds, cpu)
     return schedule.mod["main"].with_attrs(function.attrs)
+
+
+def _independent(function: tirx.PrimFunc) -> list[tirx.Stmt]:
+    """Return the blocks below the root whose spatial iterations are independent, each in loops of its own."""
+    realize = function.body
+    if not isinstance(realize, SBlockRealize) or realize.iter_values:
+        return []
+    found = map(loops_of, parts_of(realize.block.body))
+    return [block for axes, _, block in filter(None, found) if _is_independent(block, axes)]
+
+
+def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
+    """Tell whether what different elements of axes write, they alone read and write."""
+    if block.match_buffers or not is_pure(block):
+        return False
+    stores = []
+    tvm_ffi.structural_walk(block, (tirx.BufferStore, stores.append))
+    written = {store.buffer for store in stores} - set(block.alloc_buffers)
+    return all(are_disjoint(touched(block, buffer), axes) for buffer in written)
 
 
 def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:

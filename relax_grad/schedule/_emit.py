@@ -16,18 +16,17 @@ from .._compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffe
 from ..kernel._builder import Vectors, either
 from ..target import CPU
 from ._access import Accesses
+from ._dependence import loads, variables
 from ._functions import as_arithmetic, has_functions, is_arithmetic, kept
 from ._fuse import Group
 from ._nest import (
     Axis,
     Nest,
     analyzer,
-    loads,
     product,
     simplify,
     substitute,
     variable_rule,
-    variables,
 )
 
 #: Operations that are done before a second thread has woken up.

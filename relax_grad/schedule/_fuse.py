@@ -12,7 +12,7 @@ from tvm.ir import Call
 from .._compat import Analyzer, BufferLoad, loaded_buffer
 from .._module import IF_THEN_ELSE
 from ._access import Accesses
-from ._nest import Axis, Nest, product, simplified, substitute
+from ._nest import Axis, Nest, is_one, is_zero, product, simplified, substitute
 
 #: Nodes of an expression that is computed again wherever it is used.
 _LARGEST = 400
@@ -85,6 +85,7 @@ def flat(group: Group, rows: dict) -> Group:
 
 
 def _inline(nests: list[Nest], allocated: set[tirx.Buffer]) -> list[Nest]:
+    """Return nests with values in the place of loads of buffers that only hold them."""
     kept: list[Nest] = []
     rest = list(nests)
     while rest:
@@ -94,7 +95,10 @@ def _inline(nests: list[Nest], allocated: set[tirx.Buffer]) -> list[Nest]:
         if (
             nest.buffer in allocated
             and names is not None
+            and _is_whole(nest)
             and not any(_reads(each, nest.buffer) for each in kept)
+            and not any(each.buffer.same_as(nest.buffer) for each in (*kept, *rest))
+            and not (users and _is_overwritten(nest, rest[: users[-1] + 1]))
             and all(_is_worth_it(nest, rest[i], len(users)) for i in users)
         ):
             for i in users:
@@ -102,6 +106,24 @@ def _inline(nests: list[Nest], allocated: set[tirx.Buffer]) -> list[Nest]:
         else:
             kept.append(nest)
     return kept
+
+
+def _is_whole(nest: Nest) -> bool:
+    """Tell whether a nest with an :func:`_inverse` writes every element of its buffer."""
+    extents = {axis.var: axis.extent for axis in nest.axes}
+    known = Analyzer()
+    return all(
+        known.can_prove_equal(extents[index], extent)
+        if isinstance(index, tirx.Var)
+        else is_zero(index) and is_one(extent)
+        for index, extent in zip(nest.indices, nest.buffer.shape, strict=True)
+    )
+
+
+def _is_overwritten(nest: Nest, later: Sequence[Nest]) -> bool:
+    """Tell whether an operand of a nest is written to by a later nest."""
+    operands = {loaded_buffer(load) for load in nest.loads}
+    return any(each.buffer in operands for each in later)
 
 
 def _reads(nest: Nest, buffer: tirx.Buffer) -> bool:
@@ -173,10 +195,13 @@ def _with_inlined(user: Nest, nest: Nest, names: list) -> Nest:
 
 
 def _joinable(nest: Nest, groups: list[list[Nest]]):
-    """Yield the group that a nest can join, the latest first."""
+    """Yield the groups that a nest can join, the latest first: none that it would have to pass a dependence for."""
     if nest.combine:
         return
     for group in groups[::-1]:
+        # Within a group, an element that is overwritten has another value before than behind that.
+        if any(_reads(each, nest.buffer) or each.buffer.same_as(nest.buffer) for each in group):
+            return
         if _have_same_axes(nest, group[0]) and _goes_along(nest, group):
             yield group
         if any(_reads(nest, each.buffer) for each in group):

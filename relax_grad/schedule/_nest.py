@@ -12,8 +12,12 @@ from tvm import tirx
 from tvm.ir import Range
 
 from .._compat import Analyzer, BufferLoad, SBlockRealize, loaded_buffer
+from ._dependence import are_disjoint, is_pure, loads, variables
 
-_REDUCED = tirx.IterVar.CommReduce
+_SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+#: Loads and variables of an expression in which named values are written out.
+_LARGEST = 400
 
 #: What two partial results of a reduction are combined with.
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
@@ -71,21 +75,38 @@ class Nest:
 def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | None:
     """Return the nests of a function and the buffers that it allocates.
 
-    None where a part of the function is something else: an opaque block, a reduction of several values at
-    once, buffers that are not rows in memory, or tensors of bfloat16: TVM makes other arithmetic of theirs
-    later, which what is emitted of nests does not stand (erf gave 0, and types disagreed).
+    The iterations of each nest are independent of each other, but for the order of a reduction.
+
+    Returns
+    -------
+    found : tuple[list[Nest], list[tirx.Buffer]] or None
+        None where a part of the function has another form, where the independence of its iterations cannot be
+        shown, or where a buffer is no row in memory. None for tensors of bfloat16 too: TVM lowers their arithmetic
+        later, and that pass fails on the emitted loops (erf gave 0, and types disagreed).
     """
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
         return None
     root = realize.block
+    if root.match_buffers or root.init is not None:
+        return None
     buffers = [param for param in function.params if is_buffer(param)]
     buffers += root.alloc_buffers
-    if not all(_is_compact(buffer) and str(buffer.dtype) != "bfloat16" for buffer in buffers):
+    if not all(map(_is_row, buffers)):
         return None
-    parts = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    nests = [_nest(part) for part in parts]
-    return None if None in nests else (nests, list(root.alloc_buffers))
+    nests = [_nest(part) for part in parts_of(root.body)]
+    if None in nests:
+        return None
+    written = {nest.buffer for nest in nests}
+    read = {loaded_buffer(load) for nest in nests for load in nest.loads}
+    if not written | read <= set(buffers) or not (read - written).isdisjoint(root.alloc_buffers):
+        return None
+    return nests, list(root.alloc_buffers)
+
+
+def parts_of(body: tirx.Stmt) -> list[tirx.Stmt]:
+    """Return the statements of a sequence, or the one statement that it is."""
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def is_buffer(param: tirx.Var) -> bool:
@@ -93,60 +114,142 @@ def is_buffer(param: tirx.Var) -> bool:
     return isinstance(param.ty, tirx.buffer.BufferType)
 
 
-def _is_compact(buffer: tirx.Buffer) -> bool:
+def _is_row(buffer: tirx.Buffer) -> bool:
+    """Tell whether the elements of a buffer are numbers that lie in a row."""
     offset = buffer.elem_offset
     is_first = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
-    return not buffer.strides and is_first
+    is_number = str(buffer.dtype).rstrip("0123456789") in ("float", "int", "uint", "bool")
+    is_scalar = tvm.DataType(str(buffer.dtype)).lanes == 1
+    return not buffer.strides and is_first and is_number and is_scalar
 
 
-def _nest(statement: tirx.Stmt) -> Nest | None:
-    """Return the nest that a statement is, if it is one."""
-    extents = {}
+def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] | None:
+    """Return the block that a nest of loops consists of, with its spatial and its reduced axes.
+
+    The axes are in the order of the block, and their extents are those of the loops: a loop may be shorter than the
+    domain of its axis.
+
+    Returns
+    -------
+    loops : tuple[list[Axis], list[Axis], SBlock] or None
+        None where the loops are not serial loops from 0 around one block, each of them the value of an axis of its
+        own.
+    """
+    found: dict[tirx.Var, tirx.PrimExpr] = {}
     while isinstance(statement, tirx.For):
         if statement.kind != tirx.ForKind.SERIAL or not is_zero(statement.min):
             return None
-        extents[statement.loop_var] = statement.extent
+        step = getattr(statement, "step", None)
+        if statement.thread_binding is not None or not (step is None or is_one(step)):
+            return None
+        found[statement.loop_var] = statement.extent
         statement = statement.body
     if not isinstance(statement, SBlockRealize):
         return None
     block = statement.block
-    if not isinstance(block.body, tirx.BufferStore) or block.alloc_buffers or block.match_buffers:
-        return None
     if not (isinstance(statement.predicate, tirx.IntImm) and int(statement.predicate)):
         return None
-    axes, reduced = [], []
+    at: dict[tirx.Var, tirx.Var] = {}
     for iteration, value in zip(block.iter_vars, statement.iter_values, strict=True):
-        if not is_zero(iteration.dom.min):
+        if not is_zero(iteration.dom.min) or iteration.iter_type not in (_SPATIAL, _REDUCED):
             return None
         if isinstance(value, tirx.Var):
-            if value not in extents:
+            if value not in found or value in at:
                 return None
-            extents.pop(value)
+            at[value] = iteration.var
         elif not (is_zero(value) and is_one(iteration.dom.extent)):
             return None
-        axis = Axis(iteration.var, iteration.dom.extent)
-        (reduced if iteration.iter_type == _REDUCED else axes).append(axis)
-    if extents:
+    if len(at) != len(found):
         return None
+    extents = {at[var]: substitute(extent, at) for var, extent in found.items()}
+    axes, reduced = [], []
+    for iteration in block.iter_vars:
+        extent = extents.get(iteration.var, iteration.dom.extent)
+        if str(extent.ty.dtype) != str(iteration.var.ty.dtype):
+            return None
+        (reduced if iteration.iter_type == _REDUCED else axes).append(Axis(iteration.var, extent))
+    own = {axis.var for axis in axes}
+    # The extent of a reduction may depend on the element; other loops have the same extent everywhere.
+    if any(own & variables(axis.extent) for axis in axes) or any(
+        variables(axis.extent) & {each.var for each in reduced} for axis in (*axes, *reduced)
+    ):
+        return None
+    return axes, reduced, block
+
+
+def _nest(statement: tirx.Stmt) -> Nest | None:
+    """Return the nest that a statement is, if its iterations are independent."""
+    found = loops_of(statement)
+    if found is None:
+        return None
+    axes, reduced, block = found
     store = block.body
-    if not reduced:
-        return None if block.init else Nest(axes, store.buffer, store.indices, store.value)
-    return _reduction(axes, reduced, store, block.init)
-
-
-def _reduction(axes, reduced, store, init) -> Nest | None:
-    """Return the nest of a reduction to one value."""
-    if not isinstance(init, tirx.BufferStore) or not isinstance(store.value, _COMBINERS):
+    if not isinstance(store, tirx.BufferStore) or block.alloc_buffers or block.match_buffers:
         return None
-    known, term = store.value.a, store.value.b
+    if getattr(store, "predicate", None) is not None or not is_pure(store):
+        return None
+    if not are_disjoint([store.indices], axes) or any(map(loads, store.indices)):
+        return None
+    value = _without_names(store.value)
+    if value is None:
+        return None
+    if reduced:
+        return _reduction(axes, reduced, store, value, block.init)
+    if block.init or not all(
+        tvm_ffi.structural_equal(list(load.indices), list(store.indices))
+        for load in loads(value)
+        if loaded_buffer(load).same_as(store.buffer)
+    ):
+        return None
+    return Nest(axes, store.buffer, store.indices, value)
+
+
+def _reduction(axes, reduced, store, value, init) -> Nest | None:
+    """Return the nest of a reduction to one value."""
+    if not isinstance(init, tirx.BufferStore) or not isinstance(value, _COMBINERS):
+        return None
+    is_same = init.buffer.same_as(store.buffer) and tvm_ffi.structural_equal(
+        list(init.indices), list(store.indices)
+    )
+    own = {axis.var for axis in reduced}
+    if not is_same or any(own & variables(index) for index in store.indices):
+        return None
+    if loads(init.value) or variables(init.value) or not is_pure(init.value):
+        return None
+    known, term = value.a, value.b
     if not _is_load_of(known, store):
         known, term = term, known
     if not _is_load_of(known, store) or any(
         loaded_buffer(load).same_as(store.buffer) for load in loads(term)
     ):
         return None
-    combine = type(store.value)
-    return Nest(axes, store.buffer, store.indices, term, reduced, combine, init.value)
+    return Nest(axes, store.buffer, store.indices, term, reduced, type(value), init.value)
+
+
+def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+    """Return an expression with values in the place of the names that it gives them; None where that is too large.
+
+    A name may be defined only once, and the loops that are emitted hold a value several times.
+    """
+    values = {}
+
+    def body(let: tirx.Let):
+        values[let.var] = let.value
+        return let.body
+
+    expr = tvm_ffi.structural_map(expr, (tirx.Let, body))
+    while not variables(expr).isdisjoint(values):
+        expr = substitute(expr, values)
+        if _size(expr) > _LARGEST:
+            return None
+    return expr
+
+
+def _size(expr: tirx.PrimExpr) -> int:
+    """Return the number of loads and variables in an expression."""
+    found = []
+    tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), found.append))
+    return len(found)
 
 
 def _is_load_of(value, store) -> bool:
@@ -168,20 +271,6 @@ def is_one(value) -> bool:
 
 
 # Expressions
-
-
-def loads(expr: tirx.PrimExpr) -> list:
-    """Return the loads in an expression, those in the indices of others included."""
-    found = []
-    tvm_ffi.structural_walk(expr, (BufferLoad, found.append))
-    return found
-
-
-def variables(expr: tirx.PrimExpr) -> set[tirx.Var]:
-    """Return the variables in an expression."""
-    found = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
-    return found
 
 
 def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:

@@ -12,10 +12,11 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _emit
+from ._dependence import variables
 from ._emit import Elements, Emitter, at_place, calls_in, is_vectorisable
 from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
-from ._nest import Axis, analyzer, simplify, substitute, variables
+from ._nest import Axis, analyzer, simplify, substitute
 
 #: Results that are enough to divide among any number of cores. A sum of fewer is taken apart.
 _TASKS = 16
