@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
+from ....errors import ScheduleWarning
 from ....target import host
 from ... import _program
 from ..._compare import difference
 from ..differential import TARGET, Mismatch
 from ..outcomes import Failure, Outcome, failure
 from .build import build
-from .interpret import Array, inputs_of, interpret
+from .interpret import Run, expected
 from .language import Program
 
 #: The largest error, relative to the largest number, of values that depend on rounding; others must be equal.
@@ -24,15 +25,6 @@ _TOLERANCES = {"float16": 2e-2, "float32": 2e-5, "float64": 2e-5}
 
 #: The pipelines by the names that TVM has for them. The first one is what is held responsible.
 PIPELINES = ("relax_grad", "default")
-
-
-@dataclass(frozen=True)
-class Run:
-    """The parameters of a program for one value of ``n``, and its tensors by NumPy."""
-
-    n: int
-    inputs: list[np.ndarray]
-    wanted: dict[str, Array]
 
 
 def check(programs: Sequence[Program]) -> list[Outcome]:
@@ -89,17 +81,9 @@ def attempt(program: Program, pipeline: str) -> Failure | None:
 def compiled(module: tvm.IRModule, pipeline: str) -> relax.VirtualMachine:
     """Compile a module; TVM's pipeline spends no time on optimizations."""
     target = host() if pipeline == "relax_grad" else tvm.target.Target(TARGET)
-    with _program.without_assertions():
+    with _program.without_assertions(), warnings.catch_warnings():
+        warnings.simplefilter("error", ScheduleWarning)
         return relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
-
-
-def expected(program: Program) -> list[Run]:
-    """Return the parameters of each run of a program, and its tensors by NumPy."""
-    runs = []
-    for n in program.batches:
-        inputs = inputs_of(program, n)
-        runs.append(Run(n, inputs, interpret(program, n, inputs)))
-    return runs
 
 
 def run(

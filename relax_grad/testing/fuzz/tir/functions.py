@@ -380,7 +380,9 @@ class Author:
     def reduction(self, buffer: ir.Buffer) -> Range:
         """Reduce with ``T.init``, or with a block that fills before it."""
         name, value, known, start, spatial, reduced = self.reduced(buffer)
-        store, init = self.combined(buffer, name, value, spatial, start)
+        store, init = self.combined(buffer, name, value, _names(spatial), start)
+        if buffer.shape and self.rng.random() < 0.12:
+            return self.reduce_inside(buffer, name, value, known, start, spatial, reduced)
         if self.rng.random() < (0.1 if self.is_plain else 0.3):
             self.kinds.add("separate_init")
             self.fill(buffer, start)
@@ -439,9 +441,22 @@ class Author:
             known = known.joined(Range(abs(start)))
         return name, value, known, constant(start, dtype), spatial, reduced
 
-    def combined(self, buffer: ir.Buffer, name: str, value, spatial, start):
+    def reduce_inside(self, buffer, name, value, known, start, spatial, reduced) -> Range:
+        """Fill a tensor, and reduce into a corner of it, by a block whose indices have an offset."""
+        self.kinds.add("reduce_inside")
+        self.fill(buffer, start)
+        inner, indices = [], []
+        for axis, kind, size in spatial:
+            extent = size - 1 if size > 1 and size % ir.BATCH else size
+            inner.append((axis, kind, extent))
+            indices.append(_plus(ir.Name(axis), size - extent))
+        store, init = self.combined(buffer, name, value, tuple(indices), start)
+        nest = self.loops.nest([*inner, *reduced])
+        self.emit(nest.block(next(self.blocks), [store], self.rng.choice([(), init])))
+        return known
+
+    def combined(self, buffer: ir.Buffer, name: str, value, indices: tuple, start):
         """Return the store of a reduction, and its init."""
-        indices = _names(spatial)
         load = ir.Load(buffer.name, indices, buffer.dtype)
         args = (load, value) if self.rng.random() < 0.7 else (value, load)
         store = ir.Store(buffer.name, indices, ir.Op(name, args, buffer.dtype))
@@ -555,7 +570,7 @@ class Author:
             name = "max"
         if name == "add":
             known = Range(each.range.bound + known.bound, known.bits)
-        store, _ = self.combined(buffer, name, value, spatial, start)
+        store, _ = self.combined(buffer, name, value, _names(spatial), start)
         nest = self.loops.nest([*spatial, *reduced], is_partial=self.rng.random() < 0.4)
         self.emit(nest.block(next(self.blocks), [store]))
         return known
