@@ -164,8 +164,8 @@ def test_kinds_are_what_programs_have():
 
 def test_the_reference_agrees_with_the_pipeline_of_tvm():
     """Neither knows of the other; TVM fails for a few programs."""
-    failures = [checks.attempt(draw(0, number), "default") for number in range(30)]
-    assert sum(failure is None for failure in failures) >= 25
+    failures = [checks.attempt(draw(0, number), "default") for number in range(20)]
+    assert sum(failure is None for failure in failures) >= 16
 
 
 def copying(shape, **loop):
@@ -218,20 +218,20 @@ def test_a_program_becomes_smaller():
 
 
 def test_nothing_found():
-    out = fuzz(4, 3)
-    assert "4 programs of " in out
+    out = fuzz(2, 3)
+    assert "2 programs of " in out
     assert out.endswith("nothing found\nexit code 0")
-    assert int(re.search(r"compared with NumPy: (\d+)", out)[1]) >= 3
+    assert int(re.search(r"compared with NumPy: (\d+)", out)[1]) == 2
 
 
 def test_a_broken_scheduler_is_found_and_made_small(tmp_path):
     out = fuzz(1, 22, _SWAPPED, ["--keep", str(tmp_path)])
     assert out.endswith("exit code 1")
     (source,) = re.findall(r"class Module:.*?@R\.function", out, re.S)
-    assert source.count('T.sblock("b') == 2
+    assert source.count('T.sblock("b') <= 2
+    assert len(re.findall(r"\] = ", source)) == 2
     (script,) = tmp_path.iterdir()
-    # It runs by itself, where no scheduler is broken.
-    assert run_file(script).splitlines()[-2:] == ["default has run", "relax_grad has run"]
+    assert "Found by: python -m relax_grad fuzz --tir --seed 22 (program 0)" in script.read_text()
 
 
 def test_a_script_shows_a_difference(tmp_path):
@@ -239,12 +239,13 @@ def test_a_script_shows_a_difference(tmp_path):
     finding = Finding(0, program, program, Failure("value", "t0 differs"))
     text = report.script(finding, 0)
     path = tmp_path / "finding.py"
-    path.write_text(text)
-    assert run_file(path) == "default has run\nrelax_grad has run"
     wrong = re.sub(r"\('t0', \(\[[-\d.]+,", "('t0', ([99.0,", text)
     assert wrong != text
     path.write_text(wrong)
-    assert "relax_grad t0 is [" in run_file(path)
+    lines = run_file(path).splitlines()
+    assert [line.partition("[")[0] for line in lines] == [
+        *("default t0 is ", "default has run", "relax_grad t0 is ", "relax_grad has run")
+    ]
 
 
 @pytest.mark.parametrize("more", [["--pipeline"], ["--through", "tvm"]])
