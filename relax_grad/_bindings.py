@@ -71,3 +71,36 @@ def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.E
     if isinstance(value, relax.TupleGetItem):
         return relax.TupleGetItem(substitute(value.tuple_value, known), value.index, value.span)
     return value
+
+
+def without_unused(function: relax.Function) -> relax.Function:
+    """Return a function without the bindings that nothing uses, as ``relax.analysis.remove_all_unused`` does.
+
+    That takes, for each unused binding, a time that grows with the function. Here most of them are gone before.
+    """
+    needed = set(relax.analysis.free_vars(function.body.body))
+    blocks = []
+    for block in reversed(function.body.blocks):
+        kept = []
+        for binding in reversed(block.bindings):
+            is_local = isinstance(binding, relax.VarBinding) and isinstance(
+                binding.var, relax.DataflowVar
+            )
+            if is_local and binding.var not in needed:
+                continue
+            value = binding.value
+            is_nested = isinstance(value, (relax.If, relax.SeqExpr))
+            needed.update(relax.analysis.free_vars(value) if is_nested else used(value))
+            kept.append(binding)
+        is_whole = len(kept) == len(block.bindings)
+        blocks.append(block if is_whole else type(block)(kept[::-1], block.span))
+    if not all(new is old for new, old in zip(blocks[::-1], function.body.blocks, strict=True)):
+        function = relax.Function(
+            function.params,
+            relax.SeqExpr(blocks[::-1], function.body.body),
+            function.ret_ty,
+            function.is_pure,
+            function.attrs,
+            function.span,
+        )
+    return relax.analysis.remove_all_unused(function)

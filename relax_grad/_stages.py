@@ -10,12 +10,13 @@ from tvm import relax, tirx
 from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
+from ._aliases import kept_copies, may_write, writing_functions
 from ._bindings import bindings_of, substitute, used
 from ._compat import constant_value, dtype_of
 from ._module import NO_ALIASES, normalized
+from .transform._dataflow import with_changed_bindings
 from .transform._declarations import keep_apart
 from .transform._extents import select_extents
-from .transform.memory import writes_in_place
 
 
 def passes(
@@ -35,12 +36,13 @@ def passes(
     yield from stages.library_dispatch_passes(target)
     yield dispatch
     yield from _legalize_passes(target)
-    # What copies by reshape becomes views, which take no memory.
-    yield relax.transform.RewriteDataflowReshape()
+    yield _view_reshapes
     yield transform.MergeElements(target)
     yield transform.OrderForMemory()
     yield _allocate_empty_constants
-    yield from stages.dataflow_lower_passes(target)
+    for each in stages.dataflow_lower_passes(target):
+        if each.info.name != "RewriteDataflowReshape":  # done above
+            yield each
     # Behind what turns copies by reshape into views: it would not know a scheduled one.
     yield transform.ScheduleLoops(target)
     yield transform.ShareStorage()
@@ -58,7 +60,7 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
         if each.info.name == "FuseOps":
             yield _in_order_of_writes
             yield _in_order_of_extents
-        yield each
+        yield _fold_unwritten if each.info.name == "FoldConstant" else each
         if each.info.name == "LegalizeOps":
             yield select_extents
         if each.info.name in ("LegalizeOps", "FuseTIR"):
@@ -81,17 +83,40 @@ def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContex
     return tvm.transform.Sequential(passes)(mod)
 
 
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.ViewReshapes")
+def _view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Let copies by reshape become views, which take no memory, except where a call writes to source or copy."""
+    changed = relax.transform.RewriteDataflowReshape()(mod)
+    functions = dict(changed.functions_items())
+    for variable, is_kept in kept_copies(mod).items():
+        copies = {b.var: b for b in bindings_of(mod[variable].body) if is_kept(b)}
+        if copies and not functions[variable].same_as(mod[variable]):
+            functions[variable] = with_changed_bindings(
+                functions[variable], lambda b, copies=copies: copies.get(b.var, b)
+            )
+    return tvm.IRModule(functions, attrs=changed.attrs, global_infos=changed.global_infos)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.FoldUnwritten")
+def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Fold constants by TVM's pass, except in functions where a call may write to a constant."""
+    folded = relax.transform.FoldConstant()(mod)
+    functions = {**dict(folded.functions_items()), **{v: mod[v] for v in kept_copies(mod)}}
+    return tvm.IRModule(functions, attrs=folded.attrs, global_infos=folded.global_infos)
+
+
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")
 def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Leave functions whose calls write to their arguments without dataflow blocks.
+    """Leave functions with calls in dataflow blocks that write to their arguments without these blocks.
 
     FuseOps computes what it fuses where the last part stood, behind a call that writes to what another part reads.
     """
+    writers = writing_functions(mod)
     found = {
         variable: function
         for variable, function in mod.functions_items()
         if isinstance(function, relax.Function)
-        and any(writes_in_place(binding.value) for binding in bindings_of(function.body))
+        and any(may_write(binding.value, writers) for binding in _in_dataflow(function.body))
     }
     if not found:
         return mod
@@ -123,6 +148,17 @@ def _finds_extents(binding: relax.Binding) -> bool:
     return isinstance(binding, relax.MatchCast) and bool(
         relax.analysis.definable_tir_vars_in_type(binding.ty)
     )
+
+
+def _in_dataflow(body: relax.SeqExpr) -> Iterator[relax.Binding]:
+    """Yield each binding of the dataflow blocks of a body and its branches."""
+    for block in body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from _in_dataflow(binding.value.true_branch)
+                yield from _in_dataflow(binding.value.false_branch)
+            elif isinstance(block, relax.DataflowBlock):
+                yield binding
 
 
 def _divided(function: relax.Function) -> relax.Function:

@@ -73,6 +73,7 @@ PARTS = {
 #: What every part may import; of these too, none imports one that stands before it.
 BASE = {
     "coverage": "what is known of the gradients of all operators",
+    "_aliases": "which tensors share memory, and which calls write to it",
     "_module": "what is done with modules again and again",
     "activity": "which variables a gradient passes through",
     "registry": "how rules are registered, and what is registered",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 
+import tvm_ffi
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
@@ -17,21 +19,30 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function that computes a call.
+    """A function that computes a call, and its arguments.
 
     Attributes
     ----------
-    function : tirx.PrimFunc
-        Takes the arguments, then the results.
+    generator : functools.partial
+        Returns the function, which takes the arguments, then the results. It is called only if no kernel of the
+        module has an equal :attr:`key`, because generating takes much longer than choosing.
     arguments : Sequence[relax.Expr]
-        What it is called with.
+        The arguments of the call.
     name : str, optional
         The name of an operator that it computes; by default that of the call.
     """
 
-    function: tirx.PrimFunc
+    generator: partial[tirx.PrimFunc]
     arguments: Sequence[relax.Expr]
     name: str | None = None
+
+    @property
+    def key(self) -> tuple:
+        """The generator and its arguments as a key of a dictionary; equal for kernels with equal functions.
+
+        Symbolic extents are compared by their text: the variables of a site have different names.
+        """
+        return _key(self.generator)
 
 
 class Site:
@@ -44,7 +55,8 @@ class Site:
     cpu : CPU
         What the kernel will run on.
     lookup : Callable
-        Returns the value that a variable is bound to; None where that is unknown.
+        Returns the value that a variable is bound to; None where that is unknown, and where the variable or an
+        operand of the value may have been overwritten since: all that it returns may be read at the call.
     winograd_tile : int
         The side of the squares of Winograd's convolutions; 0 where there shall be none.
     """
@@ -87,6 +99,20 @@ class Site:
         variable = tirx.Var(f"n{len(self._symbols)}", "int32")
         self._symbols.append((extent, variable))
         return variable
+
+
+def _key(value: object) -> tuple:
+    if isinstance(value, partial):
+        return value.func, _key(value.args), _key(sorted(value.keywords.items()))
+    if isinstance(value, (list, tuple)):
+        return "list", *map(_key, value)
+    if is_dataclass(value):
+        return type(value), *(_key(getattr(value, each.name)) for each in fields(value))
+    if isinstance(value, tirx.Var):
+        return tirx.Var, value.name
+    if isinstance(value, tvm_ffi.Object):  # an extent made of variables
+        return tvm_ffi.Object, str(value)
+    return type(value), value
 
 
 _KERNELS: dict[str, Callable[[Site], Kernel | None]] = {}

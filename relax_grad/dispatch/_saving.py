@@ -7,16 +7,21 @@ returns both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import relax
 from tvm.ir import Op
 
+from .._aliases import Memory
 from ._registry import Kernel, Site
 
 #: What takes the place of a later call: takes the call, and the saved results.
 Use = Callable[[relax.Call, Sequence[relax.Var]], Kernel | relax.Expr]
+
+#: A key, and the results that a kernel of an earlier call with this key can save.
+Found = tuple[Hashable, tuple[relax.Var, ...]]
 
 
 @dataclass(frozen=True)
@@ -39,38 +44,95 @@ class Saving:
 
 
 class Calls:
-    """The calls in a block, of which some come after that of a variable.
+    """The calls in a block, and which of them a kernel of an earlier call may take the place of.
+
+    A call of which an operand or the result is overwritten anywhere in the function is none of them: it may be
+    moved to no other place.
 
     Parameters
     ----------
     block : relax.BindingBlock
         The block.
+    memory : Memory
+        The memory of the function that the block belongs to.
     """
 
-    def __init__(self, block: relax.BindingBlock):
+    def __init__(self, block: relax.BindingBlock, memory: Memory):
         self._all = {
             binding.var: binding.value
             for binding in block.bindings
             if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call)
         }
         self._places = {var: i for i, var in enumerate(self._all)}
+        self._memory = memory
+        self._of_operator: dict[str, list[relax.Var]] = {}
+        for var, call in self._all.items():
+            if isinstance(call.op, Op) and self._is_settled(var):
+                self._of_operator.setdefault(call.op.name, []).append(var)
+        self._indices: dict[tuple[str, Describe], dict[Hashable, deque]] = {}
+        self._taken: set[relax.Var] = set()
+
+    def original(self, var: relax.Var) -> relax.Call | None:
+        """Return the call that a variable is bound to before any replacement; None for anything else."""
+        return self._all.get(var)
 
     def of(self, expr: relax.Expr, op_name: str) -> relax.Call | None:
-        """Return the call of an operator that a variable is bound to; None for anything else."""
+        """Return the call of an operator that a variable is bound to, and that can be moved; None otherwise."""
         call = self._all.get(expr) if isinstance(expr, relax.Var) else None
-        return call if call is not None and _is_of(call, op_name) else None
+        is_found = call is not None and _is_of(call, op_name) and self._is_settled(expr)
+        return call if is_found else None
 
-    def after(self, var: relax.Var, op_name: str) -> Iterator[tuple[relax.Var, relax.Call]]:
-        """Yield the calls of an operator that come after that of a variable."""
-        for other, call in self._all.items():
-            if self.is_after(other, var) and _is_of(call, op_name):
-                yield other, call
+    def take(
+        self, var: relax.Var, op_name: str, describe: Describe, wanted: Hashable
+    ) -> tuple[relax.Var, ...] | None:
+        """Return the first results of a description that are all computed after a variable, and take them.
 
-    def is_after(self, other: relax.Expr, var: relax.Var) -> bool:
-        """Tell whether something is bound to a call that comes after that of a variable."""
-        place = self._places.get(other) if isinstance(other, relax.Var) else None
-        return place is not None and place > self._places[var]
+        Each variable is taken once. Each call is described once and, as savings are looked for in the order of the
+        block, passed over once: all calls of this function together are linear in the calls of the block.
 
+        Parameters
+        ----------
+        var : relax.Var
+            The variable.
+        op_name : str
+            The operator of the calls that are described.
+        describe : Callable
+            Takes these calls, a variable and the call that it is bound to. Returns a key, and the variables that a
+            saving with this key can replace; None if it can replace none.
+        wanted : Hashable
+            The key.
+        """
+        found = self._index(op_name, describe).get(wanted, ())
+        while found:
+            first, variables = found.popleft()
+            if first > self._places[var] and self._taken.isdisjoint(variables):
+                self._taken.update(variables)
+                return variables
+        return None
+
+    def _index(self, op_name: str, describe: Describe) -> dict[Hashable, deque]:
+        """Return the results of calls of an operator by their keys, in the order of the first result."""
+        key = op_name, describe
+        if key in self._indices:
+            return self._indices[key]
+        groups: dict[Hashable, list] = {}
+        for var in self._of_operator.get(op_name, ()):
+            described = describe(self, var, self._all[var])
+            if described is not None and all(each in self._places for each in described[1]):
+                first = min(self._places[each] for each in described[1])
+                groups.setdefault(described[0], []).append((first, described[1]))
+        self._indices[key] = {
+            wanted: deque(sorted(group, key=lambda each: each[0]))
+            for wanted, group in groups.items()
+        }
+        return self._indices[key]
+
+    def _is_settled(self, var: relax.Var) -> bool:
+        return self._memory.is_settled(var) and self._memory.is_settled(self._all[var])
+
+
+#: Describes a call that may compute again what an earlier kernel knows.
+Describe = Callable[[Calls, relax.Var, relax.Call], "Found | None"]
 
 _SAVINGS: dict[str, Callable[[Site, relax.Var, Calls], Saving | None]] = {}
 

@@ -46,10 +46,10 @@ def convolution(site: Site) -> Kernel | None:
         return _of_volumes(conv, conv3d, site, shapes, [data, weight])
     if _is_product(conv):
         shapes = [shapes[1], shapes[0], shapes[2]]
-        return Kernel(matmul(_product(conv, False), site.cpu, shapes), [weight, data])
+        return Kernel(partial(matmul, _product(conv, False), site.cpu, shapes), [weight, data])
     few = fits_few(Gathering.forward(conv), site.cpu)
     make = _choose(site, conv, depthwise, winograd, conv_few if few else conv2d)
-    return make and Kernel(make(conv, site.cpu, shapes), [data, weight])
+    return make and Kernel(partial(make, conv, site.cpu, shapes), [data, weight])
 
 
 @kernel_for(
@@ -70,15 +70,16 @@ def data_gradient(site: Site) -> Kernel | None:
         shapes = [out, kernel, data]
         return _of_volumes(conv, conv3d_backward_data, site, shapes, [output_grad, weight])
     if _is_product(conv):
-        function = matmul(_product(conv, True), site.cpu, (kernel, out, data))
-        return Kernel(function, [weight, output_grad])
+        generator = partial(matmul, _product(conv, True), site.cpu, (kernel, out, data))
+        return Kernel(generator, [weight, output_grad])
     largest = _LARGEST_DEPTHWISE_STRIDE if conv.is_depthwise else _LARGEST_STRIDE
     if max(conv.strides) > largest:
         return None
     few = fits_few(Gathering.backward(conv), site.cpu)
     direct = conv_few_backward_data if few else conv2d_backward_data
     make = _choose(site, conv, depthwise_backward_data, winograd_backward_data, direct)
-    return make and Kernel(make(conv, site.cpu, (out, kernel, data)), [output_grad, weight])
+    shapes = [out, kernel, data]
+    return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, weight])
 
 
 @kernel_for(
@@ -98,14 +99,14 @@ def weight_gradient(site: Site) -> Kernel | None:
         return _of_volumes(conv, conv3d_weight, site, shapes, [output_grad, data])
     direct = conv_stem if fits_stem(conv, site.cpu) else conv_weight
     make = _choose(site, conv, depthwise_weight, winograd_weight, direct)
-    return make and Kernel(make(conv, site.cpu, shapes), [output_grad, data])
+    return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, data])
 
 
 def _of_volumes(conv: Conv3d, make: Callable, site: Site, shapes, arguments) -> Kernel | None:
     """Return the kernel of a convolution over three axes."""
     if conv.slices.is_depthwise:
         return None
-    return Kernel(make(conv, site.cpu, shapes), arguments)
+    return Kernel(partial(make, conv, site.cpu, shapes), arguments)
 
 
 def _choose(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tvm import relax
@@ -30,10 +31,17 @@ def take_backward(site: Site) -> Kernel | None:
     columns = prod(shapes[2][axis + 1 :])
     if not isinstance(columns, int):
         return None
-    function = index.take_backward(
-        prod(shapes[2][:axis]), shapes[2][axis], columns, shapes, dtype, attrs["mode"], site.cpu
+    generator = partial(
+        index.take_backward,
+        prod(shapes[2][:axis]),
+        shapes[2][axis],
+        columns,
+        shapes,
+        dtype,
+        attrs["mode"],
+        site.cpu,
     )
-    return Kernel(function, [output_grad, indices])
+    return Kernel(generator, [output_grad, indices])
 
 
 @kernel_for("relax.take")
@@ -49,8 +57,8 @@ def take_columns(site: Site) -> Kernel | None:
     is_last = (attrs["axis"] or 0) % len(shapes[0]) == len(shapes[0]) - 1
     if not is_last or not isinstance(extent, int) or (isinstance(rows, int) and rows < _ROWS):
         return None
-    function = index.take_columns(rows, extent, shapes, dtype, attrs["mode"])
-    return Kernel(function, [x, indices])
+    generator = partial(index.take_columns, rows, extent, shapes, dtype, attrs["mode"])
+    return Kernel(generator, [x, indices])
 
 
 @kernel_for("relax.grad.gather_elements_backward_data")
@@ -65,10 +73,15 @@ def gather_elements_backward(site: Site) -> Kernel | None:
     axis, shape = int(site.call.attrs.axis) % len(of_indices), shapes[2]
     if axis != len(shape) - 1 or of_indices[:-1] != shape[:-1]:
         return None
-    function = index.gather_elements_backward(
-        prod(shape[:-1]), (shape[-1], of_indices[-1]), shapes, dtype, site.cpu
+    generator = partial(
+        index.gather_elements_backward,
+        prod(shape[:-1]),
+        (shape[-1], of_indices[-1]),
+        shapes,
+        dtype,
+        site.cpu,
     )
-    return Kernel(function, [output_grad, indices])
+    return Kernel(generator, [output_grad, indices])
 
 
 @kernel_for("relax.grad.gather_nd_backward_data")
@@ -110,10 +123,10 @@ def _points_backward(
     columns = prod(shapes[-1][count:])
     if not count or not isinstance(columns, int):
         return None
-    function = index.points_backward(
-        shapes[-1][:count], columns, prod(points), shapes, dtypes, site.cpu
+    generator = partial(
+        index.points_backward, shapes[-1][:count], columns, prod(points), shapes, dtypes, site.cpu
     )
-    return Kernel(function, [output_grad, *indices])
+    return Kernel(generator, [output_grad, *indices])
 
 
 def _index_dtype(indices: relax.Expr) -> str | None:

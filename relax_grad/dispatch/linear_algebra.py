@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tvm import relax
@@ -45,7 +46,8 @@ def matrix_product(site: Site) -> Kernel | None:
         )
     else:
         return None
-    return Kernel(matmul(product, site.cpu, shapes=(shape_a, shape_b, shape_c)), [a, b])
+    generator = partial(matmul, product, site.cpu, shapes=(shape_a, shape_b, shape_c))
+    return Kernel(generator, [a, b])
 
 
 def _untransposed(site: Site, factor: relax.Expr) -> tuple[relax.Expr, bool]:

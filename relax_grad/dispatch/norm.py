@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from ..kernel import norm, norm_backward
@@ -22,7 +23,8 @@ def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
     of = shapes and _channels(shapes[0], int(attrs.axis))
     if not of or not attrs.training:
         return None
-    function = norm.batch_norm(
+    generator = partial(
+        norm.batch_norm,
         of,
         shapes[:2],
         site.cpu,
@@ -32,7 +34,7 @@ def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
         bool(attrs.scale),
         statistics,
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.grad.batch_norm_backward_data")
@@ -42,7 +44,8 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
     of = shapes and _channels(shapes[1], int(attrs.axis))
     if not of:
         return None
-    function = norm_backward.channel_norm_backward_data(
+    generator = partial(
+        norm_backward.channel_norm_backward_data,
         of,
         [*shapes, shapes[1]],
         site.cpu,
@@ -50,7 +53,7 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
         of.outer * of.inner,
         bool(attrs.scale),
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.grad.batch_norm_backward_gamma")
@@ -60,10 +63,10 @@ def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | 
     of = shapes and _channels(shapes[1], int(site.call.attrs.axis))
     if not of:
         return None
-    function = norm_backward.channel_norm_backward_gamma(
-        of, [*shapes, shapes[-1]], site.cpu, beta=beta
+    generator = partial(
+        norm_backward.channel_norm_backward_gamma, of, [*shapes, shapes[-1]], site.cpu, beta=beta
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.nn.instance_norm", "relax.nn.group_norm")
@@ -77,7 +80,8 @@ def group_norm(site: Site) -> Kernel | None:
     groups = int(attrs.num_groups) if site.call.op.name.endswith("group_norm") else channels
     if groups is not channels and not (isinstance(channels, int) and channels % groups == 0):
         return None
-    function = norm.row_norm(
+    generator = partial(
+        norm.row_norm,
         outer * groups,
         1 if groups is channels else channels // groups,
         inner,
@@ -89,7 +93,7 @@ def group_norm(site: Site) -> Kernel | None:
         bool(attrs.scale),
         site.call.op.name.rpartition(".")[2],
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.grad.instance_norm_backward_data")
@@ -100,7 +104,8 @@ def instance_norm_backward_data(site: Site) -> Kernel | None:
     if not split:
         return None
     outer, channels, inner = split
-    function = norm_backward.channel_norm_backward_data(
+    generator = partial(
+        norm_backward.channel_norm_backward_data,
         Channels(1, outer * channels, inner),
         [*shapes, shapes[1]],
         site.cpu,
@@ -109,7 +114,7 @@ def instance_norm_backward_data(site: Site) -> Kernel | None:
         bool(attrs.scale),
         "instance_norm_backward_data",
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.grad.instance_norm_backward_gamma")
@@ -120,14 +125,15 @@ def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel
     if not split:
         return None
     outer, channels, inner = split
-    function = norm_backward.channel_norm_backward_gamma(
+    generator = partial(
+        norm_backward.channel_norm_backward_gamma,
         Channels(1, outer * channels, inner),
         [*shapes, shapes[-1]],
         site.cpu,
         "instance_norm_backward_gamma",
         beta,
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.nn.layer_norm")
@@ -138,7 +144,8 @@ def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
     if not split:
         return None
     rows, columns = split
-    function = norm.row_norm(
+    generator = partial(
+        norm.row_norm,
         rows,
         columns,
         1,
@@ -149,7 +156,7 @@ def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
         scale=bool(attrs.scale),
         statistics=statistics,
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.nn.rms_norm")
@@ -160,8 +167,8 @@ def rms_norm(site: Site, statistics: list | None = None) -> Kernel | None:
     if not split:
         return None
     epsilon = float(site.call.attrs.epsilon)
-    function = norm.rms_norm(*split, shapes, site.cpu, epsilon, statistics)
-    return Kernel(function, site.call.args)
+    generator = partial(norm.rms_norm, *split, shapes, site.cpu, epsilon, statistics)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.grad.layer_norm_backward_data", "relax.grad.rms_norm_backward_data")
@@ -171,14 +178,15 @@ def row_norm_backward_data(site: Site) -> Kernel | None:
     split = shapes and _rows(shapes[1], attrs.axes)
     if not split:
         return None
-    function = norm_backward.row_norm_backward_data(
+    generator = partial(
+        norm_backward.row_norm_backward_data,
         *split,
         [*shapes, shapes[1]],
         site.cpu,
         centered="layer_norm" in site.call.op.name,
         scale=bool(getattr(attrs, "scale", True)),
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 @kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
@@ -190,10 +198,10 @@ def row_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | No
     if not split or result is None or not isinstance(split[1], int):
         return None
     centered = "layer_norm" in site.call.op.name
-    function = norm_backward.row_norm_backward_gamma(
-        *split, [*shapes, result], site.cpu, centered, beta
+    generator = partial(
+        norm_backward.row_norm_backward_gamma, *split, [*shapes, result], site.cpu, centered, beta
     )
-    return Kernel(function, site.call.args)
+    return Kernel(generator, site.call.args)
 
 
 def _shapes(site: Site, number: int) -> list | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tvm import relax
-from tvm_ffi import structural_equal
 
 from ..kernel import pool
 from ..kernel._pooling import Pool, Windows
 from ..op.pool import check_pool_attrs, check_pool_backward
 from ._registry import Kernel, Site, kernel_for
-from ._saving import Calls, Saving, saving_for
+from ._saving import Calls, Found, Saving, Use, saving_for
 
 #: Taps of a window that are written out, and strides whose phases are.
 _MOST_TAPS, _LARGEST_STRIDE = 49, 4
@@ -31,7 +31,7 @@ def max_pool(site: Site) -> Kernel | None:
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
-    return of and Kernel(pool.max_pool(of, shapes, site.cpu), [data])
+    return of and Kernel(partial(pool.max_pool, of, shapes, site.cpu), [data])
 
 
 @saving_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
@@ -40,27 +40,38 @@ def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | 
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
-    forward = calls.of(var, site.call.op.name)
+    forward = calls.original(var)
     if of is None or forward is None:
         return None
 
     def gradient(call: relax.Call, saved) -> Kernel:
         check_pool_backward(call, relax.BlockBuilder())
         taken = [shapes[1], shapes[0], shapes[0]]
-        function = pool.max_pool_backward(of, taken, site.cpu, winners=True)
-        return Kernel(function, [call.args[0], *saved])
+        generator = partial(pool.max_pool_backward, of, taken, site.cpu, winners=True)
+        return Kernel(generator, [call.args[0], *saved])
 
-    name = site.call.op.name.rpartition(".")[2]
-    uses = {
-        later: gradient
-        for later, call in calls.after(var, f"relax.grad.{name}_backward")
-        if call.args[1].same_as(forward.args[0])
-        and structural_equal(check_pool_attrs(call), check_pool_attrs(forward))
-    }
+    name = f"{site.call.op.name.replace('.nn.', '.grad.')}_backward"
+    wanted = forward.args[0], _pool_key(forward)
+    uses: dict[relax.Var, Use] = {}
+    while (found := calls.take(var, name, _recomputed_winners, wanted)) is not None:
+        uses[found[0]] = gradient
     if not uses:
         return None
-    kernel = Kernel(pool.max_pool(of, shapes, site.cpu, winners=True), [data])
+    kernel = Kernel(partial(pool.max_pool, of, shapes, site.cpu, winners=True), [data])
     return Saving(kernel, [relax.TensorType(site.call.ty.shape, "int8")], uses)
+
+
+def _recomputed_winners(_calls: Calls, var: relax.Var, call: relax.Call) -> Found:
+    """Return the data and the windows of a gradient that looks for the winners again."""
+    return (call.args[1], _pool_key(call)), (var,)
+
+
+def _pool_key(call: relax.Call) -> tuple:
+    """Return the attributes of a pooling or of its gradient as a key of a dictionary."""
+    attrs = check_pool_attrs(call)
+    sizes = attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation
+    others = attrs.ceil_mode, attrs.count_include_pad, attrs.layout, attrs.out_layout
+    return tuple(tuple(map(int, each)) for each in sizes), tuple(map(str, others))
 
 
 @kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in _RANKS))
@@ -72,7 +83,7 @@ def avg_pool(site: Site) -> Kernel | None:
     if of is None or of.is_dilated:
         return None
     include_pad = bool(site.call.attrs.count_include_pad)
-    return Kernel(pool.avg_pool(of, shapes, site.cpu, include_pad), [data])
+    return Kernel(partial(pool.avg_pool, of, shapes, site.cpu, include_pad), [data])
 
 
 @kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
@@ -82,7 +93,8 @@ def max_pool_backward(site: Site) -> Kernel | None:
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data), site.shape(data)]
     of = _pool(site, shapes[1], shapes[0])
-    return of and Kernel(pool.max_pool_backward(of, shapes, site.cpu), [output_grad, data])
+    generator = partial(pool.max_pool_backward, of, shapes, site.cpu)
+    return of and Kernel(generator, [output_grad, data])
 
 
 @kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
@@ -95,7 +107,8 @@ def avg_pool_backward(site: Site) -> Kernel | None:
     if of is None or of.is_dilated:
         return None
     include_pad = bool(site.call.attrs.count_include_pad)
-    return Kernel(pool.avg_pool_backward(of, shapes, site.cpu, include_pad), [output_grad])
+    generator = partial(pool.avg_pool_backward, of, shapes, site.cpu, include_pad)
+    return Kernel(generator, [output_grad])
 
 
 def _pool(site: Site, data: list | None, result: list | None) -> Pool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tvm import relax
@@ -51,13 +52,13 @@ def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
     extents = [extent for _, extent in groups]
     if kinds in ("ks", "sks"):
         outer, channels, inner = [1, 1, *extents][-3:]
-        function = sum_channels(Channels(outer, channels, inner), shapes, site.cpu, mean)
+        generator = partial(sum_channels, Channels(outer, channels, inner), shapes, site.cpu, mean)
     elif kinds in ("sk", "ksk") and isinstance(extents[-1], int):
         outer, rows, columns = [1, *extents][-3:]
-        function = sum_columns(outer, rows, columns, shapes, site.cpu, mean)
+        generator = partial(sum_columns, outer, rows, columns, shapes, site.cpu, mean)
     else:
         return None
-    return Kernel(function, [data])
+    return Kernel(generator, [data])
 
 
 def _fuses(site: Site, expr: relax.Expr) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from tvm import relax
@@ -35,7 +36,8 @@ def softmax(site: Site) -> Kernel | None:
     lines = None if None in shapes else _lines(shapes[0], int(site.call.attrs.axis))
     if lines is None:
         return None
-    return Kernel(_MAKE[site.call.op.name](lines, shapes[0], site.cpu), site.call.args)
+    generator = partial(_MAKE[site.call.op.name], lines, shapes[0], site.cpu)
+    return Kernel(generator, site.call.args)
 
 
 @saving_for("relax.subtract")
@@ -45,9 +47,8 @@ def log_softmax_backward(site: Site, var: relax.Var, calls: Calls) -> Saving | N
     if axis is None:
         return None
     output_grad, share = site.call.args
-    # What has no kernel yet is as it was, but for its arguments.
-    y = site.lookup(site.lookup(share).args[1]).args[0]
-    shape = site.shape(y)
+    y = _exponent(site, share)
+    shape = None if y is None else site.shape(y)
     lines = None if shape is None else _lines(shape, axis)
     if lines is None or site.shape(output_grad) != shape:
         return None
@@ -55,8 +56,8 @@ def log_softmax_backward(site: Site, var: relax.Var, calls: Calls) -> Saving | N
     if kernel is None:
         kernel = _gathered_backward(site, var, calls, y, lines)
     if kernel is None:
-        function = kernels.log_softmax_backward(lines, shape, site.cpu)
-        kernel = Kernel(function, [output_grad, y], "grad.log_softmax_backward")
+        generator = partial(kernels.log_softmax_backward, lines, shape, site.cpu)
+        kernel = Kernel(generator, [output_grad, y], "grad.log_softmax_backward")
     return Saving(kernel, [], {})
 
 
@@ -72,6 +73,14 @@ def _gradient_axis(var: relax.Var, calls: Calls) -> int | None:
     if axes is None or len(axes) != 1 or not total.attrs.keepdims:
         return None
     return int(axes[0]) % difference.args[0].ty.ndim
+
+
+def _exponent(site: Site, share: relax.Expr) -> relax.Expr | None:
+    """Return ``y`` of ``t * exp(y)``; None if it may have been overwritten."""
+    # What has no kernel yet is as it was, but for its arguments.
+    product = site.lookup(share)
+    exponential = None if product is None else site.lookup(product.args[1])
+    return None if exponential is None else exponential.args[0]
 
 
 def _cross_entropy_backward(
@@ -91,8 +100,8 @@ def _cross_entropy_backward(
     is_plain = axis == (0 if len(shape) == 1 else 1) and isinstance(lines.extent, int)
     if None in shapes or not is_plain or dtype.startswith("uint"):
         return None
-    function = cross_entropy_backward(loss, lines, shapes, dtype, site.cpu)
-    return Kernel(function, [output_grad, y, targets, *weights], "grad.cross_entropy_backward")
+    generator = partial(cross_entropy_backward, loss, lines, shapes, dtype, site.cpu)
+    return Kernel(generator, [output_grad, y, targets, *weights], "grad.cross_entropy_backward")
 
 
 def _gathered_backward(
@@ -105,6 +114,8 @@ def _gathered_backward(
     shape, axis = site.shape(y), int(before.attrs.axis)
     # The call may be that of a kernel already.
     gradient = site.lookup(site.call.args[0])
+    if gradient is None:
+        return None
     if gradient.op == _CALL_TIR:
         output_grad, indices = gradient.args[1].fields
     else:
@@ -114,8 +125,8 @@ def _gathered_backward(
     is_one = shapes[2] is not None and shapes[2] == [*shape[:-1], 1] == shapes[0]
     if axis % len(shape) != len(shape) - 1 or not is_one or dtype.startswith("uint"):
         return None
-    function = cross_entropy_backward(Loss("gather"), lines, shapes, dtype, site.cpu)
-    return Kernel(function, [output_grad, y, indices], "grad.cross_entropy_backward")
+    generator = partial(cross_entropy_backward, Loss("gather"), lines, shapes, dtype, site.cpu)
+    return Kernel(generator, [output_grad, y, indices], "grad.cross_entropy_backward")
 
 
 def _lines(shape: list, axis: int) -> kernels.Lines | None:

@@ -10,7 +10,6 @@ scheduled block by block (``_blocks``).
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import tvm.tirx.script.builder as T
 from tvm import tirx
@@ -53,7 +52,7 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     if found is None:
         return schedule_blocks(function, cpu)
     nests, allocated = found
-    body = _emitted(function.params, fuse(nests, allocated), allocated, cpu, nullcontext())
+    body = _emitted(function.params, fuse(nests, allocated), allocated, cpu, "scheduled")
     return tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
 
 
@@ -74,8 +73,7 @@ def schedule_merged(
     params = [merged.buffers[name] for name in (*inputs, *results)]
     dropped = [name for name in merged.buffers if name not in {*inputs, *results}]
     allocated = [*merged.allocated, *(merged.buffers[name] for name in dropped)]
-    # Of what has one argument and is no block, TVM cannot tell whether it is a reshape.
-    body = _emitted(params, merged.groups(dropped), allocated, cpu, block("merged"))
+    body = _emitted(params, merged.groups(dropped), allocated, cpu, "merged")
     return tirx.PrimFunc(params, body).with_attr("tirx.noalias", True)
 
 
@@ -84,13 +82,16 @@ def _emitted(
     groups: Sequence[Group],
     allocated: Sequence[tirx.Buffer],
     cpu: CPU,
-    frame: AbstractContextManager,
+    name: str,
 ) -> tirx.Stmt:
-    """Return the loops of groups, over rows in the place of the parameters and of what is allocated."""
+    """Return a block of the loops of groups, over rows in the place of the parameters and of what is allocated.
+
+    It is a block because TVM looks into one to tell whether a function of one argument is a reshape.
+    """
     used = {nest.buffer for group in groups for nest in group.nests}
     with IRBuilder() as builder, T.prim_func():
         T.func_name("scheduled")
-        with frame, scopes():
+        with block(name), scopes():
             rows = {
                 param: T.decl_buffer(
                     [product(param.shape)], str(param.dtype), data=param.data, layout=None

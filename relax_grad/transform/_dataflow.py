@@ -44,14 +44,16 @@ def hide_checks(function: relax.Function) -> relax.Function:
     checks = _checks(function)
     if not checks:
         return function
-    return _changed(function, lambda each: _hidden(each) if each.var in checks else each)
+    return with_changed_bindings(
+        function, lambda each: _hidden(each) if each.var in checks else each
+    )
 
 
 def show_checks(function: relax.Function) -> relax.Function:
     """Undo :func:`hide_checks`."""
     if all(_shown(binding) is binding for binding in bindings_of(function.body)):
         return function
-    return _changed(function, _shown)
+    return with_changed_bindings(function, _shown)
 
 
 def without_cast(binding: relax.Binding) -> relax.Binding:
@@ -88,7 +90,7 @@ def _shown(binding: relax.Binding) -> relax.Binding:
     return binding
 
 
-def _changed(
+def with_changed_bindings(
     function: relax.Function, change: Callable[[relax.Binding], relax.Binding]
 ) -> relax.Function:
     """Return a function with each binding changed, those of branches too."""

@@ -10,6 +10,7 @@ from tvm_ffi import structural_equal
 
 from .._bindings import substitute, used, with_value
 from .._compat import constant_value, dtype_of
+from .._module import normalized
 
 _PERMUTE, _MATMUL = Op.get("relax.permute_dims"), Op.get("relax.matmul")
 _BROADCAST = Op.get("relax.broadcast_to")
@@ -28,7 +29,7 @@ _ONE = tirx.IntImm("int64", 1)
 _CALL_TIR, _WITH_GRAD = Op.get("relax.call_tir"), Op.get("relax.call_tir_with_grad")
 
 
-def simplify(function: relax.Function) -> relax.Function:
+def simplify(function: relax.Function, has_writes: bool = False) -> relax.Function:
     """Return a function that does the same with fewer bindings.
 
     The rule of a product transposes its operands, and transposes the product where a transposed operand
@@ -38,9 +39,14 @@ def simplify(function: relax.Function) -> relax.Function:
     take their operands without a broadcast that they make themselves. The gradient of a softmax whose rows
     are masked, in both directions, takes the masked ones, which are kept anyway: so the others are not.
     ``call_tir_with_grad`` becomes ``call_tir``.
+
+    With calls that write to their arguments, only the last is done: a name for a tensor in the place of its copy
+    changes with it.
     """
     function = relax.analysis.remove_all_unused(function)
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    if has_writes:
+        return _without_gradients(function)
     filled = {binding.var for binding in bindings if _is_call(binding.value, [*_ONES, *_ZEROS])}
     broadcast = {binding.var for binding in bindings if _is_call(binding.value, [_BROADCAST])}
     if not any(_is_candidate(binding, filled, broadcast) for binding in bindings):
@@ -56,6 +62,22 @@ def simplify(function: relax.Function) -> relax.Function:
     return relax.analysis.remove_all_unused(
         relax.Function(function.params, body, is_pure=function.is_pure, attrs=function.attrs)
     )
+
+
+def _without_gradients(function: relax.Function) -> relax.Function:
+    """Return a function with ``call_tir`` in the place of ``call_tir_with_grad``."""
+    blocks = [
+        type(block)([with_value(each, _without_gradient(each.value)) for each in block.bindings])
+        for block in function.body.blocks
+    ]
+    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
+    return relax.Function(function.params, body, is_pure=function.is_pure, attrs=function.attrs)
+
+
+def _without_gradient(value: relax.Expr) -> relax.Expr:
+    if not _is_call(value, [_WITH_GRAD]):
+        return value
+    return relax.Call(_CALL_TIR, value.args, None, value.ty_args, value.span)
 
 
 class _Simplifier:
@@ -87,7 +109,7 @@ class _Simplifier:
 
     def _simplified(self, call: relax.Call, kind: relax.Type) -> relax.Expr:
         if call.op == _WITH_GRAD:
-            return relax.Call(_CALL_TIR, call.args, None, call.ty_args, call.span)
+            return _without_gradient(call)
         if call.op == _MATMUL:
             return self._product(call, kind)
         if call.op == Op.get(_SOFTMAX_BACKWARD):

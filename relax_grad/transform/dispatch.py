@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import tvm
 from tvm import relax
-from tvm.ir import Op, PrimType
+from tvm.ir import GlobalVar, Op, PrimType
 
+from .._aliases import Memory, writing_functions
+from .._bindings import without_unused
 from ..dispatch import Calls, Kernel, Saving, Site, Use, find_kernel, find_saving
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
@@ -62,19 +65,23 @@ class _Dispatch(relax.PyExprMutator):
         super().__init__(mod)
         self._cpu, self._winograd_tile = cpu, winograd_tile
         self._calls: Calls | None = None
+        self._memory: Memory | None = None
         self._var: relax.Var | None = None
         self._uses: dict[relax.Var, tuple[Use, Sequence[relax.Var]]] = {}
+        self._functions: dict[tuple, GlobalVar] = {}
 
     def module(self) -> tvm.IRModule:
         mod = self.builder_.get()
+        writers = writing_functions(mod)
         for variable, function in mod.functions_items():
             if isinstance(function, relax.Function):
-                updated = relax.analysis.remove_all_unused(self.visit_expr(function))
+                self._memory = Memory(function, writers)
+                updated = without_unused(self.visit_expr(function))
                 self.builder_.update_func(variable, updated)
         return self.builder_.get()
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
-        self._calls = Calls(block)
+        self._calls = Calls(block, self._memory)
         block = super().visit_dataflow_block_(block)
         self._calls = None
         return block
@@ -94,7 +101,7 @@ class _Dispatch(relax.PyExprMutator):
             use, saved = self._uses[var]
             found = use(call, saved)
             return self._called(found, call, [])[0] if isinstance(found, Kernel) else found
-        site = Site(call, self._cpu, self.lookup_binding, self._winograd_tile)
+        site = Site(call, self._cpu, partial(self._lookup, var), self._winograd_tile)
         if self._calls is not None:
             saving = find_saving(call.op.name, site, var, self._calls)
             if saving is not None:
@@ -102,10 +109,25 @@ class _Dispatch(relax.PyExprMutator):
         kernel = find_kernel(call.op.name, site)
         return call if kernel is None else self._called(kernel, call, [])[0]
 
+    def _lookup(self, at: relax.Var, variable: relax.Var) -> relax.Expr | None:
+        """Return the value of a variable if it and its operands are unchanged at the binding of another."""
+        value = self.lookup_binding(variable)
+        is_same = value is not None and self._memory.holds(variable, value, at)
+        return value if is_same else None
+
+    def _function(self, kernel: Kernel, op_name: str) -> GlobalVar:
+        """Return the function of a kernel, which is generated once for each key."""
+        key = kernel.key
+        if key not in self._functions:
+            name = (kernel.name or op_name).removeprefix("relax.").replace(".", "_")
+            # Its name in the module is its only one: kernels of one generator have one symbol.
+            function = kernel.generator().without_attr("global_symbol")
+            self._functions[key] = self.builder_.add_func(function, f"{name}_kernel")
+        return self._functions[key]
+
     def _called(self, kernel: Kernel, call: relax.Call, more: Sequence[relax.TensorType]) -> tuple:
         """Return the call of a kernel in the place of a call, and how many results that has."""
-        name = (kernel.name or call.op.name).removeprefix("relax.").replace(".", "_")
-        function = self.builder_.add_func(kernel.function, f"{name}_kernel")
+        function = self._function(kernel, call.op.name)
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = [*(call.ty.fields if is_tuple else [call.ty]), *more]
         types = results if is_tuple or more else call.ty

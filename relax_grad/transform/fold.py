@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
+from .._aliases import kept_copies
 from .._bindings import substitute, with_value
 from .._compat import constant_value, dtype_of
 from .._module import IS_SCHEDULED, normalized
@@ -22,13 +25,14 @@ class FoldConstants:
 
     ``relax.transform.FoldConstant`` does the same, and builds the function of each call, equal or not, on its own:
     for a network with many normalizations that takes as long as the network itself. Here they are built
-    together.
+    together. A result that a call writes to later is not folded, as a constant is not to be overwritten.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         functions = dict(mod.functions_items())
+        kept = kept_copies(mod)
         calls = {
-            variable: _constant_calls(function, functions)
+            variable: _constant_calls(function, functions, kept.get(variable))
             for variable, function in functions.items()
             if isinstance(function, relax.Function)
         }
@@ -47,7 +51,9 @@ class FoldConstants:
 
 
 def _constant_calls(
-    function: relax.Function, functions: dict[GlobalVar, tvm.ir.BaseFunc]
+    function: relax.Function,
+    functions: dict[GlobalVar, tvm.ir.BaseFunc],
+    is_kept: Callable[[relax.Binding], bool] | None,
 ) -> dict[relax.Var, relax.Call]:
     """Return the calls that depend on constants alone, by the variables that they are bound to."""
     found: dict[relax.Var, relax.Call] = {}
@@ -55,7 +61,7 @@ def _constant_calls(
     for block in function.body.blocks:
         for binding in block.bindings:
             value = binding.value
-            if not isinstance(binding, relax.VarBinding):
+            if not isinstance(binding, relax.VarBinding) or (is_kept and is_kept(binding)):
                 continue
             if constant_value(value) is not None:
                 constants.add(binding.var)

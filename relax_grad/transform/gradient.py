@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
+from tvm.ir import GlobalVar, Op
 
+from .._aliases import Memory, may_write, writing_functions
 from .._bindings import bindings_of, expanded, used, with_value
 from .._compat import dtype_of
 from .._module import check_defined, copy_with_new_vars, relax_function
@@ -23,6 +24,9 @@ from ._dataflow import in_dataflow, without_cast
 from ._forward import Forward, may_call
 from ._reverse import Reverse
 from ._simplify import simplify
+
+#: Operators that read only the shape of a tensor.
+_OF_SHAPES = frozenset(f"relax.{name}" for name in ("zeros_like", "ones_like", "shape_of"))
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.Gradient")
@@ -298,7 +302,14 @@ class _Differentiation:
         return bb.emit_output(total, name) if self._is_plain else bb.emit(total, name)
 
     def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str) -> tvm.IRModule:
-        adjoint = simplify(adjoint)
+        writers: set[GlobalVar] = set()
+        if any(may_write(binding.value) for binding in bindings_of(adjoint.body)):
+            writers = writing_functions(self._mod)
+        has_writes = any(may_write(each.value, writers) for each in bindings_of(adjoint.body))
+        adjoint = simplify(adjoint, has_writes)
+        if has_writes:
+            forward = {binding.var for binding in expanded(self._bindings)}
+            _check_unchanged(adjoint, forward, writers, self._settings.func_name)
         if not self._is_plain:
             adjoint = in_dataflow(lift_branches(bb, adjoint, name))
             adjoint = relax.analysis.remove_all_unused(adjoint)
@@ -430,6 +441,44 @@ def _check_defined(adjoint: relax.Function, name: str) -> None:
             f"{name} would use {names}, which no binding and no parameter defines: a gradient rule has "
             "returned it; let the rule build its result of its arguments, or bind it with ctx.emit"
         )
+
+
+def _check_unchanged(
+    adjoint: relax.Function,
+    forward: Collection[relax.Var],
+    writers: Collection[GlobalVar],
+    func_name: str,
+) -> None:
+    """Refuse to read a tensor in the backward pass that a call has written to since it was computed.
+
+    Parameters
+    ----------
+    adjoint : relax.Function
+        The adjoint function.
+    forward : Collection[relax.Var]
+        The variables that the forward pass binds.
+    writers : Collection[GlobalVar]
+        The functions that write to their arguments.
+    func_name : str
+        The name of the function that is differentiated.
+    """
+    memory = Memory(adjoint, writers)
+    for binding in bindings_of(adjoint.body):
+        if binding.var in forward or _reads_only_shapes(binding.value):
+            continue
+        for variable in used(binding.value):
+            if memory.changed(variable, binding.var):
+                raise GradientError(
+                    f"{func_name} cannot be differentiated: the gradient needs {variable.name!r}, which a call "
+                    "writes to in place; let the call write to a copy, or use call_tir in the place of "
+                    "call_tir_inplace"
+                )
+
+
+def _reads_only_shapes(value: relax.Expr) -> bool:
+    """Tell whether a value depends on the shapes of its operands alone."""
+    is_call = isinstance(value, relax.Call) and isinstance(value.op, Op)
+    return is_call and value.op.name in _OF_SHAPES
 
 
 def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:

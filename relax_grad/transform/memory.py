@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Op
+from tvm.ir import GlobalVar
 
+from .._aliases import is_name, leaves, may_write, named_by, writing_functions
 from .._bindings import used
 from .._compat import Analyzer, dtype_of
 
 #: What a symbolic extent counts as.
 _NOMINAL = 64
 
-_RESHAPES = [Op.get(f"relax.{name}") for name in ("reshape", "memory.view")]
-_INPLACE = [Op.get(f"relax.{name}") for name in ("call_tir_inplace", "call_inplace_packed")]
-
 
 @relax.expr_functor.mutator
 class _Reorder(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, writers: Collection[GlobalVar]):
+        super().__init__(mod)
+        self._writers = writers
+
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         bindings = list(block.bindings)
-        if any(_has_place(binding) for binding in bindings):
+        if any(_has_place(binding, self._writers) for binding in bindings):
             return block
         tensors = _Tensors(bindings)
         best = _Order(tensors).made()
@@ -43,8 +45,9 @@ class OrderForMemory:
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        writers = writing_functions(mod)
         functions = {
-            variable: _Reorder(mod).visit_expr(function)
+            variable: _Reorder(mod, writers).visit_expr(function)
             if isinstance(function, relax.Function)
             else function
             for variable, function in mod.functions_items()
@@ -52,12 +55,12 @@ class OrderForMemory:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _has_place(binding: relax.Binding) -> bool:
+def _has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
     """Tell whether a binding must stay behind those before it."""
     value = binding.value
     if isinstance(binding, relax.MatchCast) or isinstance(value, (relax.If, relax.Function)):
         return True
-    return writes_in_place(value)
+    return may_write(value, writers)
 
 
 class _Tensors:
@@ -196,39 +199,6 @@ class _Order:
         # What the block returns is to be made at some time: as well now as later.
         is_worthwhile = gain > 0 or (gain == 0 and made <= tensors.kept)
         return set(group) if is_worthwhile else set()
-
-
-def writes_in_place(value: relax.Expr) -> bool:
-    """Tell whether a value is a call that writes to its arguments."""
-    return isinstance(value, relax.Call) and value.op in _INPLACE
-
-
-def is_name(value: relax.Expr) -> bool:
-    """Tell whether a value is other tensors, put together, taken apart or seen in another shape."""
-    if isinstance(value, relax.Call):
-        return value.op in _RESHAPES
-    return isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem))
-
-
-def named_by(value: relax.Expr, named: dict):
-    """Return the tensors of what :func:`is_name`."""
-    if isinstance(value, relax.Var):
-        return named.get(value)
-    if isinstance(value, relax.Tuple):
-        return [named_by(field, named) for field in value.fields]
-    if isinstance(value, relax.TupleGetItem):
-        whole = named_by(value.tuple_value, named)
-        return whole[value.index] if isinstance(whole, list) else whole
-    if isinstance(value, relax.Call):
-        return named_by(value.args[0], named) if value.op in _RESHAPES else None
-    return None
-
-
-def leaves(tensors) -> list[int]:
-    """Return the numbers of the tensors in what :func:`named_by` returns."""
-    if isinstance(tensors, list):
-        return [leaf for each in tensors for leaf in leaves(each)]
-    return [] if tensors is None else [tensors]
 
 
 def size_in_bytes(kind: relax.Type) -> int:

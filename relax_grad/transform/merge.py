@@ -10,12 +10,12 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 from tvm_ffi import structural_equal
 
+from .._aliases import may_write, writing_functions
 from .._compat import dtype_of
-from .._module import IS_SCHEDULED, referred_to, with_functions
+from .._module import IS_SCHEDULED, SCHEDULED_ATTRS, referred_to, with_functions
 from ..schedule import Part, Pointwise, merge, pointwise, schedule_merged
 from ..target import CPU
 from ._target import TargetPass
-from .memory import writes_in_place
 
 _CALL_TIR = Op.get("relax.call_tir")
 
@@ -77,6 +77,7 @@ class _Merger(relax.PyExprMutator):
     def __init__(self, mod: tvm.IRModule, cpu: CPU):
         super().__init__(mod)
         self._mod, self._cpu = mod, cpu
+        self._writers = writing_functions(mod)
         self._pointwise: dict[GlobalVar, Pointwise | None] = {}
         self._merged: dict = {}
         self._functions: dict = {}
@@ -92,7 +93,7 @@ class _Merger(relax.PyExprMutator):
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         # What reads a tensor must stay on its side of what writes to it.
-        if any(writes_in_place(binding.value) for binding in block.bindings):
+        if any(may_write(binding.value, self._writers) for binding in block.bindings):
             return block
         items = self._items(block.bindings)
         needed = self._needed(items)
@@ -195,7 +196,7 @@ class _Merger(relax.PyExprMutator):
             name = "_".join(["merged", *(name.name_hint for name in call.names)])[:80]
             self._functions[key] = (
                 inputs,
-                self.builder_.add_func(function.with_attr(IS_SCHEDULED, True), name),
+                self.builder_.add_func(function.with_attrs(SCHEDULED_ATTRS), name),
             )
         inputs, function = self._functions[key]
         self._replaced |= set(call.names)

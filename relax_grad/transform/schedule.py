@@ -11,14 +11,14 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 from tvm.tirx.buffer import BufferType
 
+from .._aliases import is_name, leaves, named_by
 from .._bindings import bindings_of
 from .._compat import dtype_of, replace_attrs
-from .._module import IS_SCHEDULED, NO_ALIASES
+from .._module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
 from ..errors import ScheduleWarning
 from ..schedule import schedule
 from ..target import CPU
 from ._target import TargetPass
-from .memory import is_name, leaves, named_by
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
@@ -40,16 +40,17 @@ class ScheduleLoops(TargetPass):
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
         aliased = _with_aliases(mod)
-        for variable, function in mod.functions_items():
+        functions = dict(mod.functions_items())
+        for variable, function in functions.items():
             if not isinstance(function, tirx.PrimFunc):
                 continue
             if not _is_scheduled(function):
                 if variable not in aliased:
                     function = _scheduled(function, cpu, variable.name_hint)
-                function = _unaligned(function).with_attr(IS_SCHEDULED, True)
+                function = _unaligned(function).with_attrs(SCHEDULED_ATTRS)
             # LLVM code is generated for all functions of a module by the same assumption.
-            mod.update_func(variable, function.with_attr(NO_ALIASES, not aliased))
-        return mod
+            functions[variable] = function.with_attr(NO_ALIASES, not aliased)
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:

@@ -8,8 +8,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
+from .._aliases import is_name, leaves, named_by
 from .._module import normalized
-from .memory import is_name, leaves, named_by, size_in_bytes
+from .memory import size_in_bytes
 
 _ALLOC = Op.get("relax.builtin.alloc_tensor")
 

@@ -1,0 +1,182 @@
+"""Each public pass alone gives a module that either pipeline compiles, with the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from dispatched import flat
+from programs import tensor, to_numpy
+from tvm import relax, tirx
+from tvm.relax import op
+
+import relax_grad
+from relax_grad import transform
+
+TARGET = relax_grad.target.host()
+RNG = np.random.default_rng(0)
+N = tirx.Var("n", "int64")
+
+
+def convolution(bb, x, w, gamma):
+    """A convolution and a normalization with statistics of its own."""
+    zeros = bb.emit(op.zeros((4,), "float32"))
+    y = bb.emit(op.nn.conv2d(x, w, padding=1))
+    y = bb.emit(op.nn.batch_norm(y, gamma, zeros, zeros, gamma, axis=1))
+    y = bb.emit(op.nn.relu(bb.emit(relax.TupleGetItem(y, 0))))
+    return bb.emit(op.sum(bb.emit(op.nn.max_pool2d(y, (2, 2), (2, 2)))))
+
+
+def products(bb, a, b, c):
+    """Two products of different shapes: two kernels of one operator."""
+    return bb.emit(op.sum(bb.emit(op.matmul(bb.emit(op.matmul(a, b)), c))))
+
+
+def normalizations(bb, x, gamma):
+    y = bb.emit(op.nn.layer_norm(x, gamma, gamma, axes=[-1]))
+    y = bb.emit(op.nn.rms_norm(bb.emit(op.sin(y)), gamma, axes=[-1]))
+    return bb.emit(op.sum(bb.emit(op.nn.log_softmax(bb.emit(op.multiply(y, y)), -1))))
+
+
+def symbolic(bb, x, w):
+    rows = bb.emit(op.reshape(x, (N * 2, 4)))
+    y = bb.emit(op.nn.softmax(bb.emit(op.matmul(rows, w)), -1))
+    constant = relax.const(np.arange(8, dtype="float32"), "float32")
+    doubled = bb.emit(op.multiply(constant, relax.const(2.0, "float32")))
+    return bb.emit(op.mean(bb.emit(op.multiply(y, doubled))))
+
+
+def update(bb, p, g, m):
+    """What an optimizer does, with a tensor of which there are several results."""
+    moment = bb.emit(op.add(bb.emit(op.multiply(m, relax.const(0.9))), g))
+    new = bb.emit(op.subtract(p, bb.emit(op.multiply(moment, relax.const(0.1)))))
+    return bb.emit(op.sum(bb.emit(op.add(bb.emit(op.exp(moment)), new))))
+
+
+#: The functions, with the shapes of their parameters.
+FUNCTIONS = {
+    "convolution": (convolution, [(2, 3, 8, 8), (4, 3, 3, 3), (4,)]),
+    "products": (products, [(4, 5), (5, 6), (6, 7)]),
+    "normalizations": (normalizations, [(6, 16), (16,)]),
+    "symbolic": (symbolic, [(N, 8), (4, 8)]),
+    "update": (update, [(40,), (40,), (40,)]),
+}
+
+
+def branches(bb: relax.BlockBuilder) -> None:
+    """Add a function with a conditional, and one that is called once."""
+    x, cond = tensor("x", (4, 4), "float32"), tensor("cond", (), "bool")
+    with bb.function("half", [x], private=True):
+        with bb.dataflow():
+            result = bb.emit_output(op.multiply(x, relax.const(0.5)))
+        bb.emit_func_output(result)
+    (half,) = [v for v in bb.get().get_global_vars() if v.name_hint == "half"]
+    x = tensor("x", (4, 4), "float32")
+    with bb.function("branches", [x, cond]):
+        y = bb.emit(relax.Call(half, [x]))
+        sides = []
+        for build in (lambda v: op.exp(bb.emit(op.matmul(v, v))), op.sin):
+            bb._begin_binding_block()
+            side = bb.emit(build(y))
+            sides.append(relax.SeqExpr([bb._end_block()], side))
+        chosen = bb.emit(relax.If(cond, *sides))
+        bb.emit_func_output(bb.emit(op.sum(chosen)))
+
+
+def model() -> tvm.IRModule:
+    """Return a module of all functions and their adjoints."""
+    bb = relax.BlockBuilder()
+    for name, (body, shapes) in FUNCTIONS.items():
+        params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
+        with bb.function(name, params):
+            with bb.dataflow():
+                result = bb.emit_output(body(bb, *params))
+            bb.emit_func_output(result)
+    branches(bb)
+    module = bb.get()
+    for name in (*FUNCTIONS, "branches"):
+        module = transform.Gradient(name)(module)
+    return module
+
+
+def arguments() -> dict[str, list[np.ndarray]]:
+    found = {
+        name: [
+            RNG.normal(size=[3 if extent is N else extent for extent in shape]).astype("float32")
+            for shape in shapes
+        ]
+        for name, (_, shapes) in FUNCTIONS.items()
+    }
+    found["branches"] = [RNG.normal(size=(4, 4)).astype("float32") * 0.1, np.array(True)]
+    return found | {f"{name}_adjoint": values for name, values in found.items()}
+
+
+ARGUMENTS = arguments()
+
+#: What every run tests: kernels and schedules that another pipeline meets.
+OFTEN = {
+    ("DispatchKernels", False, "default"),
+    ("DispatchKernels", False, "relax_grad"),
+    ("MergeElements", True, "relax_grad"),
+    ("ScheduleLoops", True, "default"),
+}
+
+#: The passes that leave a module as it is before it is legalized, which makes their calls.
+OF_LOOPS = {"FoldConstants", "MergeElements", "ScheduleLoops", "ShareStorage"}
+
+#: Each pass with the pipeline behind it, if it runs first, and if it runs on what is legalized; some in every run.
+CASES = [
+    pytest.param(
+        name,
+        is_legalized,
+        pipeline,
+        marks=[] if (name, is_legalized, pipeline) in OFTEN else [pytest.mark.slow],
+    )
+    for name in transform.__all__
+    if name not in ("Gradient", "ShareStorage")
+    for is_legalized in (False, True)
+    if is_legalized or name not in OF_LOOPS
+    for pipeline in ("default", "relax_grad")
+]
+
+
+def results(module, pipeline):
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET, relax_pipeline=pipeline), tvm.cpu())
+    return {
+        name: flat(to_numpy(machine[name](*map(tvm.runtime.tensor, values))))
+        for name, values in ARGUMENTS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return results(model(), "default")
+
+
+def passed(name: str, is_legalized: bool) -> tuple[tvm.IRModule, tvm.IRModule]:
+    """Return the module before a pass and behind it."""
+    module = relax.transform.LegalizeOps()(model()) if is_legalized else model()
+    before = module.script()
+    with TARGET:
+        changed = getattr(transform, name)()(module)
+    assert module.script() == before, "the pass has changed the module that it was given"
+    assert relax.analysis.check_well_formed(changed)
+    return module, changed
+
+
+@pytest.mark.parametrize(("name", "is_legalized", "pipeline"), CASES)
+def test_alone(name, is_legalized, pipeline, reference):
+    _, changed = passed(name, is_legalized)
+    found = results(changed, pipeline)
+    for function, wanted in reference.items():
+        for each, other in zip(found[function], wanted, strict=True):
+            np.testing.assert_allclose(each, other, rtol=1e-3, atol=1e-4, err_msg=function)
+
+
+@pytest.mark.parametrize("name", sorted(OF_LOOPS))
+def test_what_is_not_legalized_has_no_loops(name):
+    tvm.ir.assert_structural_equal(*passed(name, False))
+
+
+def test_storage_is_shared_behind_what_allocates_it():
+    tvm.ir.assert_structural_equal(*passed("ShareStorage", True))
