@@ -11,10 +11,10 @@ from processes import run_file
 from tvm import relax
 
 from relax_grad import registry
-from relax_grad.testing.fuzz import checks, report, sampled, shrink
+from relax_grad.testing.fuzz import checks, outcomes, report, sampled, shrink
+from relax_grad.testing.fuzz.gradients import draw
 from relax_grad.testing.fuzz.operators import Pen
 from relax_grad.testing.fuzz.script import Body, Function, Program, Tensor, Value
-from relax_grad.testing.fuzz.gradients import draw
 from relax_grad.testing.fuzz.session import Finding
 from relax_grad.testing.samples import Sample, sampled_operators, samples
 
@@ -144,7 +144,7 @@ def test_a_program_becomes_smaller():
 def test_an_address_in_a_message_does_not_matter():
     """Otherwise what fails would seem to fail for another reason each time, and would not be made smaller."""
     one, other = (
-        checks.failure("pipeline", ValueError(f"{name} at 0x{address} is bound twice"))
+        outcomes.failure("pipeline", ValueError(f"{name} at 0x{address} is bound twice"))
         for name, address in (("t1", "55ac60"), ("t12", "7f001ab"))
     )
     assert one.kind == other.kind
@@ -153,7 +153,7 @@ def test_an_address_in_a_message_does_not_matter():
 
 def test_a_finding_of_the_pipeline_is_a_script_of_it(tmp_path):
     program = draw(0, 1)
-    failure = checks.Failure("pipeline", "tensor 0 differs", "pipeline")
+    failure = outcomes.Failure("pipeline", "tensor 0 differs", "pipeline")
     finding = Finding(1, program, program, failure)
     path = tmp_path / "finding.py"
     path.write_text(report.script(finding, 0, checks.Settings(pipeline=True)))

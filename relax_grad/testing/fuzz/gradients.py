@@ -80,6 +80,9 @@ class Gradients:
     def check_stock(self, program: Program) -> None:
         """TVM does not differentiate every program: no crash is its own."""
 
+    def failure_of(self, program: Program) -> Failure | None:
+        return checks.check_one(program, self.settings).failure
+
     def shrink(self, program: Program, fails: Callable[[Program], bool]) -> Program:
         return shrink.shrink(program, fails)
 

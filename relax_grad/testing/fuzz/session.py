@@ -80,6 +80,9 @@ class Subject(Protocol):
     def check_stock(self, program) -> None:
         """Run what TVM makes of a program without relax_grad, if it makes something of it."""
 
+    def failure_of(self, program) -> Failure | None:
+        """Return the failure of a program that became smaller, as fast as possible."""
+
     def shrink(self, program, fails: Callable):
         """Return a smaller program for which ``fails`` returns true."""
 
@@ -179,9 +182,18 @@ class Session:
         found = _in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
         if not isinstance(found, Failure):
             return found
-        # What ends the process was perhaps compiled by TVM alone.
-        stock = _in_a_process(lambda: self.subject.check_stock(program), _SECONDS_OF_ONE)
-        return Outcome(None, {"TVM"}) if isinstance(stock, Failure) else Outcome(found)
+        return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(found)
+
+    def is_of_stock(self, program) -> bool:
+        """Tell whether what TVM compiles without relax_grad ends the process too."""
+        found = _in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
+        return isinstance(found, Failure)
+
+    def failure_of(self, program) -> Failure | None:
+        found = _in_a_process(lambda: (self.subject.failure_of(program),), _SECONDS_OF_ONE)
+        if not isinstance(found, Failure):
+            return found[0]
+        return None if self.is_of_stock(program) else found
 
     def shrunk(self, number: int, program, failure: Failure) -> Finding:
         """Return the finding of a program that failed."""
@@ -192,7 +204,7 @@ class Session:
             if time.monotonic() > ends:
                 raise TimeoutError
             try:
-                found = self.check_one(candidate).failure
+                found = self.failure_of(candidate)
             except KeyboardInterrupt:  # what was found so far is reported first
                 self.is_interrupted = True
                 raise TimeoutError from None

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
-from tvm.script import from_source
 
+from ....errors import ScheduleWarning
 from ....target import host
 from ... import _program
 from ..._compare import difference
-from .. import outcomes
 from ..differential import TARGET, Mismatch
-from ..outcomes import Failure, Outcome
-from .interpret import Array, inputs_of, interpret
+from ..outcomes import Failure, Outcome, failure
+from .build import build
+from .interpret import Run, expected
 from .language import Program
-from .source import source
 
 #: The largest error, relative to the largest number, of values that depend on rounding; others must be equal.
 _TOLERANCES = {"float16": 2e-2, "float32": 2e-5, "float64": 2e-5}
@@ -35,69 +35,71 @@ def check(programs: Sequence[Program]) -> list[Outcome]:
     Exception
         If they do not compile together.
     """
-    parsed = [from_source(source(program, f"p{i}")) for i, program in enumerate(programs)]
-    together = merged(parsed)
+    together = merged([build(program, f"p{i}") for i, program in enumerate(programs)])
     machines = {name: compiled(together, name) for name in PIPELINES}
-    return [
-        judge(program, {name: run(program, machines[name], f"p{i}") for name in PIPELINES})
-        for i, program in enumerate(programs)
-    ]
+    outcomes = []
+    for i, program in enumerate(programs):
+        runs = expected(program)
+        outcomes.append(judge({n: run(program, machines[n], f"p{i}", runs) for n in PIPELINES}))
+    return outcomes
 
 
 def check_one(program: Program) -> Outcome:
     """Check a program; that it does not compile is a failure where TVM's pipeline compiles it."""
-    module = from_source(source(program, "p"))
-    return judge(program, {name: attempt(program, module, name) for name in PIPELINES})
+    return judge({name: attempt(program, name) for name in PIPELINES})
 
 
-def check_stock(program: Program) -> None:
-    """Compile and run a program by TVM's pipeline alone."""
-    attempt(program, from_source(source(program, "p")), "default")
+def failure_of(program: Program) -> Failure | None:
+    """Return the failure of a program; TVM's pipeline compiles it only where the other one fails."""
+    ours = attempt(program, "relax_grad")
+    if ours is None:
+        return None
+    return judge(dict(zip(PIPELINES, (ours, attempt(program, "default")), strict=True))).failure
 
 
-def judge(program: Program, failures: dict[str, Failure | None]) -> Outcome:
+def judge(failures: dict[str, Failure | None]) -> Outcome:
     """Return the outcome of what went wrong in each of the pipelines."""
     ours, stock = (failures[name] for name in PIPELINES)
     if ours is None:
         return Outcome(None, {"NumPy"} if stock is None else {"NumPy", "not TVM"})
-    if stock is not None:
-        # Where TVM's pipeline does no better, the program is not held against the other one, unless that is wrong
-        # where TVM's only does not compile.
-        if stock.stage != "compilation" or ours.stage == "compilation":
-            return Outcome(None, {"TVM"})
+    if stock is not None and (stock.stage != "compilation" or ours.stage == "compilation"):
+        return Outcome(None, {"TVM"})
+    # Where TVM's pipeline only does not compile, the other one must be right still.
     return Outcome(ours, {"NumPy"})
 
 
-def attempt(program: Program, module: tvm.IRModule, pipeline: str) -> Failure | None:
+def attempt(program: Program, pipeline: str) -> Failure | None:
     """Compile and run a program by one pipeline; return what went wrong."""
+    module = build(program)
     try:
         machine = compiled(module, pipeline)
     except Exception as error:  # any is a finding
-        return outcomes.failure("compilation", error)
-    return run(program, machine, "p")
+        return failure("compilation", error)
+    return run(program, machine, "main", expected(program))
 
 
 def compiled(module: tvm.IRModule, pipeline: str) -> relax.VirtualMachine:
     """Compile a module; TVM's pipeline spends no time on optimizations."""
     target = host() if pipeline == "relax_grad" else tvm.target.Target(TARGET)
-    with _program.without_assertions():
+    with _program.without_assertions(), warnings.catch_warnings():
+        warnings.simplefilter("error", ScheduleWarning)
         return relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
 
 
-def run(program: Program, machine: relax.VirtualMachine, name: str) -> Failure | None:
-    """Run a program and hold what it returns, and its parameters, against NumPy; return what is wrong."""
+def run(
+    program: Program, machine: relax.VirtualMachine, name: str, runs: Sequence[Run]
+) -> Failure | None:
+    """Run a program and hold its results, and its parameters, against NumPy's; return what is wrong."""
     try:
-        for n in program.batches:
-            inputs = inputs_of(program, n)
-            wanted = interpret(program, n, inputs)
-            params = [tvm.runtime.tensor(value) for value in inputs]
+        for each in runs:
+            params = [tvm.runtime.tensor(value) for value in each.inputs]
             found = _leaves(machine[name](*params))
             for tensor, param in zip(program.params, params, strict=True):
-                _compare(program, tensor.name, param.numpy(), wanted[tensor.name], n)
+                _compare(program, tensor.name, param.numpy(), each)
             for result, value in zip(program.results, found, strict=True):
-                _compare(program, result, value.numpy(), wanted[result], n)
+                _compare(program, result, value.numpy(), each)
     except Exception as error:  # any is a finding
-        return outcomes.failure("running", error)
+        return failure("running", error)
     return None
 
 
@@ -113,7 +115,7 @@ def _leaves(value) -> list:
     return list(value) if hasattr(value, "__len__") and not hasattr(value, "numpy") else [value]
 
 
-def _compare(program: Program, name: str, found: np.ndarray, wanted: Array, n: int) -> None:
+def _compare(program: Program, name: str, found: np.ndarray, run: Run) -> None:
     """Compare a tensor with what NumPy computes of it, where it is written at all.
 
     Raises
@@ -121,7 +123,8 @@ def _compare(program: Program, name: str, found: np.ndarray, wanted: Array, n: i
     Mismatch
         If it differs.
     """
-    where = f"{name} (n = {n})" if program.is_symbolic else name
+    where = f"{name} (n = {run.n})" if program.is_symbolic else name
+    wanted = run.wanted[name]
     values = wanted.values
     if found.shape != values.shape or found.dtype != values.dtype:
         raise Mismatch(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from . import language as ir
@@ -17,15 +21,41 @@ class InvalidError(Exception):
 
 
 class Array:
-    """A tensor, and which of its elements are written."""
+    """A tensor, which of its elements are written, and whose memory it may be."""
 
-    def __init__(self, values: np.ndarray, is_written: bool):
+    def __init__(self, values: np.ndarray, is_written: bool, memory: object = None):
         self.values = values
         self.written = np.full(values.shape, is_written)
+        self.memory = memory or object()
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: str) -> Array:
         return cls(np.zeros(shape, dtype), False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parameters of a program for one value of ``n``, and all tensors after the run."""
+
+    n: int
+    inputs: Sequence[np.ndarray]
+    wanted: Mapping[str, Array]
+
+
+@functools.lru_cache(maxsize=128)  # a program is drawn, and checked soon after
+def expected(program: ir.Program) -> Sequence[Run]:
+    """Return the runs of a program, one for each value of ``n``.
+
+    Raises
+    ------
+    InvalidError
+        If the program has no meaning.
+    """
+    runs = []
+    for n in program.batches:
+        inputs = inputs_of(program, n)
+        runs.append(Run(n, inputs, interpret(program, n, inputs)))
+    return runs
 
 
 def inputs_of(program: ir.Program, n: int = ir.BATCH) -> list[np.ndarray]:
@@ -69,12 +99,15 @@ def interpret(program: ir.Program, n: int, inputs: list[np.ndarray]) -> dict[str
         param.name: Array(value.copy(), True)
         for param, value in zip(program.params, inputs, strict=True)
     }
-    with np.errstate(all="ignore"):
-        for step in program.steps:
-            if isinstance(step, ir.Call):
-                _call(program, step, arrays, n)
-            else:
-                _apply(step, arrays, n)
+    try:
+        with np.errstate(all="ignore"):
+            for step in program.steps:
+                if isinstance(step, ir.Call):
+                    _call(program, step, arrays, n)
+                else:
+                    _apply(step, arrays, n)
+    except OverflowError as error:
+        raise InvalidError("a number is too large") from error
     return arrays
 
 
@@ -82,6 +115,9 @@ def _call(program: ir.Program, call: ir.Call, arrays: dict[str, Array], n: int) 
     function = program.function(call.function)
     operands = [arrays[name] for name in call.operands]
     inplace = call.inplace or (-1,) * len(call.results)
+    for written in (operands[i] for i in inplace if i >= 0):
+        if any(each.memory is written.memory and each is not written for each in operands):
+            raise InvalidError("an argument is written to, and another one may be a view of it")
     fresh = []
     for result, index in zip(call.results, inplace, strict=True):
         if index < 0:
@@ -89,7 +125,7 @@ def _call(program: ir.Program, call: ir.Call, arrays: dict[str, Array], n: int) 
             fresh.append(Array.empty(shape, result.dtype))
         arrays[result.name] = fresh[-1] if index < 0 else operands[index]
     buffers = (*function.inputs, *function.outputs)
-    _Run(n).function(
+    _Evaluation(n).function(
         function, dict(zip((b.name for b in buffers), (*operands, *fresh), strict=True))
     )
 
@@ -104,10 +140,12 @@ def _apply(step: ir.Operator, arrays: dict[str, Array], n: int) -> None:
     shape = tuple(ir.extent_at(size, n) for size in result.shape)
     if values.shape != shape:
         raise InvalidError(f"{step.name} has the shape {values.shape}, not {shape}")
-    arrays[result.name] = Array(values, True)
+    # What is reshaped is a view of the same memory where TVM finds that it can be.
+    memory = operands[0].memory if step.name == "reshape" else None
+    arrays[result.name] = Array(values, True, memory)
 
 
-class _Run:
+class _Evaluation:
     """One run of a function."""
 
     def __init__(self, n: int):

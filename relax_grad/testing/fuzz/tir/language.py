@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-#: The extent that is ``n`` in a symbolic program: a prime, so that few other extents are multiples of it.
-BATCH = 7
+#: The extent that is ``n`` in a symbolic program: a prime, and larger than what is made of the others there.
+BATCH = 13
 
 #: The values of ``n`` that a symbolic program runs with.
-BATCHES = (BATCH, 2)
+BATCHES = (BATCH, 3)
 
 #: The dtype of loop variables, block axes and extents: an integer whose width TVM chooses.
 INDEX = "index"

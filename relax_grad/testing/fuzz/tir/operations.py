@@ -1,19 +1,51 @@
-"""The operations of expressions: how TVMScript writes them, and how NumPy computes them."""
+"""The operations of expressions: how they are built of TVM's expressions, and how NumPy computes them."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from tvm import tirx
 
 
 class Operation(NamedTuple):
-    """An operation: its TVMScript, and its value for NumPy scalars, or Python integers for indices."""
+    """An operation.
 
-    text: str
+    Attributes
+    ----------
+    build : Callable
+        Returns the expression of TVM's expressions, or of Python integers for indices.
+    compute : Callable
+        Returns the value of NumPy's scalars, or of Python integers.
+    """
+
+    build: Callable
     compute: Callable
+
+
+def _of_integers(function: Callable) -> Callable:
+    """Let a function of expressions take two Python integers."""
+
+    def build(x, y):
+        return function(tirx.const(x, "int32") if isinstance(x, int) else x, y)
+
+    return build
+
+
+def _object(comparison):
+    """Return the expression of a comparison that TVM has not made one of yet."""
+    return comparison.asobject() if hasattr(comparison, "asobject") else comparison
+
+
+def _equal(x, y):
+    return _object(x == y)
+
+
+def _not_equal(x, y):
+    return _object(x != y)
 
 
 def _through_float64(function: Callable) -> Callable:
@@ -24,27 +56,27 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-#: All but casts and the two choices, of which one is evaluated lazily.
+#: All but casts. NumPy's side of a choice is never used: only one of its branches has a value.
 OPERATIONS = {
-    "add": Operation("({0} + {1})", lambda x, y: x + y),
-    "subtract": Operation("({0} - {1})", lambda x, y: x - y),
-    "multiply": Operation("({0} * {1})", lambda x, y: x * y),
-    "floordiv": Operation("({0} // {1})", lambda x, y: x // y),
-    "floormod": Operation("({0} % {1})", lambda x, y: x % y),
-    "max": Operation("T.max({0}, {1})", max),
-    "min": Operation("T.min({0}, {1})", min),
-    "abs": Operation("T.abs({0})", abs),
-    "less": Operation("({0} < {1})", lambda x, y: x < y),
-    "less_equal": Operation("({0} <= {1})", lambda x, y: x <= y),
-    "equal": Operation("({0} == {1})", lambda x, y: x == y),
-    "not_equal": Operation("({0} != {1})", lambda x, y: x != y),
-    "and": Operation("T.And({0}, {1})", lambda x, y: np.bool_(x and y)),
-    "or": Operation("T.Or({0}, {1})", lambda x, y: np.bool_(x or y)),
-    "not": Operation("T.Not({0})", lambda x: np.bool_(not x)),
-    "exp": Operation("T.exp({0})", _through_float64(math.exp)),
-    "tanh": Operation("T.tanh({0})", _through_float64(math.tanh)),
-    "sigmoid": Operation("T.sigmoid({0})", _through_float64(_sigmoid)),
-    "select": Operation("T.Select({0}, {1}, {2})", lambda c, x, y: x if c else y),
+    "add": Operation(operator.add, operator.add),
+    "subtract": Operation(operator.sub, operator.sub),
+    "multiply": Operation(operator.mul, operator.mul),
+    "floordiv": Operation(operator.floordiv, operator.floordiv),
+    "floormod": Operation(operator.mod, operator.mod),
+    "max": Operation(_of_integers(tirx.max), max),
+    "min": Operation(_of_integers(tirx.min), min),
+    "less": Operation(_of_integers(operator.lt), operator.lt),
+    "less_equal": Operation(_of_integers(operator.le), operator.le),
+    "equal": Operation(_of_integers(_equal), operator.eq),
+    "not_equal": Operation(_of_integers(_not_equal), operator.ne),
+    "and": Operation(tirx.And, lambda x, y: np.bool_(x and y)),
+    "or": Operation(tirx.Or, lambda x, y: np.bool_(x or y)),
+    "not": Operation(tirx.Not, np.logical_not),
+    "exp": Operation(tirx.exp, _through_float64(math.exp)),
+    "tanh": Operation(tirx.tanh, _through_float64(math.tanh)),
+    "sigmoid": Operation(tirx.sigmoid, _through_float64(_sigmoid)),
+    "select": Operation(tirx.Select, lambda c, x, y: x if c else y),
+    "if_then_else": Operation(tirx.if_then_else, None),
 }
 
 #: A choice that evaluates only the branch that it takes.

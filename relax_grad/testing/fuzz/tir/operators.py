@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from tvm.relax import op
 
 from .language import extent_at
 
@@ -15,41 +16,42 @@ class RelaxOperator(NamedTuple):
 
     Attributes
     ----------
-    text : str
-        Its TVMScript, of the operands and then the attributes.
+    apply : Callable
+        Returns the call, of the shape of the result, the operands and the attributes.
     compute : Callable
-        Its value by NumPy, of the symbolic extent, the operands and the attributes.
+        Returns the value by NumPy, of the symbolic extent, the operands and the attributes.
     """
 
-    text: str
+    apply: Callable
     compute: Callable
 
 
-def _reshape(n: int, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return x.reshape([extent_at(size, n) for size in shape])
+def _plain(function: Callable) -> Callable:
+    """Return what does not need the shape of the result."""
+    return lambda shape, *args: function(*args)
 
 
 #: By the names that descriptions have for them.
 OPERATORS = {
-    "add": RelaxOperator("R.add({0}, {1})", lambda n, x, y: x + y),
-    "subtract": RelaxOperator("R.subtract({0}, {1})", lambda n, x, y: x - y),
-    "multiply": RelaxOperator("R.multiply({0}, {1})", lambda n, x, y: x * y),
-    "maximum": RelaxOperator("R.maximum({0}, {1})", lambda n, x, y: np.maximum(x, y)),
-    "minimum": RelaxOperator("R.minimum({0}, {1})", lambda n, x, y: np.minimum(x, y)),
-    "relu": RelaxOperator("R.nn.relu({0})", lambda n, x: np.maximum(x, 0)),
-    "negative": RelaxOperator("R.negative({0})", lambda n, x: -x),
-    "tanh": RelaxOperator("R.tanh({0})", lambda n, x: np.tanh(x)),
-    "permute_dims": RelaxOperator(
-        "R.permute_dims({0}, axes={1})", lambda n, x, axes: x.transpose(axes)
+    "add": RelaxOperator(_plain(op.add), lambda n, x, y: x + y),
+    "subtract": RelaxOperator(_plain(op.subtract), lambda n, x, y: x - y),
+    "multiply": RelaxOperator(_plain(op.multiply), lambda n, x, y: x * y),
+    "maximum": RelaxOperator(_plain(op.maximum), lambda n, x, y: np.maximum(x, y)),
+    "minimum": RelaxOperator(_plain(op.minimum), lambda n, x, y: np.minimum(x, y)),
+    "relu": RelaxOperator(_plain(op.nn.relu), lambda n, x: np.maximum(x, 0)),
+    "negative": RelaxOperator(_plain(op.negative), lambda n, x: -x),
+    "tanh": RelaxOperator(_plain(op.tanh), lambda n, x: np.tanh(x)),
+    "permute_dims": RelaxOperator(_plain(op.permute_dims), lambda n, x, axes: x.transpose(axes)),
+    "reshape": RelaxOperator(
+        lambda shape, x, _: op.reshape(x, shape),
+        lambda n, x, shape: x.reshape([extent_at(size, n) for size in shape]),
     ),
-    "reshape": RelaxOperator("R.reshape({0}, R.shape({1}))", _reshape),
-    "matmul": RelaxOperator("R.matmul({0}, {1})", lambda n, x, y: x @ y),
-    "sum": RelaxOperator(
-        "R.sum({0}, axis={1})", lambda n, x, axis: x.sum(tuple(axis), dtype=x.dtype)
-    ),
-    "max": RelaxOperator("R.max({0}, axis={1})", lambda n, x, axis: x.max(tuple(axis))),
+    "matmul": RelaxOperator(_plain(op.matmul), lambda n, x, y: x @ y),
+    "sum": RelaxOperator(_plain(op.sum), lambda n, x, axis: x.sum(axis, dtype=x.dtype)),
+    "max": RelaxOperator(_plain(op.max), lambda n, x, axis: x.max(axis)),
     "concat": RelaxOperator(
-        "R.concat(({0}, {1}), axis={2})", lambda n, x, y, axis: np.concatenate([x, y], axis)
+        lambda shape, x, y, axis: op.concat([x, y], axis),
+        lambda n, x, y, axis: np.concatenate([x, y], axis),
     ),
-    "flip": RelaxOperator("R.flip({0}, axis={1})", lambda n, x, axis: np.flip(x, axis)),
+    "flip": RelaxOperator(_plain(op.flip), lambda n, x, axis: np.flip(x, axis)),
 }

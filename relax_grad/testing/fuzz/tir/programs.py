@@ -10,13 +10,16 @@ from dataclasses import dataclass, field, replace
 from . import language as ir
 from .expressions import DTYPES, LIMITS, Range
 from .functions import Argument, Author
-from .interpret import InvalidError, inputs_of, interpret
+from .interpret import InvalidError, expected
 
 #: Extents that programs have, and those of the larger ones.
 _SIZES, _LARGE = (1, 2, 3, 4, 4, 5, 6, 8, 12), (4, 16, 24, 33, 40)
 
+#: Extents beside the symbolic one: of which no sum of two is a multiple of it.
+_BESIDE = (1, 2, 3, 4, 6)
+
 #: The elements that a tensor has at most, and those of the larger programs.
-_ELEMENTS, _MANY = 150, 2500
+_ELEMENTS, _MANY = 180, 2500
 
 #: How often something is drawn that has no meaning before it counts as an error of this module.
 _TRIALS = 200
@@ -43,19 +46,22 @@ def draw(seed: int, number: int) -> ir.Program:
 def is_valid(program: ir.Program) -> bool:
     """Tell whether a program has a meaning: nothing is out of bounds, or read before it is written."""
     try:
-        for n in program.batches:
-            interpret(program, n, inputs_of(program, n))
+        expected(program)
     except InvalidError:
         return False
     return True
 
 
-@dataclass
+@dataclass(eq=False)
 class _Value:
-    """A tensor of the Relax function, and what is known of its numbers."""
+    """A tensor of the Relax function, what is known of its numbers, and all that name the same tensor."""
 
     tensor: ir.Tensor
     range: Range
+    same: list[_Value] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.same.append(self)
 
     @property
     def is_index(self) -> bool:
@@ -77,14 +83,14 @@ class _Author:
         self.is_large = not self.is_symbolic and self.rng.random() < 0.04
         sizes = list(_LARGE if self.is_large else _SIZES)
         if self.is_symbolic:
-            sizes += [ir.BATCH] * 4 + [2 * ir.BATCH]
+            sizes = [*_BESIDE, *[ir.BATCH] * 4, 2 * ir.BATCH]
         self.sizes = sizes
         self.names = (f"t{k}" for k in itertools.count())
 
     def program(self) -> ir.Program:
         self.take()
         for _ in range(self.rng.choice([1, 1, 2, 2, 3, 4])):
-            self.rng.choice([self.call, self.call, self.operator])()
+            self.rng.choice([self.call] * 4 + [self.operator] * 3 + [self.around, self.again])()
         if not self.functions:
             self.call()
         if self.is_symbolic:
@@ -167,17 +173,18 @@ class _Author:
 
     # Steps
 
-    def call(self) -> None:
-        """Call a new function, or one that is there on other tensors."""
-        operands = [
-            each
-            for each in self.rng.sample(self.values, min(len(self.values), self.rng.randint(1, 3)))
-        ]
+    def call(self, target: _Value | None = None) -> None:
+        """Call a new function, perhaps one that writes to a given tensor."""
+        count = min(len(self.values), self.rng.randint(1, 3))
+        operands = self.rng.sample(self.values, count)
         for each in self.values:
             if each.is_index and each not in operands and self.rng.random() < 0.7:
                 operands.append(each)
         written = []
-        if self.rng.random() < 0.3:
+        if target is not None:
+            operands = [target, *(each for each in operands if each is not target)]
+            written = [target]
+        elif self.rng.random() < 0.3:
             written = [each for each in operands if not each.is_index][: self.rng.choice([1, 1, 2])]
         symbols = {s for each in operands for s in each.tensor.shape if s % ir.BATCH == 0}
         # An extent that no argument has is not known in the function.
@@ -211,10 +218,57 @@ class _Author:
             self.kinds.add("inplace")
             self.inplace.update(r.name for r in results)
             for each, now in zip(written, known, strict=False):
-                each.range = each.range.joined(now)
+                for other in each.same:
+                    other.range = other.range.joined(now)
         names = tuple(each.tensor.name for each in operands)
         self.steps.append(ir.Call(tuple(results), name, names, tuple(inplace) if written else ()))
-        self.values += [_Value(*pair) for pair in zip(results, known, strict=True)]
+        groups = [each.same for each in written] + [[] for _ in outputs]
+        self.values += [_Value(*each) for each in zip(results, known, groups, strict=True)]
+
+    def again(self) -> None:
+        """Call a function again, of other tensors whose numbers are not larger."""
+        calls = [step for step in self.steps if isinstance(step, ir.Call) and not step.inplace]
+        if not calls:
+            return
+        step = self.rng.choice(calls)
+        known = {each.tensor.name: each for each in self.values}
+        operands = []
+        for old in (known[name] for name in step.operands):
+            found = [
+                each
+                for each in self.values
+                if replace(each.tensor, name="") == replace(old.tensor, name="")
+                and old.range.joined(each.range) == old.range
+            ]
+            operands.append(self.rng.choice(found).tensor.name)
+        self.kinds.add("called_again")
+        results = tuple(self.tensor(r.shape, r.dtype) for r in step.results)
+        self.steps.append(ir.Call(results, step.function, tuple(operands)))
+        ranges = [known[r.name].range for r in step.results]
+        self.values += [_Value(*pair) for pair in zip(results, ranges, strict=True)]
+
+    def around(self) -> None:
+        """Write to a tensor in place, between operators that read it."""
+        found = [
+            each
+            for each in self.values
+            if not each.is_index and each.tensor.dtype != "bool" and each.tensor.shape
+        ]
+        if not found:
+            return
+        x = self.rng.choice(found)
+        if self.rng.random() < 0.6:
+            x = self.binary(x)
+        before = self.rng.choice([self.permute, self.permute, self.flip, self.unary, self.reshape])(
+            x
+        )
+        self.call(x)
+        self.kinds.add("inplace_between")
+        for each in (before, x):
+            if len(each.tensor.shape) == 2 and self.rng.random() < 0.5:
+                self.matmul(each)
+            else:
+                self.binary(each)
 
     def operator(self) -> None:
         found = [each for each in self.values if not each.is_index and each.tensor.dtype != "bool"]
@@ -246,7 +300,7 @@ class _Author:
         ]
         return self.rng.choice(found)
 
-    def binary(self, x: _Value) -> None:
+    def binary(self, x: _Value) -> _Value:
         y = self.same_kind(x)
         names = ["add", "multiply", "maximum", "minimum", "subtract"]
         name = self.rng.choice(names if x.tensor.dtype != "uint8" else names[:-1])
@@ -260,43 +314,46 @@ class _Author:
             known = x.range.joined(y.range)
         if known.bound > LIMITS[x.tensor.dtype]:
             name, known = "maximum", x.range.joined(y.range)
-        self.apply(name, [x, y], x.tensor.shape, known)
+        return self.apply(name, [x, y], x.tensor.shape, known)
 
-    def unary(self, x: _Value) -> None:
+    def unary(self, x: _Value) -> _Value:
         names = ["relu"] if x.tensor.dtype == "uint8" else ["relu", "negative"]
         if x.tensor.dtype in ("float32", "float64"):
             names.append("tanh")
         name = self.rng.choice(names)
         known = Range(1, math.inf) if name == "tanh" else x.range
-        self.apply(name, [x], x.tensor.shape, known)
+        return self.apply(name, [x], x.tensor.shape, known)
 
     def permute(self, x: _Value) -> _Value:
         axes = list(range(len(x.tensor.shape)))
         self.rng.shuffle(axes)
-        return self.apply("permute_dims", [x], [x.tensor.shape[a] for a in axes], x.range, axes)
+        return self.apply(
+            "permute_dims", [x], [x.tensor.shape[a] for a in axes], x.range, tuple(axes)
+        )
 
-    def reshape(self, x: _Value) -> None:
+    def reshape(self, x: _Value) -> _Value:
         shape = x.tensor.shape
         if len(shape) == 1 and shape[0] % ir.BATCH and shape[0] % 2 == 0:
             other = (shape[0] // 2, 2)
-        elif len(shape) > 1 and (not self.is_symbolic or all(s % ir.BATCH for s in shape)):
+        elif len(shape) > 1 and not self.is_symbolic:
             other = (math.prod(shape),)
         else:
             other = (*shape, 1)
-        self.apply("reshape", [x], other, x.range, other)
+        return self.apply("reshape", [x], other, x.range, other)
 
     def reduce(self, x: _Value) -> None:
-        axis = sorted(self.rng.sample(range(len(x.tensor.shape)), 1))
-        size = x.tensor.shape[axis[0]]
+        axis = self.rng.randrange(len(x.tensor.shape))
+        size = x.tensor.shape[axis]
         known = Range(x.range.bound * size, x.range.bits)
         name = "sum"
         if known.bound > LIMITS[x.tensor.dtype] or self.rng.random() < 0.4:
             name, known = "max", x.range
-        shape = [s for i, s in enumerate(x.tensor.shape) if i not in axis]
+        shape = [s for i, s in enumerate(x.tensor.shape) if i != axis]
         self.apply(name, [x], shape, known, axis)
 
-    def flip(self, x: _Value) -> None:
-        self.apply("flip", [x], x.tensor.shape, x.range, self.rng.randrange(len(x.tensor.shape)))
+    def flip(self, x: _Value) -> _Value:
+        axis = self.rng.randrange(len(x.tensor.shape))
+        return self.apply("flip", [x], x.tensor.shape, x.range, axis)
 
     def concat(self, x: _Value) -> None:
         y, axis = self.same_kind(x), self.rng.randrange(len(x.tensor.shape))
@@ -305,7 +362,9 @@ class _Author:
         self.apply("concat", [x, y], shape, x.range.joined(y.range), axis)
 
     def matmul(self, x: _Value) -> None:
-        """Multiply by a transpose, perhaps of a tensor that is written to in between."""
+        """Multiply by a transpose, perhaps with a call in between."""
+        if x.tensor.dtype not in ("float32", "float64"):
+            return
         found = [
             each
             for each in self.values
@@ -314,7 +373,7 @@ class _Author:
             and each.tensor.shape[1] == x.tensor.shape[1]
         ]
         y = self.rng.choice(found)
-        turned = self.apply("permute_dims", [y], y.tensor.shape[::-1], y.range, [1, 0])
+        turned = self.apply("permute_dims", [y], y.tensor.shape[::-1], y.range, (1, 0))
         if self.rng.random() < 0.5:
             self.call()
         bound = x.range.bound * y.range.bound * x.tensor.shape[1]
@@ -323,8 +382,3 @@ class _Author:
         known = Range(bound, x.range.bits + y.range.bits)
         shape = (x.tensor.shape[0], y.tensor.shape[0])
         self.apply("matmul", [x, turned], shape, known)
-
-
-def without_kinds(program: ir.Program) -> ir.Program:
-    """Return a program that does not say what it was drawn with."""
-    return replace(program, kinds=frozenset())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..session import Finding
 from . import language as ir
-from .interpret import inputs_of, interpret
-from .source import source
+from .build import source
+from .interpret import Run, expected
 
 _SCRIPT = '''\
 """{title}.
@@ -72,20 +72,19 @@ def script(finding: Finding, seed: int) -> str:
         seed=seed,
         number=finding.number,
         source=source(program),
-        runs="".join(f"    {_run(program, n)},\n" for n in program.batches),
+        runs="".join(f"    {_run(program, run)},\n" for run in expected(program)),
     )
 
 
-def _run(program: ir.Program, n: int) -> str:
+def _run(program: ir.Program, run: Run) -> str:
     """Return the inputs and the outputs of a run, as Python literals."""
-    inputs = inputs_of(program, n)
-    arrays = interpret(program, n, inputs)
     given = [
         (param.name, (value.ravel().tolist(), value.shape), param.dtype)
-        for param, value in zip(program.params, inputs, strict=True)
+        for param, value in zip(program.params, run.inputs, strict=True)
     ]
     wanted = [
-        _known(name, arrays[name]) for name in (*(p.name for p in program.params), *program.results)
+        _known(name, run.wanted[name])
+        for name in (*(p.name for p in program.params), *program.results)
     ]
     return repr((given, wanted))
 

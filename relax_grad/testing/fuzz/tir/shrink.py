@@ -8,7 +8,6 @@ from dataclasses import replace
 from .. import search
 from . import language as ir
 from .programs import is_valid
-from .source import source
 
 
 def shrink(program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Program:
@@ -21,7 +20,7 @@ def shrink(program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Progr
     fails : Callable[[Program], bool]
         Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
     """
-    return search.smallest(program, fails, candidates, lambda each: (source(each), each.results))
+    return search.smallest(program, fails, candidates, lambda each: each)
 
 
 def size(program: ir.Program) -> tuple[int, ...]:
@@ -69,9 +68,7 @@ def cleaned(program: ir.Program) -> ir.Program:
     needed = set(program.results)
     steps: list = []
     for step in reversed(program.steps):
-        if any(r.name in needed for r in step.results) or (
-            isinstance(step, ir.Call) and any(i >= 0 for i in step.inplace)
-        ):
+        if any(r.name in needed for r in step.results):
             steps.insert(0, step)
             needed.update(step.operands)
     called = {step.function for step in steps if isinstance(step, ir.Call)}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
-from ..outcomes import Outcome
+from ..outcomes import Failure, Outcome
 from ..session import Finding
 from . import checks, report, shrink
 from . import language as ir
+from .build import source
 from .programs import draw
-from .source import source
 
 
 class Tir:
@@ -20,7 +21,7 @@ class Tir:
     part = ("of", "kind")
     title = "functions of TIR through relax_grad.pipeline"
     against = "NumPy, as is TVM's pipeline"
-    references = {
+    references: ClassVar = {
         "NumPy": "NumPy",
         "not TVM": "NumPy, where TVM's pipeline fails or is wrong",
         "TVM": "nothing: both pipelines fail, or are wrong",
@@ -36,7 +37,10 @@ class Tir:
         return checks.check_one(program)
 
     def check_stock(self, program: ir.Program) -> None:
-        checks.check_stock(program)
+        checks.attempt(program, "default")
+
+    def failure_of(self, program: ir.Program) -> Failure | None:
+        return checks.failure_of(program)
 
     def shrink(self, program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Program:
         return shrink.shrink(program, fails)
