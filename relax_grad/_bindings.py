@@ -56,6 +56,14 @@ def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
     return relax.VarBinding(binding.var, value)
 
 
+def renamed(binding: relax.Binding, names: dict[relax.Var, relax.Var]) -> relax.Binding:
+    """Return a binding with other variables, in its value as well."""
+    variable, value = names.get(binding.var, binding.var), substitute(binding.value, names)
+    if isinstance(binding, relax.MatchCast):
+        return relax.MatchCast(variable, value, binding.ty)
+    return relax.VarBinding(variable, value)
+
+
 def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.Expr:
     """Replace variables in a value; the value itself where none occurs."""
     if not known:

@@ -11,12 +11,13 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 
 from . import transform
 from ._aliases import kept_copies, may_write, writing_functions
-from ._bindings import bindings_of, substitute, used
+from ._bindings import bindings_of, renamed, used
 from ._compat import constant_value, dtype_of
 from ._module import NO_ALIASES, normalized
 from .transform._dataflow import with_changed_bindings
 from .transform._declarations import keep_apart
 from .transform._extents import select_extents
+from .transform._fusion import keep_operands, return_operands
 
 
 def passes(
@@ -60,9 +61,12 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
         if each.info.name == "FuseOps":
             yield _in_order_of_writes
             yield _in_order_of_extents
+            yield return_operands
         yield _fold_unwritten if each.info.name == "FoldConstant" else each
         if each.info.name == "LegalizeOps":
             yield select_extents
+        if each.info.name == "FuseTIR":
+            yield keep_operands
         if each.info.name in ("LegalizeOps", "FuseTIR"):
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":
@@ -183,15 +187,9 @@ def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
     # What the block returns is none already, and keeps its name: later blocks use it.
     outer = {v: relax.Var(v.name, v.ty) for v in shared if isinstance(v, relax.DataflowVar)}
 
-    def renamed(binding: relax.Binding) -> relax.Binding:
-        variable, value = outer.get(binding.var, binding.var), substitute(binding.value, outer)
-        if isinstance(binding, relax.MatchCast):
-            return relax.MatchCast(variable, value, binding.ty)
-        return relax.VarBinding(variable, value)
-
     return [
         (relax.BindingBlock if _finds_extents(part[0]) else relax.DataflowBlock)(
-            [renamed(binding) for binding in part]
+            [renamed(binding, outer) for binding in part]
         )
         for part in parts
     ]
