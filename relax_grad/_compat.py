@@ -276,6 +276,11 @@ def masked_store(buffer, value, ramp, mask) -> None:
         builder.buffer_store(buffer, value, [ramp], mask)
 
 
+def set_type(expr, ty) -> None:
+    """Set the type of an expression that has none, as TVM's normalizer does."""
+    tvm.relax.expr._update_type(expr, ty)
+
+
 #: Whether multibox_transform_loc takes ``apply_softmax``.
 CAN_LEAVE_SOFTMAX_OUT = (
     "apply_softmax" in inspect.signature(tvm.relax.op.vision.multibox_transform_loc).parameters
@@ -302,6 +307,7 @@ __all__ = [
     "masked_store",
     "parse_version",
     "replace_attrs",
+    "set_type",
     "shapes_agree",
     "shapes_differ",
     "shapes_may_differ",

@@ -13,12 +13,13 @@ from . import transform
 from ._bindings import bindings_of, substitute, used
 from ._compat import constant_value, dtype_of
 from ._module import normalized
+from .codegen.compile import CompileFunctions
 from .transform._extents import select_extents
 from .transform.memory import writes_in_place
 
 
 def passes(
-    target: tvm.target.Target, dispatch: transform.DispatchKernels
+    target: tvm.target.Target, dispatch: transform.DispatchKernels, compile_functions: bool
 ) -> Iterator[tvm.transform.Pass]:
     """Yield the passes of the pipeline.
 
@@ -28,6 +29,8 @@ def passes(
         What to compile for.
     dispatch : DispatchKernels
         What puts kernels in the place of calls.
+    compile_functions : bool
+        Whether the last pass compiles the tensor functions.
     """
     yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
@@ -45,6 +48,8 @@ def passes(
     yield transform.ShareStorage()
     yield from stages.finalize_passes(target)
     yield _without_aliases
+    if compile_functions:
+        yield CompileFunctions(target)
 
 
 def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
