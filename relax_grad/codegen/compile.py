@@ -40,7 +40,8 @@ class CompileFunctions:
     Parameters
     ----------
     target : tvm.target.Target
-        A target of LLVM.
+        A target of LLVM. If it does not say how much is to be optimized, LLVM does what it does by ``-O2``: kernels
+        come in vectors and unrolled, so that ``-O3`` takes longer for the same speed.
     """
 
     def __init__(self, target: tvm.target.Target):
@@ -49,7 +50,7 @@ class CompileFunctions:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if mod.attrs is not None and mod.attrs.get("system_lib_prefix") is not None:
             return mod  # its functions are registered by code of the module that they are in
-        target = self._target.with_host(self._target)
+        target = _optimizing(self._target)
         template = _empty_module(target)
         if not _is_supported(template):
             return mod
@@ -62,6 +63,13 @@ class CompileFunctions:
             return mod
         library = _library(template, objects)
         return _without(mod, functions, library)
+
+
+def _optimizing(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target, as its own host, that says how much is optimized."""
+    options = {name: value for name, value in target.export().items() if name != "host"}
+    target = tvm.target.Target({"opt-level": 2, **options})
+    return target.with_host(target)
 
 
 def _is_supported(template: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import reduce
+from functools import lru_cache, reduce
 from math import prod
 
 import tvm.tirx.script.builder as T
@@ -143,8 +143,9 @@ def ceil_div(a: Extent, b: int) -> Extent:
     return (a + (b - 1)) // b
 
 
+@lru_cache(maxsize=4096)
 def const(value: int) -> IntImm:
-    return IntImm("int32", value)
+    return IntImm("int32", value)  # made once: kernels hold tens of thousands, most of them in shuffles
 
 
 def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
