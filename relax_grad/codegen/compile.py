@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from .._bindings import with_value
-from .._compat import set_type
+from .._compat import links_external_modules, set_type
 from .._module import unused
 from ..threads import default_threads
 from .cache import Directory, current
@@ -48,8 +48,8 @@ class CompileFunctions:
         self._target = target
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        if mod.attrs is not None and mod.attrs.get("system_lib_prefix") is not None:
-            return mod  # its functions are registered by code of the module that they are in
+        if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
+            return mod
         target = _optimizing(self._target)
         template = _empty_module(target)
         if not _is_supported(template):
@@ -84,9 +84,7 @@ def _empty_module(target: tvm.target.Target) -> str:
     return tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target).inspect_source("ll")
 
 
-def _compiled_alone(
-    mod: tvm.IRModule, target: tvm.target.Target
-) -> dict[GlobalVar, tirx.PrimFunc]:
+def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[GlobalVar, tirx.PrimFunc]:
     """Return the tensor functions that neither call others nor are called by others, for this target."""
     called: set[GlobalVar] = set()
     found = {}
@@ -136,7 +134,9 @@ class _Compiler:
         prims = list(functions.values())
         # Long ones first, so that no thread is left with one at the end.
         order = sorted(range(len(prims)), key=lambda i: not is_generated(prims[i]))
-        made = dict(zip(order, self._each(lambda i: self._one(i, names[i], prims[i]), order), strict=True))
+        made = dict(
+            zip(order, self._each(lambda i: self._one(i, names[i], prims[i]), order), strict=True)
+        )
         if self._directory is not None:
             self._directory.trim()
         return {names[i]: made[i] for i in range(len(names))}
@@ -247,7 +247,9 @@ def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> rela
     if isinstance(expr, GlobalVar):
         return named.get(expr, expr)
     if isinstance(expr, relax.SeqExpr):
-        new = relax.SeqExpr([_block(each, named) for each in expr.blocks], _calling(expr.body, named))
+        new = relax.SeqExpr(
+            [_block(each, named) for each in expr.blocks], _calling(expr.body, named)
+        )
     elif isinstance(expr, relax.If):
         branches = _calling(expr.true_branch, named), _calling(expr.false_branch, named)
         new = relax.If(expr.cond, *branches, expr.span)

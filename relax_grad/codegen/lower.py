@@ -16,6 +16,9 @@ from tvm.ir import GlobalVar
 from .._compat import installed_version
 from .._module import IS_SCHEDULED, OPAQUE
 
+#: Another one for each change of how functions are compiled, within a release too.
+_REVISION = 1
+
 #: What TVM puts before the names of functions that it calls.
 SYMBOL = "__tvm_ffi_"
 
@@ -68,11 +71,9 @@ def key(function: tirx.PrimFunc, name: str, target: tvm.target.Target) -> str:
 
 def environment(target: tvm.target.Target) -> list[str]:
     """Return what besides a function decides its machine code."""
-    from .. import __version__  # not before: it is set at the end of importing the package
-
     config = tvm.transform.PassContext.current().config
     return [
-        __version__,
+        f"{installed_version('relax-grad')}, {_REVISION}",
         tvm.__version__,
         str(installed_version("apache-tvm-ffi")),
         str(tvm.get_global_func("target.llvm_version_major")()),

@@ -117,7 +117,7 @@ def embedded(data: bytes, function: str, name: str) -> Embedded:
         machine, sections = _sections(data)
         symbols = _symbols(sections)
         return _Writer(machine, sections, symbols, name).write(function)
-    except (struct.error, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise UnsupportedObject(f"the object file is damaged: {error}") from error
 
 
@@ -157,9 +157,7 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 class _Writer:
     """Writes the sections that are loaded, with labels of their own, and the relocations."""
 
-    def __init__(
-        self, machine: int, sections: list[_Section], symbols: list[_Symbol], name: str
-    ):
+    def __init__(self, machine: int, sections: list[_Section], symbols: list[_Symbol], name: str):
         self._types = _RELOCATIONS[machine]
         self._sections, self._symbols, self._name = sections, symbols, name
         self._context: set[str] = set()

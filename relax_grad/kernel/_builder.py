@@ -145,7 +145,9 @@ def ceil_div(a: Extent, b: int) -> Extent:
 
 @lru_cache(maxsize=4096)
 def const(value: int) -> IntImm:
-    return IntImm("int32", value)  # made once: kernels hold tens of thousands, most of them in shuffles
+    return IntImm(
+        "int32", value
+    )  # made once: kernels hold tens of thousands, most of them in shuffles
 
 
 def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
