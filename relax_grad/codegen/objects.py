@@ -241,10 +241,7 @@ class _Writer:
 
 def _bytes(data: bytes) -> list[str]:
     whole = len(data) // 8
-    lines = []
-    words = struct.unpack_from(f"<{whole}Q", data)
-    for start in range(0, whole, 64):
-        lines.append(".quad " + ",".join(map(hex, words[start : start + 64])))
-    if data[8 * whole :]:
-        lines.append(".byte " + ",".join(map(str, data[8 * whole :])))
-    return lines
+    words = [hex(word) for word in struct.unpack_from(f"<{whole}Q", data)]
+    lines = [".quad " + ",".join(words[start : start + 64]) for start in range(0, whole, 64)]
+    rest = data[8 * whole :]
+    return [*lines, ".byte " + ",".join(map(str, rest))] if rest else lines

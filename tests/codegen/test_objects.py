@@ -23,7 +23,8 @@ def data():
 def test_sections_and_relocations(data):
     found = embedded(data, "__tvm_ffi_f", "entry")
     lines = found.assembly.split("\n")
-    assert found.entry == "entry" and lines.count("entry:") == 1
+    assert found.entry == "entry"
+    assert lines.count("entry:") == 1
     assert '.section .text,"ax",@progbits' in lines
     assert any(line.startswith(".reloc .Lentry_") for line in lines)
     assert not any("debug" in line for line in lines)
