@@ -136,15 +136,20 @@ def test_a_function_that_calls_packed_functions():
 
 
 def test_functions_that_call_each_other_are_left_to_tvm():
-    inner, outer = (tvm.ir.GlobalVar(name) for name in ("inner", "outer"))
-    numbers = tirx.const(1, "int32"), tirx.const(2, "int32")
-    call = tirx.PrimFunc([], tirx.Evaluate(inner(*numbers)))
-    empty = tirx.PrimFunc([tirx.Var("n", "int32"), tirx.Var("m", "int32")], tirx.Evaluate(0))
-    functions = {
-        inner: empty.with_attr("global_symbol", "inner"),
-        outer: call.with_attr("global_symbol", "outer"),
-        **dict(classifier_lowered().functions_items()),
-    }
+    calling = from_source(
+        """
+@I.ir_module
+class Module:
+    @T.prim_func
+    def inner(n: T.int32, m: T.int32) -> T.int32:
+        return n + m
+
+    @T.prim_func
+    def outer(n: T.int32, m: T.int32) -> T.int32:
+        return Module.inner(n, m)
+"""
+    )
+    functions = {**dict(classifier_lowered().functions_items()), **dict(calling.functions_items())}
     done = CompileFunctions(HOST)(tvm.IRModule(functions))
     assert {v.name_hint for v, f in done.functions_items() if isinstance(f, tirx.PrimFunc)} == {
         "inner",
