@@ -22,6 +22,7 @@ if not _entry.deferred:
         transform,
     )
     from ._pipeline import pipeline
+    from .codegen import cache
     from .coverage import MissingGradient, missing_gradients
     from .errors import GradientCheckError, GradientError
     from .functional import derivatives, hvp, jvp, value_and_grad, vjp
@@ -50,6 +51,7 @@ __all__ = [
     "GradientError",
     "MissingGradient",
     "__version__",
+    "cache",
     "derivatives",
     "get_num_threads",
     "hvp",

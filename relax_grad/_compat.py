@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import warnings
 from importlib import metadata
 
@@ -276,6 +277,31 @@ def masked_store(buffer, value, ramp, mask) -> None:
         builder.buffer_store(buffer, value, [ramp], mask)
 
 
+def set_type(expr, ty) -> None:
+    """Set the type of an expression that has none, as TVM's normalizer does."""
+    tvm.relax.expr._update_type(expr, ty)
+
+
+def links_external_modules() -> bool:
+    """Tell whether ``tvm.relax.build``, if it is what runs, finds functions of external modules.
+
+    It does not tell the pipeline how it goes on: functions that are compiled to be run without the virtual machine's
+    bytecode are looked up among TVM's own only, and those of another pipeline for tensor functions, or for a
+    system library, are to be compiled by it.
+    """
+    code, frame = tvm.relax.vm_build.build.__code__, sys._getframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None:
+        return True
+    options = frame.f_locals
+    return (
+        options.get("exec_mode", "bytecode") == "bytecode"
+        and options.get("tir_pipeline", "default") in (None, "default")
+        and not options.get("system_lib")
+    )
+
+
 #: Whether multibox_transform_loc takes ``apply_softmax``.
 CAN_LEAVE_SOFTMAX_OUT = (
     "apply_softmax" in inspect.signature(tvm.relax.op.vision.multibox_transform_loc).parameters
@@ -297,11 +323,13 @@ __all__ = [
     "infer_layout_output",
     "installed_version",
     "layout_decision",
+    "links_external_modules",
     "loaded_buffer",
     "masked_load",
     "masked_store",
     "parse_version",
     "replace_attrs",
+    "set_type",
     "shapes_agree",
     "shapes_differ",
     "shapes_may_differ",

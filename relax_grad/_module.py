@@ -24,6 +24,9 @@ NO_ALIASES = "tirx.noalias"
 #: The ``op_pattern`` of a tensor function that others are not fused with, because it is scheduled: kOpaque.
 OPAQUE = 8
 
+#: The attribute of a generated kernel: statements without blocks that are to be lowered.
+IS_KERNEL = "relax_grad.is_kernel"
+
 #: The attributes of a tensor function that is scheduled, by which passes of TVM leave it alone as well.
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
 

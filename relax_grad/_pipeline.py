@@ -11,7 +11,9 @@ from .target import CPU
 
 
 def pipeline(
-    target: tvm.target.Target | str | dict | None = None, winograd_tile: int | None = 2
+    target: tvm.target.Target | str | dict | None = None,
+    winograd_tile: int | None = 2,
+    compile_functions: bool = False,
 ) -> tvm.transform.Pass:
     """Return the pipeline that compiles a module for a CPU as fast as relax_grad can make it.
 
@@ -26,6 +28,10 @@ def pipeline(
     winograd_tile : int or None
         2, 4, or 0 for none: how convolutions with 3x3 kernels are computed, see
         :class:`relax_grad.transform.DispatchKernels`.
+    compile_functions : bool
+        Whether the tensor functions are compiled to machine code in the end, in as many threads as there are cores
+        and with the directory of :func:`relax_grad.cache`. The pipeline that ``tvm.compile`` finds by the name
+        ``"relax_grad"`` does so. Otherwise they stay in the module: TVM compiles them, in one thread.
 
     Raises
     ------
@@ -62,7 +68,7 @@ def pipeline(
         if CPU.of(chosen) is None:
             return relax.get_default_pipeline(chosen)(mod)
         with chosen:
-            return tvm.transform.Sequential(list(passes(chosen, dispatch)))(mod)
+            return tvm.transform.Sequential(list(passes(chosen, dispatch, compile_functions)))(mod)
 
     return run
 
@@ -70,7 +76,12 @@ def pipeline(
 def _register(name: str) -> None:
     """Let ``tvm.compile(..., relax_pipeline=name)`` find the pipeline."""
     if name not in relax.pipeline.PIPELINE_MAP:
-        relax.register_pipeline(name)(pipeline)
+        relax.register_pipeline(name)(_compiling)
+
+
+def _compiling(**options) -> tvm.transform.Pass:
+    """Return the pipeline that compiles tensor functions too."""
+    return pipeline(**{"compile_functions": True, **options})
 
 
 _register("relax_grad")

@@ -14,6 +14,7 @@ from ._aliases import kept_copies, may_write, writing_functions
 from ._bindings import bindings_of, renamed, used
 from ._compat import constant_value, dtype_of
 from ._module import NO_ALIASES, normalized
+from .codegen.compile import CompileFunctions
 from .transform._dataflow import with_changed_bindings
 from .transform._declarations import keep_apart
 from .transform._extents import select_extents
@@ -21,7 +22,7 @@ from .transform._fusion import keep_operands, return_operands
 
 
 def passes(
-    target: tvm.target.Target, dispatch: transform.DispatchKernels
+    target: tvm.target.Target, dispatch: transform.DispatchKernels, compile_functions: bool = False
 ) -> Iterator[tvm.transform.Pass]:
     """Yield the passes of the pipeline.
 
@@ -31,6 +32,8 @@ def passes(
         What to compile for.
     dispatch : DispatchKernels
         What puts kernels in the place of calls.
+    compile_functions : bool
+        Whether the last pass compiles the tensor functions.
     """
     yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
@@ -49,6 +52,8 @@ def passes(
     yield transform.ShareStorage()
     yield from stages.finalize_passes(target)
     yield _without_aliases
+    if compile_functions:
+        yield CompileFunctions(target)
 
 
 def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:

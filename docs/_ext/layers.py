@@ -36,10 +36,10 @@ PARTS = {
     "cli": Part("the command line", ("", "functional", "testing"), (0, 530)),
     "": Part(
         "`import relax_grad`: the public names, and the registration of everything, once",
-        ("_pipeline", "functional", "legalize", "op", "rules", "transform"),
+        ("_pipeline", "codegen", "functional", "legalize", "op", "rules", "transform"),
         (0, 230),
     ),
-    "_pipeline": Part("the pipeline that compiles for CPUs", ("transform",), (1, 80)),
+    "_pipeline": Part("the pipeline that compiles for CPUs", ("codegen", "transform"), (1, 80)),
     "functional": Part("`value_and_grad`, `vjp`, `jvp`, `hvp`", ("transform",), (1, 230)),
     "training": Part("`SetupTrainer` on `relax.training`", ("transform",), (1, 380)),
     "testing": Part(
@@ -52,6 +52,9 @@ PARTS = {
         "passes: differentiation, branches, memory, and those that call kernels and schedules",
         ("dispatch", "kernel", "schedule"),
         (2, 230),
+    ),
+    "codegen": Part(
+        "machine code of functions: compiled in threads, and kept in a directory", (), (2, 80)
     ),
     "schedule": Part(
         "schedules for CPUs of the functions that have no kernel", ("kernel",), (3, 80)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import reduce
+from functools import lru_cache, reduce
 from math import prod
 
 import tvm.tirx.script.builder as T
@@ -20,7 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
 from .._compat import masked_load, masked_store
-from .._module import IS_SCHEDULED, OPAQUE
+from .._module import IS_KERNEL, NO_ALIASES, SCHEDULED_ATTRS
 
 Extent = "int | tirx.PrimExpr"
 bind = T.Bind
@@ -55,7 +55,7 @@ def prim_func(
     with IRBuilder() as builder, T.prim_func():
         T.func_name(name)
         # No two tensors of a call share memory, and nothing is fused into a kernel.
-        T.func_attr({"tirx.noalias": True, IS_SCHEDULED: True, "op_pattern": OPAQUE})
+        T.func_attr({NO_ALIASES: True, IS_KERNEL: True, **SCHEDULED_ATTRS})
         tensors = [T.arg(name, _tensor(name, shape, dtype)) for name, shape, dtype in params]
         # TVM takes the body of what has one argument for a block when it looks for reshapes.
         with block(name), scopes():
@@ -143,8 +143,11 @@ def ceil_div(a: Extent, b: int) -> Extent:
     return (a + (b - 1)) // b
 
 
+@lru_cache(maxsize=4096)
 def const(value: int) -> IntImm:
-    return IntImm("int32", value)
+    return IntImm(
+        "int32", value
+    )  # made once: kernels hold tens of thousands, most of them in shuffles
 
 
 def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:

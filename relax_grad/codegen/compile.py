@@ -1,0 +1,280 @@
+"""The pass that compiles the tensor functions of a module."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import GlobalVar
+
+from .._bindings import with_value
+from .._compat import links_external_modules, set_type
+from .._module import unused
+from ..threads import default_threads
+from .cache import Directory, current
+from .lower import SYMBOL, canonical_name, is_generated, key, object_file
+from .objects import Embedded, UnsupportedObject, embedded
+
+#: Machines whose object files can be put together, as the beginnings of LLVM's names for them.
+_MACHINES = ("x86_64", "aarch64", "arm64")
+
+#: Systems whose object files have another format than ELF.
+_OTHER_FORMATS = ("windows", "darwin", "macos", "ios", "wasm")
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.CompileFunctions")
+class CompileFunctions:
+    """Compile the tensor functions of a module that only Relax functions call.
+
+    They are compiled in as many threads as there are cores, or taken from the directory of
+    :func:`relax_grad.cache`. Relax functions call them by name; the machine code is an external module of the
+    result. What cannot be compiled here stays in the module for TVM.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        A target of LLVM. If it does not say how much is to be optimized, LLVM does what it does by ``-O2``: kernels
+        come in vectors and unrolled, so that ``-O3`` takes longer for the same speed.
+    """
+
+    def __init__(self, target: tvm.target.Target):
+        self._target = target
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
+            return mod
+        target = _optimizing(self._target)
+        template = _empty_module(target)
+        if not _is_supported(template):
+            return mod
+        functions = _compiled_alone(mod, self._target)
+        if not functions:
+            return mod
+        try:
+            objects = _Compiler(target, current()).compile(functions)
+        except UnsupportedObject:
+            return mod
+        library = _library(template, objects)
+        return _without(mod, functions, library)
+
+
+def _optimizing(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target, as its own host, that says how much is optimized."""
+    options = {name: value for name, value in target.export().items() if name != "host"}
+    target = tvm.target.Target({"opt-level": 2, **options})
+    return target.with_host(target)
+
+
+def _is_supported(template: str) -> bool:
+    """Tell whether object files for a target can be put together."""
+    triple = re.search(r'^target triple = "([^"]*)"', template, re.MULTILINE)
+    name = triple[1] if triple else ""
+    return name.startswith(_MACHINES) and not any(system in name for system in _OTHER_FORMATS)
+
+
+def _empty_module(target: tvm.target.Target) -> str:
+    """Return what TVM's code generator makes of no function: the target, and the conversions of float16."""
+    return tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target).inspect_source("ll")
+
+
+def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[GlobalVar, tirx.PrimFunc]:
+    """Return the tensor functions that neither call others nor are called by others, for this target."""
+    called: set[GlobalVar] = set()
+    found = {}
+    for variable, function in mod.functions_items():
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        calls = set() if is_generated(function) else _functions_in(function)
+        called |= calls
+        if not calls and _is_for(function, target) and len(function.params) > 1:
+            found[variable] = function
+    return {variable: function for variable, function in found.items() if variable not in called}
+
+
+def _functions_in(function: tirx.PrimFunc) -> set[GlobalVar]:
+    """Return the functions of the module that a tensor function refers to."""
+    found: set[GlobalVar] = set()
+    tvm_ffi.structural_walk(function.body, (GlobalVar, found.add))
+    return found
+
+
+def _is_for(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+    """Tell whether a function that Relax functions call is compiled for a target."""
+    attributes = function.attrs
+    if attributes is None or attributes.get("global_symbol") is None:
+        return False
+    own = attributes.get("target")
+    return own is None or str(own) == str(target)
+
+
+class _Compiler:
+    """Compiles functions to object files, in threads, unless a directory has them.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What for.
+    directory : Directory or None
+        Where object files are kept.
+    """
+
+    def __init__(self, target: tvm.target.Target, directory: Directory | None):
+        self._target, self._directory = target, directory
+
+    def compile(self, functions: dict[GlobalVar, tirx.PrimFunc]) -> dict[str, Embedded]:
+        """Return the assembly of each function, by the name that it is called by."""
+        names = [str(function.attrs["global_symbol"]) for function in functions.values()]
+        prims = list(functions.values())
+        # Long ones first, so that no thread is left with one at the end.
+        order = sorted(range(len(prims)), key=lambda i: not is_generated(prims[i]))
+        made = dict(
+            zip(order, self._each(lambda i: self._one(i, names[i], prims[i]), order), strict=True)
+        )
+        if self._directory is not None:
+            self._directory.trim()
+        return {names[i]: made[i] for i in range(len(names))}
+
+    def _each(self, compile_one: Callable[[int], Embedded], order: Iterable[int]) -> list[Embedded]:
+        context = tvm.transform.PassContext.current()
+        threads = default_threads()
+        if threads == 1 or context.instruments:  # instruments see one pass after the other
+            return [compile_one(i) for i in order]
+        options = {"opt_level": context.opt_level, "config": dict(context.config)}
+
+        def in_thread(i: int) -> Embedded:
+            with tvm.transform.PassContext(**options), self._target:
+                return compile_one(i)
+
+        with ThreadPoolExecutor(threads) as executor:
+            return list(executor.map(in_thread, order))
+
+    def _one(self, number: int, name: str, function: tirx.PrimFunc) -> Embedded:
+        canonical = canonical_name(name)
+
+        def assembly(data: bytes) -> Embedded:
+            return embedded(data, SYMBOL + canonical, f"relax_grad_{number}")
+
+        if self._directory is None:
+            return assembly(object_file(function, canonical, self._target))
+        identity = key(function, canonical, self._target)
+        stored = self._directory.load(identity)
+        if stored is not None:
+            try:
+                return assembly(stored)
+            except UnsupportedObject:
+                pass  # compiled again
+        data = object_file(function, canonical, self._target)
+        result = assembly(data)
+        self._directory.store(identity, data)
+        return result
+
+
+def _library(template: str, objects: dict[str, Embedded]) -> tvm.runtime.Module:
+    """Return a module of LLVM that consists of object files.
+
+    TVM looks for functions and pointers of the runtime among those of LLVM's language: each function there jumps to
+    machine code, and the pointers are those that the machine code reads.
+    """
+    lines = [template]
+    for each in objects.values():
+        lines += [f'module asm "{_quoted(line)}"' for line in each.assembly.split("\n")]
+    for pointer in sorted({pointer for each in objects.values() for pointer in each.context}):
+        if f"@{pointer} =" not in template:
+            lines.append(f"@{pointer} = weak global ptr null, align 8")
+    for name, each in objects.items():
+        target, function = f"@{each.entry}", f'@"{SYMBOL}{name}"'
+        lines += [
+            f"declare i32 {target}(ptr, ptr, i32, ptr)",
+            f"define i32 {function}(ptr %self, ptr %args, i32 %count, ptr %result) {{",
+            f"  %code = tail call i32 {target}(ptr %self, ptr %args, i32 %count, ptr %result)",
+            "  ret i32 %code",
+            "}",
+        ]
+    handle, path = tempfile.mkstemp(suffix=".ll")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write("\n".join(lines))
+        return tvm.runtime.load_module(path)
+    finally:
+        Path(path).unlink()
+
+
+def _quoted(line: str) -> str:
+    return line.replace("\\", "\\5C").replace('"', "\\22")
+
+
+def _without(
+    mod: tvm.IRModule, compiled: dict[GlobalVar, tirx.PrimFunc], library: tvm.runtime.Module
+) -> tvm.IRModule:
+    """Return a module without the functions that are compiled, which are called by name."""
+    named = {
+        variable: relax.ExternFunc(str(function.attrs["global_symbol"]))
+        for variable, function in compiled.items()
+    }
+    functions = {}
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            body = _calling(function.body, named)
+            functions[variable] = relax.Function(
+                function.params,
+                body,
+                function.ret_ty,
+                function.is_pure,
+                function.attrs,
+                function.span,
+            )
+        elif variable not in compiled:
+            functions[variable] = function
+    if not any(isinstance(function, tirx.PrimFunc) for function in functions.values()):
+        # TVM would want a C compiler for a program without any.
+        name = unused("nothing", [variable.name_hint for variable in functions])
+        nothing = tirx.PrimFunc([], tirx.Evaluate(0))
+        functions[GlobalVar(name)] = nothing.with_attr("global_symbol", name)
+    attributes = dict(mod.attrs.items()) if mod.attrs is not None else {}
+    attributes["external_mods"] = [*attributes.get("external_mods", []), library]
+    return tvm.IRModule(functions, attrs=attributes, global_infos=mod.global_infos)
+
+
+def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> relax.Expr:
+    """Return an expression in which functions are called by name."""
+    if isinstance(expr, GlobalVar):
+        return named.get(expr, expr)
+    if isinstance(expr, relax.SeqExpr):
+        new = relax.SeqExpr(
+            [_block(each, named) for each in expr.blocks], _calling(expr.body, named)
+        )
+    elif isinstance(expr, relax.If):
+        branches = _calling(expr.true_branch, named), _calling(expr.false_branch, named)
+        new = relax.If(expr.cond, *branches, expr.span)
+    elif isinstance(expr, relax.Call):
+        callee, args = _calling(expr.op, named), [_calling(each, named) for each in expr.args]
+        if callee is expr.op and all(map(_same, args, expr.args)):
+            return expr
+        new = relax.Call(callee, args, expr.attrs, expr.ty_args, expr.span)
+    elif isinstance(expr, relax.Tuple):
+        fields = [_calling(each, named) for each in expr.fields]
+        if all(map(_same, fields, expr.fields)):
+            return expr
+        new = relax.Tuple(fields, expr.span)
+    else:
+        return expr
+    set_type(new, expr.ty)
+    return new
+
+
+def _same(a: relax.Expr, b: relax.Expr) -> bool:
+    return a.same_as(b)
+
+
+def _block(
+    block: relax.BindingBlock, named: dict[GlobalVar, relax.ExternFunc]
+) -> relax.BindingBlock:
+    bindings = [with_value(each, _calling(each.value, named)) for each in block.bindings]
+    return type(block)(bindings, block.span)

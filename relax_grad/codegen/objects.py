@@ -1,0 +1,247 @@
+"""Object files: their sections as assembly, which LLVM puts together without compiling anything.
+
+TVM's runtime loads no object file, and the linker of a compiler may not be there. An LLVM module whose assembly
+consists of the sections of objects can be both run and exported like one that TVM has compiled.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+_PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 1, 2, 4, 8, 9
+_WRITE, _ALLOC, _EXECUTE = 1, 2, 4
+_LOCAL, _WEAK = 0, 2
+_OBJECT = 1
+
+#: Relocation types of the machines that are supported: the number and the name that assemblers know it by.
+_RELOCATIONS = {
+    62: {  # x86-64
+        1: "R_X86_64_64",
+        2: "R_X86_64_PC32",
+        4: "R_X86_64_PLT32",
+        9: "R_X86_64_GOTPCREL",
+        10: "R_X86_64_32",
+        11: "R_X86_64_32S",
+        24: "R_X86_64_PC64",
+        41: "R_X86_64_GOTPCRELX",
+        42: "R_X86_64_REX_GOTPCRELX",
+    },
+    183: {  # AArch64
+        257: "R_AARCH64_ABS64",
+        258: "R_AARCH64_ABS32",
+        260: "R_AARCH64_PREL64",
+        261: "R_AARCH64_PREL32",
+        275: "R_AARCH64_ADR_PREL_PG_HI21",
+        277: "R_AARCH64_ADD_ABS_LO12_NC",
+        278: "R_AARCH64_LDST8_ABS_LO12_NC",
+        282: "R_AARCH64_JUMP26",
+        283: "R_AARCH64_CALL26",
+        284: "R_AARCH64_LDST16_ABS_LO12_NC",
+        285: "R_AARCH64_LDST32_ABS_LO12_NC",
+        286: "R_AARCH64_LDST64_ABS_LO12_NC",
+        299: "R_AARCH64_LDST128_ABS_LO12_NC",
+        311: "R_AARCH64_ADR_GOT_PAGE",
+        312: "R_AARCH64_LD64_GOT_LO12_NC",
+    },
+}
+
+#: Unwind tables, which nothing unwinds by: kernels return their errors.
+_UNUSED = re.compile(rb"\.eh_frame|\.note|\.llvm|\.comment")
+
+
+class UnsupportedObject(Exception):
+    """An object file that holds something that cannot be embedded."""
+
+
+@dataclass(frozen=True)
+class _Section:
+    name: bytes
+    type: int
+    flags: int
+    data: bytes
+    size: int
+    link: int
+    info: int
+    align: int
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    name: str
+    binding: int
+    type: int
+    section: int
+    value: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """An object file as assembly.
+
+    Attributes
+    ----------
+    assembly : str
+        Its lines.
+    entry : str
+        The local symbol of the function that others call.
+    context : frozenset[str]
+        Names of the pointers that the runtime fills in when it loads the module that the assembly is part of.
+    """
+
+    assembly: str
+    entry: str
+    context: frozenset[str]
+
+
+def embedded(data: bytes, function: str, name: str) -> Embedded:
+    """Return the assembly of an object file.
+
+    Parameters
+    ----------
+    data : bytes
+        The file, of the format ELF, for little-endian x86-64 or AArch64.
+    function : str
+        The symbol of the function that others call.
+    name : str
+        The local symbol that it gets; other labels begin with it.
+
+    Raises
+    ------
+    UnsupportedObject
+        If the file has another format, or holds something else than code, constants and plain data.
+    """
+    try:
+        machine, sections = _sections(data)
+        symbols = _symbols(sections)
+        return _Writer(machine, sections, symbols, name).write(function)
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
+        raise UnsupportedObject(f"the object file is damaged: {error}") from error
+
+
+def _sections(data: bytes) -> tuple[int, list[_Section]]:
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise UnsupportedObject("the object file is no ELF file of 64 bits in little-endian order")
+    machine = struct.unpack_from("<H", data, 18)[0]
+    if machine not in _RELOCATIONS:
+        raise UnsupportedObject(f"the object file is for machine {machine}")
+    start = struct.unpack_from("<Q", data, 40)[0]
+    size, count, names = struct.unpack_from("<3H", data, 58)
+    headers = [struct.unpack_from("<2I4Q2I2Q", data, start + i * size) for i in range(count)]
+    found = []
+    name_offset = headers[names][4]
+    for name, kind, flags, _, offset, length, link, info, align, _ in headers:
+        begin = name_offset + name
+        content = b"" if kind == _NOBITS else data[offset : offset + length]
+        if kind != _NOBITS and len(content) != length:
+            raise UnsupportedObject("the object file is damaged: it is too short")
+        label = data[begin : data.index(b"\0", begin)]
+        found.append(_Section(label, kind, flags, content, length, link, info, align))
+    return machine, found
+
+
+def _symbols(sections: list[_Section]) -> list[_Symbol]:
+    tables = [section for section in sections if section.type == _SYMTAB]
+    if len(tables) != 1:
+        raise UnsupportedObject("the object file has no symbols")
+    strings = sections[tables[0].link].data
+    found = []
+    for name, info, _, section, value, size in struct.iter_unpack("<I2BH2Q", tables[0].data):
+        label = strings[name : strings.index(b"\0", name)].decode()
+        found.append(_Symbol(label, info >> 4, info & 15, section, value, size))
+    return found
+
+
+class _Writer:
+    """Writes the sections that are loaded, with labels of their own, and the relocations."""
+
+    def __init__(self, machine: int, sections: list[_Section], symbols: list[_Symbol], name: str):
+        self._types = _RELOCATIONS[machine]
+        self._sections, self._symbols, self._name = sections, symbols, name
+        self._context: set[str] = set()
+        self._kept = {
+            i: section
+            for i, section in enumerate(sections)
+            if section.flags & _ALLOC and section.size and not _UNUSED.match(section.name)
+        }
+
+    def write(self, function: str) -> Embedded:
+        functions = [s for s in self._symbols if s.name == function and s.section in self._kept]
+        if len(functions) != 1:
+            raise UnsupportedObject(f"the object file does not define {function}")
+        lines = []
+        for i, section in self._kept.items():
+            begin = functions[0].value if functions[0].section == i else None
+            lines += self._section(i, section, begin)
+        for section in self._sections:
+            if section.type in (_RELA, _REL) and section.info in self._kept:
+                lines += self._relocations(section)
+        return Embedded("\n".join(lines), self._name, frozenset(self._context))
+
+    def _section(self, i: int, section: _Section, begin: int | None) -> list[str]:
+        if section.type not in (_PROGBITS, _NOBITS) or section.flags & ~(0x10 | 0x20 | 0x207):
+            name = section.name.decode(errors="replace")
+            raise UnsupportedObject(f"section {name} is neither code nor plain data")
+        kind = "nobits" if section.type == _NOBITS else "progbits"
+        if section.flags & _EXECUTE:
+            name, flags = ".text", "ax"
+        elif section.flags & _WRITE:
+            name, flags = (".bss" if section.type == _NOBITS else ".data"), "aw"
+        else:
+            name, flags = ".rodata", "a"
+        lines = [
+            f'.section {name},"{flags}",@{kind}',
+            f".balign {max(section.align, 1)}",
+            f"{self._label(i)}:",
+        ]
+        if section.type == _NOBITS:
+            return [*lines, f".zero {section.size}"]
+        if begin is None:
+            return [*lines, *_bytes(section.data)]
+        rest = section.data[begin:]
+        return [*lines, *_bytes(section.data[:begin]), f"{self._name}:", *_bytes(rest)]
+
+    def _label(self, section: int) -> str:
+        return f".L{self._name}_{section}"
+
+    def _relocations(self, section: _Section) -> list[str]:
+        if section.type == _REL:
+            raise UnsupportedObject("the object file has relocations without addends")
+        label, lines = self._label(section.info), []
+        for offset, info, addend in struct.iter_unpack("<2Qq", section.data):
+            kind = self._types.get(info & 0xFFFFFFFF)
+            if kind is None:
+                raise UnsupportedObject(f"relocation type {info & 0xFFFFFFFF} is not supported")
+            target = self._target(self._symbols[info >> 32], addend)
+            lines.append(f".reloc {label}+{offset}, {kind}, {target}")
+        return lines
+
+    def _target(self, symbol: _Symbol, addend: int) -> str:
+        if symbol.section in self._kept and not self._is_context(symbol):
+            return f"{self._label(symbol.section)}{symbol.value + addend:+d}"
+        if symbol.section in range(1, len(self._sections)) and not self._is_context(symbol):
+            raise UnsupportedObject(f"{symbol.name} is in a section that is not loaded")
+        if not re.fullmatch(r"[\w.$]+", symbol.name):
+            raise UnsupportedObject(f"{symbol.name!r} cannot be written in assembly")
+        return f"{symbol.name}{addend:+d}" if addend else symbol.name
+
+    def _is_context(self, symbol: _Symbol) -> bool:
+        """Tell whether a symbol is a pointer that the runtime fills in; each object has its own definition."""
+        if symbol.binding != _WEAK or symbol.type != _OBJECT:
+            return False
+        section = self._sections[symbol.section]
+        stored = section.data[symbol.value : symbol.value + symbol.size]
+        if symbol.size != 8 or any(stored):
+            raise UnsupportedObject(f"{symbol.name} is no pointer that the runtime fills in")
+        self._context.add(symbol.name)
+        return True
+
+
+def _bytes(data: bytes) -> list[str]:
+    whole = len(data) // 8
+    words = [hex(word) for word in struct.unpack_from(f"<{whole}Q", data)]
+    lines = [".quad " + ",".join(words[start : start + 64]) for start in range(0, whole, 64)]
+    rest = data[8 * whole :]
+    return [*lines, ".byte " + ",".join(map(str, rest))] if rest else lines
