@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from .objects import Embedded, UnsupportedObject, embedded
 
 #: Machines whose object files can be put together, as the beginnings of LLVM's names for them.
 _MACHINES = ("x86_64", "aarch64", "arm64")
+
+#: Short functions that are compiled together.
+_TOGETHER = 16
 
 #: Systems whose object files have another format than ELF.
 _OTHER_FORMATS = ("windows", "darwin", "macos", "ios", "wasm")
@@ -58,10 +61,10 @@ class CompileFunctions:
         if not functions:
             return mod
         try:
-            objects = _Compiler(target, current()).compile(functions)
+            objects, labels = _Compiler(target, current()).compile(list(functions.values()))
         except UnsupportedObject:
             return mod
-        library = _library(template, objects)
+        library = _library(template, objects, labels)
         return _without(mod, functions, library)
 
 
@@ -128,68 +131,86 @@ class _Compiler:
     def __init__(self, target: tvm.target.Target, directory: Directory | None):
         self._target, self._directory = target, directory
 
-    def compile(self, functions: dict[GlobalVar, tirx.PrimFunc]) -> dict[str, Embedded]:
-        """Return the assembly of each function, by the name that it is called by."""
-        names = [str(function.attrs["global_symbol"]) for function in functions.values()]
-        prims = list(functions.values())
-        # Long ones first, so that no thread is left with one at the end.
-        order = sorted(range(len(prims)), key=lambda i: not is_generated(prims[i]))
-        made = dict(
-            zip(order, self._each(lambda i: self._one(i, names[i], prims[i]), order), strict=True)
-        )
+    def compile(self, functions: Sequence[tirx.PrimFunc]) -> tuple[list[Embedded], dict[str, str]]:
+        """Return the assembly of functions, and the label of each by the name that it is called by."""
+        labels = {
+            str(function.attrs["global_symbol"]): f"relax_grad_{i}"
+            for i, function in enumerate(functions)
+        }
+        made = self._each(lambda group: self._group(group, labels), _groups(functions))
         if self._directory is not None:
             self._directory.trim()
-        return {names[i]: made[i] for i in range(len(names))}
+        return made, labels
 
-    def _each(self, compile_one: Callable[[int], Embedded], order: Iterable[int]) -> list[Embedded]:
+    def _each(
+        self,
+        compile_one: Callable[[Sequence[tirx.PrimFunc]], Embedded],
+        groups: Sequence[Sequence[tirx.PrimFunc]],
+    ) -> list[Embedded]:
         context = tvm.transform.PassContext.current()
         threads = default_threads()
         if threads == 1 or context.instruments:  # instruments see one pass after the other
-            return [compile_one(i) for i in order]
+            return list(map(compile_one, groups))
         options = {"opt_level": context.opt_level, "config": dict(context.config)}
 
-        def in_thread(i: int) -> Embedded:
+        def in_thread(group: Sequence[tirx.PrimFunc]) -> Embedded:
             with tvm.transform.PassContext(**options), self._target:
-                return compile_one(i)
+                return compile_one(group)
 
         with ThreadPoolExecutor(threads) as executor:
-            return list(executor.map(in_thread, order))
+            return list(executor.map(in_thread, groups))
 
-    def _one(self, number: int, name: str, function: tirx.PrimFunc) -> Embedded:
-        canonical = canonical_name(name)
-
-        def assembly(data: bytes) -> Embedded:
-            return embedded(data, SYMBOL + canonical, f"relax_grad_{number}")
-
+    def _group(self, group: Sequence[tirx.PrimFunc], labels: Mapping[str, str]) -> Embedded:
+        """Return the assembly of functions that are compiled together."""
+        functions: dict[str, tirx.PrimFunc] = {}
+        entries: dict[str, str] = {}
+        for function in group:
+            called = str(function.attrs["global_symbol"])
+            name = unused(canonical_name(called), functions)
+            functions[name] = function
+            entries[SYMBOL + name] = labels[called]
         if self._directory is None:
-            return assembly(object_file(function, canonical, self._target))
-        identity = key(function, canonical, self._target)
+            return embedded(object_file(functions, self._target), entries)
+        identity = key(functions, self._target)
         stored = self._directory.load(identity)
         if stored is not None:
             try:
-                return assembly(stored)
+                return embedded(stored, entries)
             except UnsupportedObject:
                 pass  # compiled again
-        data = object_file(function, canonical, self._target)
-        result = assembly(data)
+        data = object_file(functions, self._target)
+        result = embedded(data, entries)
         self._directory.store(identity, data)
         return result
 
 
-def _library(template: str, objects: dict[str, Embedded]) -> tvm.runtime.Module:
-    """Return a module of LLVM that consists of object files.
+def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
+    """Divide functions into those that are compiled together: long ones alone, and first.
+
+    Others are short: half of the time of one alone would be that of beginning and ending a module. Which are together
+    does not depend on the number of threads, so that machines of several sizes can share a directory.
+    """
+    alone = [[function] for function in functions if is_generated(function)]
+    short = [function for function in functions if not is_generated(function)]
+    return alone + [short[i : i + _TOGETHER] for i in range(0, len(short), _TOGETHER)]
+
+
+def _library(
+    template: str, objects: Sequence[Embedded], labels: Mapping[str, str]
+) -> tvm.runtime.Module:
+    """Return a module of LLVM that consists of object files, with the functions that have the labels.
 
     TVM looks for functions and pointers of the runtime among those of LLVM's language: each function there jumps to
     machine code, and the pointers are those that the machine code reads.
     """
     lines = [template]
-    for each in objects.values():
+    for each in objects:
         lines += [f'module asm "{_quoted(line)}"' for line in each.assembly.split("\n")]
-    for pointer in sorted({pointer for each in objects.values() for pointer in each.context}):
+    for pointer in sorted({pointer for each in objects for pointer in each.context}):
         if f"@{pointer} =" not in template:
             lines.append(f"@{pointer} = weak global ptr null, align 8")
-    for name, each in objects.items():
-        target, function = f"@{each.entry}", f'@"{SYMBOL}{name}"'
+    for name, label in labels.items():
+        target, function = f"@{label}", f'@"{SYMBOL}{name}"'
         lines += [
             f"declare i32 {target}(ptr, ptr, i32, ptr)",
             f"define i32 {function}(ptr %self, ptr %args, i32 %count, ptr %result) {{",

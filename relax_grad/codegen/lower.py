@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import tvm
@@ -17,7 +18,7 @@ from .._compat import installed_version
 from .._module import IS_KERNEL
 
 #: Another one for each change of how functions are compiled, within a release too.
-_REVISION = 1
+_REVISION = 2
 
 #: What TVM puts before the names of functions that it calls.
 SYMBOL = "__tvm_ffi_"
@@ -33,37 +34,41 @@ def canonical_name(name: str) -> str:
     return re.sub(r"\d+(?=_|$)", "", name) or "function"
 
 
-def object_file(function: tirx.PrimFunc, name: str, target: tvm.target.Target) -> bytes:
-    """Compile a function.
+def object_file(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> bytes:
+    """Compile functions together.
 
     Parameters
     ----------
-    function : tirx.PrimFunc
-        The function; it calls no other function of its module.
-    name : str
-        What errors at run time call it. The symbol is this with :data:`SYMBOL` before it.
+    functions : Mapping[str, tirx.PrimFunc]
+        The functions, kernels all of them or none; none calls another function of its module. The symbol of each
+        is its name here with :data:`SYMBOL` before it, and errors at run time call it by the name.
     target : tvm.target.Target
         A target of LLVM, which is its own host.
     """
-    mod = tvm.IRModule({GlobalVar(name): function.with_attr("global_symbol", name)})
-    mod = _lowered(mod, is_generated(function), target)
+    mod = tvm.IRModule(
+        {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
+    )
+    mod = _lowered(mod, all(map(is_generated, functions.values())), target)
     library = tvm.get_global_func("target.build.llvm")(mod, target)
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "function.o")
+        path = Path(directory, "functions.o")
         library.write_to_file(str(path))
         return path.read_bytes()
 
 
-def key(function: tirx.PrimFunc, name: str, target: tvm.target.Target) -> str:
-    """Return what identifies the object file of a function.
+def key(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> str:
+    """Return what identifies the object file of functions.
 
-    It is made of TVM's structural hash, which knows no names of variables, of the function and of its body alone.
+    It is made of TVM's structural hash, which knows no names of variables, of each function and of its body alone.
     """
     content = [
-        tvm_ffi.structural_hash(function.without_attr("global_symbol")),
-        tvm_ffi.structural_hash(function.body, map_free_vars=True),
-        len(function.params),
-        name,
+        (
+            tvm_ffi.structural_hash(function.without_attr("global_symbol")),
+            tvm_ffi.structural_hash(function.body, map_free_vars=True),
+            len(function.params),
+            name,
+        )
+        for name, function in functions.items()
     ]
     return hashlib.sha256(json.dumps([environment(target), content]).encode()).hexdigest()
 

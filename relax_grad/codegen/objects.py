@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 1, 2, 4, 8, 9
@@ -85,28 +86,24 @@ class Embedded:
     ----------
     assembly : str
         Its lines.
-    entry : str
-        The local symbol of the function that others call.
     context : frozenset[str]
         Names of the pointers that the runtime fills in when it loads the module that the assembly is part of.
     """
 
     assembly: str
-    entry: str
     context: frozenset[str]
 
 
-def embedded(data: bytes, function: str, name: str) -> Embedded:
+def embedded(data: bytes, entries: Mapping[str, str]) -> Embedded:
     """Return the assembly of an object file.
 
     Parameters
     ----------
     data : bytes
         The file, of the format ELF, for little-endian x86-64 or AArch64.
-    function : str
-        The symbol of the function that others call.
-    name : str
-        The local symbol that it gets; other labels begin with it.
+    entries : Mapping[str, str]
+        The symbol of each function that others call, and the local symbol that it gets. Other labels begin with the
+        first of these, which are the only ones of their names in the module.
 
     Raises
     ------
@@ -116,7 +113,7 @@ def embedded(data: bytes, function: str, name: str) -> Embedded:
     try:
         machine, sections = _sections(data)
         symbols = _symbols(sections)
-        return _Writer(machine, sections, symbols, name).write(function)
+        return _Writer(machine, sections, symbols, entries).write()
     except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise UnsupportedObject(f"the object file is damaged: {error}") from error
 
@@ -157,9 +154,16 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 class _Writer:
     """Writes the sections that are loaded, with labels of their own, and the relocations."""
 
-    def __init__(self, machine: int, sections: list[_Section], symbols: list[_Symbol], name: str):
+    def __init__(
+        self,
+        machine: int,
+        sections: list[_Section],
+        symbols: list[_Symbol],
+        entries: Mapping[str, str],
+    ):
         self._types = _RELOCATIONS[machine]
-        self._sections, self._symbols, self._name = sections, symbols, name
+        self._sections, self._symbols, self._entries = sections, symbols, entries
+        self._name = next(iter(entries.values()))
         self._context: set[str] = set()
         self._kept = {
             i: section
@@ -167,20 +171,23 @@ class _Writer:
             if section.flags & _ALLOC and section.size and not _UNUSED.match(section.name)
         }
 
-    def write(self, function: str) -> Embedded:
-        functions = [s for s in self._symbols if s.name == function and s.section in self._kept]
-        if len(functions) != 1:
-            raise UnsupportedObject(f"the object file does not define {function}")
+    def write(self) -> Embedded:
+        found = [s for s in self._symbols if s.name in self._entries and s.section in self._kept]
+        missing = set(self._entries) - {symbol.name for symbol in found}
+        if missing or len(found) != len(self._entries):
+            names = ", ".join(sorted(missing)) or "each function once"
+            raise UnsupportedObject(f"the object file does not define {names}")
         lines = []
         for i, section in self._kept.items():
-            begin = functions[0].value if functions[0].section == i else None
-            lines += self._section(i, section, begin)
+            own = {s.value: self._entries[s.name] for s in found if s.section == i}
+            lines += self._section(i, section, own)
         for section in self._sections:
             if section.type in (_RELA, _REL) and section.info in self._kept:
                 lines += self._relocations(section)
-        return Embedded("\n".join(lines), self._name, frozenset(self._context))
+        return Embedded("\n".join(lines), frozenset(self._context))
 
-    def _section(self, i: int, section: _Section, begin: int | None) -> list[str]:
+    def _section(self, i: int, section: _Section, entries: Mapping[int, str]) -> list[str]:
+        """Return the lines of a section, given the labels at places in it."""
         if section.type not in (_PROGBITS, _NOBITS) or section.flags & ~(0x10 | 0x20 | 0x207):
             name = section.name.decode(errors="replace")
             raise UnsupportedObject(f"section {name} is neither code nor plain data")
@@ -198,10 +205,11 @@ class _Writer:
         ]
         if section.type == _NOBITS:
             return [*lines, f".zero {section.size}"]
-        if begin is None:
-            return [*lines, *_bytes(section.data)]
-        rest = section.data[begin:]
-        return [*lines, *_bytes(section.data[:begin]), f"{self._name}:", *_bytes(rest)]
+        begin = 0
+        for place in sorted(entries):
+            lines += [*_bytes(section.data[begin:place]), f"{entries[place]}:"]
+            begin = place
+        return [*lines, *_bytes(section.data[begin:])]
 
     def _label(self, section: int) -> str:
         return f".L{self._name}_{section}"

@@ -37,9 +37,9 @@ def compiled(monkeypatch):
     names = []
     made = lower.object_file
 
-    def object_file(function, name, target):
-        names.append(name)
-        return made(function, name, target)
+    def object_file(functions, target):
+        names.extend(functions)
+        return made(functions, target)
 
     monkeypatch.setattr(compiler, "object_file", object_file)
     return names
@@ -126,13 +126,13 @@ def test_keys_know_the_function_and_its_name():
         functions = relax_grad.pipeline()(module()).functions_items()
         other = relax_grad.pipeline()(module(op.nn.relu)).functions_items()
     prims = [f for _, f in [*functions, *other] if isinstance(f, tvm.tirx.PrimFunc)]
-    keys = {lower.key(function, "f", HOST) for function in prims}
+    keys = {lower.key({"f": function}, HOST) for function in prims}
     distinct = []
     for function in (each.without_attr("global_symbol") for each in prims):
         if not any(tvm_ffi.structural_equal(function, seen) for seen in distinct):
             distinct.append(function)
     assert len(keys) == len(distinct) < len(prims)
-    assert lower.key(prims[0], "f", HOST) != lower.key(prims[0], "g", HOST)
+    assert lower.key({"f": prims[0]}, HOST) != lower.key({"g": prims[0]}, HOST)
 
 
 @pytest.mark.parametrize(

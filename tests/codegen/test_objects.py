@@ -17,14 +17,15 @@ TARGET = HOST.with_host(HOST)
 def data():
     x = te.placeholder((100,), "float32", name="x")
     y = te.compute((100,), lambda i: tirx.exp(x[i]) + 1.5, name="y")
-    return lower.object_file(te.create_prim_func([x, y]), "f", TARGET)
+    z = te.compute((100,), lambda i: x[i] * 2.0, name="z")
+    functions = {"f": te.create_prim_func([x, y]), "double": te.create_prim_func([x, z])}
+    return lower.object_file(functions, TARGET)
 
 
 def test_sections_and_relocations(data):
-    found = embedded(data, "__tvm_ffi_f", "entry")
+    found = embedded(data, {"__tvm_ffi_f": "entry", "__tvm_ffi_double": "other"})
     lines = found.assembly.split("\n")
-    assert found.entry == "entry"
-    assert lines.count("entry:") == 1
+    assert lines.count("entry:") == lines.count("other:") == 1
     assert '.section .text,"ax",@progbits' in lines
     assert any(line.startswith(".reloc .Lentry_") for line in lines)
     assert not any("debug" in line for line in lines)
@@ -45,12 +46,12 @@ def test_sections_and_relocations(data):
 )
 def test_damaged_files_are_refused(data, change):
     with pytest.raises(UnsupportedObject):
-        embedded(change(data), "__tvm_ffi_f", "entry")
+        embedded(change(data), {"__tvm_ffi_f": "entry"})
 
 
 def test_a_function_that_is_not_there(data):
     with pytest.raises(UnsupportedObject, match="does not define __tvm_ffi_g"):
-        embedded(data, "__tvm_ffi_g", "entry")
+        embedded(data, {"__tvm_ffi_f": "entry", "__tvm_ffi_g": "other"})
 
 
 def test_constants_are_read_where_they_are(data):
@@ -59,10 +60,15 @@ def test_constants_are_read_where_they_are(data):
 
     from relax_grad.codegen.compile import _empty_module, _library
 
-    objects = {name: embedded(data, "__tvm_ffi_f", f"entry_{name}") for name in ("one", "two")}
-    library = _library(_empty_module(TARGET), objects)
+    labels = {f"{name}_{part}": f"at_{name}_{part}" for name in ("f", "double") for part in "ab"}
+    objects = [
+        embedded(data, {f"__tvm_ffi_{name}": labels[f"{name}_{part}"] for name in ("f", "double")})
+        for part in "ab"
+    ]
+    library = _library(_empty_module(TARGET), objects, labels)
     x = np.linspace(-1, 1, 100, dtype="float32")
-    for name in objects:
+    for name in labels:
         y = tvm.runtime.tensor(np.zeros(100, "float32"))
         library[name](tvm.runtime.tensor(x), y)
-        np.testing.assert_allclose(y.numpy(), np.exp(x) + 1.5, rtol=1e-6)
+        expected = 2 * x if name.startswith("double") else np.exp(x) + 1.5
+        np.testing.assert_allclose(y.numpy(), expected, rtol=1e-6)
