@@ -1,4 +1,4 @@
-"""Machine code of tensor functions: compiled one by one in threads, kept in a directory, put together."""
+"""Machine code of tensor functions: compiled in threads, kept in a directory, put together."""
 
 from __future__ import annotations
 

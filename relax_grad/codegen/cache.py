@@ -104,8 +104,8 @@ def cache(
 ) -> contextlib.AbstractContextManager[None]:
     """Keep compiled functions in a directory, for all that this process compiles from now on.
 
-    What ``relax_pipeline="relax_grad"`` compiles is looked up there first, one tensor function at a time.
-    The key is the content of the function, the target, the options of the pass context, and the versions of
+    What ``relax_pipeline="relax_grad"`` compiles is looked up there first, one kernel or group of functions at a
+    time. The key is the content of the functions, the target, the options of the pass context, and the versions of
     TVM, LLVM and relax_grad. Several processes can share a directory. Files that are damaged are compiled again.
 
     Whoever can write to the directory decides which machine code is run: it should belong to the user.
