@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import GlobalVar
 
@@ -18,7 +17,7 @@ from .._compat import installed_version
 from .._module import IS_KERNEL
 
 #: Another one for each change of how functions are compiled, within a release too.
-_REVISION = 2
+_REVISION = 3
 
 #: What TVM puts before the names of functions that it calls.
 SYMBOL = "__tvm_ffi_"
@@ -59,18 +58,18 @@ def object_file(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Targe
 def key(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> str:
     """Return what identifies the object file of functions.
 
-    It is made of TVM's structural hash, which knows no names of variables, of each function and of its body alone.
+    It is a digest of all that the functions consist of, the names of their variables too. TVM's structural hash, of 64
+    bits, knows no names, but two functions may share one.
     """
     content = [
-        (
-            tvm_ffi.structural_hash(function.without_attr("global_symbol")),
-            tvm_ffi.structural_hash(function.body, map_free_vars=True),
-            len(function.params),
-            name,
-        )
+        (name, hashlib.sha256(_serialized(function).encode()).hexdigest())
         for name, function in functions.items()
     ]
     return hashlib.sha256(json.dumps([environment(target), content]).encode()).hexdigest()
+
+
+def _serialized(function: tirx.PrimFunc) -> str:
+    return tvm.ir.save_json(function.without_attr("global_symbol"))
 
 
 def environment(target: tvm.target.Target) -> list[str]:

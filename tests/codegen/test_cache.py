@@ -121,18 +121,21 @@ def test_keys_know_target_and_options(directory, compiled):
     assert len(compiled) == 3 * count
 
 
-def test_keys_know_the_function_and_its_name():
+def functions_of(mod):
     with HOST:
-        functions = relax_grad.pipeline()(module()).functions_items()
-        other = relax_grad.pipeline()(module(op.nn.relu)).functions_items()
-    prims = [f for _, f in [*functions, *other] if isinstance(f, tvm.tirx.PrimFunc)]
-    keys = {lower.key({"f": function}, HOST) for function in prims}
-    distinct = []
-    for function in (each.without_attr("global_symbol") for each in prims):
-        if not any(tvm_ffi.structural_equal(function, seen) for seen in distinct):
-            distinct.append(function)
-    assert len(keys) == len(distinct) < len(prims)
+        functions = relax_grad.pipeline()(mod).functions.values()
+    return [f.without_attr("global_symbol") for f in functions if isinstance(f, tvm.tirx.PrimFunc)]
+
+
+def test_keys_know_the_function_and_its_name():
+    prims = [*functions_of(module()), *functions_of(module(op.nn.relu))]
+    keys = [lower.key({"f": function}, HOST) for function in prims]
+    for i, one in enumerate(prims):
+        for j, other in enumerate(prims[:i]):
+            assert keys[i] != keys[j] or tvm_ffi.structural_equal(one, other)
+    assert len({*keys}) < len(prims)  # the product is in both
     assert lower.key({"f": prims[0]}, HOST) != lower.key({"g": prims[0]}, HOST)
+    assert lower.key({"f": prims[0], "g": prims[1]}, HOST) != lower.key({"f": prims[0]}, HOST)
 
 
 @pytest.mark.parametrize(
