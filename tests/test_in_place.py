@@ -8,6 +8,7 @@ import tvm
 import tvm_ffi
 from in_place import SIZE, random_function, with_helper
 from programs import run, to_numpy
+from sweep import share
 from tvm import relax
 
 import relax_grad
@@ -43,7 +44,7 @@ def test_random_programs():
 
 @pytest.mark.slow
 def test_more_random_programs():
-    for first in range(0, 400, 20):
+    for first in share(range(0, 400, 20)):
         assert check(range(first, first + 20), steps=40) == []
 
 
