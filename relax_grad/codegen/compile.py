@@ -53,12 +53,13 @@ class CompileFunctions:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
             return mod
+        functions = _compiled_alone(mod, self._target)
+        # One group leaves nothing to divide among threads: TVM compiles it as fast.
+        if not functions or (current() is None and len(_groups(list(functions.values()))) == 1):
+            return mod
         target = _optimizing(self._target)
         template = _empty_module(target)
         if not _is_supported(template):
-            return mod
-        functions = _compiled_alone(mod, self._target)
-        if not functions:
             return mod
         try:
             objects, labels = _Compiler(target, current()).compile(list(functions.values()))
