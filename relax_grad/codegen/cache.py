@@ -126,9 +126,9 @@ def cache(
     Raises
     ------
     TypeError
-        If the directory is no path.
+        If the directory is no path, or ``max_bytes`` no integer.
     ValueError
-        If ``max_bytes`` is negative.
+        If ``max_bytes`` is negative, or the directory the name of a file.
 
     Examples
     --------
@@ -136,11 +136,20 @@ def cache(
     >>> with tempfile.TemporaryDirectory() as directory, relax_grad.cache(directory):
     ...     pass  # tvm.compile(..., relax_pipeline="relax_grad")
     """
+    if directory is not None and not isinstance(directory, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"directory must be a path, or None for no directory, but it is {directory!r}"
+        )
+    if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
+        raise TypeError(f"max_bytes must be an integer or None, but it is {max_bytes!r}")
     if max_bytes is not None and max_bytes < 0:
         raise ValueError(f"max_bytes must not be negative, but it is {max_bytes}")
     new = None
     if directory is not None:
-        new = Directory(Path(os.fsdecode(os.fspath(directory))).absolute(), max_bytes)
+        path = Path(os.fsdecode(os.fspath(directory))).absolute()
+        if path.is_file():
+            raise ValueError(f"directory must be the path of a directory, but {path} is a file")
+        new = Directory(path, max_bytes)
     using = _Using(_directories[0])
     _directories[0] = new
     return using

@@ -280,6 +280,18 @@ def _others() -> Iterator[BadCall]:
             (TypeError, ValueError),
             "call",
         )
+        if what != "None":
+            yield bad(
+                "cache", what, lambda v=value: relax_grad.cache(v), TypeError, "directory must be"
+            )
+        if what not in ("None", "a number"):
+            yield bad(
+                "cache",
+                f"max_bytes, {what}",
+                lambda v=value: relax_grad.cache(None, v),
+                TypeError,
+                "max_bytes must be an integer",
+            )
         if what != "a tensor":
             yield bad(
                 "op.stop_gradient",
@@ -435,6 +447,20 @@ def _others() -> Iterator[BadCall]:
         lambda: registry.register_nondifferentiable("relax.nn.softplus", "nothing"),
         ValueError,
         "of relax.nn.softplus is declared twice",
+    )
+    yield bad(
+        "cache",
+        "a size below 0",
+        lambda: relax_grad.cache(None, -1),
+        ValueError,
+        "max_bytes must not be negative",
+    )
+    yield bad(
+        "cache",
+        "a file",
+        lambda: relax_grad.cache(__file__),
+        ValueError,
+        "is a file",
     )
     for number in (0, -1, 10**6, 2**70):
         yield bad(
