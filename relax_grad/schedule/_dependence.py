@@ -48,6 +48,14 @@ def variables(expr) -> set[tirx.Var]:
     return found
 
 
+def are_equal(one, other) -> bool:
+    """Tell whether two expressions have the same value; TVM 0.26 takes loads of different buffers for equal."""
+    return tvm_ffi.structural_equal(one, other) and all(
+        loaded_buffer(a).same_as(loaded_buffer(b))
+        for a, b in zip(loads(one), loads(other), strict=True)
+    )
+
+
 def is_pure(code) -> bool:
     """Tell whether an expression or a statement reads and writes nothing but the tensors of its loads and stores.
 

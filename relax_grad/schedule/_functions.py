@@ -10,6 +10,7 @@ from tvm.ir import Call
 from .._compat import BufferLoad
 from .._module import IF_THEN_ELSE
 from ..kernel import _math
+from ._dependence import are_equal
 from ._fuse import weigh
 from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 
@@ -81,7 +82,7 @@ def _is_guarded(expr, safe: list) -> bool:
 
     def visit(node) -> None:
         if isinstance(node, BufferLoad):
-            found.append(not any(tvm_ffi.structural_equal(node, load) for load in safe))
+            found.append(not any(are_equal(node, load) for load in safe))
         elif isinstance(node, Call):
             found.append(node.op.same_as(IF_THEN_ELSE))
         else:

@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.ir import Call, Op
 
 from ..kernel import _activations, _math
+from ._dependence import are_equal
 
 #: How far a constant may be from that of an identity, relatively: some roundings of float32.
 _TOLERANCE = 2.0**-22
@@ -243,9 +244,9 @@ def _is_one_minus_square(one, other, x) -> bool:
         found = _tanh_cdf(plus)
         if found is not None and isinstance(minus, tirx.Sub):
             has_same = _is(minus.a, 1.0) and any(
-                tvm_ffi.structural_equal(minus.b, term) for term in (plus.a, plus.b)
+                are_equal(minus.b, term) for term in (plus.a, plus.b)
             )
-            return has_same and found[0] == 2.0 and tvm_ffi.structural_equal(found[1], x)
+            return has_same and found[0] == 2.0 and are_equal(found[1], x)
     return False
 
 
@@ -274,7 +275,7 @@ def _without(factors: Sequence, wanted: Sequence) -> list | None:
     rest = list(factors)
     for each in wanted:
         for i, factor in enumerate(rest):
-            if tvm_ffi.structural_equal(each, factor):
+            if are_equal(each, factor):
                 del rest[i]
                 break
         else:

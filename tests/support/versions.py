@@ -17,6 +17,7 @@ def _fails(reason: str) -> pytest.MarkDecorator:
 
 REGIONS = _fails("does not compile reductions whose extents are read from a tensor")
 UNEVEN_WINDOWS = _fails("lowers sums wrongly over windows of several sizes")
+SCALAR_PARAMETERS = _fails("does not parse back a tensor function that takes extents of int64")
 CONDITIONAL_EXTENTS = _fails(
     "copies no function with such extents, and its functions cannot be copied otherwise"
 )

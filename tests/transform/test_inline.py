@@ -11,6 +11,7 @@ from tvm import relax, te
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+from versions import SCALAR_PARAMETERS
 
 from relax_grad.transform import InlineOnlyCalls
 from relax_grad.transform._inlined import write_out_calls
@@ -88,6 +89,7 @@ def test_scalars():
     check(Module, [X], X * np.arange(3)[:, None])
 
 
+@SCALAR_PARAMETERS
 def test_arguments_of_tensor_functions():
     """The extents that a tensor function takes, and the type of its result."""
 
