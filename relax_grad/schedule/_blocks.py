@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 
+import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
@@ -32,11 +33,24 @@ def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     if not independent:
         return function
     try:
-        schedule = s_tir.Schedule(function)
-        root = schedule.get_sblock("root")
-    except s_tir.ScheduleError:  # written by hand as one block, as a scatter is
+        return _scheduled(function, independent, cpu)
+    # TVM's analysis of regions fails on some that are read at places that depend on data.
+    except (s_tir.ScheduleError, tvm.error.InternalError):
         return function
-    for block in schedule.get_child_blocks(root):
+
+
+def _scheduled(
+    function: tirx.PrimFunc, independent: Sequence[tirx.Stmt], cpu: CPU
+) -> tirx.PrimFunc:
+    """Return a function in which independent blocks are scheduled.
+
+    Raises
+    ------
+    ScheduleError, InternalError
+        If TVM's schedules do not take the function, as one that was written by hand as one block.
+    """
+    schedule = s_tir.Schedule(function)
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         if not any(schedule.get(block).same_as(each) for each in independent):
             continue
         kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]

@@ -240,7 +240,33 @@ def loops_of_its_own(A: T.Buffer((40, 9), "float32"), D: T.Buffer((40, 9), "floa
                 D[vi, k + 1] = D[vi, k] + A[vi, k + 1]
 
 
+@T.prim_func(private=True, s_tir=True)
+def gathered_beside_a_constant(A: T.Buffer((4,), "float32"), D: T.Buffer((20,), "float32")):
+    """TVM's schedules fail to analyse the region that the second block reads."""
+    B = T.sblock_alloc_buffer((4, 5), "float32")
+    P = T.sblock_alloc_buffer((4,), "int32")
+    for i in range(5):
+        with T.sblock("b"):
+            vi = T.axis.spatial(5, i)
+            B[0, vi] = A[0]
+    for i, j in T.grid(3, 5):
+        with T.sblock("rest"):
+            vi = T.axis.spatial(3, i)
+            vj = T.axis.spatial(5, j)
+            B[vi + 1, vj] = A[vi + 1]
+    for i in range(4):
+        with T.sblock("p"):
+            vi = T.axis.spatial(4, i)
+            P[vi] = T.floormod(vi * 3, 4)
+    for i in range(20):
+        with T.sblock("read"):
+            vi = T.axis.spatial(4, T.floordiv(i, 5))
+            vj = T.axis.spatial(5, T.floormod(i, 5))
+            D[vi * 5 + vj] = T.if_then_else(vi < 1, B[0, 0], B[P[vj % 4], 0])
+
+
 FUNCTIONS = [
+    gathered_beside_a_constant,
     padded,
     concatenated,
     accumulated,
