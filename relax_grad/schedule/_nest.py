@@ -191,7 +191,7 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
     if not are_disjoint([store.indices], axes) or any(map(loads, store.indices)):
         return None
     value = _without_names(store.value)
-    if value is None:
+    if value is None or _casts_to_unsigned(value):
         return None
     if reduced:
         return _reduction(axes, reduced, store, value, block.init)
@@ -224,6 +224,21 @@ def _reduction(axes, reduced, store, value, init) -> Nest | None:
     ):
         return None
     return Nest(axes, store.buffer, store.indices, term, reduced, type(value), init.value)
+
+
+def _casts_to_unsigned(expr: tirx.PrimExpr) -> bool:
+    """Tell whether a signed integer is cast to an unsigned one.
+
+    TVM refuses to fold the cast of a negative constant, and such a constant may come from a nest that is fused.
+    """
+    found = []
+
+    def visit(cast: tirx.Cast) -> None:
+        dtypes = str(cast.ty.dtype), str(cast.value.ty.dtype)
+        found.append(dtypes[0].startswith("uint") and dtypes[1].startswith("int"))
+
+    tvm_ffi.structural_walk(expr, (tirx.Cast, visit))
+    return any(found)
 
 
 def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:

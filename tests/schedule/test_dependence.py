@@ -265,7 +265,22 @@ def gathered_beside_a_constant(A: T.Buffer((4,), "float32"), D: T.Buffer((20,), 
             D[vi * 5 + vj] = T.if_then_else(vi < 1, B[0, 0], B[P[vj % 4], 0])
 
 
+@T.prim_func(private=True, s_tir=True)
+def negative_and_unsigned(A: T.Buffer((40,), "float32"), D: T.Buffer((40,), "float32")):
+    """TVM refuses to fold the cast of a negative constant."""
+    B = T.sblock_alloc_buffer((40,), "int64")
+    for i in range(40):
+        with T.sblock("b"):
+            vi = T.axis.spatial(40, i)
+            B[vi] = T.int64(-3)
+    for i in range(40):
+        with T.sblock("out"):
+            vi = T.axis.spatial(40, i)
+            D[vi] = A[vi] + T.Cast("float32", T.Cast("uint8", B[vi]))
+
+
 FUNCTIONS = [
+    negative_and_unsigned,
     gathered_beside_a_constant,
     padded,
     concatenated,
