@@ -10,14 +10,14 @@ from math import prod
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op, Range
+from tvm.ir import Op, Range
 
 from .._compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
 from ..kernel._builder import Vectors, either
 from ..target import CPU
 from ._access import Accesses
 from ._dependence import loads, variables
-from ._functions import as_arithmetic, has_functions, is_arithmetic, kept
+from ._functions import as_arithmetic, calls_in, has_functions, is_arithmetic, kept
 from ._fuse import Group
 from ._nest import (
     Axis,
@@ -366,9 +366,3 @@ def is_vectorisable(expr) -> bool:
         is_arithmetic(call) or (isinstance(call.op, Op) and call.op.name in _VECTOR_CALLS)
         for call in calls_in(expr)
     )
-
-
-def calls_in(expr) -> list[Call]:
-    calls = []
-    tvm_ffi.structural_walk(expr, (Call, calls.append))
-    return calls

@@ -10,7 +10,7 @@ from tvm.ir import Call
 from .._compat import BufferLoad
 from .._module import IF_THEN_ELSE
 from ..kernel import _math
-from ._dependence import are_equal
+from ._dependence import are_equal, loads
 from ._fuse import weigh
 from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 
@@ -52,7 +52,7 @@ def as_arithmetic(expr):
         )
 
     def can_be(x) -> bool:
-        return has_statements([x]) or not any(map(is_arithmetic, _calls(x)))
+        return has_statements([x]) or not any(map(is_arithmetic, calls_in(x)))
 
     def call(node: Call):
         if _is_one_of(node, _LONG) and _is_small_power(node):
@@ -105,13 +105,12 @@ def _unguarded(expr) -> list:
             return tirx.if_then_else(node.args[0], zero, zero)
         return node
 
-    loads: list = []
     rest = tvm_ffi.structural_map(expr, ((tirx.Select, Call), without_branches), order="pre")
-    tvm_ffi.structural_walk(rest, (BufferLoad, loads.append))
-    return loads
+    return loads(rest)
 
 
-def _calls(expr) -> list[Call]:
+def calls_in(expr) -> list[Call]:
+    """Return the calls in an expression."""
     calls = []
     tvm_ffi.structural_walk(expr, (Call, calls.append))
     return calls
