@@ -166,6 +166,11 @@ def is_known(found: relax.Type, wanted: relax.Type) -> bool:
     return check == relax.analysis.BaseCheckResult.PASS
 
 
+def is_buffer(param: tirx.Var) -> bool:
+    """Tell whether a parameter of a tensor function is a tensor, not a number."""
+    return isinstance(param.ty, tirx.buffer.BufferType)
+
+
 def short_name(call: relax.Call) -> str:
     """Return the last part of the name of a call's operator: ``conv2d`` of ``relax.nn.conv2d``."""
     return call.op.name.rpartition(".")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from .._bindings import with_value
 from .._compat import links_external_modules, set_type
 from .._module import unused
 from ..threads import default_threads
+from . import arguments
+from ._check import check
+from .arguments import Parameter
 from .cache import Directory, current
 from .lower import SYMBOL, canonical_name, is_generated, key, object_file
 from .objects import Embedded, UnsupportedObject, embedded
@@ -65,7 +68,7 @@ class CompileFunctions:
             objects, labels = _Compiler(target, current()).compile(list(functions.values()))
         except UnsupportedObject:
             return mod
-        library = _library(template, objects, labels)
+        library = _library(template, objects, labels, _checked(functions.values()))
         return _without(mod, functions, library)
 
 
@@ -196,13 +199,24 @@ def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
     return alone + [short[i : i + _TOGETHER] for i in range(0, len(short), _TOGETHER)]
 
 
+def _checked(functions: Iterable[tirx.PrimFunc]) -> dict[str, Sequence[Parameter]]:
+    """Return the parameters to be checked before a function is called, by the name of the function."""
+    if tvm.transform.PassContext.current().config.get("tirx.disable_assert", False):
+        return {}
+    found = {str(f.attrs["global_symbol"]): arguments.parameters(f) for f in functions}
+    return {name: each for name, each in found.items() if each is not None}
+
+
 def _library(
-    template: str, objects: Sequence[Embedded], labels: Mapping[str, str]
+    template: str,
+    objects: Sequence[Embedded],
+    labels: Mapping[str, str],
+    checked: Mapping[str, Sequence[Parameter]],
 ) -> tvm.runtime.Module:
     """Return a module of LLVM that consists of object files, with the functions that have the labels.
 
-    TVM looks for functions and pointers of the runtime among those of LLVM's language: each function there jumps to
-    machine code, and the pointers are those that the machine code reads.
+    TVM looks for functions and pointers of the runtime among those of LLVM's language: each function there checks the
+    arguments, where the machine code does not, and jumps to it. The pointers are those that the machine code reads.
     """
     lines = [template]
     for each in objects:
@@ -210,15 +224,10 @@ def _library(
     for pointer in sorted({pointer for each in objects for pointer in each.context}):
         if f"@{pointer} =" not in template:
             lines.append(f"@{pointer} = weak global ptr null, align 8")
+    if checked:
+        lines += check()
     for name, label in labels.items():
-        target, function = f"@{label}", f'@"{SYMBOL}{name}"'
-        lines += [
-            f"declare i32 {target}(ptr, ptr, i32, ptr)",
-            f"define i32 {function}(ptr %self, ptr %args, i32 %count, ptr %result) {{",
-            f"  %code = tail call i32 {target}(ptr %self, ptr %args, i32 %count, ptr %result)",
-            "  ret i32 %code",
-            "}",
-        ]
+        lines += _entry(name, label, checked.get(name))
     handle, path = tempfile.mkstemp(suffix=".ll")
     try:
         with os.fdopen(handle, "w") as file:
@@ -226,6 +235,30 @@ def _library(
         return tvm.runtime.load_module(path)
     finally:
         Path(path).unlink()
+
+
+def _entry(name: str, label: str, checked: Sequence[Parameter] | None) -> list[str]:
+    """Return the function that TVM finds by a name; its machine code has a label."""
+    constants, checks = [], []
+    if checked is not None:
+        constants, call = arguments.table(label, name, checked)
+        checks = [
+            f"  %checked = {call}",
+            "  %right = icmp eq i32 %checked, 0",
+            "  br i1 %right, label %run, label %wrong",
+            "wrong:",
+            "  ret i32 %checked",
+            "run:",
+        ]
+    return [
+        *constants,
+        f"declare i32 @{label}(ptr, ptr, i32, ptr)",
+        f'define i32 @"{SYMBOL}{name}"(ptr %self, ptr %args, i32 %count, ptr %result) {{',
+        *checks,
+        f"  %code = tail call i32 @{label}(ptr %self, ptr %args, i32 %count, ptr %result)",
+        "  ret i32 %code",
+        "}",
+    ]
 
 
 def _quoted(line: str) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tvm
@@ -15,9 +15,10 @@ from tvm.ir import GlobalVar
 
 from .._compat import installed_version
 from .._module import IS_KERNEL
+from .arguments import parameters, without_checks
 
 #: Another one for each change of how functions are compiled, within a release too.
-_REVISION = 3
+_REVISION = 4
 
 #: What TVM puts before the names of functions that it calls.
 SYMBOL = "__tvm_ffi_"
@@ -36,6 +37,8 @@ def canonical_name(name: str) -> str:
 def object_file(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> bytes:
     """Compile functions together.
 
+    Those that :func:`.arguments.parameters` answers for do not check their arguments.
+
     Parameters
     ----------
     functions : Mapping[str, tirx.PrimFunc]
@@ -47,7 +50,8 @@ def object_file(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Targe
     mod = tvm.IRModule(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
     )
-    mod = _lowered(mod, all(map(is_generated, functions.values())), target)
+    checked = [name for name, function in functions.items() if parameters(function) is not None]
+    mod = _lowered(mod, all(map(is_generated, functions.values())), checked, target)
     library = tvm.get_global_func("target.build.llvm")(mod, target)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "functions.o")
@@ -85,8 +89,10 @@ def environment(target: tvm.target.Target) -> list[str]:
     ]
 
 
-def _lowered(mod: tvm.IRModule, generated: bool, target: tvm.target.Target) -> tvm.IRModule:
-    """Return a module as LLVM's code generator takes it."""
+def _lowered(
+    mod: tvm.IRModule, generated: bool, checked: Sequence[str], target: tvm.target.Target
+) -> tvm.IRModule:
+    """Return a module as LLVM's code generator takes it, without assertions in the functions that are named."""
     mod = tirx.transform.BindTarget(target)(mod)
     context = tvm.transform.PassContext.current()
     if not generated or context.config:  # options change which passes there are
@@ -94,6 +100,7 @@ def _lowered(mod: tvm.IRModule, generated: bool, target: tvm.target.Target) -> t
         mod = finalize()(pipeline(mod))
     else:
         mod = tvm.transform.Sequential(_passes())(mod)
+    mod = without_checks(mod, checked)
     if context.config.get("tirx.disable_assert", False):
         mod = tirx.transform.SkipAssert()(mod)
     return mod

@@ -15,6 +15,7 @@ import tvm.tirx.script.builder as T
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
+from .._module import is_buffer
 from ..kernel._builder import block, scopes
 from ..target import CPU
 from ._blocks import schedule_blocks
@@ -22,14 +23,13 @@ from ._emit import Elements
 from ._fuse import Group, flat, fuse
 from ._indices import with_ascending_divisions
 from ._merge import Merged, Part, Pointwise, merge, pointwise
-from ._nest import is_buffer, nests_of, product
+from ._nest import nests_of, product
 from ._reduce import Reduction
 from ._stream import Stream
 
 __all__ = [
     "Part",
     "Pointwise",
-    "is_buffer",
     "merge",
     "pointwise",
     "schedule",

@@ -9,8 +9,9 @@ import tvm_ffi
 from tvm import tirx
 
 from .._compat import BufferLoad, loaded_buffer
+from .._module import is_buffer
 from ._fuse import Group, fuse, weigh
-from ._nest import Axis, Nest, is_buffer, nests_of, substitute
+from ._nest import Axis, Nest, nests_of, substitute
 
 #: Tensors that one loop goes through, at most: each takes an address, and a stream of the processor.
 _MOST = 12

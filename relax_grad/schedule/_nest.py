@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.ir import Range
 
 from .._compat import Analyzer, BufferLoad, SBlockRealize, loaded_buffer
+from .._module import is_buffer
 from ._dependence import are_disjoint, is_pure, loads, variables
 
 _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -107,11 +108,6 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
 def parts_of(body: tirx.Stmt) -> list[tirx.Stmt]:
     """Return the statements of a sequence, or the one statement that it is."""
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-
-
-def is_buffer(param: tirx.Var) -> bool:
-    """Tell whether a parameter is a tensor, not a number."""
-    return isinstance(param.ty, tirx.buffer.BufferType)
 
 
 def _is_row(buffer: tirx.Buffer) -> bool:

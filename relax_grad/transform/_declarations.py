@@ -5,8 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
-from .._module import OPAQUE
-from ..schedule import is_buffer
+from .._module import OPAQUE, is_buffer
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepApart")

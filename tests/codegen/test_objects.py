@@ -65,7 +65,7 @@ def test_constants_are_read_where_they_are(data):
         embedded(data, {f"__tvm_ffi_{name}": labels[f"{name}_{part}"] for name in ("f", "double")})
         for part in "ab"
     ]
-    library = _library(_empty_module(TARGET), objects, labels)
+    library = _library(_empty_module(TARGET), objects, labels, {})
     x = np.linspace(-1, 1, 100, dtype="float32")
     for name in labels:
         y = tvm.runtime.tensor(np.zeros(100, "float32"))
