@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import prod
+
+from tvm import tirx
 
 from ..kernel import norm, norm_backward
 from ..kernel.reduce import Channels
@@ -23,6 +26,7 @@ def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
     of = shapes and _channels(shapes[0], int(attrs.axis))
     if not of or not attrs.training:
         return None
+    of, shapes = _of_any_number(of, shapes, int(attrs.axis))
     generator = partial(
         norm.batch_norm,
         of,
@@ -32,7 +36,7 @@ def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
         float(attrs.momentum),
         bool(attrs.center),
         bool(attrs.scale),
-        statistics,
+        statistics and [of.channels],
     )
     return Kernel(generator, site.call.args)
 
@@ -44,6 +48,7 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
     of = shapes and _channels(shapes[1], int(attrs.axis))
     if not of:
         return None
+    of, shapes = _of_any_number(of, shapes, int(attrs.axis))
     generator = partial(
         norm_backward.channel_norm_backward_data,
         of,
@@ -60,11 +65,18 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
 def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
     """Return the kernel of the gradient of gamma; with its shape, that of beta too."""
     shapes = _shapes(site, 4)
-    of = shapes and _channels(shapes[1], int(site.call.attrs.axis))
+    axis = int(site.call.attrs.axis)
+    of = shapes and _channels(shapes[1], axis)
     if not of:
         return None
+    of, shapes = _of_any_number(of, shapes, axis)
+    results = [*shapes, shapes[-1]]
     generator = partial(
-        norm_backward.channel_norm_backward_gamma, of, [*shapes, shapes[-1]], site.cpu, beta=beta
+        norm_backward.channel_norm_backward_gamma,
+        of,
+        results,
+        site.cpu,
+        beta=beta and [of.channels],
     )
     return Kernel(generator, site.call.args)
 
@@ -217,6 +229,19 @@ def _channels(shape: list, axis: int) -> Channels | None:
     if isinstance(inner, int) and inner < _SHORTEST:
         return None
     return Channels(prod(shape[:axis]), shape[axis], inner)
+
+
+def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, list]:
+    """Return channels, and the shapes of tensors of them, for any number of channels.
+
+    Calls that differ in nothing else share a kernel, which finds out their number from its arguments. Vectors go
+    along a channel: the code is the same.
+    """
+    number = tirx.Var("channels", "int32")
+    changed = [[*shape] for shape in shapes]
+    for shape in changed:
+        shape[axis if len(shape) > 1 else 0] = number
+    return replace(of, channels=number), changed
 
 
 def _instances(shape: list, attrs) -> tuple | None:

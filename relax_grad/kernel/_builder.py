@@ -63,7 +63,7 @@ def prim_func(
                 T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
                 for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
             ]
-            for _, shape, _ in params:
+            for shape in {str(shape): shape for _, shape, _ in params}.values():
                 _refuse_large(name, shape)
             body(*flat)
     return builder.get()

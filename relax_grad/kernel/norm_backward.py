@@ -53,7 +53,8 @@ def channel_norm_backward_data(
     def body(dy, x, gamma, mean, rstd, mean_grad, variance_grad, dx) -> None:
         with b.parallel(0, of.outer * of.channels) as row:
             c = bind(row % of.channels)
-            slope = rstd[c] * gamma[c % channels] if scale else rstd[c]
+            factor = c if channels is of.channels else c % channels
+            slope = rstd[c] * gamma[factor] if scale else rstd[c]
             slope = bind(vectors.splat(slope))
             shift = bind(vectors.splat(mean_grad[c] / each))
             twist = bind(vectors.splat(number_of(2.0) * variance_grad[c] / each))
