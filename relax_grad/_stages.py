@@ -15,6 +15,7 @@ from ._bindings import bindings_of, renamed, used
 from ._compat import constant_value, dtype_of
 from ._module import NO_ALIASES, normalized
 from .codegen.compile import CompileFunctions
+from .codegen.kernels import Kernels
 from .transform._dataflow import with_changed_bindings
 from .transform._declarations import keep_apart
 from .transform._extents import select_extents
@@ -22,7 +23,10 @@ from .transform._fusion import keep_operands, return_operands
 
 
 def passes(
-    target: tvm.target.Target, dispatch: transform.DispatchKernels, compile_functions: bool = False
+    target: tvm.target.Target,
+    dispatch: tvm.transform.Pass,
+    compile_functions: bool = False,
+    kernels: Kernels | None = None,
 ) -> Iterator[tvm.transform.Pass]:
     """Yield the passes of the pipeline.
 
@@ -30,16 +34,19 @@ def passes(
     ----------
     target : tvm.target.Target
         What to compile for.
-    dispatch : DispatchKernels
-        What puts kernels in the place of calls.
+    dispatch : tvm.transform.Pass
+        The pass that replaces calls by calls of kernels.
     compile_functions : bool
         Whether the last pass compiles the tensor functions.
+    kernels : Kernels, optional
+        The kernels that ``dispatch`` declares instead of generating them. :meth:`Kernels.completed` of the result
+        generates those that are left.
     """
     yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
-    yield from _legalize_passes(target)
+    yield from _legalize_passes(target, kernels)
     yield _view_reshapes
     yield transform.MergeElements(target)
     yield transform.OrderForMemory()
@@ -53,13 +60,17 @@ def passes(
     yield from stages.finalize_passes(target)
     yield _without_aliases
     if compile_functions:
-        yield CompileFunctions(target)
+        yield CompileFunctions(target, kernels)
 
 
-def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
+def _legalize_passes(
+    target: tvm.target.Target, kernels: Kernels | None
+) -> Iterator[tvm.transform.Pass]:
     """Yield TVM's passes from legalization to fused functions of loops."""
     for each in stages.legalize_passes(target):
         if each.info.name == "FoldConstant":
+            if kernels is not None:
+                yield _complete_on_constants(kernels)
             yield transform.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
         if each.info.name == "AnnotateTIROpPattern":
             yield keep_apart
@@ -76,6 +87,16 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":
             yield _inline_what_computes_nothing
+
+
+def _complete_on_constants(kernels: Kernels) -> tvm.transform.Pass:
+    """Return the pass that generates the kernels which FoldConstant runs."""
+
+    @tvm.transform.module_pass(opt_level=0, name="relax_grad.CompleteOnConstants")
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return kernels.completed_on_constants(mod)
+
+    return run
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.CloseDataflowBlocks")

@@ -19,7 +19,16 @@ from .._compat import links_external_modules, set_type
 from .._module import unused
 from ..threads import default_threads
 from .cache import Directory, current
-from .lower import SYMBOL, canonical_name, is_generated, key, object_file
+from .kernels import Kernels
+from .lower import (
+    SYMBOL,
+    canonical_name,
+    content,
+    environment,
+    is_generated,
+    key,
+    object_file,
+)
 from .objects import Embedded, UnsupportedObject, embedded
 
 #: Machines whose object files can be put together, as the beginnings of LLVM's names for them.
@@ -45,10 +54,14 @@ class CompileFunctions:
     target : tvm.target.Target
         A target of LLVM. If it does not say how much is to be optimized, LLVM does what it does by ``-O2``: kernels
         come in vectors and unrolled, so that ``-O3`` takes longer for the same speed.
+    kernels : Kernels, optional
+        The declarations in the module. Kernels that it has no object file of are generated in the threads. Declarations
+        that it does not compile stay in the module.
     """
 
-    def __init__(self, target: tvm.target.Target):
+    def __init__(self, target: tvm.target.Target, kernels: Kernels | None = None):
         self._target = target
+        self._kernels = Kernels() if kernels is None else kernels
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
@@ -62,7 +75,8 @@ class CompileFunctions:
         if not _is_supported(template):
             return mod
         try:
-            objects, labels = _Compiler(target, current()).compile(list(functions.values()))
+            compiler = _Compiler(target, current(), self._kernels)
+            objects, labels = compiler.compile(list(functions.values()))
         except UnsupportedObject:
             return mod
         library = _library(template, objects, labels)
@@ -127,10 +141,13 @@ class _Compiler:
         What for.
     directory : Directory or None
         Where object files are kept.
+    kernels : Kernels
+        The kernels that are declared.
     """
 
-    def __init__(self, target: tvm.target.Target, directory: Directory | None):
-        self._target, self._directory = target, directory
+    def __init__(self, target: tvm.target.Target, directory: Directory | None, kernels: Kernels):
+        self._target, self._directory, self._kernels = target, directory, kernels
+        self._environment = [] if directory is None else environment(target)
 
     def compile(self, functions: Sequence[tirx.PrimFunc]) -> tuple[list[Embedded], dict[str, str]]:
         """Return the assembly of functions, and the label of each by the name that it is called by."""
@@ -171,18 +188,27 @@ class _Compiler:
             functions[name] = function
             entries[SYMBOL + name] = labels[called]
         if self._directory is None:
-            return embedded(object_file(functions, self._target), entries)
-        identity = key(functions, self._target)
+            return embedded(self._object_file(functions), entries)
+        contents = {
+            name: self._kernels.content(function) or content(function)
+            for name, function in functions.items()
+        }
+        identity = key(contents, self._environment)
         stored = self._directory.load(identity)
         if stored is not None:
             try:
                 return embedded(stored, entries)
             except UnsupportedObject:
                 pass  # compiled again
-        data = object_file(functions, self._target)
+        data = self._object_file(functions)
         result = embedded(data, entries)
         self._directory.store(identity, data)
         return result
+
+    def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
+        """Compile functions together; those that are declared are generated now."""
+        defined = {name: self._kernels.defined(each) for name, each in functions.items()}
+        return object_file(defined, self._target)
 
 
 def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
