@@ -20,6 +20,7 @@ from .transform._dataflow import with_changed_bindings
 from .transform._declarations import keep_apart
 from .transform._extents import select_extents
 from .transform._fusion import keep_operands, return_operands
+from .transform._legalize import legalize_ops
 
 
 def passes(
@@ -78,7 +79,7 @@ def _legalize_passes(
             yield _in_order_of_writes
             yield _in_order_of_extents
             yield return_operands
-        yield _fold_unwritten if each.info.name == "FoldConstant" else each
+        yield _OWN.get(each.info.name, each)
         if each.info.name == "LegalizeOps":
             yield select_extents
         if each.info.name == "FuseTIR":
@@ -133,6 +134,10 @@ def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> t
     folded = relax.transform.FoldConstant()(mod)
     functions = {**dict(folded.functions_items()), **{v: mod[v] for v in kept_copies(mod)}}
     return tvm.IRModule(functions, attrs=folded.attrs, global_infos=folded.global_infos)
+
+
+#: What takes the place of passes of TVM.
+_OWN = {"FoldConstant": _fold_unwritten, "LegalizeOps": legalize_ops}
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")

@@ -12,7 +12,7 @@ from pathlib import Path
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.ir import GlobalVar
+from tvm.ir import GlobalVar, Op
 
 from .._bindings import with_value
 from .._compat import links_external_modules, set_type
@@ -292,6 +292,8 @@ def _without(
 
 def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> relax.Expr:
     """Return an expression in which functions are called by name."""
+    if isinstance(expr, relax.Var):  # most expressions are
+        return expr
     if isinstance(expr, GlobalVar):
         return named.get(expr, expr)
     if isinstance(expr, relax.SeqExpr):
@@ -302,23 +304,22 @@ def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> rela
         branches = _calling(expr.true_branch, named), _calling(expr.false_branch, named)
         new = relax.If(expr.cond, *branches, expr.span)
     elif isinstance(expr, relax.Call):
-        callee, args = _calling(expr.op, named), [_calling(each, named) for each in expr.args]
-        if callee is expr.op and all(map(_same, args, expr.args)):
+        op, before = expr.op, list(expr.args)
+        callee = op if isinstance(op, Op) else _calling(op, named)
+        args = [_calling(each, named) for each in before]
+        if callee is op and all(new is old for new, old in zip(args, before, strict=True)):
             return expr
         new = relax.Call(callee, args, expr.attrs, expr.ty_args, expr.span)
     elif isinstance(expr, relax.Tuple):
-        fields = [_calling(each, named) for each in expr.fields]
-        if all(map(_same, fields, expr.fields)):
+        before = list(expr.fields)
+        fields = [_calling(each, named) for each in before]
+        if all(new is old for new, old in zip(fields, before, strict=True)):
             return expr
         new = relax.Tuple(fields, expr.span)
     else:
         return expr
     set_type(new, expr.ty)
     return new
-
-
-def _same(a: relax.Expr, b: relax.Expr) -> bool:
-    return a.same_as(b)
 
 
 def _block(
