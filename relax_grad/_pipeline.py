@@ -54,7 +54,7 @@ def pipeline(
 
     # Not before: importing kernels and schedules takes a while.
     from ._stages import passes
-    from .codegen.kernels import Kernels
+    from .codegen.declarations import Declarations
     from .transform.dispatch import DeclareKernels, DispatchKernels, checked_tile
 
     tile = checked_tile(winograd_tile)
@@ -69,15 +69,15 @@ def pipeline(
                 check_defined(mod, function, variable.name_hint)
         if CPU.of(chosen) is None:
             return relax.get_default_pipeline(chosen)(mod)
-        kernels = Kernels.for_run() if compile_functions else None
+        declarations = Declarations.for_run() if compile_functions else None
         with chosen:
-            if kernels is None:
+            if declarations is None:
                 dispatch = DispatchKernels(chosen, tile)
             else:
-                dispatch = DeclareKernels(chosen, tile, kernels.declared)
-            stages = passes(chosen, dispatch, compile_functions, kernels)
+                dispatch = DeclareKernels(chosen, tile, declarations.kernel)
+            stages = passes(chosen, dispatch, compile_functions, declarations)
             mod = tvm.transform.Sequential(list(stages))(mod)
-            return mod if kernels is None else kernels.completed(mod)
+            return mod if declarations is None else declarations.completed(mod)
 
     return run
 

@@ -15,19 +15,20 @@ from ._bindings import bindings_of, renamed, used
 from ._compat import constant_value, dtype_of
 from ._module import NO_ALIASES, normalized
 from .codegen.compile import CompileFunctions
-from .codegen.kernels import Kernels
+from .codegen.declarations import Declarations
 from .transform._dataflow import with_changed_bindings
 from .transform._declarations import keep_apart
 from .transform._extents import select_extents
 from .transform._fusion import keep_operands, return_operands
 from .transform._legalize import legalize_ops
+from .transform.schedule import DeclareSchedules
 
 
 def passes(
     target: tvm.target.Target,
     dispatch: tvm.transform.Pass,
     compile_functions: bool = False,
-    kernels: Kernels | None = None,
+    declarations: Declarations | None = None,
 ) -> Iterator[tvm.transform.Pass]:
     """Yield the passes of the pipeline.
 
@@ -39,15 +40,15 @@ def passes(
         The pass that replaces calls by calls of kernels.
     compile_functions : bool
         Whether the last pass compiles the tensor functions.
-    kernels : Kernels, optional
-        The kernels that ``dispatch`` declares instead of generating them. :meth:`Kernels.completed` of the result
-        generates those that are left.
+    declarations : Declarations, optional
+        Where ``dispatch`` declares kernels, and functions are declared instead of scheduling them.
+        :meth:`Declarations.completed` of the result makes those that are left.
     """
     yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
-    yield from _legalize_passes(target, kernels)
+    yield from _legalize_passes(target, declarations)
     yield _view_reshapes
     yield transform.MergeElements(target)
     yield transform.OrderForMemory()
@@ -56,22 +57,25 @@ def passes(
         if each.info.name != "RewriteDataflowReshape":  # done above
             yield each
     # Behind what turns copies by reshape into views: it would not know a scheduled one.
-    yield transform.ScheduleLoops(target)
+    if declarations is None:
+        yield transform.ScheduleLoops(target)
+    else:
+        yield DeclareSchedules(target, declarations.scheduled)
     yield transform.ShareStorage()
     yield from stages.finalize_passes(target)
     yield _without_aliases
     if compile_functions:
-        yield CompileFunctions(target, kernels)
+        yield CompileFunctions(target, declarations)
 
 
 def _legalize_passes(
-    target: tvm.target.Target, kernels: Kernels | None
+    target: tvm.target.Target, declarations: Declarations | None
 ) -> Iterator[tvm.transform.Pass]:
     """Yield TVM's passes from legalization to fused functions of loops."""
     for each in stages.legalize_passes(target):
         if each.info.name == "FoldConstant":
-            if kernels is not None:
-                yield _complete_on_constants(kernels)
+            if declarations is not None:
+                yield _complete_on_constants(declarations)
             yield transform.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
         if each.info.name == "AnnotateTIROpPattern":
             yield keep_apart
@@ -90,12 +94,12 @@ def _legalize_passes(
             yield _inline_what_computes_nothing
 
 
-def _complete_on_constants(kernels: Kernels) -> tvm.transform.Pass:
+def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
     """Return the pass that generates the kernels which FoldConstant runs."""
 
     @tvm.transform.module_pass(opt_level=0, name="relax_grad.CompleteOnConstants")
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return kernels.completed_on_constants(mod)
+        return declarations.completed_on_constants(mod)
 
     return run
 

@@ -19,11 +19,10 @@ from .._compat import links_external_modules, set_type
 from .._module import unused
 from ..threads import default_threads
 from .cache import Directory, current
-from .kernels import Kernels
+from .declarations import Declarations
 from .lower import (
     SYMBOL,
     canonical_name,
-    content,
     environment,
     is_generated,
     key,
@@ -54,14 +53,14 @@ class CompileFunctions:
     target : tvm.target.Target
         A target of LLVM. If it does not say how much is to be optimized, LLVM does what it does by ``-O2``: kernels
         come in vectors and unrolled, so that ``-O3`` takes longer for the same speed.
-    kernels : Kernels, optional
-        The declarations in the module. Kernels that it has no object file of are generated in the threads. Declarations
-        that it does not compile stay in the module.
+    declarations : Declarations, optional
+        Those in the module. A function without an object file is made in the threads. Declarations that are not compiled
+        stay in the module.
     """
 
-    def __init__(self, target: tvm.target.Target, kernels: Kernels | None = None):
+    def __init__(self, target: tvm.target.Target, declarations: Declarations | None = None):
         self._target = target
-        self._kernels = Kernels() if kernels is None else kernels
+        self._declarations = Declarations() if declarations is None else declarations
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
@@ -75,7 +74,7 @@ class CompileFunctions:
         if not _is_supported(template):
             return mod
         try:
-            compiler = _Compiler(target, current(), self._kernels)
+            compiler = _Compiler(target, current(), self._declarations)
             objects, labels = compiler.compile(list(functions.values()))
         except UnsupportedObject:
             return mod
@@ -141,12 +140,17 @@ class _Compiler:
         What for.
     directory : Directory or None
         Where object files are kept.
-    kernels : Kernels
-        The kernels that are declared.
+    declarations : Declarations
+        The declarations among the functions.
     """
 
-    def __init__(self, target: tvm.target.Target, directory: Directory | None, kernels: Kernels):
-        self._target, self._directory, self._kernels = target, directory, kernels
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        directory: Directory | None,
+        declarations: Declarations,
+    ):
+        self._target, self._directory, self._declarations = target, directory, declarations
         self._environment = [] if directory is None else environment(target)
 
     def compile(self, functions: Sequence[tirx.PrimFunc]) -> tuple[list[Embedded], dict[str, str]]:
@@ -190,8 +194,7 @@ class _Compiler:
         if self._directory is None:
             return embedded(self._object_file(functions), entries)
         contents = {
-            name: self._kernels.content(function) or content(function)
-            for name, function in functions.items()
+            name: self._declarations.content(function) for name, function in functions.items()
         }
         identity = key(contents, self._environment)
         stored = self._directory.load(identity)
@@ -206,8 +209,8 @@ class _Compiler:
         return result
 
     def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
-        """Compile functions together; those that are declared are generated now."""
-        defined = {name: self._kernels.defined(each) for name, each in functions.items()}
+        """Compile functions together; those that are declared are made now."""
+        defined = {name: self._declarations.defined(each) for name, each in functions.items()}
         return object_file(defined, self._target)
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are declared, and generated only where their machine code is not at hand."""
+"""Functions that are declared, and made only where their machine code is not at hand."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from .._bindings import bindings_of, used
+from .lower import content
 from .sources import sources
 
 #: The attribute of a declaration: its number, which no other of the process has.
@@ -22,15 +23,15 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class _Declared:
-    generate: Callable[[], tirx.PrimFunc]
-    identity: str
+    make: Callable[[], tirx.PrimFunc]
+    identity: Callable[[], str]
 
 
-class Kernels:
-    """The kernels that are declared in a module while one run of the pipeline compiles it.
+class Declarations:
+    """The functions that are declared in a module while one run of the pipeline compiles it.
 
-    A declaration has the parameters and the attributes of the kernel, so that passes between dispatching and
-    compiling treat it alike. It must not be compiled: :meth:`defined` and :meth:`completed` put the kernel in its
+    A declaration has the parameters and the attributes of the function that it stands for, so that the passes up to
+    compilation treat it alike. It must not be compiled: :meth:`defined` and :meth:`completed` put the function in its
     place, with the attributes that the declaration has by then.
     """
 
@@ -38,15 +39,15 @@ class Kernels:
         self._declared: dict[int, _Declared] = {}
 
     @staticmethod
-    def for_run() -> Kernels | None:
-        """Return where a run of the pipeline declares its kernels; None if it is to generate them at once.
+    def for_run() -> Declarations | None:
+        """Return those of a run of the pipeline; None if it is to make all functions at once.
 
-        Instruments look at the functions of modules, and kernels are identified by the sources of the package.
+        Instruments look at the functions of modules, and declared ones are identified by the sources of the package.
         """
         context = tvm.transform.PassContext.current()
-        return None if context.instruments or sources() is None else Kernels()
+        return None if context.instruments or sources() is None else Declarations()
 
-    def declared(
+    def kernel(
         self, function: tirx.PrimFunc, generate: Callable[[], tirx.PrimFunc], identity: str
     ) -> tirx.PrimFunc:
         """Return the declaration of a kernel.
@@ -60,33 +61,52 @@ class Kernels:
         identity : str
             Equal only for kernels with equal functions, in other processes too that have the same sources.
         """
+        return self._added(function, _Declared(generate, lambda: identity))
+
+    def scheduled(
+        self, function: tirx.PrimFunc, make: Callable[[], tirx.PrimFunc], means: str
+    ) -> tirx.PrimFunc:
+        """Return the declaration of a function with a schedule: the one without.
+
+        Parameters
+        ----------
+        function : tirx.PrimFunc
+            The function without a schedule.
+        make : Callable
+            Returns the function with a schedule.
+        means : str
+            What the schedule depends on besides the function.
+        """
+        return self._added(function, _Declared(make, lambda: f"{means} {content(function)}"))
+
+    def _added(self, function: tirx.PrimFunc, declared: _Declared) -> tirx.PrimFunc:
         number = next(_numbers)
-        self._declared[number] = _Declared(generate, identity)
+        self._declared[number] = declared
         return function.with_attr(_NUMBER, number)
 
-    def content(self, function: tirx.PrimFunc) -> str | None:
-        """Return a digest that is equal only for equal kernels; None if a function is no declaration."""
+    def content(self, function: tirx.PrimFunc) -> str:
+        """Return a digest that is equal only for functions that are equal when they are defined."""
         if not _is_declaration(function):
-            return None
+            return content(function)
         attributes = sorted(f"{name}={value!r}" for name, value in _kept(function).items())
-        parts = [str(sources()), self._of(function).identity, *attributes]
-        return "kernel " + hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        parts = [str(sources()), self._of(function).identity(), *attributes]
+        return "declared " + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def defined(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
-        """Return the kernel of a declaration, and any other function as it is."""
+        """Return the function that a declaration stands for, and any other function as it is."""
         if not _is_declaration(function):
             return function
-        kernel = self._of(function).generate().without_attr("global_symbol")
+        made = self._of(function).make().without_attr("global_symbol")
         symbol = function.attrs.get("global_symbol")
         attributes = (
             _kept(function) if symbol is None else {**_kept(function), "global_symbol": symbol}
         )
-        return kernel.with_attrs(attributes)
+        return made.with_attrs(attributes)
 
     def completed(
         self, mod: tvm.IRModule, only: Collection[GlobalVar] | None = None
     ) -> tvm.IRModule:
-        """Return a module with kernels in the place of declarations, or of some of them."""
+        """Return a module with functions in the place of declarations, or of some of them."""
         functions = dict(mod.functions_items())
         declared = [
             variable
@@ -124,7 +144,7 @@ def _is_declaration(function: tvm.ir.BaseFunc) -> bool:
 
 
 def _kept(function: tirx.PrimFunc) -> dict[str, object]:
-    """Return the attributes of a declaration that its kernel gets and that its machine code depends on."""
+    """Return the attributes of a declaration that its function gets and that its machine code depends on."""
     return {
         str(name): value
         for name, value in function.attrs.items()
