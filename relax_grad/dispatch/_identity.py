@@ -51,7 +51,9 @@ def _text(part: object) -> str:
         return part.name  # the type stands before it
     if isinstance(part, np.generic):
         return repr(part.item())
-    if part is None or type(part) in (bool, int, str):
+    if isinstance(part, str):
+        return repr("" + part)  # strings of TVM are a class of their own
+    if part is None or type(part) in (bool, int):
         return repr(part)
     if callable(part) and _is_own(part):
         return f"{part.__module__}:{part.__qualname__}"
