@@ -126,14 +126,14 @@ class _Results:
     """
 
     def __init__(self, functions: dict[GlobalVar, tirx.PrimFunc]):
-        values = {variable: _only_value(function) for variable, function in functions.items()}
+        values = {variable: _filled(function) for variable, function in functions.items()}
         self._values = {variable: value for variable, value in values.items() if value is not None}
         others = {
             variable: function.with_attr("global_symbol", variable.name_hint)
             for variable, function in functions.items()
             if variable not in self._values
         }
-        library = _built(tvm.IRModule(others)) if others else {}
+        library = tvm.tirx.build(tvm.IRModule(others), target="llvm") if others else {}
         # Looking a function up takes longer than most calls.
         self._functions = {variable: library[variable.name_hint] for variable in others}
 
@@ -141,41 +141,35 @@ class _Results:
         """Return the constant of a type that a call computes."""
         callee, shape, dtype = call.args[0], [int(n) for n in kind.shape.values], dtype_of(kind)
         if callee in self._values:
-            return relax.const(np.full(shape, self._values[callee], dtype), dtype)
+            filled = self._values[callee]
+            if (list(filled.shape), str(filled.dtype)) != (shape, dtype):
+                raise ValueError(
+                    f"{callee.name_hint} makes a tensor of shape {filled.shape} and dtype {filled.dtype}, but "
+                    f"it is called for one of shape {tuple(shape)} and dtype {dtype}"
+                )
+            return relax.const(filled, dtype)
         arguments = [tvm.runtime.tensor(constant_value(each)) for each in call.args[1].fields]
         result = tvm.runtime.empty(shape, dtype)
         self._functions[callee](*arguments, result)
         return relax.const(result, dtype)
 
 
-def _only_value(function: tirx.PrimFunc) -> float | int | None:
-    """Return the number that all elements of a function's only parameter become; None if there are others."""
+def _filled(function: tirx.PrimFunc) -> np.ndarray | None:
+    """Return the only parameter of a function that sets all its elements to one number; None for other functions."""
     if len(function.params) != 1:
         return None
     stores: list[tirx.BufferStore] = []
     others: list[tirx.Stmt] = []
-    tvm_ffi.structural_walk(
-        function.body,
+    rules = [
         (tirx.BufferStore, stores.append),
         ((tirx.AssertStmt, tirx.Evaluate, tirx.IfThenElse), others.append),
-    )
+    ]
+    tvm_ffi.structural_walk(function.body, rules)
     if others or len(stores) != 1 or not isinstance(stores[0].value, (tirx.IntImm, tirx.FloatImm)):
         return None
-    is_plain = dtype_of(stores[0].value.ty) in _DTYPES
-    return stores[0].value.value if is_plain else None
-
-
-def _built(mod: tvm.IRModule) -> tvm.runtime.Module:
-    """Compile functions that are called with arguments of the types of their parameters."""
-    asserts: list[tirx.AssertStmt] = []
-    for function in mod.functions.values():
-        tvm_ffi.structural_walk(function.body, (tirx.AssertStmt, asserts.append))
-    if asserts:
-        return tvm.tirx.build(mod, target="llvm")
-    # As TVM does it, but without the checks of arguments, which take as long to compile as the loops.
-    target = tvm.target.Target("llvm")
-    target = target.with_host(target)
-    pipeline, finalize, _ = tirx.get_tir_pipeline("default")
-    mod = pipeline(tirx.transform.BindTarget(target)(mod))
-    mod = finalize()(tirx.transform.SkipAssert()(mod))
-    return tvm.get_global_func("target.build.llvm")(mod, target)
+    if not stores[0].buffer.same_as(function.params[0]):
+        return None
+    shape, dtype = stores[0].buffer.shape, dtype_of(stores[0].value.ty)
+    if dtype not in _DTYPES or not all(isinstance(extent, tirx.IntImm) for extent in shape):
+        return None
+    return np.full([int(extent) for extent in shape], stores[0].value.value, dtype)

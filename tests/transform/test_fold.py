@@ -117,6 +117,20 @@ def test_functions_of_statements(stores, wanted):
     np.testing.assert_array_equal(constant, np.array(wanted, "float32"))
 
 
+def test_a_fill_of_another_shape():
+    """It is refused, as by the function itself."""
+    mod = filled("for i in range(4):\n    out[i] = T.float32(1)")
+    kind = relax.TensorType((8,), "float32")
+    call = relax.call_tir(mod.get_global_var("make"), relax.Tuple([]), kind)
+    bb = relax.BlockBuilder(mod)
+    with bb.function("other", []):
+        with bb.dataflow():
+            result = bb.emit_output(call)
+        bb.emit_func_output(result)
+    with pytest.raises(ValueError, match="make makes a tensor of shape"):
+        FoldConstants()(bb.get())
+
+
 def test_assertions_of_functions_are_kept():
     stores = """
     for i in range(4):
