@@ -3,7 +3,8 @@
 ``python benchmarks/compile_time.py`` compiles the training step of each network three times, in processes of their
 own: without a directory of compiled functions, with an empty one (cold), and with the one that is filled then
 (warm). The table gives seconds on the clock and of the processors for ``tvm.compile`` and loading, of TVM's one
-thread and of relax_grad's pipeline. ``--phases`` adds the passes that take longest.
+thread and of relax_grad's pipeline. ``--phases`` adds the passes that take longest; it makes all functions, also those
+whose machine code is in the directory.
 """
 
 from __future__ import annotations

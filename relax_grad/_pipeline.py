@@ -5,7 +5,6 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from . import transform
 from ._module import check_defined
 from .target import CPU
 
@@ -53,9 +52,12 @@ def pipeline(
     >>> executable = tvm.compile(bb.get(), target, relax_pipeline="relax_grad")
     """
 
-    from ._stages import passes  # not before: importing kernels and schedules takes a while
+    # Not before: importing kernels and schedules takes a while.
+    from ._stages import passes
+    from .codegen.declarations import Declarations
+    from .transform.dispatch import DeclareKernels, DispatchKernels, checked_tile
 
-    dispatch = transform.DispatchKernels(target, winograd_tile)
+    tile = checked_tile(winograd_tile)
 
     @tvm.transform.module_pass(opt_level=0, name="relax_grad.pipeline")
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -67,8 +69,15 @@ def pipeline(
                 check_defined(mod, function, variable.name_hint)
         if CPU.of(chosen) is None:
             return relax.get_default_pipeline(chosen)(mod)
+        declarations = Declarations.for_run() if compile_functions else None
         with chosen:
-            return tvm.transform.Sequential(list(passes(chosen, dispatch, compile_functions)))(mod)
+            if declarations is None:
+                dispatch = DispatchKernels(chosen, tile)
+            else:
+                dispatch = DeclareKernels(chosen, tile, declarations.kernel)
+            stages = passes(chosen, dispatch, compile_functions, declarations)
+            mod = tvm.transform.Sequential(list(stages))(mod)
+            return mod if declarations is None else declarations.completed(mod)
 
     return run
 

@@ -15,14 +15,20 @@ from ._bindings import bindings_of, renamed, used
 from ._compat import constant_value, dtype_of
 from ._module import NO_ALIASES, normalized
 from .codegen.compile import CompileFunctions
+from .codegen.declarations import Declarations
 from .transform._dataflow import with_changed_bindings
 from .transform._declarations import keep_apart
 from .transform._extents import select_extents
 from .transform._fusion import keep_operands, return_operands
+from .transform._legalize import legalize_ops
+from .transform.schedule import DeclareSchedules
 
 
 def passes(
-    target: tvm.target.Target, dispatch: transform.DispatchKernels, compile_functions: bool = False
+    target: tvm.target.Target,
+    dispatch: tvm.transform.Pass,
+    compile_functions: bool = False,
+    declarations: Declarations | None = None,
 ) -> Iterator[tvm.transform.Pass]:
     """Yield the passes of the pipeline.
 
@@ -30,16 +36,19 @@ def passes(
     ----------
     target : tvm.target.Target
         What to compile for.
-    dispatch : DispatchKernels
-        What puts kernels in the place of calls.
+    dispatch : tvm.transform.Pass
+        The pass that replaces calls by calls of kernels.
     compile_functions : bool
         Whether the last pass compiles the tensor functions.
+    declarations : Declarations, optional
+        Where ``dispatch`` declares kernels, and functions are declared instead of scheduling them.
+        :meth:`Declarations.completed` of the result makes those that are left.
     """
     yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
-    yield from _legalize_passes(target)
+    yield from _legalize_passes(target, declarations)
     yield _view_reshapes
     yield transform.MergeElements(target)
     yield transform.OrderForMemory()
@@ -48,18 +57,25 @@ def passes(
         if each.info.name != "RewriteDataflowReshape":  # done above
             yield each
     # Behind what turns copies by reshape into views: it would not know a scheduled one.
-    yield transform.ScheduleLoops(target)
+    if declarations is None:
+        yield transform.ScheduleLoops(target)
+    else:
+        yield DeclareSchedules(target, declarations.scheduled)
     yield transform.ShareStorage()
     yield from stages.finalize_passes(target)
     yield _without_aliases
     if compile_functions:
-        yield CompileFunctions(target)
+        yield CompileFunctions(target, declarations)
 
 
-def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
+def _legalize_passes(
+    target: tvm.target.Target, declarations: Declarations | None
+) -> Iterator[tvm.transform.Pass]:
     """Yield TVM's passes from legalization to fused functions of loops."""
     for each in stages.legalize_passes(target):
         if each.info.name == "FoldConstant":
+            if declarations is not None:
+                yield _complete_on_constants(declarations)
             yield transform.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
         if each.info.name == "AnnotateTIROpPattern":
             yield keep_apart
@@ -67,7 +83,7 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
             yield _in_order_of_writes
             yield _in_order_of_extents
             yield return_operands
-        yield _fold_unwritten if each.info.name == "FoldConstant" else each
+        yield _OWN.get(each.info.name, each)
         if each.info.name == "LegalizeOps":
             yield select_extents
         if each.info.name == "FuseTIR":
@@ -76,6 +92,16 @@ def _legalize_passes(target: tvm.target.Target) -> Iterator[tvm.transform.Pass]:
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":
             yield _inline_what_computes_nothing
+
+
+def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
+    """Return the pass that generates the kernels which FoldConstant runs."""
+
+    @tvm.transform.module_pass(opt_level=0, name="relax_grad.CompleteOnConstants")
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return declarations.completed_on_constants(mod)
+
+    return run
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.CloseDataflowBlocks")
@@ -112,6 +138,10 @@ def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> t
     folded = relax.transform.FoldConstant()(mod)
     functions = {**dict(folded.functions_items()), **{v: mod[v] for v in kept_copies(mod)}}
     return tvm.IRModule(functions, attrs=folded.attrs, global_infos=folded.global_infos)
+
+
+#: What takes the place of passes of TVM.
+_OWN = {"FoldConstant": _fold_unwritten, "LegalizeOps": legalize_ops}
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")

@@ -105,8 +105,8 @@ def cache(
     """Keep compiled functions in a directory, for all that this process compiles from now on.
 
     What ``relax_pipeline="relax_grad"`` compiles is looked up there first, one kernel or group of functions at a
-    time. The key is the content of the functions, the target, the options of the pass context, and the versions of
-    TVM, LLVM and relax_grad. Several processes can share a directory. Files that are damaged are compiled again.
+    time. The key is what the functions are made of, or their content, the target, the options of the pass context, and the
+    versions of TVM, LLVM and relax_grad. Several processes can share a directory. Files that are damaged are compiled again.
 
     Whoever can write to the directory decides which machine code is run: it should belong to the user.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.ir import GlobalVar
+from tvm.ir import GlobalVar, Op
 
 from .._bindings import with_value
 from .._compat import links_external_modules, set_type
@@ -22,7 +22,15 @@ from . import arguments
 from ._check import check
 from .arguments import Parameter
 from .cache import Directory, current
-from .lower import SYMBOL, canonical_name, is_generated, key, object_file
+from .declarations import Declarations
+from .lower import (
+    SYMBOL,
+    canonical_name,
+    environment,
+    is_generated,
+    key,
+    object_file,
+)
 from .objects import Embedded, UnsupportedObject, embedded
 
 #: Machines whose object files can be put together, as the beginnings of LLVM's names for them.
@@ -48,10 +56,14 @@ class CompileFunctions:
     target : tvm.target.Target
         A target of LLVM. If it does not say how much is to be optimized, LLVM does what it does by ``-O2``: kernels
         come in vectors and unrolled, so that ``-O3`` takes longer for the same speed.
+    declarations : Declarations, optional
+        Those in the module. A function without an object file is made in the threads. Declarations that are not compiled
+        stay in the module.
     """
 
-    def __init__(self, target: tvm.target.Target):
+    def __init__(self, target: tvm.target.Target, declarations: Declarations | None = None):
         self._target = target
+        self._declarations = Declarations() if declarations is None else declarations
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
@@ -65,7 +77,8 @@ class CompileFunctions:
         if not _is_supported(template):
             return mod
         try:
-            objects, labels = _Compiler(target, current()).compile(list(functions.values()))
+            compiler = _Compiler(target, current(), self._declarations)
+            objects, labels = compiler.compile(list(functions.values()))
         except UnsupportedObject:
             return mod
         library = _library(template, objects, labels, _checked(functions.values()))
@@ -130,10 +143,18 @@ class _Compiler:
         What for.
     directory : Directory or None
         Where object files are kept.
+    declarations : Declarations
+        The declarations among the functions.
     """
 
-    def __init__(self, target: tvm.target.Target, directory: Directory | None):
-        self._target, self._directory = target, directory
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        directory: Directory | None,
+        declarations: Declarations,
+    ):
+        self._target, self._directory, self._declarations = target, directory, declarations
+        self._environment = [] if directory is None else environment(target)
 
     def compile(self, functions: Sequence[tirx.PrimFunc]) -> tuple[list[Embedded], dict[str, str]]:
         """Return the assembly of functions, and the label of each by the name that it is called by."""
@@ -174,18 +195,26 @@ class _Compiler:
             functions[name] = function
             entries[SYMBOL + name] = labels[called]
         if self._directory is None:
-            return embedded(object_file(functions, self._target), entries)
-        identity = key(functions, self._target)
+            return embedded(self._object_file(functions), entries)
+        contents = {
+            name: self._declarations.content(function) for name, function in functions.items()
+        }
+        identity = key(contents, self._environment)
         stored = self._directory.load(identity)
         if stored is not None:
             try:
                 return embedded(stored, entries)
             except UnsupportedObject:
                 pass  # compiled again
-        data = object_file(functions, self._target)
+        data = self._object_file(functions)
         result = embedded(data, entries)
         self._directory.store(identity, data)
         return result
+
+    def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
+        """Compile functions together; those that are declared are made now."""
+        defined = {name: self._declarations.defined(each) for name, each in functions.items()}
+        return object_file(defined, self._target)
 
 
 def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
@@ -299,6 +328,8 @@ def _without(
 
 def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> relax.Expr:
     """Return an expression in which functions are called by name."""
+    if isinstance(expr, relax.Var):  # most expressions are
+        return expr
     if isinstance(expr, GlobalVar):
         return named.get(expr, expr)
     if isinstance(expr, relax.SeqExpr):
@@ -309,23 +340,22 @@ def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> rela
         branches = _calling(expr.true_branch, named), _calling(expr.false_branch, named)
         new = relax.If(expr.cond, *branches, expr.span)
     elif isinstance(expr, relax.Call):
-        callee, args = _calling(expr.op, named), [_calling(each, named) for each in expr.args]
-        if callee is expr.op and all(map(_same, args, expr.args)):
+        op, before = expr.op, list(expr.args)
+        callee = op if isinstance(op, Op) else _calling(op, named)
+        args = [_calling(each, named) for each in before]
+        if callee is op and all(new is old for new, old in zip(args, before, strict=True)):
             return expr
         new = relax.Call(callee, args, expr.attrs, expr.ty_args, expr.span)
     elif isinstance(expr, relax.Tuple):
-        fields = [_calling(each, named) for each in expr.fields]
-        if all(map(_same, fields, expr.fields)):
+        before = list(expr.fields)
+        fields = [_calling(each, named) for each in before]
+        if all(new is old for new, old in zip(fields, before, strict=True)):
             return expr
         new = relax.Tuple(fields, expr.span)
     else:
         return expr
     set_type(new, expr.ty)
     return new
-
-
-def _same(a: relax.Expr, b: relax.Expr) -> bool:
-    return a.same_as(b)
 
 
 def _block(

@@ -59,21 +59,27 @@ def object_file(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Targe
         return path.read_bytes()
 
 
-def key(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> str:
+def key(contents: Mapping[str, str], environment: Sequence[str]) -> str:
     """Return what identifies the object file of functions.
 
-    It is a digest of all that the functions consist of, the names of their variables too. TVM's structural hash, of 64
-    bits, knows no names, but two functions may share one.
+    Parameters
+    ----------
+    contents : Mapping[str, str]
+        The :func:`content` of each function, or what else tells it from others, by its name.
+    environment : Sequence[str]
+        The :func:`environment`.
     """
-    content = [
-        (name, hashlib.sha256(_serialized(function).encode()).hexdigest())
-        for name, function in functions.items()
-    ]
-    return hashlib.sha256(json.dumps([environment(target), content]).encode()).hexdigest()
+    parts = [list(environment), list(contents.items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _serialized(function: tirx.PrimFunc) -> str:
-    return tvm.ir.save_json(function.without_attr("global_symbol"))
+def content(function: tirx.PrimFunc) -> str:
+    """Return a digest of all that a function consists of, the names of its variables too.
+
+    TVM's structural hash, of 64 bits, knows no names, but two functions may share one.
+    """
+    serialized = tvm.ir.save_json(function.without_attr("global_symbol"))
+    return hashlib.sha256(serialized.encode()).hexdigest()
 
 
 def environment(target: tvm.target.Target) -> list[str]:

@@ -218,11 +218,15 @@ class _Writer:
         if section.type == _REL:
             raise UnsupportedObject("the object file has relocations without addends")
         label, lines = self._label(section.info), []
+        targets: dict[tuple[int, int], str] = {}  # many relocations have the same
         for offset, info, addend in struct.iter_unpack("<2Qq", section.data):
             kind = self._types.get(info & 0xFFFFFFFF)
             if kind is None:
                 raise UnsupportedObject(f"relocation type {info & 0xFFFFFFFF} is not supported")
-            target = self._target(self._symbols[info >> 32], addend)
+            number = info >> 32
+            target = targets.get((number, addend))
+            if target is None:
+                target = targets[number, addend] = self._target(self._symbols[number], addend)
             lines.append(f".reloc {label}+{offset}, {kind}, {target}")
         return lines
 

@@ -1,6 +1,7 @@
 """Which calls of operators run as kernels: one module per family of operators."""
 
 from . import conv, index, linear_algebra, norm, norm_saving, pool, reduce, softmax
+from ._declaration import declaration
 from ._registry import Kernel, Site, find_kernel, kernel_for, operators_with_kernels
 from ._saving import Calls, Saving, Use, find_saving
 
@@ -10,6 +11,7 @@ __all__ = [
     "Saving",
     "Site",
     "Use",
+    "declaration",
     "find_kernel",
     "find_saving",
     "kernel_for",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 
-import tvm_ffi
 from tvm import relax, tirx
-from tvm_ffi import structural_equal
 
 from .._compat import dtype_of
 from ..target import CPU
+from ._declaration import Extents
+from ._identity import key_of, text_of
 
 #: Elements that an index of int32 reaches.
 _LARGEST = 2**31 - 1
@@ -42,7 +42,16 @@ class Kernel:
 
         Symbolic extents are compared by their text: the variables of a site have different names.
         """
-        return _key(self.generator)
+        return key_of(self.generator)
+
+    @property
+    def identity(self) -> str | None:
+        """The key as a text that is the same in each process; None if it has parts that no text stands for.
+
+        It stands for the function as long as the sources of the package are the same, so that there is none for a
+        generator of another package.
+        """
+        return text_of(self.key)
 
 
 class Site:
@@ -70,7 +79,7 @@ class Site:
     ):
         self.call, self.cpu, self.lookup = call, cpu, lookup
         self.winograd_tile = winograd_tile
-        self._symbols: list[tuple[tirx.PrimExpr, tirx.Var]] = []
+        self._extents = Extents()
 
     def shape(self, expr: relax.Expr, dtype: str = "float32") -> list[int | tirx.Var] | None:
         """Return the extents of a tensor of a dtype; None where there is no kernel for it.
@@ -84,35 +93,11 @@ class Site:
             return None
         if not isinstance(kind.shape, relax.ShapeExpr) or dtype_of(kind) != dtype:
             return None
-        extents = [self._extent(extent) for extent in kind.shape.values]
+        extents = [self._extents.of(extent) for extent in kind.shape.values]
         size = 1
         for extent in extents:
             size *= extent if isinstance(extent, int) else 1
         return extents if 0 < size <= _LARGEST else None
-
-    def _extent(self, extent: tirx.PrimExpr) -> int | tirx.Var:
-        if isinstance(extent, tirx.IntImm):
-            return int(extent)
-        for known, variable in self._symbols:
-            if structural_equal(known, extent):
-                return variable
-        variable = tirx.Var(f"n{len(self._symbols)}", "int32")
-        self._symbols.append((extent, variable))
-        return variable
-
-
-def _key(value: object) -> tuple:
-    if isinstance(value, partial):
-        return value.func, _key(value.args), _key(sorted(value.keywords.items()))
-    if isinstance(value, (list, tuple)):
-        return "list", *map(_key, value)
-    if is_dataclass(value):
-        return type(value), *(_key(getattr(value, each.name)) for each in fields(value))
-    if isinstance(value, tirx.Var):
-        return tirx.Var, value.name
-    if isinstance(value, tvm_ffi.Object):  # an extent made of variables
-        return tvm_ffi.Object, str(value)
-    return type(value), value
 
 
 _KERNELS: dict[str, Callable[[Site], Kernel | None]] = {}

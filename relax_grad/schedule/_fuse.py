@@ -52,11 +52,11 @@ def fuse(nests: Sequence[Nest], allocated: Sequence[tirx.Buffer]) -> list[Group]
     for group in groups:
         inside = {id(nest) for nest in group}
         needed = {
-            loaded_buffer(load)
+            operand
             for other in groups
             for nest in other
             if id(nest) not in inside
-            for load in nest.loads
+            for operand in nest.operands
         }
         kept = set(allocated) - needed
         result.append(Group(group, {nest.buffer for nest in group} - kept))
@@ -122,12 +122,11 @@ def _is_whole(nest: Nest) -> bool:
 
 def _is_overwritten(nest: Nest, later: Sequence[Nest]) -> bool:
     """Tell whether an operand of a nest is written to by a later nest."""
-    operands = {loaded_buffer(load) for load in nest.loads}
-    return any(each.buffer in operands for each in later)
+    return any(each.buffer in nest.operands for each in later)
 
 
 def _reads(nest: Nest, buffer: tirx.Buffer) -> bool:
-    return any(loaded_buffer(load).same_as(buffer) for load in nest.loads)
+    return buffer in nest.operands
 
 
 def _inverse(nest: Nest) -> list | None:
@@ -215,12 +214,12 @@ def _have_same_axes(nest: Nest, other: Nest) -> bool:
 
 def _goes_along(nest: Nest, group: list[Nest]) -> bool:
     """Tell whether a nest shares what it reads with a group, and needs of it only the same element."""
-    nest = _renamed(
-        nest, {a.var: b.var for a, b in zip(nest.axes, group[0].axes, strict=True)}, group[0].axes
-    )
-    made = {each.buffer: each.indices for each in group}
-    if not tvm_ffi.structural_equal(list(nest.indices), list(group[0].indices)):
+    names = {a.var: b.var for a, b in zip(nest.axes, group[0].axes, strict=True)}
+    indices = [substitute(index, names) for index in nest.indices]
+    if not tvm_ffi.structural_equal(indices, list(group[0].indices)):
         return False
+    nest = _renamed(nest, names, group[0].axes)
+    made = {each.buffer: each.indices for each in group}
     is_user = False
     for load in nest.loads:
         indices = made.get(loaded_buffer(load))
@@ -230,8 +229,7 @@ def _goes_along(nest: Nest, group: list[Nest]) -> bool:
                 return False
     if is_user or group[0].combine:
         return is_user
-    shared = {loaded_buffer(load) for each in group for load in each.loads}
-    return any(loaded_buffer(load) in shared for load in nest.loads)
+    return any(not nest.operands.isdisjoint(each.operands) for each in group)
 
 
 def _renamed(nest: Nest, names: dict, axes: Sequence[Axis]) -> Nest:

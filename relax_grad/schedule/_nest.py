@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import tvm
 import tvm_ffi
@@ -67,10 +67,15 @@ class Nest:
     combine: Callable | None = None
     init: tirx.PrimExpr | None = None
 
-    @property
+    @cached_property
     def loads(self) -> list:
         """What is read."""
         return loads(self.value)
+
+    @cached_property
+    def operands(self) -> frozenset[tirx.Buffer]:
+        """The tensors that are read."""
+        return frozenset(map(loaded_buffer, self.loads))
 
 
 def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | None:

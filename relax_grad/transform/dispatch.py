@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op, PrimType
 
 from .._aliases import Memory, writing_functions
 from .._bindings import without_unused
-from ..dispatch import Calls, Kernel, Saving, Site, Use, find_kernel, find_saving
+from ..dispatch import Calls, Kernel, Saving, Site, Use, declaration, find_kernel, find_saving
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
 from ._target import TargetPass
@@ -46,24 +46,72 @@ class DispatchKernels(TargetPass):
         target: tvm.target.Target | str | dict | None = None,
         winograd_tile: int | None = 2,
     ):
-        is_size = winograd_tile is None or type(winograd_tile) is int
-        if not is_size or winograd_tile not in (None, 0, *TRANSFORMS):
-            sizes = ", ".join(map(str, TRANSFORMS))
-            raise ValueError(
-                f"winograd_tile must be one of {sizes}, or 0 for none, but it is {winograd_tile!r}"
-            )
         super().__init__(target)
-        self._winograd_tile = winograd_tile or 0
+        self._winograd_tile = checked_tile(winograd_tile)
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
-        return _Dispatch(mod, cpu, self._winograd_tile).module()
+        return _Dispatch(mod, cpu, self._winograd_tile, _generated).module()
+
+
+def checked_tile(winograd_tile: int | None) -> int:
+    """Return the side of the squares of Winograd's convolutions, 0 for none; refuse what is none."""
+    is_size = winograd_tile is None or type(winograd_tile) is int
+    if not is_size or winograd_tile not in (None, 0, *TRANSFORMS):
+        sizes = ", ".join(map(str, TRANSFORMS))
+        raise ValueError(
+            f"winograd_tile must be one of {sizes}, or 0 for none, but it is {winograd_tile!r}"
+        )
+    return winograd_tile or 0
+
+
+#: Returns the function in the module of a kernel that is called with tensors of the types, the results last.
+_Define = Callable[[Kernel, Sequence[relax.Type]], tirx.PrimFunc]
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchKernels")
+class DeclareKernels(TargetPass):
+    """Do what :class:`DispatchKernels` does, with declarations where something else generates the kernels later.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What the module will be compiled for.
+    winograd_tile : int
+        As for :class:`DispatchKernels`, with 0 for none.
+    declare : Callable
+        Takes a function with the parameters and attributes of a kernel, what generates the kernel, and its
+        :attr:`Kernel.identity`; returns the declaration.
+    """
+
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        winograd_tile: int,
+        declare: Callable[[tirx.PrimFunc, Callable[[], tirx.PrimFunc], str], tirx.PrimFunc],
+    ):
+        super().__init__(target)
+        self._winograd_tile, self._declare = winograd_tile, declare
+
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
+        return _Dispatch(mod, cpu, self._winograd_tile, self._declared).module()
+
+    def _declared(self, kernel: Kernel, types: Sequence[relax.Type]) -> tirx.PrimFunc:
+        identity, function = kernel.identity, declaration(types)
+        if identity is None or function is None:
+            return _generated(kernel, types)
+        return self._declare(function, kernel.generator, identity)
+
+
+def _generated(kernel: Kernel, _types: Sequence[relax.Type]) -> tirx.PrimFunc:
+    # Its name in the module is its only one: kernels of one generator have one symbol.
+    return kernel.generator().without_attr("global_symbol")
 
 
 @relax.expr_functor.mutator
 class _Dispatch(relax.PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, cpu: CPU, winograd_tile: int):
+    def __init__(self, mod: tvm.IRModule, cpu: CPU, winograd_tile: int, define: _Define):
         super().__init__(mod)
-        self._cpu, self._winograd_tile = cpu, winograd_tile
+        self._cpu, self._winograd_tile, self._define = cpu, winograd_tile, define
         self._calls: Calls | None = None
         self._memory: Memory | None = None
         self._var: relax.Var | None = None
@@ -115,21 +163,20 @@ class _Dispatch(relax.PyExprMutator):
         is_same = value is not None and self._memory.holds(variable, value, at)
         return value if is_same else None
 
-    def _function(self, kernel: Kernel, op_name: str) -> GlobalVar:
-        """Return the function of a kernel, which is generated once for each key."""
+    def _function(self, kernel: Kernel, op_name: str, results: Sequence[relax.Type]) -> GlobalVar:
+        """Return the function of a kernel, which is defined once for each key."""
         key = kernel.key
         if key not in self._functions:
             name = (kernel.name or op_name).removeprefix("relax.").replace(".", "_")
-            # Its name in the module is its only one: kernels of one generator have one symbol.
-            function = kernel.generator().without_attr("global_symbol")
+            function = self._define(kernel, [*(each.ty for each in kernel.arguments), *results])
             self._functions[key] = self.builder_.add_func(function, f"{name}_kernel")
         return self._functions[key]
 
     def _called(self, kernel: Kernel, call: relax.Call, more: Sequence[relax.TensorType]) -> tuple:
         """Return the call of a kernel in the place of a call, and how many results that has."""
-        function = self._function(kernel, call.op.name)
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = [*(call.ty.fields if is_tuple else [call.ty]), *more]
+        function = self._function(kernel, call.op.name, results)
         types = results if is_tuple or more else call.ty
         arguments = relax.Tuple(list(kernel.arguments))
         return relax.call_tir(function, arguments, types), len(results) - len(more)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
@@ -17,6 +19,9 @@ _CALL_TIR = Op.get("relax.call_tir")
 
 #: What is made of nothing and has more elements is made at run time.
 _MOST_ELEMENTS = 1024
+
+#: Dtypes whose numbers NumPy rounds as LLVM does.
+_DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FoldConstants")
@@ -39,14 +44,10 @@ class FoldConstants:
         called = {call.args[0] for found in calls.values() for call in found.values()}
         if not called:
             return mod
-        wanted = {
-            variable: functions[variable].with_attr("global_symbol", variable.name_hint)
-            for variable in called
-        }
-        library = tvm.tirx.build(tvm.IRModule(wanted), target="llvm")
+        results = _Results({variable: functions[variable] for variable in called})
         for variable, found in calls.items():
             if found:
-                functions[variable] = _folded(functions[variable], found, library)
+                functions[variable] = _folded(functions[variable], found, results)
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
@@ -91,7 +92,7 @@ def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc])
     return size <= _MOST_ELEMENTS or len(value.args[1].fields) > 0
 
 
-def _folded(function: relax.Function, calls: dict, library) -> relax.Function:
+def _folded(function: relax.Function, calls: dict, results: _Results) -> relax.Function:
     """Return a function with the results of calls in their places."""
     known: dict[relax.Var, relax.Expr] = {}
     blocks = []
@@ -100,7 +101,7 @@ def _folded(function: relax.Function, calls: dict, library) -> relax.Function:
         for binding in block.bindings:
             value = binding.value
             if binding.var in calls:
-                value = _result(substitute(value, known), binding.var.ty, library)
+                value = results.of(substitute(value, known), binding.var.ty)
             elif isinstance(binding, relax.VarBinding):
                 value = substitute(value, known)
             if constant_value(value) is not None:
@@ -115,10 +116,60 @@ def _folded(function: relax.Function, calls: dict, library) -> relax.Function:
     )
 
 
-def _result(call: relax.Call, kind: relax.TensorType, library) -> relax.Expr:
-    """Return the constant of a type that a call of a function of a library computes."""
-    arguments = [tvm.runtime.tensor(constant_value(each)) for each in call.args[1].fields]
-    shape = [int(extent) for extent in kind.shape.values]
-    result = tvm.runtime.empty(shape, dtype_of(kind))
-    library[call.args[0].name_hint](*arguments, result)
-    return relax.const(result, dtype_of(kind))
+class _Results:
+    """The results of tensor functions for constants.
+
+    Parameters
+    ----------
+    functions : dict[GlobalVar, tirx.PrimFunc]
+        The functions.
+    """
+
+    def __init__(self, functions: dict[GlobalVar, tirx.PrimFunc]):
+        values = {variable: _filled(function) for variable, function in functions.items()}
+        self._values = {variable: value for variable, value in values.items() if value is not None}
+        others = {
+            variable: function.with_attr("global_symbol", variable.name_hint)
+            for variable, function in functions.items()
+            if variable not in self._values
+        }
+        library = tvm.tirx.build(tvm.IRModule(others), target="llvm") if others else {}
+        # Looking a function up takes longer than most calls.
+        self._functions = {variable: library[variable.name_hint] for variable in others}
+
+    def of(self, call: relax.Call, kind: relax.TensorType) -> relax.Expr:
+        """Return the constant of a type that a call computes."""
+        callee, shape, dtype = call.args[0], [int(n) for n in kind.shape.values], dtype_of(kind)
+        if callee in self._values:
+            filled = self._values[callee]
+            if (list(filled.shape), str(filled.dtype)) != (shape, dtype):
+                raise ValueError(
+                    f"{callee.name_hint} makes a tensor of shape {filled.shape} and dtype {filled.dtype}, but "
+                    f"it is called for one of shape {tuple(shape)} and dtype {dtype}"
+                )
+            return relax.const(filled, dtype)
+        arguments = [tvm.runtime.tensor(constant_value(each)) for each in call.args[1].fields]
+        result = tvm.runtime.empty(shape, dtype)
+        self._functions[callee](*arguments, result)
+        return relax.const(result, dtype)
+
+
+def _filled(function: tirx.PrimFunc) -> np.ndarray | None:
+    """Return the only parameter of a function that sets all its elements to one number; None for other functions."""
+    if len(function.params) != 1:
+        return None
+    stores: list[tirx.BufferStore] = []
+    others: list[tirx.Stmt] = []
+    rules = [
+        (tirx.BufferStore, stores.append),
+        ((tirx.AssertStmt, tirx.Evaluate, tirx.IfThenElse), others.append),
+    ]
+    tvm_ffi.structural_walk(function.body, rules)
+    if others or len(stores) != 1 or not isinstance(stores[0].value, (tirx.IntImm, tirx.FloatImm)):
+        return None
+    if not stores[0].buffer.same_as(function.params[0]):
+        return None
+    shape, dtype = stores[0].buffer.shape, dtype_of(stores[0].value.ty)
+    if dtype not in _DTYPES or not all(isinstance(extent, tirx.IntImm) for extent in shape):
+        return None
+    return np.full([int(extent) for extent in shape], stores[0].value.value, dtype)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import tvm
 import tvm_ffi
@@ -39,18 +40,60 @@ class ScheduleLoops(TargetPass):
     """
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
-        aliased = _with_aliases(mod)
-        functions = dict(mod.functions_items())
-        for variable, function in functions.items():
-            if not isinstance(function, tirx.PrimFunc):
-                continue
-            if not _is_scheduled(function):
-                if variable not in aliased:
-                    function = _scheduled(function, cpu, variable.name_hint)
-                function = _unaligned(function).with_attrs(SCHEDULED_ATTRS)
-            # LLVM code is generated for all functions of a module by the same assumption.
-            functions[variable] = function.with_attr(NO_ALIASES, not aliased)
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return _with_schedules(mod, cpu, _unaligned_schedule)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
+class DeclareSchedules(TargetPass):
+    """Do what :class:`ScheduleLoops` does, where something else schedules the functions later.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What the module will be compiled for.
+    declare : Callable
+        Takes a function without a schedule, what returns it with one, and what the schedule depends on besides the
+        function; returns the function that stands for both.
+    """
+
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        declare: Callable[[tirx.PrimFunc, Callable[[], tirx.PrimFunc], str], tirx.PrimFunc],
+    ):
+        super().__init__(target)
+        self._declare = declare
+
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
+        return _with_schedules(mod, cpu, self._declared)
+
+    def _declared(self, function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
+        make = partial(_unaligned_schedule, function, cpu, name)
+        return self._declare(function, make, f"schedule for {cpu}")
+
+
+def _with_schedules(
+    mod: tvm.IRModule, cpu: CPU, schedule_one: Callable[[tirx.PrimFunc, CPU, str], tirx.PrimFunc]
+) -> tvm.IRModule:
+    """Return a module whose functions of tensor expressions are scheduled, and marked as such."""
+    aliased = _with_aliases(mod)
+    functions = dict(mod.functions_items())
+    for variable, function in functions.items():
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        if not _is_scheduled(function):
+            is_free = variable not in aliased
+            function = (
+                schedule_one(function, cpu, variable.name_hint) if is_free else _unaligned(function)
+            )
+            function = function.with_attrs(SCHEDULED_ATTRS)
+        # LLVM code is generated for all functions of a module by the same assumption.
+        functions[variable] = function.with_attr(NO_ALIASES, not aliased)
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
+    return _unaligned(_scheduled(function, cpu, name))
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:

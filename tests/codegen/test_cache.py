@@ -129,13 +129,16 @@ def functions_of(mod):
 
 def test_keys_know_the_function_and_its_name():
     prims = [*functions_of(module()), *functions_of(module(op.nn.relu))]
-    keys = [lower.key({"f": function}, HOST) for function in prims]
+    environment, contents = lower.environment(HOST), list(map(lower.content, prims))
+    keys = [lower.key({"f": content}, environment) for content in contents]
     for i, one in enumerate(prims):
         for j, other in enumerate(prims[:i]):
             assert keys[i] != keys[j] or tvm_ffi.structural_equal(one, other)
     assert len({*keys}) < len(prims)  # the product is in both
-    assert lower.key({"f": prims[0]}, HOST) != lower.key({"g": prims[0]}, HOST)
-    assert lower.key({"f": prims[0], "g": prims[1]}, HOST) != lower.key({"f": prims[0]}, HOST)
+    first, second = contents[:2]
+    assert lower.key({"f": first}, environment) != lower.key({"g": first}, environment)
+    assert lower.key({"f": first, "g": second}, environment) != keys[0]
+    assert lower.key({"f": first}, [*environment, "more"]) != keys[0]
 
 
 @pytest.mark.parametrize(
