@@ -150,7 +150,7 @@ def test_kinds_are_what_programs_have():
         "let": r"T\.Let\(",
         "branches": r"\n +else:",
         "inplace": r"R\.call_tir_inplace\(",
-        "symbolic": r'TypeVar\("n"\)',
+        "symbolic": r"\bn = ",
         "if_then_else": r"T\.if_then_else\(",
         "select": r"T\.Select\(",
         "float16": r'"float16"',
