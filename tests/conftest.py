@@ -9,15 +9,21 @@ import pytest
 import relax_grad  # noqa: F401  (registers the gradients that the tests check)
 from relax_grad.testing._program import without_assertions
 
-#: Folders whose tests compile kernels without what they assert of their arguments, which is half of their code; of
-#: every operator they do assert it in testing/test_samples.py.
-WITHOUT_ASSERTIONS = ("dispatch", "legalize", "rules", "topi")
+#: Folders and files whose tests compile functions without what they assert of their arguments, which is half of their
+#: code; of every operator they do assert it in testing/test_samples.py, and of whole programs in test_pipeline.py,
+#: test_training.py and the examples.
+WITHOUT_ASSERTIONS = (
+    *("backend", "dispatch", "gpu", "kernel", "legalize", "op", "rules", "schedule", "topi"),
+    *("transform", "test_composition.py", "test_edges.py", "test_functional.py"),
+    *("test_functions_of_float32.py", "test_gradient_pass.py", "test_imported_models.py"),
+    *("test_imported_steps.py", "test_layout_conversion.py", "test_random_pipelines.py"),
+)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    if folder not in WITHOUT_ASSERTIONS:
+    first = item.path.relative_to(Path(__file__).parent).parts[0]
+    if first not in WITHOUT_ASSERTIONS:
         return (yield)
     with without_assertions():
         return (yield)

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from in_place import SIZE, add_to
+from in_place import KIND, SIZE, module_of
 from tvm import relax
 from tvm.relax import op
 from tvm.script import from_source
 
 from relax_grad._aliases import Memory, kept_copies, may_write, writing_functions
 
-KIND = relax.TensorType((SIZE, SIZE), "float32")
-
 
 def function_of(body, names=("x", "y")):
-    """Return a function whose bindings ``body`` emits, the module, and its parameters by name."""
-    bb = relax.BlockBuilder()
-    params = [relax.Var(name, KIND) for name in names]
-    callee = bb.add_func(add_to, "add_to")
-    with bb.function("main", params):
-        with bb.dataflow():
-            result = bb.emit_output(body(bb, lambda a, b: _write(bb, callee, a, b), *params))
-        bb.emit_func_output(result)
-    return bb.get()["main"]
-
-
-def _write(bb, callee, a, b):
-    return bb.emit(op.call_tir_inplace(callee, relax.Tuple([a, b]), [0], KIND))
+    """Return the function of a module that :func:`in_place.module_of` makes."""
+    return module_of(body, names)["main"]
 
 
 def bindings(function):

@@ -35,16 +35,16 @@ ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
 
 def test_is_quick():
     """The least of some runs, for other processes only make it longer; the first writes the bytecode."""
-    run_python(MEASURE, ENVIRONMENT)
+    run_python(MEASURE, ENVIRONMENT, torch=True)
     found = []
     while len(found) < RUNS and min(found, default=LIMIT) >= LIMIT:
-        found.append(float(run_python(MEASURE, ENVIRONMENT)))
+        found.append(float(run_python(MEASURE, ENVIRONMENT, torch=True)))
     assert min(found) < LIMIT, found
 
 
 def test_loads_nothing_else():
     """What is not Python's own is loaded by TVM already."""
-    names = run_python(LOADED, ENVIRONMENT).split()
+    names = run_python(LOADED, ENVIRONMENT, torch=True).split()
     assert "relax_grad.rules" in names
     top = {name.partition(".")[0] for name in names} - {"relax_grad"}
     assert not {name for name in top if name not in sys.stdlib_module_names}
@@ -60,4 +60,4 @@ for name in {names}:
     print(getattr(relax_grad, name).__name__.removeprefix("relax_grad."))
 print(hasattr(relax_grad, "nothing"))
 """
-    assert run_python(code, ENVIRONMENT).split() == [*names, "False"]
+    assert run_python(code, ENVIRONMENT, torch=True).split() == [*names, "False"]

@@ -13,6 +13,7 @@ from tvm.ir import Range
 
 from .._compat import Analyzer, BufferLoad, SBlockRealize, loaded_buffer
 from .._module import is_buffer
+from ._casts import with_folding_casts
 from ._dependence import are_disjoint, is_pure, loads, variables
 
 _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -192,8 +193,9 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
     if not are_disjoint([store.indices], axes) or any(map(loads, store.indices)):
         return None
     value = _without_names(store.value)
-    if value is None or _casts_to_unsigned(value):
+    if value is None:
         return None
+    value = with_folding_casts(value)
     if reduced:
         return _reduction(axes, reduced, store, value, block.init)
     if block.init or not all(
@@ -225,21 +227,6 @@ def _reduction(axes, reduced, store, value, init) -> Nest | None:
     ):
         return None
     return Nest(axes, store.buffer, store.indices, term, reduced, type(value), init.value)
-
-
-def _casts_to_unsigned(expr: tirx.PrimExpr) -> bool:
-    """Tell whether a signed integer is cast to an unsigned one.
-
-    TVM refuses to fold the cast of a negative constant, and such a constant may come from a nest that is fused.
-    """
-    found = []
-
-    def visit(cast: tirx.Cast) -> None:
-        dtypes = str(cast.ty.dtype), str(cast.value.ty.dtype)
-        found.append(dtypes[0].startswith("uint") and dtypes[1].startswith("int"))
-
-    tvm_ffi.structural_walk(expr, (tirx.Cast, visit))
-    return any(found)
 
 
 def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
@@ -334,10 +321,10 @@ def simplified(nest: Nest) -> Nest:
 def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
     """Return an expression that TVM has simplified; None where it fails to.
 
-    It does where it finds a division by 0, even one that is never done, and where it compares integers of two
-    dtypes.
+    It does where it finds a division by 0, even one that is never done, where it compares integers of two dtypes, and
+    where it casts a constant to integers that do not have it.
     """
     try:
         return known.simplify(expr)
-    except (tvm.error.InternalError, TypeError):
+    except (tvm.error.InternalError, TypeError, ValueError):
         return None

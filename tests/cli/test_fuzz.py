@@ -46,7 +46,7 @@ def runs(tmp_path_factory):
     if sys.platform == "win32":
         pytest.skip("Windows does not fork processes")
     folder = tmp_path_factory.mktemp("findings")
-    out = run_python(_RUN.format(folder=str(folder)))
+    out = run_python(_RUN.format(folder=str(folder)), torch=True)
     return [text.strip() for text in out.split("====")[:3]], folder
 
 

@@ -266,21 +266,30 @@ def gathered_beside_a_constant(A: T.Buffer((4,), "float32"), D: T.Buffer((20,), 
 
 
 @T.prim_func(private=True, s_tir=True)
-def negative_and_unsigned(A: T.Buffer((40,), "float32"), D: T.Buffer((40,), "float32")):
-    """TVM refuses to fold the cast of a negative constant."""
+def constants_out_of_range(A: T.Buffer((40,), "float32"), D: T.Buffer((40,), "float32")):
+    """TVM refuses to fold casts of constants that the other dtype does not hold."""
     B = T.sblock_alloc_buffer((40,), "int64")
+    C = T.sblock_alloc_buffer((40,), "int32")
     for i in range(40):
         with T.sblock("b"):
             vi = T.axis.spatial(40, i)
             B[vi] = T.int64(-3)
     for i in range(40):
+        with T.sblock("c"):
+            vi = T.axis.spatial(40, i)
+            C[vi] = 300
+    for i in range(40):
         with T.sblock("out"):
             vi = T.axis.spatial(40, i)
-            D[vi] = A[vi] + T.Cast("float32", T.Cast("uint8", B[vi]))
+            D[vi] = (
+                A[vi]
+                + T.Cast("float32", T.Cast("uint8", B[vi]))
+                + T.Cast("float32", T.Cast("int8", C[vi]) + T.Cast("int8", T.Cast("bool", C[vi])))
+            )
 
 
 FUNCTIONS = [
-    negative_and_unsigned,
+    constants_out_of_range,
     gathered_beside_a_constant,
     padded,
     concatenated,
@@ -344,6 +353,18 @@ def test_axes_that_are_only_named_spatial_make_no_nest():
         assert nests_of(function) is None
     for function in (padded, concatenated, ping_pong, partly_covered, shorter_reduction):
         assert nests_of(function) is not None
+
+
+def test_constants_go_into_casts():
+    """The function is one loop without the buffers of the constants, and TVM folds the casts."""
+    assert nests_of(constants_out_of_range) is not None
+    scheduled = schedule(constants_out_of_range, CPU(4, 16, 2))
+    assert not scheduled.body.block.alloc_buffers
+    constants = []
+    tvm_ffi.structural_walk(
+        scheduled.body, (tirx.FloatImm, lambda node: constants.append(node.value))
+    )
+    assert sorted(constants) == [45, 253]
 
 
 ROW, COLUMN, OTHER = (tirx.Var(name, "int64") for name in "ijk")

@@ -10,6 +10,9 @@ from tvm.script import tirx as T
 #: The extent of each axis of the tensors of random programs.
 SIZE = 4
 
+#: The type of these tensors.
+KIND = relax.TensorType((SIZE, SIZE), "float32")
+
 #: Larger elements are made small: the sine of a large number loses all digits of float32.
 LARGEST = 8
 
@@ -67,16 +70,41 @@ class Program:
 
 def with_helper(bb: relax.BlockBuilder) -> tvm.ir.GlobalVar:
     """Add a Relax function that writes to its first argument."""
-    kind = relax.TensorType((SIZE, SIZE), "float32")
-    target, source = relax.Var("target", kind), relax.Var("source", kind)
+    target, source = relax.Var("target", KIND), relax.Var("source", KIND)
     function = bb.add_func(add_to, "add_to")
     with bb.function("helper", [target, source], private=True):
         with bb.dataflow():
-            call = relax.op.call_tir_inplace(function, relax.Tuple([target, source]), [0], kind)
+            call = relax.op.call_tir_inplace(function, relax.Tuple([target, source]), [0], KIND)
             result = bb.emit_output(call)
         bb.emit_func_output(result)
     (found,) = [v for v in bb.get().get_global_vars() if v.name_hint == "helper"]
     return found
+
+
+def module_of(body, names=("x", "y"), *, dataflow: bool = True) -> tvm.IRModule:
+    """Return the module of a function of tensors; ``body`` takes a builder, a function that writes, and the tensors.
+
+    The function that writes takes the tensor that is written to, the one that is added to it, a name for the result and
+    ``through_helper``: whether a Relax function makes the call.
+    """
+    bb = relax.BlockBuilder()
+    helper = with_helper(bb)
+    callee = bb.add_func(add_to, "add_to")
+    params = [relax.Var(name, KIND) for name in names]
+
+    def write(a, b, name="", through_helper=False):
+        if through_helper:
+            return bb.emit(relax.Call(helper, [a, b]), name)
+        return bb.emit(relax.op.call_tir_inplace(callee, relax.Tuple([a, b]), [0], KIND), name)
+
+    with bb.function("main", params):
+        if dataflow:
+            with bb.dataflow():
+                result = bb.emit_output(body(bb, write, *params))
+        else:
+            result = bb.emit(body(bb, write, *params))
+        bb.emit_func_output(result)
+    return bb.get()
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

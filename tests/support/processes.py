@@ -9,10 +9,16 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+#: TVM imports PyTorch where it is installed, which takes longer than all else that TVM imports.
+_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 
-def run_python(code: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run code in a fresh interpreter and return what it prints."""
-    return _run(["-c", textwrap.dedent(code)], environment)
+
+def run_python(
+    code: str, environment: Mapping[str, str] | None = None, *, torch: bool = False
+) -> str:
+    """Run code in a fresh interpreter, as if PyTorch were not installed by default, and return what it prints."""
+    code = textwrap.dedent(code)
+    return _run(["-c", code if torch else _WITHOUT_TORCH + code], environment)
 
 
 def run_file(path: Path) -> str:

@@ -24,3 +24,6 @@ CONDITIONAL_EXTENTS = _fails(
 NESTED_SYMBOLIC_CONDITIONALS = _fails(
     "does not compile zeros_like of a copied branch, which stays as it is"
 )
+SYMBOLIC_FUSION = _fails(
+    "loses a symbolic extent where it fuses calls, or fails to copy a tensor function that takes one"
+)

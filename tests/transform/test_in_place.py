@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from dispatched import HOST
-from in_place import SIZE, add_to, with_helper
+from in_place import KIND, SIZE, add_to, module_of
 from programs import run, to_numpy
 from tvm import relax
 from tvm.relax import op
@@ -18,29 +18,6 @@ from relax_grad._bindings import bindings_of
 from relax_grad.transform import FoldConstants, Gradient, OrderForMemory
 
 RNG = np.random.default_rng(0)
-KIND = relax.TensorType((SIZE, SIZE), "float32")
-
-
-def module_of(body, dataflow=True):
-    """Return the module of a function of x and y; ``body`` takes a builder, what writes, x and y."""
-    bb = relax.BlockBuilder()
-    helper = with_helper(bb)
-    callee = bb.add_func(add_to, "add_to")
-    x, y = relax.Var("x", KIND), relax.Var("y", KIND)
-
-    def write(a, b, name="", through_helper=False):
-        if through_helper:
-            return bb.emit(relax.Call(helper, [a, b]), name)
-        return bb.emit(op.call_tir_inplace(callee, relax.Tuple([a, b]), [0], KIND), name)
-
-    with bb.function("main", [x, y]):
-        if dataflow:
-            with bb.dataflow():
-                result = bb.emit_output(body(bb, write, x, y))
-        else:
-            result = bb.emit(body(bb, write, x, y))
-        bb.emit_func_output(result)
-    return bb.get()
 
 
 def values():
@@ -60,7 +37,7 @@ def test_a_gradient_of_what_is_overwritten_is_refused(through_helper, dataflow):
     with pytest.raises(
         relax_grad.GradientError, match=r"the gradient needs 'a', which a call writes"
     ):
-        Gradient("main", "x")(module_of(body, dataflow))
+        Gradient("main", "x")(module_of(body, dataflow=dataflow))
 
 
 def test_a_gradient_in_a_branch_of_what_is_overwritten_is_refused():
@@ -101,7 +78,7 @@ def test_a_gradient_that_needs_nothing_overwritten(dataflow):
         loss = bb.emit(op.sum(bb.emit(op.multiply(bb.emit(op.sin(x)), y))))
         return relax.Tuple([loss, write(a, y)])
 
-    module = Gradient("main")(module_of(body, dataflow))
+    module = Gradient("main")(module_of(body, dataflow=dataflow))
     x, y = values()
     (loss, total), gradients = run(module, "main_adjoint", x, y, target=HOST, pipeline="relax_grad")
     np.testing.assert_allclose(loss, (np.sin(x) * y).sum(), rtol=1e-4)

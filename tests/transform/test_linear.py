@@ -36,9 +36,6 @@ MOST = 2.3
 #: Lines of which it is not told whether their number grows: for so many, some that occur once weigh too much.
 FEW = 500
 
-#: It makes kernels, for each call of an operator if need be: its own tests tell how it grows.
-LEFT_OUT = "relax_grad.DispatchKernels"
-
 
 def lines_of(run) -> int:
     """Return how many lines of the package are executed; what a line repeats counts each time.
@@ -77,10 +74,7 @@ def lines_of_passes(network: str, layers: int) -> Counter:
     with host():
         for label, each in benchmark.passes(network, layers):
             run = each
-            if label == LEFT_OUT:
-                apply()
-            else:
-                counts[label] += lines_of(apply)
+            counts[label] += lines_of(apply)
     return counts
 
 
@@ -97,13 +91,15 @@ def test_passes_are_linear(network):
     benchmark.measure(network, LAYERS[0])  # what is made once in a process is made now
     counts = [lines_of_passes(network, layers) for layers in LAYERS]
     assert sum(counts[-1].values()) > 10000
+    ours = {label for label in counts[0] if label.startswith("relax_grad.")}
+    assert [label for label in ours if not counts[0][label]] == []
     growth = {
         label: (most - more) / (more - few)
         for label in counts[0]
         for few, more, most in [[count[label] for count in counts]]
         if most - more > FEW
     }
-    assert "relax_grad.ShareStorage" in growth
+    assert {f"relax_grad.{name}" for name in ("DispatchKernels", "ShareStorage")} <= set(growth)
     assert "Gradient" in growth
     assert {label: each for label, each in growth.items() if each > MOST} == {}
 

@@ -9,6 +9,7 @@ from dispatched import flat
 from programs import tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
+from versions import SYMBOLIC_FUSION
 
 import relax_grad
 from relax_grad import transform
@@ -124,14 +125,19 @@ OFTEN = {
 #: The passes that leave a module as it is before it is legalized, which makes their calls.
 OF_LOOPS = {"FoldConstants", "MergeElements", "ScheduleLoops", "ShareStorage"}
 
+
+def marks(name: str, is_legalized: bool, pipeline: str) -> list[pytest.MarkDecorator]:
+    """Return the marks of a case: whether every run has it, and whether the oldest TVM compiles it."""
+    found = [] if (name, is_legalized, pipeline) in OFTEN else [pytest.mark.slow]
+    # TVM fuses no functions that are scheduled.
+    if pipeline == "relax_grad" and name != "ScheduleLoops":
+        found.append(SYMBOLIC_FUSION)
+    return found
+
+
 #: Each pass with the pipeline behind it, if it runs first, and if it runs on what is legalized; some in every run.
 CASES = [
-    pytest.param(
-        name,
-        is_legalized,
-        pipeline,
-        marks=[] if (name, is_legalized, pipeline) in OFTEN else [pytest.mark.slow],
-    )
+    pytest.param(name, is_legalized, pipeline, marks=marks(name, is_legalized, pipeline))
     for name in transform.__all__
     if name not in ("Gradient", "ShareStorage")
     for is_legalized in (False, True)

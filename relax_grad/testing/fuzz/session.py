@@ -7,6 +7,7 @@ end, is a finding of that program and not the end of the session.
 from __future__ import annotations
 
 import collections
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -255,6 +256,7 @@ def _work(function: Callable, sender) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
+        faulthandler.disable()  # it has an output of its own, and the session reports the crash
         try:
             found = function()
         except Exception as error:  # any: the process that waits must hear of it

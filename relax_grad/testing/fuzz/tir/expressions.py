@@ -13,6 +13,7 @@ from .operations import CAST, CHOICE
 #: The largest values that programs compute; those of bool are 0 and 1.
 LIMITS = {
     "float16": 200.0,
+    "bfloat16": 60.0,
     "float32": 4096.0,
     "float64": 1e6,
     "int8": 100.0,
@@ -23,13 +24,14 @@ LIMITS = {
 }
 
 #: The bits of a number that are exact.
-_BITS = {"float16": 11, "float32": 24, "float64": 53}
+_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
 #: What programs compute in, with how often.
 DTYPES = {
     "float32": 10,
     "float64": 2,
     "float16": 2,
+    "bfloat16": 2,
     "int32": 3,
     "int64": 2,
     "int8": 1,
@@ -39,6 +41,11 @@ DTYPES = {
 
 #: The fractional bits of values that depend on rounding.
 ROUNDED = math.inf
+
+
+def is_float(dtype: str) -> bool:
+    """Tell whether numbers of a dtype have fractions."""
+    return dtype in _BITS
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class Range:
         if dtype not in _BITS:
             return True
         return math.log2(max(1.0, self.bound)) + self.bits <= _BITS[dtype]
+
+    def rounded(self, dtype: str) -> Range:
+        """Return what is known of the values once they are of a dtype."""
+        return self if self.is_exact(dtype) else Range(self.bound, ROUNDED)
 
     def joined(self, other: Range) -> Range:
         return Range(max(self.bound, other.bound), max(self.bits, other.bits))
@@ -130,7 +141,7 @@ class Scope:
     def number(self, dtype: str) -> tuple[object, Range]:
         if dtype == "bool":
             return constant(self.rng.randrange(2), dtype), Range(1)
-        if dtype.startswith("float"):
+        if is_float(dtype):
             value = self.rng.choice([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 3.0])
             return constant(value, dtype), Range(abs(value), 1)
         value = self.rng.randrange(0 if dtype == "uint8" else -3, 5)
@@ -231,16 +242,14 @@ class Scope:
             return x, known
         if dtype == "bool":
             return ir.Op("not_equal", (x, constant(0, other)), "bool"), Range(1)
-        if other.startswith("float") and not dtype.startswith("float"):
+        if is_float(other) and not is_float(dtype):
             if not known.is_exact(other):
                 return self.number(dtype)
             known = Range(known.bound)
         x, known = limited(x, known, other, LIMITS[dtype])
         if dtype == "uint8" and other != "bool":
             x = ir.Op("max", (x, constant(0, other)), other)
-        if not known.is_exact(dtype):
-            known = Range(known.bound, ROUNDED)
-        return ir.Op(CAST, (x,), dtype), known
+        return ir.Op(CAST, (x,), dtype), known.rounded(dtype)
 
     # Conditions
 
@@ -345,7 +354,7 @@ def _fits(extent: int, size: int, shift: int = 0, factor: int = 1) -> bool:
 
 def limited(expr, known: Range, dtype: str, limit: float | None = None) -> tuple[object, Range]:
     """Return an expression whose values are not larger than a limit."""
-    limit = limit or LIMITS[dtype]
+    limit, known = limit or LIMITS[dtype], known.rounded(dtype)
     if known.bound <= limit:
         return expr, known
     limit = min(limit, 8.0)
@@ -357,7 +366,7 @@ def limited(expr, known: Range, dtype: str, limit: float | None = None) -> tuple
 
 def constant(value: float, dtype: str) -> ir.Const:
     """Return a number of a dtype."""
-    return ir.Const(float(value) if dtype.startswith("float") else int(value), dtype)
+    return ir.Const(float(value) if is_float(dtype) else int(value), dtype)
 
 
 def index(value: int) -> ir.Const:

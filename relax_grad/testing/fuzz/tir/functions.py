@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import language as ir
-from .expressions import Range, Readable
+from .expressions import Range, Readable, is_float
 from .reductions import Reductions
 from .whole import Whole
 
@@ -79,7 +79,7 @@ class Author(Whole, Reductions):
             ways += [self.scan, self.counted] if buffer.shape else []
         if buffer.dtype != "bool":
             ways += [self.reduction] * 5
-        if buffer.dtype.startswith("float"):
+        if is_float(buffer.dtype):
             ways += [self.ping_pong]
         if buffer.dtype in ("int32", "int64") and not self.is_plain:
             ways += [self.arg_reduction] * 2
@@ -97,4 +97,4 @@ class Author(Whole, Reductions):
             ways += [self.shift_within]
         way = self.rng.choice(ways)
         self.kinds.add(way.__name__)
-        each.range = each.range.joined(way(each))
+        each.range = each.range.joined(way(each)).rounded(each.buffer.dtype)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import language as ir
+from .expressions import is_float
 from .operations import CAST, CHOICE, OPERATIONS
 from .operators import OPERATORS
 
@@ -70,7 +71,7 @@ def _random(rng, param: ir.Tensor, n: int) -> np.ndarray:
         return np.array(rng.integers(0, ir.extent_at(param.below, n), shape), param.dtype)
     if param.dtype == "bool":
         return np.array(rng.integers(0, 2, shape), "bool")
-    if param.dtype.startswith("float"):
+    if is_float(param.dtype):
         return np.array(rng.integers(-8, 9, shape) / 4, param.dtype)
     low = 0 if param.dtype == "uint8" else -4
     return np.array(rng.integers(low, 5, shape), param.dtype)

@@ -61,7 +61,7 @@ class Parts:
 
     def add(self, buffer: ir.Buffer, known: Range) -> Readable:
         """Let a tensor be read and written from here on."""
-        each = Readable(buffer, known)
+        each = Readable(buffer, known.rounded(buffer.dtype))
         self.readable.append(each)
         self.writable.append(each)
         return each

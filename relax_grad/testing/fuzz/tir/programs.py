@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from . import language as ir
-from .expressions import DTYPES, LIMITS, Range
+from .expressions import DTYPES, LIMITS, Range, is_float
 from .functions import Argument, Author
 from .interpret import InvalidError, expected
 
@@ -147,8 +147,8 @@ class _Author:
             shape = self.shape()
             if i == 0 and self.is_symbolic:
                 shape = (ir.BATCH, *shape[1:])
-            bound = {"bool": 1, "float16": 2, "float32": 2, "float64": 2}.get(dtype, 4)
-            bits = 2 if dtype.startswith("float") else 0
+            bound = 1 if dtype == "bool" else 2 if is_float(dtype) else 4
+            bits = 2 if is_float(dtype) else 0
             self.parameter(ir.Tensor(f"x{i}", shape, dtype), Range(bound, bits))
         if self.rng.random() < 0.4:
             sizes = [s for each in self.values for s in each.tensor.shape]
@@ -287,7 +287,7 @@ class _Author:
         result = self.tensor(tuple(shape), operands[0].tensor.dtype)
         names = tuple(each.tensor.name for each in operands)
         self.steps.append(ir.Operator((result,), name, names, attributes))
-        self.values.append(_Value(result, known))
+        self.values.append(_Value(result, known.rounded(result.dtype)))
         return self.values[-1]
 
     def same_kind(self, x: _Value) -> _Value:

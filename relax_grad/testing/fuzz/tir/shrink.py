@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .. import search
 from . import language as ir
+from .expressions import is_float
 from .programs import is_valid
 
 
@@ -233,7 +234,7 @@ def _in_place_of(node) -> Iterator:
             yield ir.Const(0, ir.INDEX)
             yield from (a for a in getattr(node, "args", ()) if a.dtype == ir.INDEX)
             return
-        value = 1.0 if node.dtype.startswith("float") else 1
+        value = 1.0 if is_float(node.dtype) else 1
         if isinstance(node, ir.Op):
             yield from (arg for arg in node.args if arg.dtype == node.dtype)
         yield ir.Const(value, node.dtype)
