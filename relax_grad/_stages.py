@@ -37,6 +37,7 @@ def passes(
     """
     yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
+    yield transform.JoinSlices()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
     yield from _legalize_passes(target)

@@ -7,6 +7,7 @@ import importlib
 from .fold import FoldConstants
 from .gradient import Gradient
 from .inline import InlineOnlyCalls
+from .join import JoinSlices
 from .lift import LiftBranches
 from .memory import OrderForMemory
 from .storage import ShareStorage
@@ -26,6 +27,7 @@ __all__ = [
     "FoldConstants",
     "Gradient",
     "InlineOnlyCalls",
+    "JoinSlices",
     "LiftBranches",
     "MergeElements",
     "OrderForMemory",
