@@ -13,7 +13,7 @@ from ..kernel.concat import concat
 from ._registry import Kernel, Site, kernel_for
 
 #: Operands from which on there is a kernel: fewer are fused with element-wise neighbours.
-_MANY = 5
+_MANY = 6
 
 _ZEROS = Op.get("relax.zeros")
 

@@ -18,8 +18,11 @@ from ._slices import SLICES, Slice, is_same_tensor, slice_of, static_shape
 
 _ADD = Op.get("relax.add")
 
-#: The fewest slices that are joined.
-_FEWEST = 2
+#: The fewest slices that are joined; of fewer, the sum is one loop that is as fast.
+_FEWEST = 4
+
+#: Slices from which on the sum takes longer, for it compares indices for each, even where all but few elements are 0.
+_MANY = 16
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.JoinSlices")
@@ -135,7 +138,7 @@ class _Sums:
     def _join(self, total: relax.Var, partial: set, changes: dict) -> None:
         """Enter what takes the place of the bindings of a sum."""
         sums, slices = self._parts(total, partial)
-        layers = layers_of(slices)
+        layers = [layer for layer in layers_of(slices) if _is_worth_it(layer, total.ty)]
         rest: dict[relax.Expr, relax.Expr | None] = {
             each.variables[0]: None for layer in layers for each in layer
         }
@@ -175,7 +178,7 @@ class _Sums:
 
 
 def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return slices in layers along one axis, in order and without overlaps; slices alone in a layer are left out."""
+    """Return slices in layers: each is along one axis, in order and without overlaps."""
     axes: dict[int, list[Slice]] = {}
     for each in slices:
         axes.setdefault(each.axis, []).append(each)
@@ -191,7 +194,14 @@ def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
                 layers.append([])
             layers[number].append(each)
             heapq.heappush(ends, (each.stop, number))
-    return [layer for layer in layers if len(layer) >= _FEWEST]
+    return layers
+
+
+def _is_worth_it(layer: Sequence[Slice], kind: relax.TensorType) -> bool:
+    """Tell whether a concatenation takes less time than a sum: zeros are not free, unless fused with their use."""
+    covered = sum(each.stop - each.start for each in layer)
+    is_dense = 2 * covered >= static_shape(kind)[layer[0].axis]
+    return len(layer) >= (_FEWEST if is_dense else _MANY)
 
 
 def _emitted(

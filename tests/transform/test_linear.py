@@ -15,7 +15,9 @@ from tvm.relax import op
 
 import relax_grad
 from relax_grad._bindings import without_unused
+from relax_grad.op.index_slice import strided_slice_backward_data
 from relax_grad.target import host
+from relax_grad.transform import JoinSlices
 
 PACKAGE = str(Path(relax_grad.__file__).parent)
 #: What makes functions for the shapes of a network, not for each of its layers.
@@ -120,6 +122,27 @@ def test_variables_are_not_looked_up_in_lists(by):
 
     few, more, most = map(lines, (20, 40, 80))
     assert most - more <= 2.01 * (more - few)
+
+
+def test_joining_slices_is_linear():
+    """The lines of concatenating n gradients of slices grow with n."""
+
+    def lines(count):
+        params = [tensor(f"x{i}", (1, 3), "float32") for i in range(count)]
+
+        def body(bb, *tensors):
+            shape = (count, 3)
+            slices = [
+                bb.emit(strided_slice_backward_data(each, shape, [0], [i], [i + 1], [1]))
+                for i, each in enumerate(tensors)
+            ]
+            return _sum_of(bb, slices)
+
+        module = build(params, body)
+        return lines_of(lambda: JoinSlices()(module))
+
+    few, more, most = map(lines, (20, 40, 80))
+    assert most - more <= MOST * (more - few)
 
 
 def _sum_of(bb, tensors):
