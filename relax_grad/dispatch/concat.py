@@ -33,7 +33,9 @@ def concatenation(site: Site) -> Kernel | None:
     shapes = [site.shape(each, dtype) for each in [*operands, site.call]]
     if len(operands) < _MANY or None in shapes:
         return None
-    axis = (site.call.attrs.axis if site.call.attrs.axis is None else int(site.call.attrs.axis)) or 0
+    axis = (
+        site.call.attrs.axis if site.call.attrs.axis is None else int(site.call.attrs.axis)
+    ) or 0
     zeros = [i for i, each in enumerate(operands) if _is_zero(each, site)]
     generator = partial(concat, axis % len(shapes[-1]), shapes, zeros, dtype, site.cpu)
     return Kernel(generator, [each for i, each in enumerate(operands) if i not in zeros])

@@ -95,9 +95,7 @@ class _Sums:
 
     def __init__(self, block: relax.DataflowBlock, uses: Counter, memory: Memory):
         self._block, self._uses, self._memory = block, uses, memory
-        self._values = {
-            b.var: b.value for b in block.bindings if isinstance(b, relax.VarBinding)
-        }
+        self._values = {b.var: b.value for b in block.bindings if isinstance(b, relax.VarBinding)}
         #: Additions of tensors of one static type, in the order of the block.
         self._sums = {
             variable: list(value.args)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 import tvm
 from dispatched import HOST, run_both
 from in_place import add_to
 from programs import build, is_sound, run, tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
-from tvm.relax.frontend.torch import from_exported_program
 
 import relax_grad
 from relax_grad._bindings import bindings_of
@@ -25,7 +23,9 @@ RNG = np.random.default_rng(0)
 def names_in(function) -> list[str]:
     """Return the names of the operators that a function calls."""
     values = [binding.value for binding in bindings_of(function.body)]
-    return [value.op.name.removeprefix("relax.") for value in values if isinstance(value, relax.Call)]
+    return [
+        value.op.name.removeprefix("relax.") for value in values if isinstance(value, relax.Call)
+    ]
 
 
 def joined(module, name="main"):
@@ -256,7 +256,10 @@ def test_what_is_left():
     symbolic = tensor("data", (N, 3), "float32")
 
     def of_symbolic(bb, data, *parts):
-        terms = [strided_slice_backward_data(p, (N, 3), [0], [i], [i + 1], [1], True) for i, p in enumerate(parts)]
+        terms = [
+            strided_slice_backward_data(p, (N, 3), [0], [i], [i + 1], [1], True)
+            for i, p in enumerate(parts)
+        ]
         return total_of(bb, [bb.emit(term) for term in terms])
 
     is_left(build([symbolic, *(tensor(f"x{i}", (1, 3), "float32") for i in range(6))], of_symbolic))
@@ -335,7 +338,9 @@ def test_what_a_call_writes_to_in_between(write_to):
             written = bb.emit(
                 op.call_tir_inplace(callee, relax.Tuple([written, params[2]]), [0], kind)
             )
-            rest = [bb.emit(backward(p, shape, 0, 4 * i, 4 * i + 4)) for i, p in enumerate(parts[1:], 1)]
+            rest = [
+                bb.emit(backward(p, shape, 0, 4 * i, 4 * i + 4)) for i, p in enumerate(parts[1:], 1)
+            ]
             total = total_of(bb, [first, *rest])
             result = bb.emit_output(relax.Tuple([total, written]))
         bb.emit_func_output(result)
@@ -345,7 +350,9 @@ def test_what_a_call_writes_to_in_between(write_to):
     assert (found.count("concat"), slices) == (1, 1 if write_to == "source" else 0)
     values = [RNG.normal(size=(4, 4)).astype("float32") for _ in range(6)]
     wanted = np.concatenate([-values[0], *values[1:]])
-    np.testing.assert_array_equal(run(module, "main", *values, target=HOST, pipeline="relax_grad")[0], wanted)
+    np.testing.assert_array_equal(
+        run(module, "main", *values, target=HOST, pipeline="relax_grad")[0], wanted
+    )
 
 
 def steps(bb, x, weight, count):
@@ -371,7 +378,9 @@ def test_second_order():
             gradient = bb.emit(relax.TupleGetItem(bb.emit(relax.TupleGetItem(both, 1)), 0))
             loss = bb.emit_output(op.sum(bb.emit(op.multiply(gradient, gradient))))
         bb.emit_func_output(loss)
-    second = relax_grad.value_and_grad(relax_grad.transform.InlineOnlyCalls()(bb.get()), "square", wrt="w")
+    second = relax_grad.value_and_grad(
+        relax_grad.transform.InlineOnlyCalls()(bb.get()), "square", wrt="w"
+    )
     assert "concat" in names_in(joined(second, "square_adjoint"))
     values = [RNG.normal(size=shape).astype("float32") for shape in ((2, 6, 3), (2, 1, 3))]
     (ours, (ours_grad,)), (stock, (stock_grad,)) = run_both(second, "square_adjoint", values)
@@ -379,30 +388,36 @@ def test_second_order():
     np.testing.assert_allclose(ours_grad, stock_grad, rtol=1e-4, atol=1e-5)
 
 
-class Recurrent(torch.nn.Module):
-    """Steps along the second axis, which are read by index, by range, and of the transposed sequence."""
+def recurrent(torch, how: str):
+    """Return a network of steps along the second axis, which are read by index, by range, or of the transpose."""
 
-    def __init__(self, how: str):
-        super().__init__()
-        self.how, self.layer = how, torch.nn.Linear(3, 4)
+    class Recurrent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 4)
 
-    def forward(self, x):
-        y, h = self.layer(x), 0.0
-        for t in range(x.shape[1]):
-            if self.how == "index":
-                part = y[:, t]
-            elif self.how == "range":
-                part = y[:, t : t + 1].squeeze(1)
-            else:
-                part = y.transpose(0, 1)[t]
-            h = torch.tanh(part + h)
-        return h.sum()
+        def forward(self, x):
+            y, h = self.layer(x), 0.0
+            for t in range(x.shape[1]):
+                if how == "index":
+                    part = y[:, t]
+                elif how == "range":
+                    part = y[:, t : t + 1].squeeze(1)
+                else:
+                    part = y.transpose(0, 1)[t]
+                h = torch.tanh(part + h)
+            return h.sum()
+
+    torch.manual_seed(0)
+    return Recurrent(), torch.randn(2, 7, 3)
 
 
 @pytest.mark.parametrize("how", ["index", "range", "transposed"])
 def test_imported(how):
-    torch.manual_seed(0)
-    network, x = Recurrent(how), torch.randn(2, 7, 3)
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to import")
+    from tvm.relax.frontend.torch import from_exported_program
+
+    network, x = recurrent(torch, how)
     exported = torch.export.export(network, (x,))
     module = from_exported_program(
         exported, keep_params_as_input=True, unwrap_unit_return_tuple=True
@@ -411,7 +426,9 @@ def test_imported(how):
     module = relax_grad.value_and_grad(module, "main", wrt=0)
     found = names_in(joined(module, "main_adjoint"))
     assert "concat" in found
-    assert not any(name in ("grad.take_backward", "grad.strided_slice_backward_data") for name in found)
+    assert not any(
+        name in ("grad.take_backward", "grad.strided_slice_backward_data") for name in found
+    )
     values = [x.numpy(), *(each.detach().numpy() for each in network.parameters())]
     loss, (gradient,) = run(module, "main_adjoint", *values, target=HOST, pipeline="relax_grad")
     x.requires_grad_()
