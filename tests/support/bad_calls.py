@@ -121,6 +121,7 @@ _NOTHING = {
     "relax_grad.testing.samples.sampled_operators": samples.sampled_operators,
     "relax_grad.transform.FoldConstants": passes.FoldConstants,
     "relax_grad.transform.InlineOnlyCalls": passes.InlineOnlyCalls,
+    "relax_grad.transform.JoinSlices": passes.JoinSlices,
     "relax_grad.transform.LiftBranches": passes.LiftBranches,
     "relax_grad.transform.OrderForMemory": passes.OrderForMemory,
     "relax_grad.transform.ShareStorage": passes.ShareStorage,
