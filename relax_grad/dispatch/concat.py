@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from .._compat import dtype_of
-from ..kernel.concat import concat
+from ..kernel.concat import concat, split
 from ._registry import Kernel, Site, kernel_for
 
 #: Operands from which on there is a kernel: fewer are fused with element-wise neighbours.
@@ -39,6 +39,21 @@ def concatenation(site: Site) -> Kernel | None:
     zeros = [i for i, each in enumerate(operands) if _is_zero(each, site)]
     generator = partial(concat, axis % len(shapes[-1]), shapes, zeros, dtype, site.cpu)
     return Kernel(generator, [each for i, each in enumerate(operands) if i not in zeros])
+
+
+@kernel_for("relax.split")
+def division(site: Site) -> Kernel | None:
+    """Return the kernel of a division into many tensors."""
+    operand, fields = site.call.args[0], site.call.ty.fields
+    if len(fields) < _MANY or not _is_copied(operand.ty):
+        return None
+    dtype = dtype_of(operand.ty)
+    parts = [relax.Var("part", field) for field in fields]
+    shapes = [site.shape(each, dtype) for each in [*parts, operand]]
+    if None in shapes:
+        return None
+    generator = partial(split, int(site.call.attrs.axis) % len(shapes[-1]), shapes, dtype, site.cpu)
+    return Kernel(generator, [operand])
 
 
 def _is_copied(kind: relax.Type) -> bool:

@@ -1,4 +1,4 @@
-"""Concatenation: each operand is copied to its place, row by row.
+"""Concatenation and its opposite: each part is copied to its place, or from there, row by row.
 
 A copy is LLVM's, which the C library does in as many vectors as there are, and which costs one call of code however
 long a row is. A row is what lies behind the axis of the concatenation; where there are few rows, each is divided.
@@ -6,7 +6,7 @@ long a row is. A row is what lies behind the axis of the concatenation; where th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tvm_ffi
 from tvm import tirx
@@ -49,49 +49,87 @@ def concat(
         Takes the other operands, and the result.
     """
     *operands, result = shapes
-    outer, inner = count(result[:axis]), count(result[axis + 1 :])
-    lengths = [shape[axis] * inner for shape in operands]
-    row, size = result[axis] * inner, tvm_ffi.dtype(dtype).itemsize
-    parts = _parts(outer, row, size, cpu)
 
     def body(*buffers) -> None:
         *sources, target = buffers
         given = iter(sources)
-        of = [None if i in zeros else next(given) for i in range(len(operands))]
+        parts = [None if i in zeros else next(given) for i in range(len(operands))]
 
-        def copy(n, part) -> None:
-            start = bind(n * row)
-            for source, length in zip(of, lengths, strict=True):
-                begin, number = _share(part, length, parts, size)
-                if source is None:
-                    b.clear(target, start + begin, number)
-                else:
-                    b.copy(target, start + begin, source, n * length + begin, number)
-                start = start + length
+        def copy(i, at, start, number) -> None:
+            if parts[i] is None:
+                b.clear(target, at, number)
+            else:
+                b.copy(target, at, parts[i], start, number)
 
-        is_small = isinstance(outer * row, int) and outer * row * size < _SMALL
-        with (b.serial if is_small else b.parallel)(0, outer * parts) as task:
-            copy(bind(task // parts), bind(task % parts))
+        _each(axis, shapes, dtype, cpu, copy)
 
-    names = [f"x{i}" for i in range(len(operands))]
-    params = [(name, shape, dtype) for name, shape in zip(names, operands, strict=True)]
-    params = [each for i, each in enumerate(params) if i not in zeros]
+    params = [(f"x{i}", shape, dtype) for i, shape in enumerate(operands) if i not in zeros]
     return b.prim_func("concat", [*params, ("result", result, dtype)], body)
 
 
-def _parts(outer: Extent, row: Extent, size: int, cpu: CPU) -> int:
-    """Return in how many parts rows are copied, so that there are several tasks for each core."""
+def split(axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU) -> tirx.PrimFunc:
+    """Return the division of a tensor along an axis.
+
+    Parameters
+    ----------
+    axis, dtype, cpu
+        As for :func:`concat`.
+    shapes : Sequence
+        The shapes of the results in their order, and of the operand.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the operand and the results.
+    """
+    *results, operand = shapes
+
+    def body(source, *parts) -> None:
+        def copy(i, at, start, number) -> None:
+            b.copy(parts[i], start, source, at, number)
+
+        _each(axis, shapes, dtype, cpu, copy)
+
+    params = [(f"y{i}", shape, dtype) for i, shape in enumerate(results)]
+    return b.prim_func("split", [("x", operand, dtype), *params], body)
+
+
+def _each(
+    axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU, copy: Callable
+) -> None:
+    """Emit the copies between the parts of a tensor along an axis and the whole, whose shape is the last one.
+
+    ``copy(i, at, start, number)`` copies elements of the i-th part: ``at`` is where in the whole, ``start`` where in
+    the part.
+    """
+    *parts, whole = shapes
+    outer, inner = count(whole[:axis]), count(whole[axis + 1 :])
+    lengths = [shape[axis] * inner for shape in parts]
+    row, size = whole[axis] * inner, tvm_ffi.dtype(dtype).itemsize
+    tasks = _tasks(outer, row, size, cpu)
+    is_small = isinstance(outer * row, int) and outer * row * size < _SMALL
+    with (b.serial if is_small else b.parallel)(0, outer * tasks) as task:
+        n, share = bind(task // tasks), bind(task % tasks)
+        at = bind(n * row)
+        for i, length in enumerate(lengths):
+            begin, number = _share(share, length, tasks, size)
+            copy(i, at + begin, n * length + begin, number)
+            at = at + length
+
+
+def _tasks(outer: Extent, row: Extent, size: int, cpu: CPU) -> int:
+    """Return in how many parts a row is copied, so that there are several tasks for each core."""
     if not isinstance(outer, int) or outer >= 4 * cpu.cores:
         return 1
     most = ceil_div(4 * cpu.cores, outer)
     return max(1, min(most, row * size // _PART)) if isinstance(row, int) else most
 
 
-def _share(part, length: Extent, parts: int, size: int) -> tuple:
+def _share(share, length: Extent, shares: int, size: int) -> tuple:
     """Return where a part of a row of an operand begins, and how many elements it has."""
-    if parts == 1:
+    if shares == 1:
         return const(0), as_expr(length)
     line = max(1, _LINE // size)
-    step = ceil_div(ceil_div(length, parts), line) * line
-    begin = bind(tirx.min(part * step, as_expr(length)))
+    step = ceil_div(ceil_div(length, shares), line) * line
+    begin = bind(tirx.min(share * step, as_expr(length)))
     return begin, bind(tirx.min(as_expr(step), length - begin))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from .divide import DivideSlices
 from .fold import FoldConstants
 from .gradient import Gradient
 from .inline import InlineOnlyCalls
@@ -24,6 +25,7 @@ def __getattr__(name: str):
 
 __all__ = [
     "DispatchKernels",
+    "DivideSlices",
     "FoldConstants",
     "Gradient",
     "InlineOnlyCalls",

@@ -17,8 +17,13 @@ _SLICE, _TAKE = (
 )
 _PERMUTE = Op.get("relax.permute_dims")
 
-#: Operators whose result is the gradient of a slice, or that gradient transposed.
+#: Operators whose result is the gradient of a slice.
 SLICES = (_SLICE, _TAKE)
+
+_READ_SLICE, _READ_TAKE = (Op.get(f"relax.{name}") for name in ("strided_slice", "take"))
+
+#: Operators whose result is a slice.
+READS = (_READ_SLICE, _READ_TAKE)
 
 Lookup = Callable[[relax.Expr], relax.Expr]
 
@@ -29,7 +34,7 @@ class Slice:
 
     Attributes
     ----------
-    source : relax.Expr
+    source : relax.Expr or None
         The range: a tensor of as many axes, or of one axis less if :attr:`is_row`.
     axis, start, stop : int
         The range.
@@ -41,7 +46,7 @@ class Slice:
         The bindings that compute the tensor.
     """
 
-    source: relax.Expr
+    source: relax.Expr | None
     axis: int
     start: int
     stop: int
@@ -84,20 +89,38 @@ def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:
     if not isinstance(value, relax.Call):
         return None
     if value.op == _SLICE:
-        found = _of_strided_slice(value)
+        found = _of_strided_slice(value.ty, value.args[0].ty, value.args[2:6])
     elif value.op == _TAKE:
-        found = _of_take(value, lookup)
+        found = _of_take(value.ty, value.args[2], value, lookup)
     elif value.op == _PERMUTE and isinstance(value.args[0], relax.Var):
         found = _transposed(value, lookup)
     else:
         return None
-    return None if found is None else replace(found, variables=(variable, *found.variables))
+    if found is None:
+        return None
+    source = value.args[0] if found.source is None else found.source
+    return replace(found, source=source, variables=(variable, *found.variables))
 
 
-def _of_strided_slice(call: relax.Call) -> Slice | None:
-    shape, part = static_shape(call.ty), static_shape(call.args[0].ty)
-    axes, begin, end, strides = (_numbers(argument) for argument in call.args[2:6])
-    if None in (shape, part, axes, begin, end, strides) or any(each != 1 for each in strides):
+def slice_read(call: relax.Call, lookup: Lookup) -> Slice | None:
+    """Return the slice that a call takes, with what it is taken of as the source; None for other calls."""
+    if call.op == _READ_SLICE:
+        found = _of_strided_slice(call.args[0].ty, call.ty, call.args[1:5])
+    elif call.op == _READ_TAKE:
+        found = _of_take(call.args[0].ty, call.args[1], call, lookup)
+    else:
+        return None
+    return None if found is None else replace(found, source=call.args[0])
+
+
+def _of_strided_slice(
+    whole: relax.Type, part: relax.Type, bounds: Sequence[relax.Expr]
+) -> Slice | None:
+    shape, part = static_shape(whole), static_shape(part)
+    axes, begin, end, *strides = map(_numbers, bounds)  # without strides, they are 1
+    if None in (shape, part, axes, begin, end, *strides):
+        return None
+    if any(stride != 1 for each in strides for stride in each):
         return None
     cut = [axis for axis, extent in enumerate(shape) if part[axis] != extent]
     if len(cut) != 1:
@@ -109,12 +132,13 @@ def _of_strided_slice(call: relax.Call) -> Slice | None:
     start, stop = (_within(each[places[0]], shape[axis]) for each in (begin, end))
     if stop - start != part[axis] or not part[axis]:
         return None
-    return Slice(call.args[0], axis, start, stop)
+    return Slice(None, axis, start, stop)
 
 
-def _of_take(call: relax.Call, lookup: Lookup) -> Slice | None:
-    output_grad, _, indices = call.args
-    shape, attrs = static_shape(call.ty), take_attrs(call)
+def _of_take(
+    whole: relax.Type, indices: relax.Expr, call: relax.Call, lookup: Lookup
+) -> Slice | None:
+    shape, attrs = static_shape(whole), take_attrs(call)
     values = constant_value(lookup(indices))
     if not shape or values is None or values.ndim > 1 or not values.size:
         return None
@@ -126,7 +150,7 @@ def _of_take(call: relax.Call, lookup: Lookup) -> Slice | None:
     start = places[0]
     if start is None or places != list(range(start, start + len(places))):
         return None
-    return Slice(output_grad, axis, start, start + len(places), is_row=values.ndim == 0)
+    return Slice(None, axis, start, start + len(places), is_row=values.ndim == 0)
 
 
 def _transposed(call: relax.Call, lookup: Lookup) -> Slice | None:

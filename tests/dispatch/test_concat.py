@@ -1,4 +1,4 @@
-"""Concatenations that kernels take: of many tensors, whatever they hold."""
+"""Concatenations and divisions that kernels take: of many tensors, whatever they hold."""
 
 from __future__ import annotations
 
@@ -97,3 +97,23 @@ def test_its_gradient():
     (ours, (mine,)), (stock, (theirs,)) = run_both(differentiated, "main_adjoint", values)
     np.testing.assert_allclose(ours, stock, rtol=1e-5)
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16", "bool"])
+@pytest.mark.parametrize("where", [[1, 2, 4, 9, 10], 7])
+def test_divisions(dtype, where):
+    """By indices, and in parts of one size."""
+    built = build([tensor("x", (3, 14, 2), dtype)], lambda bb, x: op.split(x, where, -2))
+    check_dispatch(built, "main", [some((3, 14, 2), dtype)], ["split_kernel"])
+
+
+def test_a_division_of_a_symbolic_batch():
+    built = build([tensor("x", (N, 14), "float32")], lambda bb, x: op.split(x, 7, 1))
+    check_dispatch(built, "main", [some((3, 14))], ["split_kernel"])
+
+
+def test_divisions_that_are_left():
+    """Those in few parts, and in empty ones."""
+    for where in (5, [0, 1, 2, 3, 4, 5], [1, 2, 3, 3, 4, 5]):
+        built = build([tensor("x", (3, 15), "float32")], lambda bb, x, w=where: op.split(x, w, 1))
+        assert kernels_in(built) == []

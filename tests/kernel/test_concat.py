@@ -1,4 +1,4 @@
-"""Concatenations against NumPy, of every dtype."""
+"""Concatenations and divisions against NumPy, of every dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from machines import each_target
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.kernel.concat import concat
+from relax_grad.kernel.concat import concat, split
 from relax_grad.target import CPU
 from relax_grad.testing._program import without_assertions
 
@@ -45,14 +45,19 @@ def check(cases, target):
         function = concat(axis, shapes, zeros, dtype, CPU.of(target))
         functions[name] = function.with_attr("global_symbol", name)
         given = [array for k, array in enumerate(arrays) if k not in zeros]
-        runs.append((name, given, wanted))
+        runs.append((name, given, [wanted]))
+        name = f"split{i}"
+        function = split(axis, shapes, dtype, CPU.of(target))
+        functions[name] = function.with_attr("global_symbol", name)
+        runs.append((name, [wanted], arrays))
     with without_assertions():
         compiled = tvm.compile(tvm.IRModule(functions), target)
-    for case, (name, arrays, wanted) in zip(cases, runs, strict=True):
-        result = tvm.runtime.tensor(np.ones_like(wanted))
-        compiled[name](*map(tvm.runtime.tensor, arrays), result)
-        assert result.numpy().dtype == wanted.dtype
-        np.testing.assert_array_equal(result.numpy(), wanted, err_msg=str(case))
+    for name, arrays, wanted in runs:
+        results = [tvm.runtime.tensor(np.ones_like(each)) for each in wanted]
+        compiled[name](*map(tvm.runtime.tensor, arrays), *results)
+        for found, each in zip(results, wanted, strict=True):
+            assert found.numpy().dtype == each.dtype
+            np.testing.assert_array_equal(found.numpy(), each, err_msg=f"{name} of {cases}")
 
 
 @each_target

@@ -119,6 +119,7 @@ _NOTHING = {
     "relax_grad.registry.operators": registry.operators,
     "relax_grad.coverage.coverage": coverage.coverage,
     "relax_grad.testing.samples.sampled_operators": samples.sampled_operators,
+    "relax_grad.transform.DivideSlices": passes.DivideSlices,
     "relax_grad.transform.FoldConstants": passes.FoldConstants,
     "relax_grad.transform.InlineOnlyCalls": passes.InlineOnlyCalls,
     "relax_grad.transform.JoinSlices": passes.JoinSlices,

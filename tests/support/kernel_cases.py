@@ -403,3 +403,7 @@ def _concats() -> Iterator[KernelCase]:
                 integers,
                 f"axis {axis}",
             )
+    for shape, where in (((N, 76, 7), [1, 6, 7, 20, 75]), ((N, 30000), 6)):
+        yield KernelCase(
+            "relax.split", [shape], lambda _, x, w=where: relax.op.split(x, w, 1), detail=str(where)
+        )

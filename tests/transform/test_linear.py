@@ -17,7 +17,7 @@ import relax_grad
 from relax_grad._bindings import without_unused
 from relax_grad.op.index_slice import strided_slice_backward_data
 from relax_grad.target import host
-from relax_grad.transform import JoinSlices
+from relax_grad.transform import DivideSlices, JoinSlices
 
 PACKAGE = str(Path(relax_grad.__file__).parent)
 #: What makes functions for the shapes of a network, not for each of its layers.
@@ -124,24 +124,27 @@ def test_variables_are_not_looked_up_in_lists(by):
     assert most - more <= 2.01 * (more - few)
 
 
-def test_joining_slices_is_linear():
-    """The lines of concatenating n gradients of slices grow with n."""
+@pytest.mark.parametrize("make", [JoinSlices, DivideSlices])
+def test_slices_are_joined_and_divided_in_linear_time(make):
+    """The lines of n slices, and of their gradients, grow with n."""
 
     def lines(count):
         params = [tensor(f"x{i}", (1, 3), "float32") for i in range(count)]
+        shape = (count, 3)
 
-        def body(bb, *tensors):
-            shape = (count, 3)
+        def body(bb, whole, *tensors):
             slices = [
                 bb.emit(strided_slice_backward_data(each, shape, [0], [i], [i + 1], [1]))
                 for i, each in enumerate(tensors)
             ]
-            return _sum_of(bb, slices)
+            rows = [bb.emit(op.strided_slice(whole, [0], [i], [i + 1])) for i in range(count)]
+            return relax.Tuple([_sum_of(bb, slices), *rows])
 
-        module = build(params, body)
-        return lines_of(lambda: JoinSlices()(module))
+        module = build([tensor("whole", shape, "float32"), *params], body)
+        return lines_of(lambda: make()(module))
 
     few, more, most = map(lines, (20, 40, 80))
+    assert few > 20
     assert most - more <= MOST * (more - few)
 
 
