@@ -46,6 +46,8 @@ def passes(
     """
     yield transform.LiftBranches()
     yield transform.InlineOnlyCalls()
+    yield transform.JoinSlices()
+    yield transform.DivideSlices()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
     yield from _legalize_passes(target, declarations)

@@ -50,7 +50,7 @@ PARTS = {
     "backend": Part("patterns for libraries that compute backward operators", ("op",), (1, 694)),
     "transform": Part(
         "passes: differentiation, branches, memory, and those that call kernels and schedules",
-        ("dispatch", "kernel", "schedule"),
+        ("dispatch", "kernel", "op", "schedule"),
         (2, 230),
     ),
     "codegen": Part(

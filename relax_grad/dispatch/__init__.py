@@ -1,6 +1,6 @@
 """Which calls of operators run as kernels: one module per family of operators."""
 
-from . import conv, index, linear_algebra, norm, norm_saving, pool, reduce, softmax
+from . import concat, conv, index, linear_algebra, norm, norm_saving, pool, reduce, softmax
 from ._declaration import declaration
 from ._registry import Kernel, Site, find_kernel, kernel_for, operators_with_kernels
 from ._saving import Calls, Saving, Use, find_saving

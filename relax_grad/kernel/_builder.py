@@ -165,6 +165,26 @@ def store(buffer: tirx.Buffer, index, value) -> None:
     T.buffer_store(buffer, value, [index])
 
 
+def copy(target: tirx.Buffer, at, source: tirx.Buffer, start, number) -> None:
+    """Copy consecutive elements of a buffer to another one of the same dtype."""
+    pointers = tirx.address_of(target[at]), tirx.address_of(source[start])
+    _call("llvm.memcpy", *pointers, _bytes(target, number), tirx.const(False, "bool"))
+
+
+def clear(target: tirx.Buffer, at, number) -> None:
+    """Store 0 to consecutive elements."""
+    zero, is_volatile = tirx.const(0, "int8"), tirx.const(False, "bool")
+    _call("llvm.memset", tirx.address_of(target[at]), zero, _bytes(target, number), is_volatile)
+
+
+def _call(name: str, *arguments) -> None:
+    T.evaluate(tirx.op.call_llvm_intrin("void", name, *arguments))
+
+
+def _bytes(buffer: tirx.Buffer, number):
+    return tirx.Cast("int64", as_expr(number)) * tvm_ffi.dtype(str(buffer.dtype)).itemsize
+
+
 def prefetch(buffer: tirx.Buffer, index) -> None:
     """Ask for the cache line of an element, which may lie beyond the buffer, in the second-level cache."""
     line = tirx.op.call_llvm_intrin(

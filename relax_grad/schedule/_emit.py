@@ -192,8 +192,7 @@ class Elements(Emitter):
             if len(parts) == 2 and all(isinstance(part, tirx.IntImm) for part in parts):
                 factor, rest = map(int, parts)
                 if factor:
-                    # Between neighbours the sign changes, or an inequality begins to hold.
-                    found.update(range(-rest // factor, -rest // factor + 2))
+                    found.add(_turn(factor, rest, isinstance(node, (tirx.LE, tirx.GT))))
 
         for nest in self.group.nests:
             tvm_ffi.structural_walk(nest.value, ((tirx.LT, tirx.LE, tirx.GT, tirx.GE), visit))
@@ -321,6 +320,16 @@ def at_place(expr, at: dict, known: dict):
 
     rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
     return tvm_ffi.structural_map(expr, rules, order="pre")
+
+
+def _turn(factor: int, rest: int, is_weak: bool) -> int:
+    """Return the first integer ``x`` for which ``factor * x + rest < 0`` is not what it is for all before it.
+
+    With ``is_weak``, the inequality is ``<= 0``.
+    """
+    if factor < 0:  # the inequality begins to hold where its negation ceases to
+        factor, rest, is_weak = -factor, -rest, not is_weak
+    return -((rest - is_weak) // factor)
 
 
 def _selected(nest: Nest) -> list:

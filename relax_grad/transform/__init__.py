@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 
+from .divide import DivideSlices
 from .fold import FoldConstants
 from .gradient import Gradient
 from .inline import InlineOnlyCalls
+from .join import JoinSlices
 from .lift import LiftBranches
 from .memory import OrderForMemory
 from .storage import ShareStorage
@@ -23,9 +25,11 @@ def __getattr__(name: str):
 
 __all__ = [
     "DispatchKernels",
+    "DivideSlices",
     "FoldConstants",
     "Gradient",
     "InlineOnlyCalls",
+    "JoinSlices",
     "LiftBranches",
     "MergeElements",
     "OrderForMemory",

@@ -82,6 +82,8 @@ def moves():
         yield [x, y], topi.add(topi.transpose(x, axes), y)
     x, y = tensor(30, 17), tensor(30, 40)
     yield [x, y], topi.concatenate([x, y], 1)
+    many = [tensor(30, extent) for extent in (1, 17, 2, 40, 3, 9, 30)]
+    yield many, topi.concatenate(many, 1)
     yield [y], topi.nn.pad(y, (1, 2), (3, 4))
     yield [y], topi.strided_slice(y, [2, 1], [28, 39], [1, 3])
     yield [y], topi.split(y, 4, 1)[1]
@@ -307,3 +309,22 @@ def test_what_may_lie_outside_is_loaded_where_it_is_selected():
     selections = []
     tvm_ffi.structural_walk(function.body, (tirx.Select, selections.append))
     assert all(not isinstance(select.true_value, tirx.Var) for select in selections)
+
+
+def test_a_concatenation_has_one_loop_for_each_operand():
+    extents = (128, 64, 128, 64, 128, 32, 5)
+    operands = [tensor(64, extent) for extent in extents]
+    function = te.create_prim_func([*operands, topi.concatenate(operands, 1)])
+    rows, *found = loops(schedule(function, CPU(16, 32, 2)))
+    assert rows == ("PARALLEL", 64)
+    assert found == [("SERIAL", extent) for extent in extents]
+
+
+@pytest.mark.parametrize("factor", [-3, -1, 1, 2])
+@pytest.mark.parametrize("compare", [np.less, np.less_equal])
+def test_where_an_inequality_changes(factor, compare):
+    x = np.arange(-60, 60)
+    for rest in range(-20, 20):
+        holds = compare(factor * x + rest, 0)
+        turn = _emit._turn(factor, rest, compare is np.less_equal)
+        assert turn == x[np.flatnonzero(holds != holds[0])[0]]

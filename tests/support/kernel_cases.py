@@ -117,6 +117,7 @@ def _cases() -> Iterator[KernelCase]:
     yield from _sums()
     yield from _takes()
     yield from _points()
+    yield from _concats()
 
 
 def _products() -> Iterator[KernelCase]:
@@ -385,4 +386,24 @@ def _points() -> Iterator[KernelCase]:
             [(N, 21), (N,)],
             lambda _, dy, i: index_tensor_backward_data(dy, (5, 21), [i]),
             dtype,
+        )
+
+
+def _concats() -> Iterator[KernelCase]:
+    whole, rows = [(N, extent, 7) for extent in (1, 5, 70)], [(N, 7), (3, 7), (40, 7)]
+    for shapes, axis in ((whole * 2, 1), (rows * 2, 0), ([(N, 1, 5000)] * 6, 1)):
+        for integers in ("", "int8"):
+            last = [shapes[-1]] if integers else []
+            yield KernelCase(
+                "relax.concat",
+                [*shapes, *last],
+                lambda _, *xs, a=axis, i=integers: relax.op.concat(
+                    [xs[-1]] * 6 if i else list(xs), a
+                ),
+                integers,
+                f"axis {axis}",
+            )
+    for shape, where in (((N, 76, 7), [1, 6, 7, 20, 75]), ((N, 30000), 6)):
+        yield KernelCase(
+            "relax.split", [shape], lambda _, x, w=where: relax.op.split(x, w, 1), detail=str(where)
         )

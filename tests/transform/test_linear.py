@@ -15,7 +15,9 @@ from tvm.relax import op
 
 import relax_grad
 from relax_grad._bindings import without_unused
+from relax_grad.op.index_slice import strided_slice_backward_data
 from relax_grad.target import host
+from relax_grad.transform import DivideSlices, JoinSlices
 
 PACKAGE = str(Path(relax_grad.__file__).parent)
 #: What makes functions for the shapes of a network, not for each of its layers.
@@ -116,6 +118,30 @@ def test_variables_are_not_looked_up_in_lists(by):
 
     few, more, most = map(lines, (20, 40, 80))
     assert most - more <= 2.01 * (more - few)
+
+
+@pytest.mark.parametrize("make", [JoinSlices, DivideSlices])
+def test_slices_are_joined_and_divided_in_linear_time(make):
+    """The lines of n slices, and of their gradients, grow with n."""
+
+    def lines(count):
+        params = [tensor(f"x{i}", (1, 3), "float32") for i in range(count)]
+        shape = (count, 3)
+
+        def body(bb, whole, *tensors):
+            slices = [
+                bb.emit(strided_slice_backward_data(each, shape, [0], [i], [i + 1], [1]))
+                for i, each in enumerate(tensors)
+            ]
+            rows = [bb.emit(op.strided_slice(whole, [0], [i], [i + 1])) for i in range(count)]
+            return relax.Tuple([_sum_of(bb, slices), *rows])
+
+        module = build([tensor("whole", shape, "float32"), *params], body)
+        return lines_of(lambda: make()(module))
+
+    few, more, most = map(lines, (20, 40, 80))
+    assert few > 20
+    assert most - more <= MOST * (more - few)
 
 
 def _sum_of(bb, tensors):

@@ -1,0 +1,135 @@
+"""Concatenation and its opposite: each part is copied to its place, or from there, row by row.
+
+A copy is LLVM's, which the C library does in as many vectors as there are, and which costs one call of code however
+long a row is. A row is what lies behind the axis of the concatenation; where there are few rows, each is divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm_ffi
+from tvm import tirx
+
+from ..target import CPU
+from . import _builder as b
+from ._builder import Extent, as_expr, bind, ceil_div, const, count
+
+#: Bytes that one thread copies before a second one has woken up.
+_SMALL = 2**17
+
+#: Bytes that a part of a row has, at least.
+_PART = 2**14
+
+#: Bytes where parts of a row begin: multiples of a cache line.
+_LINE = 64
+
+
+def concat(
+    axis: int, shapes: Sequence[Sequence[Extent]], zeros: Sequence[int], dtype: str, cpu: CPU
+) -> tirx.PrimFunc:
+    """Return the concatenation of tensors along an axis.
+
+    Parameters
+    ----------
+    axis : int
+        The axis.
+    shapes : Sequence
+        The shapes of the operands in their order, and of the result.
+    zeros : Sequence[int]
+        Which of the operands are 0 and no arguments.
+    dtype : str
+        The dtype of all.
+    cpu : CPU
+        What the function is for.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the other operands, and the result.
+    """
+    *operands, result = shapes
+
+    def body(*buffers) -> None:
+        *sources, target = buffers
+        given = iter(sources)
+        parts = [None if i in zeros else next(given) for i in range(len(operands))]
+
+        def copy(i, at, start, number) -> None:
+            if parts[i] is None:
+                b.clear(target, at, number)
+            else:
+                b.copy(target, at, parts[i], start, number)
+
+        _each(axis, shapes, dtype, cpu, copy)
+
+    params = [(f"x{i}", shape, dtype) for i, shape in enumerate(operands) if i not in zeros]
+    return b.prim_func("concat", [*params, ("result", result, dtype)], body)
+
+
+def split(axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU) -> tirx.PrimFunc:
+    """Return the division of a tensor along an axis.
+
+    Parameters
+    ----------
+    axis, dtype, cpu
+        As for :func:`concat`.
+    shapes : Sequence
+        The shapes of the results in their order, and of the operand.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the operand and the results.
+    """
+    *results, operand = shapes
+
+    def body(source, *parts) -> None:
+        def copy(i, at, start, number) -> None:
+            b.copy(parts[i], start, source, at, number)
+
+        _each(axis, shapes, dtype, cpu, copy)
+
+    params = [(f"y{i}", shape, dtype) for i, shape in enumerate(results)]
+    return b.prim_func("split", [("x", operand, dtype), *params], body)
+
+
+def _each(
+    axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU, copy: Callable
+) -> None:
+    """Emit the copies between the parts of a tensor along an axis and the whole, whose shape is the last one.
+
+    ``copy(i, at, start, number)`` copies elements of the i-th part: ``at`` is where in the whole, ``start`` where in
+    the part.
+    """
+    *parts, whole = shapes
+    outer, inner = count(whole[:axis]), count(whole[axis + 1 :])
+    lengths = [shape[axis] * inner for shape in parts]
+    row, size = whole[axis] * inner, tvm_ffi.dtype(dtype).itemsize
+    tasks = _tasks(outer, row, size, cpu)
+    is_small = isinstance(outer * row, int) and outer * row * size < _SMALL
+    with (b.serial if is_small else b.parallel)(0, outer * tasks) as task:
+        n, share = bind(task // tasks), bind(task % tasks)
+        at = bind(n * row)
+        for i, length in enumerate(lengths):
+            begin, number = _share(share, length, tasks, size)
+            copy(i, at + begin, n * length + begin, number)
+            at = at + length
+
+
+def _tasks(outer: Extent, row: Extent, size: int, cpu: CPU) -> int:
+    """Return in how many parts a row is copied, so that there are several tasks for each core."""
+    if not isinstance(outer, int) or outer >= 4 * cpu.cores:
+        return 1
+    most = ceil_div(4 * cpu.cores, outer)
+    return max(1, min(most, row * size // _PART)) if isinstance(row, int) else most
+
+
+def _share(share, length: Extent, shares: int, size: int) -> tuple:
+    """Return where a part of a row of an operand begins, and how many elements it has."""
+    if shares == 1:
+        return const(0), as_expr(length)
+    line = max(1, _LINE // size)
+    step = ceil_div(ceil_div(length, shares), line) * line
+    begin = bind(tirx.min(share * step, as_expr(length)))
+    return begin, bind(tirx.min(as_expr(step), length - begin))
