@@ -213,8 +213,11 @@ class _Compiler:
 
     def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
         """Compile functions together; those that are declared are made now."""
+        checked = [
+            name for name, each in functions.items() if arguments.parameters(each) is not None
+        ]
         defined = {name: self._declarations.defined(each) for name, each in functions.items()}
-        return object_file(defined, self._target)
+        return object_file(defined, self._target, checked)
 
 
 def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import tvm
@@ -15,7 +15,7 @@ from tvm.ir import GlobalVar
 
 from .._compat import installed_version
 from .._module import IS_KERNEL
-from .arguments import parameters, without_checks
+from .arguments import without_checks
 
 #: Another one for each change of how functions are compiled, within a release too.
 _REVISION = 4
@@ -34,10 +34,10 @@ def canonical_name(name: str) -> str:
     return re.sub(r"\d+(?=_|$)", "", name) or "function"
 
 
-def object_file(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target) -> bytes:
+def object_file(
+    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, checked: Collection[str] = ()
+) -> bytes:
     """Compile functions together.
-
-    Those that :func:`.arguments.parameters` answers for do not check their arguments.
 
     Parameters
     ----------
@@ -46,11 +46,12 @@ def object_file(functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Targe
         is its name here with :data:`SYMBOL` before it, and errors at run time call it by the name.
     target : tvm.target.Target
         A target of LLVM, which is its own host.
+    checked : Collection[str]
+        The names of functions whose arguments are checked before they are called.
     """
     mod = tvm.IRModule(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
     )
-    checked = [name for name, function in functions.items() if parameters(function) is not None]
     mod = _lowered(mod, all(map(is_generated, functions.values())), checked, target)
     library = tvm.get_global_func("target.build.llvm")(mod, target)
     with tempfile.TemporaryDirectory() as directory:
@@ -96,7 +97,7 @@ def environment(target: tvm.target.Target) -> list[str]:
 
 
 def _lowered(
-    mod: tvm.IRModule, generated: bool, checked: Sequence[str], target: tvm.target.Target
+    mod: tvm.IRModule, generated: bool, checked: Collection[str], target: tvm.target.Target
 ) -> tvm.IRModule:
     """Return a module as LLVM's code generator takes it, without assertions in the functions that are named."""
     mod = tirx.transform.BindTarget(target)(mod)

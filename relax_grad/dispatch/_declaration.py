@@ -33,13 +33,17 @@ class Extents:
         return variable
 
 
-def declaration(types: Sequence[relax.Type]) -> tirx.PrimFunc | None:
+def declaration(
+    types: Sequence[relax.Type], shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
+) -> tirx.PrimFunc | None:
     """Return a function with the parameters and the attributes of a kernel, which does not link.
 
     Parameters
     ----------
     types : Sequence[relax.Type]
         The types of the tensors that the kernel is called with, its results last.
+    shapes : Sequence, optional
+        The shapes of the kernel's parameters, where they are not those of the types.
 
     Returns
     -------
@@ -50,7 +54,8 @@ def declaration(types: Sequence[relax.Type]) -> tirx.PrimFunc | None:
     for i, kind in enumerate(types):
         if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
             return None
-        shape = [extents.of(extent) for extent in kind.shape.values]
+        known = [extents.of(extent) for extent in kind.shape.values]
+        shape = known if shapes is None else shapes[i]
         params.append((f"p{i}", shape, dtype_of(kind)))
 
     def body(*_):

@@ -30,11 +30,15 @@ class Kernel:
         The arguments of the call.
     name : str, optional
         The name of an operator that it computes; by default that of the call.
+    shapes : Sequence, optional
+        The shapes that the function declares for its arguments and results, in this order; by default those of the
+        call. They are given where the function serves calls of other shapes too.
     """
 
     generator: partial[tirx.PrimFunc]
     arguments: Sequence[relax.Expr]
     name: str | None = None
+    shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
 
     @property
     def key(self) -> tuple:

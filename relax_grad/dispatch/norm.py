@@ -38,7 +38,9 @@ def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
         bool(attrs.scale),
         statistics and [of.channels],
     )
-    return Kernel(generator, site.call.args)
+    data, parameter = shapes[:2]
+    results = [data, *[parameter] * (4 if statistics else 2)]
+    return Kernel(generator, site.call.args, shapes=[*shapes, *results])
 
 
 @kernel_for("relax.grad.batch_norm_backward_data")
@@ -58,7 +60,7 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
         of.outer * of.inner,
         bool(attrs.scale),
     )
-    return Kernel(generator, site.call.args)
+    return Kernel(generator, site.call.args, shapes=[*shapes, shapes[1]])
 
 
 @kernel_for("relax.grad.batch_norm_backward_gamma")
@@ -70,15 +72,15 @@ def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | 
     if not of:
         return None
     of, shapes = _of_any_number(of, shapes, axis)
-    results = [*shapes, shapes[-1]]
+    taken, result = [*shapes, shapes[-1]], shapes[-1:]
     generator = partial(
         norm_backward.channel_norm_backward_gamma,
         of,
-        results,
+        taken,
         site.cpu,
         beta=beta and [of.channels],
     )
-    return Kernel(generator, site.call.args)
+    return Kernel(generator, site.call.args, shapes=[*taken, *(result if beta else [])])
 
 
 @kernel_for("relax.nn.instance_norm", "relax.nn.group_norm")

@@ -96,7 +96,7 @@ class DeclareKernels(TargetPass):
         return _Dispatch(mod, cpu, self._winograd_tile, self._declared).module()
 
     def _declared(self, kernel: Kernel, types: Sequence[relax.Type]) -> tirx.PrimFunc:
-        identity, function = kernel.identity, declaration(types)
+        identity, function = kernel.identity, declaration(types, kernel.shapes)
         if identity is None or function is None:
             return _generated(kernel, types)
         return self._declare(function, kernel.generator, identity)

@@ -11,6 +11,7 @@ from tvm.script import from_source
 
 from relax_grad.codegen import compile as codegen
 from relax_grad.codegen.arguments import Parameter, parameters
+from relax_grad.codegen.declarations import Declarations
 
 RNG = np.random.default_rng(0)
 
@@ -36,7 +37,7 @@ def function(signature, name="function"):
 def compiled(*functions):
     """Return the library of functions that are compiled here."""
     target = codegen._optimizing(HOST)
-    objects, labels = codegen._Compiler(target, None).compile(functions)
+    objects, labels = codegen._Compiler(target, None, Declarations()).compile(functions)
     checked = codegen._checked(functions)
     return codegen._library(codegen._empty_module(target), objects, labels, checked)
 

@@ -37,9 +37,9 @@ def compiled(monkeypatch):
     names = []
     made = lower.object_file
 
-    def object_file(functions, target):
+    def object_file(functions, *options):
         names.extend(functions)
-        return made(functions, target)
+        return made(functions, *options)
 
     monkeypatch.setattr(compiler, "object_file", object_file)
     return names
