@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import Forks
 
 from relax_grad.registry import operators
+from relax_grad.testing.fuzz.session import can_fork
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,22 +67,37 @@ def test_no_code_goes_unrun(page):
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
+@pytest.fixture(scope="module")
+def forks():
+    """Processes of their own, as a page may register what other tests must not see."""
+    if not can_fork():
+        pytest.skip("this system does not fork processes")
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    found = Forks({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    yield found
+    found.close()
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
-def test_code_runs(page, tmp_path):
-    """In a process of its own, as a page may register what other tests must not see."""
+def test_code_runs(page, forks, tmp_path):
     if page.name == "tutorial.md":
         pytest.importorskip("sklearn", reason="the data of the tutorial come with scikit-learn")
     program = tmp_path / f"{page.stem}.py"
     program.write_text(python_of(page.read_text()))
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    result = subprocess.run(
-        [sys.executable, program],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    code, printed = forks.run(program)
+    assert code == 0, printed
+
+
+def test_a_page_that_fails_is_told(forks, tmp_path):
+    program = tmp_path / "page.py"
+    program.write_text("import relax_grad\nrelax_grad.mark = 1\nprint('before')\nassert 1 > 2\n")
+    code, printed = forks.run(program)
+    assert code == 1
+    assert "before" in printed
+    assert "line 4" in printed
+    other = tmp_path / "other.py"
+    other.write_text("import relax_grad\nassert not hasattr(relax_grad, 'mark')\n")
+    assert forks.run(other) == (0, "")
 
 
 @pytest.fixture(scope="module")

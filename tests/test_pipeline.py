@@ -216,6 +216,7 @@ def training_step(rows):
 
 SCRIPT = """
 import sys
+sys.modules["torch"] = None  # TVM imports PyTorch where it is installed, which takes long
 import numpy as np, tvm
 from tvm import relax
 folder = sys.argv[1]

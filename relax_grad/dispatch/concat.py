@@ -1,4 +1,4 @@
-"""The kernel of concatenations of many tensors."""
+"""Kernels of concatenations of many tensors, and of divisions into many."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ _MANY = 6
 
 _ZEROS = Op.get("relax.zeros")
 
+#: Parts from which on there is a kernel of a division: its own loop is as fast, but to fuse it makes long functions.
+_PARTS = 16
+
 #: What an element of a tensor can be that is copied byte by byte.
 _KINDS = ("float", "int", "uint", "bool")
 
@@ -33,9 +36,7 @@ def concatenation(site: Site) -> Kernel | None:
     shapes = [site.shape(each, dtype) for each in [*operands, site.call]]
     if len(operands) < _MANY or None in shapes:
         return None
-    axis = (
-        site.call.attrs.axis if site.call.attrs.axis is None else int(site.call.attrs.axis)
-    ) or 0
+    axis = int(site.call.attrs.axis or 0)
     zeros = [i for i, each in enumerate(operands) if _is_zero(each, site)]
     generator = partial(concat, axis % len(shapes[-1]), shapes, zeros, dtype, site.cpu)
     return Kernel(generator, [each for i, each in enumerate(operands) if i not in zeros])
@@ -45,7 +46,7 @@ def concatenation(site: Site) -> Kernel | None:
 def division(site: Site) -> Kernel | None:
     """Return the kernel of a division into many tensors."""
     operand, fields = site.call.args[0], site.call.ty.fields
-    if len(fields) < _MANY or not _is_copied(operand.ty):
+    if len(fields) < _PARTS or not _is_copied(operand.ty):
         return None
     dtype = dtype_of(operand.ty)
     parts = [relax.Var("part", field) for field in fields]

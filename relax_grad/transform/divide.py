@@ -14,7 +14,7 @@ from .._module import normalized
 from ._slices import READS, Slice, slice_read, static_shape
 
 #: The fewest slices that a tensor is divided for; fewer are better fused with what uses them.
-_FEWEST = 8
+_FEWEST = 16
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DivideSlices")
