@@ -29,22 +29,32 @@ def used(value: relax.Expr) -> list[relax.Var]:
 
     Of a conditional, these are what its branches result in; of a function, what it captures.
     """
-    if isinstance(value, relax.Var):
-        return [value]
-    if isinstance(value, relax.Call):
-        called = [value.op] if isinstance(value.op, relax.Var) else []
-        return called + [variable for argument in value.args for variable in used(argument)]
-    if isinstance(value, relax.Tuple):
-        return [variable for field in value.fields for variable in used(field)]
-    if isinstance(value, relax.TupleGetItem):
-        return used(value.tuple_value)
-    if isinstance(value, relax.SeqExpr):
-        return used(value.body)
-    if isinstance(value, relax.If):
-        return [*used(value.true_branch), *used(value.false_branch)]
-    if isinstance(value, relax.Function):
-        return list(relax.analysis.free_vars(value))
-    return []
+    found: list[relax.Var] = []
+    _add_used(value, found)
+    return found
+
+
+def _add_used(value: relax.Expr, found: list[relax.Var]) -> None:
+    kind = type(value)  # isinstance takes several times as long for a class of TVM
+    if kind is relax.DataflowVar or kind is relax.Var:
+        found.append(value)
+    elif kind is relax.Call:
+        if isinstance(value.op, relax.Var):
+            found.append(value.op)
+        for argument in value.args:
+            _add_used(argument, found)
+    elif kind is relax.Tuple:
+        for field in value.fields:
+            _add_used(field, found)
+    elif kind is relax.TupleGetItem:
+        _add_used(value.tuple_value, found)
+    elif kind is relax.SeqExpr:
+        _add_used(value.body, found)
+    elif kind is relax.If:
+        _add_used(value.true_branch, found)
+        _add_used(value.false_branch, found)
+    elif kind is relax.Function:
+        found += relax.analysis.free_vars(value)
 
 
 def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:

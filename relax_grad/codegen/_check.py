@@ -12,13 +12,16 @@ PARAMETER = "%relax_grad_parameter"
 MOST_SYMBOLS = 16
 
 
+#: Each byte as constants of LLVM's language have it.
+_ESCAPED = [
+    chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in range(256)
+]
+
+
 def string(text: str) -> str:
     """Return a constant of C's form."""
     data = text.encode() + b"\0"
-    escaped = "".join(
-        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in data
-    )
-    return f'[{len(data)} x i8] c"{escaped}"'
+    return f'[{len(data)} x i8] c"{"".join(map(_ESCAPED.__getitem__, data))}"'
 
 
 def check() -> list[str]:

@@ -159,8 +159,12 @@ def of_form(
     """
 
     required = sum(not kind.startswith("Optional") for _, kind, _ in arguments)
+    inferred = Inferred()
 
     def checked(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+        return inferred.of(call, lambda: refused_or_inferred(call, ctx))
+
+    def refused_or_inferred(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         if not required <= len(call.args) <= len(arguments):
             names = ", ".join(name for name, _, _ in arguments)
             raise TypeError(
@@ -175,6 +179,43 @@ def of_form(
             return infer_type(call, ctx)
 
     return checked
+
+
+class Inferred:
+    """Types that were inferred for the calls of an operator.
+
+    Every pass infers the types of all that it writes anew, of calls with the same attributes and types as before: the
+    same objects. A type only depends on these, and on shapes that are arguments.
+    """
+
+    #: The number of calls after which all are forgotten.
+    MOST = 4096
+
+    def __init__(self):
+        self._known: dict[tuple, tuple[list, relax.Type]] = {}
+
+    def of(self, call: relax.Call, infer: Callable[[], relax.Type]) -> relax.Type:
+        """Return the type of a call; ``infer`` infers one that is not known."""
+        parts = [call.attrs, *call.ty_args]
+        for argument in call.args:
+            if isinstance(argument, relax.Var):
+                parts.append(argument.ty)
+            elif isinstance(argument, relax.ShapeExpr):
+                parts.append(argument)
+            else:
+                return infer()
+        # Objects that are held here share their addresses with no others.
+        key = tuple(map(_address, parts))
+        if key not in self._known:
+            found = infer()
+            if len(self._known) >= self.MOST:
+                self._known.clear()
+            self._known[key] = parts, found
+        return self._known[key][1]
+
+
+def _address(part: tvm_ffi.Object | None) -> int:
+    return 0 if part is None else tvm_ffi.Object.__hash__(part)
 
 
 def type_key(attrs: tvm.ir.Attrs | None) -> str | None:

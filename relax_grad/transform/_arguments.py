@@ -12,8 +12,15 @@ from ._adjoint import element
 from ._dataflow import hide_checks, show_checks
 
 
-def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> relax.Function:
-    """Return a copy of a function whose symbolic extents are those of its (first) arguments."""
+def with_shapes(
+    function: relax.Function, arguments: Sequence[relax.Expr], *, copied: bool = True
+) -> relax.Function:
+    """Return a copy of a function whose symbolic extents are those of its (first) arguments.
+
+    Without ``copied``, its variables are those of the function itself where it has no symbolic extents.
+    """
+    if not copied and not any(map(relax.analysis.tir_vars_in_type, _types(function))):
+        return function
     # The copy comes first: it would give the extents of the arguments new names too.
     function = copy_function(function)
     known: dict[tirx.Var, tirx.PrimExpr] = {}
@@ -25,6 +32,10 @@ def with_shapes(function: relax.Function, arguments: Sequence[relax.Expr]) -> re
     dims = relax.Function([], relax.ShapeExpr(list(known.values())))
     widened = hide_checks(_of_extents(function, relax.analysis.free_symbolic_vars(dims)))
     return _without_extents(widened.bind_symbolic_vars(known), function)
+
+
+def _types(function: relax.Function) -> list[relax.Type]:
+    return [param.ty for param in function.params]
 
 
 def copy_function(function: relax.Function, kept: Sequence[tirx.Var] = ()) -> relax.Function:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 
 import tvm
@@ -17,7 +17,9 @@ from ._dataflow import in_dataflow
 _Callees = Mapping[GlobalVar, relax.Function]
 
 
-def write_out_calls(function: relax.Function, callees: _Callees) -> relax.Function:
+def write_out_calls(
+    function: relax.Function, callees: _Callees, moved: Collection[GlobalVar] = ()
+) -> relax.Function:
     """Return a function with the bodies of callees in the place of the calls, in branches and callees too.
 
     ``relax.Function.inline_functions`` replaces the callee's symbolic variables in the types that it infers
@@ -31,11 +33,13 @@ def write_out_calls(function: relax.Function, callees: _Callees) -> relax.Functi
         The caller.
     callees : Mapping[GlobalVar, relax.Function]
         The functions whose calls are replaced.
+    moved : Collection[GlobalVar]
+        Those of them that are called once, and are in no module afterwards: their variables become the caller's.
     """
     caller = GlobalVar("caller")  # a callee may have the caller's name
     plain = relax.transform.ToNonDataflow()(tvm.IRModule({caller: function, **callees}))
     function = plain[caller]
-    body = _written_out(function.body, {variable: plain[variable] for variable in callees})
+    body = _written_out(function.body, {variable: plain[variable] for variable in callees}, moved)
     return in_dataflow(
         relax.Function(
             function.params,
@@ -48,7 +52,9 @@ def write_out_calls(function: relax.Function, callees: _Callees) -> relax.Functi
     )
 
 
-def _written_out(seq: relax.SeqExpr, callees: _Callees) -> relax.SeqExpr:
+def _written_out(
+    seq: relax.SeqExpr, callees: _Callees, moved: Collection[GlobalVar]
+) -> relax.SeqExpr:
     bindings = []
     # An explicit stack: functions may call each other deeper than Python's stack is.
     pending: list[tuple[GlobalVar | None, Iterator[relax.Binding]]] = [(None, _bindings(seq))]
@@ -59,10 +65,13 @@ def _written_out(seq: relax.SeqExpr, callees: _Callees) -> relax.SeqExpr:
             continue
         value = binding.value
         if isinstance(value, relax.If):
-            branches = (_written_out(b, callees) for b in (value.true_branch, value.false_branch))
+            branches = (
+                _written_out(b, callees, moved) for b in (value.true_branch, value.false_branch)
+            )
             binding = with_value(binding, relax.If(value.cond, *branches, value.span))
         elif _calls_one_of(value, callees) and value.op not in [callee for callee, _ in pending]:
-            pending.append((value.op, _body_of(callees[value.op], binding)))
+            body = _body_of(callees[value.op], binding, value.op not in moved)
+            pending.append((value.op, body))
             continue
         bindings.append(binding)
     return relax.SeqExpr([relax.BindingBlock(bindings)], seq.body)
@@ -72,10 +81,12 @@ def _calls_one_of(value: relax.Expr, callees: _Callees) -> bool:
     return isinstance(value, relax.Call) and value.op in callees
 
 
-def _body_of(callee: relax.Function, binding: relax.Binding) -> Iterable[relax.Binding]:
+def _body_of(
+    callee: relax.Function, binding: relax.Binding, copied: bool
+) -> Iterable[relax.Binding]:
     """Return the bindings in the place of one that binds a call."""
     arguments = binding.value.args
-    callee = with_shapes(callee, arguments)
+    callee = with_shapes(callee, arguments, copied=copied)
     params = zip(callee.params, arguments, strict=True)
     return chain(
         (bound for param, argument in params for bound in bind_param(param, argument)),

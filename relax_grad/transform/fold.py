@@ -20,6 +20,9 @@ _CALL_TIR = Op.get("relax.call_tir")
 #: What is made of nothing and has more elements is made at run time.
 _MOST_ELEMENTS = 1024
 
+#: What runs here: each function once, so that optimizing it would take longer.
+_TARGET = {"kind": "llvm", "opt-level": 0}
+
 #: Dtypes whose numbers NumPy rounds as LLVM does.
 _DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
 
@@ -133,7 +136,7 @@ class _Results:
             for variable, function in functions.items()
             if variable not in self._values
         }
-        library = tvm.tirx.build(tvm.IRModule(others), target="llvm") if others else {}
+        library = tvm.tirx.build(tvm.IRModule(others), target=_TARGET) if others else {}
         # Looking a function up takes longer than most calls.
         self._functions = {variable: library[variable.name_hint] for variable in others}
 

@@ -54,7 +54,9 @@ class InlineOnlyCalls:
         for caller, callees in own.items():
             if caller in chosen and not _is_public(functions[caller]):
                 continue  # what its own caller is given holds its callees too
-            inlined = write_out_calls(functions[caller], chosen)
+            # Where a public function is written out and stays, so do those that it calls: at two places.
+            moved = () if any(_is_public(functions[each]) for each in chosen) else chosen
+            inlined = write_out_calls(functions[caller], chosen, moved)
             unknown_before = sum(_unknown_shapes(functions[each]) for each in (caller, *callees))
             # TVM loses shapes that it cannot deduce again.
             if _unknown_shapes(inlined) <= unknown_before:

@@ -78,3 +78,47 @@ def test_an_operator_is_declared_once():
     _declare.declare_op("conv2d_backward_weight", [], lambda call, ctx: None, builder)
     assert Op.get("relax.grad.conv2d_backward_weight").get_attr("FInferType").same_as(before)
     assert backward.conv2d_backward_weight is builder
+
+
+def test_types_are_inferred_once():
+    """Of calls with the same attributes and types; others are not taken for them, and errors not kept."""
+    known, counts = _declare.Inferred(), []
+
+    def inferred(call):
+        def infer_type():
+            counts.append(call)
+            if call.args[0].ty.ndim != 4:
+                raise ValueError("of another rank")
+            return call.args[0].ty
+
+        return known.of(call, infer_type)
+
+    def of(*arguments):
+        return relax.Call(Op.get("relax.add"), list(arguments))
+
+    other = relax.Var("other", DATA.ty)
+    narrow = relax.Var("narrow", relax.TensorType((2, 4, 9, 8), "float32"))
+    assert inferred(of(DATA, DATA)).same_as(inferred(of(other, DATA)))
+    assert len(counts) == 1
+    assert inferred(of(narrow, DATA)).same_as(narrow.ty)
+    assert inferred(of(DATA, narrow)).same_as(DATA.ty)
+    assert inferred(weight_call([DATA, DATA])).same_as(DATA.ty)
+    assert len(counts) == 4
+    flat = relax.Var("flat", relax.TensorType((2,), "float32"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="another rank"):
+            inferred(of(flat))
+    assert len(counts) == 6
+    for _ in range(2):
+        inferred(of(DATA, relax.Tuple([DATA])))
+    assert len(counts) == 8
+
+
+def test_few_inferred_types_are_kept(monkeypatch):
+    """Types of short life, whose addresses are used again, are never taken for each other."""
+    monkeypatch.setattr(_declare.Inferred, "MOST", 3)
+    known = _declare.Inferred()
+    for i in range(200):
+        x = relax.Var("x", relax.TensorType((i, 2), "float32"))
+        call = relax.Call(Op.get("relax.nn.relu"), [x])
+        assert int(known.of(call, lambda x=x: x.ty).shape.values[0]) == i

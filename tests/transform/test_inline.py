@@ -366,3 +366,44 @@ def test_recursive_calls_stay():
     # Once through both: the second call of `step` would begin again.
     assert [call.op.name_hint for call in calls(written)] in (["other"], ["step"])
     tvm.ir.assert_structural_equal(InlineOnlyCalls()(Module)["step"], Module[step])
+
+
+def variables(function: relax.Function) -> list[relax.Var]:
+    """Return the parameters and the variables of bindings."""
+    bound = [each.var for block in function.body.blocks for each in block.bindings]
+    return [*function.params, *bound]
+
+
+@pytest.mark.parametrize("is_private", [True, False], ids=["private", "public"])
+def test_no_variable_belongs_to_two_functions(is_private):
+    """A public callee stays, and what it calls is then written out in it and in its caller."""
+
+    @I.ir_module
+    class Module:
+        @R.function(private=True)
+        def inner(x: R.Tensor((3, 4), "float32")) -> R.Tensor((3, 4), "float32"):
+            return R.add(x, x)
+
+        @R.function
+        def middle(x: R.Tensor((3, 4), "float32")) -> R.Tensor((3, 4), "float32"):
+            y: R.Tensor((3, 4), "float32") = Module.inner(x)
+            return R.multiply(y, y)
+
+        @R.function
+        def step(x: R.Tensor((3, 4), "float32")) -> R.Tensor((3, 4), "float32"):
+            y: R.Tensor((3, 4), "float32") = Module.middle(x)
+            return R.subtract(y, x)
+
+    module = Module
+    if is_private:
+        module = tvm.IRModule(dict(Module.functions_items()))
+        module["middle"] = module["middle"].without_attr("global_symbol")
+    inlined = InlineOnlyCalls()(module)
+    is_sound(inlined)
+    functions = [f for f in inlined.functions.values() if isinstance(f, relax.Function)]
+    assert len(functions) == (1 if is_private else 2)
+    assert not any(calls(function) for function in functions)
+    found = [variable for function in functions for variable in variables(function)]
+    assert len(found) == len(set(found))
+    for pipeline in PIPELINES:
+        np.testing.assert_array_equal(run(inlined, "step", X, pipeline=pipeline), 4 * X * X - X)
