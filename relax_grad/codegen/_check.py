@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-#: It returns 0, or sets an error and returns -1.
+#: The name of the function. It returns 0, or sets an error and returns -1.
 CHECK = "@relax_grad_check"
 
-#: A parameter: name, number, shape and dtype as text, extents, how many these are, dtype (code, bits, lanes).
+#: The type of an entry of the table: name, number, shape and dtype as text, extents, rank, dtype (code, bits, lanes).
 PARAMETER = "%relax_grad_parameter"
 
-#: Symbolic extents of one function, at most.
+#: The most symbolic extents of one function.
 MOST_SYMBOLS = 16
 
 
-#: Each byte as constants of LLVM's language have it.
+#: Each byte in the form of LLVM's string constants.
 _ESCAPED = [
     chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in range(256)
 ]
 
 
 def string(text: str) -> str:
-    """Return a constant of C's form."""
+    """Return a string constant that ends with a zero byte."""
     data = text.encode() + b"\0"
     return f'[{len(data)} x i8] c"{"".join(map(_ESCAPED.__getitem__, data))}"'
 
 
 def check() -> list[str]:
-    """Return the lines of the function that checks arguments, and of the one that sets errors."""
+    """Return the definitions of the function that checks arguments and of its messages."""
     texts = {
         "TypeError": "TypeError",
         "ValueError": "ValueError",
@@ -55,9 +55,9 @@ def check() -> list[str]:
     return [f"{PARAMETER} = type {{ ptr, ptr, ptr, ptr, ptr, i32, i32 }}", *constants, _CHECK]
 
 
-# Of a TVMFFIAny: its type is a tensor (an object, of which the DLTensor begins at byte 24), a pointer to a DLTensor,
-# or an opaque pointer. Of a DLTensor: data at byte 0, the type of device at 8, the number of axes at 16, dtype at 20,
-# extents at 24, strides at 32, offset in bytes at 40.
+# Types of a TVMFFIAny: 70 is a tensor object, whose DLTensor begins at byte 24; 7 is a pointer to a DLTensor, 4 an opaque
+# pointer. A DLTensor has data at byte 0, the device type at 8, the rank at 16, dtype at 20, extents at 24, strides at 32,
+# and the offset in bytes at 40.
 _CHECK = """
 declare void @TVMFFIErrorSetRaisedFromCStrParts(ptr, ptr, i32)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)

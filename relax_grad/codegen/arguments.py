@@ -1,7 +1,7 @@
-"""The arguments of tensor functions: checked by one function, against a table for each.
+"""Argument checks of tensor functions: one function for all, which compares the arguments with a table.
 
-TVM writes the checks of each argument into the machine code of each function: of a small kernel they are the larger
-part, and LLVM takes a third of its time for them. The checks here are the same ones, in a loop over a table.
+TVM generates the checks of every argument in every function. They are the larger part of the machine code of a small
+kernel, and take a third of LLVM's time. The checks here are the same, in a loop over a table.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tvm.ir import GlobalVar
 from .._module import is_buffer, unused
 from ._check import CHECK, MOST_SYMBOLS, PARAMETER, string
 
-#: The part of a function of TVM's calling convention that is not the checks of its arguments.
+#: The attribute of the statements that follow the argument checks in TVM's calling convention.
 _COMPUTE = "compute_scope"
 
-#: The mark of where that part was.
+#: The attribute that marks the place of these statements while they are cut out.
 _CUT = "relax_grad.compute_scope"
 
 
@@ -31,9 +31,9 @@ class Symbol:
     Attributes
     ----------
     name : str
-        What errors call it by.
+        Its name in error messages.
     bits : int
-        How large its type is.
+        The bits of its integer type.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Parameter:
     Attributes
     ----------
     name : str
-        What errors call it by.
+        Its name in error messages.
     shape : tuple[int or Symbol, ...]
         Its extents.
     dtype : str
-        The type of its elements.
+        The dtype of its elements.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Parameter:
 
 
 def parameters(function: tirx.PrimFunc) -> tuple[Parameter, ...] | None:
-    """Return the parameters of a function that the check can do for.
+    """Return the parameters of a function if the table can describe them.
 
     Returns
     -------
     found : tuple[Parameter, ...] or None
-        None for a function that has to check its arguments itself: of numbers, of extents that are computed, of tensors
-        with strides or an offset, or with less than a byte for an element.
+        None for a function that keeps TVM's checks: with scalar parameters, computed extents, tensors with
+        strides or an offset, or elements of less than a byte.
     """
     if not all(map(is_buffer, function.params)) or not all(map(_is_plain, function.params)):
         return None
@@ -85,7 +85,7 @@ def parameters(function: tirx.PrimFunc) -> tuple[Parameter, ...] | None:
 
 
 def _is_plain(buffer: tirx.Buffer) -> bool:
-    """Tell whether a buffer has extents that are numbers or variables, and its elements lie in a row from the start."""
+    """Tell whether a buffer is contiguous, without an offset, and its extents are integers or variables."""
     offset = buffer.elem_offset
     dtype = tvm.DataType(str(buffer.dtype))
     return (
@@ -107,14 +107,14 @@ def _extent(extent: tirx.IntImm | tirx.Var, symbols: dict[tirx.Var, Symbol]) -> 
 
 
 def without_checks(mod: tvm.IRModule, names: Collection[str]) -> tvm.IRModule:
-    """Remove the checks of arguments from the functions of these names.
+    """Remove the argument checks from the functions of these names; assertions of their own stay.
 
     Parameters
     ----------
     mod : tvm.IRModule
-        Functions of TVM's calling convention.
+        Functions lowered to TVM's calling convention.
     names : Collection[str]
-        The names of functions whose arguments are checked before they are called.
+        The functions whose arguments are checked before the call.
     """
     whole = {v: f for v, f in mod.functions_items() if v.name_hint in names}
     computing: dict[GlobalVar, tirx.Stmt] = {}
@@ -156,14 +156,14 @@ def _joined(body: tirx.Stmt, computing: tirx.Stmt) -> tirx.Stmt:
 
 
 def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str], str]:
-    """Return the constants that arguments are checked against, and the call that does so.
+    """Return the table of a function, and the call that checks arguments against it.
 
     Parameters
     ----------
     label : str
-        What the names of the constants begin with.
+        The prefix of the names of constants.
     name : str
-        What errors call the function by.
+        The function's name in error messages.
     checked : Sequence[Parameter]
         Its parameters.
 
@@ -208,13 +208,13 @@ def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str
 
 
 def _row(extent: int | Symbol, symbols: dict[Symbol, int]) -> int:
-    """Return an extent as the table has it: -1 - i is the i-th symbol."""
+    """Return the entry of an extent in the table: -1 - i for the i-th symbol."""
     if isinstance(extent, int):
         return extent
     return -1 - symbols.setdefault(extent, len(symbols))
 
 
 def _encoded(dtype: str) -> int:
-    """Return a dtype as the 4 bytes that tensors have it in, as a number."""
+    """Return the 4 bytes of a DLDataType as an integer."""
     found = tvm.DataType(dtype)
     return found.type_code | found.bits << 8 | found.lanes << 16
