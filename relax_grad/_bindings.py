@@ -54,7 +54,7 @@ def _add_used(value: relax.Expr, found: list[relax.Var]) -> None:
         _add_used(value.true_branch, found)
         _add_used(value.false_branch, found)
     elif kind is relax.Function:
-        found += relax.analysis.free_vars(value)
+        found.extend(relax.analysis.free_vars(value))
 
 
 def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
