@@ -21,6 +21,7 @@ from .transform._declarations import keep_apart
 from .transform._extents import select_extents
 from .transform._fusion import keep_operands, return_operands
 from .transform._legalize import legalize_ops
+from .transform._tuples import resolve_tuples
 from .transform.schedule import DeclareSchedules
 
 
@@ -94,6 +95,7 @@ def _legalize_passes(
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":
             yield _inline_what_computes_nothing
+            yield resolve_tuples
 
 
 def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
