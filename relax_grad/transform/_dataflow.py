@@ -9,7 +9,8 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import GlobalVar
 
-from .._bindings import bindings_of
+from .._aliases import Memory, writing_functions
+from .._bindings import bindings_of, without_unused
 from .._module import normalized
 
 #: What is called in the place of a match_cast that is hidden.
@@ -113,3 +114,51 @@ def with_changed_bindings(
         function.is_pure,
         function.attrs,
     )
+
+
+def with_changed_blocks(
+    mod: tvm.IRModule,
+    is_affected: Callable[[relax.Function], bool],
+    change: Callable[
+        [relax.Function, Memory], Callable[[relax.DataflowBlock], relax.DataflowBlock]
+    ],
+) -> tvm.IRModule:
+    """Return a module with the dataflow blocks of some functions changed, and without unused bindings.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        The module.
+    is_affected : Callable
+        Tells whether a function may be changed.
+    change : Callable
+        Takes such a function and the analysis of its writes; returns the function that changes a block, or returns it
+        as it is.
+    """
+    found = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function) and is_affected(function)
+    }
+    if not found:
+        return mod
+    functions, writers = dict(mod.functions_items()), writing_functions(mod)
+    for variable, function in found.items():
+        changed = change(function, Memory(function, writers))
+        blocks = [
+            changed(block) if isinstance(block, relax.DataflowBlock) else block
+            for block in function.body.blocks
+        ]
+        if all(new is old for new, old in zip(blocks, function.body.blocks, strict=True)):
+            continue
+        functions[variable] = without_unused(
+            relax.Function(
+                function.params,
+                normalized(function.params, relax.SeqExpr(blocks, function.body.body)),
+                function.ret_ty,
+                function.is_pure,
+                function.attrs,
+                function.span,
+            )
+        )
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -7,10 +7,10 @@ from itertools import pairwise
 import tvm
 from tvm import relax
 
-from .._aliases import Memory, writing_functions
+from .._aliases import Memory
 from .._bindings import bindings_of, with_value
 from .._compat import constant_value
-from .._module import normalized
+from ._dataflow import with_changed_blocks
 from ._slices import READS, Slice, slice_read, static_shape
 
 #: The fewest slices that a tensor is divided for; fewer are better fused with what uses them.
@@ -28,42 +28,15 @@ class DivideSlices:
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        found = {
-            variable: function
-            for variable, function in mod.functions_items()
-            if isinstance(function, relax.Function) and _has_slices(function)
-        }
-        if not found:
-            return mod
-        writers = writing_functions(mod)
-        divided = {variable: _divided(function, writers) for variable, function in found.items()}
-        functions = {**dict(mod.functions_items()), **divided}
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return with_changed_blocks(
+            mod, _has_slices, lambda _, memory: lambda block: _with_splits(block, memory)
+        )
 
 
 def _has_slices(function: relax.Function) -> bool:
     """Tell whether a function takes as many slices as a tensor is divided for."""
     values = [binding.value for binding in bindings_of(function.body)]
     return sum(isinstance(each, relax.Call) and each.op in READS for each in values) >= _FEWEST
-
-
-def _divided(function: relax.Function, writers) -> relax.Function:
-    """Return a function whose dataflow blocks divide tensors."""
-    memory = Memory(function, writers)
-    blocks = [
-        _with_splits(block, memory) if isinstance(block, relax.DataflowBlock) else block
-        for block in function.body.blocks
-    ]
-    if all(new is old for new, old in zip(blocks, function.body.blocks, strict=True)):
-        return function
-    return relax.Function(
-        function.params,
-        normalized(function.params, relax.SeqExpr(blocks, function.body.body)),
-        function.ret_ty,
-        function.is_pure,
-        function.attrs,
-        function.span,
-    )
 
 
 def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBlock:

@@ -10,10 +10,10 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from .._aliases import Memory, writing_functions
-from .._bindings import bindings_of, used, without_unused
+from .._aliases import Memory
+from .._bindings import bindings_of, used
 from .._compat import constant_value, dtype_of
-from .._module import normalized
+from ._dataflow import with_changed_blocks
 from ._slices import SLICES, Slice, is_same_tensor, slice_of, static_shape
 
 _ADD = Op.get("relax.add")
@@ -41,17 +41,7 @@ class JoinSlices:
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        found = {
-            variable: function
-            for variable, function in mod.functions_items()
-            if isinstance(function, relax.Function) and _has_slices(function)
-        }
-        if not found:
-            return mod
-        writers = writing_functions(mod)
-        joined = {variable: _joined(function, writers) for variable, function in found.items()}
-        functions = {**dict(mod.functions_items()), **joined}
-        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return with_changed_blocks(mod, _has_slices, _joined)
 
 
 def _has_slices(function: relax.Function) -> bool:
@@ -60,24 +50,14 @@ def _has_slices(function: relax.Function) -> bool:
     return _ADD in calls and not calls.isdisjoint(SLICES)
 
 
-def _joined(function: relax.Function, writers) -> relax.Function:
-    """Return a function with the sums in its dataflow blocks joined."""
+def _joined(
+    function: relax.Function, memory: Memory
+) -> Callable[[relax.DataflowBlock], relax.DataflowBlock]:
+    """Return the function that joins the sums of a dataflow block."""
     uses = Counter(used(function.body.body))
     for binding in bindings_of(function.body):
         uses.update(used(binding.value))
-    memory = Memory(function, writers)
-    blocks = [
-        _Sums(block, uses, memory).joined() if isinstance(block, relax.DataflowBlock) else block
-        for block in function.body.blocks
-    ]
-    if all(new is old for new, old in zip(blocks, function.body.blocks, strict=True)):
-        return function
-    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
-    return without_unused(
-        relax.Function(
-            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
-        )
-    )
+    return lambda block: _Sums(block, uses, memory).joined()
 
 
 class _Sums:
