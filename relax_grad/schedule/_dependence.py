@@ -72,6 +72,9 @@ def is_pure(code) -> bool:
     return is_known
 
 
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+
+
 def are_disjoint(accesses: Sequence[Sequence[tirx.PrimExpr]], axes: Sequence[Axis]) -> bool:
     """Tell whether different iterations of axes touch different elements of a tensor.
 
@@ -129,3 +132,10 @@ def touched(code, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
     stores = []
     tvm_ffi.structural_walk(code, (tirx.BufferStore, stores.append))
     return found + [store.indices for store in stores if store.buffer.same_as(buffer)]
+
+
+def divides(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
+    """Tell whether a variable stands within a division or a remainder."""
+    found: list[tirx.PrimExpr] = []
+    tvm_ffi.structural_walk(expr, (_DIVISIONS, found.append))
+    return any(variable in variables(each) for each in found)

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ..target import CPU
 from . import _emit
-from ._dependence import variables
+from ._dependence import divides, variables
 from ._emit import Elements, Emitter, at_place, calls_in, is_vectorisable
 from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
@@ -71,7 +71,7 @@ class Reduction(Emitter):
                 Reduction(group, self.cpu).emit()
             return
         is_large = work is None or work >= _emit.SMALL
-        if along is None and (not self.axes or self._is_ragged(self._innermost())):
+        if along is None and (not self.axes or not self._may_be_kept(self._innermost())):
             self._serial(is_large)
         elif along is None or along in self.axes:
             self._kept(along or self._innermost(), is_large)
@@ -104,6 +104,15 @@ class Reduction(Emitter):
     def _is_ragged(self, axis: Axis) -> bool:
         """Tell whether results that are neighbours along an axis have different numbers of terms."""
         return any(axis.var in variables(each.extent) for each in self.reduced)
+
+    def _may_be_kept(self, axis: Axis) -> bool:
+        """Tell whether results that are neighbours along an axis may be computed side by side.
+
+        LLVM makes vectors of that loop, and takes ``x[i % 4]`` for ``x[i]`` there: on AVX-512 it reads other elements,
+        some out of bounds, for the powers of 2 below the number of lanes.
+        """
+        indices = (index for load in self.first.loads for index in load.indices)
+        return not self._is_ragged(axis) and not any(divides(index, axis.var) for index in indices)
 
     def _innermost(self) -> Axis:
         return self.axes[-1]

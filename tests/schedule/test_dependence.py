@@ -7,7 +7,7 @@ import pytest
 import tvm
 import tvm_ffi
 from machines import each_target
-from tvm import tirx
+from tvm import te, tirx
 from tvm.script import tirx as T
 
 from relax_grad.schedule import _emit, _reduce, schedule
@@ -402,3 +402,29 @@ def test_axes_of_symbolic_extent_are_disjoint_in_dimensions_of_their_own():
     assert are_disjoint([[ROW * 5 + COLUMN]], axes)
     assert not are_disjoint([[ROW + COLUMN * n]], axes)
     assert not are_disjoint([[ROW + COLUMN * 9]], axes)
+
+
+@each_target
+def test_sums_of_what_repeats_with_a_power_of_two(target):
+    """LLVM's vectors of such sums, side by side, read what lies behind the period, also out of bounds."""
+    periods, dtypes = (2, 3, 4, 8, 16, 32), ("float32", "int64", "int8")
+
+    def sums(dtype, period):
+        x, r = te.placeholder((64, period), dtype, name="x"), te.reduce_axis((0, 64), "r")
+        y = te.compute((256,), lambda i: te.sum(x[r, i % period].astype("float32"), r))
+        return te.create_prim_func([x, y])
+
+    functions = {f"{dtype}_{n}": sums(dtype, n) for n in periods for dtype in dtypes}
+    scheduled = {
+        name: schedule(function, CPU.of(target)).with_attr("global_symbol", name)
+        for name, function in functions.items()
+    }
+    compiled = tvm.compile(tvm.IRModule(scheduled), target)
+    rng = np.random.default_rng(0)
+    for period in periods:
+        for dtype in dtypes:
+            taken = rng.integers(-9, 10, (64, period)).astype(dtype)
+            result = tvm.runtime.empty((256,), "float32")
+            compiled[f"{dtype}_{period}"](tvm.runtime.tensor(taken), result)
+            wanted = taken.astype("float32").sum(0)[np.arange(256) % period]
+            np.testing.assert_array_equal(result.numpy(), wanted, f"{dtype} {period}")
