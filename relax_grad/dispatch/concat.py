@@ -45,7 +45,9 @@ def concatenation(site: Site) -> Kernel | None:
 @kernel_for("relax.split")
 def division(site: Site) -> Kernel | None:
     """Return the kernel of a division into many tensors."""
-    operand, fields = site.call.args[0], site.call.ty.fields
+    operand, kind = site.call.args[0], site.call.ty
+    # A division into one part has the type of a tensor.
+    fields = kind.fields if isinstance(kind, relax.TupleType) else []
     if len(fields) < _PARTS or not _is_copied(operand.ty):
         return None
     dtype = dtype_of(operand.ty)

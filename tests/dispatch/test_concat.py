@@ -113,7 +113,7 @@ def test_a_division_of_a_symbolic_batch():
 
 
 def test_divisions_that_are_left():
-    """Those in few parts, and in empty ones."""
-    for where in (15, list(range(20)), [*range(1, 20), 19]):
+    """Those in few parts, and in empty ones; one part is no tuple."""
+    for where in (1, 15, list(range(20)), [*range(1, 20), 19]):
         built = build([tensor("x", (3, 30), "float32")], lambda bb, x, w=where: op.split(x, w, 1))
         assert kernels_in(built) == []
