@@ -9,12 +9,15 @@ import tvm
 from programs import build, tensor
 from tvm import relax, tirx
 from tvm.ir import Op
+from tvm.tirx.analysis import undefined_vars
 
+from relax_grad._compat import Analyzer
 from relax_grad.dispatch import operators_with_kernels
 from relax_grad.op import norm
 from relax_grad.op.activation import softmax_backward
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
+from relax_grad.schedule._nest import substitute
 from relax_grad.transform import DispatchKernels
 
 #: The extent that may be symbolic.
@@ -72,11 +75,12 @@ class KernelCall:
     def at(self, batch: int) -> tuple[list, list]:
         """Return the shapes and dtypes for a value of the batch."""
 
+        def extent(each: tirx.Expr) -> int:
+            values = dict.fromkeys(undefined_vars(each), tirx.const(batch, "int64"))
+            return int(Analyzer().simplify(substitute(each, values)))
+
         def static(tensors):
-            return [
-                (tuple(batch if not isinstance(e, tirx.IntImm) else int(e) for e in shape), dtype)
-                for shape, dtype in tensors
-            ]
+            return [(tuple(map(extent, shape)), dtype) for shape, dtype in tensors]
 
         return static(self.inputs), static(self.outputs)
 
