@@ -21,7 +21,7 @@ from ..target import CPU
 from ._blocks import schedule_blocks
 from ._emit import Elements
 from ._fuse import Group, flat, fuse
-from ._indices import with_ascending_divisions
+from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
 from ._nest import nests_of, product
 from ._reduce import Reduction
@@ -51,10 +51,10 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     """
     found = nests_of(function)
     if found is None:
-        return with_ascending_divisions(schedule_blocks(function, cpu))
+        return as_analyzable(schedule_blocks(function, cpu))
     nests, allocated = found
     body = _emitted(function.params, fuse(nests, allocated), allocated, cpu, "scheduled")
-    return with_ascending_divisions(
+    return as_analyzable(
         tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
     )
 

@@ -12,6 +12,7 @@ from tvm.ir import Call
 from .._compat import Analyzer, BufferLoad, loaded_buffer
 from .._module import IF_THEN_ELSE
 from ._access import Accesses
+from ._integers import REINTERPRET
 from ._nest import Axis, Nest, is_one, is_zero, product, simplified, substitute
 
 #: Nodes of an expression that is computed again wherever it is used.
@@ -162,7 +163,7 @@ def weigh(expr) -> tuple[int, int, int]:
 
     def visit(node):
         counts[0] += 1
-        if isinstance(node, Call):
+        if isinstance(node, Call) and not node.op.same_as(REINTERPRET):
             counts[2 if node.op.same_as(IF_THEN_ELSE) else 1] += 1
         elif isinstance(node, tirx.Select):
             counts[2] += 1

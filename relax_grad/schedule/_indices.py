@@ -1,33 +1,51 @@
-"""Indices in a form that TVM's simplification of iterators gets right.
+"""Indices and conditions in forms that TVM's analyses get right.
 
 TVM 0.26 and 0.27 flatten buffers by ``iter_map_simplify``, which takes ``(47 - v) // 12`` for ``v // -12 + 3`` and
-``(11 - v) % 12`` for ``-(v % -12)``: both are other numbers, and elements outside of the tensor.
+``(11 - v) % 12`` for ``-(v % -12)``: both are other numbers, and elements outside of the tensor. To bound the region of a
+buffer that is accessed, they solve conditions that are affine in variables, and fail to negate unsigned variables.
 """
 
 from __future__ import annotations
 
 import tvm_ffi
 from tvm import tirx
+from tvm.tirx.analysis import undefined_vars
+
+from ._integers import COMPARISONS, folding_comparison
+
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 
 
-def with_ascending_divisions(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function in which no iterator is divided while it descends.
+def as_analyzable(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function that computes the same, in which the analyses find nothing that they get wrong."""
+    return tvm_ffi.structural_map(
+        function, [(_DIVISIONS, _ascending), (COMPARISONS, _without_unsigned_variables)]
+    )
+
+
+def _ascending(node):
+    """Return a division of an iterator that does not descend.
 
     For a positive m and any integer e, ``e // m == -((m - 1 - e) // m)`` and
     ``e % m == m - 1 - (m - 1 - e) % m``.
     """
+    if not _is_wrong(node):
+        return node
+    size = tirx.IntImm(str(node.ty.dtype), int(node.b))
+    one = tirx.IntImm(size.ty.dtype, 1)
+    reflected = type(node)(size - one - node.a, size)
+    if isinstance(node, tirx.FloorDiv):
+        return tirx.IntImm(size.ty.dtype, 0) - reflected
+    return size - one - reflected
 
-    def division(node):
-        if not _is_wrong(node):
-            return node
-        size = tirx.IntImm(str(node.ty.dtype), int(node.b))
-        one = tirx.IntImm(size.ty.dtype, 1)
-        reflected = type(node)(size - one - node.a, size)
-        if isinstance(node, tirx.FloorDiv):
-            return tirx.IntImm(size.ty.dtype, 0) - reflected
-        return size - one - reflected
 
-    return tvm_ffi.structural_map(function, ((tirx.FloorDiv, tirx.FloorMod), division))
+def _without_unsigned_variables(node):
+    """Return a comparison that is not affine in unsigned variables."""
+    return folding_comparison(node) if any(map(_is_unsigned, undefined_vars(node))) else node
+
+
+def _is_unsigned(var) -> bool:
+    return str(getattr(var.ty, "dtype", "")).startswith("uint")
 
 
 def _is_wrong(node) -> bool:

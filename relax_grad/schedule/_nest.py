@@ -13,8 +13,8 @@ from tvm.ir import Range
 
 from .._compat import Analyzer, BufferLoad, SBlockRealize, loaded_buffer
 from .._module import is_buffer
-from ._casts import with_folding_casts
 from ._dependence import are_disjoint, is_pure, loads, variables
+from ._integers import with_folding_integers
 
 _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
@@ -195,7 +195,7 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
     value = _without_names(store.value)
     if value is None:
         return None
-    value = with_folding_casts(value)
+    value = with_folding_integers(value)
     if reduced:
         return _reduction(axes, reduced, store, value, block.init)
     if block.init or not all(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 import tvm
@@ -10,7 +12,7 @@ from tvm import te, tirx, topi
 
 from relax_grad._compat import Analyzer
 from relax_grad.schedule import schedule
-from relax_grad.schedule._indices import with_ascending_divisions
+from relax_grad.schedule._indices import as_analyzable
 from relax_grad.target import CPU
 
 V, W = tirx.Var("v", "int64"), tirx.Var("w", "int64")
@@ -47,14 +49,14 @@ def test_the_values_are_the_same(number, size):
     for division in (tirx.floordiv(expr, size), tirx.floormod(expr, size)):
         stored = tirx.decl_buffer((1,), "int64")
         function = tirx.PrimFunc([], tirx.BufferStore(stored, division, [0]))
-        found = with_ascending_divisions(function).body.value
+        found = as_analyzable(function).body.value
         for v in range(-3, 30, 4):
             for w in (0, 1, 7):
                 assert at(found, v, w) == at(division, v, w)
 
 
-def run(function, *inputs, shape):
-    result = tvm.runtime.tensor(np.full(shape, np.nan, "float32"))
+def run(function, *inputs, shape, dtype="float32"):
+    result = tvm.runtime.tensor(np.full(shape, 99, dtype))
     compiled = tvm.compile(function.with_attr("global_symbol", "main"), "llvm")
     compiled["main"](*map(tvm.runtime.tensor, inputs), result)
     return result.numpy()
@@ -77,3 +79,23 @@ def test_a_remainder_that_descends():
     function = te.create_prim_func([data, turned])
     expected = x[(11 - np.arange(48)) % 12]
     np.testing.assert_array_equal(run(schedule(function, CPU(4, 16, 2)), x, shape=(48,)), expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("compare", [operator.eq, operator.ne, operator.lt, operator.ge])
+def test_a_condition_of_an_unsigned_number(compare, dtype):
+    """A number that several elements take is kept in a variable, which TVM fails to solve the condition for."""
+    x = np.array([1, 3, 2, 9], dtype)
+    data = te.placeholder([4], dtype)
+    limit, one, seven = (tirx.const(value, dtype) for value in (3, 1, 7))
+
+    def chosen(i):
+        other = tirx.if_then_else(compare(data[i], limit), one, data[i])
+        return tirx.Select(i == 0, seven, other)
+
+    choice = te.compute([4], chosen)
+    result = te.compute([12], lambda i: choice[tirx.min(i, 1)])
+    function = schedule(te.create_prim_func([data, result]), CPU(4, 16, 2))
+    assert "alloc_buffer" not in function.script()
+    found = run(function, x, shape=(12,), dtype=dtype)
+    np.testing.assert_array_equal(found, [7, *[1 if compare(3, 3) else 3] * 11])
