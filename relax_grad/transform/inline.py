@@ -42,9 +42,8 @@ class InlineOnlyCalls:
             if _may_move(functions[callee]) and not _has_casts(functions[caller])
             if _fits(functions[callee], call)
         }
-        for recursive in relax.analysis.detect_recursion(mod):
-            for variable in recursive:
-                chosen.pop(variable, None)
+        for variable in _recursive(functions) if chosen else ():
+            chosen.pop(variable, None)
         if not chosen:
             return mod
         updated = dict(mod.functions_items())
@@ -100,6 +99,49 @@ def _only_calls(
         for callee, found in calls.items()
         if len(found) == 1 and callee not in in_branches
     }
+
+
+def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
+    """Return the functions that refer to themselves, through others too.
+
+    These are the cycles of the graph of references: Tarjan's strongly connected components, with a stack of its own.
+    ``relax.analysis.detect_recursion`` takes time that grows with the square of the functions.
+    """
+    callees = {each: referred_to([f]) & functions.keys() for each, f in functions.items()}
+    number: dict[GlobalVar, int] = {}
+    lowest: dict[GlobalVar, int] = {}
+    component: list[GlobalVar] = []
+    is_open: set[GlobalVar] = set()
+    found = {each for each in functions if each in callees[each]}
+    for root in functions:
+        pending = [] if root in number else [(root, iter(()))]
+        while pending:
+            current, rest = pending[-1]
+            if current not in number:
+                number[current] = lowest[current] = len(number)
+                component.append(current)
+                is_open.add(current)
+                rest = iter(callees[current])
+                pending[-1] = current, rest
+            callee = next((each for each in rest if each not in number or each in is_open), None)
+            if callee is not None:
+                if callee in number:
+                    lowest[current] = min(lowest[current], number[callee])
+                else:
+                    pending.append((callee, iter(())))
+                continue
+            pending.pop()
+            if pending:
+                caller = pending[-1][0]
+                lowest[caller] = min(lowest[caller], lowest[current])
+            if lowest[current] == number[current]:
+                members = [component.pop()]
+                while members[-1] != current:
+                    members.append(component.pop())
+                is_open.difference_update(members)
+                if len(members) > 1:
+                    found.update(members)
+    return found
 
 
 def _may_move(function: relax.Function) -> bool:

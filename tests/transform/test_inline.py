@@ -15,6 +15,7 @@ from versions import SCALAR_PARAMETERS
 
 from relax_grad.transform import InlineOnlyCalls
 from relax_grad.transform._inlined import write_out_calls
+from relax_grad.transform.inline import _recursive
 
 X = np.arange(12, dtype="float32").reshape(3, 4)
 PIPELINES = ("default", "relax_grad")
@@ -366,6 +367,26 @@ def test_recursive_calls_stay():
     # Once through both: the second call of `step` would begin again.
     assert [call.op.name_hint for call in calls(written)] in (["other"], ["step"])
     tvm.ir.assert_structural_equal(InlineOnlyCalls()(Module)["step"], Module[step])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_recursive_functions_are_those_that_tvm_finds(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 12))
+    names = [tvm.ir.GlobalVar(f"f{i}") for i in range(count)]
+    kind = relax.TensorType((2,), "float32")
+    functions = {}
+    for name in names:
+        x = relax.Var("x", kind)
+        bindings = [
+            relax.VarBinding(relax.Var("y", kind), relax.Call(callee, [x]))
+            for callee in names
+            if rng.random() < 1.2 / count
+        ]
+        body = relax.SeqExpr([relax.BindingBlock(bindings)], x)
+        functions[name] = relax.Function([x], body, kind)
+    found = relax.analysis.detect_recursion(tvm.IRModule(functions))
+    assert _recursive(functions) == {name for group in found for name in group}
 
 
 def variables(function: relax.Function) -> list[relax.Var]:
