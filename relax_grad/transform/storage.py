@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import tvm
 from tvm import relax, tirx
@@ -24,6 +24,9 @@ class ShareStorage:
     ``relax.transform.StaticPlanBlockMemory`` goes through a function and takes, for each tensor, what is free
     at that time and not much smaller or larger. Here the largest tensors choose first, so that each
     storage is as large as one of them; networks take about as much as is in use at the same time at most.
+
+    A tensor that the function returns has a storage of its own. TVM gives it one too, in time that grows with the
+    square of the tensors that are returned.
 
     Tensors of unknown size, and those that are used by something else than tensor functions, are left to TVM.
     """
@@ -47,13 +50,28 @@ def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
         _lifetimes(block, mod, lambda variable, own=own: users[variable] > (variable in own))
         for block, own in zip(blocks, variables, strict=True)
     ]
-    if not any(lifetimes):
+    returned = _returned(function)
+    if not any(lifetimes) and not returned:
         return function
-    blocks = [_planned(*each) for each in zip(function.body.blocks, lifetimes, strict=True)]
+    blocks = [_planned(*each, returned) for each in zip(blocks, lifetimes, strict=True)]
     body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
     return relax.Function(
         function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
     )
+
+
+def _returned(function: relax.Function) -> set[relax.Var]:
+    """Return the variables of the tensors that a function allocates and returns."""
+    found: set[relax.Var] = set()
+    names: dict[relax.Var, object] = {}
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            if _is_alloc(binding.value):
+                found.add(binding.var)
+                names[binding.var] = binding.var
+            elif is_name(binding.value) and isinstance(binding, relax.VarBinding):
+                names[binding.var] = named_by(binding.value, names)
+    return found.intersection(leaves(named_by(function.body.body, names)))
 
 
 def _lifetimes(
@@ -87,26 +105,30 @@ def _lifetimes(
 
 
 def _planned(
-    block: relax.BindingBlock, lifetimes: dict[relax.Var, tuple[int, int]]
+    block: relax.BindingBlock,
+    lifetimes: dict[relax.Var, tuple[int, int]],
+    returned: Collection[relax.Var],
 ) -> relax.BindingBlock:
-    """Return a block in which tensors with known lifetimes are parts of storages."""
+    """Return a block in which tensors with known lifetimes are parts of storages, and returned ones have their own."""
     storages = _assign(lifetimes)
-    variables: dict[int, relax.Var] = {}
+    variables: dict[object, relax.Var] = {}
     bb = relax.BlockBuilder()
     bindings = []
     for binding in block.bindings:
-        number = storages.get(binding.var)
-        if number is None:
+        if binding.var in returned:
+            key, size = binding.var, size_in_bytes(binding.var.ty)
+        elif binding.var in storages:
+            key, size = storages[binding.var]
+        else:
             bindings.append(binding)
             continue
-        index, size = number
         shape, dtype, device, scope = binding.value.args
-        if index not in variables:
+        if key not in variables:
             storage = relax.op.memory.alloc_storage(relax.ShapeExpr([size]), device, scope, dtype)
             storage = bb.normalize(storage)
-            variables[index] = relax.Var(f"storage{index}", storage.ty)
-            bindings.append(relax.VarBinding(variables[index], storage))
-        tensor = relax.op.memory.alloc_tensor(variables[index], 0, shape, dtype)
+            variables[key] = relax.Var(f"storage{len(variables)}", storage.ty)
+            bindings.append(relax.VarBinding(variables[key], storage))
+        tensor = relax.op.memory.alloc_tensor(variables[key], 0, shape, dtype)
         bindings.append(relax.VarBinding(binding.var, bb.normalize(tensor)))
     return type(block)(bindings)
 

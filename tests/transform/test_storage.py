@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from dispatched import HOST, flat, run_both
@@ -43,7 +45,7 @@ def storage_in(function):
 
 def assert_sound(function):
     """Assert that what is used of a storage is always what was placed there last, and fits."""
-    sizes, owners, tensors = {}, {}, {}
+    sizes, owners, tensors, tenants = {}, {}, {}, Counter()
     for block in function.body.blocks:
         for binding in block.bindings:
             value = binding.value
@@ -56,6 +58,7 @@ def assert_sound(function):
                 assert int(getattr(offset, "value", offset)) == 0
                 assert np.prod([int(e) for e in shape.values]) * bits // 8 <= sizes[storage]
                 owners[storage] = binding.var
+                tenants[storage] += 1
                 tensors[binding.var] = storage, binding.var
             elif isinstance(value, relax.Tuple):
                 tensors[binding.var] = [tensors.get(field) for field in value.fields]
@@ -69,7 +72,11 @@ def assert_sound(function):
                 if name in ("relax.reshape", "relax.memory.view") or isinstance(value, relax.Var):
                     tensors[binding.var] = used[0] if used else None
     result = [tensors.get(v) for v in relax.analysis.all_vars(function.body.body)]
-    assert not any(each for one in result for each in (one if isinstance(one, list) else [one]))
+    returned = [
+        each for one in result for each in (one if isinstance(one, list) else [one]) if each
+    ]
+    for storage, _ in returned:
+        assert tenants[storage] == 1
 
 
 def parts(bb, x):
@@ -97,8 +104,9 @@ def test_storage(case):
     shared = lowered(make(), ShareStorage())
     assert relax.analysis.check_well_formed(shared)
     assert_sound(shared[name])
-    ours = lowered(make(), ShareStorage(), relax.transform.StaticPlanBlockMemory())
-    theirs = lowered(make(), relax.transform.StaticPlanBlockMemory())
+    lower = relax.transform.LowerAllocTensor()  # what is left, the returned tensors too
+    ours = lowered(make(), ShareStorage(), relax.transform.StaticPlanBlockMemory(), lower)
+    theirs = lowered(make(), relax.transform.StaticPlanBlockMemory(), lower)
     # Neither way is always the better one; on tiny programs they are close.
     assert 0 < storage_in(ours[name]) <= 1.05 * storage_in(theirs[name])
 
@@ -111,13 +119,27 @@ def test_large_tensors_choose_first():
 
     module = build([tensor("x", (4, 8), "float32")], body)
     ours = storage_in(lowered(module, ShareStorage())["main"])
-    theirs = storage_in(lowered(module, relax.transform.StaticPlanBlockMemory())["main"])
-    assert ours == (64 + 1) * 8 * 4 <= theirs
+    plan = [relax.transform.StaticPlanBlockMemory(), relax.transform.LowerAllocTensor()]
+    theirs = storage_in(lowered(module, *plan)["main"])
+    assert ours == (64 + 1) * 8 * 4 + 4 <= theirs
+
+
+def test_returned_tensors_have_storages_of_their_own():
+    """As TVM gives them, which looks for each in the tuple of all."""
+    module = build([tensor("x", (4, 8), "float32")], parts)
+    function = lowered(module, ShareStorage())["main"]
+    assert calls_of(lowered(module)["main"], "relax.builtin.alloc_tensor")
+    assert not calls_of(function, "relax.builtin.alloc_tensor")
+    assert_sound(function)
 
 
 def test_symbolic_tensors_are_left_to_tvm():
-    module = lowered(late(tirx.Var("n", "int64")), ShareStorage())
-    assert storage_in(module["main"]) == 0
+    function = lowered(late(tirx.Var("n", "int64")), ShareStorage())["main"]
+    returned = function.ret_ty.fields  # of known sizes
+    assert storage_in(function) == sum(4 * int(each.shape.values[0]) for each in returned) > 0
+    assert_sound(function)
+    for _, call in calls_of(function, "relax.builtin.alloc_tensor"):
+        assert any(isinstance(extent, tirx.Var) for extent in call.args[0].values)
 
 
 def test_values_of_views():
