@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from tvm import IRModule, relax
 
 import relax_grad
-from relax_grad import _stages
+from relax_grad.cpu import stages
 from relax_grad.transform import DispatchKernels
 
 op = relax.op
@@ -139,7 +139,7 @@ def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], I
     yield "Gradient", lambda mod: relax_grad.value_and_grad(mod, wrt=weights)
     yield "(step)", train_step
     target = relax_grad.target.host()
-    for each in _stages.passes(target, DispatchKernels(target)):
+    for each in stages.passes(target, DispatchKernels(target)):
         yield each.info.name, each
 
 

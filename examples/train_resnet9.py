@@ -43,8 +43,8 @@ from _training import Trainer
 from tvm.relax.training.optimizer import Adam, MomentumSGD
 
 from relax_grad import set_num_threads
+from relax_grad.cpu.target import host
 from relax_grad.errors import GradientCheckError
-from relax_grad.target import host
 
 OPTIMIZERS = {
     "sgd": lambda rate: MomentumSGD(rate, momentum=0.9),

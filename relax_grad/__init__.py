@@ -12,38 +12,40 @@ from . import _entry
 __version__ = "0.1.0"
 
 if not _entry.deferred:
-    from . import (
-        _compat,  # first: refuses an unsupported TVM before anything else touches it
-        legalize,
-        op,
-        registry,
-        rules,
-        target,
-        transform,
-    )
-    from ._pipeline import pipeline
-    from .codegen import cache
-    from .coverage import MissingGradient, missing_gradients
+    from .ir import compat  # first: refuses an unsupported TVM before anything else touches it
+
+    # isort: split
+    from . import legalize, op, registry, rules, target, transform
+    from .autodiff.missing import MissingGradient, missing_gradients
+    from .cpu.codegen import cache
+    from .cpu.pipeline import pipeline
+    from .cpu.threads import get_num_threads, set_num_threads
     from .errors import GradientCheckError, GradientError
     from .functional import derivatives, hvp, jvp, value_and_grad, vjp
     from .registry import install, register_gradient, register_legalize, uninstall
-    from .threads import get_num_threads, set_num_threads
 
     install()
 
 
 #: Modules that differentiating does not need.
-_LATE = ("backend", "cli", "dispatch", "testing", "training")
+_LATE = ("backend", "cli", "coverage", "testing", "training")
+
+#: Modules under their old names, which warn.
+_DEPRECATED = ("dispatch", "schedule")
 
 
 def __getattr__(name: str):
     """Import what differentiating does not need when it is first asked for."""
-    if name in _LATE:
+    if name in (*_LATE, *_DEPRECATED):
         return importlib.import_module(f".{name}", __name__)
     if name in __all__ and _entry.deferred:
         _entry.register()
         return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LATE})
 
 
 __all__ = [

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._bindings import used
-from ._compat import dtype_of
+from .ir.bindings import used
+from .ir.compat import dtype_of
 from .registry import classify
 
 #: What gives integers that stand for floating-point numbers: gradients pass straight through them.

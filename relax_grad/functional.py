@@ -12,11 +12,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from ._bindings import without_unused
-from ._compat import dtype_of
-from ._module import normalized, relax_function, unused, with_functions
 from .activity import has_gradient
-from .transform.gradient import Gradient, add_adjoint
+from .autodiff.gradient import Gradient, add_adjoint
+from .ir.bindings import without_unused
+from .ir.compat import dtype_of
+from .ir.module import normalized, relax_function, unused, with_functions
 
 Wrt = "relax.Var | str | int | Sequence[relax.Var | str | int] | None"
 

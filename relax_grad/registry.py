@@ -28,8 +28,8 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.op.grad import no_grad as _no_grad
 
-from ._partials import check_length, check_partial, failing_as, guarded
 from .errors import GradientError
+from .ir.partials import check_length, check_partial, failing_as, guarded
 
 TVM_LEVEL = 10
 NEW_LEVEL = TVM_LEVEL - 1

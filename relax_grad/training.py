@@ -9,13 +9,13 @@ import tvm.relax.training
 from tvm import relax
 from tvm.relax.transform import DecomposeOpsForInference, LegalizeOps
 
-from ._compat import types_differ
-from ._module import copy_with_new_vars, normalized, relax_function, tuple_fields, with_functions
 from .activity import holds_floats
+from .ir.arguments import bind_param, with_shapes
+from .ir.compat import types_differ
+from .ir.dataflow import in_dataflow
+from .ir.inlining import write_out_calls
+from .ir.module import copy_with_new_vars, normalized, relax_function, tuple_fields, with_functions
 from .transform import Gradient
-from .transform._arguments import bind_param, with_shapes
-from .transform._dataflow import in_dataflow
-from .transform._inlined import write_out_calls
 
 _NAMES = relax.training.Trainer  # knows the functions by these names
 

@@ -7,8 +7,8 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relax_grad._bindings import bindings_of
 from relax_grad.activity import has_gradient, holds_floats, passes, useful, varied
+from relax_grad.ir.bindings import bindings_of
 
 
 @I.ir_module

@@ -188,7 +188,7 @@ def test_what_is_no_module(name):
         getattr(relax_grad, name)(3)
 
 
-@pytest.mark.parametrize("module", [functional, relax_grad.transform.gradient])
+@pytest.mark.parametrize("module", [functional, relax_grad.autodiff.gradient])
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
     assert doctest.testmod(module).attempted > 0

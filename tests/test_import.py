@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 from processes import run_python
 
 #: Seconds.
@@ -48,16 +49,36 @@ def test_loads_nothing_else():
     assert "relax_grad.rules" in names
     top = {name.partition(".")[0] for name in names} - {"relax_grad"}
     assert not {name for name in top if name not in sys.stdlib_module_names}
-    late = {"backend", "cli", "dispatch.conv", "kernel", "schedule", "testing", "training"}
+    late = {"backend", "cli", "coverage", "testing", "training"}
+    late |= {"cpu.dispatch", "cpu.kernel", "cpu.schedule", "dispatch", "schedule"}
     assert late.isdisjoint(name.removeprefix("relax_grad.") for name in names)
 
 
 def test_what_is_loaded_later_is_there_when_it_is_asked_for():
-    names = ["backend", "cli", "dispatch", "testing", "training"]
+    names = ["backend", "cli", "coverage", "testing", "training"]
     code = f"""
 import relax_grad
+assert {{*{names}, *relax_grad.__all__}} <= {{*dir(relax_grad)}}
 for name in {names}:
     print(getattr(relax_grad, name).__name__.removeprefix("relax_grad."))
 print(hasattr(relax_grad, "nothing"))
 """
     assert run_python(code, ENVIRONMENT, torch=True).split() == [*names, "False"]
+
+
+@pytest.mark.parametrize("name", ["dispatch", "schedule"])
+def test_old_names_of_modules_warn(name):
+    code = f"""
+import warnings
+import relax_grad
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    import relax_grad.{name} as old
+import relax_grad.cpu.{name} as new
+assert [each.category for each in found] == [DeprecationWarning], found
+assert "relax_grad.cpu.{name}" in str(found[0].message)
+for public in new.__all__:
+    assert getattr(old, public) is getattr(new, public)
+print(len(new.__all__))
+"""
+    assert int(run_python(code, ENVIRONMENT, torch=True)) > 0

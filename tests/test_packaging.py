@@ -11,7 +11,7 @@ import pytest
 
 import relax_grad
 from relax_grad import cli
-from relax_grad._compat import TVM_RANGE, parse_version
+from relax_grad.ir.compat import TVM_RANGE, parse_version
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,8 +8,9 @@ from tvm import relax
 from tvm.ir import Op
 
 import relax_grad
-from relax_grad import _partials, registry
+from relax_grad import registry
 from relax_grad.errors import GradientError
+from relax_grad.ir import partials
 
 DIFFERENTIATE = """
     import tvm
@@ -102,7 +103,7 @@ def _differentiate_erf(rule):
     op = Op.get("relax.erf")
     before = op.get_attr("FPrimalGradient")
     op.reset_attr("FPrimalGradient")
-    op.set_attr("FPrimalGradient", _partials.guarded("relax.erf", rule, quantized=False), 10)
+    op.set_attr("FPrimalGradient", partials.guarded("relax.erf", rule, quantized=False), 10)
     try:
         x = relax.Var("x", relax.TensorType((2,), "float32"))
         bb = relax.BlockBuilder()
@@ -227,7 +228,7 @@ def test_only_a_rule_that_says_so_gives_quantized_numbers_a_float32_partial(dtyp
         call = bb.lookup_binding(y)
 
         def rule(partial, quantized=False):
-            return _partials.guarded("relax.abs", lambda *args: [partial], quantized)
+            return partials.guarded("relax.abs", lambda *args: [partial], quantized)
 
         (partial,) = rule(grad, quantized=True)(y, call, grad, bb)
         assert partial.same_as(grad)

@@ -24,7 +24,7 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from relax_grad import value_and_grad
-from relax_grad.target import host
+from relax_grad.cpu.target import host
 from relax_grad.training import SetupTrainer, append_loss
 from relax_grad.transform import DispatchKernels
 

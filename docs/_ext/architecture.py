@@ -16,32 +16,27 @@ class LayersFigure(SphinxDirective):
 
 
 class LayersTable(Generated):
-    """What each part does, and what it may import besides the base."""
+    """The purpose of each part, and its imports besides the base."""
 
     def lines(self):
         rows = (
             (f"``{name or 'relax_grad'}``", _literal(part.purpose), _code(part.imports))
             for name, part in layers.PARTS.items()
         )
-        yield from _table(("part", "what it does", "what it may import"), "15 50 35", rows)
+        yield from _table(("part", "purpose", "imports"), "15 50 35", rows)
 
 
 class BaseTable(Generated):
-    """The modules that every part may import."""
+    """The parts that all others may import, and those that all of a wing may import."""
 
     def lines(self):
-        rows = ((f"``{name}``", _literal(purpose)) for name, purpose in layers.BASE.items())
-        yield from _table(("module", "what it holds"), "20 80", rows)
-
-
-class UpwardTable(Generated):
-    """The imports within functions that go up."""
-
-    def lines(self):
+        bases = {"all": layers.BASE, **{wing.title: wing.base for wing in layers.WINGS}}
         rows = (
-            (f"``{a}``", f"``{b}``", _literal(reason)) for (a, b), reason in layers.UPWARD.items()
+            (f"``{name}``", _literal(purpose), users)
+            for users, base in bases.items()
+            for name, purpose in base.items()
         )
-        yield from _table(("module", "imports", "because"), "15 15 70", rows)
+        yield from _table(("part", "contents", "users"), "20 60 20", rows)
 
 
 def _literal(text: str) -> str:
@@ -63,5 +58,4 @@ def setup(app):
     app.add_directive("layers-figure", LayersFigure)
     app.add_directive("layers-table", LayersTable)
     app.add_directive("base-table", BaseTable)
-    app.add_directive("upward-table", UpwardTable)
     return {"parallel_read_safe": True}

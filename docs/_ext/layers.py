@@ -19,9 +19,9 @@ class Part(NamedTuple):
     Attributes
     ----------
     purpose : str
-        What it does, for the table of the page.
+        Its task, for the table of the page.
     imports : tuple[str, ...]
-        The parts that it may import, besides those of :data:`BASE`.
+        The parts that it may import, besides the base of its wing and of the package.
     place : tuple[int, int]
         Where the middle of its box is in the figure: the row, from the top, and the abscissa.
     """
@@ -31,77 +31,154 @@ class Part(NamedTuple):
     place: tuple[int, int]
 
 
-#: The parts above the base, from the top: a part imports none that stands before it.
-PARTS = {
-    "cli": Part("the command line", ("", "functional", "testing"), (0, 530)),
+class Wing(NamedTuple):
+    """A wing of the package: parts with one purpose.
+
+    Attributes
+    ----------
+    title : str
+        The heading in the figure.
+    parts : dict[str, Part]
+        The parts, from the top: a part imports none that stands before it.
+    base : dict[str, str]
+        The purposes of the parts that every other one of the wing may import; of these too, none imports one that
+        stands before it.
+    span : tuple[int, int]
+        The left and the right edge in the figure.
+    """
+
+    title: str
+    parts: dict[str, Part]
+    base: dict[str, str]
+    span: tuple[int, int]
+
+
+#: The parts above the wings, from the top.
+ABOVE = {
+    "cli": Part(
+        "the command line",
+        ("", "coverage", "cpu.target", "cpu.threads", "functional", "registry", "testing"),
+        (0, 84),
+    ),
     "": Part(
-        "`import relax_grad`: the public names, and the registration of everything, once",
-        ("_pipeline", "codegen", "functional", "legalize", "op", "rules", "transform"),
-        (0, 230),
+        "`import relax_grad`: the public names, the registration of everything, once, and modules under old names",
+        (
+            *("autodiff", "functional", "legalize", "op", "registry", "rules", "transform"),
+            *(
+                "cpu.codegen",
+                "cpu.dispatch",
+                "cpu.pipeline",
+                "cpu.schedule",
+                "cpu.target",
+                "cpu.threads",
+            ),
+        ),
+        (0, 300),
     ),
-    "_pipeline": Part("the pipeline that compiles for CPUs", ("codegen", "transform"), (1, 80)),
-    "functional": Part("`value_and_grad`, `vjp`, `jvp`, `hvp`", ("transform",), (1, 230)),
-    "training": Part("`SetupTrainer` on `relax.training`", ("transform",), (1, 380)),
+    "coverage": Part(
+        "the gradients of all operators, in a table", ("autodiff", "registry", "testing"), (1, 196)
+    ),
     "testing": Part(
-        "the gradient checker, comparison with PyTorch, samples of every operator",
-        ("transform",),
-        (1, 530),
+        "the gradient checker, comparison with PyTorch, samples of every operator, the fuzzer",
+        ("cpu.target", "transform"),
+        (2, 342),
     ),
-    "backend": Part("patterns for libraries that compute backward operators", ("op",), (1, 694)),
+    "training": Part("`SetupTrainer` on `relax.training`", ("activity", "transform"), (2, 478)),
     "transform": Part(
-        "passes: differentiation, branches, memory, and those that call kernels and schedules",
-        ("dispatch", "kernel", "op", "schedule"),
-        (2, 230),
+        "the public names of the passes of both wings", ("autodiff", "cpu.passes"), (3, 420)
     ),
-    "codegen": Part(
-        "machine code of functions: compiled in threads, and kept in a directory", (), (2, 80)
-    ),
-    "schedule": Part(
-        "schedules for CPUs of the functions that have no kernel", ("kernel",), (3, 80)
-    ),
-    "dispatch": Part("which call of an operator a kernel takes", ("kernel", "op"), (3, 330)),
-    "rules": Part("the gradient of each operator, of backward operators too", ("op",), (3, 468)),
-    "legalize": Part(
-        "from an operator to its tensor expression, in a few lines", ("op", "topi"), (3, 606)
-    ),
-    "kernel": Part(
-        "fast functions for CPUs of what `topi` defines; no Relax in them", ("topi",), (4, 230)
-    ),
-    "op": Part(
-        "backward operators: declaration, types, layouts; no tensor expressions", (), (4, 480)
-    ),
-    "topi": Part("tensor expressions, for any target and shape; no Relax in them", (), (5, 380)),
+    "backend": Part("patterns for libraries that compute backward operators", ("op",), (3, 269)),
 }
+
+DIFFERENTIATION = Wing(
+    "differentiation",
+    {
+        "functional": Part("`value_and_grad`, `vjp`, `jvp`, `hvp`", ("autodiff",), (4, 70)),
+        "autodiff": Part("the pass that differentiates, and its parts", (), (5, 70)),
+        "rules": Part(
+            "the gradient of each operator, of backward operators too", ("op",), (5, 196)
+        ),
+        "legalize": Part(
+            "from an operator to its tensor expression, in a few lines", ("op", "topi"), (5, 342)
+        ),
+        "op": Part(
+            "backward operators: declaration, types, layouts; no tensor expressions", (), (7, 240)
+        ),
+        "topi": Part(
+            "tensor expressions, for any target and shape; no Relax in them", (), (8, 342)
+        ),
+    },
+    {
+        "activity": "which variables a gradient passes through",
+        "registry": "how rules are registered, and what is registered",
+    },
+    (6, 406),
+)
+
+CPU = Wing(
+    "cpu",
+    {
+        "cpu.pipeline": Part("the passes in their order", ("cpu.codegen", "cpu.passes"), (4, 584)),
+        "cpu.codegen": Part(
+            "machine code of functions: compiled in threads, and kept in a directory", (), (5, 690)
+        ),
+        "cpu.passes": Part(
+            "passes that call kernels and schedules, fold, inline, and plan memory",
+            ("cpu.dispatch", "cpu.kernel", "cpu.schedule", "op"),
+            (5, 478),
+        ),
+        "cpu.dispatch": Part(
+            "which call of an operator a kernel takes", ("cpu.kernel", "op"), (6, 566)
+        ),
+        "cpu.schedule": Part(
+            "schedules of the functions that have no kernel", ("cpu.kernel",), (6, 692)
+        ),
+        "cpu.kernel": Part(
+            "fast functions of what `topi` defines; no Relax in them", ("topi",), (7, 625)
+        ),
+    },
+    {
+        "cpu.target": "the processor that is compiled for",
+        "cpu.threads": "the number of threads that kernels run in",
+    },
+    (414, 754),
+)
+
+WINGS = (DIFFERENTIATION, CPU)
 
 #: What every part may import; of these too, none imports one that stands before it.
 BASE = {
-    "coverage": "what is known of the gradients of all operators",
-    "_aliases": "which tensors share memory, and which calls write to it",
-    "_module": "what is done with modules again and again",
-    "activity": "which variables a gradient passes through",
-    "registry": "how rules are registered, and what is registered",
-    "_partials": "what rules return, held against the types of the arguments",
-    "_bindings": "what the bindings of a function are made of",
-    "target": "the processor that is compiled for",
-    "threads": "the number of threads that kernels run in",
-    "_layout": "layouts of tensors, and indices in them",
-    "_dtypes": "the dtypes that are accumulated in",
+    "ir": "modules, bindings, types, layouts and versions of TVM: functions that know no operator",
     "errors": "the errors that are raised",
     "_entry": "whether the package is imported by its command line, which registers late",
-    "_compat": "the differences of the versions of TVM; nothing else knows them",
 }
+
+#: All parts with the base of each wing, from the top.
+PARTS: dict[str, Part] = {**ABOVE, **DIFFERENTIATION.parts, **CPU.parts}
 
 #: The modules of parts that are not named as the part.
-MEMBERS = {"_stages": "_pipeline", "__main__": "cli"}
-
-#: Imports within functions that go up, with the reason; they happen when the function is called.
-UPWARD = {
-    ("coverage", "testing"): "a row of the table counts the samples of its operator",
-    (
-        "coverage",
-        "transform",
-    ): "missing gradients are found in the form that the pass differentiates",
+MEMBERS = {
+    "__main__": "cli",
+    "target": "",
+    "dispatch": "",
+    "schedule": "",
+    "cpu": "cpu.pipeline",
+    "cpu.stages": "cpu.pipeline",
 }
+
+
+def wing_of(part: str) -> Wing | None:
+    """Return the wing of a part; None above and below the wings."""
+    return next((wing for wing in WINGS if part in wing.parts or part in wing.base), None)
+
+
+def allowed(part: str) -> set[str]:
+    """Return the parts that a part may import."""
+    wing = wing_of(part)
+    if part in BASE:
+        return set(BASE)
+    own = PARTS[part].imports if part in PARTS else ()
+    return {*BASE, *own, *(wing.base if wing else ())}
 
 
 class Import(NamedTuple):
@@ -119,7 +196,8 @@ class Import(NamedTuple):
 
 def part_of(module: str) -> str:
     """Return the part that a module belongs to."""
-    name = module.partition(".")[0]
+    first, _, rest = module.partition(".")
+    name = ".".join(filter(None, [first, rest.partition(".")[0]])) if first == "cpu" else first
     return MEMBERS.get(name, name)
 
 
@@ -166,26 +244,25 @@ def _names(node: ast.AST, above: list[str]) -> Iterator[str]:
         )
 
 
-_WIDTH, _HEIGHT, _PITCH, _TOP = 124, 36, 84, 8
+_WIDTH, _HEIGHT, _PITCH, _TOP = 112, 36, 84, 8
 _ROWS = 1 + max(part.place[0] for part in PARTS.values())
+_FIRST = min(part.place[0] for wing in WINGS for part in wing.parts.values())
 
 
 def figure() -> str:
     """Draw the parts and their imports as SVG, in the colour of the text around it."""
     edges = sorted({each.parts for each in imports() if set(each.parts) <= set(PARTS)})
     edges = [(user, used) for user, used in edges if user != used and user != "" != used]
-    base_y = _TOP + _ROWS * _PITCH
-    height = base_y + 3 * _HEIGHT
-    drawn = [_box(name, *_centre(name)) for name in PARTS if name]
+    bottom = _TOP + _ROWS * _PITCH
+    drawn = [_wing(wing, _TOP + _FIRST * _PITCH - 34, bottom + 22) for wing in WINGS]
+    drawn += [_box(name, *_centre(name)) for name in PARTS if name]
     drawn += [_edge(user, used, edges) for user, used in edges]
-    names = list(BASE)
-    half = (len(names) + 1) // 2
-    drawn.append(_rectangle(380, base_y + _HEIGHT, 724, 2 * _HEIGHT + 4))
-    for i, line in enumerate((names[:half], names[half:])):
-        drawn.append(_text("   ".join(line), 380, base_y + _HEIGHT + (i - 0.5) * 26))
+    drawn.append(
+        _rectangle(380, bottom + 66, 748, _HEIGHT) + _text("   ".join(BASE), 380, bottom + 66)
+    )
     return "\n".join(
         [
-            f'<svg viewBox="0 0 760 {height}" role="img" aria-label="The parts of relax_grad and what they import"'
+            f'<svg viewBox="0 0 760 {bottom + 92}" role="img" aria-label="The parts of relax_grad and what they import"'
             ' style="width: 100%; max-width: 760px; color: inherit" font-family="monospace" font-size="15">',
             '<defs><marker id="layers-end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8"'
             ' orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>',
@@ -195,13 +272,32 @@ def figure() -> str:
     )
 
 
+def _wing(wing: Wing, top: float, bottom: float) -> str:
+    """Draw the frame of a wing, its title, and its base."""
+    left, right = wing.span
+    middle = (left + right) / 2
+    base = "   ".join(_short(name) for name in wing.base)
+    return (
+        f'<rect x="{left}" y="{top:g}" width="{right - left}" height="{bottom - top:g}" rx="9" fill="none"'
+        ' stroke="currentColor" stroke-opacity="0.45" stroke-dasharray="5 4"/>'
+        + _text(wing.title, right - 70, top + 17)
+        + _rectangle(middle, bottom - 26, right - left - 24, _HEIGHT)
+        + _text(base, middle, bottom - 26)
+    )
+
+
+def _short(name: str) -> str:
+    """Return the name of a part without that of its wing's package."""
+    return name.rpartition(".")[2]
+
+
 def _centre(part: str) -> tuple[int, float]:
     row, x = PARTS[part].place
     return x, _TOP + row * _PITCH + _HEIGHT / 2
 
 
 def _box(name: str, x: float, y: float) -> str:
-    return _rectangle(x, y, _WIDTH, _HEIGHT) + _text(name, x, y)
+    return _rectangle(x, y, _WIDTH, _HEIGHT) + _text(_short(name), x, y)
 
 
 def _rectangle(x: float, y: float, width: float, height: float) -> str:

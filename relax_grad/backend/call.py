@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ..op._declare import attributes
 
 #: The name under which the result of a call is asked for, and the call itself is annotated.

@@ -14,8 +14,10 @@ import numpy as np
 import tvm
 from tvm.target import codegen
 
-from .. import _compat, registry, threads
-from ..target import CPU, host
+from .. import registry
+from ..cpu import threads
+from ..cpu.target import CPU, host
+from ..ir import compat
 from ._text import count_of, last_line
 
 #: What makes vectors wider or arithmetic faster, as LLVM names it.
@@ -60,7 +62,7 @@ def facts() -> Iterator[tuple[str, str]]:
 
 def find_problems() -> Iterator[Problem]:
     """Yield what is known to go wrong with what is installed, without running anything."""
-    ffi = _compat.installed_version("apache-tvm-ffi")
+    ffi = compat.installed_version("apache-tvm-ffi")
     yield from _of_versions(ffi, np.__version__)
     if not tvm.runtime.enabled("llvm"):
         yield Problem(
@@ -77,12 +79,12 @@ def find_problems() -> Iterator[Problem]:
 
 def _of_versions(ffi: str | None, numpy: str) -> Iterator[Problem]:
     """Yield the problems of a version of apache-tvm-ffi, if it is known, and of NumPy."""
-    if ffi is not None and _compat.parse_version(ffi) >= _compat.FFI_BAD_FROM:
+    if ffi is not None and compat.parse_version(ffi) >= compat.FFI_BAD_FROM:
         yield Problem(
             f"apache-tvm-ffi {ffi} crashes the process in tvm.ir.save_json",
-            f"pip install '{_compat.FFI_REQUIREMENT}'",
+            f"pip install '{compat.FFI_REQUIREMENT}'",
         )
-    if _compat.parse_version(numpy) >= _compat.NUMPY_BAD_FROM:
+    if compat.parse_version(numpy) >= compat.NUMPY_BAD_FROM:
         yield Problem(
             f"with NumPy {numpy}, relax.training.optimizer.Adam of this TVM cannot initialise",
             "pip install 'numpy<2.3'",

@@ -402,7 +402,7 @@ def _target(text: str) -> tvm.target.Target:
     """Return the target of a name or of JSON; a ValueError says that there is none, or no device of it."""
     import tvm
 
-    from ..target import host
+    from ..cpu.target import host
 
     try:
         if text == "host":

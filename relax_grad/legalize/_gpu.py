@@ -16,7 +16,7 @@ import math
 import tvm
 from tvm import relax, s_tir, tirx
 
-from .._module import IS_SCHEDULED, OPAQUE
+from ..ir.module import IS_SCHEDULED, OPAQUE
 from ..topi._util import is_static, on_gpu
 
 #: The threads of a block.

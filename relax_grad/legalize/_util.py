@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ..registry import LegalizeRule
 from ..topi import _util as topi_util
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax import op
 
-from .._compat import Analyzer, dtype_of
+from ..ir.compat import Analyzer, dtype_of
 from ..op.attention import for_heads, take_apart
 from ..registry import register_legalize
 from ..topi import _util as topi_util

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ..registry import LegalizeRule, register_legalize
 from ..topi import binary as topi_binary
 from ._util import stock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._compat import dtype_of
-from .._module import short_name
+from ..ir.compat import dtype_of
+from ..ir.module import short_name
 from ..op._rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
 from ..topi import conv as topi_conv

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import relax, tirx
 
-from .._compat import dtype_of
-from .._dtypes import HALVES
-from .._module import short_name, tuple_fields
+from ..ir.compat import dtype_of
+from ..ir.dtypes import HALVES
+from ..ir.module import short_name, tuple_fields
 from ..op.grid_sample import grid_sample_attrs
 from ..op.image import resize_attrs
 from ..registry import register_legalize

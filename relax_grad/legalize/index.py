@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm import relax, tirx
 
-from .._compat import Analyzer, constant_value
-from .._module import short_name
+from ..ir.compat import Analyzer, constant_value
+from ..ir.module import short_name
 from ..op.index import check_take_backward, take_attrs
 from ..registry import register_legalize
 from ..topi import index as topi_index

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._compat import constant_value
-from .._module import short_name, tuple_fields
+from ..ir.compat import constant_value
+from ..ir.module import short_name, tuple_fields
 from ..registry import register_legalize
 from ..topi import index_nd as topi_index_nd
 from ._util import shape_values, stock

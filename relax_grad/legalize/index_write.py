@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._module import short_name, tuple_fields
+from ..ir.module import short_name, tuple_fields
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_legalize
 from ..topi import index_write as topi_write

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._compat import dtype_of
-from .._dtypes import HALVES
-from .._module import tuple_fields
+from ..ir.compat import dtype_of
+from ..ir.dtypes import HALVES
+from ..ir.module import tuple_fields
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
 from ..topi import linear_algebra as topi_linear_algebra

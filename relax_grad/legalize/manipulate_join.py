@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax, tirx
 
-from .._module import tuple_fields
+from ..ir.module import tuple_fields
 from ..registry import register_legalize
 from ..topi import manipulate_join as topi_join
 from ..topi._util import is_static

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from tvm import relax, tirx
 from tvm.relax import op
 
-from .._compat import dtype_of
-from .._dtypes import HALVES
+from ..ir.compat import dtype_of
+from ..ir.dtypes import HALVES
 from ..registry import register_legalize
 from ..topi import norm as topi_norm
 from ._gpu import bind_threads

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._compat import dtype_of
-from .._layout import Layout
-from .._module import short_name
+from ..ir.compat import dtype_of
+from ..ir.layout import Layout
+from ..ir.module import short_name
 from ..op._rank import RANKS, rank_of
 from ..op.pool import check_pool_attrs, check_pool_backward
 from ..registry import register_legalize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ..registry import register_legalize
 from ._util import stock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._module import short_name
+from ..ir.module import short_name
 from ..registry import register_legalize
 from ..topi import scan as topi_scan
 from ._util import shape_values

@@ -6,7 +6,7 @@ import math
 
 from tvm import relax, tirx
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ..registry import register_legalize
 from ..topi import _util as topi_util
 from ..topi import statistical as topi_statistical

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ..registry import register_legalize
 from ._util import stock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import relax
 
-from .._module import short_name
+from ..ir.module import short_name
 from ..op.vision import roi_attrs
 from ..registry import register_legalize
 from ..topi import roi_align as topi_roi_align

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from .._compat import shapes_differ, shapes_may_differ
+from ..ir.compat import shapes_differ, shapes_may_differ
 
 
 def unused(ndim: int = -1) -> relax.Var:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from tvm import relax
 
-from .._compat import decided_layout, infer_layout_output, layout_decision, replace_attrs
+from ..ir.compat import decided_layout, infer_layout_output, layout_decision, replace_attrs
 from ..registry import register_infer_layout
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm import relax, tirx
 
-from .._compat import dtype_of, shapes_may_differ
+from ..ir.compat import dtype_of, shapes_may_differ
 from ._infer import check_shape, tensor_type, type_of_shape
 
 #: The extents of a tensor, each None where it is not known.

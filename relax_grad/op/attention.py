@@ -9,8 +9,8 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax import op
 
-from .._compat import Analyzer, dtype_of, shapes_differ
-from .._dtypes import accumulation_dtype
+from ..ir.compat import Analyzer, dtype_of, shapes_differ
+from ..ir.dtypes import accumulation_dtype
 from ._declare import declare_op
 from ._infer import tensor_type
 from .norm import divide_by_count

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import Analyzer, dtype_of
+from ..ir.compat import Analyzer, dtype_of
 from ._declare import Shape, as_shape, declare_op
 from ._infer import check_shape, forward_type, tensor_type, type_of_argument
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of
-from .._module import short_name
+from ..ir.compat import dtype_of
+from ..ir.module import short_name
 from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     check_layouts,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ._declare import Shape, as_shape, declare_op
 from ._infer import forward_type, infer_data, tensor_type, type_of_shape
 

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.utils import convert_to_expr
 
-from .._compat import Analyzer, dtype_of
+from ..ir.compat import Analyzer, dtype_of
 from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     check_shape,

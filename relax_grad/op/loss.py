@@ -9,7 +9,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import shapes_may_differ
+from ..ir.compat import shapes_may_differ
 from ._declare import declare_op
 from ._infer import check_shape, forward_type, shape_text, tensor_type, type_of_shape
 

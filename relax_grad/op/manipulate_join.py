@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from .._compat import Analyzer
+from ..ir.compat import Analyzer
 from ..registry import register_infer_type
 from ._declare import Shape, as_shape, declare_op
 from ._infer import (

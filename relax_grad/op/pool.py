@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import shapes_may_differ
-from .._layout import Layout
+from ..ir.compat import shapes_may_differ
+from ..ir.layout import Layout
 from ._declare import declare_op
 from ._infer import check_positive, check_shape, forward_type, tensor_type, type_of_shape, unused
 from ._layout import follow_layout_attrs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of, shapes_may_differ
+from ..ir.compat import dtype_of, shapes_may_differ
 from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, shape_values, tensor_type, unused
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tvm.ir import Op
 
-from .._compat import infer_layout_output, layout_decision
+from ..ir.compat import infer_layout_output, layout_decision
 from ..registry import register_infer_layout
 from ._layout import (
     Converted,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from .._compat import dtype_of
+from ..ir.compat import dtype_of
 from ._declare import declare_op
 from ._infer import check_shape, forward_type, tensor_type
 

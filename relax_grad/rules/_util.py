@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 from tvm.relax.op.grad import no_grad
 
-from .. import _compat
-from .._dtypes import accumulation_dtype
 from ..errors import GradientError
+from ..ir import compat
+from ..ir.dtypes import accumulation_dtype
 
 __all__ = [
     "broadcast_like",
@@ -55,7 +55,7 @@ def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
 
 def dtype_of(expr: relax.Expr) -> str:
     """Return the dtype of a tensor as a string."""
-    return _compat.dtype_of(expr.ty)
+    return compat.dtype_of(expr.ty)
 
 
 def is_float(expr: relax.Expr) -> bool:
@@ -95,7 +95,7 @@ def shape_arg(expr: relax.Expr) -> relax.Expr:
 
 def same_shape(a: list[tirx.PrimExpr], b: list[tirx.PrimExpr]) -> bool:
     """Tell whether two shapes are provably equal."""
-    analyzer = _compat.Analyzer()
+    analyzer = compat.Analyzer()
     return len(a) == len(b) and all(
         analyzer.can_prove_equal(x, y) for x, y in zip(a, b, strict=True)
     )

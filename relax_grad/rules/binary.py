@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.relax import op
 
-from .._compat import constant_value
+from ..ir.compat import constant_value
 from ..op._rank import named
 from ..registry import register_gradient
 from ._util import (

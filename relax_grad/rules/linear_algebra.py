@@ -9,9 +9,9 @@ from tvm import relax
 from tvm.relax import op
 from tvm.relax.op import grad as backward
 
-from .._compat import Analyzer
-from .._module import tuple_fields
 from ..errors import GradientError
+from ..ir.compat import Analyzer
+from ..ir.module import tuple_fields
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_gradient
 from ._util import (

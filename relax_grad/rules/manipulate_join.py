@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from .._module import tuple_fields
 from ..errors import GradientError
+from ..ir.module import tuple_fields
 from ..registry import register_gradient
 from ._util import cast_like, is_const, shape_arg, shape_of, widen
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from .._bindings import expanded
 from ..errors import GradientError
+from ..ir.bindings import expanded
 from ..registry import register_gradient
 from ._util import (
     cast_like,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from .._compat import applies_softmax
+from ..ir.compat import applies_softmax
 from ..op.vision import roi_attrs
 from ..registry import register_gradient
 from ._util import cast_like, dtype_of, no_grad, reshape_like, wide_dtype, widen

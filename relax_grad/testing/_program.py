@@ -16,9 +16,9 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from .._compat import dtype_of
-from .._module import copy_with_new_vars
 from ..errors import GradientCheckError
+from ..ir.compat import dtype_of
+from ..ir.module import copy_with_new_vars
 from ..transform import Gradient
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

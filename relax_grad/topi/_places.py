@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from .._compat import Analyzer
-from .._dtypes import accumulation_dtype
+from ..ir.compat import Analyzer
+from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, extern, loops, once, tasks
 from ._position import position
 from ._util import Shape, broadcast_index, cast, is_one, on_gpu

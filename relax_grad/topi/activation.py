@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm import te, tirx, topi
 
-from .. import _compat
-from .._dtypes import accumulation_dtype
+from ..ir import compat
+from ..ir.dtypes import accumulation_dtype
 from ._util import is_empty, zeros
 
 
@@ -34,8 +34,8 @@ def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
     extent = data.shape[axis]
     if len(alpha.shape) != 1:
         raise ValueError(f"prelu: alpha must have one dimension, but its shape is {alpha.shape}")
-    shared = _compat.Analyzer().can_prove_equal(alpha.shape[0], 1)
-    if not shared and not _compat.Analyzer().can_prove_equal(alpha.shape[0], extent):
+    shared = compat.Analyzer().can_prove_equal(alpha.shape[0], 1)
+    if not shared and not compat.Analyzer().can_prove_equal(alpha.shape[0], extent):
         raise ValueError(
             f"prelu: alpha must have the extent 1 or {extent}, that of the data along axis {axis}, but "
             f"it has {alpha.shape[0]}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._util import cast, is_empty, zeros
 
 Bounds = Callable[["tirx.PrimExpr"], "tuple[tirx.PrimExpr, tirx.PrimExpr]"]

@@ -6,7 +6,7 @@ import math
 
 from tvm import te, tirx, topi
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._util import Shape, broadcast_index
 
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._util import Shape, axes, cast, fill_where_empty, is_static, spatial_names, spread
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
 from ._util import Shape, cast, fill_where_empty, is_empty, is_static, zeros
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from .._compat import Analyzer
-from .._dtypes import accumulation_dtype
+from ..ir.compat import Analyzer
+from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
 from ._places import Elements, scatter
 from ._position import filling, position

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import te, tirx, topi
 
-from .._layout import Layout
+from ..ir.layout import Layout
 from ._util import Shape
 
 

@@ -24,7 +24,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops
 from ._util import Shape, cast, fill_where_empty, on_gpu
 

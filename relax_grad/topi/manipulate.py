@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from .._compat import Analyzer
-from .._dtypes import accumulation_dtype
+from ..ir.compat import Analyzer
+from ..ir.dtypes import accumulation_dtype
 from ._util import Shape, cast, fill_where_empty, is_empty, zeros
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._util import Shape, cast, is_empty, zeros
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._util import Shape, cast, count_along, fill_where_empty, is_empty, zeros
 
 Index = Sequence["tirx.PrimExpr"]

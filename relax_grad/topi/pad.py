@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tvm import te, tirx, topi
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._util import Shape, at_least_1, cast, is_empty, is_static, zeros
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from tvm import te, tirx
 
-from .._dtypes import accumulation_dtype
-from .._layout import Index, Layout
+from ..ir.dtypes import accumulation_dtype
+from ..ir.layout import Index, Layout
 from ._util import Shape, cast, is_empty, is_one, is_static, spread, zeros
 
 #: The spatial axes in the order in which sizes, strides, padding and dilation are given.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tvm import te, tirx, topi
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._position import as_int64
 from ._util import (
     Shape,

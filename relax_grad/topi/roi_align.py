@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._loops import loops, statements, tasks
 from ._regions import LARGEST, batch_of, bins_shape, bounds, place_of, pooled_shape, scatter, table
 from ._util import Shape, axes, cast, is_empty, on_gpu, zeros

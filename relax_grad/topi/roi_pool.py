@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tvm import te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
-from .._dtypes import accumulation_dtype
+from ..ir.dtypes import accumulation_dtype
 from ._loops import loops, statements, tasks
 from ._regions import (
     LARGEST,

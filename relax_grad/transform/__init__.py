@@ -1,26 +1,28 @@
-"""Passes over modules."""
+"""Passes over modules: differentiation, and what the pipeline for CPUs is made of."""
 
 from __future__ import annotations
 
-import importlib
-
-from .divide import DivideSlices
-from .fold import FoldConstants
-from .gradient import Gradient
-from .inline import InlineOnlyCalls
-from .join import JoinSlices
-from .lift import LiftBranches
-from .memory import OrderForMemory
-from .storage import ShareStorage
-
-#: What only compiling needs: the kernels and schedules behind it take a while to import.
-_LAZY = {"DispatchKernels": "dispatch", "MergeElements": "merge", "ScheduleLoops": "schedule"}
+from ..autodiff.gradient import Gradient
+from ..cpu import passes
+from ..cpu.passes import (
+    DivideSlices,
+    FoldConstants,
+    InlineOnlyCalls,
+    JoinSlices,
+    LiftBranches,
+    OrderForMemory,
+    ShareStorage,
+)
 
 
 def __getattr__(name: str):
-    if name in _LAZY:
-        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    if name in __all__:  # one that only compiling needs
+        return getattr(passes, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [

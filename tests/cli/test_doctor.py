@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from relax_grad import cli, registry, threads
+from relax_grad import cli, registry
 from relax_grad.cli import _diagnosis
+from relax_grad.cpu import threads
 
 
 def run(capsys, *argv) -> tuple[int, str]:

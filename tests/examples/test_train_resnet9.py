@@ -17,8 +17,8 @@ from tvm import relax
 from tvm.relax import op
 from tvm.relax.training.optimizer import Adam, MomentumSGD
 
+from relax_grad.cpu.target import host
 from relax_grad.errors import GradientCheckError
-from relax_grad.target import host
 
 BATCH = 8
 

@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from versions import REGIONS
 
-from relax_grad._compat import dtype_of
+from relax_grad.ir.compat import dtype_of
 
 image, vision = relax.op.image, relax.op.vision
 RNG = np.random.default_rng(0)

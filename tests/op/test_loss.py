@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from tvm.ir import assert_structural_equal
 from tvm.relax.op import grad
 
-from relax_grad import target
+from relax_grad.cpu import target
 
 
 def var(name, shape=None, dtype="float32", ndim=-1):

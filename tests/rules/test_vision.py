@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tvm import relax
 from versions import REGIONS
 
-from relax_grad._compat import CAN_LEAVE_SOFTMAX_OUT
+from relax_grad.ir.compat import CAN_LEAVE_SOFTMAX_OUT
 from relax_grad.testing import check_gradients
 
 

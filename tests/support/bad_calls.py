@@ -12,8 +12,9 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 import relax_grad
-from relax_grad import backend, cli, coverage, dispatch, registry, target, testing, training
+from relax_grad import backend, cli, coverage, registry, testing, training
 from relax_grad import transform as passes
+from relax_grad.cpu import dispatch, target
 from relax_grad.op import checkpoint, stop_gradient
 from relax_grad.testing import samples
 
@@ -113,7 +114,7 @@ _NOTHING = {
     "relax_grad.install": relax_grad.install,
     "relax_grad.uninstall": relax_grad.uninstall,
     "relax_grad.target.host": target.host,
-    "relax_grad.dispatch.operators_with_kernels": dispatch.operators_with_kernels,
+    "relax_grad.cpu.dispatch.operators_with_kernels": dispatch.operators_with_kernels,
     "relax_grad.registry.declarations": registry.declarations,
     "relax_grad.registry.install": registry.install,
     "relax_grad.registry.operators": registry.operators,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 from machines import Run, at, largest_error, run_kernels
 
-from relax_grad.kernel._convolution import Conv2d, Conv3d, Windows
-from relax_grad.target import CPU
+from relax_grad.cpu.kernel._convolution import Conv2d, Conv3d, Windows
+from relax_grad.cpu.target import CPU
 
 RNG = np.random.default_rng(0)
 

@@ -26,7 +26,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.tirx import compilation_pipeline
 
-from relax_grad._compat import Analyzer
+from relax_grad.ir.compat import Analyzer
 
 #: What to compile for: a target that needs no device to be asked.
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host="llvm")

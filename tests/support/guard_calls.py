@@ -15,7 +15,7 @@ from guard_memory import Place, Workspaces
 from guard_programs import FLOAT_DTYPES, Kernel
 from tvm import tirx
 
-from relax_grad._compat import Analyzer, dtype_of
+from relax_grad.ir.compat import Analyzer, dtype_of
 from relax_grad.testing import _program
 
 #: For each buffer of a kernel and each placement, so that its pages stay open from run to run.

@@ -17,8 +17,8 @@ from tvm.ir import Op
 from tvm.relax.backend.cpu_generic import pipeline
 from tvm_ffi import structural_hash
 
-from relax_grad import _stages
-from relax_grad._compat import dtype_of
+from relax_grad.cpu import stages
+from relax_grad.ir.compat import dtype_of
 from relax_grad.registry import declarations, operators
 from relax_grad.testing import _program, check
 from relax_grad.testing.samples import samples
@@ -206,7 +206,7 @@ def schedule(
     """Take a module through relax_grad's pipeline; tell what is called when all is fused and merged."""
     kernels, ops = {}, defaultdict(set)
     with target:
-        for each in _stages.passes(target, DispatchKernels(target)):
+        for each in stages.passes(target, DispatchKernels(target)):
             if each.info.name == "CallTIRRewrite":
                 kernels = _kernels_of(module, ops)
             before = {variable.name_hint for variable in module.functions}

@@ -11,13 +11,13 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.tirx.analysis import undefined_vars
 
-from relax_grad._compat import Analyzer
-from relax_grad.dispatch import operators_with_kernels
+from relax_grad.cpu.dispatch import operators_with_kernels
+from relax_grad.cpu.schedule._nest import substitute
+from relax_grad.ir.compat import Analyzer
 from relax_grad.op import norm
 from relax_grad.op.activation import softmax_backward
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
-from relax_grad.schedule._nest import substitute
 from relax_grad.transform import DispatchKernels
 
 #: The extent that may be symbolic.

@@ -1,4 +1,4 @@
-"""Run what ``tests/test_threads.py`` has compiled, and print what comes out as hashes."""
+"""Run what ``tests/cpu/test_threads.py`` has compiled, and print what comes out as hashes."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from relax_grad._compat import dtype_of
 from relax_grad.errors import GradientCheckError, GradientError
+from relax_grad.ir.compat import dtype_of
 from relax_grad.testing import check_gradients
 from relax_grad.testing._program import numpy_dtype
 

@@ -16,7 +16,8 @@ from processes import run_file, run_python
 from sweep import SHARE
 
 from relax_grad import cli
-from relax_grad._compat import BufferLoad, loaded_buffer
+from relax_grad.cpu.passes import schedule as pass_of_schedules
+from relax_grad.ir.compat import BufferLoad, loaded_buffer
 from relax_grad.testing import _program
 from relax_grad.testing.fuzz import session
 from relax_grad.testing.fuzz.outcomes import Failure
@@ -27,7 +28,6 @@ from relax_grad.testing.fuzz.tir.interpret import InvalidError, expected, inputs
 from relax_grad.testing.fuzz.tir.memory import guarded
 from relax_grad.testing.fuzz.tir.programs import draw
 from relax_grad.testing.fuzz.tir.subject import Tir
-from relax_grad.transform import schedule as pass_of_schedules
 
 #: Everything that programs are drawn with.
 KINDS = {
@@ -92,7 +92,7 @@ needs_fork = pytest.mark.skipif(
 #: A scheduler that gives up the order of the last two blocks of a function.
 _SWAPPED = """
 from tvm import tirx
-from relax_grad.transform import schedule as pass_of_schedules
+from relax_grad.cpu.passes import schedule as pass_of_schedules
 
 def swapped(function, cpu):
     body = function.body.block.body if hasattr(function.body, "block") else None
@@ -112,7 +112,7 @@ pass_of_schedules.schedule = swapped
 
 #: Extents from which on the schedules do what they do to large tensors.
 _SMALL = """
-from relax_grad.schedule import _emit, _reduce
+from relax_grad.cpu.schedule import _emit, _reduce
 _emit.SMALL = _reduce._PIECE = 2
 _emit.LINE = 4
 """

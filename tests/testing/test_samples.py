@@ -1,7 +1,7 @@
 """Every sample of every operator: orders, dtypes, symbolic shapes, and parity with PyTorch.
 
 What TVM's pass takes is differentiated through it; what it does not take, and in the long sweeps the symbolic
-shapes once more, through relax_grad's. ``tests/transform/test_gradient.py`` compares the two passes.
+shapes once more, through relax_grad's. ``tests/autodiff/test_gradient.py`` compares the two passes.
 
 Kernels assert what they take in the first order of the tests of all dtypes; the others leave that out, which is half of
 the time that a kernel takes to compile.

@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tvm.s_tir import dlight
 from versions import REGIONS
 
-from relax_grad._compat import Analyzer
+from relax_grad.ir.compat import Analyzer
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve, select_wrt
 from relax_grad.testing.samples import samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ..._module import tuple_fields
+from ...ir.module import tuple_fields
 from ...op.grid_sample import grid_sample_attrs
 from ...op.image import resize_attrs
 from ...registry import register_gradient

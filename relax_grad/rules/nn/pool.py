@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ..._module import short_name
+from ...ir.module import short_name
 from ...op.pool import adaptive_attrs, pool_attrs
 from ...registry import register_gradient
 

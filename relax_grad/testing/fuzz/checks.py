@@ -106,7 +106,7 @@ def _record(outcome: Outcome, stage: str, function) -> bool:
 
 
 def _compare_pipelines(ready) -> None:
-    from ...target import host
+    from ...cpu.target import host
 
     targets = {"this machine": host()}
     for each, outcome in ready:

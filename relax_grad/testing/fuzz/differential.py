@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.ir import GlobalVar
 from tvm.script import from_source
 
-from ..._bindings import bindings_of
+from ...ir.bindings import bindings_of
 from .._compare import difference
 from .._program import to_numpy
 from .script import Program, flat, project

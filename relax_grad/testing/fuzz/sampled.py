@@ -17,7 +17,7 @@ import numpy as np
 from tvm import relax
 from tvm.script import from_source
 
-from ..._compat import constant_value, dtype_of
+from ...ir.compat import constant_value, dtype_of
 from .. import _program
 from ..check import resolve
 from ..samples import Sample, sampled_operators, samples

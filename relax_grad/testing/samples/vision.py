@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..._compat import CAN_LEAVE_SOFTMAX_OUT
+from ...ir.compat import CAN_LEAVE_SOFTMAX_OUT
 from ._sample import Sample, register_samples
 
 # Multiples of an eighth, which half precision holds: rounded, a region would have other winners.

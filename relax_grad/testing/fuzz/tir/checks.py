@@ -12,8 +12,8 @@ import tvm
 from tvm import relax
 from tvm.ir import GlobalVar
 
+from ....cpu.target import host
 from ....errors import ScheduleWarning
-from ....target import host
 from ... import _program
 from ..._compare import difference
 from ..differential import TARGET, Mismatch

@@ -1,0 +1,1 @@
+"""The pass that differentiates functions, and its parts."""

@@ -1,0 +1,117 @@
+"""What the adjoints of a target begin with, where the target is no scalar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ..ir.compat import constant_value, dtype_of, types_differ
+from ..ir.module import unused
+
+#: What a cotangent may be given as; see :class:`relax_grad.transform.Gradient`.
+Cotangents = "bool | str | float | np.ndarray | relax.Expr | Sequence"
+
+
+def seeds(
+    leaves: Sequence[relax.Expr],
+    types: Sequence[relax.TensorType],
+    cotangents: Cotangents,
+    resolve: Callable[[relax.Var], relax.Var],
+    params: Collection[str],
+) -> tuple[list[tuple[relax.Expr, relax.Expr]], list[relax.Var]]:
+    """Return each tensor of the target with its cotangent, and the parameters that hold cotangents.
+
+    Parameters
+    ----------
+    leaves : Sequence[relax.Expr]
+        The floating-point tensors of the target.
+    types : Sequence[relax.TensorType]
+        Their types.
+    cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
+        True, or one for each tensor.
+    resolve : Callable
+        Returns what a variable of the function has become; raises ValueError for any other.
+    params : Collection[str]
+        The names of the function's parameters, which new ones do not take.
+
+    Raises
+    ------
+    TypeError
+        If a cotangent is of another kind.
+    ValueError
+        If their number, a dtype or a shape is not that of the target.
+    """
+    if cotangents is True:
+        given = [unused(f"cotangent{i}", params) for i in range(len(leaves))]
+    else:
+        given = _flat(cotangents)
+    if len(given) != len(leaves):
+        raise ValueError(
+            f"cotangents: the target holds {len(leaves)} floating-point tensors, but there are "
+            f"{len(given)} cotangents"
+        )
+    found = [
+        _cotangent(item, kind, resolve, f"cotangents[{i}]")
+        for i, (item, kind) in enumerate(zip(given, types, strict=True))
+    ]
+    new = [c for c, item in zip(found, given, strict=True) if isinstance(item, str)]
+    return list(zip(leaves, found, strict=True)), new
+
+
+def _flat(cotangents: Cotangents) -> list:
+    if isinstance(cotangents, (tuple, list)):
+        return [leaf for item in cotangents for leaf in _flat(item)]
+    if isinstance(cotangents, relax.Tuple):
+        return [leaf for item in cotangents.fields for leaf in _flat(item)]
+    return [cotangents]
+
+
+def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
+    """Return the cotangent of a tensor of a type: a new variable for a name."""
+    if isinstance(item, str):
+        return relax.Var(item, kind)
+    if isinstance(item, (int, float)) and not isinstance(item, bool):
+        return _filled(item, kind, where)
+    if isinstance(item, relax.Var):
+        cotangent = resolve(item)
+    elif isinstance(item, relax.Expr) and constant_value(item) is not None:
+        cotangent = item
+    elif isinstance(item, (np.ndarray, np.generic, tvm.runtime.Tensor)):
+        cotangent = relax.const(item, str(item.dtype))  # by itself it narrows float64
+    else:
+        raise TypeError(
+            f"{where} must be the name of a new parameter, a number, an array, a constant or a "
+            f"variable of the function, but it is {item!r}"
+        )
+    if types_differ(cotangent.ty, kind) or not isinstance(cotangent.ty, relax.TensorType):
+        raise ValueError(f"{where} has the type {cotangent.ty}, but what it belongs to has {kind}")
+    if not isinstance(cotangent, relax.Var) and not _is_static(kind):
+        raise ValueError(
+            f"{where} has the shape {list(cotangent.ty.shape.values)}, but what it belongs to has the "
+            f"type {kind}, of another shape in each call; give a number, or a name for a new parameter"
+        )
+    return cotangent
+
+
+def _filled(number: float, kind: relax.TensorType, where: str) -> relax.Expr:
+    """Return a tensor that holds a number everywhere."""
+    if not isinstance(kind.shape, relax.ShapeExpr):
+        raise ValueError(
+            f"{where} is a number, but the shape of what it belongs to is unknown: {kind}; give a name for "
+            "a new parameter"
+        )
+    try:
+        number = float(number)
+    except OverflowError:
+        raise ValueError(f"{where} is an integer that no {dtype_of(kind)} comes near") from None
+    dtype = dtype_of(kind)
+    return relax.op.full(kind.shape, relax.const(number, dtype), dtype)
+
+
+def _is_static(kind: relax.TensorType) -> bool:
+    return isinstance(kind.shape, relax.ShapeExpr) and all(
+        isinstance(dim, tvm.tirx.IntImm) for dim in kind.shape.values
+    )

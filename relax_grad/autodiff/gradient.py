@@ -1,0 +1,491 @@
+"""Reverse-mode automatic differentiation of Relax functions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar, Op
+
+from ..activity import has_gradient, holds_floats, varied
+from ..errors import GradientError
+from ..ir.aliases import Memory, may_write, writing_functions
+from ..ir.bindings import bindings_of, element, expanded, used, with_value, without_unused
+from ..ir.branches import lift_branches
+from ..ir.compat import dtype_of
+from ..ir.dataflow import in_dataflow, without_cast
+from ..ir.module import check_defined, copy_with_new_vars, relax_function
+from ._checkpoint import Checkpoints, has_markers
+from ._cotangents import Cotangents, seeds
+from ._forward import Forward, may_call
+from ._reverse import Reverse
+from ._simplify import simplify
+from .obstacles import MissingGradient, obstacles
+
+#: Operators that read only the shape of a tensor.
+_OF_SHAPES = frozenset(f"relax.{name}" for name in ("zeros_like", "ones_like", "shape_of"))
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.Gradient")
+class Gradient:
+    """Add to a module the function that returns a function's result and its gradients.
+
+    The arguments and the result are those of ``relax.transform.Gradient``: the new function is named
+    ``<func_name>_adjoint``, takes the same parameters, and returns ``(original result, (gradients...))``.
+    It takes what that pass refuses: symbolic shapes anywhere, ``match_cast``, several blocks, ``if``,
+    calls of other functions of the module and of local functions, tuples, results that are no scalars
+    (with ``cotangents``), bfloat16, and parameters of integers, shapes and objects.
+
+    Parameters
+    ----------
+    func_name : str
+        The function to differentiate.
+    require_grads : relax.Var or str or Sequence[relax.Var or str], optional
+        The parameters or intermediate variables of the function to differentiate with respect to,
+        themselves or by name; by default every parameter that holds floating-point tensors.
+    target_index : int or Sequence[int] or None
+        Which element of the result is differentiated, where the result is a tuple; several integers lead
+        into nested tuples, and None stands for the whole result.
+    cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
+        False differentiates a scalar, or a tensor of one element. Anything else gives a cotangent to each
+        floating-point tensor of the target: what its gradient is multiplied with, as in a
+        vector-Jacobian product. True adds a parameter to the new function for each, and a string one of that
+        name. A number stands for a tensor that is filled with it; an array, a constant or a variable of the
+        function has the type of the tensor.
+    allow_zero : str or Collection[str]
+        Operators that count as constants, whatever their gradients are.
+
+    Raises
+    ------
+    TypeError
+        If ``target_index`` holds no integers, ``require_grads`` no variables, or ``func_name`` is no Relax
+        function.
+    ValueError
+        If the module has no such function, has its adjoint already, or an argument names what there is not.
+    GradientError
+        If the target is not one element and there are no cotangents, or if a gradient is missing.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> from tvm import relax, tirx
+    >>> n = tirx.Var("n", "int64")
+    >>> x = relax.Var("x", relax.TensorType((n, 4), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     rows = bb.emit(relax.op.reshape(x, (n * 2, 2)))
+    ...     loss = bb.emit(relax.op.sum(relax.op.exp(rows)))
+    ...     _ = bb.emit_func_output(loss)
+    >>> module = relax_grad.transform.Gradient("main")(bb.get())
+    >>> module["main_adjoint"].ret_ty.fields[1].fields[0]
+    R.Tensor((n, 4), dtype="float32")
+    """
+
+    def __init__(
+        self,
+        func_name: str,
+        require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
+        target_index: int | Sequence[int] | None = 0,
+        *,
+        cotangents: Cotangents = False,
+        allow_zero: str | Collection[str] = (),
+    ):
+        if isinstance(require_grads, (relax.Var, str)):
+            require_grads = [require_grads]
+        if not (require_grads is None or isinstance(require_grads, Iterable)):
+            raise TypeError(
+                f"require_grads must be variables or names of variables, but it is {require_grads!r}"
+            )
+        self.func_name = func_name
+        self.require_grads = None if require_grads is None else list(require_grads)
+        self.target_index = _path(target_index)
+        self.cotangents = cotangents
+        self.allow_zero = _operators(allow_zero)
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return add_adjoint(mod, self, f"{self.func_name}_adjoint")
+
+
+def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModule:
+    """Return a module with the adjoint function of a pass under a name."""
+    differentiation = _Differentiation(settings, mod)
+    if name in (variable.name_hint for variable in mod.get_global_vars()):
+        raise ValueError(
+            f"the module has a function {name} already; rename it or take it out, as that is the name of the "
+            f"adjoint function of {settings.func_name}"
+        )
+    return differentiation.module(name)
+
+
+def missing(mod: tvm.IRModule, settings: Gradient) -> list[MissingGradient]:
+    """Return each binding that lacks a gradient which a pass would need."""
+    return _Differentiation(settings, mod).missing
+
+
+def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the indices that lead to the target."""
+    if target_index is None:
+        return ()
+    is_sequence = isinstance(target_index, Sequence) and not isinstance(target_index, str)
+    try:
+        path = target_index if is_sequence else [target_index]
+        if any(isinstance(index, bool) for index in path):
+            raise TypeError
+        return tuple(map(operator.index, path))
+    except TypeError:
+        raise TypeError(
+            f"target_index must be an integer, integers, or None, but it is {target_index!r}"
+        ) from None
+
+
+def _operators(names: str | Collection[str]) -> frozenset[str]:
+    """Return the names of operators, each of which TVM has."""
+    if not isinstance(names, (str, Collection)):
+        raise TypeError(f"allow_zero must be names of operators, but it is {names!r}")
+    names = [names] if isinstance(names, str) else list(names)
+    known = set(Op.list_op_names())
+    unknown = [name for name in names if not isinstance(name, str) or name not in known]
+    if unknown:
+        raise ValueError(
+            f"allow_zero: this TVM has no operator named {', '.join(sorted(map(str, unknown)))}"
+        )
+    return frozenset(names)
+
+
+class _Differentiation:
+    """One function on its way to its adjoint function.
+
+    Attributes
+    ----------
+    missing : list[MissingGradient]
+        What keeps it from being differentiated.
+    """
+
+    def __init__(self, settings: Gradient, mod: tvm.IRModule):
+        self._settings = settings
+        self._mod = mod
+        function = relax_function(mod, settings.func_name)
+        check_defined(mod, function, settings.func_name)
+        # One dataflow block stays one. What is more than that is put in order afterwards.
+        self._is_plain = _is_plain(function)
+        if self._is_plain:
+            self._function, renamed = function, {}
+        else:
+            self._function, renamed = _without_dataflow(mod, settings.func_name)
+        self._renamed = renamed
+        self._named: dict[str, list[relax.Var]] = {}
+        for variable in [*function.params, *(each.var for each in _own_bindings(function))]:
+            self._named.setdefault(variable.name, []).append(variable)
+        self._wrt = self._check_require_grads()
+        self._bindings = [without_cast(binding) for binding in self._forward_bindings()]
+        self._checkpoints = None
+        self._unmarked: Callable[[relax.Var], relax.Var] = _same
+        if has_markers(self._bindings):
+            self._checkpoints = Checkpoints(self._bindings, self._function.params)
+            self._bindings = self._checkpoints.bindings
+            self._unmarked = self._checkpoints.original
+            self._wrt = [self._unmarked(variable) for variable in self._wrt]
+        self._target = _target(self._function.body.body, self._bindings, settings, self._wrt)
+        everything = list(expanded(self._bindings))
+        self._active = varied(everything, self._wrt, settings.allow_zero)
+        self.missing = obstacles(everything, self._active, self._target, settings.allow_zero)
+
+    def module(self, name: str) -> tvm.IRModule:
+        """Return the module with the adjoint function under a name."""
+        _check_gradients(self.missing, self._settings.func_name)
+        function, active = self._function, self._active
+        bb = relax.BlockBuilder(self._mod)
+        initial, cotangents = self._seeds()
+        erased = _erased(function.params, cotangents)
+        cotangents = [erased.get(cotangent, cotangent) for cotangent in cotangents]
+        bb.begin_scope([*function.params, *cotangents])
+        bb._begin_dataflow_block() if self._is_plain else bb._begin_binding_block()
+        for binding in self._bindings:
+            bb.emit_normalized(with_value(binding, bb.normalize(binding.value)))
+        reverse = Reverse(bb, active, self._checkpoints, self._settings.allow_zero)
+        cast = {known: bb.match_cast(param, known.ty) for known, param in erased.items()}
+        for expr, seed in initial:
+            if isinstance(seed, relax.Var):
+                seed = cast.get(seed, seed)
+            if any(variable in active for variable in used(expr)):
+                reverse.add(expr, seed)
+        reverse.walk(self._bindings)
+        gradients = [self._output(bb, reverse, variable) for variable in self._wrt]
+        block = bb._end_block()
+        results = relax.Tuple([function.body.body, relax.Tuple(gradients)])
+        body = relax.SeqExpr([block], results)
+        adjoint = relax.Function(
+            [*function.params, *cotangents],
+            bb.normalize(body),
+            is_pure=function.is_pure,
+            attrs=function.attrs,
+        )
+        bb.end_scope()
+        _check_defined(adjoint, name)
+        return self._finish(bb, adjoint, name)
+
+    def _forward_bindings(self) -> list[relax.Binding]:
+        """Return the bindings of the function, the calls of functions written out."""
+        body = self._function.body
+        if self._is_plain:
+            return list(body.blocks[0].bindings)
+        scratch = relax.BlockBuilder(self._mod)
+        scratch.begin_scope(list(self._function.params))
+        scratch._begin_binding_block()
+        forward = Forward(scratch, _to_nondataflow(self._mod), self._wrt)
+        forward.emit(body)
+        scratch._end_block()
+        scratch.end_scope()
+        return forward.bindings
+
+    def _check_require_grads(self) -> list[relax.Var]:
+        """Return the variables to differentiate with respect to, as the flattened function has them."""
+        wanted = self._settings.require_grads
+        if wanted is None:
+            return [param for param in self._function.params if has_gradient(param.ty)]
+        found: dict[relax.Var, None] = {}  # in order
+        for item in wanted:
+            variable = self._own(item, "require_grads")
+            if variable in found:
+                raise ValueError(f"require_grads: {variable.name} appears more than once")
+            if not has_gradient(variable.ty):
+                raise ValueError(
+                    f"require_grads: only tensors of floating-point numbers and tuples of them have "
+                    f"gradients, but the type of {variable.name} is {variable.ty}"
+                )
+            found[variable] = None
+        return list(found)
+
+    def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
+        """Return a variable of the function, given itself or by name, as the flattened function has it."""
+        is_name = isinstance(item, str)
+        namesakes = self._named.get(item if is_name else getattr(item, "name", None), [])
+        named = namesakes if is_name else [each for each in namesakes if each.same_as(item)]
+        if not named:
+            message = f"{argument}: {item} is no variable of {self._settings.func_name}"
+            if isinstance(item, relax.Var) and namesakes:
+                message += f", but another one named {item.name}; give the name"
+            raise ValueError(message)
+        if len(named) > 1:
+            raise ValueError(
+                f"{argument}: {self._settings.func_name} has {len(named)} variables named {item!r}; pass the "
+                "variable itself"
+            )
+        return self._renamed.get(named[0], named[0])
+
+    def _seeds(self) -> tuple[list, list[relax.Var]]:
+        """Return what the adjoints of the target begin with, and the parameters added for that."""
+        target = self._target
+        if self._settings.cotangents is False:
+            return [(target, _one(target))], []
+        leaves = _float_leaves(target)
+        if not leaves:
+            raise GradientError(
+                f"the target must hold floating-point tensors, but it is {target.ty}"
+            )
+        return seeds(
+            leaves,
+            [leaf.ty for leaf in leaves],
+            self._settings.cotangents,
+            lambda variable: self._unmarked(self._own(variable, "cotangents")),
+            [param.name for param in self._function.params],
+        )
+
+    def _output(self, bb: relax.BlockBuilder, reverse: Reverse, variable: relax.Var) -> relax.Expr:
+        adjoint = reverse.adjoint(variable)
+        total = adjoint.total(bb, f"{variable.name}_adjoint")
+        total = adjoint.zeros(bb) if total is None else total
+        name = f"{variable.name}_adjoint_out"
+        return bb.emit_output(total, name) if self._is_plain else bb.emit(total, name)
+
+    def _finish(self, bb: relax.BlockBuilder, adjoint: relax.Function, name: str) -> tvm.IRModule:
+        writers: set[GlobalVar] = set()
+        if any(may_write(binding.value) for binding in bindings_of(adjoint.body)):
+            writers = writing_functions(self._mod)
+        has_writes = any(may_write(each.value, writers) for each in bindings_of(adjoint.body))
+        adjoint = simplify(adjoint, has_writes)
+        if has_writes:
+            forward = {binding.var for binding in expanded(self._bindings)}
+            _check_unchanged(adjoint, forward, writers, self._settings.func_name)
+        if not self._is_plain:
+            adjoint = in_dataflow(lift_branches(bb, adjoint, name))
+            adjoint = without_unused(adjoint)
+        adjoint = copy_with_new_vars(adjoint)
+        bb.add_func(adjoint.with_attr("global_symbol", name), name)
+        return bb.get()
+
+
+def _same(variable: relax.Var) -> relax.Var:
+    return variable
+
+
+def _own_bindings(function: relax.Function) -> list[relax.Binding]:
+    """Return the bindings of a function but those within branches."""
+    return [binding for block in function.body.blocks for binding in block.bindings]
+
+
+def _is_plain(function: relax.Function) -> bool:
+    """Tell whether a function is one dataflow block without calls of other Relax functions."""
+    blocks = function.body.blocks
+    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
+        return False
+    values = [binding.value for binding in blocks[0].bindings]
+    return not any(isinstance(value, relax.Function) or may_call(value) for value in values)
+
+
+def _to_nondataflow(mod: tvm.IRModule) -> tvm.IRModule:
+    return relax.transform.ToNonDataflow()(mod)
+
+
+def _without_dataflow(mod: tvm.IRModule, name: str) -> tuple[relax.Function, dict]:
+    """Return a function without dataflow blocks, and its variables by those that they stand for."""
+    before, after = mod[name], _to_nondataflow(mod)[name]
+    renamed = {}
+    copies = bindings_of(after.body)
+    for old in bindings_of(before.body):
+        new = next(copies)
+        while isinstance(old, relax.MatchCast) and not isinstance(new, relax.MatchCast):
+            new = next(copies)  # before it, what it casts has been bound
+        renamed[old.var] = new.var
+    renamed.update(zip(before.params, after.params, strict=True))
+    return after, renamed
+
+
+def _target(
+    result: relax.Expr,
+    bindings: Sequence[relax.Binding],
+    settings: Gradient,
+    wrt: Collection[relax.Var],
+) -> relax.Expr:
+    """Return what is differentiated, by what it stands for up to the variables of ``wrt``."""
+    path = settings.target_index
+    if path == (0,) and not isinstance(result.ty, relax.TupleType):
+        return result
+    bound = {binding.var: binding.value for binding in bindings}
+    target = result
+    for index in path:
+        kind = target.ty
+        count = len(kind.fields) if isinstance(kind, relax.TupleType) else 0
+        if not 0 <= index < count:
+            found = f"a tuple of {count} elements" if count else "one value"
+            raise ValueError(
+                f"target_index: {index} is no element of what {settings.func_name} returns there, "
+                f"{found} of type {kind}"
+            )
+        while target not in wrt and isinstance(bound.get(target), (relax.Var, relax.Tuple)):
+            target = bound[target]
+        target = element(target, index)
+    return target
+
+
+def _one(target: relax.Expr) -> relax.Expr:
+    """Return the 1 that the adjoint of a target of one element begins with."""
+    kind = target.ty
+    if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
+        raise GradientError(
+            f"the target must be one floating-point tensor, but its type is {kind}; choose one with "
+            "target_index; relax_grad.vjp, or cotangents= of the pass Gradient, differentiates several"
+        )
+    shape = kind.shape
+    is_one = isinstance(shape, relax.ShapeExpr) and all(
+        isinstance(dim, tvm.tirx.IntImm) and int(dim) == 1 for dim in shape.values
+    )
+    if not is_one:
+        raise GradientError(
+            f"the target must be a scalar or have one element, but its type is {kind}; reduce it, for "
+            "example by relax.op.sum; relax_grad.vjp, or cotangents= of the pass Gradient, gives a "
+            "vector-Jacobian product"
+        )
+    return relax.op.ones(shape, dtype_of(kind))
+
+
+def _erased(
+    params: Sequence[relax.Var], cotangents: Sequence[relax.Var]
+) -> dict[relax.Var, relax.Var]:
+    """Return a parameter of unknown shape for each cotangent with extents that only the body defines."""
+    defined = {
+        extent
+        for variable in [*params, *cotangents]
+        for extent in relax.analysis.definable_tir_vars_in_type(variable.ty)
+    }
+    return {
+        each: relax.Var(
+            each.name, relax.TensorType(None, dtype_of(each.ty), each.ty.vdevice, each.ty.ndim)
+        )
+        for each in cotangents
+        if any(extent not in defined for extent in relax.analysis.tir_vars_in_type(each.ty))
+    }
+
+
+def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:
+    """Return each floating-point tensor of a (nested) expression."""
+    kind = expr.ty
+    if isinstance(kind, relax.TupleType):
+        fields = [element(expr, i) for i in range(len(kind.fields))]
+        return [leaf for field in fields for leaf in _float_leaves(field)]
+    return [expr] if isinstance(kind, relax.TensorType) and holds_floats(kind) else []
+
+
+def _check_defined(adjoint: relax.Function, name: str) -> None:
+    """Refuse variables that a rule made up, which TVM would only meet as it compiles the function.
+
+    The function that is differentiated was well-formed, so that nothing but a rule can bring them in.
+    """
+    free = relax.analysis.free_vars(adjoint)
+    if free:
+        names = ", ".join(sorted({repr(variable.name) for variable in free}))
+        raise GradientError(
+            f"{name} would use {names}, which no binding and no parameter defines: a gradient rule has "
+            "returned it; let the rule build its result of its arguments, or bind it with ctx.emit"
+        )
+
+
+def _check_unchanged(
+    adjoint: relax.Function,
+    forward: Collection[relax.Var],
+    writers: Collection[GlobalVar],
+    func_name: str,
+) -> None:
+    """Refuse to read a tensor in the backward pass that a call has written to since it was computed.
+
+    Parameters
+    ----------
+    adjoint : relax.Function
+        The adjoint function.
+    forward : Collection[relax.Var]
+        The variables that the forward pass binds.
+    writers : Collection[GlobalVar]
+        The functions that write to their arguments.
+    func_name : str
+        The name of the function that is differentiated.
+    """
+    memory = Memory(adjoint, writers)
+    for binding in bindings_of(adjoint.body):
+        if binding.var in forward or _reads_only_shapes(binding.value):
+            continue
+        for variable in used(binding.value):
+            if memory.changed(variable, binding.var):
+                raise GradientError(
+                    f"{func_name} cannot be differentiated: the gradient needs {variable.name!r}, which a call "
+                    "writes to in place; let the call write to a copy, or use call_tir in the place of "
+                    "call_tir_inplace"
+                )
+
+
+def _reads_only_shapes(value: relax.Expr) -> bool:
+    """Tell whether a value depends on the shapes of its operands alone."""
+    is_call = isinstance(value, relax.Call) and isinstance(value.op, Op)
+    return is_call and value.op.name in _OF_SHAPES
+
+
+def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
+    """Refuse a function that has no gradient somewhere on the way, and say where it has none."""
+    if missing:
+        raise GradientError(
+            f"{func_name} cannot be differentiated, as {len(missing)} of its bindings have no gradient:\n"
+            + "\n".join(f"- {each}" for each in missing)
+            + "\nRegister a rule with relax_grad.register_gradient, or name operators in allow_zero to "
+            "treat them as constants."
+        )

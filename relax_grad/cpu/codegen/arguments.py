@@ -1,0 +1,220 @@
+"""Argument checks of tensor functions: one function for all, which compares the arguments with a table.
+
+TVM generates the checks of every argument in every function. They are the larger part of the machine code of a small
+kernel, and take a third of LLVM's time. The checks here are the same, in a loop over a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import GlobalVar
+
+from ...ir.module import is_buffer, unused
+from ._check import CHECK, MOST_SYMBOLS, PARAMETER, string
+
+#: The attribute of the statements that follow the argument checks in TVM's calling convention.
+_COMPUTE = "compute_scope"
+
+#: The attribute that marks the place of these statements while they are cut out.
+_CUT = "relax_grad.compute_scope"
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbolic extent: the same number wherever it stands.
+
+    Attributes
+    ----------
+    name : str
+        Its name in error messages.
+    bits : int
+        The bits of its integer type.
+    """
+
+    name: str
+    bits: int
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter that is a tensor whose elements lie in a row.
+
+    Attributes
+    ----------
+    name : str
+        Its name in error messages.
+    shape : tuple[int or Symbol, ...]
+        Its extents.
+    dtype : str
+        The dtype of its elements.
+    """
+
+    name: str
+    shape: tuple[int | Symbol, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: Tensor({list(self.shape)}, {self.dtype})"
+
+
+def parameters(function: tirx.PrimFunc) -> tuple[Parameter, ...] | None:
+    """Return the parameters of a function if the table can describe them.
+
+    Returns
+    -------
+    found : tuple[Parameter, ...] or None
+        None for a function that keeps TVM's checks: with scalar parameters, computed extents, tensors with
+        strides or an offset, or elements of less than a byte.
+    """
+    if not all(map(is_buffer, function.params)) or not all(map(_is_plain, function.params)):
+        return None
+    symbols: dict[tirx.Var, Symbol] = {}
+    found = tuple(
+        Parameter(p.name, tuple(_extent(e, symbols) for e in p.shape), str(p.dtype))
+        for p in function.params
+    )
+    return found if len(symbols) <= MOST_SYMBOLS else None
+
+
+def _is_plain(buffer: tirx.Buffer) -> bool:
+    """Tell whether a buffer is contiguous, without an offset, and its extents are integers or variables."""
+    offset = buffer.elem_offset
+    dtype = tvm.DataType(str(buffer.dtype))
+    return (
+        all(isinstance(extent, (tirx.IntImm, tirx.Var)) for extent in buffer.shape)
+        and not buffer.strides
+        and (offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0))
+        and dtype.bits % 8 == 0
+    )
+
+
+def _extent(extent: tirx.IntImm | tirx.Var, symbols: dict[tirx.Var, Symbol]) -> int | Symbol:
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    if extent not in symbols:
+        names = {symbol.name for symbol in symbols.values()}
+        bits = tvm.DataType(str(extent.ty.dtype)).bits
+        symbols[extent] = Symbol(unused(extent.name, names), bits)
+    return symbols[extent]
+
+
+def without_checks(mod: tvm.IRModule, names: Collection[str]) -> tvm.IRModule:
+    """Remove the argument checks from the functions of these names; assertions of their own stay.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Functions lowered to TVM's calling convention.
+    names : Collection[str]
+        The functions whose arguments are checked before the call.
+    """
+    whole = {v: f for v, f in mod.functions_items() if v.name_hint in names}
+    computing: dict[GlobalVar, tirx.Stmt] = {}
+    outer = {}
+    for variable, function in whole.items():
+        parts: list[tirx.Stmt] = []
+        outer[variable] = function.with_body(_cut(function.body, parts))
+        if len(parts) == 1:
+            computing[variable] = parts[0]
+    changed = tirx.transform.SkipAssert()(
+        tvm.IRModule({variable: outer[variable] for variable in computing})
+    )
+    functions = dict(mod.functions_items())
+    for variable, function in changed.functions_items():
+        body = _joined(function.body, computing[variable])
+        functions[variable] = function.with_body(body)
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _cut(body: tirx.Stmt, parts: list[tirx.Stmt]) -> tirx.Stmt:
+    """Return a body without the statements that compute, which are added to a list."""
+
+    def cut(statement: tirx.AttrStmt) -> tirx.Stmt:
+        if statement.attr_key != _COMPUTE:
+            return statement
+        parts.append(statement)
+        return tirx.AttrStmt(statement.node, _CUT, statement.value, tirx.Evaluate(0))
+
+    return tvm_ffi.structural_map(body, (tirx.AttrStmt, cut), order="pre")
+
+
+def _joined(body: tirx.Stmt, computing: tirx.Stmt) -> tirx.Stmt:
+    """Put back the statements that compute."""
+
+    def joined(statement: tirx.AttrStmt) -> tirx.Stmt:
+        return computing if statement.attr_key == _CUT else statement
+
+    return tvm_ffi.structural_map(body, (tirx.AttrStmt, joined))
+
+
+def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str], str]:
+    """Return the table of a function, and the call that checks arguments against it.
+
+    Parameters
+    ----------
+    label : str
+        The prefix of the names of constants.
+    name : str
+        The function's name in error messages.
+    checked : Sequence[Parameter]
+        Its parameters.
+
+    Returns
+    -------
+    lines : list[str]
+        The constants, in LLVM's language.
+    call : str
+        An expression of type i32, which uses ``%args`` and ``%count``.
+    """
+    lines, rows, symbols = [], [], {}
+    for i, each in enumerate(checked):
+        texts = each.name, str(i), str(list(each.shape)), each.dtype
+        pointers = []
+        for kind, text in zip(("name", "number", "shape", "dtype"), texts, strict=True):
+            pointers.append(f"@{label}.{i}.{kind}")
+            lines.append(f"{pointers[-1]} = private constant {string(text)}")
+        extents = ", ".join(f"i64 {_row(extent, symbols)}" for extent in each.shape)
+        values = f"[{extents}]" if each.shape else "zeroinitializer"
+        lines.append(f"@{label}.{i}.extents = private constant [{len(each.shape)} x i64] {values}")
+        pointers.append(f"@{label}.{i}.extents")
+        fields = [
+            *(f"ptr {pointer}" for pointer in pointers),
+            *(f"i32 {n}" for n in (len(each.shape), _encoded(each.dtype))),
+        ]
+        rows.append(f"{PARAMETER} {{ {', '.join(fields)} }}")
+    size, signature = len(checked), f"{name}({', '.join(map(str, checked))})"
+    values = f"[{', '.join(rows)}]" if rows else "zeroinitializer"
+    lines += [
+        f"@{label}.parameters = private constant [{size} x {PARAMETER}] {values}",
+        f"@{label}.size = private constant {string(str(size))}",
+        f"@{label}.signature = private constant {string(signature)}",
+    ]
+    limits = [f"i64 {2 ** (symbol.bits - 1) - 1}" for symbol in symbols]
+    values = f"[{', '.join(limits)}]" if limits else "zeroinitializer"
+    lines.append(f"@{label}.limits = private constant [{len(limits)} x i64] {values}")
+    call = (
+        f"call i32 {CHECK}(ptr %args, i32 %count, ptr @{label}.parameters, i32 {size}, "
+        f"ptr @{label}.size, ptr @{label}.signature, ptr @{label}.limits)"
+    )
+    return lines, call
+
+
+def _row(extent: int | Symbol, symbols: dict[Symbol, int]) -> int:
+    """Return the entry of an extent in the table: -1 - i for the i-th symbol."""
+    if isinstance(extent, int):
+        return extent
+    return -1 - symbols.setdefault(extent, len(symbols))
+
+
+def _encoded(dtype: str) -> int:
+    """Return the 4 bytes of a DLDataType as an integer."""
+    found = tvm.DataType(dtype)
+    return found.type_code | found.bits << 8 | found.lanes << 16

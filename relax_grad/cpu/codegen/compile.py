@@ -1,0 +1,361 @@
+"""The pass that compiles the tensor functions of a module."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import GlobalVar, Op
+
+from ...ir.bindings import with_value
+from ...ir.compat import links_external_modules, set_type
+from ...ir.module import unused
+from ..threads import default_threads
+from . import arguments
+from ._check import check
+from .arguments import Parameter
+from .cache import Directory, current
+from .declarations import Declarations
+from .lower import SYMBOL, canonical_name, environment, is_generated, key, object_file
+from .objects import Embedded, UnsupportedObject, embedded
+
+#: Machines whose object files can be put together, as the beginnings of LLVM's names for them.
+_MACHINES = ("x86_64", "aarch64", "arm64")
+
+#: Short functions that are compiled together.
+_TOGETHER = 16
+
+#: Systems whose object files have another format than ELF.
+_OTHER_FORMATS = ("windows", "darwin", "macos", "ios", "wasm")
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.CompileFunctions")
+class CompileFunctions:
+    """Compile the tensor functions of a module that only Relax functions call.
+
+    They are compiled in as many threads as there are cores, or taken from the directory of
+    :func:`relax_grad.cache`. Relax functions call them by name; the machine code is an external module of the
+    result. What cannot be compiled here stays in the module for TVM.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        A target of LLVM. If it does not say how much is to be optimized, LLVM does what it does by ``-O2``: kernels
+        come in vectors and unrolled, so that ``-O3`` takes longer for the same speed.
+    declarations : Declarations, optional
+        Those in the module. A function without an object file is made in the threads. Declarations that are not compiled
+        stay in the module.
+    """
+
+    def __init__(self, target: tvm.target.Target, declarations: Declarations | None = None):
+        self._target = target
+        self._declarations = Declarations() if declarations is None else declarations
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
+            return mod
+        functions = _compiled_alone(mod, self._target)
+        # One group leaves nothing to divide among threads: TVM compiles it as fast.
+        if not functions or (current() is None and len(_groups(list(functions.values()))) == 1):
+            return mod
+        target = _optimizing(self._target)
+        template = _empty_module(target)
+        if not _is_supported(template):
+            return mod
+        try:
+            compiler = _Compiler(target, current(), self._declarations)
+            objects, labels = compiler.compile(list(functions.values()))
+        except UnsupportedObject:
+            return mod
+        library = _library(template, objects, labels, _checked(functions.values()))
+        return _without(mod, functions, library)
+
+
+def _optimizing(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target, as its own host, that says how much is optimized."""
+    options = {name: value for name, value in target.export().items() if name != "host"}
+    target = tvm.target.Target({"opt-level": 2, **options})
+    return target.with_host(target)
+
+
+def _is_supported(template: str) -> bool:
+    """Tell whether object files for a target can be put together."""
+    triple = re.search(r'^target triple = "([^"]*)"', template, re.MULTILINE)
+    name = triple[1] if triple else ""
+    return name.startswith(_MACHINES) and not any(system in name for system in _OTHER_FORMATS)
+
+
+def _empty_module(target: tvm.target.Target) -> str:
+    """Return what TVM's code generator makes of no function: the target, and the conversions of float16."""
+    return tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target).inspect_source("ll")
+
+
+def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[GlobalVar, tirx.PrimFunc]:
+    """Return the tensor functions that neither call others nor are called by others, for this target."""
+    called: set[GlobalVar] = set()
+    found = {}
+    for variable, function in mod.functions_items():
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        calls = set() if is_generated(function) else _functions_in(function)
+        called |= calls
+        if not calls and _is_for(function, target) and len(function.params) > 1:
+            found[variable] = function
+    return {variable: function for variable, function in found.items() if variable not in called}
+
+
+def _functions_in(function: tirx.PrimFunc) -> set[GlobalVar]:
+    """Return the functions of the module that a tensor function refers to."""
+    found: set[GlobalVar] = set()
+    tvm_ffi.structural_walk(function.body, (GlobalVar, found.add))
+    return found
+
+
+def _is_for(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
+    """Tell whether a function that Relax functions call is compiled for a target."""
+    attributes = function.attrs
+    if attributes is None or attributes.get("global_symbol") is None:
+        return False
+    own = attributes.get("target")
+    return own is None or str(own) == str(target)
+
+
+class _Compiler:
+    """Compiles functions to object files, in threads, unless a directory has them.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What for.
+    directory : Directory or None
+        Where object files are kept.
+    declarations : Declarations
+        The declarations among the functions.
+    """
+
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        directory: Directory | None,
+        declarations: Declarations,
+    ):
+        self._target, self._directory, self._declarations = target, directory, declarations
+        self._environment = [] if directory is None else environment(target)
+
+    def compile(self, functions: Sequence[tirx.PrimFunc]) -> tuple[list[Embedded], dict[str, str]]:
+        """Return the assembly of functions, and the label of each by the name that it is called by."""
+        labels = {
+            str(function.attrs["global_symbol"]): f"relax_grad_{i}"
+            for i, function in enumerate(functions)
+        }
+        made = self._each(lambda group: self._group(group, labels), _groups(functions))
+        if self._directory is not None:
+            self._directory.trim()
+        return made, labels
+
+    def _each(
+        self,
+        compile_one: Callable[[Sequence[tirx.PrimFunc]], Embedded],
+        groups: Sequence[Sequence[tirx.PrimFunc]],
+    ) -> list[Embedded]:
+        context = tvm.transform.PassContext.current()
+        threads = default_threads()
+        if threads == 1 or context.instruments:  # instruments see one pass after the other
+            return list(map(compile_one, groups))
+        options = {"opt_level": context.opt_level, "config": dict(context.config)}
+
+        def in_thread(group: Sequence[tirx.PrimFunc]) -> Embedded:
+            with tvm.transform.PassContext(**options), self._target:
+                return compile_one(group)
+
+        with ThreadPoolExecutor(threads) as executor:
+            return list(executor.map(in_thread, groups))
+
+    def _group(self, group: Sequence[tirx.PrimFunc], labels: Mapping[str, str]) -> Embedded:
+        """Return the assembly of functions that are compiled together."""
+        functions: dict[str, tirx.PrimFunc] = {}
+        entries: dict[str, str] = {}
+        for function in group:
+            called = str(function.attrs["global_symbol"])
+            name = unused(canonical_name(called), functions)
+            functions[name] = function
+            entries[SYMBOL + name] = labels[called]
+        if self._directory is None:
+            return embedded(self._object_file(functions), entries)
+        contents = {
+            name: self._declarations.content(function) for name, function in functions.items()
+        }
+        identity = key(contents, self._environment)
+        stored = self._directory.load(identity)
+        if stored is not None:
+            try:
+                return embedded(stored, entries)
+            except UnsupportedObject:
+                pass  # compiled again
+        data = self._object_file(functions)
+        result = embedded(data, entries)
+        self._directory.store(identity, data)
+        return result
+
+    def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
+        """Compile functions together; those that are declared are made now."""
+        checked = [
+            name for name, each in functions.items() if arguments.parameters(each) is not None
+        ]
+        defined = {name: self._declarations.defined(each) for name, each in functions.items()}
+        return object_file(defined, self._target, checked)
+
+
+def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
+    """Divide functions into those that are compiled together: long ones alone, and first.
+
+    Others are short: half of the time of one alone would be that of beginning and ending a module. Which are together
+    does not depend on the number of threads, so that machines of several sizes can share a directory.
+    """
+    alone = [[function] for function in functions if is_generated(function)]
+    short = [function for function in functions if not is_generated(function)]
+    return alone + [short[i : i + _TOGETHER] for i in range(0, len(short), _TOGETHER)]
+
+
+def _checked(functions: Iterable[tirx.PrimFunc]) -> dict[str, Sequence[Parameter]]:
+    """Return the parameters to be checked before a function is called, by the name of the function."""
+    if tvm.transform.PassContext.current().config.get("tirx.disable_assert", False):
+        return {}
+    found = {str(f.attrs["global_symbol"]): arguments.parameters(f) for f in functions}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def _library(
+    template: str,
+    objects: Sequence[Embedded],
+    labels: Mapping[str, str],
+    checked: Mapping[str, Sequence[Parameter]],
+) -> tvm.runtime.Module:
+    """Return a module of LLVM that consists of object files, with the functions that have the labels.
+
+    TVM looks for functions and pointers of the runtime among those of LLVM's language: each function there checks the
+    arguments, where the machine code does not, and jumps to it. The pointers are those that the machine code reads.
+    """
+    lines = [template]
+    for each in objects:
+        lines += [f'module asm "{_quoted(line)}"' for line in each.assembly.split("\n")]
+    for pointer in sorted({pointer for each in objects for pointer in each.context}):
+        if f"@{pointer} =" not in template:
+            lines.append(f"@{pointer} = weak global ptr null, align 8")
+    if checked:
+        lines += check()
+    for name, label in labels.items():
+        lines += _entry(name, label, checked.get(name))
+    handle, path = tempfile.mkstemp(suffix=".ll")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write("\n".join(lines))
+        return tvm.runtime.load_module(path)
+    finally:
+        Path(path).unlink()
+
+
+def _entry(name: str, label: str, checked: Sequence[Parameter] | None) -> list[str]:
+    """Return the function that TVM finds by a name; its machine code has a label."""
+    constants, checks = [], []
+    if checked is not None:
+        constants, call = arguments.table(label, name, checked)
+        checks = [
+            f"  %checked = {call}",
+            "  %right = icmp eq i32 %checked, 0",
+            "  br i1 %right, label %run, label %wrong",
+            "wrong:",
+            "  ret i32 %checked",
+            "run:",
+        ]
+    return [
+        *constants,
+        f"declare i32 @{label}(ptr, ptr, i32, ptr)",
+        f'define i32 @"{SYMBOL}{name}"(ptr %self, ptr %args, i32 %count, ptr %result) {{',
+        *checks,
+        f"  %code = tail call i32 @{label}(ptr %self, ptr %args, i32 %count, ptr %result)",
+        "  ret i32 %code",
+        "}",
+    ]
+
+
+def _quoted(line: str) -> str:
+    return line.replace("\\", "\\5C").replace('"', "\\22")
+
+
+def _without(
+    mod: tvm.IRModule, compiled: dict[GlobalVar, tirx.PrimFunc], library: tvm.runtime.Module
+) -> tvm.IRModule:
+    """Return a module without the functions that are compiled, which are called by name."""
+    named = {
+        variable: relax.ExternFunc(str(function.attrs["global_symbol"]))
+        for variable, function in compiled.items()
+    }
+    functions = {}
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            body = _calling(function.body, named)
+            functions[variable] = relax.Function(
+                function.params,
+                body,
+                function.ret_ty,
+                function.is_pure,
+                function.attrs,
+                function.span,
+            )
+        elif variable not in compiled:
+            functions[variable] = function
+    if not any(isinstance(function, tirx.PrimFunc) for function in functions.values()):
+        # TVM would want a C compiler for a program without any.
+        name = unused("nothing", [variable.name_hint for variable in functions])
+        nothing = tirx.PrimFunc([], tirx.Evaluate(0))
+        functions[GlobalVar(name)] = nothing.with_attr("global_symbol", name)
+    attributes = dict(mod.attrs.items()) if mod.attrs is not None else {}
+    attributes["external_mods"] = [*attributes.get("external_mods", []), library]
+    return tvm.IRModule(functions, attrs=attributes, global_infos=mod.global_infos)
+
+
+def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> relax.Expr:
+    """Return an expression in which functions are called by name."""
+    if isinstance(expr, relax.Var):  # most expressions are
+        return expr
+    if isinstance(expr, GlobalVar):
+        return named.get(expr, expr)
+    if isinstance(expr, relax.SeqExpr):
+        new = relax.SeqExpr(
+            [_block(each, named) for each in expr.blocks], _calling(expr.body, named)
+        )
+    elif isinstance(expr, relax.If):
+        branches = _calling(expr.true_branch, named), _calling(expr.false_branch, named)
+        new = relax.If(expr.cond, *branches, expr.span)
+    elif isinstance(expr, relax.Call):
+        op, before = expr.op, list(expr.args)
+        callee = op if isinstance(op, Op) else _calling(op, named)
+        args = [_calling(each, named) for each in before]
+        if callee is op and all(new is old for new, old in zip(args, before, strict=True)):
+            return expr
+        new = relax.Call(callee, args, expr.attrs, expr.ty_args, expr.span)
+    elif isinstance(expr, relax.Tuple):
+        before = list(expr.fields)
+        fields = [_calling(each, named) for each in before]
+        if all(new is old for new, old in zip(fields, before, strict=True)):
+            return expr
+        new = relax.Tuple(fields, expr.span)
+    else:
+        return expr
+    set_type(new, expr.ty)
+    return new
+
+
+def _block(
+    block: relax.BindingBlock, named: dict[GlobalVar, relax.ExternFunc]
+) -> relax.BindingBlock:
+    bindings = [with_value(each, _calling(each.value, named)) for each in block.bindings]
+    return type(block)(bindings, block.span)

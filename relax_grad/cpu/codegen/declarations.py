@@ -1,0 +1,163 @@
+"""Functions that are declared, and made only where their machine code is not at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GlobalVar
+
+from ...ir.bindings import bindings_of, used
+from .lower import content
+from .sources import sources
+
+#: The attribute of a declaration: its number, which no other of the process has.
+_NUMBER = "relax_grad.declaration"
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Declared:
+    make: Callable[[], tirx.PrimFunc]
+    identity: Callable[[], str]
+
+
+class Declarations:
+    """The functions that are declared in a module while one run of the pipeline compiles it.
+
+    A declaration has the parameters and the attributes of the function that it stands for, so that the passes up to
+    compilation treat it alike. It must not be compiled: :meth:`defined` and :meth:`completed` put the function in its
+    place, with the attributes that the declaration has by then.
+    """
+
+    def __init__(self):
+        self._declared: dict[int, _Declared] = {}
+
+    @staticmethod
+    def for_run() -> Declarations | None:
+        """Return those of a run of the pipeline; None if it is to make all functions at once.
+
+        Instruments look at the functions of modules, and declared ones are identified by the sources of the package.
+        """
+        context = tvm.transform.PassContext.current()
+        return None if context.instruments or sources() is None else Declarations()
+
+    def kernel(
+        self, function: tirx.PrimFunc, generate: Callable[[], tirx.PrimFunc], identity: str
+    ) -> tirx.PrimFunc:
+        """Return the declaration of a kernel.
+
+        Parameters
+        ----------
+        function : tirx.PrimFunc
+            A function with the parameters and the attributes of the kernel, whose body fails.
+        generate : Callable
+            Returns the kernel.
+        identity : str
+            Equal only for kernels with equal functions, in other processes too that have the same sources.
+        """
+        return self._added(function, _Declared(generate, lambda: identity))
+
+    def scheduled(
+        self, function: tirx.PrimFunc, make: Callable[[], tirx.PrimFunc], means: str
+    ) -> tirx.PrimFunc:
+        """Return the declaration of a function with a schedule: the one without.
+
+        Parameters
+        ----------
+        function : tirx.PrimFunc
+            The function without a schedule.
+        make : Callable
+            Returns the function with a schedule.
+        means : str
+            What the schedule depends on besides the function.
+        """
+        return self._added(function, _Declared(make, lambda: f"{means} {content(function)}"))
+
+    def _added(self, function: tirx.PrimFunc, declared: _Declared) -> tirx.PrimFunc:
+        number = next(_numbers)
+        self._declared[number] = declared
+        return function.with_attr(_NUMBER, number)
+
+    def content(self, function: tirx.PrimFunc) -> str:
+        """Return a digest that is equal only for functions that are equal when they are defined."""
+        if not _is_declaration(function):
+            return content(function)
+        attributes = sorted(f"{name}={value!r}" for name, value in _kept(function).items())
+        parts = [str(sources()), self._of(function).identity(), *attributes]
+        return "declared " + hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def defined(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Return the function that a declaration stands for, and any other function as it is."""
+        if not _is_declaration(function):
+            return function
+        made = self._of(function).make().without_attr("global_symbol")
+        symbol = function.attrs.get("global_symbol")
+        attributes = (
+            _kept(function) if symbol is None else {**_kept(function), "global_symbol": symbol}
+        )
+        return made.with_attrs(attributes)
+
+    def completed(
+        self, mod: tvm.IRModule, only: Collection[GlobalVar] | None = None
+    ) -> tvm.IRModule:
+        """Return a module with functions in the place of declarations, or of some of them."""
+        functions = dict(mod.functions_items())
+        declared = [
+            variable
+            for variable, function in functions.items()
+            if _is_declaration(function) and (only is None or variable in only)
+        ]
+        if not declared:
+            return mod
+        functions.update({variable: self.defined(functions[variable]) for variable in declared})
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+    def completed_on_constants(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """Return a module in which what is called with nothing but constants is no declaration.
+
+        TVM runs such functions to fold their results.
+        """
+        if not any(map(_is_declaration, mod.functions.values())):
+            return mod
+        called: set[GlobalVar] = set()
+        for function in mod.functions.values():
+            if isinstance(function, relax.Function):
+                called |= _called_with_constants(function)
+        return self.completed(mod, called)
+
+    def _of(self, function: tirx.PrimFunc) -> _Declared:
+        return self._declared[int(function.attrs[_NUMBER])]
+
+
+def _is_declaration(function: tvm.ir.BaseFunc) -> bool:
+    return (
+        isinstance(function, tirx.PrimFunc)
+        and function.attrs is not None
+        and _NUMBER in function.attrs
+    )
+
+
+def _kept(function: tirx.PrimFunc) -> dict[str, object]:
+    """Return the attributes of a declaration that its function gets and that its machine code depends on."""
+    return {
+        str(name): value
+        for name, value in function.attrs.items()
+        if name not in (_NUMBER, "global_symbol")
+    }
+
+
+def _called_with_constants(function: relax.Function) -> set[GlobalVar]:
+    """Return the functions of the module that a function calls with constants, and what is made of them, only."""
+    found: set[GlobalVar] = set()
+    constants: set[relax.Var] = set()
+    for binding in bindings_of(function.body):
+        if all(variable in constants for variable in used(binding.value)):
+            constants.add(binding.var)
+            found.update(relax.analysis.all_global_vars(binding.value))
+    return found

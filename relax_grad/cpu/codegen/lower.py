@@ -1,0 +1,143 @@
+"""From a tensor function to an object file: TVM's passes and LLVM."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import GlobalVar
+
+from ...ir.compat import installed_version
+from ...ir.module import IS_KERNEL
+from .arguments import without_checks
+
+#: Another one for each change of how functions are compiled, within a release too.
+_REVISION = 4
+
+#: What TVM puts before the names of functions that it calls.
+SYMBOL = "__tvm_ffi_"
+
+
+def is_generated(function: tirx.PrimFunc) -> bool:
+    """Tell whether a function is a kernel: its statements are those that are to be executed."""
+    return bool(function.attrs.get(IS_KERNEL, False))
+
+
+def canonical_name(name: str) -> str:
+    """Return a name without the numbers that tell functions of one module apart."""
+    return re.sub(r"\d+(?=_|$)", "", name) or "function"
+
+
+def object_file(
+    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, checked: Collection[str] = ()
+) -> bytes:
+    """Compile functions together.
+
+    Parameters
+    ----------
+    functions : Mapping[str, tirx.PrimFunc]
+        The functions, kernels all of them or none; none calls another function of its module. The symbol of each
+        is its name here with :data:`SYMBOL` before it, and errors at run time call it by the name.
+    target : tvm.target.Target
+        A target of LLVM, which is its own host.
+    checked : Collection[str]
+        The names of functions whose arguments are checked before they are called.
+    """
+    mod = tvm.IRModule(
+        {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
+    )
+    mod = _lowered(mod, all(map(is_generated, functions.values())), checked, target)
+    library = tvm.get_global_func("target.build.llvm")(mod, target)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "functions.o")
+        library.write_to_file(str(path))
+        return path.read_bytes()
+
+
+def key(contents: Mapping[str, str], environment: Sequence[str]) -> str:
+    """Return what identifies the object file of functions.
+
+    Parameters
+    ----------
+    contents : Mapping[str, str]
+        The :func:`content` of each function, or what else tells it from others, by its name.
+    environment : Sequence[str]
+        The :func:`environment`.
+    """
+    parts = [list(environment), list(contents.items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def content(function: tirx.PrimFunc) -> str:
+    """Return a digest of all that a function consists of, the names of its variables too.
+
+    TVM's structural hash, of 64 bits, knows no names, but two functions may share one.
+    """
+    serialized = tvm.ir.save_json(function.without_attr("global_symbol"))
+    return hashlib.sha256(serialized.encode()).hexdigest()
+
+
+def environment(target: tvm.target.Target) -> list[str]:
+    """Return what besides a function decides its machine code."""
+    config = tvm.transform.PassContext.current().config
+    return [
+        f"{installed_version('relax-grad')}, {_REVISION}",
+        tvm.__version__,
+        str(installed_version("apache-tvm-ffi")),
+        str(tvm.get_global_func("target.llvm_version_major")()),
+        str(target),
+        json.dumps({str(name): str(value) for name, value in config.items()}, sort_keys=True),
+    ]
+
+
+def _lowered(
+    mod: tvm.IRModule, generated: bool, checked: Collection[str], target: tvm.target.Target
+) -> tvm.IRModule:
+    """Return a module as LLVM's code generator takes it, without assertions in the functions that are named."""
+    mod = tirx.transform.BindTarget(target)(mod)
+    context = tvm.transform.PassContext.current()
+    if not generated or context.config:  # options change which passes there are
+        pipeline, finalize, _ = tirx.get_tir_pipeline("default")
+        mod = finalize()(pipeline(mod))
+    else:
+        mod = tvm.transform.Sequential(_passes())(mod)
+    mod = without_checks(mod, checked)
+    if context.config.get("tirx.disable_assert", False):
+        mod = tirx.transform.SkipAssert()(mod)
+    return mod
+
+
+def _passes() -> list[tvm.transform.Pass]:
+    """Return the passes of TVM's default pipeline that change kernels.
+
+    The others are for GPUs, or find that there is nothing to do, or do what LLVM does faster: they take four fifths
+    of the time.
+    """
+    loops, expressions = s_tir.transform, tirx.transform
+    return [
+        loops.CanonicalizeLoop(),
+        loops.ConvertBlocksToOpaque(),
+        loops.LowerOpaqueBlock(),
+        expressions.FlattenBuffer(),
+        expressions.BF16ComputeLegalize(),
+        expressions.NarrowDataType(32),
+        expressions.VectorizeLoop(True),
+        expressions.StorageRewrite(),
+        expressions.UnrollLoop(),
+        expressions.StmtSimplify(),
+        loops.RewriteUnsafeSelect(),
+        expressions.FP8ComputeLegalize(),
+        expressions.VerifyMemory(),
+        expressions.SplitHostDevice(),
+        expressions.MakePackedAPI(),
+        expressions.FP8StorageLegalize(),
+        expressions.BF16StorageLegalize(),
+        expressions.LowerTVMBuiltin(),
+        expressions.LowerIntrin(),
+    ]

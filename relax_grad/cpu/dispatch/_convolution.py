@@ -1,0 +1,63 @@
+"""Which convolution a call is about."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+
+from ...ir.compat import dtype_of
+from ...op._rank import rank_of, spatial_axes
+from ..kernel._convolution import ONE, Conv2d, Conv3d, Windows
+from ._registry import Site
+
+
+def convolution_of(site: Site, data, weight, out) -> Conv2d | Conv3d | None:
+    """Return the convolution whose data, weight and result have these shapes; None where no kernel fits it.
+
+    One over one axis is one over two, of which the first has extent 1. One over three axes is one over two where that
+    is the same.
+    """
+    attrs, rank = site.call.attrs, rank_of(site.call)
+    axes = spatial_axes(rank)
+    plain = [f"NC{axes}", f"OI{axes}", f"NC{axes}"]
+    if None in (data, weight, out) or dtype_of(site.call.ty) != "float32":
+        return None
+    if [attrs.data_layout, attrs.kernel_layout, attrs.out_layout] != plain:
+        return None
+    if not all(isinstance(extent, int) for extent in (*data[1:], *weight, *out[1:])):
+        return None
+    padding = [int(size) for size in attrs.padding]
+    if min(padding) < 0:
+        return None
+    axes = [
+        Windows(*map(int, axis))
+        for axis in zip(
+            data[2:],
+            weight[2:],
+            attrs.strides,
+            padding[:rank],
+            padding[rank:],
+            attrs.dilation,
+            strict=True,
+        )
+    ]
+    if [axis.number for axis in axes] != list(out[2:]):
+        return None
+    *depth, height, width = [ONE, *axes][-max(2, rank) :]
+    size, kernel, strides, before, after, dilation = zip(
+        astuple(height), astuple(width), strict=True
+    )
+    conv = Conv2d(
+        data[0],
+        data[1],
+        weight[0],
+        size,
+        kernel,
+        strides,
+        (*before, *after),
+        dilation,
+        int(attrs.groups),
+    )
+    if not depth:
+        return conv
+    volumes = Conv3d(conv, *depth)
+    return volumes.of_two_axes or volumes

@@ -1,0 +1,164 @@
+"""Results that a kernel has at hand besides its own, and that later calls would compute again.
+
+The gradient of a function does not change the function: what its rules need of the forward pass, they compute
+from what it was given, or returns. Where a call and what computes again what it knew are in one block, one kernel
+returns both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import relax
+from tvm.ir import Op
+
+from ...ir.aliases import Memory
+from ._registry import Kernel, Site
+
+#: What takes the place of a later call: takes the call, and the saved results.
+Use = Callable[[relax.Call, Sequence[relax.Var]], Kernel | relax.Expr]
+
+#: A key, and the results that a kernel of an earlier call with this key can save.
+Found = tuple[Hashable, tuple[relax.Var, ...]]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A kernel that saves something.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Its function returns what the call returns, and then what is saved.
+    types : Sequence[relax.TensorType]
+        The types of what is saved.
+    uses : Mapping[relax.Var, Use]
+        What takes the place of the calls that later variables are bound to.
+    """
+
+    kernel: Kernel
+    types: Sequence[relax.TensorType]
+    uses: Mapping[relax.Var, Use]
+
+
+class Calls:
+    """The calls in a block, and which of them a kernel of an earlier call may take the place of.
+
+    A call of which an operand or the result is overwritten anywhere in the function is none of them: it may be
+    moved to no other place.
+
+    Parameters
+    ----------
+    block : relax.BindingBlock
+        The block.
+    memory : Memory
+        The memory of the function that the block belongs to.
+    """
+
+    def __init__(self, block: relax.BindingBlock, memory: Memory):
+        self._all = {
+            binding.var: binding.value
+            for binding in block.bindings
+            if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call)
+        }
+        self._places = {var: i for i, var in enumerate(self._all)}
+        self._memory = memory
+        self._of_operator: dict[str, list[relax.Var]] = {}
+        for var, call in self._all.items():
+            if isinstance(call.op, Op) and self._is_settled(var):
+                self._of_operator.setdefault(call.op.name, []).append(var)
+        self._indices: dict[tuple[str, Describe], dict[Hashable, deque]] = {}
+        self._taken: set[relax.Var] = set()
+
+    def original(self, var: relax.Var) -> relax.Call | None:
+        """Return the call that a variable is bound to before any replacement; None for anything else."""
+        return self._all.get(var)
+
+    def of(self, expr: relax.Expr, op_name: str) -> relax.Call | None:
+        """Return the call of an operator that a variable is bound to, and that can be moved; None otherwise."""
+        call = self._all.get(expr) if isinstance(expr, relax.Var) else None
+        is_found = call is not None and _is_of(call, op_name) and self._is_settled(expr)
+        return call if is_found else None
+
+    def take(
+        self, var: relax.Var, op_name: str, describe: Describe, wanted: Hashable
+    ) -> tuple[relax.Var, ...] | None:
+        """Return the first results of a description that are all computed after a variable, and take them.
+
+        Each variable is taken once. Each call is described once and, as savings are looked for in the order of the
+        block, passed over once: all calls of this function together are linear in the calls of the block.
+
+        Parameters
+        ----------
+        var : relax.Var
+            The variable.
+        op_name : str
+            The operator of the calls that are described.
+        describe : Callable
+            Takes these calls, a variable and the call that it is bound to. Returns a key, and the variables that a
+            saving with this key can replace; None if it can replace none.
+        wanted : Hashable
+            The key.
+        """
+        found = self._index(op_name, describe).get(wanted, ())
+        while found:
+            first, variables = found.popleft()
+            if first > self._places[var] and self._taken.isdisjoint(variables):
+                self._taken.update(variables)
+                return variables
+        return None
+
+    def _index(self, op_name: str, describe: Describe) -> dict[Hashable, deque]:
+        """Return the results of calls of an operator by their keys, in the order of the first result."""
+        key = op_name, describe
+        if key in self._indices:
+            return self._indices[key]
+        groups: dict[Hashable, list] = {}
+        for var in self._of_operator.get(op_name, ()):
+            described = describe(self, var, self._all[var])
+            if described is not None and all(each in self._places for each in described[1]):
+                first = min(self._places[each] for each in described[1])
+                groups.setdefault(described[0], []).append((first, described[1]))
+        self._indices[key] = {
+            wanted: deque(sorted(group, key=lambda each: each[0]))
+            for wanted, group in groups.items()
+        }
+        return self._indices[key]
+
+    def _is_settled(self, var: relax.Var) -> bool:
+        return self._memory.is_settled(var) and self._memory.is_settled(self._all[var])
+
+
+#: Describes a call that may compute again what an earlier kernel knows.
+Describe = Callable[[Calls, relax.Var, relax.Call], "Found | None"]
+
+_SAVINGS: dict[str, Callable[[Site, relax.Var, Calls], Saving | None]] = {}
+
+
+def saving_for(*op_names: str):
+    """Register what returns the saving of a call of operators, or None where nothing later needs it.
+
+    It takes the site of the call, the variable that it is bound to, and the calls of the block. In these,
+    nothing has been replaced yet.
+    """
+
+    def register(make: Callable[[Site, relax.Var, Calls], Saving | None]):
+        for op_name in op_names:
+            if op_name in _SAVINGS:
+                raise ValueError(f"{op_name} has a saving already, by {_SAVINGS[op_name].__name__}")
+            _SAVINGS[op_name] = make
+        return make
+
+    return register
+
+
+def find_saving(op_name: str, site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+    """Return the saving of a call, if there is one."""
+    make = _SAVINGS.get(op_name)
+    return None if make is None else make(site, var, calls)
+
+
+def _is_of(call: relax.Call, op_name: str) -> bool:
+    return isinstance(call.op, Op) and call.op.name == op_name

@@ -1,0 +1,80 @@
+"""Kernels of concatenations of many tensors, and of divisions into many."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import tvm
+from tvm import relax
+from tvm.ir import Op
+
+from ...ir.compat import dtype_of
+from ..kernel.concat import concat, split
+from ._registry import Kernel, Site, kernel_for
+
+#: Operands from which on there is a kernel: fewer are fused with element-wise neighbours.
+_MANY = 6
+
+_ZEROS = Op.get("relax.zeros")
+
+#: Parts from which on there is a kernel of a division: its own loop is as fast, but to fuse it makes long functions.
+_PARTS = 16
+
+#: What an element of a tensor can be that is copied byte by byte.
+_KINDS = ("float", "int", "uint", "bool")
+
+
+@kernel_for("relax.concat")
+def concatenation(site: Site) -> Kernel | None:
+    """Return the kernel of a concatenation of many tensors."""
+    operands, kind = site.call.args[0], site.call.ty
+    value = site.lookup(operands) if isinstance(operands, relax.Var) else operands
+    if not isinstance(value, relax.Tuple) or not _is_copied(kind):
+        return None
+    dtype = dtype_of(kind)
+    operands = [each for each in value.fields if not _is_empty(each)]
+    shapes = [site.shape(each, dtype) for each in [*operands, site.call]]
+    if len(operands) < _MANY or None in shapes:
+        return None
+    axis = int(site.call.attrs.axis or 0)
+    zeros = [i for i, each in enumerate(operands) if _is_zero(each, site)]
+    generator = partial(concat, axis % len(shapes[-1]), shapes, zeros, dtype, site.cpu)
+    return Kernel(generator, [each for i, each in enumerate(operands) if i not in zeros])
+
+
+@kernel_for("relax.split")
+def division(site: Site) -> Kernel | None:
+    """Return the kernel of a division into many tensors."""
+    operand, kind = site.call.args[0], site.call.ty
+    # A division into one part has the type of a tensor.
+    fields = kind.fields if isinstance(kind, relax.TupleType) else []
+    if len(fields) < _PARTS or not _is_copied(operand.ty):
+        return None
+    dtype = dtype_of(operand.ty)
+    parts = [relax.Var("part", field) for field in fields]
+    shapes = [site.shape(each, dtype) for each in [*parts, operand]]
+    if None in shapes:
+        return None
+    generator = partial(split, int(site.call.attrs.axis) % len(shapes[-1]), shapes, dtype, site.cpu)
+    return Kernel(generator, [operand])
+
+
+def _is_copied(kind: relax.Type) -> bool:
+    """Tell whether the elements of a tensor are whole bytes."""
+    if not isinstance(kind, relax.TensorType) or kind.dtype is None:
+        return False
+    dtype = tvm.DataType(dtype_of(kind))
+    is_known = str(dtype).rstrip("0123456789") in _KINDS
+    return is_known and dtype.lanes == 1 and (dtype.bits % 8 == 0 or str(dtype) == "bool")
+
+
+def _is_empty(operand: relax.Expr) -> bool:
+    """Tell whether a tensor is known to have no element."""
+    shape = getattr(operand.ty, "shape", None)
+    extents = shape.values if isinstance(shape, relax.ShapeExpr) else ()
+    return any(getattr(extent, "value", None) == 0 for extent in extents)
+
+
+def _is_zero(operand: relax.Expr, site: Site) -> bool:
+    value = site.lookup(operand) if isinstance(operand, relax.Var) else operand
+    return isinstance(value, relax.Call) and value.op == _ZEROS

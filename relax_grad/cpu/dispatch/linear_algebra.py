@@ -1,0 +1,63 @@
+"""Kernels of matrix products."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+from tvm import relax
+from tvm.ir import Op
+
+from ...ir.compat import dtype_of
+from ..kernel.matmul import Matmul, matmul
+from ._registry import Kernel, Site, kernel_for
+
+_PERMUTE = Op.get("relax.permute_dims")
+
+
+@kernel_for("relax.matmul")
+def matrix_product(site: Site) -> Kernel | None:
+    """Return the kernel of a product of matrices, or of stacks of them that are broadcast as a whole.
+
+    A factor that is bound to a transposed matrix is read transposed.
+    """
+    if dtype_of(site.call.ty) != "float32":
+        return None
+    (a, transpose_a), (b, transpose_b) = (_untransposed(site, each) for each in site.call.args)
+    shape_a, shape_b, shape_c = (site.shape(each) for each in (a, b, site.call))
+    if None in (shape_a, shape_b, shape_c) or min(len(shape_a), len(shape_b)) < 2:
+        return None
+    rows, depth = shape_a[:-3:-1] if transpose_a else shape_a[-2:]
+    columns = shape_b[-2] if transpose_b else shape_b[-1]
+    batch_a, batch_b = shape_a[:-2], shape_b[:-2]
+    if not batch_b and not transpose_a:
+        # The rows of all matrices in a row are those of one.
+        product = Matmul(prod(batch_a) * rows, columns, depth, transpose_b=transpose_b)
+    elif batch_a == batch_b or not batch_a or not batch_b:
+        product = Matmul(
+            rows,
+            columns,
+            depth,
+            transpose_a,
+            transpose_b,
+            batch=prod(batch_a or batch_b),
+            shared_a=not batch_a,
+            shared_b=not batch_b,
+        )
+    else:
+        return None
+    generator = partial(matmul, product, site.cpu, shapes=(shape_a, shape_b, shape_c))
+    return Kernel(generator, [a, b])
+
+
+def _untransposed(site: Site, factor: relax.Expr) -> tuple[relax.Expr, bool]:
+    """Return what a factor is made of by exchanging the last two axes, and whether it is."""
+    value = site.lookup(factor) if isinstance(factor, relax.Var) else None
+    if not (isinstance(value, relax.Call) and value.op == _PERMUTE):
+        return factor, False
+    ndim = value.args[0].ty.ndim
+    axes = value.attrs.axes
+    axes = range(ndim)[::-1] if axes is None else [int(axis) % ndim for axis in axes]
+    exchanged = [*range(ndim - 2), ndim - 1, ndim - 2]
+    is_exchange = ndim >= 2 and list(axes) == exchanged
+    return (value.args[0], True) if is_exchange else (factor, False)

@@ -1,0 +1,151 @@
+"""Kernels of pooling and of its gradients."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+from tvm import relax
+
+from ...op.pool import check_pool_attrs, check_pool_backward
+from ..kernel import pool
+from ..kernel._pooling import Pool, Windows
+from ._registry import Kernel, Site, kernel_for
+from ._saving import Calls, Found, Saving, Use, saving_for
+
+#: Taps of a window that are written out, and strides whose phases are.
+_MOST_TAPS, _LARGEST_STRIDE = 49, 4
+
+#: Elements of a plane of which a task keeps several copies.
+_LARGEST_PLANE = 2**21
+
+#: Rows of a plane that is made of the channels of what has one axis.
+_MOST_ROWS = 16
+
+_RANKS = (1, 2, 3)
+
+
+@kernel_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
+def max_pool(site: Site) -> Kernel | None:
+    """Return the kernel of max pooling."""
+    (data,) = site.call.args
+    shapes = [site.shape(data), site.shape(site.call)]
+    of = _pool(site, *shapes)
+    return of and Kernel(partial(pool.max_pool, of, shapes, site.cpu), [data])
+
+
+@saving_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
+def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+    """Return maximum pooling that tells which element has won each window, for its gradient."""
+    (data,) = site.call.args
+    shapes = [site.shape(data), site.shape(site.call)]
+    of = _pool(site, *shapes)
+    forward = calls.original(var)
+    if of is None or forward is None:
+        return None
+
+    def gradient(call: relax.Call, saved) -> Kernel:
+        check_pool_backward(call, relax.BlockBuilder())
+        taken = [shapes[1], shapes[0], shapes[0]]
+        generator = partial(pool.max_pool_backward, of, taken, site.cpu, winners=True)
+        return Kernel(generator, [call.args[0], *saved])
+
+    name = f"{site.call.op.name.replace('.nn.', '.grad.')}_backward"
+    wanted = forward.args[0], _pool_key(forward)
+    uses: dict[relax.Var, Use] = {}
+    while (found := calls.take(var, name, _recomputed_winners, wanted)) is not None:
+        uses[found[0]] = gradient
+    if not uses:
+        return None
+    kernel = Kernel(partial(pool.max_pool, of, shapes, site.cpu, winners=True), [data])
+    return Saving(kernel, [relax.TensorType(site.call.ty.shape, "int8")], uses)
+
+
+def _recomputed_winners(_calls: Calls, var: relax.Var, call: relax.Call) -> Found:
+    """Return the data and the windows of a gradient that looks for the winners again."""
+    return (call.args[1], _pool_key(call)), (var,)
+
+
+def _pool_key(call: relax.Call) -> tuple:
+    """Return the attributes of a pooling or of its gradient as a key of a dictionary."""
+    attrs = check_pool_attrs(call)
+    sizes = attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation
+    others = attrs.ceil_mode, attrs.count_include_pad, attrs.layout, attrs.out_layout
+    return tuple(tuple(map(int, each)) for each in sizes), tuple(map(str, others))
+
+
+@kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in _RANKS))
+def avg_pool(site: Site) -> Kernel | None:
+    """Return the kernel of average pooling; dilated windows have none."""
+    (data,) = site.call.args
+    shapes = [site.shape(data), site.shape(site.call)]
+    of = _pool(site, *shapes)
+    if of is None or of.is_dilated:
+        return None
+    include_pad = bool(site.call.attrs.count_include_pad)
+    return Kernel(partial(pool.avg_pool, of, shapes, site.cpu, include_pad), [data])
+
+
+@kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
+def max_pool_backward(site: Site) -> Kernel | None:
+    """Return the kernel of the gradient of max pooling."""
+    check_pool_backward(site.call, relax.BlockBuilder())
+    output_grad, data = site.call.args
+    shapes = [site.shape(output_grad), site.shape(data), site.shape(data)]
+    of = _pool(site, shapes[1], shapes[0])
+    generator = partial(pool.max_pool_backward, of, shapes, site.cpu)
+    return of and Kernel(generator, [output_grad, data])
+
+
+@kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
+def avg_pool_backward(site: Site) -> Kernel | None:
+    """Return the kernel of the gradient of average pooling; dilated windows have none."""
+    check_pool_backward(site.call, relax.BlockBuilder())
+    output_grad, data = site.call.args
+    shapes = [site.shape(output_grad), site.shape(data)]
+    of = _pool(site, shapes[1], shapes[0])
+    if of is None or of.is_dilated:
+        return None
+    include_pad = bool(site.call.attrs.count_include_pad)
+    generator = partial(pool.avg_pool_backward, of, shapes, site.cpu, include_pad)
+    return Kernel(generator, [output_grad])
+
+
+def _pool(site: Site, data: list | None, result: list | None) -> Pool | None:
+    """Return the pooling of a call, where there is a kernel for it, given the shapes of data and result."""
+    attrs = check_pool_attrs(site.call)
+    if data is None or result is None:
+        return None
+    rank = len(data) - 2
+    plain = "NC" + "DHW"[3 - rank :]
+    if attrs.layout != plain or attrs.out_layout != plain:
+        return None
+    if not all(isinstance(extent, int) for extent in (*data[1:], *result[2:])):
+        return None
+    sizes, strides, padding, dilation = (
+        [int(value) for value in getattr(attrs, name)]
+        for name in ("pool_size", "strides", "padding", "dilation")
+    )
+    *outer, columns = (
+        Windows(
+            data[2 + i],
+            sizes[i],
+            strides[i],
+            padding[i],
+            result[2 + i],
+            padding[rank + i],
+            dilation[i],
+        )
+        for i in range(rank)
+    )
+    if prod(sizes) > _MOST_TAPS or max(strides) > _LARGEST_STRIDE:
+        return None
+    if prod(data[2:]) > _LARGEST_PLANE:
+        return None
+    if not all(axis.has_elements() for axis in (*outer, columns)):
+        return None
+    channels = data[1]
+    if not outer:
+        rows = max(i for i in range(1, _MOST_ROWS + 1) if channels % i == 0)
+        outer, channels = [Windows(rows, 1, 1, 0, rows)], channels // rows
+    return Pool(data[0] * channels, tuple(outer), columns)

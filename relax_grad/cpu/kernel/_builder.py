@@ -1,0 +1,475 @@
+"""What the generated kernels are written with: functions over flat buffers, vectors and accumulators.
+
+A kernel is a ``tirx.PrimFunc`` that Python code emits statement by statement: loops of Python are unrolled,
+:func:`serial` and :func:`parallel` emit loops. Expressions are those of TVM, and :func:`bind` names one, so
+that it is computed once. Indices are int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, reduce
+from math import prod
+
+import tvm.tirx.script.builder as T
+import tvm_ffi
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
+
+from ...ir.compat import masked_load, masked_store
+from ...ir.module import IS_KERNEL, NO_ALIASES, SCHEDULED_ATTRS
+
+Extent = "int | tirx.PrimExpr"
+bind = T.Bind
+
+#: The buffers that were allocated in each of the blocks that are open.
+_SCOPES: ContextVar[list[list[tirx.Buffer]]] = ContextVar("scopes")
+
+#: Buffers of this size and more become allocations of their own; smaller ones LLVM keeps in registers.
+_REGISTER_BYTES = 1024
+
+
+#: Elements that an index of int32 reaches.
+_MOST_ELEMENTS = 2**31 - 1
+
+
+def prim_func(
+    name: str,
+    params: Sequence[tuple[str, Sequence[Extent], str]],
+    body: Callable[..., None],
+) -> tirx.PrimFunc:
+    """Return the function whose body is what ``body`` emits.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    params : Sequence[tuple[str, Sequence[int or tirx.PrimExpr], str]]
+        Name, shape and dtype of each tensor, those of the results last.
+    body : Callable
+        Takes a one-dimensional buffer for each tensor, all of it in row-major order.
+    """
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name(name)
+        # No two tensors of a call share memory, and nothing is fused into a kernel.
+        T.func_attr({NO_ALIASES: True, IS_KERNEL: True, **SCHEDULED_ATTRS})
+        tensors = [T.arg(name, _tensor(name, shape, dtype)) for name, shape, dtype in params]
+        # TVM takes the body of what has one argument for a block when it looks for reshapes.
+        with block(name), scopes():
+            flat = [
+                T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
+                for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
+            ]
+            for shape in {str(shape): shape for _, shape, _ in params}.values():
+                _refuse_large(name, shape)
+            body(*flat)
+    return builder.get()
+
+
+def _refuse_large(name: str, shape: Sequence[Extent]) -> None:
+    """Emit the check that indices of int32 reach all elements of a symbolic shape."""
+    if all(isinstance(extent, int) for extent in shape):
+        return
+    size = tirx.const(1, "int64")
+    for extent in shape:
+        size = size * tirx.Cast("int64", as_expr(extent))
+    message = f"{name}: a tensor has more elements than the 2**31 - 1 that this function takes"
+    with T.Assert(size <= tirx.const(_MOST_ELEMENTS, "int64"), message):
+        pass
+
+
+def _tensor(name: str, shape: Sequence[Extent], dtype: str) -> tirx.Buffer:
+    # TVM takes it for granted that tensors begin at multiples of 64 bytes; those of PyTorch may begin anywhere.
+    align = tvm_ffi.dtype(dtype).itemsize
+    return T.buffer(list(shape), dtype, buffer_name=name, align=align, layout=None)
+
+
+def floats(names: Iterable[str], shapes: Iterable[Sequence[Extent]]) -> list[tuple]:
+    """Return parameters of float32 for :func:`prim_func`."""
+    return [(name, shape, "float32") for name, shape in zip(names, shapes, strict=True)]
+
+
+@contextmanager
+def block(name: str):
+    """Emit a block that does not say what it reads and writes."""
+    with T.sblock(name):
+        T.reads([])
+        T.writes([])
+        yield
+
+
+@contextmanager
+def scopes():
+    """Emit the body of a function."""
+    token = _SCOPES.set([])
+    with _block():
+        yield
+    _SCOPES.reset(token)
+
+
+@contextmanager
+def _block():
+    """Keep what is allocated in a block until its end."""
+    _SCOPES.get().append([])
+    yield
+    for buffer in _SCOPES.get().pop():
+        T.evaluate(buffer.data)
+
+
+@contextmanager
+def serial(start: Extent, stop: Extent):
+    """Emit a loop."""
+    with T.serial(start, stop) as index, _block():
+        yield index
+
+
+@contextmanager
+def parallel(start: Extent, stop: Extent):
+    """Emit a loop whose iterations are divided among threads; there is none within another."""
+    with T.parallel(start, stop) as index, _block():
+        yield index
+
+
+def count(shape: Iterable[Extent]) -> Extent:
+    """Return the number of elements of a shape."""
+    return prod(shape)
+
+
+def ceil_div(a: Extent, b: int) -> Extent:
+    """Return a / b rounded up."""
+    return (a + (b - 1)) // b
+
+
+@lru_cache(maxsize=4096)
+def const(value: int) -> IntImm:
+    return IntImm(
+        "int32", value
+    )  # made once: kernels hold tens of thousands, most of them in shuffles
+
+
+def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
+    """Allocate a buffer that lives until the end of the block or the function."""
+    own = T.alloc_buffer([size], dtype, layout=None)
+    # TVM works out which part of a buffer each access to it touches, to allocate no more than that: for a
+    # tile of scalars and vectors that takes longer than all else. Of what is accessed through another
+    # pointer it knows nothing, so that it is also told how long the buffer is needed.
+    _SCOPES.get()[-1].append(own)
+    return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
+
+
+def store(buffer: tirx.Buffer, index, value) -> None:
+    """Store one element."""
+    T.buffer_store(buffer, value, [index])
+
+
+def copy(target: tirx.Buffer, at, source: tirx.Buffer, start, number) -> None:
+    """Copy consecutive elements of a buffer to another one of the same dtype."""
+    pointers = tirx.address_of(target[at]), tirx.address_of(source[start])
+    _call("llvm.memcpy", *pointers, _bytes(target, number), tirx.const(False, "bool"))
+
+
+def clear(target: tirx.Buffer, at, number) -> None:
+    """Store 0 to consecutive elements."""
+    zero, is_volatile = tirx.const(0, "int8"), tirx.const(False, "bool")
+    _call("llvm.memset", tirx.address_of(target[at]), zero, _bytes(target, number), is_volatile)
+
+
+def _call(name: str, *arguments) -> None:
+    T.evaluate(tirx.op.call_llvm_intrin("void", name, *arguments))
+
+
+def _bytes(buffer: tirx.Buffer, number):
+    return tirx.Cast("int64", as_expr(number)) * tvm_ffi.dtype(str(buffer.dtype)).itemsize
+
+
+def prefetch(buffer: tirx.Buffer, index) -> None:
+    """Ask for the cache line of an element, which may lie beyond the buffer, in the second-level cache."""
+    line = tirx.op.call_llvm_intrin(
+        "void", "llvm.prefetch", tirx.address_of(buffer[index]), const(0), const(2), const(1)
+    )
+    T.evaluate(line)
+
+
+@contextmanager
+def when(condition):
+    """Emit what follows under a condition."""
+    with T.If(condition), T.Then(), _block():
+        yield
+
+
+def either(condition, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """Emit an if with both branches."""
+    with T.If(condition):
+        with T.Then(), _block():
+            then()
+        with T.Else(), _block():
+            otherwise()
+
+
+class Vectors:
+    """Operations on vectors of as many elements as a register of the target holds.
+
+    Parameters
+    ----------
+    lanes : int
+        Elements of a vector: a power of 2.
+    dtype : str
+        Their dtype.
+    """
+
+    def __init__(self, lanes: int, dtype: str = "float32"):
+        self.lanes, self.dtype = lanes, dtype
+
+    def load(self, buffer: tirx.Buffer, index, number=None):
+        """Load consecutive elements; with a number, that many, and 0 in the other lanes."""
+        if self._is_whole(number):
+            return buffer[self._ramp(index)]
+        mask = self._mask(number)
+        # LLVM takes the other lanes for undefined, unless they are said to be 0. Not in one expression: within a
+        # Select, TVM takes its condition for granted, and would load all lanes. And through a buffer, which
+        # LLVM keeps in a register: TVM's simplifier goes through both cases of a Select that is bound,
+        # wherever the variable is used.
+        loaded = bind(masked_load(buffer, self._ramp(index), mask))
+        row = scratch(self.lanes, self.dtype)
+        T.buffer_store(row, tirx.Select(mask, loaded, self.splat(0)), [self._ramp(const(0))])
+        return row[self._ramp(const(0))]
+
+    def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
+        """Store consecutive elements; with a number, that many."""
+        if self._is_whole(number):
+            T.buffer_store(buffer, vector, [self._ramp(index)])
+        else:
+            masked_store(buffer, vector, self._ramp(index), self._mask(number))
+
+    def splat(self, value):
+        """Return a vector of one value."""
+        if isinstance(value, (int, float)):
+            value = tirx.const(float(value), self.dtype)
+        return Broadcast(value, self.lanes)
+
+    def only(self, vector, number, other: float = 0.0):
+        """Return a vector of which the lanes from a number on, if it is given, hold another value."""
+        if self._is_whole(number):
+            return vector
+        return tirx.Select(self._mask(number), vector, self.splat(other))
+
+    def transpose(self, rows: Sequence) -> list:
+        """Return the columns of a square of vectors, in as many rounds as the binary logarithm of its size."""
+        half = self.lanes // 2
+        low = [lane for i in range(half) for lane in (i, self.lanes + i)]
+        high = [lane + half for lane in low]
+        rows = list(rows)
+        for _ in range(self.lanes.bit_length() - 1):
+            pairs = [(rows[i], rows[i + half]) for i in range(half)]
+            rows = [bind(_shuffle(pair, lanes)) for pair in pairs for lanes in (low, high)]
+        return rows
+
+    def copy_transposed(self, source, left, extent: Extent, target, place: Callable) -> None:
+        """Copy neighbouring rows, as many as lanes, to the columns of something else, a square at a time.
+
+        Parameters
+        ----------
+        source : tuple
+            A buffer, where in it the first row begins, and the distance of two rows.
+        left : tirx.PrimExpr or None
+            How many of the rows exist; the others are copied as 0. None: all of them.
+        extent : int or tirx.PrimExpr
+            The length of the rows.
+        target : tirx.Buffer
+            Where to.
+        place : Callable
+            ``place(k)`` returns where the k-th elements of all rows go.
+        """
+        buffer, start, step = source
+
+        def square(k, number) -> None:
+            size = as_expr(self.lanes if number is None else number)
+
+            def row(i):
+                exists = number if left is None else tirx.Select(left > i, size, const(0))
+                return bind(self.load(buffer, start + i * step + k, exists))
+
+            for i, column in enumerate(self.transpose([row(i) for i in range(self.lanes)])):
+                if number is None or (isinstance(number, int) and i < number):
+                    self.store(target, place(k + i), column)
+                elif not isinstance(number, int):
+                    with when(number > i):
+                        self.store(target, place(k + i), column)
+
+        self.each(int(extent) if isinstance(extent, IntImm) else extent, square)
+
+    def deinterleave(self, parts: Sequence) -> list:
+        """Return a vector of every n-th element of n vectors, for each of the first n to begin with."""
+        step = len(parts)
+        if step == 1:
+            return list(parts)
+        ends = range(step * self.lanes, step * self.lanes + step)
+        return [bind(_shuffle(parts, range(i, end, step))) for i, end in enumerate(ends)]
+
+    def every(self, vector, step: int):
+        """Return a vector that begins with every element of another at a distance of a step."""
+        return _shuffle([vector], (min(i * step, self.lanes - 1) for i in range(self.lanes)))
+
+    def interleave(self, parts: Sequence) -> list:
+        """Return the vectors that :meth:`deinterleave` makes these of."""
+        if len(parts) == 1:
+            return list(parts)
+        order = [i * self.lanes + lane for lane in range(self.lanes) for i in range(len(parts))]
+        starts = range(0, len(order), self.lanes)
+        return [bind(_shuffle(parts, order[start : start + self.lanes])) for start in starts]
+
+    def sum(self, vector):
+        """Return the sum of the elements of a vector, added pairwise."""
+        return self.fold(vector, lambda a, b: a + b)
+
+    def fold(self, vector, combine: Callable):
+        """Return the elements of a vector combined pairwise: first those half a vector apart."""
+        size = self.lanes
+        while size > 1:
+            size //= 2
+            halves = _shuffle([vector], range(size)), _shuffle([vector], range(size, 2 * size))
+            vector = bind(combine(*halves))
+        return vector
+
+    def each(self, extent: Extent, emit: Callable, unroll: int = 1) -> None:
+        """Emit ``emit(offset, number)`` for each vector of a row; number is None but in the last.
+
+        With ``unroll``, ``emit(offset, number, i)`` is repeated that many times in the body of the loop.
+        """
+        call = emit if unroll > 1 else (lambda offset, number, _: emit(offset, number))
+        step = self.lanes * unroll
+        full = extent // step
+        if not _is_zero(full):
+            with serial(0, full) as i:
+                offset = bind(i * step)
+                for j in range(unroll):
+                    call(offset + j * self.lanes, None, j)
+        if isinstance(extent, int):
+            for j, offset in enumerate(range(full * step, extent, self.lanes)):
+                left = extent - offset
+                call(const(offset), left if left < self.lanes else None, j)
+        else:
+            done = bind(full * step)
+            with serial(0, ceil_div(extent - done, self.lanes)) as i:
+                offset = bind(done + i * self.lanes)
+                call(offset, tirx.min(const(self.lanes), extent - offset), 0)
+
+    def _is_whole(self, number) -> bool:
+        return number is None or (isinstance(number, int) and number >= self.lanes)
+
+    def _ramp(self, index):
+        return Ramp(index, const(1), self.lanes)
+
+    def _mask(self, number):
+        lane = Ramp(const(0), const(1), self.lanes)
+        return tirx.LT(lane, Broadcast(as_expr(number), self.lanes))
+
+
+class Accumulators:
+    """Vectors that are added to, in registers.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        What they are vectors of.
+    size : int
+        How many. More than the target has registers would spill.
+    """
+
+    def __init__(self, vectors: Vectors, size: int):
+        self._vectors = vectors
+        self._each = (_REGISTER_BYTES - 1) // (4 * vectors.lanes)
+        self._buffers = [
+            scratch(min(self._each, size - start) * vectors.lanes, vectors.dtype)
+            for start in range(0, size, self._each)
+        ]
+
+    def __getitem__(self, index: int):
+        return self._vectors.load(*self._place(index))
+
+    def __setitem__(self, index: int, value) -> None:
+        self._vectors.store(*self._place(index), value)
+
+    def _place(self, index: int):
+        return self._buffers[index // self._each], index % self._each * self._vectors.lanes
+
+
+class Sums:
+    """Sums over the elements of rows, each in several accumulators, so that additions overlap.
+
+    Parameters
+    ----------
+    vectors : Vectors
+        What rows are read in.
+    size : int
+        How many sums.
+    start : float
+        What they start at.
+    combine : Callable
+        What takes the place of the sum, such as a maximum; it must not care about the order.
+    """
+
+    #: Accumulators of each sum, and how often the loop over a row is unrolled.
+    UNROLL = 4
+
+    def __init__(
+        self,
+        vectors: Vectors,
+        size: int = 1,
+        start: float = 0.0,
+        combine: Callable = lambda a, b: a + b,
+    ):
+        self._vectors, self._size, self._combine = vectors, size, combine
+        self._all = Accumulators(vectors, size * self.UNROLL)
+        for i in range(size * self.UNROLL):
+            self._all[i] = vectors.splat(start)
+
+    def add_row(self, extent: Extent, terms: Callable) -> None:
+        """Emit the loop over a row: ``terms(offset, number)`` returns a vector for each sum.
+
+        Of the last vectors of a row, which have a number, the lanes behind it must hold what changes nothing.
+        """
+
+        def add(offset, number, i) -> None:
+            for k, term in enumerate(terms(offset, number)):
+                at = k * self.UNROLL + i
+                self._all[at] = self._combine(self._all[at], term)
+
+        self._vectors.each(extent, add, self.UNROLL)
+
+    def totals(self) -> list:
+        """Return the sums, as scalars."""
+        totals = []
+        for k in range(self._size):
+            parts = [self._all[k * self.UNROLL + i] for i in range(self.UNROLL)]
+            vector = self._vectors.fold(bind(reduce(self._combine, parts)), self._combine)
+            totals.append(vector)
+        return totals
+
+
+def sum_of(terms: Iterable):
+    """Return the sum of expressions, added in their order."""
+    return reduce(lambda a, b: a + b, terms)
+
+
+def as_expr(extent: Extent):
+    """Return an extent as an expression."""
+    return const(extent) if isinstance(extent, int) else extent
+
+
+def as_float(extent: Extent):
+    """Return an extent as a float32."""
+    if isinstance(extent, int):
+        return tirx.const(float(extent), "float32")
+    return tirx.Cast("float32", extent)
+
+
+def _shuffle(vectors: Sequence, lanes: Iterable[int]):
+    return Shuffle(list(vectors), [const(lane) for lane in lanes])
+
+
+def _is_zero(extent: Extent) -> bool:
+    return isinstance(extent, int) and extent == 0

@@ -1,0 +1,40 @@
+"""The passes of the pipeline for CPUs."""
+
+from __future__ import annotations
+
+import importlib
+
+from .divide import DivideSlices
+from .fold import FoldConstants
+from .inline import InlineOnlyCalls
+from .join import JoinSlices
+from .lift import LiftBranches
+from .memory import OrderForMemory
+from .storage import ShareStorage
+
+#: Passes that need kernels and schedules, which take a while to import.
+_LAZY = {"DispatchKernels": "dispatch", "MergeElements": "merge", "ScheduleLoops": "schedule"}
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "DispatchKernels",
+    "DivideSlices",
+    "FoldConstants",
+    "InlineOnlyCalls",
+    "JoinSlices",
+    "LiftBranches",
+    "MergeElements",
+    "OrderForMemory",
+    "ScheduleLoops",
+    "ShareStorage",
+]

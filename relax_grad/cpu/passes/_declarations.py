@@ -1,0 +1,37 @@
+"""Tensor functions that declare their parameters in another form than tensor expressions do."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+
+from ...ir.module import OPAQUE, is_buffer
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepApart")
+def keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Let no function be fused whose parameters are declared in another form than those of tensor expressions.
+
+    FuseTIR fails where the functions that compute and read a tensor declare it differently, as by extents of int32.
+    """
+    apart = {
+        variable: function.with_attr("op_pattern", OPAQUE)
+        for variable, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+        and not all(map(_is_of_expressions, filter(is_buffer, function.params)))
+    }
+    functions = {**dict(mod.functions_items()), **apart}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _is_of_expressions(buffer: tirx.Buffer) -> bool:
+    """Tell whether a parameter is declared as tensor expressions declare theirs."""
+    numbers = [*buffer.shape, *([] if buffer.elem_offset is None else [buffer.elem_offset])]
+    return (
+        all(str(number.ty.dtype) == "int64" for number in numbers)
+        and not buffer.strides
+        and buffer.scope() == "global"
+        and buffer.offset_factor == 1
+        and buffer.data_alignment == 64
+        and getattr(buffer, "layout", None) is None
+    )

@@ -1,0 +1,109 @@
+"""Dataflow blocks in the form in which FuseOps is linear.
+
+FuseOps visits all paths from a tensor to the call that post-dominates it. In a training step these are long: most
+results of the forward pass are operands of the backward pass too. It visits none from a tensor that the dataflow
+block returns.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import Op, PrimType
+
+from ...ir.bindings import renamed, used
+from ...ir.dataflow import with_changed_bindings
+from ...ir.module import OPAQUE
+
+_CALL_TIR = Op.get("relax.call_tir")
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.ReturnOperands")
+def return_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Let dataflow blocks return the operands of opaque calls, which are fused with no consumer in any case."""
+
+    def chosen(block: relax.DataflowBlock, _outside: set[relax.Var]) -> set[relax.Var]:
+        operands = {
+            variable
+            for binding in block.bindings
+            if isinstance(binding.value, relax.Call) and _is_opaque(binding.value, mod)
+            for variable in used(binding.value)
+        }
+        return {
+            binding.var
+            for binding in block.bindings
+            if isinstance(binding.var, relax.DataflowVar) and binding.var in operands
+        }
+
+    return _with_variables(mod, chosen, relax.Var)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepOperands")
+def keep_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Undo :func:`return_operands`: dataflow blocks return only variables that are used outside of them."""
+
+    def chosen(block: relax.DataflowBlock, outside: set[relax.Var]) -> set[relax.Var]:
+        return {
+            binding.var
+            for binding in block.bindings
+            if not isinstance(binding.var, relax.DataflowVar) and binding.var not in outside
+        }
+
+    return _with_variables(mod, chosen, relax.DataflowVar)
+
+
+def _is_opaque(call: relax.Call, mod: tvm.IRModule) -> bool:
+    if call.op != _CALL_TIR:
+        return True
+    attributes = mod[call.args[0]].attrs
+    return attributes is not None and int(attributes.get("op_pattern", 0)) == OPAQUE
+
+
+def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRModule:
+    """Return a module with other variables for those that are chosen in each dataflow block.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        The module.
+    chosen : Callable
+        Takes a dataflow block and the variables that are used outside of it; returns the variables.
+    kind : type[relax.Var]
+        What they become.
+    """
+    functions = dict(mod.functions_items())
+    for name, function in functions.items():
+        if not isinstance(function, relax.Function) or (function.attrs or {}).get("Primitive"):
+            continue
+        names: dict[relax.Var, relax.Var] = {}
+        for block, outside in _blocks(function):
+            for variable in chosen(block, outside):
+                # A number may be used within a shape, where it would not be replaced.
+                if not isinstance(variable.ty, PrimType):
+                    names[variable] = kind(variable.name, variable.ty)
+        if names:
+            functions[name] = with_changed_bindings(
+                function, lambda binding, names=names: renamed(binding, names)
+            )
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _blocks(function: relax.Function) -> list[tuple[relax.DataflowBlock, set[relax.Var]]]:
+    """Return the dataflow blocks of a function's body, with the variables that are used outside of each.
+
+    Those with local functions, which may capture variables, are left out.
+    """
+    users: dict[relax.Var, set[int]] = {}
+    for i, block in enumerate(function.body.blocks):
+        for binding in block.bindings:
+            for variable in relax.analysis.all_vars(binding.value):
+                users.setdefault(variable, set()).add(i)
+    for variable in relax.analysis.all_vars(function.body.body):
+        users.setdefault(variable, set()).add(-1)
+    found = []
+    for i, block in enumerate(function.body.blocks):
+        has_functions = any(isinstance(b.value, relax.Function) for b in block.bindings)
+        if isinstance(block, relax.DataflowBlock) and not has_functions:
+            outside = {b.var for b in block.bindings if users.get(b.var, set()) - {i}}
+            found.append((block, outside))
+    return found

@@ -1,0 +1,93 @@
+"""Legalization of element-wise operators, once for all calls that become calls of one function.
+
+Legalizing a call makes a function of a tensor expression, and finds an equal one in the module. In a training step
+most calls are of binary operators, and hundreds of them become calls of a few functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import GlobalVar, Op
+
+from ...ir.compat import constant_value, dtype_of
+
+_CALL_TIR = Op.get("relax.call_tir")
+
+#: TVM's legalizations of binary operators: the function depends on the types of the operands, and on the value of a
+#: scalar constant. Where another one is registered later, it is used for each call.
+_KNOWN = {
+    name: Op.get(name).get_attr("FLegalize")
+    for name in ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
+}
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.LegalizeOps")
+def legalize_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Legalize operators as ``relax.transform.LegalizeOps`` does."""
+    shared = {
+        name: _Shared(known)
+        for name, known in _KNOWN.items()
+        if known is not None and known.same_as(Op.get(name).get_attr("FLegalize"))
+    }
+    return relax.transform.LegalizeOps(shared)(mod)
+
+
+class _Shared:
+    """The legalization of an operator, which is asked once for operands of equal types.
+
+    Parameters
+    ----------
+    legalize : tvm_ffi.Function
+        Takes a block builder and a call; returns what takes the place of the call.
+    """
+
+    def __init__(self, legalize: Callable[[relax.BlockBuilder, relax.Call], relax.Expr]):
+        self._legalize = legalize
+        self._known: dict[tuple, relax.Call] = {}
+
+    def __call__(self, bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        operands = list(call.args)
+        key = tuple(map(_key, operands))
+        if None in key:
+            return self._legalize(bb, call)
+        tensors = relax.Tuple([each for each in operands if isinstance(each, relax.Var)])
+        known = self._known.get(key)
+        if known is not None:
+            return relax.Call(known.op, [known.args[0], tensors], known.attrs, known.ty_args)
+        made = self._legalize(bb, call)
+        if _is_call_of_all(made, tensors):
+            self._known[key] = made
+        return made
+
+
+def _key(operand: relax.Expr) -> tuple | None:
+    """Return what legalization depends on: a type, or the value of a scalar; None if there may be more."""
+    if not isinstance(operand, relax.Var):
+        value = constant_value(operand)
+        if value is None or value.ndim:
+            return None
+        return "scalar", str(value.dtype), value.tobytes()
+    kind = operand.ty
+    if not isinstance(kind, relax.TensorType) or kind.vdevice is not None or kind.dtype is None:
+        return None
+    if not isinstance(kind.shape, relax.ShapeExpr):
+        return None
+    extents = tuple(
+        int(extent) if isinstance(extent, tirx.IntImm) else None for extent in kind.shape.values
+    )
+    return None if None in extents else (dtype_of(kind), extents)
+
+
+def _is_call_of_all(made: relax.Expr, tensors: relax.Tuple) -> bool:
+    """Tell whether an expression calls a tensor function of the module with these tensors, in their order."""
+    return (
+        isinstance(made, relax.Call)
+        and made.op == _CALL_TIR
+        and len(made.args) == 2
+        and isinstance(made.args[0], GlobalVar)
+        and tvm_ffi.structural_equal(made.args[1], tensors)
+    )

@@ -1,0 +1,194 @@
+"""Gradients of slices: which part of the result of a call is a cotangent, where the rest is 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tvm import relax, tirx
+from tvm.ir import Op
+
+from ...ir.compat import constant_value, dtype_of
+from ...op.index import take_attrs
+
+_SLICE, _TAKE = (
+    Op.get(f"relax.grad.{name}") for name in ("strided_slice_backward_data", "take_backward")
+)
+_PERMUTE = Op.get("relax.permute_dims")
+
+#: Operators whose result is the gradient of a slice.
+SLICES = (_SLICE, _TAKE)
+
+_READ_SLICE, _READ_TAKE = (Op.get(f"relax.{name}") for name in ("strided_slice", "take"))
+
+#: Operators whose result is a slice.
+READS = (_READ_SLICE, _READ_TAKE)
+
+Lookup = Callable[[relax.Expr], relax.Expr]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A tensor that is 0 except for one range of one axis.
+
+    Attributes
+    ----------
+    source : relax.Expr or None
+        The range: a tensor of as many axes, or of one axis less if :attr:`is_row`.
+    axis, start, stop : int
+        The range.
+    is_row : bool
+        Whether the source lacks the axis, of which the range is one element.
+    axes : Sequence[int], optional
+        The order of the axes of the source, with that of the range, in the tensor.
+    variables : Sequence[relax.Var]
+        The bindings that compute the tensor.
+    """
+
+    source: relax.Expr | None
+    axis: int
+    start: int
+    stop: int
+    is_row: bool = False
+    axes: Sequence[int] | None = None
+    variables: Sequence[relax.Var] = ()
+
+    def changes(self) -> Iterator[Callable[[relax.Expr], relax.Expr]]:
+        """Yield the operators that make the range, with all its axes in order, of the source."""
+        if self.is_row:
+            axis = self.axis if self.axes is None else self.axes[self.axis]
+            yield lambda source: relax.op.expand_dims(source, axis)
+        if self.axes is not None:
+            yield lambda source: relax.op.permute_dims(source, self.axes)
+
+
+def static_shape(kind: relax.Type) -> tuple[int, ...] | None:
+    """Return the shape of a type of tensors of known dtype; None where it is not known or symbolic."""
+    if not isinstance(kind, relax.TensorType) or kind.dtype is None:
+        return None
+    if not isinstance(kind.shape, relax.ShapeExpr):
+        return None
+    extents = list(kind.shape.values)
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        return None
+    return tuple(map(int, extents))
+
+
+def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:
+    """Return the slice that a variable is the gradient of, if it is one.
+
+    Parameters
+    ----------
+    variable : relax.Var
+        A variable.
+    lookup : Callable
+        Returns the value of a variable that may be left out together with its only use, and else what it is given.
+    """
+    value = lookup(variable)
+    if not isinstance(value, relax.Call):
+        return None
+    if value.op == _SLICE:
+        found = _of_strided_slice(value.ty, value.args[0].ty, value.args[2:6])
+    elif value.op == _TAKE:
+        found = _of_take(value.ty, value.args[2], value, lookup)
+    elif value.op == _PERMUTE and isinstance(value.args[0], relax.Var):
+        found = _transposed(value, lookup)
+    else:
+        return None
+    if found is None:
+        return None
+    source = value.args[0] if found.source is None else found.source
+    return replace(found, source=source, variables=(variable, *found.variables))
+
+
+def slice_read(call: relax.Call, lookup: Lookup) -> Slice | None:
+    """Return the slice that a call takes, with what it is taken of as the source; None for other calls."""
+    if call.op == _READ_SLICE:
+        found = _of_strided_slice(call.args[0].ty, call.ty, call.args[1:5])
+    elif call.op == _READ_TAKE:
+        found = _of_take(call.args[0].ty, call.args[1], call, lookup)
+    else:
+        return None
+    return None if found is None else replace(found, source=call.args[0])
+
+
+def _of_strided_slice(
+    whole: relax.Type, part: relax.Type, bounds: Sequence[relax.Expr]
+) -> Slice | None:
+    shape, part = static_shape(whole), static_shape(part)
+    axes, begin, end, *strides = map(_numbers, bounds)  # without strides, they are 1
+    if None in (shape, part, axes, begin, end, *strides):
+        return None
+    if any(stride != 1 for each in strides for stride in each):
+        return None
+    cut = [axis for axis, extent in enumerate(shape) if part[axis] != extent]
+    if len(cut) != 1:
+        return None
+    (axis,) = cut
+    places = [i for i, each in enumerate(axes) if each % len(shape) == axis]
+    if len(places) != 1:
+        return None
+    start, stop = (_within(each[places[0]], shape[axis]) for each in (begin, end))
+    if stop - start != part[axis] or not part[axis]:
+        return None
+    return Slice(None, axis, start, stop)
+
+
+def _of_take(
+    whole: relax.Type, indices: relax.Expr, call: relax.Call, lookup: Lookup
+) -> Slice | None:
+    shape, attrs = static_shape(whole), take_attrs(call)
+    values = constant_value(lookup(indices))
+    if not shape or values is None or values.ndim > 1 or not values.size:
+        return None
+    axis = attrs["axis"]
+    if axis is None and len(shape) > 1:
+        return None
+    axis = (axis or 0) % len(shape)
+    places = [_position(each, shape[axis], attrs["mode"]) for each in values.ravel()]
+    start = places[0]
+    if start is None or places != list(range(start, start + len(places))):
+        return None
+    return Slice(None, axis, start, start + len(places), is_row=values.ndim == 0)
+
+
+def _transposed(call: relax.Call, lookup: Lookup) -> Slice | None:
+    found, ndim = slice_of(call.args[0], lookup), call.ty.ndim
+    if found is None or found.axes is not None or ndim < 1:
+        return None
+    axes = call.attrs.axes
+    axes = range(ndim)[::-1] if axes is None else [int(axis) % ndim for axis in axes]
+    return replace(found, axis=list(axes).index(found.axis), axes=tuple(axes))
+
+
+def _numbers(expr: relax.Expr) -> list[int] | None:
+    """Return the integers of a tuple; None where one is not known."""
+    if not isinstance(expr, relax.Tuple):
+        return None
+    values = [getattr(field, "value", field) for field in expr.fields]
+    is_known = all(isinstance(value, (int, tirx.IntImm)) for value in values)
+    return [int(value) for value in values] if is_known else None
+
+
+def _within(index: int, extent: int) -> int:
+    """Return a bound of a slice as a number of elements from the first."""
+    return min(max(index + extent if index < 0 else index, 0), extent)
+
+
+def _position(index: np.integer, extent: int, mode: str) -> int | None:
+    """Return the element that an index of take means, if there is one, as ``topi._position.position`` does."""
+    place = int(index)
+    if mode == "clip":
+        place = min(max(place, 0), extent - 1)
+    elif mode == "wrap":
+        place = place % extent if extent else -1
+    elif mode == "fast" and place < 0:
+        place += extent
+    return place if 0 <= place < extent else None
+
+
+def is_same_tensor(kind: relax.Type, other: relax.Type) -> bool:
+    """Tell whether two types are those of tensors of one static shape and dtype."""
+    shape = static_shape(kind)
+    return shape is not None and shape == static_shape(other) and dtype_of(kind) == dtype_of(other)

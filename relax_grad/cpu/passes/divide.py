@@ -1,0 +1,97 @@
+"""Slices of a tensor: one division."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import tvm
+from tvm import relax
+
+from ...ir.aliases import Memory
+from ...ir.bindings import bindings_of, with_value
+from ...ir.compat import constant_value
+from ...ir.dataflow import with_changed_blocks
+from ._slices import READS, Slice, slice_read, static_shape
+
+#: The fewest slices that a tensor is divided for; fewer are better fused with what uses them.
+_FEWEST = 16
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.DivideSlices")
+class DivideSlices:
+    """Take many slices of a tensor by one ``split``, where they cover most of it.
+
+    Functions that differ by where their slice begins are as many functions to compile. Of a network that reads a
+    sequence step by step, each step then calls the same functions. Slices are those of ``strided_slice`` along one axis
+    by steps of 1, and ``take`` of constant indices that follow each other. They are taken in one dataflow block, do
+    not overlap, and have static shapes. A tensor that a call may write to in between is left alone.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        return with_changed_blocks(
+            mod, _has_slices, lambda _, memory: lambda block: _with_splits(block, memory)
+        )
+
+
+def _has_slices(function: relax.Function) -> bool:
+    """Tell whether a function takes as many slices as a tensor is divided for."""
+    values = [binding.value for binding in bindings_of(function.body)]
+    return sum(isinstance(each, relax.Call) and each.op in READS for each in values) >= _FEWEST
+
+
+def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBlock:
+    """Return a block with the slices of a tensor as parts of it; itself where there are too few of any."""
+    constants: dict[relax.Var, relax.Expr] = {}
+    groups: dict[tuple[relax.Var, int], list[tuple[relax.VarBinding, Slice]]] = {}
+    for binding in block.bindings:
+        value = binding.value
+        if constant_value(value) is not None and memory.is_settled(binding.var):
+            constants[binding.var] = value
+        if not isinstance(binding, relax.VarBinding) or not isinstance(value, relax.Call):
+            continue
+        found = slice_read(value, lambda each: constants.get(each, each))
+        if found is None or not isinstance(found.source, relax.Var):
+            continue
+        if not memory.changed(found.source, binding.var):
+            groups.setdefault((found.source, found.axis), []).append((binding, found))
+    changes: dict[relax.Var, list[relax.Binding]] = {}
+    for (source, axis), slices in groups.items():
+        if _is_worth_it(slices, static_shape(source.ty)[axis]):
+            changes.update(_split(source, axis, slices))
+    if not changes:
+        return block
+    bindings = [new for old in block.bindings for new in changes.get(old.var, [old])]
+    return relax.DataflowBlock(bindings, block.span)
+
+
+def _is_worth_it(slices: list, extent: int) -> bool:
+    """Tell whether slices are many, do not overlap, and cover three quarters of an axis at least."""
+    ranges = sorted((each.start, each.stop) for _, each in slices)
+    if len(ranges) < _FEWEST:
+        return False
+    if any(start < end for (_, end), (start, _) in pairwise(ranges)):
+        return False
+    return 4 * sum(stop - start for start, stop in ranges) >= 3 * extent
+
+
+def _split(
+    source: relax.Var, axis: int, slices: list[tuple[relax.VarBinding, Slice]]
+) -> dict[relax.Var, list[relax.Binding]]:
+    """Return the bindings in the place of those that take slices; the first divides the tensor."""
+    extent = static_shape(source.ty)[axis]
+    starts = {bound for _, each in slices for bound in (each.start, each.stop)}
+    bounds = sorted(starts - {0, extent})
+    numbers = {start: i for i, start in enumerate([0, *bounds])}
+    builder = relax.BlockBuilder()
+    parts = builder.normalize(relax.op.split(source, bounds, axis))
+    whole = relax.DataflowVar("parts", parts.ty)
+    changes: dict[relax.Var, list[relax.Binding]] = {}
+    for binding, each in slices:
+        bindings = [] if changes else [relax.VarBinding(whole, parts)]
+        part = builder.normalize(relax.TupleGetItem(whole, numbers[each.start]))
+        if each.is_row:
+            row = relax.DataflowVar("part", part.ty)
+            bindings.append(relax.VarBinding(row, part))
+            part = relax.op.squeeze(row, [axis])
+        changes[binding.var] = [*bindings, with_value(binding, part)]
+    return changes

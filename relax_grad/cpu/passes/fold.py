@@ -1,0 +1,178 @@
+"""What is computed of constants alone, computed while compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import GlobalVar, Op
+
+from ...ir.aliases import kept_copies
+from ...ir.bindings import substitute, with_value, without_unused
+from ...ir.compat import constant_value, dtype_of
+from ...ir.module import IS_SCHEDULED, normalized
+
+_CALL_TIR = Op.get("relax.call_tir")
+
+#: What is made of nothing and has more elements is made at run time.
+_MOST_ELEMENTS = 1024
+
+#: What runs here: each function once, so that optimizing it would take longer.
+_TARGET = {"kind": "llvm", "opt-level": 0}
+
+#: Dtypes whose numbers NumPy rounds as LLVM does.
+_DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8")
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.FoldConstants")
+class FoldConstants:
+    """Replace calls of tensor functions on constants by their results.
+
+    ``relax.transform.FoldConstant`` does the same, and builds the function of each call, equal or not, on its own:
+    for a network with many normalizations that takes as long as the network itself. Here they are built
+    together. A result that a call writes to later is not folded, as a constant is not to be overwritten.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = dict(mod.functions_items())
+        kept = kept_copies(mod)
+        calls = {
+            variable: _constant_calls(function, functions, kept.get(variable))
+            for variable, function in functions.items()
+            if isinstance(function, relax.Function)
+        }
+        called = {call.args[0] for found in calls.values() for call in found.values()}
+        if not called:
+            return mod
+        results = _Results({variable: functions[variable] for variable in called})
+        for variable, found in calls.items():
+            if found:
+                functions[variable] = _folded(functions[variable], found, results)
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _constant_calls(
+    function: relax.Function,
+    functions: dict[GlobalVar, tvm.ir.BaseFunc],
+    is_kept: Callable[[relax.Binding], bool] | None,
+) -> dict[relax.Var, relax.Call]:
+    """Return the calls that depend on constants alone, by the variables that they are bound to."""
+    found: dict[relax.Var, relax.Call] = {}
+    constants: set[relax.Var] = set()
+    for block in function.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if not isinstance(binding, relax.VarBinding) or (is_kept and is_kept(binding)):
+                continue
+            if constant_value(value) is not None:
+                constants.add(binding.var)
+            elif _is_foldable(value, functions) and all(
+                argument in constants or constant_value(argument) is not None
+                for argument in value.args[1].fields
+            ):
+                found[binding.var] = value
+                constants.add(binding.var)
+    return found
+
+
+def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc]) -> bool:
+    """Tell whether a value calls a tensor function with a result of known shape, and no kernel."""
+    if not (isinstance(value, relax.Call) and value.op == _CALL_TIR and len(value.args) == 2):
+        return False
+    called, kind = functions[value.args[0]], value.ty
+    if not isinstance(called, tirx.PrimFunc) or IS_SCHEDULED in (called.attrs or {}):
+        return False
+    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return False
+    size = 1
+    for extent in kind.shape.values:
+        if not isinstance(extent, tirx.IntImm):
+            return False
+        size *= int(extent)
+    return size <= _MOST_ELEMENTS or len(value.args[1].fields) > 0
+
+
+def _folded(function: relax.Function, calls: dict, results: _Results) -> relax.Function:
+    """Return a function with the results of calls in their places."""
+    known: dict[relax.Var, relax.Expr] = {}
+    blocks = []
+    for block in function.body.blocks:
+        bindings = []
+        for binding in block.bindings:
+            value = binding.value
+            if binding.var in calls:
+                value = results.of(substitute(value, known), binding.var.ty)
+            elif isinstance(binding, relax.VarBinding):
+                value = substitute(value, known)
+            if constant_value(value) is not None:
+                known[binding.var] = value
+            bindings.append(binding if value is binding.value else with_value(binding, value))
+        blocks.append(type(block)(bindings))
+    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
+    return without_unused(
+        relax.Function(
+            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+        )
+    )
+
+
+class _Results:
+    """The results of tensor functions for constants.
+
+    Parameters
+    ----------
+    functions : dict[GlobalVar, tirx.PrimFunc]
+        The functions.
+    """
+
+    def __init__(self, functions: dict[GlobalVar, tirx.PrimFunc]):
+        values = {variable: _filled(function) for variable, function in functions.items()}
+        self._values = {variable: value for variable, value in values.items() if value is not None}
+        others = {
+            variable: function.with_attr("global_symbol", variable.name_hint)
+            for variable, function in functions.items()
+            if variable not in self._values
+        }
+        library = tvm.tirx.build(tvm.IRModule(others), target=_TARGET) if others else {}
+        # Looking a function up takes longer than most calls.
+        self._functions = {variable: library[variable.name_hint] for variable in others}
+
+    def of(self, call: relax.Call, kind: relax.TensorType) -> relax.Expr:
+        """Return the constant of a type that a call computes."""
+        callee, shape, dtype = call.args[0], [int(n) for n in kind.shape.values], dtype_of(kind)
+        if callee in self._values:
+            filled = self._values[callee]
+            if (list(filled.shape), str(filled.dtype)) != (shape, dtype):
+                raise ValueError(
+                    f"{callee.name_hint} makes a tensor of shape {filled.shape} and dtype {filled.dtype}, but "
+                    f"it is called for one of shape {tuple(shape)} and dtype {dtype}"
+                )
+            return relax.const(filled, dtype)
+        arguments = [tvm.runtime.tensor(constant_value(each)) for each in call.args[1].fields]
+        result = tvm.runtime.empty(shape, dtype)
+        self._functions[callee](*arguments, result)
+        return relax.const(result, dtype)
+
+
+def _filled(function: tirx.PrimFunc) -> np.ndarray | None:
+    """Return the only parameter of a function that sets all its elements to one number; None for other functions."""
+    if len(function.params) != 1:
+        return None
+    stores: list[tirx.BufferStore] = []
+    others: list[tirx.Stmt] = []
+    rules = [
+        (tirx.BufferStore, stores.append),
+        ((tirx.AssertStmt, tirx.Evaluate, tirx.IfThenElse), others.append),
+    ]
+    tvm_ffi.structural_walk(function.body, rules)
+    if others or len(stores) != 1 or not isinstance(stores[0].value, (tirx.IntImm, tirx.FloatImm)):
+        return None
+    if not stores[0].buffer.same_as(function.params[0]):
+        return None
+    shape, dtype = stores[0].buffer.shape, dtype_of(stores[0].value.ty)
+    if dtype not in _DTYPES or not all(isinstance(extent, tirx.IntImm) for extent in shape):
+        return None
+    return np.full([int(extent) for extent in shape], stores[0].value.value, dtype)

@@ -1,0 +1,178 @@
+"""Functions in the place of the only call of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar
+
+from ...ir.arguments import with_shapes
+from ...ir.bindings import bindings_of
+from ...ir.inlining import write_out_calls
+from ...ir.module import has_conditions, is_known, referred_to
+
+#: Attributes of functions that mean something to others.
+_FOREIGN = ("Primitive", "Composite", "Codegen", "relax.force_pure")
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InlineOnlyCalls")
+class InlineOnlyCalls:
+    """Put Relax functions that are called at only one place there.
+
+    What they return is then known to die, and its memory is planned: of a training step that calls the function
+    that differentiation makes, the gradients. A function that can be called from outside stays in the module.
+
+    Functions with casts stay as they are, and those with conditions in their extents, which TVM does not copy. So do
+    calls in branches, whose memory TVM would plan as if each branch were taken, and calls whose arguments are not
+    known to have the types of the parameters: what is called would check them.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            variable: function
+            for variable, function in mod.functions_items()
+            if isinstance(function, relax.Function)
+        }
+        calls = _only_calls(functions)
+        chosen = {
+            callee: functions[callee]
+            for callee, (caller, call) in calls.items()
+            if _may_move(functions[callee]) and not _has_casts(functions[caller])
+            if _fits(functions[callee], call)
+        }
+        for variable in _recursive(functions) if chosen else ():
+            chosen.pop(variable, None)
+        if not chosen:
+            return mod
+        updated = dict(mod.functions_items())
+        own: dict[GlobalVar, list[GlobalVar]] = {}
+        for callee in chosen:
+            own.setdefault(calls[callee][0], []).append(callee)
+        for caller, callees in own.items():
+            if caller in chosen and not _is_public(functions[caller]):
+                continue  # what its own caller is given holds its callees too
+            # Where a public function is written out and stays, so do those that it calls: at two places.
+            moved = () if any(_is_public(functions[each]) for each in chosen) else chosen
+            inlined = write_out_calls(functions[caller], chosen, moved)
+            unknown_before = sum(_unknown_shapes(functions[each]) for each in (caller, *callees))
+            # TVM loses shapes that it cannot deduce again.
+            if _unknown_shapes(inlined) <= unknown_before:
+                updated[caller] = inlined
+            else:
+                chosen = {v: f for v, f in chosen.items() if v not in callees}
+        for variable in _unreached(updated, {v for v in chosen if not _is_public(functions[v])}):
+            del updated[variable]
+        return tvm.IRModule(updated, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _unreached(
+    functions: Mapping[GlobalVar, tvm.ir.BaseFunc], private: set[GlobalVar]
+) -> set[GlobalVar]:
+    """Return the private functions that no other function refers to, through private functions either."""
+    unreached = set(private)
+    pending = [function for variable, function in functions.items() if variable not in unreached]
+    while pending:
+        found = referred_to([pending.pop()]) & unreached
+        unreached -= found
+        pending += [functions[variable] for variable in found]
+    return unreached
+
+
+def _only_calls(
+    functions: Mapping[GlobalVar, relax.Function],
+) -> dict[GlobalVar, tuple[GlobalVar, relax.Call]]:
+    """Return, for each function that is called once and not in a branch, who calls it and how."""
+    calls: dict[GlobalVar, list[tuple[GlobalVar, relax.Call]]] = {}
+    in_branches: set[GlobalVar] = set()
+    for caller, function in functions.items():
+        outer = {binding.var for block in function.body.blocks for binding in block.bindings}
+        for binding in bindings_of(function.body):
+            value = binding.value
+            if isinstance(value, relax.Call) and value.op in functions:
+                calls.setdefault(value.op, []).append((caller, value))
+                if binding.var not in outer:
+                    in_branches.add(value.op)
+    return {
+        callee: found[0]
+        for callee, found in calls.items()
+        if len(found) == 1 and callee not in in_branches
+    }
+
+
+def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
+    """Return the functions that refer to themselves, through others too.
+
+    These are the cycles of the graph of references: Tarjan's strongly connected components, with a stack of its own.
+    ``relax.analysis.detect_recursion`` takes time that grows with the square of the functions.
+    """
+    callees = {each: referred_to([f]) & functions.keys() for each, f in functions.items()}
+    number: dict[GlobalVar, int] = {}
+    lowest: dict[GlobalVar, int] = {}
+    component: list[GlobalVar] = []
+    is_open: set[GlobalVar] = set()
+    found = {each for each in functions if each in callees[each]}
+    for root in functions:
+        pending = [] if root in number else [(root, iter(()))]
+        while pending:
+            current, rest = pending[-1]
+            if current not in number:
+                number[current] = lowest[current] = len(number)
+                component.append(current)
+                is_open.add(current)
+                rest = iter(callees[current])
+                pending[-1] = current, rest
+            callee = next((each for each in rest if each not in number or each in is_open), None)
+            if callee is not None:
+                if callee in number:
+                    lowest[current] = min(lowest[current], number[callee])
+                else:
+                    pending.append((callee, iter(())))
+                continue
+            pending.pop()
+            if pending:
+                caller = pending[-1][0]
+                lowest[caller] = min(lowest[caller], lowest[current])
+            if lowest[current] == number[current]:
+                members = [component.pop()]
+                while members[-1] != current:
+                    members.append(component.pop())
+                is_open.difference_update(members)
+                if len(members) > 1:
+                    found.update(members)
+    return found
+
+
+def _may_move(function: relax.Function) -> bool:
+    attrs = function.attrs or {}
+    if _has_casts(function) or has_conditions(function):
+        return False
+    return not any(name in attrs for name in _FOREIGN)
+
+
+def _has_casts(function: relax.Function) -> bool:
+    """Tell whether a function has casts, which TVM would lose on the way."""
+    return any(isinstance(binding, relax.MatchCast) for binding in bindings_of(function.body))
+
+
+def _unknown_shapes(function: relax.Function) -> int:
+    """Return how many tensors of unknown shape bindings make."""
+
+    def of(kind: relax.Type) -> int:
+        if isinstance(kind, relax.TupleType):
+            return sum(map(of, kind.fields))
+        return isinstance(kind, relax.TensorType) and not isinstance(kind.shape, relax.ShapeExpr)
+
+    return sum(of(binding.var.ty) for binding in bindings_of(function.body))
+
+
+def _is_public(function: relax.Function) -> bool:
+    return function.attrs is not None and "global_symbol" in function.attrs
+
+
+def _fits(function: relax.Function, call: relax.Call) -> bool:
+    """Tell whether the arguments of a call are known to have the types of the callee's parameters."""
+    # The extents of the arguments stand for the callee's symbolic variables, wherever these are first found.
+    header = with_shapes(relax.Function(function.params, relax.Tuple([])), call.args)
+    return all(is_known(a.ty, p.ty) for p, a in zip(header.params, call.args, strict=True))

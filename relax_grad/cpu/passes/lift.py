@@ -1,0 +1,52 @@
+"""Conditionals that only choose which function to call."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar
+
+from ...ir.bindings import bindings_of
+from ...ir.branches import lift_branches, only_calls
+from ...ir.dataflow import in_dataflow
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.LiftBranches")
+class LiftBranches:
+    """Move the branches of conditionals into private functions.
+
+    TVM plans the memory of a function as if each of its branches were taken: the process crashes where
+    storage is used again that was allocated in a branch that was not. Besides, TVM's passes fuse what is in
+    dataflow blocks, and branches become such.
+
+    Functions with local functions stay as they are: TVM lifts those first, or does not compile them.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        bb = relax.BlockBuilder(mod)
+        for variable, function in mod.functions_items():
+            if _has_branches(function):
+                bb.update_func(variable, _lifted(bb, function, variable.name_hint))
+        lifted = bb.get()
+        return tvm.IRModule(
+            dict(lifted.functions_items()), attrs=mod.attrs, global_infos=mod.global_infos
+        )
+
+
+def _has_branches(function: tvm.ir.BaseFunc) -> bool:
+    """Tell whether a function has branches that do not only call functions, and no functions within."""
+    if not isinstance(function, relax.Function):
+        return False
+    values = [binding.value for binding in bindings_of(function.body)]
+    if any(isinstance(value, relax.Function) for value in values):
+        return False
+    return any(
+        not (only_calls(value.true_branch) and only_calls(value.false_branch))
+        for value in values
+        if isinstance(value, relax.If)
+    )
+
+
+def _lifted(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
+    plain = relax.transform.ToNonDataflow()(tvm.IRModule({GlobalVar("function"): function}))
+    return in_dataflow(lift_branches(bb, plain["function"], name))

@@ -1,0 +1,223 @@
+"""Bindings in an order in which tensors are needed no longer than they must be."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from math import prod
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GlobalVar
+
+from ...ir.aliases import is_name, leaves, may_write, named_by, writing_functions
+from ...ir.bindings import used
+from ...ir.compat import Analyzer, dtype_of
+
+#: What a symbolic extent counts as.
+_NOMINAL = 64
+
+
+@relax.expr_functor.mutator
+class _Reorder(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, writers: Collection[GlobalVar]):
+        super().__init__(mod)
+        self._writers = writers
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
+        bindings = list(block.bindings)
+        if any(_has_place(binding, self._writers) for binding in bindings):
+            return block
+        tensors = _Tensors(bindings)
+        best = _Order(tensors).made()
+        if tensors.peak(best) > tensors.peak(range(len(bindings))):
+            return block
+        return relax.DataflowBlock([bindings[i] for i in best], block.span)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.OrderForMemory")
+class OrderForMemory:
+    """Order the bindings of dataflow blocks so that less memory is in use at a time.
+
+    Differentiation computes the gradients of parameters behind all others, and the new parameters behind all
+    gradients: until then everything that they are made of is kept. In the new order they are computed as soon
+    as that frees more memory than it takes. What is computed is the same. A block with casts or calls that write
+    to their arguments is left as it is, and so is one that would take more memory at its worst.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        writers = writing_functions(mod)
+        functions = {
+            variable: _Reorder(mod, writers).visit_expr(function)
+            if isinstance(function, relax.Function)
+            else function
+            for variable, function in mod.functions_items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
+    """Tell whether a binding must stay behind those before it."""
+    value = binding.value
+    if isinstance(binding, relax.MatchCast) or isinstance(value, (relax.If, relax.Function)):
+        return True
+    return may_write(value, writers)
+
+
+class _Tensors:
+    """The tensors that bindings make and use.
+
+    Each binding that computes something makes tensors, by number; others only give names to them. A binding is
+    ready when all bindings that it uses the variables of are done.
+
+    Attributes
+    ----------
+    sizes : list[int]
+        The bytes of each tensor.
+    kept : set[int]
+        The tensors that are needed behind the bindings.
+    makes, takes : list
+        The tensors that each binding makes, and uses.
+    needs, serves : list
+        The bindings that each binding uses the variables of, and those that use its own.
+    only_names : list[bool]
+        Whether a binding only gives names.
+    """
+
+    def __init__(self, bindings: Sequence[relax.Binding]):
+        self.sizes: list[int] = []
+        self.kept: set[int] = set()
+        self.makes: list[list[int]] = []
+        self.takes: list[set[int]] = []
+        self.needs: list[set[int]] = []
+        self.serves: list[list[int]] = [[] for _ in bindings]
+        self.only_names: list[bool] = []
+        named: dict[relax.Var, object] = {}
+        bound: dict[relax.Var, int] = {}
+        for i, binding in enumerate(bindings):
+            value = binding.value
+            variables = used(value)
+            self.needs.append({bound[v] for v in variables if v in bound})
+            for each in self.needs[i]:
+                self.serves[each].append(i)
+            only_names = is_name(value)
+            self.only_names.append(only_names)
+            first = len(self.sizes)
+            tensors = named_by(value, named) if only_names else self._new(binding.var.ty)
+            self.makes.append(list(range(first, len(self.sizes))))
+            self.takes.append(
+                set() if only_names else {t for v in variables for t in leaves(named.get(v))}
+            )
+            named[binding.var], bound[binding.var] = tensors, i
+            if not isinstance(binding.var, relax.DataflowVar):
+                self.kept.update(leaves(tensors))
+
+    def _new(self, kind: relax.Type):
+        """Return new tensors for what has a type: a number, or a list for a tuple."""
+        if isinstance(kind, relax.TupleType):
+            return [self._new(field) for field in kind.fields]
+        self.sizes.append(size_in_bytes(kind))
+        return len(self.sizes) - 1
+
+    def peak(self, order: Iterable[int]) -> int:
+        """Return how many bytes the tensors take at most at a time, if the bindings are in an order.
+
+        A symbolic extent counts as 64. Parameters count nothing, and what is reshaped counts once.
+        """
+        left = self.users()
+        now = most = 0
+        for i in order:
+            now += sum(self.sizes[t] for t in self.makes[i])
+            most = max(most, now)
+            for tensor in (*self.takes[i], *self.makes[i]):
+                left[tensor].discard(i)
+                if not left[tensor] and tensor not in self.kept:
+                    now -= self.sizes[tensor]
+        return most
+
+    def users(self) -> list[set[int]]:
+        """Return the bindings that use each tensor."""
+        users: list[set[int]] = [set() for _ in self.sizes]
+        for i, takes in enumerate(self.takes):
+            for tensor in takes:
+                users[tensor].add(i)
+        return users
+
+
+class _Order:
+    """The new order, as far as it is made: the old one, but for what frees memory."""
+
+    def __init__(self, tensors: _Tensors):
+        self._tensors = tensors
+        self._left = tensors.users()
+        self._missing = [len(needs) for needs in tensors.needs]
+        self._is_done = [False] * len(tensors.needs)
+        self._order: list[int] = []
+
+    def made(self) -> list[int]:
+        """Return the numbers of the bindings in the new order."""
+        for i in range(len(self._is_done)):
+            changed = self._do([i])
+            while changed:
+                tensor = changed.pop()
+                group = self._freeing(tensor)
+                if group:
+                    changed |= self._do(sorted(group))
+        return self._order
+
+    def _do(self, bindings: Iterable[int]) -> set[int]:
+        """Append bindings, and names of what they make; return the tensors whose users may have become ready."""
+        tensors = self._tensors
+        changed: set[int] = set()
+        todo = deque(bindings)
+        while todo:
+            i = todo.popleft()
+            if self._is_done[i]:
+                continue
+            self._is_done[i] = True
+            self._order.append(i)
+            changed.update(tensors.makes[i], tensors.takes[i])
+            for tensor in tensors.takes[i]:
+                self._left[tensor].discard(i)
+            names = []
+            for user in tensors.serves[i]:
+                self._missing[user] -= 1
+                if not self._missing[user]:
+                    changed.update(tensors.takes[user])
+                    if tensors.only_names[user]:
+                        names.append(user)
+            todo.extendleft(reversed(names))
+        return changed
+
+    def _freeing(self, tensor: int) -> set[int]:
+        """Return the remaining users of a tensor, if all are ready and free more memory than they take."""
+        tensors, group = self._tensors, self._left[tensor]
+        if tensor in tensors.kept or not group or any(self._missing[i] for i in group):
+            return set()
+        made = {t for i in group for t in tensors.makes[i]}
+        taken = {t for i in group for t in tensors.takes[i]}
+        freed = [t for t in taken - tensors.kept if self._left[t] <= group]
+        gain = sum(tensors.sizes[t] for t in freed) - sum(tensors.sizes[t] for t in made)
+        # What the block returns is to be made at some time: as well now as later.
+        is_worthwhile = gain > 0 or (gain == 0 and made <= tensors.kept)
+        return set(group) if is_worthwhile else set()
+
+
+def size_in_bytes(kind: relax.Type) -> int:
+    """Return the size of a tensor of a type; 0 where it is not known. A symbolic extent counts as 64."""
+    if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return 0
+    if kind.dtype is None:
+        return 0
+    bits = tvm.DataType(dtype_of(kind)).bits
+    return prod(map(_extent, kind.shape.values)) * bits // 8
+
+
+def _extent(extent: tirx.PrimExpr) -> int:
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    analyzer = Analyzer()
+    for variable in tirx.analysis.undefined_vars(extent):
+        analyzer.bind(variable, tirx.IntImm("int64", _NOMINAL))
+    value = analyzer.simplify(extent)
+    return max(int(value), 0) if isinstance(value, tirx.IntImm) else _NOMINAL

@@ -1,0 +1,280 @@
+"""Neighbours that read the same tensors, in one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GlobalVar, Op
+from tvm_ffi import structural_equal
+
+from ...ir.aliases import may_write, writing_functions
+from ...ir.compat import dtype_of
+from ...ir.module import IS_SCHEDULED, SCHEDULED_ATTRS, referred_to, with_functions
+from ..schedule import Part, Pointwise, merge, pointwise, schedule_merged
+from ..target import CPU
+from ._target import TargetPass
+
+_CALL_TIR = Op.get("relax.call_tir")
+
+#: Calls that another is moved across, at most: what it reads, or returns, is kept for so long.
+_FAR = 8
+
+#: Bindings, calls or not, that another is moved across, at most: a tuple may be taken apart between two calls.
+_FAR_IN_ALL = 64
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.MergeElements")
+class MergeElements(TargetPass):
+    """Make one loop, with several results, of the loops over elements that go along with each other.
+
+    Fusion makes one function of a chain that ends in one tensor. An optimizer's update ends in several: the moments
+    are returned, and the parameter is computed from them. So does much of a backward pass: what is
+    multiplied with a gradient that two factors share. Here such calls become one call that reads what they share once.
+
+    Parameters
+    ----------
+    target : tvm.target.Target or str or dict, optional
+        What the module will be compiled for; by default the target that is current. A target that LLVM does not
+        compile for leaves the module as it is.
+    """
+
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
+        return _Merger(mod, cpu).module()
+
+
+@dataclass
+class _Item:
+    """Bindings that become one: usually one, or those of calls that are merged.
+
+    Attributes
+    ----------
+    bindings : list[relax.Binding]
+        The bindings.
+    uses : set[relax.Var]
+        The variables in their values.
+    is_open : bool
+        Whether calls may join.
+    """
+
+    bindings: list[relax.Binding]
+    uses: set[relax.Var] = field(default_factory=set)
+    is_open: bool = False
+
+    def __post_init__(self):
+        for binding in self.bindings:
+            self.uses |= set(relax.analysis.free_vars(binding.value))
+
+    @property
+    def results(self) -> list[relax.Var]:
+        return [binding.var for binding in self.bindings]
+
+    def with_call(self, other: _Item) -> _Item:
+        return _Item([*self.bindings, *other.bindings], is_open=True)
+
+
+@relax.expr_functor.mutator
+class _Merger(relax.PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, cpu: CPU):
+        super().__init__(mod)
+        self._mod, self._cpu = mod, cpu
+        self._writers = writing_functions(mod)
+        self._pointwise: dict[GlobalVar, Pointwise | None] = {}
+        self._merged: dict = {}
+        self._functions: dict = {}
+        self._replaced: set[GlobalVar] = set()
+
+    def module(self) -> tvm.IRModule:
+        for variable, function in self._mod.functions_items():
+            if isinstance(function, relax.Function):
+                self.builder_.update_func(variable, self.visit_expr(function))
+        mod = self.builder_.get()
+        unused = self._replaced - referred_to(mod.functions.values())
+        return with_functions(mod, {}, [variable.name_hint for variable in unused])
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
+        # What reads a tensor must stay on its side of what writes to it.
+        if any(may_write(binding.value, self._writers) for binding in block.bindings):
+            return block
+        items = self._items(block.bindings)
+        needed = self._needed(items)
+        self.builder_._begin_dataflow_block()
+        for item in items:
+            if len(item.bindings) > 1:
+                self._emit(item, needed)
+            else:
+                self.visit_binding(item.bindings[0])
+        return self.builder_._end_block()
+
+    def _items(self, bindings: Sequence[relax.Binding]) -> list[_Item]:
+        """Return the bindings in an order in which what is merged stands together."""
+        items: list[_Item] = []
+        for binding in bindings:
+            item = _Item([binding], is_open=self._is_pointwise(binding))
+            if not (item.is_open and self._join(item, items)):
+                items.append(item)
+        return items
+
+    def _join(self, item: _Item, items: list[_Item]) -> bool:
+        """Let a call join one before it, if there is one that it goes along with."""
+        calls = 0
+        for i in range(len(items) - 1, max(-1, len(items) - 1 - _FAR_IN_ALL), -1):
+            other = items[i]
+            if isinstance(other.bindings[0], relax.MatchCast) or calls > _FAR:
+                return False
+            calls += any(_is_call(binding.value) for binding in other.bindings)
+            if not other.is_open or not self._share(other, item):
+                continue
+            between = items[i + 1 :]
+            both = other.with_call(item)
+            made = {result for each in between for result in each.results}
+            if not item.uses & made:
+                items[i] = both
+            elif not any(each.uses & set(other.results) for each in between):
+                del items[i]
+                items.append(both)
+            else:
+                continue
+            return True
+        return False
+
+    def _share(self, item: _Item, other: _Item) -> bool:
+        """Tell whether a call reads a tensor of its own size that another reads or computes, in one loop."""
+        kind = other.bindings[0].var.ty
+        if not structural_equal(item.bindings[0].var.ty.shape, kind.shape):
+            return False
+        known = {*item.uses, *item.results} & other.uses
+        if not any(_is_as_large(each.ty, kind) for each in known):
+            return False
+        bindings = [*item.bindings, *other.bindings]
+        return self._merge(_Call(bindings)) is not None
+
+    def _merge(self, call: _Call):
+        if call.key not in self._merged:
+            parts = [
+                Part(self._pointwise[name], tensors, shapes)
+                for name, tensors, shapes in zip(call.names, call.tensors, call.shapes, strict=True)
+            ]
+            self._merged[call.key] = merge(parts)
+        return self._merged[call.key]
+
+    def _is_pointwise(self, binding: relax.Binding) -> bool:
+        """Tell whether a binding is of a call that may be merged."""
+        call = binding.value
+        if not _is_call(call) or len(call.args) != 2 or not isinstance(call.args[1], relax.Tuple):
+            return False
+        tensors = [call.ty, *(argument.ty for argument in call.args[1].fields)]
+        if not all(isinstance(each, relax.TensorType) for each in tensors):
+            return False
+        if not all(isinstance(each.shape, relax.ShapeExpr) for each in tensors):
+            return False
+        name = call.args[0]
+        if name not in self._pointwise:
+            function = self._mod[name]
+            is_free = isinstance(function, tirx.PrimFunc) and not (function.attrs or {}).get(
+                IS_SCHEDULED
+            )
+            self._pointwise[name] = pointwise(function) if is_free else None
+        return self._pointwise[name] is not None
+
+    def _needed(self, items: Sequence[_Item]) -> set[relax.Var]:
+        """Return the results that something else than what they are merged with uses."""
+        needed = set()
+        for item in items:
+            needed |= item.uses - set(item.results)
+            needed |= {each for each in item.results if not isinstance(each, relax.DataflowVar)}
+        return needed
+
+    def _emit(self, item: _Item, needed: set[relax.Var]) -> None:
+        call = _Call(item.bindings)
+        results = [i for i, var in enumerate(item.results) if var in needed]
+        key = (call.key, tuple(results))
+        if key not in self._functions:
+            inputs = [name for name in range(len(call.arguments)) if name not in call.results]
+            function = schedule_merged(
+                self._merge(call), inputs, [call.results[i] for i in results], self._cpu
+            )
+            name = "_".join(["merged", *(name.name_hint for name in call.names)])[:80]
+            self._functions[key] = (
+                inputs,
+                self.builder_.add_func(function.with_attrs(SCHEDULED_ATTRS), name),
+            )
+        inputs, function = self._functions[key]
+        self._replaced |= set(call.names)
+        arguments = relax.Tuple([self.visit_expr(call.arguments[i]) for i in inputs])
+        types = [item.results[i].ty for i in results]
+        if len(types) == 1:
+            values = [relax.call_tir(function, arguments, types[0])]
+        else:
+            made = self.builder_.emit(relax.call_tir(function, arguments, types))
+            values = [relax.TupleGetItem(made, i) for i in range(len(types))]
+        for i, value in zip(results, values, strict=True):
+            self.visit_binding(relax.VarBinding(item.results[i], value))
+
+
+class _Call:
+    """Calls that are merged, by what tells them from others.
+
+    Attributes
+    ----------
+    names : list[GlobalVar]
+        The functions.
+    arguments : list[relax.Expr]
+        All tensors, each once; ``results`` are the numbers of those that are computed.
+    tensors : list[list[int]]
+        The number of each argument of each function, and of its result.
+    shapes : list[list[list[tirx.PrimExpr]]]
+        Their extents; each that is not an integer is a variable of its own.
+    key : tuple
+        Equal for calls that the same function computes.
+    """
+
+    def __init__(self, bindings: Sequence[relax.VarBinding]):
+        self.names = [binding.value.args[0] for binding in bindings]
+        self.arguments: list[relax.Expr] = []
+        self._extents: list[tuple[tirx.PrimExpr, tirx.Var]] = []
+        self.tensors = [
+            [self._number(each) for each in (*binding.value.args[1].fields, binding.var)]
+            for binding in bindings
+        ]
+        self.results = [tensors[-1] for tensors in self.tensors]
+        shapes = [[self._extent(n) for n in each.ty.shape.values] for each in self.arguments]
+        self.shapes = [[shapes[i] for i in tensors] for tensors in self.tensors]
+        self.key = (
+            tuple(self.names),
+            tuple(map(tuple, self.tensors)),
+            tuple(dtype_of(each.ty) for each in self.arguments),
+            tuple(tuple(map(self._identity, shape)) for shape in shapes),
+        )
+
+    def _number(self, expr: relax.Expr) -> int:
+        for i, known in enumerate(self.arguments):
+            if known.same_as(expr):
+                return i
+        self.arguments.append(expr)
+        return len(self.arguments) - 1
+
+    def _extent(self, extent: tirx.PrimExpr) -> tirx.PrimExpr:
+        if isinstance(extent, tirx.IntImm):
+            return extent
+        for known, variable in self._extents:
+            if structural_equal(known, extent):
+                return variable
+        variable = tirx.Var(f"n{len(self._extents)}", "int64")
+        self._extents.append((extent, variable))
+        return variable
+
+    def _identity(self, extent: tirx.PrimExpr) -> tuple:
+        if isinstance(extent, tirx.IntImm):
+            return ("is", int(extent))
+        return ("named", [variable.same_as(extent) for _, variable in self._extents].index(True))
+
+
+def _is_call(value: relax.Expr) -> bool:
+    return isinstance(value, relax.Call) and value.op == _CALL_TIR
+
+
+def _is_as_large(kind: relax.Type, other: relax.TensorType) -> bool:
+    return isinstance(kind, relax.TensorType) and structural_equal(kind.shape, other.shape)

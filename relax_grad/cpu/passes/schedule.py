@@ -1,0 +1,178 @@
+"""Schedules of what has no kernel."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import GlobalVar
+from tvm.tirx.buffer import BufferType
+
+from ...errors import ScheduleWarning
+from ...ir.aliases import is_name, leaves, named_by
+from ...ir.bindings import bindings_of
+from ...ir.compat import dtype_of, replace_attrs
+from ...ir.module import IS_SCHEDULED, NO_ALIASES, SCHEDULED_ATTRS
+from ..schedule import schedule
+from ..target import CPU
+from ._target import TargetPass
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
+class ScheduleLoops(TargetPass):
+    """Schedule the loops of every function of tensor expressions that is not scheduled yet.
+
+    Loops run in another order, in parallel and in vectors only where their dependences are known to allow it. Other
+    loops are left as they are, and so is a function that is called with one tensor for two parameters and writes to
+    one of them. Where no function is called so, all are marked as functions whose pointers are no aliases.
+
+    The functions rely on no alignment of their tensors but that of the elements: one of PyTorch may begin anywhere.
+
+    Parameters
+    ----------
+    target : tvm.target.Target or str or dict, optional
+        What the module will be compiled for; by default the target that is current. A target that LLVM does not
+        compile for leaves the module as it is.
+    """
+
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
+        return _with_schedules(mod, cpu, _unaligned_schedule)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
+class DeclareSchedules(TargetPass):
+    """Do what :class:`ScheduleLoops` does, where something else schedules the functions later.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What the module will be compiled for.
+    declare : Callable
+        Takes a function without a schedule, what returns it with one, and what the schedule depends on besides the
+        function; returns the function that stands for both.
+    """
+
+    def __init__(
+        self,
+        target: tvm.target.Target,
+        declare: Callable[[tirx.PrimFunc, Callable[[], tirx.PrimFunc], str], tirx.PrimFunc],
+    ):
+        super().__init__(target)
+        self._declare = declare
+
+    def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
+        return _with_schedules(mod, cpu, self._declared)
+
+    def _declared(self, function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
+        make = partial(_unaligned_schedule, function, cpu, name)
+        return self._declare(function, make, f"schedule for {cpu}")
+
+
+def _with_schedules(
+    mod: tvm.IRModule, cpu: CPU, schedule_one: Callable[[tirx.PrimFunc, CPU, str], tirx.PrimFunc]
+) -> tvm.IRModule:
+    """Return a module whose functions of tensor expressions are scheduled, and marked as such."""
+    aliased = _with_aliases(mod)
+    functions = dict(mod.functions_items())
+    for variable, function in functions.items():
+        if not isinstance(function, tirx.PrimFunc):
+            continue
+        if not _is_scheduled(function):
+            is_free = variable not in aliased
+            function = (
+                schedule_one(function, cpu, variable.name_hint) if is_free else _unaligned(function)
+            )
+            function = function.with_attrs(SCHEDULED_ATTRS)
+        # LLVM code is generated for all functions of a module by the same assumption.
+        functions[variable] = function.with_attr(NO_ALIASES, not aliased)
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
+    return _unaligned(_scheduled(function, cpu, name))
+
+
+def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
+    """Return a function with schedules; as it was, with a warning, where the scheduler fails."""
+    try:
+        return schedule(function, cpu)
+    # A user's function compiles without the scheduler, so no error of the scheduler may reach the user.
+    except Exception as error:
+        warnings.warn(
+            f"relax_grad could not schedule the tensor function {name}, which runs as it is written, in one "
+            f"thread; please report this: {type(error).__name__}: {error}",
+            ScheduleWarning,
+            stacklevel=2,
+        )
+        return function
+
+
+def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
+    """Return the tensor functions that write to a tensor which they also take as another parameter."""
+    found: set[GlobalVar] = set()
+    written: dict[GlobalVar, list[bool]] = {}
+    for function in mod.functions.values():
+        if not isinstance(function, relax.Function):
+            continue
+        names: dict[relax.Var, object] = {param: param for param in function.params}
+        for binding in bindings_of(function.body):
+            value = binding.value
+            named = named_by(value, names) if is_name(value) else None
+            names[binding.var] = binding.var if named is None else named
+            callee, arguments = _called(value)
+            if callee is None or not isinstance(mod[callee], tirx.PrimFunc):
+                continue
+            tensors = [leaves(names.get(argument)) for argument in arguments]
+            owners = [each[0] if len(each) == 1 else None for each in tensors]
+            if len(set(owners)) == len(owners):
+                continue
+            if callee not in written:
+                written[callee] = _written(mod[callee])
+            if any(
+                is_written and owner is not None and owners.count(owner) > 1
+                for owner, is_written in zip(owners, written[callee], strict=False)
+            ):
+                found.add(callee)
+    return found
+
+
+def _called(value: relax.Expr) -> tuple[GlobalVar | None, Sequence[relax.Expr]]:
+    """Return the function of the module that a value calls, and its arguments.
+
+    A function that takes extents too is an argument of the operator that calls it.
+    """
+    if isinstance(value, relax.Call):
+        if isinstance(value.op, GlobalVar):
+            return value.op, value.args
+        if (
+            len(value.args) == 2
+            and isinstance(value.args[0], GlobalVar)
+            and isinstance(value.args[1], relax.Tuple)
+        ):
+            return value.args[0], value.args[1].fields
+    return None, ()
+
+
+def _written(function: tirx.PrimFunc) -> list[bool]:
+    """Tell which parameters of a function are stored to."""
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
+    buffers = {store.buffer for store in stores}
+    return [param in buffers for param in function.params]
+
+
+def _is_scheduled(function: tirx.PrimFunc) -> bool:
+    return function.attrs is not None and bool(function.attrs.get(IS_SCHEDULED, False))
+
+
+def _unaligned(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function without what TVM takes for granted: that tensors begin at multiples of 64 bytes."""
+
+    def of_elements(kind: BufferType) -> BufferType:
+        return replace_attrs(kind, data_alignment=max(1, tvm_ffi.dtype(dtype_of(kind)).itemsize))
+
+    return tvm_ffi.structural_map(function, (BufferType, of_elements))

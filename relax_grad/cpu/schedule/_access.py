@@ -1,0 +1,183 @@
+"""Where in memory the loops of a nest read and write, and which loops are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import tvm_ffi
+from tvm import tirx
+
+from ...ir.compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
+from ._dependence import variables
+from ._nest import Axis, Nest, analyzer, is_one, is_zero, substitute, variable_rule
+
+
+class Access:
+    """The place of an element in memory: ``base`` plus a stride for each axis.
+
+    Attributes
+    ----------
+    strides : dict[tirx.Var, tirx.PrimExpr]
+        How far the next element of an axis is, where that is the same everywhere and not 0.
+    base : tirx.PrimExpr
+        The place where all those axes are 0.
+    opaque : set[tirx.Var]
+        Axes that the base depends on in some other way.
+    """
+
+    def __init__(
+        self,
+        buffer: tirx.Buffer,
+        indices: Sequence[tirx.PrimExpr],
+        axes: Sequence[Axis],
+        known: Analyzer,
+    ):
+        self.buffer = buffer
+        self.strides: dict[tirx.Var, tirx.PrimExpr] = {}
+        self.opaque: set[tirx.Var] = set()
+        self.base = tirx.IntImm("int64", 0)
+        names = [axis.var for axis in axes]
+        step = tirx.IntImm("int64", 1)
+        for index, extent in zip(list(indices)[::-1], list(buffer.shape)[::-1], strict=True):
+            parts = detect_linear_equation(index, names) if names else [index]
+            if len(parts):
+                for var, stride in zip(names, parts, strict=False):
+                    if not is_zero(stride):
+                        self.strides[var] = stride * step + self.strides.get(var, 0)
+                self.base = self.base + parts[-1] * step
+            else:
+                self.opaque |= variables(index) & set(names)
+                self.base = self.base + index * step
+            step = step * extent
+        self.base = known.simplify(self.base)
+        self.strides = {var: known.simplify(stride) for var, stride in self.strides.items()}
+
+    def stride(self, axis: Axis) -> int | None:
+        """Return the stride of an axis; None where it has none, or a symbolic one."""
+        if axis.var in self.opaque:
+            return None
+        stride = self.strides.get(axis.var, 0)
+        if isinstance(stride, tirx.IntImm):
+            return int(stride)
+        return stride if isinstance(stride, int) else None
+
+    def place(self, at: Mapping[tirx.Var, tirx.PrimExpr]):
+        """Return the index of an element; in the base, the axes are still to be replaced."""
+        index = self.base
+        for var, stride in self.strides.items():
+            index = index + at[var] * stride
+        return index
+
+
+class Accesses:
+    """All accesses of nests with the same axes, and the axes that are left when axes become one.
+
+    Parameters
+    ----------
+    nests : Sequence[Nest]
+        The nests; they share the variables of their axes.
+    """
+
+    def __init__(self, nests: Sequence[Nest]):
+        first = nests[0]
+        axes = [*first.axes, *first.reduced]
+        known = analyzer(axes)
+        self.stores = [Access(nest.buffer, nest.indices, axes, known) for nest in nests]
+        self.loads = {
+            load: Access(loaded_buffer(load), load.indices, axes, known)
+            for nest in nests
+            for load in nest.loads
+        }
+        self.tested = set()  # what decides more than a place in memory
+        for nest in nests:
+            self.tested |= _tested(nest.value)
+        self.zeros = {axis.var: tirx.IntImm("int64", 0) for axis in axes if is_one(axis.extent)}
+        self.axes = self._joined(first.axes, known)
+        self.reduced = self._joined(first.reduced, known)
+
+    @property
+    def all(self) -> list[Access]:
+        return [*self.stores, *self.loads.values()]
+
+    def is_opaque(self, axis: Axis) -> bool:
+        """Tell whether something but strides depends on an axis."""
+        return axis.var in self.tested or any(axis.var in each.opaque for each in self.all)
+
+    def _joined(self, axes: Iterable[Axis], known: Analyzer) -> list[Axis]:
+        """Return axes with neighbours made one where each access goes through both at one stride."""
+        joined: list[Axis] = []
+        for axis in axes:
+            if is_one(axis.extent):
+                continue
+            if joined and self._are_one(joined[-1], axis, known):
+                joined[-1] = self._join(joined[-1], axis, known)
+            else:
+                joined.append(axis)
+        return joined
+
+    def _are_one(self, outer: Axis, inner: Axis, known: Analyzer) -> bool:
+        if self.is_opaque(outer) or self.is_opaque(inner):
+            return False
+        zero = tirx.IntImm("int64", 0)
+        return all(
+            known.can_prove_equal(
+                each.strides.get(outer.var, zero),
+                each.strides.get(inner.var, zero) * inner.extent,
+            )
+            for each in self.all
+        )
+
+    def _join(self, outer: Axis, inner: Axis, known: Analyzer) -> Axis:
+        extent = known.simplify(outer.extent * inner.extent)
+        both = Axis(tirx.Var(inner.var.name, str(inner.var.ty.dtype)), extent)
+        for each in self.all:
+            each.strides.pop(outer.var, None)
+            if inner.var in each.strides:
+                each.strides[both.var] = each.strides.pop(inner.var)
+        return both
+
+    def rewrite(self, expr, at: Mapping, buffers: Mapping, values: Mapping):
+        """Return an expression for one element.
+
+        Parameters
+        ----------
+        expr : tirx.PrimExpr
+            The value of one of the nests.
+        at : Mapping[tirx.Var, tirx.PrimExpr]
+            Where the axes are.
+        buffers : Mapping[tirx.Buffer, tirx.Buffer]
+            The same memory as a row.
+        values : Mapping[tirx.Buffer, tirx.PrimExpr]
+            What has been computed of this element, to be used in the place of loads.
+        """
+        at = {**self.zeros, **at}
+
+        def load(old):
+            buffer = loaded_buffer(old)
+            if buffer in values:
+                return values[buffer]
+            if buffer not in buffers:
+                return old
+            access = self.loads.get(old)
+            if access is None:  # in the index of another
+                access = Access(buffer, old.indices, [], Analyzer())
+            return buffers[buffer][access.place(at)]
+
+        rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
+        return tvm_ffi.structural_map(expr, rules, order="pre")
+
+    def place(self, access: Access, at: Mapping):
+        """Return the index of an element that is written."""
+        at = {**self.zeros, **at}
+        return substitute(access.place(at), at)
+
+
+def _tested(expr) -> set[tirx.Var]:
+    """Return the variables in an expression that are not within the index of a load."""
+    found = set()
+
+    def enter(_load):
+        return tvm_ffi.WalkResult.SKIP
+
+    tvm_ffi.structural_walk(expr, [(BufferLoad, enter), (tirx.Var, found.add)], order="pre")
+    return found

@@ -1,0 +1,141 @@
+"""Dependences between the iterations of a loop nest: whether their order matters.
+
+A block's axis types are claims of its author, and TVM's schedules trust them: ``spatial`` may stand on an axis along
+which elements are overwritten, or read one iteration later. Here independence is shown from the indices, or it is
+not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Op
+
+from ...ir.compat import BufferLoad, detect_linear_equation, loaded_buffer
+
+#: ``TCallEffectKind`` of calls without effects: annotations of expressions, and pure functions.
+_PURE = 1
+
+#: Calls that are pure, and through whose result any element of a tensor is read or written.
+_ADDRESS_OF = ("tirx.address_of", "tirx.tvm_access_ptr")
+
+
+class Axis(Protocol):
+    """A variable that runs from 0 to an extent."""
+
+    var: tirx.Var
+    extent: tirx.PrimExpr
+
+    @property
+    def size(self) -> int | None:
+        """The extent; None where it is symbolic."""
+
+
+def loads(expr) -> list:
+    """Return the loads in an expression or a statement, those in the indices of others included."""
+    found = []
+    tvm_ffi.structural_walk(expr, (BufferLoad, found.append))
+    return found
+
+
+def variables(expr) -> set[tirx.Var]:
+    """Return the variables in an expression."""
+    found = set()
+    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
+    return found
+
+
+def are_equal(one, other) -> bool:
+    """Tell whether two expressions have the same value; TVM 0.26 takes loads of different buffers for equal."""
+    return tvm_ffi.structural_equal(one, other) and all(
+        loaded_buffer(a).same_as(loaded_buffer(b))
+        for a, b in zip(loads(one), loads(other), strict=True)
+    )
+
+
+def is_pure(code) -> bool:
+    """Tell whether an expression or a statement reads and writes nothing but the tensors of its loads and stores.
+
+    Such an expression may be computed several times, in any order, and in vectors.
+    """
+    is_known = True
+
+    def visit(call: Call) -> None:
+        nonlocal is_known
+        effect = call.op.get_attr("TCallEffectKind") if isinstance(call.op, Op) else None
+        is_known &= effect is not None and int(effect) <= _PURE and call.op.name not in _ADDRESS_OF
+
+    tvm_ffi.structural_walk(code, (Call, visit))
+    return is_known
+
+
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+
+
+def are_disjoint(accesses: Sequence[Sequence[tirx.PrimExpr]], axes: Sequence[Axis]) -> bool:
+    """Tell whether different iterations of axes touch different elements of a tensor.
+
+    Parameters
+    ----------
+    accesses : Sequence[Sequence[tirx.PrimExpr]]
+        The indices of each read and write of the tensor in one iteration; at least one.
+    axes : Sequence[Axis]
+        The axes of the iterations.
+
+    Returns
+    -------
+    are_disjoint : bool
+        True only if it is certain: if the dimensions in which all accesses have the same index determine all axes.
+    """
+    shared = [
+        indices[0]
+        for indices in zip(*accesses, strict=True)
+        if all(tvm_ffi.structural_equal(indices[0], other) for other in indices[1:])
+    ]
+    unknown = {axis.var: axis for axis in axes if axis.size != 1}
+    found = True
+    while unknown and found:
+        found = {var for index in shared for var in _determined(index, unknown, axes)}
+        for var in found:
+            del unknown[var]
+    return not unknown
+
+
+def _determined(index, unknown: dict[tirx.Var, Axis], axes: Sequence[Axis]) -> set[tirx.Var]:
+    """Return the unknown axes whose values follow from an index, given those of the other axes."""
+    names = variables(index)
+    own = [axis for var, axis in unknown.items() if var in names]
+    if not own or loads(index) or not names <= {axis.var for axis in axes}:
+        return set()
+    parts = detect_linear_equation(index, [axis.var for axis in own])
+    if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
+        return set()
+    factors = sorted((abs(int(part)), i) for i, part in enumerate(parts[:-1]))
+    # Digits of a number: each place is worth more than all places below it.
+    reached = 0
+    for rank, (factor, i) in enumerate(factors):
+        if factor <= reached:
+            return set()
+        size = own[i].size
+        if size is None and rank < len(factors) - 1:
+            return set()
+        reached += factor * ((size or 1) - 1)
+    return {axis.var for axis in own}
+
+
+def touched(code, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
+    """Return the indices of all reads and writes of a tensor in a statement."""
+    found = [load.indices for load in loads(code) if loaded_buffer(load).same_as(buffer)]
+    stores = []
+    tvm_ffi.structural_walk(code, (tirx.BufferStore, stores.append))
+    return found + [store.indices for store in stores if store.buffer.same_as(buffer)]
+
+
+def divides(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
+    """Tell whether a variable stands within a division or a remainder."""
+    found: list[tirx.PrimExpr] = []
+    tvm_ffi.structural_walk(expr, (_DIVISIONS, found.append))
+    return any(variable in variables(each) for each in found)

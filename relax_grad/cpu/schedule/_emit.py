@@ -1,0 +1,369 @@
+"""Loops for elements that do not depend on each other, and what they share with those of reductions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import prod
+
+import tvm.tirx.script.builder as T
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Op, Range
+
+from ...ir.compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
+from ..kernel._builder import Vectors, either
+from ..target import CPU
+from ._access import Accesses
+from ._dependence import loads, variables
+from ._functions import as_arithmetic, calls_in, has_functions, is_arithmetic, kept
+from ._fuse import Group
+from ._nest import Axis, Nest, analyzer, product, simplify, substitute, variable_rule
+
+#: Operations that are done before a second thread has woken up.
+SMALL = 8192
+
+#: Elements that a cache line holds, or several: where pieces of a row begin.
+LINE = 64
+
+#: Transposed operands that squares are made of.
+_TURNED = 3
+
+#: Bounds that the innermost loop is divided at, at most.
+_BOUNDS = 6
+
+#: Functions that LLVM has for vectors.
+_VECTOR_CALLS = {f"tirx.{name}" for name in ("exp", "log", "sqrt", "fabs", "floor", "ceil")}
+
+
+class Emitter:
+    """Emits the loops of a group over rows, as :func:`._fuse.flat` makes it.
+
+    Parameters
+    ----------
+    group : Group
+        What is computed.
+    cpu : CPU
+        What it will run on.
+    """
+
+    def __init__(self, group: Group, cpu: CPU):
+        self.group, self.cpu = group, cpu
+        self.first: Nest = group.nests[0]
+        self.accesses = Accesses(group.nests)
+        self.axes: Sequence[Axis] = self.first.axes
+        self.read = [{loaded_buffer(load) for load in nest.loads} for nest in group.nests]
+        self.selected = [_selected(nest) for nest in group.nests]
+
+    def lanes(self, dtype) -> int:
+        """Return how many elements of a dtype a vector register holds."""
+        size = max(2, tvm_ffi.dtype(str(dtype)).bits // 8)
+        return max(2, self.cpu.lanes * 4 // size)
+
+    def element(
+        self,
+        at: dict,
+        result=None,
+        loaded: dict | None = None,
+        known: Analyzer | None = None,
+        stored: dict | None = None,
+    ) -> None:
+        """Emit the computation of one element.
+
+        Of a reduction, the result is given; ``loaded`` holds values for loads, ``known`` simplifies, and ``stored``
+        holds, for buffers, another and the index there.
+        """
+        values = dict(loaded or {})
+        for i, nest in enumerate(self.group.nests):
+            is_sum = result is not None and i == 0
+            for load in () if is_sum else self.selected[i]:
+                if load not in values and loaded_buffer(load) not in values:
+                    values[load] = T.Bind(at_place(load, at, {}))
+            value = result if is_sum else at_place(nest.value, at, values)
+            simple = None if known is None else simplify(value, known)
+            value = value if simple is None else simple
+            value = value if is_sum else as_arithmetic(value)
+            if any(nest.buffer in later for later in self.read[i + 1 :]):
+                keep = kept if has_functions(value) else T.Bind
+                values[nest.buffer] = value = keep(value)
+            if nest.buffer in (stored or {}):
+                buffer, index = stored[nest.buffer]
+                T.buffer_store(buffer, value, [index])
+            elif nest.buffer in self.group.stored:
+                T.buffer_store(nest.buffer, value, [substitute(i, at) for i in nest.indices])
+
+    @contextlib.contextmanager
+    def loops(
+        self, axes: Sequence[Axis], parallel: bool = False, at: dict | None = None
+    ) -> Iterator[dict]:
+        """Open loops and yield where the axes are; with ``parallel``, the outer ones as one parallel loop.
+
+        ``at`` says where the axes of the loops around are.
+        """
+        together = self._outer(axes) if parallel else []
+        at = dict(at or {})
+        with contextlib.ExitStack() as stack:
+            if together:
+                rest = stack.enter_context(T.parallel(0, product([a.extent for a in together])))
+                for axis in together[:0:-1]:
+                    at[axis.var] = T.Bind(rest % axis.extent)
+                    rest = T.Bind(rest // axis.extent)
+                at[together[0].var] = rest
+            for axis in axes[len(together) :]:
+                at[axis.var] = stack.enter_context(T.serial(0, substitute(axis.extent, at)))
+            yield at
+
+    def _outer(self, axes: Sequence[Axis]) -> list[Axis]:
+        """Return the first axes, as many as give each core several tasks.
+
+        Only constants are divided by: an extent may be 0.
+        """
+        count, outer = 1, []
+        for axis in axes:
+            if outer and (axis.size is None or count >= 8 * self.cpu.cores):
+                break
+            outer.append(axis)
+            count *= axis.size or 1
+        return outer
+
+
+class Elements(Emitter):
+    """Elements that do not depend on each other."""
+
+    def emit(self) -> None:
+        sizes = [axis.size for axis in self.axes]
+        work = None if None in sizes else prod(sizes) * self._cost()
+        is_large = work is None or work >= SMALL
+        if not self.axes:
+            self.element({})
+            return
+        crossed = self._crossed()
+        if crossed is not None:
+            self._tiles(crossed, is_large)
+            return
+        *outer, inner = self.axes
+        rows = 1 if not outer else None if None in sizes[:-1] else prod(sizes[:-1])
+        is_even = (
+            rows is None or rows >= 8 * self.cpu.cores or (rows > 1 and rows % self.cpu.cores == 0)
+        )
+        if is_large and not is_even:
+            self._pieces(outer, inner)
+            return
+        with self.loops(outer, is_large) as at:
+            self._row(inner, at)
+
+    def _row(self, inner: Axis, at: dict) -> None:
+        """Emit the innermost loop: one loop for each range in which the same conditions hold."""
+        bounds = self._bounds(inner)
+        for start, end in pairwise(bounds):
+            with T.serial(start, end) as i:
+                place = {**at, inner.var: i}
+                if len(bounds) == 2:
+                    self.element(place)
+                    continue
+                known = Analyzer()
+                known.bind(i, Range(start, end))
+                for axis in self.axes[:-1]:
+                    if isinstance(at[axis.var], tirx.Var):
+                        known.bind(at[axis.var], Range(0, axis.extent))
+                self.element(place, known=known)
+
+    def _bounds(self, inner: Axis) -> list:
+        """Return where the ranges of an axis begin and end that conditions tell apart."""
+        ends = [tirx.IntImm("int64", 0), inner.extent]
+        if inner.size is None or inner.var not in self.accesses.tested:
+            return ends
+        found = set()
+
+        def visit(node) -> None:
+            difference = node.a - node.b
+            if {inner.var} != variables(difference):
+                return
+            parts = detect_linear_equation(difference, [inner.var])
+            if len(parts) == 2 and all(isinstance(part, tirx.IntImm) for part in parts):
+                factor, rest = map(int, parts)
+                if factor:
+                    found.add(_turn(factor, rest, isinstance(node, (tirx.LE, tirx.GT))))
+
+        for nest in self.group.nests:
+            tvm_ffi.structural_walk(nest.value, ((tirx.LT, tirx.LE, tirx.GT, tirx.GE), visit))
+        inside = sorted(bound for bound in found if 0 < bound < inner.size)
+        if not 0 < len(inside) <= _BOUNDS:
+            return ends
+        bounds = [ends[0], *(tirx.IntImm("int64", bound) for bound in inside), ends[1]]
+        for start, end in pairwise(bounds):
+            known = analyzer(self.axes[:-1])
+            known.bind(inner.var, Range.from_min_extent(start, end - start))
+            if any(simplify(nest.value, known) is None for nest in self.group.nests):
+                return ends
+        return bounds
+
+    def _cost(self) -> int:
+        nests = self.group.nests
+        return 1 + sum(4 * len(calls_in(nest.value)) + len(nest.loads) // 4 for nest in nests)
+
+    def _pieces(self, outer: list[Axis], inner: Axis) -> None:
+        """Divide rows, which are few, among the cores."""
+        pieces, extent = self.cpu.cores, inner.extent
+        piece = (extent + (pieces * LINE - 1)) // (pieces * LINE) * LINE
+        if inner.size is not None:
+            pieces = -(-inner.size // int(piece))
+        part = Axis(tirx.Var("part", "int64"), tirx.IntImm("int64", pieces))
+        with self.loops([*outer, part], parallel=True) as at:
+            start = T.Bind(at.pop(part.var) * piece)
+            is_exact = inner.size is not None and inner.size % int(piece) == 0
+            size = piece if is_exact else tirx.min(piece, extent - start)
+            with T.serial(0, size) as i:
+                self.element({**at, inner.var: start + i})
+
+    def _crossed(self) -> Axis | None:
+        """Return the axis along which something is read that is written along the last axis."""
+        *outer, inner = self.axes
+        if self.accesses.is_opaque(inner) or (inner.size or LINE) < 4:
+            return None
+        for access in self.accesses.loads.values():
+            if access.stride(inner) in (0, 1):
+                continue
+            for axis in outer:
+                if (
+                    access.stride(axis) == 1
+                    and not self.accesses.is_opaque(axis)
+                    and axis.size != 1
+                ):
+                    return axis
+        return None
+
+    def _tiles(self, crossed: Axis, is_large: bool) -> None:
+        """Go through squares, in which what is read and what is written stays in the cache."""
+        *outer, inner = self.axes
+        size = self.cpu.lanes
+        both = (crossed, inner)
+        tiles = [_divided(axis, size) for axis in both]
+        outer = [tiles[0] if axis is crossed else axis for axis in outer]
+        loads = self._turned(crossed)
+        with self.loops([*outer, tiles[1]], is_large) as at:
+            starts = [T.Bind(at[tile.var] * size) for tile in tiles]
+
+            def whole() -> None:
+                at_start = {**at, **{a.var: start for a, start in zip(both, starts, strict=True)}}
+                rows = {load: self._transposed(load, at_start, both) for load in loads}
+                for i in range(size):
+                    with T.serial(0, size) as j:
+                        place = {**at, crossed.var: starts[0] + i, inner.var: starts[1] + j}
+                        self.element(place, loaded={load: rows[load][i][j] for load in loads})
+
+            def part() -> None:
+                extents = [
+                    tirx.min(tirx.IntImm("int64", size), axis.extent - start)
+                    for axis, start in zip(both, starts, strict=True)
+                ]
+                with T.serial(0, extents[0]) as i, T.serial(0, extents[1]) as j:
+                    self.element({**at, crossed.var: starts[0] + i, inner.var: starts[1] + j})
+
+            if not loads:
+                part()
+            elif all(axis.size is not None and axis.size % size == 0 for axis in both):
+                whole()
+            else:
+                fits = [
+                    start + size <= axis.extent for axis, start in zip(both, starts, strict=True)
+                ]
+                either(tirx.all(*fits), whole, part)
+
+    def _turned(self, crossed: Axis) -> list:
+        """Return the loads that a square is transposed of in registers; none where some cannot be."""
+        inner = self.axes[-1]
+        found = {
+            load: access
+            for load, access in self.accesses.loads.items()
+            if access.stride(inner) not in (0, 1)
+        }
+        can_be = all(
+            access.stride(crossed) == 1
+            and inner.var not in access.opaque
+            and str(access.buffer.dtype) == "float32"
+            for access in found.values()
+        )
+        return list(found) if can_be and len(found) <= _TURNED else []
+
+    def _transposed(self, load, at: dict, axes: tuple[Axis, Axis]) -> list[tirx.Buffer]:
+        """Emit the transposition of a square; return its rows along the last axis."""
+        vectors = Vectors(self.cpu.lanes)
+        buffer = loaded_buffer(load)
+        (index,) = load.indices
+        rows = []
+        for j in range(vectors.lanes):
+            place = {**at, axes[1].var: at[axes[1].var] + j}
+            rows.append(T.Bind(vectors.load(buffer, substitute(index, place))))
+        result = []
+        for column in vectors.transpose(rows):
+            row = T.alloc_buffer([vectors.lanes], "float32", layout=None)
+            vectors.store(row, tirx.IntImm("int32", 0), column)
+            result.append(row)
+        return result
+
+
+def at_place(expr, at: dict, known: dict):
+    """Return an expression for where the axes are, with values in the place of loads."""
+
+    def load(old):
+        return known.get(old, known.get(loaded_buffer(old), old))
+
+    rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
+    return tvm_ffi.structural_map(expr, rules, order="pre")
+
+
+def _turn(factor: int, rest: int, is_weak: bool) -> int:
+    """Return the first integer ``x`` for which ``factor * x + rest < 0`` is not what it is for all before it.
+
+    With ``is_weak``, the inequality is ``<= 0``.
+    """
+    if factor < 0:  # the inequality begins to hold where its negation ceases to
+        factor, rest, is_weak = -factor, -rest, not is_weak
+    return -((rest - is_weak) // factor)
+
+
+def _selected(nest: Nest) -> list:
+    """Return the loads that a selection is made among, where they are certain to be within their tensors.
+
+    TVM makes branches of a selection that reads memory, and LLVM of these addresses to gather from: what is
+    loaded before is selected in a vector.
+    """
+    known = analyzer([*nest.axes, *nest.reduced])
+    return [load for load in selections(nest.value) if _is_within(load, nest, known)]
+
+
+def selections(expr) -> list:
+    """Return the loads in an expression that a selection is made among."""
+    found: dict = {}
+
+    def visit(select) -> None:
+        for branch in (select.true_value, select.false_value):
+            found.update(dict.fromkeys(loads(branch)))
+
+    tvm_ffi.structural_walk(expr, (tirx.Select, visit))
+    return list(found)
+
+
+def _is_within(load, nest: Nest, known: Analyzer) -> bool:
+    """Tell whether a load reads an element that exists, whatever else the value depends on."""
+    (index,), (extent,) = load.indices, loaded_buffer(load).shape
+    if loads(index):
+        return False
+    is_stored = tvm_ffi.structural_equal([index], list(nest.indices))
+    if is_stored and known.can_prove_equal(extent, nest.buffer.shape[0]):
+        return True
+    return known.can_prove(tirx.all(index >= 0, index < extent))
+
+
+def _divided(axis: Axis, size: int) -> Axis:
+    return Axis(tirx.Var("tile", "int64"), (axis.extent + (size - 1)) // size)
+
+
+def is_vectorisable(expr) -> bool:
+    """Tell whether TVM makes vectors of an expression: without conditions, and functions that have none."""
+    return all(
+        is_arithmetic(call) or (isinstance(call.op, Op) and call.op.name in _VECTOR_CALLS)
+        for call in calls_in(expr)
+    )

@@ -1,0 +1,150 @@
+"""Functions of float32 as arithmetic, of which LLVM makes vectors; those of the C library take one number."""
+
+from __future__ import annotations
+
+import tvm.tirx.script.builder as T
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+
+from ...ir.compat import BufferLoad
+from ...ir.module import IF_THEN_ELSE
+from ..kernel import _math
+from ._dependence import are_equal, loads
+from ._fuse import weigh
+from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
+
+_FUNCTIONS = {
+    **FUNCTIONS,
+    "tirx.atanh": _math.atanh,
+    "tirx.exp": _math.exp,
+    "tirx.sigmoid": _math.sigmoid,
+    "tirx.tanh": _math.tanh,
+    "tirx.erf": _math.erf,
+}
+
+#: Those of so many steps that TVM would take very long for one expression of them all.
+_LONG = {"tirx.log": _math.log, "tirx.pow": _math.power}
+
+#: Powers that are products.
+_PRODUCTS = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
+
+
+def as_arithmetic(expr):
+    """Return an expression without those functions of float32; some are computed by statements before it.
+
+    A function of a function is computed from memory: TVM writes out in full what a name stands for, and where
+    each function reads the one before it many times, three of them take it half a minute. No statement can
+    be written for what a condition guards, or for what uses names that only the expression knows: there, functions
+    beyond the second, and the long ones, remain those of the C library.
+    """
+    has_names, (_, _, conditions) = bool(_names_in(expr)), weigh(expr)
+    safe = _unguarded(expr) if conditions else []
+
+    def keep(value):
+        load = kept(value)
+        safe.append(load)
+        return load
+
+    def has_statements(arguments) -> bool:
+        return not has_names and not (
+            conditions and any(_is_guarded(each, safe) for each in arguments)
+        )
+
+    def can_be(x) -> bool:
+        return has_statements([x]) or not any(map(is_arithmetic, calls_in(x)))
+
+    def call(node: Call):
+        if _is_one_of(node, _LONG) and _is_small_power(node):
+            return _math.expression(_PRODUCTS[node.args[1].value], node.args[0])
+        arguments = arguments_of(node)
+        if _is_one_of(node, _LONG) and has_statements(arguments):
+            return _LONG[node.op.name](*map(keep, arguments), keep)
+        if not _is_one_of(node, _FUNCTIONS):
+            return node
+        if has_statements(arguments):
+            arguments = [keep(each) if has_functions(each) else each for each in arguments]
+            if conditions:
+                return _FUNCTIONS[name_of(node)](*map(keep, arguments), keep)
+        elif any(_names_in(name.value) for each in arguments for name in _names_in(each)):
+            return node
+        return _math.expression(_FUNCTIONS[name_of(node)], *arguments)
+
+    return tvm_ffi.structural_map(with_functions(expr, can_be), (Call, call))
+
+
+def _is_guarded(expr, safe: list) -> bool:
+    """Tell whether an expression may be safe to compute only where a condition holds.
+
+    It is if it reads memory, but for some loads, or divides integers.
+    """
+    found = []
+
+    def visit(node) -> None:
+        if isinstance(node, BufferLoad):
+            found.append(not any(are_equal(node, load) for load in safe))
+        elif isinstance(node, Call):
+            found.append(node.op.same_as(IF_THEN_ELSE))
+        else:
+            found.append(not str(node.ty.dtype).startswith("float"))
+
+    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    tvm_ffi.structural_walk(expr, ((BufferLoad, Call, *divisions), visit))
+    return any(found)
+
+
+def _unguarded(expr) -> list:
+    """Return the loads that an expression makes whatever its conditions are."""
+
+    def without_branches(node):
+        if isinstance(node, tirx.Select):
+            zero = tirx.const(0, str(node.ty.dtype))
+            return tirx.Select(node.condition, zero, zero)
+        if node.op.same_as(IF_THEN_ELSE):
+            zero = tirx.const(0, str(node.ty.dtype))
+            return tirx.if_then_else(node.args[0], zero, zero)
+        return node
+
+    rest = tvm_ffi.structural_map(expr, ((tirx.Select, Call), without_branches), order="pre")
+    return loads(rest)
+
+
+def calls_in(expr) -> list[Call]:
+    """Return the calls in an expression."""
+    calls = []
+    tvm_ffi.structural_walk(expr, (Call, calls.append))
+    return calls
+
+
+def has_functions(value) -> bool:
+    """Tell whether an expression is made of functions as arithmetic."""
+    return bool(_names_in(value))
+
+
+def _names_in(expr) -> list[tirx.Let]:
+    names = []
+    tvm_ffi.structural_walk(expr, (tirx.Let, names.append))
+    return names
+
+
+def kept(value):
+    """Emit a statement that computes a value, and return what reads it: TVM does not look through memory."""
+    buffer = T.alloc_buffer([1], str(value.ty.dtype), layout=None)
+    T.buffer_store(buffer, value, [0])
+    return buffer[0]
+
+
+def _is_small_power(call: Call) -> bool:
+    exponent = call.args[-1]
+    return (
+        len(call.args) == 2 and isinstance(exponent, tirx.FloatImm) and exponent.value in _PRODUCTS
+    )
+
+
+def _is_one_of(call: Call, functions: dict) -> bool:
+    return name_of(call) in functions and str(call.ty.dtype) == "float32"
+
+
+def is_arithmetic(call: Call) -> bool:
+    """Tell whether :func:`as_arithmetic` replaces a call."""
+    return _is_one_of(call, {**_FUNCTIONS, **_LONG})

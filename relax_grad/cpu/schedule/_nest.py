@@ -1,0 +1,330 @@
+"""What a function of tensor expressions computes: one nest of loops for each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Range
+
+from ...ir.compat import Analyzer, BufferLoad, SBlockRealize, loaded_buffer
+from ...ir.module import is_buffer
+from ._dependence import are_disjoint, is_pure, loads, variables
+from ._integers import with_folding_integers
+
+_SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+#: Loads and variables of an expression in which named values are written out.
+_LARGEST = 400
+
+#: What two partial results of a reduction are combined with.
+_COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A variable that runs from 0 to an extent."""
+
+    var: tirx.Var
+    extent: tirx.PrimExpr
+
+    @property
+    def size(self) -> int | None:
+        """The extent; None where it is symbolic."""
+        return int(self.extent) if isinstance(self.extent, tirx.IntImm) else None
+
+
+@dataclass(frozen=True)
+class Nest:
+    """The loops that compute one tensor: ``buffer[indices] = value`` for each element of the axes.
+
+    Attributes
+    ----------
+    axes : Sequence[Axis]
+        The loops, in the order of the tensor's axes.
+    buffer : tirx.Buffer
+        What is computed.
+    indices : Sequence[tirx.PrimExpr]
+        Where.
+    value : tirx.PrimExpr
+        The value; of a reduction, the term that is combined with what has been found.
+    reduced : Sequence[Axis]
+        The loops of a reduction.
+    combine : Callable, optional
+        Combines two values of a reduction.
+    init : tirx.PrimExpr, optional
+        What a reduction begins with.
+    """
+
+    axes: Sequence[Axis]
+    buffer: tirx.Buffer
+    indices: Sequence[tirx.PrimExpr]
+    value: tirx.PrimExpr
+    reduced: Sequence[Axis] = ()
+    combine: Callable | None = None
+    init: tirx.PrimExpr | None = None
+
+    @cached_property
+    def loads(self) -> list:
+        """What is read."""
+        return loads(self.value)
+
+    @cached_property
+    def operands(self) -> frozenset[tirx.Buffer]:
+        """The tensors that are read."""
+        return frozenset(map(loaded_buffer, self.loads))
+
+
+def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | None:
+    """Return the nests of a function and the buffers that it allocates.
+
+    The iterations of each nest are independent of each other, but for the order of a reduction.
+
+    Returns
+    -------
+    found : tuple[list[Nest], list[tirx.Buffer]] or None
+        None where a part of the function has another form, where the independence of its iterations cannot be
+        shown, or where a buffer is no row in memory. None for tensors of bfloat16 too: TVM lowers their arithmetic
+        later, and that pass fails on the emitted loops (erf gave 0, and types disagreed).
+    """
+    realize = function.body
+    if not isinstance(realize, SBlockRealize) or realize.iter_values:
+        return None
+    root = realize.block
+    if root.match_buffers or root.init is not None:
+        return None
+    buffers = [param for param in function.params if is_buffer(param)]
+    buffers += root.alloc_buffers
+    if not all(map(_is_row, buffers)):
+        return None
+    nests = [_nest(part) for part in parts_of(root.body)]
+    if None in nests:
+        return None
+    written = {nest.buffer for nest in nests}
+    read = {loaded_buffer(load) for nest in nests for load in nest.loads}
+    if not written | read <= set(buffers) or not (read - written).isdisjoint(root.alloc_buffers):
+        return None
+    return nests, list(root.alloc_buffers)
+
+
+def parts_of(body: tirx.Stmt) -> list[tirx.Stmt]:
+    """Return the statements of a sequence, or the one statement that it is."""
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _is_row(buffer: tirx.Buffer) -> bool:
+    """Tell whether the elements of a buffer are numbers that lie in a row."""
+    offset = buffer.elem_offset
+    is_first = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
+    is_number = str(buffer.dtype).rstrip("0123456789") in ("float", "int", "uint", "bool")
+    is_scalar = tvm.DataType(str(buffer.dtype)).lanes == 1
+    return not buffer.strides and is_first and is_number and is_scalar
+
+
+def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] | None:
+    """Return the block that a nest of loops consists of, with its spatial and its reduced axes.
+
+    The axes are in the order of the block, and their extents are those of the loops: a loop may be shorter than the
+    domain of its axis.
+
+    Returns
+    -------
+    loops : tuple[list[Axis], list[Axis], SBlock] or None
+        None where the loops are not serial loops from 0 around one block, each of them the value of an axis of its
+        own.
+    """
+    found: dict[tirx.Var, tirx.PrimExpr] = {}
+    while isinstance(statement, tirx.For):
+        if statement.kind != tirx.ForKind.SERIAL or not is_zero(statement.min):
+            return None
+        step = getattr(statement, "step", None)
+        if statement.thread_binding is not None or not (step is None or is_one(step)):
+            return None
+        found[statement.loop_var] = statement.extent
+        statement = statement.body
+    if not isinstance(statement, SBlockRealize):
+        return None
+    block = statement.block
+    if not (isinstance(statement.predicate, tirx.IntImm) and int(statement.predicate)):
+        return None
+    at: dict[tirx.Var, tirx.Var] = {}
+    for iteration, value in zip(block.iter_vars, statement.iter_values, strict=True):
+        if not is_zero(iteration.dom.min) or iteration.iter_type not in (_SPATIAL, _REDUCED):
+            return None
+        if isinstance(value, tirx.Var):
+            if value not in found or value in at:
+                return None
+            at[value] = iteration.var
+        elif not (is_zero(value) and is_one(iteration.dom.extent)):
+            return None
+    if len(at) != len(found):
+        return None
+    extents = {at[var]: substitute(extent, at) for var, extent in found.items()}
+    axes, reduced = [], []
+    for iteration in block.iter_vars:
+        extent = extents.get(iteration.var, iteration.dom.extent)
+        if str(extent.ty.dtype) != str(iteration.var.ty.dtype):
+            return None
+        (reduced if iteration.iter_type == _REDUCED else axes).append(Axis(iteration.var, extent))
+    own = {axis.var for axis in axes}
+    # The extent of a reduction may depend on the element; other loops have the same extent everywhere.
+    if any(own & variables(axis.extent) for axis in axes) or any(
+        variables(axis.extent) & {each.var for each in reduced} for axis in (*axes, *reduced)
+    ):
+        return None
+    return axes, reduced, block
+
+
+def _nest(statement: tirx.Stmt) -> Nest | None:
+    """Return the nest that a statement is, if its iterations are independent."""
+    found = loops_of(statement)
+    if found is None:
+        return None
+    axes, reduced, block = found
+    store = block.body
+    if not isinstance(store, tirx.BufferStore) or block.alloc_buffers or block.match_buffers:
+        return None
+    if getattr(store, "predicate", None) is not None or not is_pure(store):
+        return None
+    if not are_disjoint([store.indices], axes) or any(map(loads, store.indices)):
+        return None
+    value = _without_names(store.value)
+    if value is None:
+        return None
+    value = with_folding_integers(value)
+    if reduced:
+        return _reduction(axes, reduced, store, value, block.init)
+    if block.init or not all(
+        tvm_ffi.structural_equal(list(load.indices), list(store.indices))
+        for load in loads(value)
+        if loaded_buffer(load).same_as(store.buffer)
+    ):
+        return None
+    return Nest(axes, store.buffer, store.indices, value)
+
+
+def _reduction(axes, reduced, store, value, init) -> Nest | None:
+    """Return the nest of a reduction to one value."""
+    if not isinstance(init, tirx.BufferStore) or not isinstance(value, _COMBINERS):
+        return None
+    is_same = init.buffer.same_as(store.buffer) and tvm_ffi.structural_equal(
+        list(init.indices), list(store.indices)
+    )
+    own = {axis.var for axis in reduced}
+    if not is_same or any(own & variables(index) for index in store.indices):
+        return None
+    if loads(init.value) or variables(init.value) or not is_pure(init.value):
+        return None
+    known, term = value.a, value.b
+    if not _is_load_of(known, store):
+        known, term = term, known
+    if not _is_load_of(known, store) or any(
+        loaded_buffer(load).same_as(store.buffer) for load in loads(term)
+    ):
+        return None
+    return Nest(axes, store.buffer, store.indices, term, reduced, type(value), init.value)
+
+
+def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
+    """Return an expression with values in the place of the names that it gives them; None where that is too large.
+
+    A name may be defined only once, and the loops that are emitted hold a value several times.
+    """
+    values = {}
+
+    def body(let: tirx.Let):
+        values[let.var] = let.value
+        return let.body
+
+    expr = tvm_ffi.structural_map(expr, (tirx.Let, body))
+    while not variables(expr).isdisjoint(values):
+        expr = substitute(expr, values)
+        if _size(expr) > _LARGEST:
+            return None
+    return expr
+
+
+def _size(expr: tirx.PrimExpr) -> int:
+    """Return the number of loads and variables in an expression."""
+    found = []
+    tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), found.append))
+    return len(found)
+
+
+def _is_load_of(value, store) -> bool:
+    return (
+        isinstance(value, BufferLoad)
+        and loaded_buffer(value).same_as(store.buffer)
+        and tvm_ffi.structural_equal(value.indices, store.indices)
+    )
+
+
+def is_zero(value) -> bool:
+    """Tell whether something is the number 0."""
+    return isinstance(value, tirx.IntImm) and int(value) == 0
+
+
+def is_one(value) -> bool:
+    """Tell whether something is the number 1."""
+    return isinstance(value, tirx.IntImm) and int(value) == 1
+
+
+# Expressions
+
+
+def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
+    """Return an expression with values for variables."""
+    return tvm_ffi.structural_map(expr, (tirx.Var, variable_rule(values)), order="pre")
+
+
+def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
+    """Return what replaces a variable by its value, in the dtype of the variable."""
+
+    def replaced(var):
+        value = values.get(var)
+        if value is None:
+            return var
+        dtype = str(var.ty.dtype)
+        return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
+
+    return replaced
+
+
+def product(extents: Sequence[tirx.PrimExpr]):
+    """Return the product of extents, 1 of none."""
+    return reduce(lambda a, b: a * b, extents, tirx.IntImm("int64", 1))
+
+
+def analyzer(axes: Sequence[Axis]) -> Analyzer:
+    """Return what knows the ranges of axes."""
+    known = Analyzer()
+    for axis in axes:
+        known.bind(axis.var, Range(0, axis.extent))
+    return known
+
+
+def simplified(nest: Nest) -> Nest:
+    """Return a nest with simple indices, those of extent 1 being 0."""
+    known = analyzer([*nest.axes, *nest.reduced])
+    value = simplify(nest.value, known)
+    return replace(
+        nest,
+        indices=[known.simplify(index) for index in nest.indices],
+        value=nest.value if value is None else value,
+    )
+
+
+def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
+    """Return an expression that TVM has simplified; None where it fails to.
+
+    It does where it finds a division by 0, even one that is never done, where it compares integers of two dtypes, and
+    where it casts a constant to integers that do not have it.
+    """
+    try:
+        return known.simplify(expr)
+    except (tvm.error.InternalError, TypeError, ValueError):
+        return None

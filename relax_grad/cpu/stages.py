@@ -1,0 +1,321 @@
+"""The passes of the pipeline: TVM's stages for CPUs, what puts right their results, and what makes programs fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.backend.cpu_generic import pipeline as stages
+
+from ..ir.aliases import kept_copies, may_write, writing_functions
+from ..ir.bindings import bindings_of, renamed, used
+from ..ir.compat import constant_value, dtype_of
+from ..ir.dataflow import with_changed_bindings
+from ..ir.module import NO_ALIASES, normalized
+from . import passes as own
+from .codegen.compile import CompileFunctions
+from .codegen.declarations import Declarations
+from .passes._declarations import keep_apart
+from .passes._extents import select_extents
+from .passes._fusion import keep_operands, return_operands
+from .passes._legalize import legalize_ops
+from .passes._tuples import resolve_tuples
+from .passes.schedule import DeclareSchedules
+
+
+def passes(
+    target: tvm.target.Target,
+    dispatch: tvm.transform.Pass,
+    compile_functions: bool = False,
+    declarations: Declarations | None = None,
+) -> Iterator[tvm.transform.Pass]:
+    """Yield the passes of the pipeline.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        What to compile for.
+    dispatch : tvm.transform.Pass
+        The pass that replaces calls by calls of kernels.
+    compile_functions : bool
+        Whether the last pass compiles the tensor functions.
+    declarations : Declarations, optional
+        Where ``dispatch`` declares kernels, and functions are declared instead of scheduling them.
+        :meth:`Declarations.completed` of the result makes those that are left.
+    """
+    yield own.LiftBranches()
+    yield own.InlineOnlyCalls()
+    yield own.JoinSlices()
+    yield own.DivideSlices()
+    yield from stages.library_dispatch_passes(target)
+    yield dispatch
+    yield from _legalize_passes(target, declarations)
+    yield _view_reshapes
+    yield own.MergeElements(target)
+    yield own.OrderForMemory()
+    yield _allocate_empty_constants
+    for each in stages.dataflow_lower_passes(target):
+        if each.info.name != "RewriteDataflowReshape":  # done above
+            yield each
+    # Behind what turns copies by reshape into views: it would not know a scheduled one.
+    if declarations is None:
+        yield own.ScheduleLoops(target)
+    else:
+        yield DeclareSchedules(target, declarations.scheduled)
+    yield own.ShareStorage()
+    yield from stages.finalize_passes(target)
+    yield _without_aliases
+    if compile_functions:
+        yield CompileFunctions(target, declarations)
+
+
+def _legalize_passes(
+    target: tvm.target.Target, declarations: Declarations | None
+) -> Iterator[tvm.transform.Pass]:
+    """Yield TVM's passes from legalization to fused functions of loops."""
+    for each in stages.legalize_passes(target):
+        if each.info.name == "FoldConstant":
+            if declarations is not None:
+                yield _complete_on_constants(declarations)
+            yield own.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
+        if each.info.name == "AnnotateTIROpPattern":
+            yield keep_apart
+        if each.info.name == "FuseOps":
+            yield _in_order_of_writes
+            yield _in_order_of_extents
+            yield return_operands
+        yield _OWN.get(each.info.name, each)
+        if each.info.name == "LegalizeOps":
+            yield select_extents
+        if each.info.name == "FuseTIR":
+            yield keep_operands
+        if each.info.name in ("LegalizeOps", "FuseTIR"):
+            yield _close_dataflow_blocks
+        if each.info.name == "FuseOps":
+            yield _inline_what_computes_nothing
+            yield resolve_tuples
+
+
+def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
+    """Return the pass that generates the kernels which FoldConstant runs."""
+
+    @tvm.transform.module_pass(opt_level=0, name="relax_grad.CompleteOnConstants")
+    def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return declarations.completed_on_constants(mod)
+
+    return run
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.CloseDataflowBlocks")
+def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Let dataflow blocks return all that is used outside of them.
+
+    Legalizing what joins the tensors of a tuple that an earlier block returns puts in its place the tensors, which
+    that block does not return. So does FuseTIR where a function takes such a tuple.
+    """
+    functions = (f for f in mod.functions.values() if isinstance(f, relax.Function))
+    if not any(map(_has_open_block, functions)):
+        return mod
+    passes = [relax.transform.ToNonDataflow(), relax.transform.ConvertToDataflow(1)]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.ViewReshapes")
+def _view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Let copies by reshape become views, which take no memory, except where a call writes to source or copy."""
+    changed = relax.transform.RewriteDataflowReshape()(mod)
+    functions = dict(changed.functions_items())
+    for variable, is_kept in kept_copies(mod).items():
+        copies = {b.var: b for b in bindings_of(mod[variable].body) if is_kept(b)}
+        if copies and not functions[variable].same_as(mod[variable]):
+            functions[variable] = with_changed_bindings(
+                functions[variable], lambda b, copies=copies: copies.get(b.var, b)
+            )
+    return tvm.IRModule(functions, attrs=changed.attrs, global_infos=changed.global_infos)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.FoldUnwritten")
+def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Fold constants by TVM's pass, except in functions where a call may write to a constant."""
+    folded = relax.transform.FoldConstant()(mod)
+    functions = {**dict(folded.functions_items()), **{v: mod[v] for v in kept_copies(mod)}}
+    return tvm.IRModule(functions, attrs=folded.attrs, global_infos=folded.global_infos)
+
+
+#: What takes the place of passes of TVM.
+_OWN = {"FoldConstant": _fold_unwritten, "LegalizeOps": legalize_ops}
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")
+def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Leave functions with calls in dataflow blocks that write to their arguments without these blocks.
+
+    FuseOps computes what it fuses where the last part stood, behind a call that writes to what another part reads.
+    """
+    writers = writing_functions(mod)
+    found = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and any(may_write(binding.value, writers) for binding in _in_dataflow(function.body))
+    }
+    if not found:
+        return mod
+    plain = relax.transform.ToNonDataflow()(tvm.IRModule(found))
+    functions = {**dict(mod.functions_items()), **dict(plain.functions_items())}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfExtents")
+def _in_order_of_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Divide dataflow blocks at the casts that find out extents.
+
+    FuseOps puts the calls of a block in an order by the variables that they take. An extent is none of these: what
+    needs it may come to stand before the cast that finds it out.
+    """
+    divided = {
+        variable: _divided(function)
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+        and any(map(_finds_extents, bindings_of(function.body)))
+    }
+    if not divided:
+        return mod
+    functions = {**dict(mod.functions_items()), **divided}
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _finds_extents(binding: relax.Binding) -> bool:
+    return isinstance(binding, relax.MatchCast) and bool(
+        relax.analysis.definable_tir_vars_in_type(binding.ty)
+    )
+
+
+def _in_dataflow(body: relax.SeqExpr) -> Iterator[relax.Binding]:
+    """Yield each binding of the dataflow blocks of a body and its branches."""
+    for block in body.blocks:
+        for binding in block.bindings:
+            if isinstance(binding.value, relax.If):
+                yield from _in_dataflow(binding.value.true_branch)
+                yield from _in_dataflow(binding.value.false_branch)
+            elif isinstance(block, relax.DataflowBlock):
+                yield binding
+
+
+def _divided(function: relax.Function) -> relax.Function:
+    """Return a function whose casts that find out extents stand between its dataflow blocks."""
+    blocks = [part for block in function.body.blocks for part in _parts(block)]
+    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
+    return relax.Function(
+        function.params, body, function.ret_ty, is_pure=function.is_pure, attrs=function.attrs
+    )
+
+
+def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
+    """Divide a dataflow block; what a part makes for another one is no variable of a dataflow block any more."""
+    if not isinstance(block, relax.DataflowBlock):
+        return [block]
+    parts = [list(bindings) for _, bindings in groupby(block.bindings, _finds_extents)]
+    made_in = {binding.var: i for i, part in enumerate(parts) for binding in part}
+    shared = [binding.var for binding in block.bindings if _finds_extents(binding)]
+    for i, part in enumerate(parts):
+        for binding in part:
+            shared += [v for v in used(binding.value) if made_in.get(v, i) != i]
+    # What the block returns is none already, and keeps its name: later blocks use it.
+    outer = {v: relax.Var(v.name, v.ty) for v in shared if isinstance(v, relax.DataflowVar)}
+
+    return [
+        (relax.BindingBlock if _finds_extents(part[0]) else relax.DataflowBlock)(
+            [renamed(binding, outer) for binding in part]
+        )
+        for part in parts
+    ]
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.AllocateEmptyConstants")
+def _allocate_empty_constants(
+    mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tvm.IRModule:
+    """Allocate constants without elements at run time.
+
+    TVM does not load some programs with such a constant, and its FoldConstant makes them.
+    """
+    functions = {
+        variable: _Empty(mod).visit_expr(function)
+        if isinstance(function, relax.Function)
+        else function
+        for variable, function in mod.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+@relax.expr_functor.mutator
+class _Empty(relax.PyExprMutator):
+    def visit_generic_const_(self, constant: relax.Expr) -> relax.Expr:
+        value = constant_value(constant)
+        if value is None or value.size:
+            return constant
+        shape = relax.ShapeExpr(value.shape)
+        return self.builder_.emit(
+            relax.op.builtin.alloc_tensor(shape, dtype_of(constant.ty), runtime_device_index=0)
+        )
+
+    visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
+
+
+def _has_open_block(function: relax.Function) -> bool:
+    """Tell whether a variable of a dataflow block is used outside of it."""
+    before: set[relax.Var] = set()
+    for block in function.body.blocks:
+        if any(
+            before.intersection(relax.analysis.all_vars(binding.value))
+            for binding in block.bindings
+        ):
+            return True
+        before.update(b.var for b in block.bindings if isinstance(b.var, relax.DataflowVar))
+    return not before.isdisjoint(relax.analysis.all_vars(function.body.body))
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InlineWhatComputesNothing")
+def _inline_what_computes_nothing(
+    mod: tvm.IRModule, _context: tvm.transform.PassContext
+) -> tvm.IRModule:
+    """Inline fused functions that only take an element of a tuple.
+
+    FuseOps makes them of nested tuples that are parameters, and FuseTIR fails on them.
+    """
+    functions = {v: f for v, f in mod.functions_items() if isinstance(f, relax.Function)}
+    empty = {v: f for v, f in functions.items() if _is_fused(f) and not _computes(f)}
+    if not empty:
+        return mod
+    kept = {
+        variable: function.inline_functions(empty) if variable in functions else function
+        for variable, function in mod.functions_items()
+        if variable not in empty
+    }
+    return relax.transform.Normalize()(tvm.IRModule(kept, attrs=mod.attrs))
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.WithoutAliases")
+def _without_aliases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Mark the functions that compute shapes like the others: as functions whose pointers are no aliases.
+
+    TVM's LLVM backend generates the code of a whole module by the mark of the function whose name comes last. Where
+    pointers may be aliases, kernels keep their sums in memory instead of registers.
+    """
+    functions = {v: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    marks = [bool((f.attrs or {}).get(NO_ALIASES, True)) for f in functions.values()]
+    marked = {v: f.with_attr(NO_ALIASES, all(marks)) for v, f in functions.items()}
+    return tvm.IRModule(
+        {**dict(mod.functions_items()), **marked}, attrs=mod.attrs, global_infos=mod.global_infos
+    )
+
+
+def _is_fused(function: relax.Function) -> bool:
+    return function.attrs is not None and bool(function.attrs.get("Primitive", False))
+
+
+def _computes(function: relax.Function) -> bool:
+    return any(isinstance(binding.value, relax.Call) for binding in bindings_of(function.body))

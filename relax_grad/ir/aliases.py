@@ -1,0 +1,380 @@
+"""Which tensors share memory, and which calls write to memory that others read.
+
+Relax values are immutable, except for calls that write to their arguments: ``call_tir_inplace`` and
+``call_inplace_packed``, calls of functions that do so, and calls of unknown functions. A pass that moves a read or
+a write across such a call asks here whether the value stays the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+
+import tvm
+from tvm import relax
+from tvm.ir import GlobalVar, Op
+
+from .bindings import bindings_of, used
+from .module import referred_to
+
+_INPLACE = [Op.get(f"relax.{name}") for name in ("call_tir_inplace", "call_inplace_packed")]
+_CALL_TIR_INPLACE = _INPLACE[0]
+
+#: Operators whose result is the memory of the first argument after lowering.
+_RESHAPES = [Op.get(f"relax.{name}") for name in ("reshape", "memory.view")]
+
+#: Operators whose result may be the memory of the first argument, at once or after later passes.
+_VIEWS = frozenset(
+    f"relax.{name}"
+    for name in (
+        "reshape",
+        "memory.view",
+        "memory.ensure_zero_copy",
+        "expand_dims",
+        "squeeze",
+        "flatten",
+        "nn.batch_flatten",
+        "to_vdevice",
+        "hint_on_device",
+        "builtin.stop_lift_params",
+        "wrap_param",
+        "grad.start_checkpoint",
+        "grad.end_checkpoint",
+        "grad.no_grad",
+    )
+)
+
+#: Operators that call functions of which only the arguments are known, and which may return any of these.
+_CALL_PURE_PACKED, _MAKE_CLOSURE = (
+    Op.get(f"relax.{name}") for name in ("call_pure_packed", "make_closure")
+)
+_CALL_CLOSURE = Op.get("relax.invoke_pure_closure")
+
+#: Impure operators that write to no tensor.
+_HARMLESS = {Op.get(f"relax.{name}") for name in ("print", "assert_op")}
+
+
+def writes_in_place(value: relax.Expr) -> bool:
+    """Tell whether a value is a call of an operator that writes to its arguments."""
+    return isinstance(value, relax.Call) and value.op in _INPLACE
+
+
+def may_write(value: relax.Expr, writers: Collection[GlobalVar] | None = None) -> bool:
+    """Tell whether a value is a call that may write to memory that other bindings read.
+
+    Parameters
+    ----------
+    value : relax.Expr
+        The value of a binding.
+    writers : Collection[GlobalVar], optional
+        The functions that write to their arguments, see :func:`writing_functions`; by default any function may.
+    """
+    if not isinstance(value, relax.Call):
+        return False
+    callee = value.op
+    if isinstance(callee, GlobalVar):
+        return writers is None or callee in writers
+    if not isinstance(callee, Op):  # a closure or an external function
+        return True
+    if callee in _INPLACE or callee == _CALL_CLOSURE:
+        return True
+    purity = callee.get_attr("FPurity")
+    return purity is not None and not bool(purity) and callee not in _HARMLESS
+
+
+def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
+    """Return the functions of a module whose calls, as Relax functions, may write to their arguments.
+
+    A tensor function that is called directly writes to its results, which are arguments of such a call.
+    """
+    functions = dict(mod.functions_items())
+    found = {v for v, f in functions.items() if not isinstance(f, relax.Function)}
+    relax_functions = {v: f for v, f in functions.items() if isinstance(f, relax.Function)}
+    if not any(
+        may_write(binding.value, found)
+        for function in relax_functions.values()
+        for binding in _all_bindings(function)
+    ):
+        return found
+    # Of each function, the callees that write to its parameters if they write to their own arguments.
+    through: dict[GlobalVar, set[GlobalVar]] = {}
+    for variable, function in relax_functions.items():
+        memory = Memory(function)
+        callees = memory.writers_of(function.params)
+        if any(callee is None or callee in found for callee in callees):
+            found.add(variable)
+        for callee in callees:
+            if callee is not None:
+                through.setdefault(callee, set()).add(variable)
+    pending = list(found)
+    while pending:
+        new = through.get(pending.pop(), set()) - found
+        found |= new
+        pending += new
+    return found
+
+
+def kept_copies(mod: tvm.IRModule) -> dict[GlobalVar, Callable[[relax.Binding], bool]]:
+    """Return, for functions where it matters, whether the result of a binding must be memory of its own.
+
+    A view or a folded constant in the place of a copy would be overwritten with it. Copies are kept of tensors, and
+    as tensors, that a call may write to. A function that others call keeps all if the module has such a call: a
+    caller may write to what it returns.
+    """
+    writers = writing_functions(mod)
+    functions = {v: f for v, f in mod.functions_items() if isinstance(f, relax.Function)}
+    found: dict[GlobalVar, Callable[[relax.Binding], bool]] = {}
+    for variable, function in functions.items():
+        if any(may_write(binding.value, writers) for binding in _all_bindings(function)):
+            memory = Memory(function, writers)
+            found[variable] = partial(_is_kept, memory)
+    if found:
+        called = referred_to(functions.values()) & set(functions)
+        found.update(dict.fromkeys(called, lambda _: True))
+    return found
+
+
+def _is_kept(memory: Memory, binding: relax.Binding) -> bool:
+    return not (memory.is_settled(binding.var) and memory.is_settled(binding.value))
+
+
+class Memory:
+    """The memory of the tensors of one function, and the calls that write to it.
+
+    Names, tuples, views and the results of in-place calls share the memory of their sources. Results of unknown
+    functions may share that of each argument. The analysis is linear in the bindings; a question takes
+    logarithmic time.
+
+    An argument that a call writes to is assumed to share memory with no other parameter of the function, which
+    Relax demands of callers.
+
+    Parameters
+    ----------
+    function : relax.Function
+        The function, with its branches and local functions.
+    writers : Collection[GlobalVar], optional
+        The functions that write to their arguments, see :func:`writing_functions`; by default any function may.
+    """
+
+    def __init__(self, function: relax.Function, writers: Collection[GlobalVar] | None = None):
+        self._writers = writers
+        self._parents: list[int] = []
+        self._trees: dict[relax.Expr, object] = {}
+        self._places: dict[relax.Var, tuple[int, int]] = {}
+        self._scopes = 0
+        self._written: list[tuple[int, int, GlobalVar | None]] = []
+        self._bind(function.params)
+        self._walk(function.body, 0)
+        # Memory may become shared after a write to it: the classes are known only here.
+        self._writes: dict[int, list[int]] = {}
+        for place, leaf, _ in self._written:
+            self._writes.setdefault(self._find(leaf), []).append(place)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a call of the function may write to its arguments."""
+        return bool(self._writes)
+
+    def is_settled(self, expr: relax.Expr) -> bool:
+        """Tell whether no call of the function writes to the memory of the variables in an expression."""
+        return not self._writes or self._are_unwritten(used(expr))
+
+    def holds(self, variable: relax.Var, value: relax.Expr, at: relax.Var) -> bool:
+        """Tell whether a variable and the operands of its value are unchanged at a later binding.
+
+        Parameters
+        ----------
+        variable : relax.Var
+            The variable.
+        value : relax.Expr
+            What it is bound to, perhaps rewritten.
+        at : relax.Var
+            The variable of the later binding.
+
+        Returns
+        -------
+        bool
+            True if the value, computed at the later binding, would be that of the variable. False if a call may
+            have written to either in between, or if a variable is unknown.
+        """
+        if not self._writes:
+            return True
+        operands = used(value)
+        if variable not in self._places or at not in self._places:
+            return False
+        (scope, begin), (scope_at, end) = self._places[variable], self._places[at]
+        if scope != scope_at:  # a local function runs after its binding
+            return self._are_unwritten([variable, *operands])
+        # The call that defines a variable may write to its operands, and to the variable itself.
+        return self._are_unwritten([variable], begin + 1, end) and self._are_unwritten(
+            operands, begin, end
+        )
+
+    def changed(self, variable: relax.Var, at: relax.Var) -> bool:
+        """Tell whether a call may write to a variable between its binding and a later one."""
+        return not self.holds(variable, relax.Tuple([]), at)
+
+    def writers_of(self, variables: Iterable[relax.Var]) -> set[GlobalVar | None]:
+        """Return the functions whose calls may write to variables; None stands for any other call."""
+        if not self._written:
+            return set()
+        classes = {self._find(leaf) for v in variables for leaf in leaves(self._trees.get(v))}
+        return {callee for _, leaf, callee in self._written if self._find(leaf) in classes}
+
+    def _are_unwritten(
+        self, variables: Iterable[relax.Var], begin: int = -1, end: int | None = None
+    ) -> bool:
+        """Tell whether no call in a range of places writes to variables, all of which are known."""
+        for variable in variables:
+            tree = self._trees.get(variable)
+            if tree is None:
+                return False
+            for leaf in leaves(tree):
+                places = self._writes.get(self._find(leaf), ())
+                first = bisect_left(places, begin)
+                if first < len(places) and (end is None or places[first] < end):
+                    return False
+        return True
+
+    def _bind(self, params: Iterable[relax.Var]) -> None:
+        for param in params:
+            self._trees[param] = self._new(param.ty)
+            self._places[param] = self._scopes, len(self._places)
+
+    def _walk(self, body: relax.Expr, scope: int) -> object:
+        """Enter the bindings of a body, and return the memory of its result."""
+        if not isinstance(body, relax.SeqExpr):
+            return self._tree(body)
+        for block in body.blocks:
+            for binding in block.bindings:
+                variable, value = binding.var, binding.value
+                if isinstance(value, relax.If):
+                    branches = value.true_branch, value.false_branch
+                    tree = self._merged([self._walk(each, scope) for each in branches])
+                elif isinstance(value, relax.Function):
+                    # A call of it may write to all that it captures; it may call itself.
+                    tree = self._merged([self._tree(v) for v in relax.analysis.free_vars(value)])
+                    self._trees[variable] = tree
+                    self._scopes += 1
+                    self._bind(value.params)
+                    self._walk(value.body, self._scopes)
+                else:
+                    tree = None
+                place = len(self._places)
+                self._places[variable] = scope, place
+                self._trees[variable] = self._of(value, place) if tree is None else tree
+        return self._tree(body.body)
+
+    def _of(self, value: relax.Expr, place: int) -> object:
+        """Return the memory of a value, and enter the writes of a call."""
+        if not isinstance(value, relax.Call):
+            return self._tree(value)
+        if value.op in _INPLACE:
+            return self._in_place(value, place)
+        callee = value.op if isinstance(value.op, GlobalVar) else None
+        operands = list(value.args) if isinstance(value.op, Op) else [value.op, *value.args]
+        if may_write(value, self._writers):
+            for operand in operands:
+                self._write(operand, place, callee)
+        if isinstance(value.op, Op) and value.op.name in _VIEWS:
+            return self._tree(value.args[0])
+        is_unknown = not isinstance(value.op, Op) or value.op in (
+            _CALL_PURE_PACKED,
+            _MAKE_CLOSURE,
+            _CALL_CLOSURE,
+        )
+        if is_unknown or may_write(value, self._writers):
+            return self._merged([self._tree(operand) for operand in operands])
+        return self._new(value.ty)
+
+    def _in_place(self, call: relax.Call, place: int) -> object:
+        arguments = list(call.args[1:])
+        if call.op == _CALL_TIR_INPLACE:
+            written_out = arguments[0]
+            if not isinstance(written_out, relax.Tuple):
+                self._write(written_out, place, None)
+                return self._merged([self._tree(written_out)])
+            arguments = list(written_out.fields)
+        indices = [int(index) for index in call.attrs.inplace_indices]
+        results = []
+        for index in indices:
+            if index >= 0:
+                self._write(arguments[index], place, None)
+                results.append(self._tree(arguments[index]))
+            else:
+                results.append(self._new(relax.TensorType()))
+        return results[0] if len(results) == 1 else results
+
+    def _write(self, expr: relax.Expr, place: int, callee: GlobalVar | None) -> None:
+        self._written += [(place, leaf, callee) for leaf in leaves(self._tree(expr))]
+
+    def _tree(self, expr: relax.Expr) -> object:
+        """Return the memory of an expression: a number, or a list for a tuple."""
+        if isinstance(expr, relax.Tuple):
+            return [self._tree(field) for field in expr.fields]
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self._tree(expr.tuple_value)
+            return whole[expr.index] if isinstance(whole, list) else whole
+        # A constant that stands at several places is one memory.
+        if expr not in self._trees:
+            self._trees[expr] = self._new(expr.ty)
+        return self._trees[expr]
+
+    def _new(self, kind: relax.Type) -> object:
+        if isinstance(kind, relax.TupleType):
+            return [self._new(field) for field in kind.fields]
+        self._parents.append(len(self._parents))
+        return len(self._parents) - 1
+
+    def _merged(self, trees: Iterable[object]) -> int:
+        """Return one memory for all leaves of several."""
+        (root,) = leaves(self._new(relax.TensorType()))
+        for tree in trees:
+            for leaf in leaves(tree):
+                self._parents[self._find(leaf)] = root
+        return root
+
+    def _find(self, leaf: int) -> int:
+        """Return the number of the memory that a leaf is a part of."""
+        parents = self._parents
+        while parents[leaf] != leaf:
+            parents[leaf] = parents[parents[leaf]]
+            leaf = parents[leaf]
+        return leaf
+
+
+def is_name(value: relax.Expr) -> bool:
+    """Tell whether a value is other tensors, put together, taken apart or seen in another shape."""
+    if isinstance(value, relax.Call):
+        return value.op in _RESHAPES
+    return isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem))
+
+
+def named_by(value: relax.Expr, named: dict):
+    """Return the tensors of what :func:`is_name`."""
+    if isinstance(value, relax.Var):
+        return named.get(value)
+    if isinstance(value, relax.Tuple):
+        return [named_by(field, named) for field in value.fields]
+    if isinstance(value, relax.TupleGetItem):
+        whole = named_by(value.tuple_value, named)
+        return whole[value.index] if isinstance(whole, list) else whole
+    if isinstance(value, relax.Call):
+        return named_by(value.args[0], named) if value.op in _RESHAPES else None
+    return None
+
+
+def leaves(tensors) -> list:
+    """Return the tensors in the nested lists that :func:`named_by` returns."""
+    if isinstance(tensors, list):
+        return [leaf for each in tensors for leaf in leaves(each)]
+    return [] if tensors is None else [tensors]
+
+
+def _all_bindings(function: relax.Function) -> Iterator[relax.Binding]:
+    """Yield the bindings of a function, its branches and its local functions."""
+    for binding in bindings_of(function.body):
+        if isinstance(binding.value, relax.Function):
+            yield from _all_bindings(binding.value)
+        yield binding

@@ -1,0 +1,104 @@
+"""Arguments of a called function: its copy in terms of their extents, and its parameters bound to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import relax, tirx
+
+from .bindings import element
+from .compat import MAPS_FUNCTIONS
+from .dataflow import hide_checks, show_checks
+from .module import copy_with_new_vars, is_known
+
+
+def with_shapes(
+    function: relax.Function, arguments: Sequence[relax.Expr], *, copied: bool = True
+) -> relax.Function:
+    """Return a copy of a function whose symbolic extents are those of its (first) arguments.
+
+    Without ``copied``, its variables are those of the function itself where it has no symbolic extents.
+    """
+    if not copied and not any(map(relax.analysis.tir_vars_in_type, _types(function))):
+        return function
+    # The copy comes first: it would give the extents of the arguments new names too.
+    function = copy_function(function)
+    known: dict[tirx.Var, tirx.PrimExpr] = {}
+    for param, argument in zip(function.params, arguments, strict=False):
+        _match(param.ty, argument.ty, known)
+    if not known:
+        return function
+    # TVM replaces an extent only by what is made of extents that the function knows.
+    dims = relax.Function([], relax.ShapeExpr(list(known.values())))
+    widened = hide_checks(_of_extents(function, relax.analysis.free_symbolic_vars(dims)))
+    return _without_extents(widened.bind_symbolic_vars(known), function)
+
+
+def _types(function: relax.Function) -> list[relax.Type]:
+    return [param.ty for param in function.params]
+
+
+def copy_function(function: relax.Function, kept: Sequence[tirx.Var] = ()) -> relax.Function:
+    """Return a function with variables of its own; symbolic extents from outside stay what they are.
+
+    So do those of ``kept``, which the function seems to define.
+    """
+    hidden = [*relax.analysis.free_symbolic_vars(function), *kept]
+    if MAPS_FUNCTIONS or not hidden:
+        return copy_with_new_vars(function, hidden)
+    copied = copy_with_new_vars(hide_checks(_of_extents(function, hidden)))
+    renamed = dict(zip(copied.params[0].ty.values, hidden, strict=True))
+    return _without_extents(copied.bind_symbolic_vars(renamed), function)
+
+
+def bind_param(param: relax.Var, argument: relax.Expr) -> list[relax.Binding]:
+    """Return the bindings of a parameter to its argument, of which less may be known than its type says.
+
+    What the type says beyond that is checked when the function runs.
+    """
+    if is_known(argument.ty, param.ty):
+        return [relax.VarBinding(param, argument)]
+    if not isinstance(param.ty, relax.TupleType):
+        return [relax.MatchCast(param, argument, param.ty)]
+    fields = [relax.Var(param.name, kind) for kind in param.ty.fields]
+    bindings = [
+        binding
+        for i, field in enumerate(fields)
+        for binding in bind_param(field, element(argument, i))
+    ]
+    return [*bindings, relax.VarBinding(param, relax.Tuple(fields))]
+
+
+def _of_extents(function: relax.Function, extents: Sequence[tirx.Var]) -> relax.Function:
+    """Return a function with extents from outside as its first parameter."""
+    params = [relax.Var("extents", relax.ShapeType(list(extents))), *function.params]
+    return relax.Function(params, function.body, function.ret_ty, function.is_pure)
+
+
+def _without_extents(function: relax.Function, original: relax.Function) -> relax.Function:
+    function = show_checks(function)
+    return relax.Function(
+        function.params[1:], function.body, function.ret_ty, original.is_pure, original.attrs
+    )
+
+
+def _match(param, argument, known: dict) -> None:
+    """Find what the symbolic extents of a parameter's type are in the type of an argument."""
+    if isinstance(param, relax.TupleType) and isinstance(argument, relax.TupleType):
+        for pair in zip(param.fields, argument.fields, strict=True):
+            _match(*pair, known)
+        return
+    dims = [_dims(ty) for ty in (param, argument)]
+    if None in dims or len(dims[0]) != len(dims[1]):
+        return
+    for dim, found in zip(*dims, strict=True):
+        if isinstance(dim, tirx.Var):
+            known.setdefault(dim, found)
+
+
+def _dims(ty) -> list | None:
+    if isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr):
+        return list(ty.shape.values)
+    if isinstance(ty, relax.ShapeType) and ty.values is not None:
+        return list(ty.values)
+    return None

@@ -1,0 +1,135 @@
+"""The bindings of a function: what they are made of, and in what order they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tvm import relax
+from tvm.ir import PrimType
+
+
+def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
+    """Yield each binding of a body in order, as :func:`expanded` does."""
+    if isinstance(body, relax.SeqExpr):
+        for block in body.blocks:
+            yield from expanded(block.bindings)
+
+
+def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
+    """Yield each binding in order, those of the branches of a conditional before its own."""
+    for binding in bindings:
+        if isinstance(binding.value, relax.If):
+            yield from bindings_of(binding.value.true_branch)
+            yield from bindings_of(binding.value.false_branch)
+        yield binding
+
+
+def used(value: relax.Expr) -> list[relax.Var]:
+    """Return the variables that a value is made of.
+
+    Of a conditional, these are what its branches result in; of a function, what it captures.
+    """
+    found: list[relax.Var] = []
+    _add_used(value, found)
+    return found
+
+
+def _add_used(value: relax.Expr, found: list[relax.Var]) -> None:
+    kind = type(value)  # isinstance takes several times as long for a class of TVM
+    if kind is relax.DataflowVar or kind is relax.Var:
+        found.append(value)
+    elif kind is relax.Call:
+        if isinstance(value.op, relax.Var):
+            found.append(value.op)
+        for argument in value.args:
+            _add_used(argument, found)
+    elif kind is relax.Tuple:
+        for field in value.fields:
+            _add_used(field, found)
+    elif kind is relax.TupleGetItem:
+        _add_used(value.tuple_value, found)
+    elif kind is relax.SeqExpr:
+        _add_used(value.body, found)
+    elif kind is relax.If:
+        _add_used(value.true_branch, found)
+        _add_used(value.false_branch, found)
+    elif kind is relax.Function:
+        found.extend(relax.analysis.free_vars(value))
+
+
+def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
+    """Return a binding of the same variable to another value; itself where the value is the same."""
+    if value.same_as(binding.value):
+        return binding
+    if isinstance(binding, relax.MatchCast):
+        return relax.MatchCast(binding.var, value, binding.ty)
+    return relax.VarBinding(binding.var, value)
+
+
+def renamed(binding: relax.Binding, names: dict[relax.Var, relax.Var]) -> relax.Binding:
+    """Return a binding with other variables, in its value as well."""
+    variable, value = names.get(binding.var, binding.var), substitute(binding.value, names)
+    if isinstance(binding, relax.MatchCast):
+        return relax.MatchCast(variable, value, binding.ty)
+    return relax.VarBinding(variable, value)
+
+
+def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """Replace variables in a value; the value itself where none occurs."""
+    if not known:
+        return value
+    if isinstance(value, relax.Var):
+        return known.get(value, value)
+    if not any(variable in known for variable in used(value)):
+        return value
+    if isinstance(value, relax.Call):
+        arguments = [substitute(argument, known) for argument in value.args]
+        return relax.Call(value.op, arguments, value.attrs, value.ty_args, value.span)
+    if isinstance(value, relax.Tuple):
+        return relax.Tuple([substitute(field, known) for field in value.fields], value.span)
+    if isinstance(value, relax.TupleGetItem):
+        return relax.TupleGetItem(substitute(value.tuple_value, known), value.index, value.span)
+    return value
+
+
+def without_unused(function: relax.Function) -> relax.Function:
+    """Return a function without the bindings that nothing uses, as ``relax.analysis.remove_all_unused`` does.
+
+    That takes, for each unused binding, a time that grows with the function. Here most of them are gone before.
+    """
+    needed = set(relax.analysis.free_vars(function.body.body))
+    blocks = []
+    for block in reversed(function.body.blocks):
+        kept = []
+        for binding in reversed(block.bindings):
+            # A number may be used within a shape, which is not looked into here.
+            is_local = (
+                isinstance(binding, relax.VarBinding)
+                and isinstance(binding.var, relax.DataflowVar)
+                and not isinstance(binding.var.ty, PrimType)
+            )
+            if is_local and binding.var not in needed:
+                continue
+            value = binding.value
+            is_nested = isinstance(value, (relax.If, relax.SeqExpr))
+            needed.update(relax.analysis.free_vars(value) if is_nested else used(value))
+            kept.append(binding)
+        is_whole = len(kept) == len(block.bindings)
+        blocks.append(block if is_whole else type(block)(kept[::-1], block.span))
+    if not all(new is old for new, old in zip(blocks[::-1], function.body.blocks, strict=True)):
+        function = relax.Function(
+            function.params,
+            relax.SeqExpr(blocks[::-1], function.body.body),
+            function.ret_ty,
+            function.is_pure,
+            function.attrs,
+            function.span,
+        )
+    return relax.analysis.remove_all_unused(function)
+
+
+def element(expr: relax.Expr, index: int) -> relax.Expr:
+    """Return an element of a tuple: itself where the tuple is written out."""
+    if isinstance(expr, relax.Tuple):
+        return expr.fields[index]
+    return relax.TupleGetItem(expr, index)

@@ -1,0 +1,192 @@
+"""What is done with modules, functions and expressions again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import Call, GlobalVar, PrimType
+
+from .bindings import bindings_of
+from .compat import MAPS_FUNCTIONS
+
+#: The operator of a conditional among numbers, which extents may hold too.
+IF_THEN_ELSE = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
+
+#: The attribute of a tensor function whose loops are as they should be: nothing schedules it.
+IS_SCHEDULED = "tirx.is_scheduled"
+
+#: The attribute of a tensor function by which LLVM assumes that its pointers are no aliases.
+NO_ALIASES = "tirx.noalias"
+
+#: The ``op_pattern`` of a tensor function that others are not fused with, because it is scheduled: kOpaque.
+OPAQUE = 8
+
+#: The attribute of a generated kernel: statements without blocks that are to be lowered.
+IS_KERNEL = "relax_grad.is_kernel"
+
+#: The attributes of a tensor function that is scheduled, by which passes of TVM leave it alone as well.
+SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
+
+
+def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
+    """Return a Relax function of a module.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Says what there is instead.
+    """
+    if not isinstance(mod, tvm.IRModule):
+        raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}")
+    names = [variable.name_hint for variable in mod.get_global_vars()]
+    if not isinstance(name, str) or name not in names:
+        raise ValueError(
+            f"the module has no function {name!r}; it has {', '.join(sorted(names)) or 'none'}"
+        )
+    function = mod[name]
+    if not isinstance(function, relax.Function):
+        raise TypeError(f"{name} must be a Relax function, but it is a {type(function).__name__}")
+    return function
+
+
+def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> None:
+    """Refuse a function that uses what neither it nor its module defines, or that defines something twice.
+
+    Raises
+    ------
+    ValueError
+        Names the function, and what it is about.
+    """
+    free = relax.analysis.free_vars(function)
+    functions = {variable.name_hint for variable in mod.get_global_vars()}
+    missing = {variable.name_hint for variable in referred_to([function])} - functions
+    if free or missing:
+        names = ", ".join(sorted({variable.name for variable in free} | missing))
+        raise ValueError(
+            f"{name} is not well-formed: it uses {names}, which no binding and no parameter defines, and no "
+            "function of the module is; relax.analysis.well_formed says more"
+        )
+    twice = _bound_twice(function)
+    if twice:
+        raise ValueError(
+            f"{name} is not well-formed: it binds {', '.join(sorted(v.name for v in twice))} more than once; "
+            "relax.analysis.well_formed says more"
+        )
+
+
+def _bound_twice(function: relax.Function) -> set[relax.Var]:
+    """Return the variables that more than one parameter or binding of a function stands for."""
+    bound: set[relax.Var] = set()
+    twice: set[relax.Var] = set()
+    functions = [function]
+    while functions:
+        current = functions.pop()
+        bindings = list(bindings_of(current.body))
+        for variable in [*current.params, *(binding.var for binding in bindings)]:
+            (twice if variable in bound else bound).add(variable)
+        functions += [each.value for each in bindings if isinstance(each.value, relax.Function)]
+    return twice
+
+
+def unused(name: str, taken: Collection[str]) -> str:
+    """Return a name like this one that is not taken."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def with_functions(
+    mod: tvm.IRModule, functions: Mapping[str, tvm.ir.BaseFunc], without: Collection[str] = ()
+) -> tvm.IRModule:
+    """Return a copy of a module with functions added or replaced, by their names, and others left out."""
+    variables = {variable.name_hint: variable for variable in mod.get_global_vars()}
+    kept = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if variable.name_hint not in without
+    }
+    for name, function in functions.items():
+        variable = variables.get(name) or GlobalVar(name)
+        kept[variable] = function.with_attr("global_symbol", name)
+    return tvm.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def normalized(
+    params: Sequence[relax.Var], body: relax.Expr, bb: relax.BlockBuilder | None = None
+) -> relax.Expr:
+    """Return the body of a function of these parameters in normal form, with the types of its bindings."""
+    bb = relax.BlockBuilder() if bb is None else bb
+    bb.begin_scope(list(params))
+    body = bb.normalize(body)
+    bb.end_scope()
+    return body
+
+
+def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()) -> relax.Function:
+    """Return a function with variables of its own, those of symbolic extents too, but for those that are kept.
+
+    TVM's function of this name keeps none, and takes no extents with a condition, as ``x[:n - 1]`` has.
+    """
+    if not kept and not has_conditions(function):
+        return relax.utils.copy_with_new_vars(function)
+    copies = {v: v for v in (*kept, *relax.analysis.free_vars(function))}
+
+    def copy(variable):
+        if variable not in copies:
+            if isinstance(variable.ty, PrimType):
+                new = tirx.Var(variable.name, str(variable.ty.dtype))
+            else:
+                kind = tvm_ffi.structural_map(variable.ty, rule, order="pre")
+                is_dataflow = isinstance(variable, relax.DataflowVar)
+                new = (relax.DataflowVar if is_dataflow else relax.Var)(variable.name, kind)
+            copies[variable] = copies[new] = new  # what is inside of a copy is visited too
+        return copies[variable]
+
+    rule = ((tirx.Var, relax.Var, relax.DataflowVar), copy)
+    return tvm_ffi.structural_map(function, rule, order="pre")
+
+
+def has_conditions(function: tvm.ir.BaseFunc) -> bool:
+    """Tell whether there are conditions among the extents, or the values, of a function that can be mapped."""
+    if not MAPS_FUNCTIONS:
+        return False
+    found = []
+    tvm_ffi.structural_walk(
+        function, (Call, lambda call: found.append(call.op.same_as(IF_THEN_ELSE)))
+    )
+    return any(found)
+
+
+def is_known(found: relax.Type, wanted: relax.Type) -> bool:
+    """Tell whether what has one type is known to be what another says."""
+    check = relax.analysis.type_base_check(wanted, found)
+    return check == relax.analysis.BaseCheckResult.PASS
+
+
+def is_buffer(param: tirx.Var) -> bool:
+    """Tell whether a parameter of a tensor function is a tensor, not a number."""
+    return isinstance(param.ty, tirx.buffer.BufferType)
+
+
+def short_name(call: relax.Call) -> str:
+    """Return the last part of the name of a call's operator: ``conv2d`` of ``relax.nn.conv2d``."""
+    return call.op.name.rpartition(".")[2]
+
+
+def tuple_fields(expr: relax.Expr) -> list[relax.Expr]:
+    """Return the elements of a tuple, which may be written out or a variable."""
+    if isinstance(expr, relax.Tuple):
+        return list(expr.fields)
+    return [relax.TupleGetItem(expr, i) for i in range(len(expr.ty.fields))]
+
+
+def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
+    """Return the functions that the Relax functions among some refer to."""
+    found: set[GlobalVar] = set()
+    for function in functions:
+        if isinstance(function, relax.Function):
+            found.update(relax.analysis.all_global_vars(function))
+    return found

@@ -1,0 +1,141 @@
+"""What gradient rules return: held against the types of the arguments, with errors that say where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import tvm_ffi
+from tvm import relax
+from tvm.ir import Op
+
+from ..errors import GradientError
+from .compat import dtype_of, shapes_differ, types_differ
+
+_NO_GRAD_OP = Op.get("relax.grad.no_grad")
+
+
+def is_no_grad(partial: relax.Expr) -> bool:
+    """Tell whether what a rule returns for an argument says that this has no gradient."""
+    return isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP
+
+
+@contextlib.contextmanager
+def failing_as(where: str) -> Iterator[None]:
+    """Make what a rule raises an error that says where it was."""
+    try:
+        yield
+    except GradientError as error:
+        if str(error).startswith(where):
+            raise
+        raise GradientError(f"{where}: {error}") from error
+    except Exception as error:  # a user's rule may raise any
+        raise GradientError(f"{where}: {str(error) or type(error).__name__}") from error
+
+
+def check_partial(
+    ctx: relax.BlockBuilder,
+    partial: relax.Expr,
+    argument: relax.Expr,
+    is_wanted: Callable[[relax.Expr], bool] = lambda argument: True,
+    fits: Callable[[relax.Type, relax.Type], bool] | None = None,
+) -> relax.Expr:
+    """Normalize what a rule returns for an argument, and refuse what cannot be its gradient.
+
+    Of the elements of a tuple that is written out, only those that a gradient is wanted for are looked at. ``fits`` tells
+    whether a type is that of the gradient of an argument of another; by default whatever may be is taken.
+    """
+    if not isinstance(partial, relax.Expr):
+        raise GradientError(
+            f"the rule must return expressions, but it returned {partial!r}; for an argument without a "
+            "gradient that is relax.op.grad.no_grad(argument)"
+        )
+    if is_no_grad(partial) or not is_wanted(argument):
+        return partial
+    if isinstance(partial, relax.Tuple) and isinstance(argument, relax.Tuple):
+        if len(partial.fields) != len(argument.fields):
+            raise GradientError(
+                f"the gradient of a tuple of {len(argument.fields)} elements must have as many, but it has "
+                f"{len(partial.fields)}"
+            )
+        pairs = zip(partial.fields, argument.fields, strict=True)
+        fields = [check_partial(ctx, *pair, is_wanted, fits) for pair in pairs]
+        return ctx.normalize(relax.Tuple(fields))
+    partial = ctx.normalize(partial)
+    if not (fits or _may_be_gradient)(partial.ty, argument.ty):
+        raise GradientError(
+            f"the gradient of an argument must have its type {argument.ty}, but it has {partial.ty}"
+        )
+    return partial
+
+
+def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
+    """Tell whether a value of a type may be the gradient of an argument of another, as far as is known."""
+    if isinstance(found, relax.ObjectType):
+        return True
+    if isinstance(argument, relax.TupleType):
+        return (
+            isinstance(found, relax.TupleType)
+            and len(found.fields) == len(argument.fields)
+            and all(map(_may_be_gradient, found.fields, argument.fields))
+        )
+    if not isinstance(argument, relax.TensorType):
+        return True
+    is_float = argument.dtype is None or dtype_of(argument).startswith(("float", "bfloat"))
+    if not isinstance(found, relax.TensorType):
+        return not is_float  # what has no gradient may have anything in its place in a tuple
+    if _is_quantized(argument) and found.dtype is not None and "float" in dtype_of(found):
+        return not shapes_differ(found, argument)
+    return not types_differ(found, argument)
+
+
+def _is_gradient(found: relax.Type, argument: relax.Type) -> bool:
+    """Tell whether a type is that of an argument."""
+    return not types_differ(found, argument)
+
+
+def _is_gradient_of_quantized(found: relax.Type, argument: relax.Type) -> bool:
+    """Tell the same, where the gradient of integers and float8 is that of the numbers that they stand for."""
+    if _is_quantized(argument):
+        ndim = argument.ndim if argument.shape is None else -1
+        argument = relax.TensorType(argument.shape, "float32", ndim=ndim)
+    return _is_gradient(found, argument)
+
+
+def check_length(partials, expected: int) -> None:
+    # What comes back from TVM is an array of its own.
+    if not isinstance(partials, (list, tvm_ffi.Array)) or len(partials) != expected:
+        raise GradientError(
+            f"the rule must return a list of {expected} expressions, one for each argument, but it "
+            f"returned {partials!r}"
+        )
+
+
+def guarded(op_name: str, rule: Callable, quantized: bool) -> Callable:
+    """Make a rule's failure an error that names the operator and the binding.
+
+    TVM crashes the process when a rule returns something that is not a list of expressions.
+    """
+    fits = _is_gradient_of_quantized if quantized else _is_gradient
+
+    @functools.wraps(rule)
+    def checked(orig_var, orig_call, output_grad, ctx):
+        with failing_as(f"gradient of {op_name}, binding {orig_var.name!r}"):
+            partials = rule(orig_var, orig_call, output_grad, ctx)
+            check_length(partials, len(orig_call.args))
+            return [
+                check_partial(ctx, partial, argument, fits=fits)
+                for partial, argument in zip(partials, orig_call.args, strict=True)
+            ]
+
+    return checked
+
+
+def _is_quantized(tensor_type: relax.Type) -> bool:
+    """Tell whether a type is that of a tensor of integers or float8."""
+    return (
+        isinstance(tensor_type, relax.TensorType)
+        and tensor_type.dtype is not None
+        and dtype_of(tensor_type).startswith(("int", "uint", "float8"))
+    )

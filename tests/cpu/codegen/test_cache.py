@@ -1,0 +1,212 @@
+"""The directory of compiled functions: what is found in it, what is not, and who else uses it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from dispatched import HOST
+from programs import build, tensor, to_numpy
+from tvm import relax
+from tvm.relax import op
+
+import relax_grad
+from relax_grad.cpu.codegen import compile as compiler
+from relax_grad.cpu.codegen import lower
+from relax_grad.cpu.codegen.cache import Directory, current
+
+RNG = np.random.default_rng(0)
+ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in ((6, 32), (32, 48))]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    with relax_grad.cache(tmp_path / "functions"):
+        yield tmp_path / "functions"
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The names of the functions that are compiled from now on."""
+    names = []
+    made = lower.object_file
+
+    def object_file(functions, *options):
+        names.extend(functions)
+        return made(functions, *options)
+
+    monkeypatch.setattr(compiler, "object_file", object_file)
+    return names
+
+
+def module(activation=op.nn.gelu):
+    def body(bb, x, w):
+        return op.sum(bb.emit(activation(bb.emit(op.matmul(x, w)))))
+
+    params = [tensor(name, each.shape, "float32") for name, each in zip("xw", ARRAYS, strict=True)]
+    return build(params, body)
+
+
+def run(mod, target=HOST):
+    executable = tvm.compile(mod, target, relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    return to_numpy(machine["main"](*map(tvm.runtime.tensor, ARRAYS)))
+
+
+def entries(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*/*.o"))
+
+
+def test_a_second_time_nothing_is_compiled(directory, compiled):
+    wanted = run(module())
+    count = len(compiled)
+    assert count > 1
+    assert len(entries(directory)) == count
+    np.testing.assert_array_equal(run(module()), wanted)
+    assert len(compiled) == count
+
+
+def test_another_module_shares_functions(directory, compiled):
+    run(module())
+    assert "matmul_kernel" in compiled
+    compiled.clear()
+    run(module(op.nn.relu))
+    assert compiled
+    assert "matmul_kernel" not in compiled
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "other"])
+def test_damaged_entries_are_compiled_again(directory, compiled, damage):
+    wanted = run(module())
+    count = len(compiled)
+    for path in entries(directory):
+        data = path.read_bytes()
+        changes = {
+            "cut": data[: len(data) // 2],
+            "changed": data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+            "empty": b"",
+            "other": b"something else",
+        }
+        path.write_bytes(changes[damage])
+    np.testing.assert_array_equal(run(module()), wanted)
+    assert len(compiled) == 2 * count
+    run(module())
+    assert len(compiled) == 2 * count
+
+
+def test_entries_that_are_no_objects_are_compiled_again(directory, compiled):
+    wanted = run(module())
+    count = len(compiled)
+    stored = Directory(directory)
+    for path in entries(directory):
+        stored.store(path.parent.name + path.stem, b"no object file")
+    np.testing.assert_array_equal(run(module()), wanted)
+    assert len(compiled) == 2 * count
+
+
+def test_keys_know_target_and_options(directory, compiled):
+    """Where the processor, the level of optimization or the options of passes differ, functions are others."""
+    run(module())
+    count = len(compiled)
+    run(module(), tvm.target.Target({**dict(HOST.export()), "opt-level": 1}))
+    assert len(compiled) == 2 * count
+    with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
+        run(module())
+    assert len(compiled) == 3 * count
+
+
+def functions_of(mod):
+    with HOST:
+        functions = relax_grad.pipeline()(mod).functions.values()
+    return [f.without_attr("global_symbol") for f in functions if isinstance(f, tvm.tirx.PrimFunc)]
+
+
+def test_keys_know_the_function_and_its_name():
+    prims = [*functions_of(module()), *functions_of(module(op.nn.relu))]
+    environment, contents = lower.environment(HOST), list(map(lower.content, prims))
+    keys = [lower.key({"f": content}, environment) for content in contents]
+    for i, one in enumerate(prims):
+        for j, other in enumerate(prims[:i]):
+            assert keys[i] != keys[j] or tvm_ffi.structural_equal(one, other)
+    assert len({*keys}) < len(prims)  # the product is in both
+    first, second = contents[:2]
+    assert lower.key({"f": first}, environment) != lower.key({"g": first}, environment)
+    assert lower.key({"f": first, "g": second}, environment) != keys[0]
+    assert lower.key({"f": first}, [*environment, "more"]) != keys[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("add12", "add"), ("conv2d_kernel3", "conv2d_kernel"), ("fused_add1_log2", "fused_add_log")],
+)
+def test_names_without_numbers(name, wanted):
+    assert lower.canonical_name(name) == wanted
+
+
+def test_two_processes_at_once(tmp_path):
+    """Both come to the same numbers, whichever writes first, and a third process compiles nothing."""
+    script = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
+import test_cache, relax_grad
+from relax_grad.cpu.codegen import compile as compiler
+relax_grad.cache(sys.argv[1])
+if sys.argv[2] == "read":
+    compiler.object_file = None
+print(test_cache.run(test_cache.module()).tobytes().hex())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, "write"], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    found = {process.communicate(timeout=240)[0].split()[-1] for process in processes}
+    third = subprocess.run([*command, "read"], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert {*found, third.stdout.split()[-1]} == {run(module()).tobytes().hex()}
+    assert not list(tmp_path.glob("*/.new-*"))
+
+
+def test_a_directory_that_cannot_be_written_to(tmp_path, compiled):
+    """Here because a file stands where its parent would be."""
+    file = tmp_path / "file"
+    file.write_text("no directory")
+    with relax_grad.cache(file / "functions"):
+        first, second = run(module()), run(module())
+    np.testing.assert_array_equal(first, second)
+    assert file.read_text() == "no directory"
+
+
+def test_the_oldest_entries_are_deleted(tmp_path):
+    stored = Directory(tmp_path, max_bytes=2500)
+    for i, letter in enumerate("abc"):
+        stored.store(letter * 8, letter.encode() * 1000)
+        os.utime(tmp_path / (letter * 2) / f"{letter * 6}.o", (i, i))
+    assert stored.load("a" * 8) == b"a" * 1000  # which is now the newest
+    stored.trim()
+    assert [stored.load(letter * 8) is not None for letter in "abc"] == [True, False, True]
+    Directory(tmp_path).trim()
+    assert len(entries(tmp_path)) == 2
+
+
+def test_contexts_return_to_the_directory_of_before(tmp_path):
+    assert current() is None
+    with relax_grad.cache(tmp_path / "a"):
+        with relax_grad.cache(tmp_path / "b"):
+            assert current().path == tmp_path / "b"
+            relax_grad.cache(None)
+            assert current() is None
+        assert current().path == tmp_path / "a"
+    assert current() is None
+
+
+def test_arguments_are_checked(tmp_path):
+    with pytest.raises(TypeError):
+        relax_grad.cache(3)
+    with pytest.raises(ValueError, match="max_bytes"):
+        relax_grad.cache(tmp_path, max_bytes=-1)
+    assert current() is None

@@ -1,0 +1,368 @@
+"""Functions that are declared: equal to those that are made at once, and made only where they are needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from dispatched import HOST
+from kernel_cases import cases
+from programs import build, tensor
+from tvm import relax
+from tvm.relax import op
+from tvm_ffi import structural_equal
+
+import relax_grad
+from relax_grad.cpu.codegen import compile as compiler
+from relax_grad.cpu.codegen import declarations
+from relax_grad.cpu.codegen.declarations import Declarations
+from relax_grad.cpu.codegen.objects import UnsupportedObject
+from relax_grad.cpu.codegen.sources import digest, sources
+from relax_grad.cpu.dispatch import _registry, kernel_for
+from relax_grad.cpu.dispatch._declaration import UNDEFINED
+from relax_grad.cpu.dispatch._identity import key_of, text_of
+from relax_grad.cpu.kernel.matmul import Matmul, matmul
+from relax_grad.cpu.passes.dispatch import DeclareKernels
+from relax_grad.cpu.passes.schedule import DeclareSchedules
+from relax_grad.cpu.target import CPU
+from relax_grad.transform import DispatchKernels, ScheduleLoops
+
+RNG = np.random.default_rng(0)
+ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in ((6, 32), (32, 48))]
+
+
+class Counting(Declarations):
+    """Declarations that keep each identity, and the functions that are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.identities: list[str] = []
+        self.made: list[str] = []
+
+    def kernel(self, function, generate, identity):
+        self.identities.append(identity)
+        return super().kernel(function, self._counted(generate, "kernel"), identity)
+
+    def scheduled(self, function, make, means):
+        return super().scheduled(function, self._counted(make, "schedule"), means)
+
+    def _counted(self, make, what):
+        def made():
+            self.made.append(what)
+            return make()
+
+        return made
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The declarations of each run of the pipeline from now on."""
+    found = []
+
+    def for_run():
+        made = Declarations.for_run()
+        if made is not None:
+            found.append(Counting())
+        return made and found[-1]
+
+    class Watched(Declarations):
+        pass
+
+    Watched.for_run = staticmethod(for_run)
+    monkeypatch.setattr(declarations, "Declarations", Watched)
+    return found
+
+
+def module(activation=op.nn.gelu):
+    def body(bb, x, w):
+        return op.sum(bb.emit(activation(bb.emit(op.matmul(x, w)))))
+
+    params = [tensor(name, each.shape, "float32") for name, each in zip("xw", ARRAYS, strict=True)]
+    return build(params, body)
+
+
+def in_pipeline(mod, **options):
+    with HOST:
+        return relax_grad.pipeline(**options)(mod)
+
+
+def run(mod, pipeline="relax_grad"):
+    executable = tvm.compile(mod, HOST, relax_pipeline=pipeline)
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, ARRAYS)).numpy()
+
+
+def test_kernels_are_those_of_dispatching():
+    """Of a sample of all operators with kernels; equal keys stand for equal functions, also of other calls."""
+    functions: dict[str, tvm.tirx.PrimFunc] = {}
+    for i, case in enumerate(cases()):
+        # Each case both ways would take twice as long.
+        mod = case.module(None if i % 2 else 3)
+        declared = Counting()
+        found = DeclareKernels(HOST, 2, declared.kernel)(mod)
+        assert not declared.made
+        wanted = DispatchKernels(HOST)(mod)
+        result = declared.completed(found)
+        tvm.ir.assert_structural_equal(result, wanted)
+        assert len(declared.identities) == len(declared.made) == 1, case.name
+        (kernel,) = (f for f in result.functions.values() if isinstance(f, tvm.tirx.PrimFunc))
+        known = functions.setdefault(declared.identities[0], kernel)
+        assert structural_equal(known, kernel), case.name
+    assert len(functions) > 100
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_functions_without_kernels_are_scheduled_alike(batch):
+    n = tvm.tirx.Var("n", "int64") if batch is None else batch
+    params = [tensor("x", (n, 37), "float32"), tensor("y", (37,), "float32")]
+
+    def body(bb, x, y):
+        return relax.Tuple([bb.emit(op.sum(x, [1])), bb.emit(op.tanh(bb.emit(op.add(x, y))))])
+
+    legal = relax.transform.LegalizeOps()(build(params, body))
+    declared = Counting()
+    found = DeclareSchedules(HOST, declared.scheduled)(legal)
+    assert not declared.made
+    tvm.ir.assert_structural_equal(declared.completed(found), ScheduleLoops(HOST)(legal))
+    assert declared.made == ["schedule"] * 3
+
+
+def identities() -> list[str]:
+    declared = Counting()
+    for case in cases()[::5]:
+        DeclareKernels(HOST, 2, declared.kernel)(case.module(None))
+    return declared.identities
+
+
+def test_identities_are_the_same_in_each_process():
+    script = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
+import test_declarations
+print("found", repr(test_declarations.identities()))
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240
+    )
+    (found,) = (line for line in done.stdout.splitlines() if line.startswith("found"))
+    assert found == f"found {identities()!r}"
+
+
+PRODUCT = Matmul(4, 5, 6)
+SHAPES = [[4, 6], [6, 5], [4, 5]]
+
+
+def text(*arguments, **keywords):
+    return text_of(key_of(partial(matmul, *arguments, **keywords)))
+
+
+def test_identities_know_all_arguments():
+    cpu = CPU(16, 32, 2)
+    found = [
+        text(PRODUCT, cpu, SHAPES),
+        text(Matmul(4, 5, 7), cpu, SHAPES),
+        text(PRODUCT, CPU(16, 32, 3), SHAPES),
+        text(PRODUCT, cpu, SHAPES[::-1]),
+        text(PRODUCT, cpu, shapes=SHAPES),
+        text(PRODUCT, cpu, [[4, 6], [6, 5], ["4", 5]]),
+        text(PRODUCT, cpu, SHAPES, True),
+        text(PRODUCT, cpu, SHAPES, 1),
+        text(PRODUCT, cpu, SHAPES, 0.0),
+        text(PRODUCT, cpu, SHAPES, -0.0),
+        text(PRODUCT, cpu, SHAPES, float("nan")),
+        text(PRODUCT, cpu, SHAPES, tvm.tirx.Var("n0", "int32")),
+        text(PRODUCT, cpu, SHAPES, tvm.tirx.Var("n0", "int64")),
+        text(PRODUCT, cpu, SHAPES, tvm.tirx.Var("n1", "int32")),
+        text(PRODUCT, cpu, SHAPES, tvm.tirx.Var("n0", "int32") * 2),
+    ]
+    assert None not in found
+    assert len(set(found)) == len(found)
+
+
+def test_what_has_no_identity():
+    cpu = CPU(16, 32, 2)
+    assert text_of(key_of(partial(lambda: None))) is None
+    assert text(PRODUCT, cpu, lambda: None) is None
+    assert text(PRODUCT, cpu, object()) is None
+    # As a test, or a user, may replace a function of the package: the sources do not say what it does.
+    replaced = partial(lambda *arguments: matmul(*arguments))
+    replaced.func.__module__, replaced.func.__qualname__ = matmul.__module__, matmul.__qualname__
+    assert text_of(key_of(replaced)) is None
+
+
+def test_a_kernel_of_somebody_else_is_generated(monkeypatch, runs, tmp_path):
+    """Its sources are unknown, so that it is identified by its content."""
+    made = []
+
+    def own_matmul(*arguments):
+        made.append(arguments)
+        return matmul(*arguments)
+
+    known = dict(_registry._KERNELS)
+    theirs = known.pop("relax.matmul")
+    monkeypatch.setattr(_registry, "_KERNELS", known)
+
+    @kernel_for("relax.matmul")
+    def kernel(site):
+        found = theirs(site)
+        generator = found.generator
+        generator = partial(own_matmul, *generator.args, generator.keywords["shapes"])
+        return type(found)(generator, found.arguments)
+
+    with relax_grad.cache(tmp_path):
+        run(module())
+        run(module())
+    assert len(made) == 2
+    assert [each.identities for each in runs] == [[], []]
+
+
+def test_nothing_is_made_when_the_directory_has_it(tmp_path, runs):
+    with relax_grad.cache(tmp_path):
+        wanted = run(module())
+        assert sorted(set(runs[-1].made)) == ["kernel", "schedule"]
+        np.testing.assert_array_equal(run(module()), wanted)
+    assert len(runs) == 2
+    assert runs[-1].identities
+    assert not runs[-1].made
+
+
+def test_other_sources_have_other_keys(tmp_path, runs, monkeypatch):
+    with relax_grad.cache(tmp_path):
+        run(module())
+        monkeypatch.setattr(declarations, "sources", lambda: "others")
+        run(module())
+    assert sorted(runs[0].made) == sorted(runs[1].made)
+
+
+def test_the_digest_of_sources(tmp_path):
+    package = tmp_path / "package"
+    (package / "kernel").mkdir(parents=True)
+    later = time.time() + 1000
+    assert digest(package, later) is None
+    (package / "__init__.py").write_text("")
+    (package / "kernel/sum.py").write_text("a = 1\n")
+    found = [digest(package, later)]
+    assert found == [digest(package, later)]
+    (package / "kernel/sum.py").write_text("a = 2\n")
+    found.append(digest(package, later))
+    (package / "kernel/sum.py").rename(package / "kernel/add.py")
+    found.append(digest(package, later))
+    (package / "kernel/more.py").write_text("")
+    found.append(digest(package, later))
+    assert None not in found
+    assert len(set(found)) == 4
+
+
+def test_sources_that_were_written_after_the_import(tmp_path):
+    """The time of the content may be set to an earlier one, as copying does."""
+    path = tmp_path / "edited.py"
+    path.write_text("a = 1\n")
+    os.utime(path, (1, 1))
+    assert digest(tmp_path, time.time() + 1000) is not None
+    assert digest(tmp_path, time.time() - 1000) is None
+
+
+def test_without_sources_all_is_made_at_once(tmp_path, runs, monkeypatch):
+    monkeypatch.setattr(declarations, "sources", lambda: None)
+    with relax_grad.cache(tmp_path):
+        first = run(module())
+        np.testing.assert_array_equal(run(module()), first)
+    assert not runs
+
+
+def raises(*_):
+    raise UnsupportedObject("as for another machine")
+
+
+@pytest.mark.parametrize("way", ["external", "object", "disabled", "instrument"])
+def test_declarations_do_not_stay(way, monkeypatch, tmp_path):
+    """Where functions are not compiled here, the pipeline returns what it returns to who compiles them itself."""
+    mod, options = module(), {}
+    if way == "external":
+        monkeypatch.setattr(compiler, "links_external_modules", lambda: False)
+    elif way == "object":
+        monkeypatch.setattr(compiler, "embedded", raises)
+    elif way == "disabled":
+        options["disabled_pass"] = ["relax_grad.CompileFunctions"]
+    else:
+        monkeypatch.setattr(compiler, "links_external_modules", lambda: False)
+        options["instruments"] = [tvm.instrument.PassTimingInstrument()]
+    wanted = in_pipeline(mod)
+    with tvm.transform.PassContext(**options), relax_grad.cache(tmp_path):
+        found = in_pipeline(mod, compile_functions=True)
+    tvm.ir.assert_structural_equal(found, wanted)
+    assert UNDEFINED not in found.script()
+
+
+def test_instruments_see_no_declarations():
+    @tvm.instrument.pass_instrument
+    class Look:
+        def run_after_pass(self, mod, info):
+            assert UNDEFINED not in mod.script()
+            seen.append(info.name)
+
+    seen = []
+    with tvm.transform.PassContext(instruments=[Look()]):
+        in_pipeline(module(), compile_functions=True)
+    assert "relax_grad.DispatchKernels" in seen
+
+
+def test_an_error_of_a_generator_is_raised(runs, monkeypatch):
+    def generate():
+        raise ValueError("there is no such kernel")
+
+    def declared(self, function, _generate, identity):
+        return Declarations.kernel(self, function, generate, identity)
+
+    monkeypatch.setattr(Counting, "kernel", declared)
+    with pytest.raises(ValueError, match="there is no such kernel"):
+        run(module())
+
+
+def test_kernels_of_constants_are_folded():
+    """TVM runs them while it compiles."""
+    weight = relax.const(ARRAYS[1])
+
+    def body(bb, x, w):
+        row = bb.emit(op.add(relax.const(ARRAYS[0]), relax.const(np.float32(1))))
+        return op.add(bb.emit(op.matmul(x, w)), bb.emit(op.matmul(row, weight)))
+
+    params = [tensor(name, each.shape, "float32") for name, each in zip("xw", ARRAYS, strict=True)]
+    mod = build(params, body)
+    wanted = in_pipeline(mod)
+    with tvm.transform.PassContext(disabled_pass=["relax_grad.CompileFunctions"]):
+        found = in_pipeline(mod, compile_functions=True)
+    tvm.ir.assert_structural_equal(found, wanted)
+    product = ARRAYS[0] @ ARRAYS[1]
+    np.testing.assert_allclose(run(mod), 2 * product + ARRAYS[1].sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_declaration_does_not_link():
+    """It is no kernel that does nothing."""
+    script = f"""
+import sys
+sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
+import test_declarations as t
+declared = t.DeclareKernels(t.HOST, 2, t.Declarations().kernel)(t.module())
+t.run(declared, "default")
+print("it runs")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode
+    assert UNDEFINED in done.stderr
+    assert "it runs" not in done.stdout
+
+
+def test_sources_are_known_here():
+    """Otherwise the tests of this file would test nothing."""
+    assert sources() is not None

@@ -1,0 +1,74 @@
+"""Object files as assembly: what they may hold, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from dispatched import HOST
+from tvm import te, tirx
+
+from relax_grad.cpu.codegen import lower
+from relax_grad.cpu.codegen.objects import UnsupportedObject, embedded
+
+TARGET = HOST.with_host(HOST)
+
+
+@pytest.fixture(scope="module")
+def data():
+    x = te.placeholder((100,), "float32", name="x")
+    y = te.compute((100,), lambda i: tirx.exp(x[i]) + 1.5, name="y")
+    z = te.compute((100,), lambda i: x[i] * 2.0, name="z")
+    functions = {"f": te.create_prim_func([x, y]), "double": te.create_prim_func([x, z])}
+    return lower.object_file(functions, TARGET)
+
+
+def test_sections_and_relocations(data):
+    found = embedded(data, {"__tvm_ffi_f": "entry", "__tvm_ffi_double": "other"})
+    lines = found.assembly.split("\n")
+    assert lines.count("entry:") == lines.count("other:") == 1
+    assert '.section .text,"ax",@progbits' in lines
+    assert any(line.startswith(".reloc .Lentry_") for line in lines)
+    assert not any("debug" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: b"",
+        lambda data: b"MZ" + data[2:],
+        lambda data: data[:5] + b"\x02" + data[6:],
+        lambda data: data[:18] + b"\x08\x00" + data[20:],
+        lambda data: data[:64],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:40] + b"\xff" * 8 + data[48:],
+    ],
+    ids=["empty", "format", "order", "machine", "header", "half", "offset"],
+)
+def test_damaged_files_are_refused(data, change):
+    with pytest.raises(UnsupportedObject):
+        embedded(change(data), {"__tvm_ffi_f": "entry"})
+
+
+def test_a_function_that_is_not_there(data):
+    with pytest.raises(UnsupportedObject, match="does not define __tvm_ffi_g"):
+        embedded(data, {"__tvm_ffi_f": "entry", "__tvm_ffi_g": "other"})
+
+
+def test_constants_are_read_where_they_are(data):
+    """Two objects with labels of their own make one module."""
+    import numpy as np
+
+    from relax_grad.cpu.codegen.compile import _empty_module, _library
+
+    labels = {f"{name}_{part}": f"at_{name}_{part}" for name in ("f", "double") for part in "ab"}
+    objects = [
+        embedded(data, {f"__tvm_ffi_{name}": labels[f"{name}_{part}"] for name in ("f", "double")})
+        for part in "ab"
+    ]
+    library = _library(_empty_module(TARGET), objects, labels, {})
+    x = np.linspace(-1, 1, 100, dtype="float32")
+    for name in labels:
+        y = tvm.runtime.tensor(np.zeros(100, "float32"))
+        library[name](tvm.runtime.tensor(x), y)
+        expected = 2 * x if name.startswith("double") else np.exp(x) + 1.5
+        np.testing.assert_allclose(y.numpy(), expected, rtol=1e-6)

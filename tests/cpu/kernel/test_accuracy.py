@@ -1,0 +1,192 @@
+"""Errors against float64, beside those that PyTorch, by oneDNN and MKL, makes in float32 of the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from machines import largest_error
+from programs import build, tensor, to_numpy
+from tvm import relax
+from tvm.relax import op
+
+from relax_grad.cpu.target import host
+from relax_grad.op import norm
+from relax_grad.op.activation import softmax_backward
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+F = torch.nn.functional
+
+#: How much larger than PyTorch's an error may be, and what is no error: some roundings.
+FACTOR, ROUNDINGS = 8.0, 4e-7
+
+#: A Winograd kernel transforms what it multiplies, where oneDNN may not.
+WINOGRAD = 16.0
+
+IMAGES, WEIGHT = (4, 64, 28, 28), (64, 64, 3, 3)
+_BN = [(64,)] * 4
+
+
+def gradient_of(function, which):
+    """Return what PyTorch differentiates: the last argument is the gradient of the result."""
+
+    def run(*tensors):
+        *inputs, dy = tensors
+        inputs = [each.detach().requires_grad_() for each in inputs]
+        return torch.autograd.grad(function(*inputs), inputs[which], dy)[0]
+
+    return run
+
+
+def conv(x, w):
+    return F.conv2d(x, w, padding=(w.shape[-1] - 1) // 2)
+
+
+def layer_norm(x, gamma, beta):
+    return F.layer_norm(x, x.shape[-1:], gamma, beta)
+
+
+def statistics(x):
+    """Mean along the last axis and inverse of the deviation, as the backward operators take them."""
+    variance = op.add(op.variance(x, [-1], True), relax.const(1e-5, "float32"))
+    return op.mean(x, [-1], True), op.rsqrt(variance)
+
+
+#: Shapes of the arguments, the call in Relax, the same in PyTorch, and the factor.
+CASES = {
+    "conv2d 3x3 (Winograd)": (
+        [IMAGES, WEIGHT],
+        lambda x, w: op.nn.conv2d(x, w, padding=1),
+        conv,
+        WINOGRAD,
+    ),
+    "conv2d 3x3 data gradient (Winograd)": (
+        [IMAGES, WEIGHT, IMAGES],
+        lambda x, w, dy: op.grad.conv2d_backward_data(dy, IMAGES, w, padding=1),
+        gradient_of(conv, 0),
+        WINOGRAD,
+    ),
+    "conv2d 3x3 weight gradient (Winograd)": (
+        [IMAGES, WEIGHT, IMAGES],
+        lambda x, w, dy: op.grad.conv2d_backward_weight(dy, x, WEIGHT, padding=1),
+        gradient_of(conv, 1),
+        WINOGRAD,
+    ),
+    "conv2d 5x5": (
+        [IMAGES, (64, 64, 5, 5)],
+        lambda x, w: op.nn.conv2d(x, w, padding=2),
+        conv,
+        FACTOR,
+    ),
+    "conv2d 5x5 data gradient": (
+        [IMAGES, (64, 64, 5, 5), IMAGES],
+        lambda x, w, dy: op.grad.conv2d_backward_data(dy, IMAGES, w, padding=2),
+        gradient_of(conv, 0),
+        FACTOR,
+    ),
+    "conv2d 5x5 weight gradient": (
+        [IMAGES, (64, 64, 5, 5), IMAGES],
+        lambda x, w, dy: op.grad.conv2d_backward_weight(dy, x, (64, 64, 5, 5), padding=2),
+        gradient_of(conv, 1),
+        FACTOR,
+    ),
+    "conv2d 1x1": ([IMAGES, (64, 64, 1, 1)], lambda x, w: op.nn.conv2d(x, w), conv, FACTOR),
+    "matmul": ([(256, 1000), (1000, 256)], op.matmul, torch.matmul, FACTOR),
+    "batch_norm": (
+        [IMAGES, *_BN],
+        lambda *a: relax.TupleGetItem(op.nn.batch_norm(*a, axis=1), 0),
+        lambda x, g, b, m, v: F.batch_norm(x, m, v, g, b, True),
+        FACTOR,
+    ),
+    "layer_norm": (
+        [(256, 768), (768,), (768,)],
+        lambda *a: op.nn.layer_norm(*a, axes=-1),
+        layer_norm,
+        FACTOR,
+    ),
+    "layer_norm data gradient": (
+        [(256, 768), (768,), (768,), (256, 768)],
+        lambda x, g, b, dy: norm.layer_norm_backward_data(dy, x, g, *statistics(x), axes=[-1]),
+        gradient_of(layer_norm, 0),
+        FACTOR,
+    ),
+    "softmax": ([(256, 1000)], op.nn.softmax, lambda x: x.softmax(-1), FACTOR),
+    "log_softmax": ([(256, 1000)], op.nn.log_softmax, lambda x: x.log_softmax(-1), FACTOR),
+    "softmax gradient": (
+        [(256, 1000), (256, 1000)],
+        lambda x, dy: softmax_backward(dy, op.nn.softmax(x)),
+        gradient_of(lambda x: x.softmax(-1), 0),
+        FACTOR,
+    ),
+    "avg_pool2d gradient": (
+        [IMAGES, (4, 64, 14, 14)],
+        lambda x, dy: op.grad.avg_pool2d_backward(dy, x, (2, 2), (2, 2)),
+        gradient_of(lambda x: F.avg_pool2d(x, 2), 0),
+        FACTOR,
+    ),
+    "sum of all": ([(1000, 1000)], lambda x: op.sum(x), lambda x: x.sum(), FACTOR),
+    "sum of columns": ([(5000, 64)], lambda x: op.sum(x, [0]), lambda x: x.sum(0), FACTOR),
+    "mean of rows": ([(64, 5000)], lambda x: op.mean(x, [1]), lambda x: x.mean(1), FACTOR),
+    "exp": ([(10000,)], op.exp, torch.exp, FACTOR),
+    "tanh": ([(10000,)], op.tanh, torch.tanh, FACTOR),
+    "sigmoid": ([(10000,)], op.sigmoid, torch.sigmoid, FACTOR),
+    "erf": ([(10000,)], op.erf, torch.erf, FACTOR),
+    "max_pool2d gradient": (
+        [IMAGES, (4, 64, 14, 14)],
+        lambda x, dy: op.grad.max_pool2d_backward(dy, x, (2, 2), (2, 2)),
+        gradient_of(lambda x: F.max_pool2d(x, 2), 0),
+        FACTOR,
+    ),
+    "rms_norm": (
+        [(256, 768), (768,)],
+        lambda *a: op.nn.rms_norm(*a, axes=-1, epsilon=1e-5),
+        lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-5),
+        FACTOR,
+    ),
+    "gelu": ([(10000,)], op.nn.gelu, F.gelu, FACTOR),
+    "silu": ([(10000,)], op.nn.silu, F.silu, FACTOR),
+}
+
+
+def measure(names):
+    """Return for each case our error and PyTorch's, relative to the largest number of the result."""
+    rng, modules, arrays = np.random.default_rng(0), {}, {}
+    for i, name in enumerate(names):
+        shapes, body, *_ = CASES[name]
+        params = [tensor(f"x{k}", shape, "float32") for k, shape in enumerate(shapes)]
+        module = build(params, lambda bb, *a, body=body: bb.emit(body(*a)))
+        modules[f"main{i}"] = module["main"].with_attr("global_symbol", f"main{i}")
+        arrays[name] = [
+            np.abs(a) if "batch" in name else a for a in map(rng.standard_normal, shapes)
+        ]
+        arrays[name] = [array.astype("float32") for array in arrays[name]]
+    executable = tvm.compile(tvm.IRModule(modules), host(), relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    for i, name in enumerate(names):
+        reference = CASES[name][2]
+        tensors = [torch.from_numpy(array.copy()) for array in arrays[name]]
+        exact = reference(*(each.double() for each in tensors)).detach().numpy()
+        theirs = reference(*(each.clone() for each in tensors)).detach().numpy()
+        ours = to_numpy(machine[f"main{i}"](*map(tvm.runtime.tensor, arrays[name])))
+        # A result of small numbers, as softmax's, is measured by itself.
+        scale = 1 / np.abs(exact).max()
+        yield name, *(largest_error(found * scale, exact * scale) for found in (ours, theirs))
+
+
+@pytest.mark.slow
+def test_errors_are_those_of_pytorch():
+    found = list(measure(list(CASES)))
+    for name, ours, theirs in found:
+        print(f"{name:40} {ours:9.1e} {theirs:9.1e} {ours / theirs if theirs else 1:6.1f}")
+    larger = [
+        (name, ours, theirs)
+        for name, ours, theirs in found
+        if ours > max(CASES[name][3] * theirs, ROUNDINGS)
+    ]
+    assert larger == []
+
+
+def test_some_errors_are_those_of_pytorch():
+    names = ["matmul", "softmax", "sum of all", "exp", "tanh", "erf", "gelu"]
+    for name, ours, theirs in measure(names):
+        assert ours <= max(CASES[name][3] * theirs, ROUNDINGS), name

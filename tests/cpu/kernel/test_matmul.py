@@ -1,0 +1,160 @@
+"""Matrix products against NumPy in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import Run, at, each_target, largest_error, run_kernels
+from sweep import at_length, batches
+from tvm import tirx
+
+from relax_grad.cpu.kernel.matmul import Matmul, _Generator, matmul
+from relax_grad.cpu.target import CPU
+
+RNG = np.random.default_rng(0)
+
+
+def transposed(matrix, is_transposed):
+    return np.swapaxes(matrix, -1, -2) if is_transposed else matrix
+
+
+def with_own_extents(product):
+    """Give a product symbolic extents that no other has: TVM 0.26 compiles no two functions with the same ones."""
+    own = {
+        name: tirx.Var(extent.name, "int32")
+        for name in ("rows", "columns", "depth", "batch")
+        if isinstance(extent := getattr(product, name), tirx.Var)
+    }
+    return replace(product, **own)
+
+
+def check(products, target, *extents):
+    """Compare products, compiled together, with NumPy's in float64, at these values of the symbolic extents."""
+    runs, checked = [], []
+    for product in products:
+        function = matmul(with_own_extents(product), CPU.of(target))
+        for values in extents or [{}]:
+            *inputs, output = (at(shape, values) for shape in product.shapes())
+            arrays = [RNG.normal(size=shape).astype("float32") for shape in inputs]
+            runs.append(Run(function, arrays, [output]))
+            checked.append((product, values))
+    results = run_kernels(runs, target)
+    for case, run, (found,) in zip(checked, runs, results, strict=True):
+        product, _ = case
+        a, b = (array.astype("float64") for array in run.inputs)
+        wanted = transposed(a, product.transpose_a) @ transposed(b, product.transpose_b)
+        assert largest_error(found, wanted) < 2e-6, case
+
+
+@each_target
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_sizes_around_the_tile(target, transpose_a, transpose_b):
+    sizes = [(1, 1, 1), (10, 32, 16), (33, 45, 70), (3, 70, 600), (60, 16, 512)]
+    check([Matmul(*size, transpose_a, transpose_b) for size in sizes], target)
+
+
+@each_target
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_what_tasks_copy_of_a(target, transpose_b):
+    """Rows that share few sets of a cache, and a transposed A: of several tasks, stretches and products."""
+    rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
+    products = [
+        Matmul(93, 70, 512, False, transpose_b),
+        Matmul(45, 131, 1024, False, transpose_b, 3),
+        Matmul(47, 64, 512, False, transpose_b, 5, shared_a=True),
+        Matmul(rows, 64, 512, False, transpose_b, batch),
+        Matmul(417, 70, 300, True, transpose_b),
+        Matmul(93, 600, 520, True, transpose_b, 2, shared_a=True),
+        Matmul(97, 70, rows, True, transpose_b, batch),
+    ]
+    check(products, target, {"rows": 1, "batch": 3}, {"rows": 301, "batch": 2})
+
+
+@each_target
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_few_rows_or_one_column(target, transpose_a, transpose_b):
+    sizes = [(1, 300, 70), (2, 129, 45), (5, 40, 257), (13, 11, 300), (27, 50, 9), (33, 1, 40)]
+    check([Matmul(*size, transpose_a, transpose_b) for size in sizes], target)
+
+
+@each_target
+def test_few_rows_in_batches(target):
+    batch = tirx.Var("batch", "int32")
+    check([Matmul(3, 40, 20, batch=batch), Matmul(40, 1, 20, batch=batch)], target, {"batch": 4})
+    shared = [(True, False), (False, True)]
+    check([Matmul(2, 70, 20, False, True, 3, *each) for each in shared], target)
+    check([Matmul(50, 1, 20, False, True, 3, *each) for each in shared], target)
+
+
+@each_target
+def test_all_symbolic(target):
+    rows, columns, depth = (tirx.Var(name, "int32") for name in ("rows", "columns", "depth"))
+    symbolic = [Matmul(rows, columns, depth), Matmul(rows, 1, depth), Matmul(1, columns, depth)]
+    sizes = [(13, 45, 300), (4, 7, 0), (31, 3, 19)]
+    names = ("rows", "columns", "depth")
+    check(symbolic, target, *(dict(zip(names, each, strict=True)) for each in sizes))
+
+
+@each_target
+def test_symbolic_rows_and_batch(target):
+    rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
+    symbolic = [
+        Matmul(rows, 40, 30),
+        Matmul(rows, 40, 30, transpose_b=True),
+        Matmul(40, 30, rows, transpose_a=True),
+        Matmul(rows, 7, 9, batch=batch, shared_b=True),
+    ]
+    sizes = [(0, 0), (1, 1), (7, 2), (19, 3), (300, 2)]
+    check(symbolic, target, *({"rows": rows, "batch": batch} for rows, batch in sizes))
+
+
+@st.composite
+def products(draw):
+    size = st.one_of(st.integers(1, 80), st.integers(1, 200))
+    batch = draw(st.sampled_from([1, 1, 2, 5]))
+    shared = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
+    return Matmul(
+        draw(size),
+        draw(size),
+        draw(st.one_of(st.integers(1, 700), st.just(512))),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        batch,
+        *(shared if batch > 1 else (False, False)),
+    )
+
+
+@pytest.mark.slow
+@each_target
+@at_length(150)
+@given(cases=batches(products()))
+def test_any_product(target, cases):
+    check(cases, target)
+
+
+@at_length(50)
+@given(cases=batches(products()))
+def test_some_products(cases):
+    check(cases, {"kind": "llvm"})
+
+
+@pytest.mark.parametrize("cores", [2, 3, 8])
+@pytest.mark.parametrize("size", [(512, 512, 512), (1024, 768, 768), (1000, 1000, 1000)])
+def test_threads_get_equal_parts(size, cores):
+    rows, columns, depth = size
+    generator = _Generator(Matmul(rows, columns, depth), CPU(16, 32, cores))
+    strips, panels = generator._blocks()
+    tasks = [
+        min(strips, generator.strips - i) * min(panels, generator.panels - j)
+        for i in range(0, generator.strips, strips)
+        for j in range(0, generator.panels, panels)
+    ]
+    each = -(-len(tasks) // cores)
+    most = max(sum(tasks[i : i + each]) for i in range(0, len(tasks), each))
+    assert most <= 1.1 * generator.strips * generator.panels / cores

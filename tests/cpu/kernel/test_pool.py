@@ -1,0 +1,216 @@
+"""Pooling and its gradients against PyTorch, also for ties, infinities and NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import Run, each_target, largest_error, run_kernels
+from sweep import at_length, batches
+from tvm import tirx
+
+from relax_grad.cpu.kernel._pooling import Pool, Windows
+from relax_grad.cpu.kernel.pool import avg_pool, avg_pool_backward, max_pool, max_pool_backward
+from relax_grad.cpu.target import CPU
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+
+RNG = np.random.default_rng(0)
+KINDS = [
+    "max",
+    "max_backward",
+    "max_backward_saved",
+    "avg",
+    "avg_with_padding",
+    "avg_backward",
+    "avg_backward_with_padding",
+]
+
+
+def values(kind, shape):
+    """Numbers; many of them equal, and some that are none."""
+    if kind == "plain":
+        return RNG.normal(size=shape).astype("float32")
+    last = {"nan": np.nan, "infinite": -np.inf, "few": 3}[kind]
+    return RNG.choice(np.array([0, 1, 2, last], "float32"), shape)
+
+
+def check(cases, target):
+    """Compare ``(kind, planes, windows of the axes, symbolic, values)``, compiled together, with PyTorch's."""
+    runs, wanted = [], []
+    for kind, planes, axes, symbolic, numbers in cases:
+        n = tirx.Var("n", "int32") if symbolic else planes
+        pool, cpu = Pool(n, tuple(axes[:-1]), axes[-1]), CPU.of(target)
+        data, result = (n, *pool.extents), (n, *pool.numbers)
+        x = values(numbers, (planes, *data[1:]))
+        dy = RNG.normal(size=(planes, *result[1:])).astype("float32")
+        include_pad = kind.endswith("padding")
+        if kind.startswith("avg"):
+            if kind.startswith("avg_backward"):
+                function = avg_pool_backward(pool, [result, data], cpu, include_pad)
+                runs.append(Run(function, [dy], [x.shape]))
+                wanted.append(average_gradient(dy, axes, include_pad))
+            else:
+                function = avg_pool(pool, [data, result], cpu, include_pad)
+                runs.append(Run(function, [x], [dy.shape]))
+                wanted.append(average(x, axes, include_pad))
+            continue
+        padded = torch.from_numpy(x).double().requires_grad_()
+        y, winners = pooled_by_torch(padded, axes)
+        if kind == "max":
+            runs.append(Run(max_pool(pool, [data, result], cpu), [x], [dy.shape]))
+            wanted.append(y.detach().numpy())
+            continue
+        saved = kind == "max_backward_saved"
+        function = max_pool_backward(pool, [result, data, data], cpu, saved)
+        runs.append(Run(function, [dy, winners if saved else x], [x.shape]))
+        (gradient,) = torch.autograd.grad(y, padded, torch.from_numpy(dy).double())
+        wanted.append(gradient.numpy())
+    for case, exact, (found,) in zip(cases, wanted, run_kernels(runs, target), strict=True):
+        if case[0] == "max":
+            assert np.array_equal(found, exact.astype("float32"), equal_nan=True), case
+        else:
+            assert largest_error(found, exact) < 1e-6, case
+
+
+def pooled_by_torch(x, axes):
+    """Pooling of windows that need not fill the padded data: behind it, more padding. And the winning taps."""
+    shape = [x.shape[0], *(axis.number for axis in axes)]
+    axes = [Windows(1, 1, 1, 0, 1)] * (3 - len(axes)) + list(axes)
+    x = x.reshape(x.shape[0], *(axis.extent for axis in axes))
+    behind = [max(0, axis.length - axis.before - axis.extent) for axis in axes]
+    pads = [
+        p for axis, far in zip(axes[::-1], behind[::-1], strict=True) for p in (axis.before, far)
+    ]
+    padded = torch.nn.functional.pad(x, pads, value=-float("inf"))
+    y, at = torch.nn.functional.max_pool3d(
+        padded[None],
+        [axis.size for axis in axes],
+        [axis.stride for axis in axes],
+        0,
+        [axis.dilation for axis in axes],
+        return_indices=True,
+    )
+    numbers = (slice(None), *(slice(axis.number) for axis in axes))
+    y, at = y[0][numbers], at[0][numbers].numpy()
+    tap = 0
+    for i, (axis, place) in enumerate(
+        zip(axes, np.unravel_index(at, padded.shape[1:]), strict=True)
+    ):
+        start = np.arange(axis.number).reshape([-1 if i == k else 1 for k in range(3)])
+        tap = tap * axis.size + (place - start * axis.stride) // axis.dilation
+    return y.reshape(shape), tap.astype("int8").reshape(shape)
+
+
+def shares(windows, include_pad):
+    """How much of each window an element is."""
+    parts = np.zeros((windows.number, windows.extent))
+    for o in range(windows.number):
+        start = o * windows.stride - windows.before
+        first = start if include_pad else max(start, 0)
+        end = windows.extent + (windows.after if include_pad else 0)
+        last = min(start + windows.size, end)
+        parts[o, max(start, 0) : start + windows.size] = 1 / max(last - first, 1)
+    return parts
+
+
+def average(x, axes, include_pad):
+    for axis, windows in enumerate(axes, 1):
+        x = np.moveaxis(np.tensordot(x, shares(windows, include_pad), (axis, 1)), -1, axis)
+    return x
+
+
+def average_gradient(dy, axes, include_pad):
+    for axis, windows in enumerate(axes, 1):
+        dy = np.moveaxis(np.tensordot(dy, shares(windows, include_pad), (axis, 0)), -1, axis)
+    return dy
+
+
+@st.composite
+def windows(draw, sizes, largest=40, dilated=False):
+    size, stride = draw(sizes), draw(st.integers(1, 4))
+    dilation = draw(st.integers(1, 2)) if dilated else 1
+    reach = (size - 1) * dilation + 1
+    before, after = draw(st.integers(0, size - 1)), draw(st.integers(0, size - 1))
+    extent = draw(st.integers(max(1, reach - before - after), largest))
+    number = (extent + before + after - reach) // stride + 1
+    # Of what ceil_mode adds, only a window that has an element.
+    if draw(st.booleans()) and number * stride - before < extent:
+        number += 1
+    while (number - 1) * stride - before >= extent:
+        number -= 1
+    return Windows(extent, size, stride, before, number, after, dilation)
+
+
+@st.composite
+def case(draw):
+    kind = draw(st.sampled_from(KINDS))
+    dilated = not kind.startswith("avg")
+    axes = st.tuples(
+        windows(st.integers(1, 5), dilated=dilated), windows(st.integers(1, 5), dilated=dilated)
+    )
+    of_volume = st.tuples(*[windows(st.integers(1, 3), 12, dilated)] * 3)
+    return (
+        kind,
+        draw(st.integers(1, 40)),
+        draw(st.one_of(axes, axes, of_volume).filter(lambda f: all(a.has_elements() for a in f))),
+        draw(st.booleans()),
+        # Not negative infinity, which is what the data are padded with for PyTorch.
+        "plain" if "avg" in kind else draw(st.sampled_from(["plain", "few", "nan"])),
+    )
+
+
+@each_target
+def test_windows_of_resnet_and_others(target):
+    overlapping, halving = Windows(30, 3, 2, 1, 15, 1), Windows(32, 2, 2, 0, 16)
+    sliding, long = Windows(37, 3, 1, 1, 37, 1), Windows(37, 5, 3, 2, 13, 2)
+    pairs = [(overlapping, overlapping), (halving, halving), (long, sliding)]
+    check([(kind, 5, pair, pair[0] is long, "plain") for pair in pairs for kind in KINDS], target)
+
+
+@each_target
+def test_volumes_and_dilation(target):
+    small, wide = Windows(6, 2, 2, 0, 3), Windows(21, 3, 2, 1, 11, 1)
+    far, thrice = Windows(23, 3, 2, 1, 10, 1, 2), Windows(24, 3, 3, 0, 8)
+    triples = [(small, wide, wide), (thrice, small, thrice)]
+    check(
+        [(kind, 3, each, each[0] is small, "plain") for each in triples for kind in KINDS], target
+    )
+    check([(kind, 3, (far, far), False, "few") for kind in KINDS if "max" in kind], target)
+
+
+@each_target
+def test_ties_infinities_and_nan(target):
+    rows, columns = Windows(12, 3, 2, 0, 5), Windows(39, 3, 1, 0, 37)
+    kinds = ["max", "max_backward", "max_backward_saved"]
+    numbers = ["few", "infinite", "nan"]
+    check([(kind, 7, (rows, columns), False, n) for kind in kinds for n in numbers], target)
+
+
+@each_target
+def test_padding_never_wins(target):
+    """Of a window in which nothing is above negative infinity, the first element that exists wins."""
+    axis = Windows(3, 3, 2, 1, 2, 1)
+    function = max_pool_backward(
+        Pool(1, (axis,), axis), [(1, 2, 2), (1, 3, 3), (1, 3, 3)], CPU.of(target)
+    )
+    dy = np.array([[[1, 2], [3, 4]]], "float32")
+    x = np.full((1, 3, 3), -np.inf, "float32")
+    ((found,),) = run_kernels([Run(function, [dy, x], [x.shape])], target)
+    assert found.tolist() == [[[1, 2, 0], [3, 4, 0], [0, 0, 0]]]
+
+
+@pytest.mark.slow
+@each_target
+@at_length(150)
+@given(cases=batches(case()))
+def test_any_pool(target, cases):
+    check(cases, target)
+
+
+@each_target
+@at_length(50)
+@given(cases=batches(case()))
+def test_some_pools(target, cases):
+    check(cases, target)

@@ -1,0 +1,66 @@
+"""Kernels of every operator compile for processors that this machine is not; here they are not run."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from kernel_cases import cases, kernel_of
+from tvm.target import codegen
+
+from relax_grad.cpu.target import CPU
+from relax_grad.testing._program import without_assertions
+
+ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
+X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
+TARGETS = {
+    "Cortex-A76": ({**ARM, "mcpu": "cortex-a76", "num-cores": 4}, CPU(4, 32, 4), "fmla"),
+    "Neoverse N1": ({**ARM, "mcpu": "neoverse-n1", "num-cores": 64}, CPU(4, 32, 64), "fmla"),
+    "Apple M1": (
+        {"kind": "llvm", "mtriple": "arm64-apple-macos", "mcpu": "apple-m1", "num-cores": 8},
+        CPU(4, 32, 8),
+        "fmla",
+    ),
+    "SSE": ({**X86, "num-cores": 1}, CPU(4, 16, 1), "mulps"),
+    "AVX2": ({**X86, "mcpu": "haswell", "num-cores": 64}, CPU(8, 16, 64), "%ymm"),
+    "AVX-512": ({**X86, "mcpu": "skylake-avx512", "num-cores": 1}, CPU(16, 32, 1), "%zmm"),
+    "AVX-512 of 64 cores": (
+        {**X86, "mcpu": "skylake-avx512", "num-cores": 64},
+        CPU(16, 32, 64),
+        "%zmm",
+    ),
+}
+
+#: Of the cases, those that the default suite compiles for a target.
+SOME = 31
+
+
+def compile_kernels(name, chosen):
+    """Return the assembly of cases, one kernel static and the next one symbolic."""
+    settings, cpu, _ = TARGETS[name]
+    architecture = "aarch64" if settings["mtriple"].startswith("a") else "x86_64"
+    # arm64 is LLVM's name for it on macOS.
+    if architecture not in str(codegen.llvm_get_targets()).replace("x86-64", "x86_64"):
+        pytest.skip(f"LLVM is without {architecture}")
+    target = tvm.target.Target(settings)
+    assert CPU.of(target) == cpu
+    functions = {}
+    for i, case in enumerate(chosen):
+        call = kernel_of(case, target, 3 if i % 2 else None)
+        functions[f"kernel{i}"] = call.function.with_attr("global_symbol", f"kernel{i}")
+    with without_assertions():
+        return tvm.compile(tvm.IRModule(functions), target).mod
+
+
+@pytest.mark.parametrize("name", ["Cortex-A76", "SSE", "AVX2", "AVX-512 of 64 cores"])
+def test_some_kernels(name, tmp_path):
+    module = compile_kernels(name, cases()[::SOME])
+    assert TARGETS[name][2] in module.inspect_source("asm")
+    path = tmp_path / "kernels.o"
+    module.write_to_file(str(path), "o")
+    assert path.stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+def test_all_kernels(name):
+    assert TARGETS[name][2] in compile_kernels(name, cases()).inspect_source("asm")

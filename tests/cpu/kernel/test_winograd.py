@@ -1,0 +1,143 @@
+"""Winograd's minimal filtering against PyTorch's convolutions in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from convolutions import expected
+from hypothesis import given
+from hypothesis import strategies as st
+from machines import Run, at, each_target, largest_error, run_kernels
+from sweep import at_length, batches
+from tvm import tirx
+
+from relax_grad.cpu.kernel._convolution import Conv2d
+from relax_grad.cpu.kernel.winograd import TRANSFORMS, is_winograd, winograd, winograd_backward_data
+from relax_grad.cpu.kernel.winograd_weight import winograd_weight
+from relax_grad.cpu.target import CPU
+
+RNG = np.random.default_rng(0)
+MAKERS = {"out": winograd, "data": winograd_backward_data, "weight": winograd_weight}
+TOLERANCES = {2: 4e-6, 4: 4e-5}
+
+
+def conv3x3(batch, ins, outs, size, padding=(1, 1, 1, 1)):
+    return Conv2d(batch, ins, outs, size, (3, 3), padding=padding)
+
+
+def check(convolutions, target, square=2, cores=2, **extents):
+    """Compare the three kernels of convolutions, compiled together, with PyTorch."""
+    found = CPU.of(target)
+    cpu = CPU(found.lanes, found.registers, cores)
+    runs, wanted = [], []
+    for conv in convolutions:
+        arrays = {
+            name: RNG.normal(size=at(shape, extents)).astype("float32")
+            for name, shape in [
+                ("data", conv.data_shape),
+                ("weight", conv.weight_shape),
+                ("out", conv.out_shape),
+            ]
+        }
+        for result, make in MAKERS.items():
+            known = {name: array for name, array in arrays.items() if name != result}
+            # A gradient's kernel takes the output gradient first.
+            inputs = sorted(known, key=["out", "data", "weight"].index)
+            function = make(conv, cpu, square=square)
+            shape = arrays[result].shape
+            runs.append(Run(function, [known[name] for name in inputs], [shape]))
+            wanted.append(expected(conv, known, shape, result))
+    results = [result for (result,) in run_kernels(runs, target)]
+    for i, (result, right) in enumerate(zip(results, wanted, strict=True)):
+        assert largest_error(result, right) < TOLERANCES[square], (convolutions[i // 3], i % 3)
+    return results
+
+
+@pytest.mark.parametrize("square", TRANSFORMS)
+def test_transforms_multiply_polynomials(square):
+    """In one dimension and exactly: A^T ((G g) * (B^T d)) is the filter g over the data d."""
+    found = TRANSFORMS[square]
+    data, weight = RNG.normal(size=square + 2), RNG.normal(size=3)
+    products = (np.array(found.weight) @ weight) * (np.array(found.data) @ data)
+    wanted = [data[i : i + 3] @ weight for i in range(square)]
+    np.testing.assert_allclose(np.array(found.result) @ products, wanted, rtol=1e-12)
+
+
+@each_target
+@pytest.mark.parametrize("square", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_sizes_around_the_tile(target, square):
+    sizes = [
+        conv3x3(2, 16, 16, (8, 8)),
+        conv3x3(1, 5, 3, (7, 9), (0, 1, 2, 1)),
+        conv3x3(3, 40, 35, (5, 5)),
+        conv3x3(1, 1, 1, (1, 1)),
+    ]
+    check(sizes, target, square)
+
+
+@each_target
+def test_weights_that_leave_the_cache(target):
+    """Each step for many images, and sums over more channels than a tile adds at once."""
+    check([conv3x3(3, 270, 100, (5, 6)), conv3x3(9, 130, 140, (3, 3))], target)
+
+
+def test_symbolic_batch():
+    batch = tirx.Var("batch", "int32")
+    for conv, size in [(conv3x3(batch, 18, 9, (8, 9)), 13), (conv3x3(batch, 120, 140, (3, 4)), 0)]:
+        check([conv], {"kind": "llvm"}, batch=size)
+
+
+@pytest.mark.slow
+@each_target
+def test_symbolic_batch_of_any_size(target):
+    batch = tirx.Var("batch", "int32")
+    for size in (0, 1, 3, 60):
+        check([conv3x3(batch, 18, 9, (8, 9)), conv3x3(batch, 120, 140, (3, 4))], target, batch=size)
+
+
+def test_results_do_not_depend_on_the_cores():
+    global RNG
+    convolutions = [conv3x3(3, 20, 40, (9, 9)), conv3x3(5, 120, 140, (3, 4))]
+    found = []
+    for cores in (1, 2, 64):
+        RNG = np.random.default_rng(0)
+        results = check(convolutions, {"kind": "llvm"}, cores=cores)
+        found.append([result.tobytes() for result in results])
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Conv2d(1, 4, 4, (8, 8), (3, 3), strides=(2, 1)),
+        Conv2d(1, 4, 4, (8, 8), (3, 3), dilation=(1, 2)),
+        Conv2d(1, 4, 4, (8, 8), (3, 3), groups=2),
+        Conv2d(1, 4, 4, (8, 8), (3, 1)),
+        Conv2d(1, 4, 4, (8, 8), (3, 3), padding=(3, 1, 1, 1)),
+    ],
+)
+def test_what_it_is_not_for(conv):
+    assert not is_winograd(conv)
+    assert is_winograd(conv3x3(1, 4, 4, (8, 8)))
+
+
+@st.composite
+def convolutions(draw):
+    padding = tuple(draw(st.integers(0, 2)) for _ in range(4))
+    size = tuple(draw(st.integers(max(1, 3 - padding[i] - padding[i + 2]), 20)) for i in (0, 1))
+    channels = st.integers(1, 70)
+    return conv3x3(draw(st.integers(1, 4)), draw(channels), draw(channels), size, padding)
+
+
+@pytest.mark.slow
+@each_target
+@at_length(60, batch=10)
+@given(cases=batches(convolutions(), 10))
+def test_any_convolution(target, cases):
+    check(cases, target)
+
+
+@at_length(8, batch=4)
+@given(cases=batches(convolutions(), 4))
+def test_some_convolutions(cases):
+    check(cases, {"kind": "llvm"})

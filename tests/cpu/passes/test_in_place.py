@@ -1,0 +1,197 @@
+"""Passes that move, forward or fold values, on functions whose calls write to their arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from dispatched import HOST
+from in_place import KIND, SIZE, add_to, module_of
+from programs import run, to_numpy
+from tvm import relax
+from tvm.relax import op
+from tvm.script import from_source
+
+import relax_grad
+from relax_grad.cpu import stages
+from relax_grad.ir.bindings import bindings_of
+from relax_grad.transform import FoldConstants, Gradient, OrderForMemory
+
+RNG = np.random.default_rng(0)
+
+
+def values():
+    return [RNG.normal(size=(SIZE, SIZE)).astype("float32") for _ in range(2)]
+
+
+@pytest.mark.parametrize("dataflow", [True, False])
+@pytest.mark.parametrize("through_helper", [False, True])
+def test_a_gradient_of_what_is_overwritten_is_refused(through_helper, dataflow):
+    """The derivative of exp is its result, which is gone in the backward pass."""
+
+    def body(bb, write, x, y):
+        a = bb.emit(op.exp(x), "a")
+        loss = bb.emit(op.sum(a))
+        return relax.Tuple([loss, write(a, y, through_helper=through_helper)])
+
+    with pytest.raises(
+        relax_grad.GradientError, match=r"the gradient needs 'a', which a call writes"
+    ):
+        Gradient("main", "x")(module_of(body, dataflow=dataflow))
+
+
+def test_a_gradient_in_a_branch_of_what_is_overwritten_is_refused():
+    module = from_source("""
+@I.ir_module
+class Module:
+    @T.prim_func(private=True, s_tir=True)
+    def add_to(A: T.Buffer((4, 4), "float32")):
+        for i, j in T.grid(4, 4):
+            with T.sblock("add"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                A[vi, vj] = A[vi, vj] + T.float32(1)
+
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32"), cond: R.Tensor((), "bool")):
+        cls = Module
+        a = R.sin(x)
+        if cond:
+            s = R.sum(R.exp(a))
+            t = R.call_tir_inplace(
+                cls.add_to, (a,), inplace_indices=[0], out_ty=[R.Tensor((4, 4), "float32")]
+            )
+            c = (s, t)
+        else:
+            u = R.cos(a)
+            s2 = R.sum(a)
+            c = (s2, u)
+        return c
+""")
+    with pytest.raises(relax_grad.GradientError, match="which a call writes to in place"):
+        Gradient("main", "x")(module)
+
+
+@pytest.mark.parametrize("dataflow", [True, False])
+def test_a_gradient_that_needs_nothing_overwritten(dataflow):
+    def body(bb, write, x, y):
+        a = bb.emit(op.add(x, y))
+        loss = bb.emit(op.sum(bb.emit(op.multiply(bb.emit(op.sin(x)), y))))
+        return relax.Tuple([loss, write(a, y)])
+
+    module = Gradient("main")(module_of(body, dataflow=dataflow))
+    x, y = values()
+    (loss, total), gradients = run(module, "main_adjoint", x, y, target=HOST, pipeline="relax_grad")
+    np.testing.assert_allclose(loss, (np.sin(x) * y).sum(), rtol=1e-4)
+    np.testing.assert_allclose(total, x + 2 * y, rtol=1e-5)
+    for found, wanted in zip(gradients, (np.cos(x) * y, np.sin(x)), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_adjoint_keeps_the_copies_of_what_is_overwritten():
+    """The transpose of a transpose is a tensor of its own, and stays one."""
+
+    def body(bb, write, x, y):
+        a = bb.emit(op.add(x, y))
+        copy = bb.emit(op.permute_dims(bb.emit(op.permute_dims(a))))
+        total = write(a, y)
+        loss = bb.emit(op.sum(bb.emit(op.multiply(copy, copy))))
+        return relax.Tuple([loss, total])
+
+    module = Gradient("main", "x")(module_of(body))
+    x, y = values()
+    (loss, _), (gradient,) = run(module, "main_adjoint", x, y, target=HOST, pipeline="relax_grad")
+    np.testing.assert_allclose(loss, ((x + y) ** 2).sum(), rtol=1e-4)
+    np.testing.assert_allclose(gradient, 2 * (x + y), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("through_helper", [False, True])
+def test_a_constant_is_not_overwritten(through_helper):
+    """Folding makes a constant of what each call of the function computes anew."""
+
+    def body(bb, write, x, y):
+        ones = bb.emit(op.add(relax.const(np.ones((SIZE, SIZE), "float32")), relax.const(1.0)))
+        return write(ones, x, through_helper=through_helper)
+
+    module = module_of(body)
+    legalized = relax.transform.LegalizeOps()(module)
+    tvm.ir.assert_structural_equal(FoldConstants()(legalized), legalized)
+    executable = tvm.compile(module, HOST, relax_pipeline="relax_grad")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    x, y = values()
+    for _ in range(2):
+        found = to_numpy(machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(y)))
+        np.testing.assert_allclose(found, 2 + x, rtol=1e-5)
+
+
+@pytest.mark.parametrize("through_helper", [False, True])
+def test_bindings_stay_on_their_side_of_a_write(through_helper):
+    """In the new order, the write would free its other argument, before x is read."""
+
+    def body(bb, write, x, y):
+        a = bb.emit(op.exp(y))
+        b = bb.emit(op.sin(x))
+        return relax.Tuple([b, write(x, a, through_helper=through_helper)])
+
+    module = module_of(body)
+    tvm.ir.assert_structural_equal(OrderForMemory()(module)["main"], module["main"])
+
+
+def test_a_reshaped_copy_stays_a_copy():
+    """Its source is overwritten, and then it is overwritten itself."""
+
+    def body(bb, write, x, y):
+        a = bb.emit(op.add(x, y))
+        b = bb.emit(op.reshape(a, (SIZE * SIZE,)))
+        c = write(a, y)
+        d = bb.emit(op.reshape(c, (SIZE, SIZE)))
+        e = write(d, y)
+        return relax.Tuple([bb.emit(op.reshape(b, (SIZE, SIZE))), c, e])
+
+    x, y = values()
+    found = run(module_of(body), "main", x, y, target=HOST, pipeline="relax_grad")
+    for each, wanted in zip(found, (x + y, x + 2 * y, x + 3 * y), strict=True):
+        np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_other_reshapes_become_views():
+    """Only what is written to, as source or as copy, stays memory of its own."""
+
+    def body(bb, write, x, y):
+        a, b = bb.emit(op.exp(x)), bb.emit(op.exp(y))
+        rows = [
+            bb.emit(op.reshape(each, (SIZE * SIZE,)), f"row_{i}") for i, each in enumerate((a, b))
+        ]
+        c = write(a, y)
+        return relax.Tuple([bb.emit(op.sin(each)) for each in (*rows, c)])
+
+    module = stages._view_reshapes(relax.transform.LegalizeOps()(module_of(body)))
+    found = {
+        b.var.name: b.value.op.name for b in bindings_of(module["main"].body) if "row" in b.var.name
+    }
+    assert found == {"row_0": "relax.call_tir", "row_1": "relax.reshape"}
+
+
+def test_what_a_function_returns_is_no_view_where_callers_write():
+    """Of two calls, none is inlined: the function itself has no write."""
+    bb = relax.BlockBuilder()
+    param = relax.Var("a", KIND)
+    with bb.function("flat", [param], private=True):
+        with bb.dataflow():
+            row = bb.emit(op.reshape(param, (SIZE * SIZE,)))
+            result = bb.emit_output(relax.Tuple([row]))
+        bb.emit_func_output(result)
+    (flat,) = bb.get().get_global_vars()
+    callee = bb.add_func(add_to, "add_to")
+    x, y = relax.Var("x", KIND), relax.Var("y", KIND)
+    with bb.function("main", [x, y]):
+        with bb.dataflow():
+            a = bb.emit(op.add(x, y))
+            b = bb.emit(relax.TupleGetItem(bb.emit(relax.Call(flat, [a])), 0))
+            c = bb.emit(op.call_tir_inplace(callee, relax.Tuple([a, y]), [0], KIND))
+            d = bb.emit(relax.TupleGetItem(bb.emit(relax.Call(flat, [c])), 0))
+            result = bb.emit_output(relax.Tuple([b, d]))
+        bb.emit_func_output(result)
+    x, y = values()
+    b, d = run(bb.get(), "main", x, y, target=HOST, pipeline="relax_grad")
+    np.testing.assert_allclose(b, (x + y).ravel(), rtol=1e-5)
+    np.testing.assert_allclose(d, (x + 2 * y).ravel(), rtol=1e-5)

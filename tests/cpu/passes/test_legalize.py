@@ -1,0 +1,97 @@
+"""Binary operators are legalized as TVM legalizes them, once for operands of equal types."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from programs import build, tensor
+from tvm import relax, tirx
+from tvm.ir import Op
+from tvm.relax import op
+
+from relax_grad.cpu.passes import _legalize
+from relax_grad.cpu.passes._legalize import legalize_ops
+
+N = tirx.Var("n", "int64")
+
+
+def mixed(bb, x, y, row, half, symbolic):
+    """Calls of equal types, of other shapes and dtypes, of scalars, and with one operand twice."""
+    two, three = (relax.const(np.float32(value)) for value in (2, 3))
+    found = [
+        op.add(x, y),
+        op.add(y, x),
+        op.add(x, x),
+        op.multiply(x, y),
+        op.add(x, row),
+        op.add(row, x),
+        op.add(row, row),
+        op.add(half, half),
+        op.multiply(x, two),
+        op.multiply(y, two),
+        op.multiply(y, three),
+        op.multiply(two, y),
+        op.multiply(two, row),
+        op.subtract(two, three),
+        op.add(x, relax.const(np.ones((4, 3), "float32"))),
+        op.divide(symbolic, symbolic),
+        op.divide(symbolic, two),
+        op.maximum(x, y),
+    ]
+    return relax.Tuple([bb.emit(each) for each in found])
+
+
+def module():
+    params = [
+        tensor("x", (4, 3), "float32"),
+        tensor("y", (4, 3), "float32"),
+        tensor("row", (3,), "float32"),
+        tensor("half", (3,), "float16"),
+        tensor("symbolic", (N, 3), "float32"),
+    ]
+    return build(params, mixed)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The operators of the calls that TVM legalizes from now on."""
+    found = []
+
+    def counted(legalize):
+        def run(bb, call):
+            found.append(call.op.name)
+            return legalize(bb, call)
+
+        return run
+
+    made = _legalize._Shared
+    monkeypatch.setattr(_legalize, "_Shared", lambda known: made(counted(known)))
+    return found
+
+
+def test_the_module_is_that_of_tvm(asked):
+    mod = module()
+    found, wanted = legalize_ops(mod), relax.transform.LegalizeOps()(mod)
+    tvm.ir.assert_structural_equal(found, wanted)
+    assert found.script() == wanted.script()
+    assert asked.count("relax.add") == 6  # of 8: x + y, y + x and x + x are one
+    assert asked.count("relax.multiply") == 5  # of 6: those by two, on the right, are one
+
+
+def test_another_legalization_is_asked_each_time():
+    calls = []
+
+    def legalize(bb, call):
+        calls.append(call)
+        return bb.call_te(tvm.topi.add, *call.args, primfunc_name_hint=f"own{len(calls)}")
+
+    before = Op.get("relax.add").get_attr("FLegalize")
+    tvm.ir.register_op_attr("relax.add", "FLegalize", legalize, 20)
+    try:
+        x = tensor("x", (4, 3), "float32")
+        legalize_ops(build([x], lambda bb, x: op.add(x, bb.emit(op.add(x, x)))))
+    finally:
+        Op.get("relax.add").reset_attr("FLegalize")
+        tvm.ir.register_op_attr("relax.add", "FLegalize", before)
+    assert len(calls) == 2

@@ -1,0 +1,187 @@
+"""The work of every pass is linear in the number of layers: lines that are executed are counted, not seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tvm
+from programs import build, tensor
+from tvm import relax
+from tvm.relax import op
+
+import relax_grad
+from relax_grad.cpu.target import host
+from relax_grad.ir.bindings import without_unused
+from relax_grad.op.index_slice import strided_slice_backward_data
+from relax_grad.transform import DivideSlices, JoinSlices
+
+PACKAGE = str(Path(relax_grad.__file__).parent)
+#: What makes functions for the shapes of a network, not for each of its layers.
+OF_SHAPES = tuple(str(Path(PACKAGE, name)) for name in ("cpu/kernel", "cpu/schedule", "topi"))
+
+_spec = importlib.util.spec_from_file_location(
+    "passes_benchmark", Path(__file__).parents[3] / "benchmarks/passes.py"
+)
+benchmark = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(benchmark)
+
+#: Numbers of layers, the second step twice the first.
+LAYERS = (3, 6, 12)
+
+#: By how much more lines the second step adds, at most: 2, and what depends on the logarithm.
+MOST = 2.3
+
+#: Lines of which it is not told whether their number grows: for so many, some that occur once weigh too much.
+FEW = 500
+
+
+def lines_of(run) -> int:
+    """Return how many lines of the package are executed; what a line repeats counts each time.
+
+    The lines that make kernels and schedules do not count.
+    """
+    count = 0
+
+    def within(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return within
+
+    def start(frame, event, argument):
+        file = frame.f_code.co_filename
+        return within if file.startswith(PACKAGE) and not file.startswith(OF_SHAPES) else None
+
+    before = sys.gettrace()
+    sys.settrace(start)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def lines_of_passes(network: str, layers: int) -> Counter:
+    """Return how many lines each pass executes for a network."""
+    counts: Counter = Counter()
+    module = None
+
+    def apply():
+        nonlocal module
+        module = run(module)
+
+    with host():
+        for label, each in benchmark.passes(network, layers):
+            run = each
+            counts[label] += lines_of(apply)
+    return counts
+
+
+def test_lines_are_counted():
+    function = build([tensor("x", (4,))], lambda bb, x: bb.emit(op.exp(x)))["main"]
+    assert lines_of(lambda: None) == 0
+    once = lines_of(lambda: without_unused(function))
+    assert once > 10
+    assert lines_of(lambda: [without_unused(function) for _ in range(3)]) == 3 * once
+
+
+@pytest.mark.parametrize("network", ["norms", "residual"])
+def test_passes_are_linear(network):
+    benchmark.measure(network, LAYERS[0])  # what is made once in a process is made now
+    counts = [lines_of_passes(network, layers) for layers in LAYERS]
+    assert sum(counts[-1].values()) > 10000
+    ours = {label for label in counts[0] if label.startswith("relax_grad.")}
+    assert [label for label in ours if not counts[0][label]] == []
+    growth = {
+        label: (most - more) / (more - few)
+        for label in counts[0]
+        for few, more, most in [[count[label] for count in counts]]
+        if most - more > FEW
+    }
+    assert {f"relax_grad.{name}" for name in ("DispatchKernels", "ShareStorage")} <= set(growth)
+    assert "Gradient" in growth
+    assert {label: each for label, each in growth.items() if each > MOST} == {}
+
+
+@pytest.mark.parametrize("by", ["name", "variable"])
+def test_variables_are_not_looked_up_in_lists(by):
+    """The lines of differentiating with respect to all of n parameters grow with n, not with its square."""
+
+    def lines(count):
+        params = [tensor(f"x{i}", ()) for i in range(count)]
+        module = build(params, lambda bb, *tensors: _sum_of(bb, tensors))
+        wrt = [param.name if by == "name" else param for param in module["main"].params]
+        return lines_of(lambda: relax_grad.value_and_grad(module, wrt=wrt))
+
+    few, more, most = map(lines, (20, 40, 80))
+    assert most - more <= 2.01 * (more - few)
+
+
+@pytest.mark.parametrize("make", [JoinSlices, DivideSlices])
+def test_slices_are_joined_and_divided_in_linear_time(make):
+    """The lines of n slices, and of their gradients, grow with n."""
+
+    def lines(count):
+        params = [tensor(f"x{i}", (1, 3), "float32") for i in range(count)]
+        shape = (count, 3)
+
+        def body(bb, whole, *tensors):
+            slices = [
+                bb.emit(strided_slice_backward_data(each, shape, [0], [i], [i + 1], [1]))
+                for i, each in enumerate(tensors)
+            ]
+            rows = [bb.emit(op.strided_slice(whole, [0], [i], [i + 1])) for i in range(count)]
+            return relax.Tuple([_sum_of(bb, slices), *rows])
+
+        module = build([tensor("whole", shape, "float32"), *params], body)
+        return lines_of(lambda: make()(module))
+
+    few, more, most = map(lines, (20, 40, 80))
+    assert few > 20
+    assert most - more <= MOST * (more - few)
+
+
+def _sum_of(bb, tensors):
+    total = tensors[0]
+    for each in tensors[1:]:
+        total = bb.emit(op.add(total, each))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("seconds", "layers", "shown"),
+    [
+        ([1.0], [100], ""),
+        ([1.0, 2.0], [100, 200], "2.00"),
+        ([1.0, 2.4], [100, 200], "2.40 !"),
+        ([1.0, 4.5], [100, 400], "4.50"),
+        ([1.0, 4.7], [100, 400], "4.70 !"),
+        ([0.01, 0.09], [100, 200], "9.00"),
+    ],
+)
+def test_what_the_benchmark_marks(seconds, layers, shown):
+    assert benchmark._growth(seconds, layers).strip() == shown
+
+
+def test_unused_bindings_go():
+    """As TVM takes them out, in any block and with all that only they use."""
+
+    def body(bb, x):
+        for _ in range(3):
+            unused = bb.emit(op.tanh(bb.emit(op.exp(x))))
+            bb.emit(relax.TupleGetItem(bb.emit(relax.Tuple([unused, x])), 0))
+            x = bb.emit(op.sin(x))
+        bb.match_cast(unused, relax.TensorType((tvm.tirx.Var("n", "int64"),), "float64"))
+        return x
+
+    for dataflow in (True, False):
+        function = build([tensor("x", (4,))], body, dataflow=dataflow)["main"]
+        wanted = relax.analysis.remove_all_unused(function)
+        tvm.ir.assert_structural_equal(without_unused(function), wanted)
+    module = benchmark.network("transformer", 1)
+    adjoint = relax.transform.Gradient("main")(module)["main_adjoint"]
+    wanted = relax.analysis.remove_all_unused(adjoint)
+    tvm.ir.assert_structural_equal(without_unused(adjoint), wanted)

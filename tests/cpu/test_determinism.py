@@ -1,0 +1,98 @@
+"""The same bits with any number of threads, run after run; and what is compiled runs in threads of Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import training_steps
+import tvm
+from dispatched import flat
+from kernel_cases import cases, kernel_of
+from machines import TARGETS, runs_here
+from programs import to_numpy
+from tvm import relax
+
+from relax_grad.testing._program import without_assertions
+
+WORKER = Path(__file__).parents[1] / "support" / "thread_worker.py"
+STEPS = {"convolutional": training_steps.convolutional, "transformer": training_steps.transformer}
+TARGET = tvm.target.Target(TARGETS[[name for name in TARGETS if runs_here(name)][-1]])
+
+#: Of the cases of kernels, those of the default suite.
+SOME = 18
+
+
+def compiled(step):
+    module, values = STEPS[step]()
+    return tvm.compile(module, TARGET, relax_pipeline="relax_grad"), values
+
+
+def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
+    """Compile kernels and steps once, and compare what processes of these numbers of threads find."""
+    functions, jobs = {}, []
+    for i, case in enumerate(chosen):
+        call = kernel_of(case, TARGET, None)
+        functions[f"kernel{i}"] = call.function.with_attr("global_symbol", f"kernel{i}")
+        jobs.append([f"kernel{i}", *call.at(67)])
+    with without_assertions():
+        library = tvm.compile(tvm.IRModule(functions), TARGET)
+    library.export_library(str(folder / "kernels.so"))
+    for name in names:
+        executable, values = compiled(name)
+        executable.export_library(str(folder / f"{name}.so"))
+        np.savez(folder / f"{name}.npz", *values)
+    (folder / "jobs.json").write_text(json.dumps({"kernels": jobs, "steps": list(names)}))
+    found = []
+    for threads in numbers:
+        environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
+        command = [sys.executable, WORKER, folder]
+        result = subprocess.run(command, env=environment, capture_output=True, check=True)
+        found += map(json.loads, result.stdout.decode().splitlines())
+    titles = {f"kernel{i}": case.name for i, case in enumerate(chosen)}
+    differing = [
+        titles.get(name, name) for name in found[0] if len({each[name] for each in found}) > 1
+    ]
+    assert len(found) == 2 * len(numbers)
+    assert differing == []
+
+
+def test_same_bits_with_some_numbers_of_threads(tmp_path):
+    check_threads(tmp_path, cases()[::SOME], ["convolutional"], (1, 3))
+
+
+@pytest.mark.slow
+def test_same_bits_with_any_number_of_threads(tmp_path):
+    check_threads(tmp_path, cases(), STEPS)
+
+
+def test_in_threads_of_python():
+    """Two machines of one executable at the same time, neither in the main thread."""
+    executable, values = compiled("convolutional")
+    results, failures = [], []
+
+    def run():
+        try:
+            machine = relax.VirtualMachine(executable, tvm.cpu())
+            for _ in range(2):
+                tensors = list(map(tvm.runtime.tensor, values))
+                results.append(flat(to_numpy(machine["main_adjoint"](*tensors))))
+        except Exception as error:  # pytest sees none of another thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failures == []
+    assert len(results) == 4
+    for result in results[1:]:
+        for found, wanted in zip(result, results[0], strict=True):
+            np.testing.assert_array_equal(found, wanted)

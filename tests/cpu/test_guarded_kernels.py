@@ -1,0 +1,33 @@
+"""No kernel reads or writes out of bounds, whatever its inputs hold: see ``guard_kernels.py``."""
+
+from __future__ import annotations
+
+import kernel_cases
+import pytest
+from guard_kernels import run_guarded_kernels
+from machines import TARGETS, runs_here
+
+from relax_grad.cpu.dispatch import operators_with_kernels
+
+#: The widest vectors that this machine has.
+WIDEST = [name for name in TARGETS if runs_here(name)][-1]
+
+#: Of the cases, those of the default suite.
+SOME = 9
+
+
+def test_every_operator_has_a_case():
+    with_cases = {case.op for case in kernel_cases.cases()}
+    assert sorted(with_cases) == operators_with_kernels()
+
+
+def test_some_kernels():
+    assert run_guarded_kernels(WIDEST, slice(0, None, SOME)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_all_kernels(target):
+    if not runs_here(target):
+        pytest.skip(f"this machine has no {target}")
+    assert run_guarded_kernels(target) == []

@@ -1,0 +1,64 @@
+"""Random programs, differentiated, by the pipeline for each vector width and by TVM's."""
+
+from __future__ import annotations
+
+import pytest
+from drawn_programs import programs
+from hypothesis import given
+from machines import TARGETS, runs_here
+from sweep import at_length, batches
+
+from relax_grad.cpu.schedule import _emit, _reduce
+from relax_grad.testing.fuzz.pipelines import check_pipelines
+from relax_grad.testing.fuzz.programs import FEATURES, random_program
+from relax_grad.testing.fuzz.script import BATCH
+
+#: Programs that TVM's passes make something of that does not compile, unless the pipeline puts it right.
+FAILED = [
+    # An element of a tuple in a tuple that is a parameter is all that a fused function has.
+    (129, 9, ("blocks", "tuple_parameters", "intermediates")),
+    # A tuple that a dataflow block returns is joined in a later one.
+    (460, 15, ("symbolic", "branches", "locals")),
+]
+
+#: A program that crashed: branches that were inlined again, of which TVM gives the storage to what comes behind.
+CRASHED = (525, 15, FEATURES)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """What is done to large tensors is done to small ones too."""
+    monkeypatch.setattr(_emit, "SMALL", 2)
+    monkeypatch.setattr(_reduce, "_PIECE", 2)
+    monkeypatch.setattr(_emit, "LINE", 4)
+
+
+def check(programs, batches, name):
+    """Check programs for one of the targets, if it runs here."""
+    targets = {name: TARGETS[name]} if runs_here(name) else {}
+    check_pipelines(programs, batches, targets)
+
+
+def test_programs_that_failed():
+    check([random_program(*each) for each in FAILED], (BATCH,), "sse")
+
+
+@pytest.mark.usefixtures("large")
+def test_program_that_crashed():
+    check([random_program(*CRASHED)], (BATCH, 1, 64), "avx2")
+
+
+@pytest.mark.usefixtures("large")
+@at_length(4, 4, derandomize=True)
+@given(batches(programs(), 4))
+def test_some_programs(batch):
+    check(batch, (BATCH, 1, 64), "avx2")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("target", ["sse", "avx2", "avx512"])
+@at_length(50, 10)
+@given(batches(programs(), 10))
+def test_programs_at_length(target, batch):
+    check(batch, (BATCH, 1, 64), target)

@@ -1,0 +1,83 @@
+"""How many threads TVM's runtime uses: in processes of their own, for it cannot be undone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from processes import run_python
+
+from relax_grad import set_num_threads
+from relax_grad.cpu import threads
+
+PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+more_than_one = pytest.mark.skipif(PROCESSORS < 2, reason="this machine has one processor")
+
+
+def run(script: str, **environment: str) -> list[str]:
+    """Return the words that a script prints, in which relax_grad is imported."""
+    inherited = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
+    script = f"import os, threading\nimport relax_grad\nfrom relax_grad import *\n{script}"
+    return run_python(script, inherited | environment).split()
+
+
+def test_by_default_all_cores():
+    found = run(
+        """
+print(set_num_threads(), relax_grad.cpu.threads.cores(), get_num_threads())
+threading.Thread(target=lambda: print(get_num_threads(), os.environ["TVM_NUM_THREADS"])).start()
+"""
+    )
+    assert len(found) == 5
+    assert len(set(found)) == 1
+
+
+@more_than_one
+def test_a_number_up_and_down():
+    found = run(
+        """
+for number in (1, 2, 1, 2):
+    print(set_num_threads(number), get_num_threads())
+"""
+    )
+    assert found == list("11221122")
+
+
+@more_than_one
+def test_threads_that_have_started_are_not_added_to():
+    found = run(
+        """
+print(get_num_threads(), set_num_threads(), len(os.sched_getaffinity(0)))
+try:
+    set_num_threads(2)
+except RuntimeError as error:
+    print("with", str(error).split("with ")[1].split()[0], os.environ["TVM_NUM_THREADS"])
+""",
+        TVM_NUM_THREADS="1",
+    )
+    assert found == ["1", "1", str(PROCESSORS), "with", "1", "1"]
+
+
+@pytest.mark.parametrize("number", [0, -1, PROCESSORS + 1])
+def test_a_number_that_there_is_not(number):
+    with pytest.raises(ValueError, match=f"from 1 to {PROCESSORS}, .* but it is {number}"):
+        set_num_threads(number)
+
+
+@pytest.mark.parametrize("number", [1.0, "2", True])
+def test_what_is_no_number(number):
+    with pytest.raises(TypeError, match="must be an int"):
+        set_num_threads(number)
+
+
+def test_threads_of_one_core_count_once(monkeypatch):
+    monkeypatch.setattr(threads, "_PROCESSORS", [0, 1, 2, 3])
+    monkeypatch.setattr(threads, "_siblings", lambda processor: str(processor % 2))
+    assert threads.cores() == 2
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    assert threads.default_threads() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads.default_threads() == 3
+    monkeypatch.setenv("TVM_NUM_THREADS", "none")
+    assert threads.default_threads() == 2
