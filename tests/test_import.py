@@ -8,6 +8,8 @@ import sys
 import pytest
 from processes import run_python
 
+from relax_grad import transform
+
 #: Seconds.
 LIMIT = 0.3
 RUNS = 5
@@ -82,3 +84,19 @@ for public in new.__all__:
 print(len(new.__all__))
 """
     assert int(run_python(code, ENVIRONMENT, torch=True)) > 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("InlineOnlyCalls", "InlineSingleUse"),
+        ("MergeElements", "FuseSiblings"),
+        ("OrderForMemory", "ReorderForPeakMemory"),
+    ],
+)
+def test_old_names_of_passes_warn(old, new):
+    with pytest.warns(DeprecationWarning, match=f"relax_grad.transform.{old} is {new} now"):
+        found = getattr(transform, old)
+    assert found is getattr(transform, new)
+    assert old not in dir(transform)
+    assert new in dir(transform)

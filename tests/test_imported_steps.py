@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax import op
 
 import relax_grad
-from relax_grad.transform import InlineOnlyCalls
+from relax_grad.transform import InlineSingleUse
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: no models to import")
 
@@ -119,6 +119,6 @@ def test_steps_of_any_batch(name, pipeline):
 def test_the_gradient_is_inlined(name):
     """No call is left in the step, and no extent that it does not define."""
     make, shape = MODELS[name]
-    inlined = InlineOnlyCalls()(train_step(make(), shape))
+    inlined = InlineSingleUse()(train_step(make(), shape))
     assert relax.analysis.check_well_formed(inlined)
     assert not relax.analysis.all_global_vars(inlined["step"])

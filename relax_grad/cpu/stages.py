@@ -46,15 +46,15 @@ def passes(
         :meth:`Declarations.completed` of the result makes those that are left.
     """
     yield own.LiftBranches()
-    yield own.InlineOnlyCalls()
+    yield own.InlineSingleUse()
     yield own.JoinSlices()
     yield own.DivideSlices()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
     yield from _legalize_passes(target, declarations)
     yield _view_reshapes
-    yield own.MergeElements(target)
-    yield own.OrderForMemory()
+    yield own.FuseSiblings(target)
+    yield own.ReorderForPeakMemory()
     yield _allocate_empty_constants
     for each in stages.dataflow_lower_passes(target):
         if each.info.name != "RewriteDataflowReshape":  # done above

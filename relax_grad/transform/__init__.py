@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import warnings
+
 from ..autodiff.gradient import Gradient
 from ..cpu import passes
 from ..cpu.passes import (
     DivideSlices,
     FoldConstants,
-    InlineOnlyCalls,
+    InlineSingleUse,
     JoinSlices,
     LiftBranches,
-    OrderForMemory,
+    ReorderForPeakMemory,
     ShareStorage,
 )
 
+#: The passes that had other names, which warn.
+_RENAMED = {
+    "InlineOnlyCalls": "InlineSingleUse",
+    "MergeElements": "FuseSiblings",
+    "OrderForMemory": "ReorderForPeakMemory",
+}
+
 
 def __getattr__(name: str):
+    if name in _RENAMED:
+        warnings.warn(
+            f"relax_grad.transform.{name} is {_RENAMED[name]} now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(passes, _RENAMED[name])
     if name in __all__:  # one that only compiling needs
         return getattr(passes, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -29,12 +45,12 @@ __all__ = [
     "DispatchKernels",
     "DivideSlices",
     "FoldConstants",
+    "FuseSiblings",
     "Gradient",
-    "InlineOnlyCalls",
+    "InlineSingleUse",
     "JoinSlices",
     "LiftBranches",
-    "MergeElements",
-    "OrderForMemory",
+    "ReorderForPeakMemory",
     "ScheduleLoops",
     "ShareStorage",
 ]

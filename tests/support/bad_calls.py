@@ -122,10 +122,10 @@ _NOTHING = {
     "relax_grad.testing.samples.sampled_operators": samples.sampled_operators,
     "relax_grad.transform.DivideSlices": passes.DivideSlices,
     "relax_grad.transform.FoldConstants": passes.FoldConstants,
-    "relax_grad.transform.InlineOnlyCalls": passes.InlineOnlyCalls,
+    "relax_grad.transform.InlineSingleUse": passes.InlineSingleUse,
     "relax_grad.transform.JoinSlices": passes.JoinSlices,
     "relax_grad.transform.LiftBranches": passes.LiftBranches,
-    "relax_grad.transform.OrderForMemory": passes.OrderForMemory,
+    "relax_grad.transform.ReorderForPeakMemory": passes.ReorderForPeakMemory,
     "relax_grad.transform.ShareStorage": passes.ShareStorage,
 }
 
@@ -157,7 +157,7 @@ _SOMETHING = {
     "relax_grad.MissingGradient": relax_grad.MissingGradient,
     "relax_grad.transform.Gradient": passes.Gradient,
     "relax_grad.transform.DispatchKernels": passes.DispatchKernels,
-    "relax_grad.transform.MergeElements": passes.MergeElements,
+    "relax_grad.transform.FuseSiblings": passes.FuseSiblings,
     "relax_grad.transform.ScheduleLoops": passes.ScheduleLoops,
     "relax_grad.target.CPU": target.CPU,
     "relax_grad.training.SetupTrainer": training.SetupTrainer,

@@ -6,14 +6,14 @@ import importlib
 
 from .divide import DivideSlices
 from .fold import FoldConstants
-from .inline import InlineOnlyCalls
+from .inline import InlineSingleUse
 from .join import JoinSlices
 from .lift import LiftBranches
-from .memory import OrderForMemory
+from .reorder import ReorderForPeakMemory
 from .storage import ShareStorage
 
 #: Passes that need kernels and schedules, which take a while to import.
-_LAZY = {"DispatchKernels": "dispatch", "MergeElements": "merge", "ScheduleLoops": "schedule"}
+_LAZY = {"DispatchKernels": "dispatch", "FuseSiblings": "siblings", "ScheduleLoops": "schedule"}
 
 
 def __getattr__(name: str):
@@ -30,11 +30,11 @@ __all__ = [
     "DispatchKernels",
     "DivideSlices",
     "FoldConstants",
-    "InlineOnlyCalls",
+    "FuseSiblings",
+    "InlineSingleUse",
     "JoinSlices",
     "LiftBranches",
-    "MergeElements",
-    "OrderForMemory",
+    "ReorderForPeakMemory",
     "ScheduleLoops",
     "ShareStorage",
 ]

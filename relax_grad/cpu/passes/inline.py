@@ -17,8 +17,8 @@ from ...ir.module import has_conditions, is_known, referred_to
 _FOREIGN = ("Primitive", "Composite", "Codegen", "relax.force_pure")
 
 
-@tvm.transform.module_pass(opt_level=0, name="relax_grad.InlineOnlyCalls")
-class InlineOnlyCalls:
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InlineSingleUse")
+class InlineSingleUse:
     """Put Relax functions that are called at only one place there.
 
     What they return is then known to die, and its memory is planned: of a training step that calls the function

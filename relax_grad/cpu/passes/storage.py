@@ -12,7 +12,7 @@ from tvm.ir import GlobalVar, Op
 
 from ...ir.aliases import is_name, leaves, named_by
 from ...ir.module import normalized
-from .memory import size_in_bytes
+from .reorder import size_in_bytes
 
 _ALLOC = Op.get("relax.builtin.alloc_tensor")
 

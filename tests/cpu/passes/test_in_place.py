@@ -15,7 +15,7 @@ from tvm.script import from_source
 import relax_grad
 from relax_grad.cpu import stages
 from relax_grad.ir.bindings import bindings_of
-from relax_grad.transform import FoldConstants, Gradient, OrderForMemory
+from relax_grad.transform import FoldConstants, Gradient, ReorderForPeakMemory
 
 RNG = np.random.default_rng(0)
 
@@ -133,7 +133,7 @@ def test_bindings_stay_on_their_side_of_a_write(through_helper):
         return relax.Tuple([b, write(x, a, through_helper=through_helper)])
 
     module = module_of(body)
-    tvm.ir.assert_structural_equal(OrderForMemory()(module)["main"], module["main"])
+    tvm.ir.assert_structural_equal(ReorderForPeakMemory()(module)["main"], module["main"])
 
 
 def test_a_reshaped_copy_stays_a_copy():

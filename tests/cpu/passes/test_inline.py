@@ -15,7 +15,7 @@ from versions import SCALAR_PARAMETERS
 
 from relax_grad.cpu.passes.inline import _recursive
 from relax_grad.ir.inlining import write_out_calls
-from relax_grad.transform import InlineOnlyCalls
+from relax_grad.transform import InlineSingleUse
 
 X = np.arange(12, dtype="float32").reshape(3, 4)
 PIPELINES = ("default", "relax_grad")
@@ -35,7 +35,7 @@ def calls(function: relax.Function) -> list[relax.Call]:
 
 def check(module: tvm.IRModule, values, wanted, tensor_functions: int = 0) -> relax.Function:
     """Inline the calls of ``step`` and compare its result by each pipeline; return the function."""
-    inlined = InlineOnlyCalls()(module)
+    inlined = InlineSingleUse()(module)
     is_sound(inlined)
     step = inlined["step"]
     assert not calls(step)
@@ -165,7 +165,7 @@ def test_branches():
             return y
 
     for taken in (True, False):
-        inlined = InlineOnlyCalls()(Module)
+        inlined = InlineSingleUse()(Module)
         is_sound(inlined)
         assert not calls(inlined["step"])
         wanted = X.reshape(12) * taken
@@ -196,7 +196,7 @@ def test_local_functions():
             y: R.Tensor((4, m), "float32") = cls.callee(x)
             return y
 
-    inlined = InlineOnlyCalls()(Module)
+    inlined = InlineSingleUse()(Module)
     assert not calls(inlined["step"])
     assert not relax.analysis.free_symbolic_vars(inlined["step"])
     assert relax.analysis.check_well_formed(inlined)
@@ -336,7 +336,7 @@ def test_extents_that_differ_are_checked():
             z = cls.callee(x, y)
             return z
 
-    assert len(calls(InlineOnlyCalls()(Module)["step"])) == 1
+    assert len(calls(InlineSingleUse()(Module)["step"])) == 1
     callees = {v: f for v, f in Module.functions_items() if v.name_hint == "callee"}
     written = tvm.IRModule({"step": write_out_calls(Module["step"], callees)})
     assert relax.analysis.check_well_formed(written)
@@ -366,7 +366,7 @@ def test_recursive_calls_stay():
     written = write_out_calls(Module["step"], functions)
     # Once through both: the second call of `step` would begin again.
     assert [call.op.name_hint for call in calls(written)] in (["other"], ["step"])
-    tvm.ir.assert_structural_equal(InlineOnlyCalls()(Module)["step"], Module[step])
+    tvm.ir.assert_structural_equal(InlineSingleUse()(Module)["step"], Module[step])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -419,7 +419,7 @@ def test_no_variable_belongs_to_two_functions(is_private):
     if is_private:
         module = tvm.IRModule(dict(Module.functions_items()))
         module["middle"] = module["middle"].without_attr("global_symbol")
-    inlined = InlineOnlyCalls()(module)
+    inlined = InlineSingleUse()(module)
     is_sound(inlined)
     functions = [f for f in inlined.functions.values() if isinstance(f, relax.Function)]
     assert len(functions) == (1 if is_private else 2)

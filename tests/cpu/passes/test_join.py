@@ -379,7 +379,7 @@ def test_second_order():
             loss = bb.emit_output(op.sum(bb.emit(op.multiply(gradient, gradient))))
         bb.emit_func_output(loss)
     second = relax_grad.value_and_grad(
-        relax_grad.transform.InlineOnlyCalls()(bb.get()), "square", wrt="w"
+        relax_grad.transform.InlineSingleUse()(bb.get()), "square", wrt="w"
     )
     assert "concat" in names_in(joined(second, "square_adjoint"))
     values = [RNG.normal(size=shape).astype("float32") for shape in ((2, 6, 3), (2, 1, 3))]

@@ -15,7 +15,7 @@ from tvm.script import relax as R
 from tvm_ffi import structural_equal
 
 from relax_grad.ir.bindings import bindings_of
-from relax_grad.transform import InlineOnlyCalls, LiftBranches
+from relax_grad.transform import InlineSingleUse, LiftBranches
 
 X = np.random.default_rng(0).uniform(-1, 1, (5, 4)).astype("float32")
 
@@ -89,7 +89,7 @@ def test_branches_only_call():
         assert (variable.name_hint == "main") == ("global_symbol" in (function.attrs or {}))
     assert len(lifted.functions) == 6  # one branch is a variable
     tvm.ir.assert_structural_equal(LiftBranches()(lifted), lifted)
-    tvm.ir.assert_structural_equal(InlineOnlyCalls()(lifted), lifted)
+    tvm.ir.assert_structural_equal(InlineSingleUse()(lifted), lifted)
 
 
 @I.ir_module

@@ -118,12 +118,12 @@ ARGUMENTS = arguments()
 OFTEN = {
     ("DispatchKernels", False, "default"),
     ("DispatchKernels", False, "relax_grad"),
-    ("MergeElements", True, "relax_grad"),
+    ("FuseSiblings", True, "relax_grad"),
     ("ScheduleLoops", True, "default"),
 }
 
 #: The passes that leave a module as it is before it is legalized, which makes their calls.
-OF_LOOPS = {"FoldConstants", "MergeElements", "ScheduleLoops", "ShareStorage"}
+OF_LOOPS = {"FoldConstants", "FuseSiblings", "ScheduleLoops", "ShareStorage"}
 
 
 def marks(name: str, is_legalized: bool, pipeline: str) -> list[pytest.MarkDecorator]:

@@ -12,7 +12,7 @@ from steps import late, layers, step_of
 from tvm import relax, tirx, transform
 from tvm.relax import op
 
-from relax_grad.transform import InlineOnlyCalls, OrderForMemory, ShareStorage
+from relax_grad.transform import InlineSingleUse, ReorderForPeakMemory, ShareStorage
 
 
 def lowered(module, *passes):
@@ -93,7 +93,7 @@ def parts(bb, x):
 MODULES = {
     "late": (late, "main"),
     "layers": (layers, "main_adjoint"),
-    "step": (lambda: OrderForMemory()(InlineOnlyCalls()(step_of(layers()))), "step"),
+    "step": (lambda: ReorderForPeakMemory()(InlineSingleUse()(step_of(layers()))), "step"),
     "parts": (lambda: build([tensor("x", (4, 8), "float32")], parts), "main"),
 }
 

@@ -13,7 +13,7 @@ from tvm.relax.backend.cpu_generic import pipeline as stages
 from tvm_ffi import structural_equal
 
 import relax_grad
-from relax_grad.transform import MergeElements
+from relax_grad.transform import FuseSiblings
 
 RNG = np.random.default_rng(0)
 HOST = relax_grad.target.host()
@@ -24,7 +24,7 @@ def calls(module):
     """Return how many results each call of the function ``main`` has once a module is merged."""
     with HOST:
         legalized = tvm.transform.Sequential(stages.legalize_passes(HOST))(module)
-        merged = MergeElements(HOST)(legalized)
+        merged = FuseSiblings(HOST)(legalized)
     assert relax.analysis.check_well_formed(merged)
     return [
         len(binding.value.ty.fields) if isinstance(binding.value.ty, relax.TupleType) else 1
@@ -111,4 +111,4 @@ def test_what_goes_along(body, results, rows):
 def test_no_target_of_llvm_no_change():
     module = build([tensor("x", (4,), "float32")], op.exp)
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host="llvm")
-    assert structural_equal(MergeElements(target)(module), module)
+    assert structural_equal(FuseSiblings(target)(module), module)

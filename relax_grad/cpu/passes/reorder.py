@@ -35,8 +35,8 @@ class _Reorder(relax.PyExprMutator):
         return relax.DataflowBlock([bindings[i] for i in best], block.span)
 
 
-@tvm.transform.module_pass(opt_level=0, name="relax_grad.OrderForMemory")
-class OrderForMemory:
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.ReorderForPeakMemory")
+class ReorderForPeakMemory:
     """Order the bindings of dataflow blocks so that less memory is in use at a time.
 
     Differentiation computes the gradients of parameters behind all others, and the new parameters behind all

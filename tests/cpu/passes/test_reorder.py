@@ -12,8 +12,8 @@ from tvm import relax, tirx
 from tvm.relax import op
 from tvm_ffi import structural_equal
 
-from relax_grad.cpu.passes.memory import _Tensors
-from relax_grad.transform import InlineOnlyCalls, OrderForMemory
+from relax_grad.cpu.passes.reorder import _Tensors
+from relax_grad.transform import InlineSingleUse, ReorderForPeakMemory
 
 RNG = np.random.default_rng(0)
 
@@ -72,7 +72,7 @@ def planned(module, name, passes=()):
 @pytest.mark.parametrize("rows", [64, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 def test_order(rows):
     module = late(rows)
-    ordered = OrderForMemory()(module)
+    ordered = ReorderForPeakMemory()(module)
     is_sound(ordered)
     assert peak(ordered, "main") < 0.8 * peak(module, "main")
     assert_same(module, ordered, "main", values()[:1])
@@ -80,7 +80,7 @@ def test_order(rows):
 
 def test_order_plans_less():
     module = late()
-    assert planned(module, "main", [OrderForMemory()]) < 0.8 * planned(module, "main")
+    assert planned(module, "main", [ReorderForPeakMemory()]) < 0.8 * planned(module, "main")
 
 
 def test_what_is_returned_stays_and_what_is_seen_twice_counts_once():
@@ -92,7 +92,7 @@ def test_what_is_returned_stays_and_what_is_seen_twice_counts_once():
 
     module = build([tensor("x", (4, 8), "float32")], body)
     assert peak(module, "main") == 4 * 8 * 4 + 4
-    tvm.ir.assert_structural_equal(OrderForMemory()(module), module)
+    tvm.ir.assert_structural_equal(ReorderForPeakMemory()(module), module)
 
 
 def test_order_leaves_what_writes_to_its_arguments():
@@ -105,13 +105,13 @@ def test_order_leaves_what_writes_to_its_arguments():
     module["main_adjoint"] = relax.Function(
         function.params, relax.SeqExpr(blocks, function.body.body), function.ret_ty, True
     )
-    tvm.ir.assert_structural_equal(OrderForMemory()(module), module)
+    tvm.ir.assert_structural_equal(ReorderForPeakMemory()(module), module)
 
 
 @pytest.mark.parametrize("rows", [64, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 def test_inline(rows):
     module = step_of(layers(rows))
-    inlined = InlineOnlyCalls()(module)
+    inlined = InlineSingleUse()(module)
     is_sound(inlined)
     assert inlined.get_global_vars() == module.get_global_vars()  # others may call it
     assert peak(inlined, "step") > peak(module, "step")
@@ -120,16 +120,16 @@ def test_inline(rows):
 
 def test_inlined_gradients_die():
     module = step_of(layers())
-    inlined = OrderForMemory()(InlineOnlyCalls()(module))
+    inlined = ReorderForPeakMemory()(InlineSingleUse()(module))
     sizes = DEPTH * WIDTH * WIDTH * 4
-    gradients = planned(module, "main_adjoint", [OrderForMemory()]) + sizes
-    assert planned(inlined, "step", [OrderForMemory()]) < gradients
+    gradients = planned(module, "main_adjoint", [ReorderForPeakMemory()]) + sizes
+    assert planned(inlined, "step", [ReorderForPeakMemory()]) < gradients
 
 
 def test_private_functions_go():
     module = step_of(layers())
     module["main_adjoint"] = module["main_adjoint"].without_attr("global_symbol")
-    inlined = InlineOnlyCalls()(module)
+    inlined = InlineSingleUse()(module)
     assert {variable.name_hint for variable in inlined.get_global_vars()} == {"main", "step"}
     assert_same(module, inlined, "step", values())
 
@@ -146,7 +146,7 @@ def test_inlined_through_each_other():
                 y = bb.emit_output(op.add(y, x))
             bb.emit_func_output(y)
     module = bb.get()
-    inlined = InlineOnlyCalls()(module)
+    inlined = InlineSingleUse()(module)
     is_sound(inlined)
     for name in ("middle", "outer"):
         calls = [b.value for b in inlined[name].body.blocks[0].bindings]
@@ -180,6 +180,6 @@ def test_calls_that_stay():
     twice = called_with(known, known, times=2)
     checked = called_with(vague, known)
     for module in (twice, checked):
-        tvm.ir.assert_structural_equal(InlineOnlyCalls()(module), module)
+        tvm.ir.assert_structural_equal(InlineSingleUse()(module), module)
     module = called_with(known, known)
-    assert not structural_equal(InlineOnlyCalls()(module), module)
+    assert not structural_equal(InlineSingleUse()(module), module)

@@ -26,8 +26,8 @@ _FAR = 8
 _FAR_IN_ALL = 64
 
 
-@tvm.transform.module_pass(opt_level=0, name="relax_grad.MergeElements")
-class MergeElements(TargetPass):
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.FuseSiblings")
+class FuseSiblings(TargetPass):
     """Make one loop, with several results, of the loops over elements that go along with each other.
 
     Fusion makes one function of a chain that ends in one tensor. An optimizer's update ends in several: the moments
