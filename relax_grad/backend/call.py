@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 
 from ..ir.compat import dtype_of
-from ..op._declare import attributes
+from ..op.declare import attributes
 
 #: The name under which the result of a call is asked for, and the call itself is annotated.
 ROOT = "root"

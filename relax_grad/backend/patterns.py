@@ -10,7 +10,7 @@ from tvm.relax.backend.pattern_registry import register_patterns
 from tvm.relax.dpl import DFPattern, is_op, wildcard
 from tvm.relax.transform import PatternCheckContext
 
-from ..op._rank import RANKS
+from ..op.rank import RANKS
 from .call import ROOT, BackwardCall
 
 Check = Callable[[BackwardCall], bool]

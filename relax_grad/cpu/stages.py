@@ -17,12 +17,12 @@ from ..ir.module import NO_ALIASES, normalized
 from . import passes as own
 from .codegen.compile import CompileFunctions
 from .codegen.declarations import Declarations
-from .passes._declarations import keep_apart
-from .passes._extents import select_extents
-from .passes._fusion import keep_operands, return_operands
-from .passes._legalize import legalize_ops
-from .passes._tuples import resolve_tuples
+from .passes.declarations import keep_apart
+from .passes.extents import select_extents
+from .passes.fusion import keep_operands, return_operands
+from .passes.legalize import legalize_ops
 from .passes.schedule import DeclareSchedules
+from .passes.tuples import resolve_tuples
 
 
 def passes(

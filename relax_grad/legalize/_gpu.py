@@ -17,7 +17,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from ..ir.module import IS_SCHEDULED, OPAQUE
-from ..topi._util import is_static, on_gpu
+from ..topi.util import is_static, on_gpu
 
 #: The threads of a block.
 _THREADS = 256

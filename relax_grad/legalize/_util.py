@@ -9,7 +9,7 @@ from tvm.ir import Op
 
 from ..ir.compat import dtype_of
 from ..registry import LegalizeRule
-from ..topi import _util as topi_util
+from ..topi import util as topi_util
 
 #: What TVM's legalization of an operator that moves elements does wrong if it does not use zeros.
 EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"

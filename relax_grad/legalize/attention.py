@@ -8,8 +8,8 @@ from tvm.relax import op
 from ..ir.compat import Analyzer, dtype_of
 from ..op.attention import for_heads, take_apart
 from ..registry import register_legalize
-from ..topi import _util as topi_util
 from ..topi import attention as topi_attention
+from ..topi import util as topi_util
 from ._util import stock, zero_where_empty, zeros
 
 _STOCK_ATTENTION = stock("relax.nn.attention")

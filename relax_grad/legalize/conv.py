@@ -6,10 +6,10 @@ from tvm import relax
 
 from ..ir.compat import dtype_of
 from ..ir.module import short_name
-from ..op._rank import RANKS, rank_of, spatial_axes
+from ..op.rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
 from ..topi import conv as topi_conv
-from ..topi._util import axes, spatial_names
+from ..topi.util import axes, spatial_names
 from ._gpu import bind_threads
 from ._util import int_list, shape_values, stock
 

@@ -10,9 +10,9 @@ from ..ir.module import short_name, tuple_fields
 from ..op.grid_sample import grid_sample_attrs
 from ..op.image import resize_attrs
 from ..registry import register_legalize
-from ..topi import _util as topi_util
 from ..topi import grid_sample as topi_grid_sample
 from ..topi import resize as topi_resize
+from ..topi import util as topi_util
 from ._gpu import bind_threads
 from ._util import shape_values, stock
 

@@ -10,7 +10,7 @@ from ..ir.module import tuple_fields
 from ..op.linear_algebra import einsum_labels
 from ..registry import register_legalize
 from ..topi import linear_algebra as topi_linear_algebra
-from ..topi._util import is_static
+from ..topi.util import is_static
 from ._util import shape_values, stock, zero_where_empty
 
 _STOCK_EINSUM, _STOCK_MATMUL = stock("relax.einsum"), stock("relax.matmul")

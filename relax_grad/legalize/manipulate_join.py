@@ -7,7 +7,7 @@ from tvm import relax, tirx
 from ..ir.module import tuple_fields
 from ..registry import register_legalize
 from ..topi import manipulate_join as topi_join
-from ..topi._util import is_static
+from ..topi.util import is_static
 from ._util import EMPTY, int_list, is_empty, shape_values, stock, zeros
 
 _STOCK_CONCAT = stock("relax.concat")

@@ -6,7 +6,7 @@ from tvm import relax
 
 from ..registry import register_legalize
 from ..topi import manipulate_order as topi_order
-from ..topi._util import is_static
+from ..topi.util import is_static
 from ._util import EMPTY, is_empty, shape_values, stock, zeros
 
 _STOCK_LAYOUT_TRANSFORM = stock("relax.layout_transform")

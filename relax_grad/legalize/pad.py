@@ -7,7 +7,7 @@ from tvm import relax
 from ..op.pad import PAD_MODES
 from ..registry import register_legalize
 from ..topi import pad as topi_pad
-from ..topi._util import is_static
+from ..topi.util import is_static
 from ._gpu import bind_threads
 from ._util import int_list, is_empty, shape_values, stock, zeros
 

@@ -7,8 +7,8 @@ from tvm import relax
 from ..ir.compat import dtype_of
 from ..ir.layout import Layout
 from ..ir.module import short_name
-from ..op._rank import RANKS, rank_of
 from ..op.pool import check_pool_attrs, check_pool_backward
+from ..op.rank import RANKS, rank_of
 from ..registry import register_legalize
 from ..topi.layout import relayout
 from ..topi.pool import (

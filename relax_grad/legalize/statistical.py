@@ -8,8 +8,8 @@ from tvm import relax, tirx
 
 from ..ir.compat import dtype_of
 from ..registry import register_legalize
-from ..topi import _util as topi_util
 from ..topi import statistical as topi_statistical
+from ..topi import util as topi_util
 from ._gpu import bind_threads, keep_apart
 from ._util import int_list, shape_values, stock
 

@@ -11,9 +11,9 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import dtype_of
-from ._declare import declare_op
 from ._infer import check_shape, forward_type, tensor_type
 from ._layout import follow_axis
+from .declare import declare_op
 
 
 def softmax_backward(output_grad: relax.Expr, output: relax.Expr, axis: int = -1) -> relax.Call:

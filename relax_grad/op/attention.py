@@ -11,8 +11,8 @@ from tvm.relax import op
 
 from ..ir.compat import Analyzer, dtype_of, shapes_differ
 from ..ir.dtypes import accumulation_dtype
-from ._declare import declare_op
 from ._infer import tensor_type
+from .declare import declare_op
 from .norm import divide_by_count
 
 _SEQSTARTS = ((1, "seqstart_q"), (2, "seqstart_k"))

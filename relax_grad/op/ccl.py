@@ -9,8 +9,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, tensor_type, unused
+from .declare import Shape, as_shape, declare_op
 
 
 def allgather_backward_x(

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import declare_op
 from ._infer import tensor_type
+from .declare import declare_op
 
 
 def stop_gradient(data: relax.Expr) -> relax.Call:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     check_layouts,
     check_positive,
@@ -28,7 +27,8 @@ from ._infer import (
     unused,
 )
 from ._layout import Converted, first, layout_rule, moved, moved_shape, order
-from ._rank import RANKS, named, rank_of, spatial_axes
+from .declare import Shape, as_shape, declare_op
+from .rank import RANKS, named, rank_of, spatial_axes
 
 
 def _backward_data(rank: int):

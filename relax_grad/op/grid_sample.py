@@ -22,8 +22,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import Analyzer, dtype_of
-from ._declare import Shape, as_shape, declare_op
 from ._infer import check_shape, forward_type, tensor_type, type_of_argument
+from .declare import Shape, as_shape, declare_op
 
 _RANKS = {"NCHW": 2, "NCDHW": 3}
 _METHODS = {"NCHW": ("nearest", "bilinear", "bicubic"), "NCDHW": ("nearest", "bilinear")}

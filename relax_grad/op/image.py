@@ -10,7 +10,6 @@ from tvm.ir import Op
 
 from ..ir.compat import dtype_of
 from ..ir.module import short_name
-from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     check_layouts,
     check_shape,
@@ -20,6 +19,7 @@ from ._infer import (
     type_of_shape,
 )
 from ._layout import follow_layout_attrs
+from .declare import Shape, as_shape, declare_op
 
 _RESIZE_ATTRS = (
     "layout",

@@ -13,8 +13,8 @@ from tvm.relax.op import grad as relax_op_grad
 from tvm.relax.utils import convert_to_expr
 
 from ..registry import register_infer_type
-from ._declare import Shape, as_shape, declare_op, of_form
 from ._infer import check_shape, forward_type, infer_data, tensor_type
+from .declare import Shape, as_shape, declare_op, of_form
 from .index_nd import int64_like
 
 

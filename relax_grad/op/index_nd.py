@@ -14,8 +14,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import dtype_of
-from ._declare import Shape, as_shape, declare_op
 from ._infer import forward_type, infer_data, tensor_type, type_of_shape
+from .declare import Shape, as_shape, declare_op
 
 
 def gather_nd_jvp(

@@ -8,9 +8,9 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.utils import convert_to_expr
 
-from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, tensor_type
 from ._layout import Converted, layout_rule, moved_axes, moved_shape
+from .declare import Shape, as_shape, declare_op
 
 
 def strided_slice_backward_data(

@@ -15,7 +15,6 @@ from tvm.ir import Op
 from tvm.relax.utils import convert_to_expr
 
 from ..ir.compat import Analyzer, dtype_of
-from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     check_shape,
     forward_type,
@@ -23,6 +22,7 @@ from ._infer import (
     type_of_argument,
     type_of_shape,
 )
+from .declare import Shape, as_shape, declare_op
 from .index_nd import as_tuple, points_type, tuple_of_tensors
 
 #: What TVM can compile; its scatter_nd has no mean.

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     infer_data,
     shape_values,
     unused,
 )
+from .declare import Shape, as_shape, declare_op
 
 
 def einsum_labels(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str]:

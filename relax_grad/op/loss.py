@@ -10,8 +10,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import shapes_may_differ
-from ._declare import declare_op
 from ._infer import check_shape, forward_type, shape_text, tensor_type, type_of_shape
+from .declare import declare_op
 
 
 def nll_loss_backward_weights(

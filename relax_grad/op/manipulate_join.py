@@ -12,7 +12,6 @@ from tvm.ir import Op
 
 from ..ir.compat import Analyzer
 from ..registry import register_infer_type
-from ._declare import Shape, as_shape, declare_op
 from ._infer import (
     check_shape,
     forward_type,
@@ -22,6 +21,7 @@ from ._infer import (
     unused,
 )
 from ._layout import Converted, chosen, layout_rule, moved_axes, moved_shape
+from .declare import Shape, as_shape, declare_op
 
 
 def concat_backward_tensors(

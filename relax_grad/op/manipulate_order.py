@@ -12,8 +12,8 @@ from tvm.ir import Op
 from tvm.tirx import IndexMap
 
 from ..registry import register_infer_type
-from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, type_of_shape, unused
+from .declare import Shape, as_shape, declare_op
 
 
 def layout_transform_backward_x(

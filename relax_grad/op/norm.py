@@ -16,7 +16,6 @@ import tvm
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op
 from ._infer import shape_values, tensor_type, unused
 from ._layout import follow_axis, follow_elementwise
 from ._norm_types import (
@@ -27,6 +26,7 @@ from ._norm_types import (
     infer_over_axes_data,
     infer_over_axes_gamma,
 )
+from .declare import Shape, as_shape, declare_op
 
 
 def batch_norm_backward_data(

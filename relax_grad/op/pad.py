@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, shape_values, unused
 from ._layout import follow_shape, moved
+from .declare import Shape, as_shape, declare_op
 
 #: What ``relax.nn.pad`` knows; it takes any other mode for ``constant``.
 PAD_MODES = ("constant", "reflect", "replicate", "circular")

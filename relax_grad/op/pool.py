@@ -17,10 +17,10 @@ from tvm.ir import Op
 
 from ..ir.compat import shapes_may_differ
 from ..ir.layout import Layout
-from ._declare import declare_op
 from ._infer import check_positive, check_shape, forward_type, tensor_type, type_of_shape, unused
 from ._layout import follow_layout_attrs
-from ._rank import RANKS, named, rank_of, spatial_axes
+from .declare import declare_op
+from .rank import RANKS, named, rank_of, spatial_axes
 
 
 def _jvp(rank: int):

@@ -6,8 +6,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import dtype_of, shapes_may_differ
-from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, shape_values, tensor_type, unused
+from .declare import Shape, as_shape, declare_op
 
 
 def cumsum_backward_data(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.ir import Op
 
-from ._declare import Shape, as_shape, declare_op
 from ._infer import infer_data, unused
 from ._layout import follow_shape, moved_axes
+from .declare import Shape, as_shape, declare_op
 
 
 def mean_backward_x(

@@ -11,8 +11,8 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import dtype_of
-from ._declare import declare_op
 from ._infer import check_shape, forward_type, tensor_type
+from .declare import declare_op
 
 #: The attributes of the forward operators.
 _ATTRS = {

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 from ..ir.compat import constant_value
-from ..op._rank import named
+from ..op.rank import named
 from ..registry import register_gradient
 from ._util import (
     cast_like,

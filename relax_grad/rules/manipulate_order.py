@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ..errors import GradientError
-from ..op._rank import named
+from ..op.rank import named
 from ..registry import register_gradient
 from ._util import no_grad, shape_arg
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tvm import relax, tirx
 
-from ..op._rank import named
+from ..op.rank import named
 from ..registry import register_gradient
 from ._util import cast_like, const_like, is_float, no_grad, widen, zero
 

@@ -12,7 +12,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ._util import Shape, is_empty, is_static, on_gpu, zeros
+from .util import Shape, is_empty, is_static, on_gpu, zeros
 
 #: Elements of an axis behind the indexed one that a parallel task of a scatter owns on a CPU.
 _CHUNK = 64

@@ -21,8 +21,8 @@ from tvm.script.ir_builder import tirx as T
 from ..ir.compat import Analyzer
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, extern, loops, once, tasks
-from ._position import position
-from ._util import Shape, broadcast_index, cast, is_one, on_gpu
+from .position import position
+from .util import Shape, broadcast_index, cast, is_one, on_gpu
 
 Reader = Callable[..., "tirx.PrimExpr"]
 

@@ -16,7 +16,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from ._loops import Chunks, add, loops, statements
-from ._util import Shape, axes, on_gpu
+from .util import Shape, axes, on_gpu
 
 #: A region that is larger along an axis, in elements of the data, is not looked at.
 LARGEST = 2.0**20

@@ -6,7 +6,7 @@ from tvm import te, tirx, topi
 
 from ..ir import compat
 from ..ir.dtypes import accumulation_dtype
-from ._util import is_empty, zeros
+from .util import is_empty, zeros
 
 
 def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tvm import te, tirx
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import cast, is_empty, zeros
+from .util import cast, is_empty, zeros
 
 Bounds = Callable[["tirx.PrimExpr"], "tuple[tirx.PrimExpr, tirx.PrimExpr]"]
 

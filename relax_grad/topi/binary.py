@@ -7,7 +7,7 @@ import math
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, broadcast_index
+from .util import Shape, broadcast_index
 
 
 def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import te, tirx, topi
 
-from ._util import Shape
+from .util import Shape
 
 
 def part_of_worker(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from tvm import te, tirx
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, axes, cast, fill_where_empty, is_static, spatial_names, spread
+from .util import Shape, axes, cast, fill_where_empty, is_static, spatial_names, spread
 
 
 def conv_backward_data(

@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
-from ._util import Shape, cast, fill_where_empty, is_empty, is_static, zeros
+from .util import Shape, cast, fill_where_empty, is_empty, is_static, zeros
 
 _SPLINE = -0.75
 _NEAR = np.poly1d([_SPLINE + 2, -(_SPLINE + 3), 0, 1])

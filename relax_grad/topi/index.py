@@ -15,8 +15,8 @@ from ..ir.compat import Analyzer
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
 from ._places import Elements, scatter
-from ._position import filling, position
-from ._util import Shape, cast
+from .position import filling, position
+from .util import Shape, cast
 
 
 def take(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from ._places import Points, nd_points, scatter, tensor_points
-from ._position import filling
-from ._util import Shape
+from .position import filling
+from .util import Shape
 
 
 def gather_nd(data: te.Tensor, indices: te.Tensor, batch_dims: int, fill: str) -> te.Tensor:

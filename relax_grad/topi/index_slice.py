@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._position import as_int64, filling
-from ._util import Shape
+from .position import as_int64, filling
+from .util import Shape
 
 #: A constant stride up to this one cannot overflow where it is added to an index.
 _SAFE_STRIDE = 2**31

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from ._places import Elements, nd_points, scan, scatter, tensor_points
-from ._position import as_int64
-from ._util import Shape, broadcast_index
+from .position import as_int64
+from .util import Shape, broadcast_index
 
 #: The factor of the state for each reduction that adds a multiple of the update.
 _FACTORS = {"update": 0.0, "mean": 0.5}

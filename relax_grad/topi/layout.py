@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 
 from ..ir.layout import Layout
-from ._util import Shape
+from .util import Shape
 
 
 def relayout(tensor: te.Tensor, shape: Shape, layout: str, to: str) -> te.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, cast, fill_where_empty, is_empty, is_one, zeros
+from .util import Shape, cast, fill_where_empty, is_empty, is_one, zeros
 
 
 def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) -> te.Tensor:

@@ -26,7 +26,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops
-from ._util import Shape, cast, fill_where_empty, on_gpu
+from .util import Shape, cast, fill_where_empty, on_gpu
 
 
 def nll_loss(

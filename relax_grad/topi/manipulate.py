@@ -8,7 +8,7 @@ from tvm import te, tirx, topi
 
 from ..ir.compat import Analyzer
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, cast, fill_where_empty, is_empty, zeros
+from .util import Shape, cast, fill_where_empty, is_empty, zeros
 
 
 def tile_backward_data(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, cast, is_empty, zeros
+from .util import Shape, cast, is_empty, zeros
 
 
 def concat_backward_tensors(

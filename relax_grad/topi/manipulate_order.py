@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import te, tirx, topi
 from tvm.tirx import IndexMap
 
-from ._util import Shape
+from .util import Shape
 
 
 def reverse_sequence(

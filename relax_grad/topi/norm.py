@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, cast, count_along, fill_where_empty, is_empty, zeros
+from .util import Shape, cast, count_along, fill_where_empty, is_empty, zeros
 
 Index = Sequence["tirx.PrimExpr"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, at_least_1, cast, is_empty, is_static, zeros
+from .util import Shape, at_least_1, cast, is_empty, is_static, zeros
 
 
 def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:

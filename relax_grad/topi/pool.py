@@ -20,7 +20,7 @@ from tvm import te, tirx
 
 from ..ir.dtypes import accumulation_dtype
 from ..ir.layout import Index, Layout
-from ._util import Shape, cast, is_empty, is_one, is_static, spread, zeros
+from .util import Shape, cast, is_empty, is_one, is_static, spread, zeros
 
 #: The spatial axes in the order in which sizes, strides, padding and dilation are given.
 _SPATIAL = "DHW"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
-from ._position import as_int64
-from ._util import (
+from .position import as_int64
+from .util import (
     Shape,
     at_least_1,
     axes,

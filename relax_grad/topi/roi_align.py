@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from ..ir.dtypes import accumulation_dtype
 from ._loops import loops, statements, tasks
 from ._regions import LARGEST, batch_of, bins_shape, bounds, place_of, pooled_shape, scatter, table
-from ._util import Shape, axes, cast, is_empty, on_gpu, zeros
+from .util import Shape, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Align(NamedTuple):

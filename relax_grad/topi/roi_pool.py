@@ -24,7 +24,7 @@ from ._regions import (
     spatial,
     table,
 )
-from ._util import Shape, axes, cast, is_empty, on_gpu, zeros
+from .util import Shape, axes, cast, is_empty, on_gpu, zeros
 
 
 class _Pool(NamedTuple):

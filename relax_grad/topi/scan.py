@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, extern
-from ._util import Shape, cast
+from .util import Shape, cast
 
 
 def linear_scan(

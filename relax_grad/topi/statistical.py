@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tvm import te, tirx, topi
 
 from ..ir.dtypes import accumulation_dtype
-from ._util import Shape, count_along, fill_where_empty, is_empty, zeros
+from .util import Shape, count_along, fill_where_empty, is_empty, zeros
 
 
 def sum(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:

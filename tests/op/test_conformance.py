@@ -31,7 +31,7 @@ from tvm_ffi import structural_equal
 
 from relax_grad import registry
 from relax_grad.ir.compat import dtype_of
-from relax_grad.op._declare import type_key
+from relax_grad.op.declare import type_key
 from relax_grad.testing._program import numpy_dtype
 
 OPERATORS = own_operators()

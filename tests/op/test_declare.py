@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.ir import Op
 from tvm.relax.op import grad as backward
 
-from relax_grad.op import _declare
+from relax_grad.op import declare
 
 DATA = relax.Var("data", relax.TensorType((2, 4, 9, 9), "float32"))
 WEIGHT = relax.Var("weight", relax.TensorType((6, 4, 3, 3), "float32"))
@@ -75,14 +75,14 @@ def test_an_operator_is_declared_once():
     """A second declaration leaves the operator as it is and sets the builder again."""
     builder = backward.conv2d_backward_weight
     before = Op.get("relax.grad.conv2d_backward_weight").get_attr("FInferType")
-    _declare.declare_op("conv2d_backward_weight", [], lambda call, ctx: None, builder)
+    declare.declare_op("conv2d_backward_weight", [], lambda call, ctx: None, builder)
     assert Op.get("relax.grad.conv2d_backward_weight").get_attr("FInferType").same_as(before)
     assert backward.conv2d_backward_weight is builder
 
 
 def test_types_are_inferred_once():
     """Of calls with the same attributes and types; others are not taken for them, and errors not kept."""
-    known, counts = _declare.Inferred(), []
+    known, counts = declare.Inferred(), []
 
     def inferred(call):
         def infer_type():
@@ -116,8 +116,8 @@ def test_types_are_inferred_once():
 
 def test_few_inferred_types_are_kept(monkeypatch):
     """Types of short life, whose addresses are used again, are never taken for each other."""
-    monkeypatch.setattr(_declare.Inferred, "MOST", 3)
-    known = _declare.Inferred()
+    monkeypatch.setattr(declare.Inferred, "MOST", 3)
+    known = declare.Inferred()
     for i in range(200):
         x = relax.Var("x", relax.TensorType((i, 2), "float32"))
         call = relax.Call(Op.get("relax.nn.relu"), [x])

@@ -14,7 +14,7 @@ from tvm.relax.op import grad as backward
 from tvm_ffi import structural_equal
 
 from relax_grad.ir.compat import Analyzer, dtype_of
-from relax_grad.op._declare import attributes
+from relax_grad.op.declare import attributes
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve
 from relax_grad.testing.samples import Sample, sampled_operators, samples

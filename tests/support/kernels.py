@@ -15,7 +15,7 @@ from sweep import TARGET
 from threads import without_threads
 from tvm import te, tirx
 
-from relax_grad.topi._util import on_gpu
+from relax_grad.topi.util import on_gpu
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import astuple
 
 from ...ir.compat import dtype_of
-from ...op._rank import rank_of, spatial_axes
-from ..kernel._convolution import ONE, Conv2d, Conv3d, Windows
+from ...op.rank import rank_of, spatial_axes
+from ..kernel.convolution import ONE, Conv2d, Conv3d, Windows
 from ._registry import Site
 
 

@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from ...ir.compat import dtype_of
-from ..kernel._builder import prim_func
+from ..kernel.builder import prim_func
 
 #: The function that a declaration calls. Nothing defines it, so that a program with a declaration does not link.
 UNDEFINED = "relax_grad_kernel_that_is_not_generated"

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 
-from ..kernel._convolution import Conv2d, Conv3d
-from ..kernel._gathering import Gathering
 from ..kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
 from ..kernel.conv_few import conv_few, conv_few_backward_data
 from ..kernel.conv_few import fits as fits_few
 from ..kernel.conv_stem import conv_stem
 from ..kernel.conv_stem import fits as fits_stem
 from ..kernel.conv_weight import conv3d_weight, conv_weight
+from ..kernel.convolution import Conv2d, Conv3d
 from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
 from ..kernel.depthwise_weight import depthwise_weight
+from ..kernel.gathering import Gathering
 from ..kernel.matmul import Matmul, matmul
 from ..kernel.winograd import is_winograd, winograd, winograd_backward_data
 from ..kernel.winograd_weight import winograd_weight

@@ -9,7 +9,7 @@ from tvm import relax
 
 from ...op.pool import check_pool_attrs, check_pool_backward
 from ..kernel import pool
-from ..kernel._pooling import Pool, Windows
+from ..kernel.pooling import Pool, Windows
 from ._registry import Kernel, Site, kernel_for
 from ._saving import Calls, Found, Saving, Use, saving_for
 

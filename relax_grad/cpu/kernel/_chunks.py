@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from . import _builder as b
-from ._builder import Extent, bind, ceil_div, const
+from . import builder as b
+from .builder import Extent, bind, ceil_div, const
 
 
 @dataclass(frozen=True)

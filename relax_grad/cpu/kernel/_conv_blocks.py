@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..target import CPU
-from ._builder import Extent, Vectors, bind, ceil_div, const
-from ._gathering import Gathering
+from .builder import Extent, Vectors, bind, ceil_div, const
+from .gathering import Gathering
 
 #: Bytes of the source that a task copies, less than half of a second-level cache.
 _SOURCE_BYTES = 400 * 1024

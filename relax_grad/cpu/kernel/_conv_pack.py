@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
-from . import _builder as b
-from ._builder import Extent, bind, ceil_div, const
+from . import builder as b
 from ._conv_blocks import Blocking
-from ._gathering import Axis, Gathering, Taps
+from .builder import Extent, bind, ceil_div, const
+from .gathering import Axis, Gathering, Taps
 
 
 @dataclass(frozen=True)

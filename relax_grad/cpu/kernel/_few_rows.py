@@ -11,9 +11,9 @@ from collections.abc import Callable
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from . import builder as b
 from ._tile import multiply_add, rows_up_to
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
 #: Vectors that a row of a tile has at most, or columns where vectors go along k.
 _WIDEST = 8

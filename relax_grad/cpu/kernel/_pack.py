@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from . import _builder as b
-from ._builder import Vectors, bind, const
+from . import builder as b
 from ._chunks import whole_or_rest
-from ._convolution import Windows
+from .builder import Vectors, bind, const
+from .convolution import Windows
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind
+from . import builder as b
+from .builder import Accumulators, Extent, Vectors, bind
 
 
 def tile_size(cpu: CPU) -> tuple[int, int]:

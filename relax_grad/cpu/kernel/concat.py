@@ -12,8 +12,8 @@ import tvm_ffi
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Extent, as_expr, bind, ceil_div, const, count
+from . import builder as b
+from .builder import Extent, as_expr, bind, ceil_div, const, count
 
 #: Bytes that one thread copies before a second one has woken up.
 _SMALL = 2**17

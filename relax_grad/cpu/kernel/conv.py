@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, bind, ceil_div, const
+from . import builder as b
 from ._conv_blocks import Blocking
 from ._conv_pack import Images, Packer, View
-from ._convolution import Conv2d, Conv3d
-from ._gathering import Gathering, Taps
+from .builder import Accumulators, Extent, bind, ceil_div, const
+from .convolution import Conv2d, Conv3d
+from .gathering import Gathering, Taps
 
 
 def conv2d(

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
-from ._convolution import Conv2d, Windows
-from ._gathering import Gathering, Taps
+from . import builder as b
 from ._pack import pad_rows
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from .convolution import Conv2d, Windows
+from .gathering import Gathering, Taps
 
 #: Bytes of the source that a task copies.
 _SOURCE_BYTES = 256 * 1024

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from . import builder as b
 from ._chunks import Chunk, Chunks, share, unless_empty, whole_or_rest
-from ._convolution import Conv2d, Windows
 from ._pack import Block, pack_channels, pad_rows
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from .convolution import Conv2d, Windows
 
 #: Bytes of dY that a tile goes through.
 _CHUNK_BYTES = 128 * 1024

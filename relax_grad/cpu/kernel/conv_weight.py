@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
+from . import builder as b
 from ._chunks import Chunks, share, unless_empty, whole_or_rest
-from ._convolution import ONE, Conv2d, Conv3d, Windows
 from ._pack import Block, channels_of_taps, pack_channels
+from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
+from .convolution import ONE, Conv2d, Conv3d, Windows
 
 #: Bytes of X that a tile goes through: a part of a second-level cache.
 _CHUNK_BYTES = 160 * 1024

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from . import builder as b
 from ._chunks import Chunks, whole_or_rest
-from ._convolution import Conv2d, Windows
 from ._pack import Block, pack_channels, taps_of_channels, unpack_row
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from .convolution import Conv2d, Windows
 
 #: Bytes of the source that are copied at once.
 _CHUNK_BYTES = 96 * 1024

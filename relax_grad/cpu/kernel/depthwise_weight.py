@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from . import builder as b
 from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
-from ._convolution import Conv2d, Windows
 from ._pack import Block, channels_of_taps, pack_channels
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from .convolution import Conv2d, Windows
 from .depthwise import Gather
 
 #: Bytes of X and dY that are copied at once.

@@ -11,10 +11,10 @@ from math import prod
 
 from tvm import tirx
 
-from ...topi._position import position
+from ...topi.position import position
 from ..target import CPU
-from . import _builder as b
-from ._builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from . import builder as b
+from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
 #: Vectors that a task has of a row, at least.
 _NARROWEST = 4

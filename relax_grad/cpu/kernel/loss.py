@@ -12,11 +12,11 @@ from math import prod
 
 from tvm import tirx
 
-from ...topi._position import position as find_position
+from ...topi.position import position as find_position
 from ..target import CPU
-from . import _builder as b
-from . import _math as math
-from ._builder import Extent, Vectors, bind, const, sum_of
+from . import builder as b
+from . import functions as math
+from .builder import Extent, Vectors, bind, const, sum_of
 from .softmax import Columns, Lines, Row
 
 #: Parts that the weights of the targets are added up in.

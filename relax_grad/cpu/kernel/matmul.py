@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Extent, Vectors, as_expr, bind, ceil_div, const
+from . import builder as b
 from ._few_rows import FewRows
 from ._tile import multiply_add, rows_up_to, tile_size
+from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
 #: Steps of k that a tile goes through at once.
 _DEPTH = 256

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Extent, Sums, Vectors, as_float, bind
+from . import builder as b
+from .builder import Extent, Sums, Vectors, as_float, bind
 from .reduce import Channels
 
 Shapes = Sequence[Sequence[Extent]]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Extent, Sums, Vectors, as_float, bind
+from . import builder as b
+from .builder import Extent, Sums, Vectors, as_float, bind
 from .norm import Shapes, each_of_row, number_of, with_results
 from .reduce import Channels, emit_column_sums
 

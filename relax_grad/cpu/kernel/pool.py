@@ -14,9 +14,9 @@ from math import prod
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, const, sum_of
-from ._pooling import Gathered, Pool, Source, Windows
+from . import builder as b
+from .builder import Accumulators, Extent, Vectors, bind, const, sum_of
+from .pooling import Gathered, Pool, Source, Windows
 
 _LOWEST = float("-inf")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Sums, Vectors, as_float, bind, sum_of
+from . import builder as b
+from .builder import Accumulators, Extent, Sums, Vectors, as_float, bind, sum_of
 
 #: Stretches that rows are summed in, where there are enough of them.
 _STRETCHES = 8

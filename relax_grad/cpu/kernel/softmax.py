@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from . import _math as math
-from ._builder import Accumulators, Extent, Sums, Vectors, bind
+from . import builder as b
+from . import functions as math
+from .builder import Accumulators, Extent, Sums, Vectors, bind
 
 _LOWEST = float("-inf")
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Extent, Vectors, bind, ceil_div, const
+from . import builder as b
 from ._chunks import whole_or_rest
-from ._convolution import Conv2d, Windows
 from ._pack import Block, pack_channels, taps_of_channels, unpack_row
 from ._tile import multiply_add, tile_size
+from .builder import Extent, Vectors, bind, ceil_div, const
+from .convolution import Conv2d, Windows
 
 #: Bytes of the transformed weight up to which a task goes through all steps.
 _FUSED_BYTES = 768 * 1024

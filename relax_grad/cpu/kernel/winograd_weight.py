@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Extent, Vectors, bind, ceil_div, const
+from . import builder as b
 from ._chunks import Chunk, Chunks, unless_empty, whole_or_rest
-from ._convolution import Conv2d, Windows
 from ._pack import channels_of_taps
 from ._tile import multiply_add, tile_size
+from .builder import Extent, Vectors, bind, ceil_div, const
+from .convolution import Conv2d, Windows
 from .winograd import TRANSFORMS, Squares, apart, balanced, whole_squares
 
 #: Bytes of the transformed squares of a chunk: as a rule, and at most where there are as many sums.

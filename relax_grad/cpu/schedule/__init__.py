@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
 from ...ir.module import is_buffer
-from ..kernel._builder import block, scopes
+from ..kernel.builder import block, scopes
 from ..target import CPU
 from ._blocks import schedule_blocks
 from ._emit import Elements

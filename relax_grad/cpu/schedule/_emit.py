@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.ir import Op, Range
 
 from ...ir.compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
-from ..kernel._builder import Vectors, either
+from ..kernel.builder import Vectors, either
 from ..target import CPU
 from ._access import Accesses
 from ._dependence import loads, variables

@@ -9,22 +9,22 @@ from tvm.ir import Call
 
 from ...ir.compat import BufferLoad
 from ...ir.module import IF_THEN_ELSE
-from ..kernel import _math
+from ..kernel import functions
 from ._dependence import are_equal, loads
 from ._fuse import weigh
 from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 
 _FUNCTIONS = {
     **FUNCTIONS,
-    "tirx.atanh": _math.atanh,
-    "tirx.exp": _math.exp,
-    "tirx.sigmoid": _math.sigmoid,
-    "tirx.tanh": _math.tanh,
-    "tirx.erf": _math.erf,
+    "tirx.atanh": functions.atanh,
+    "tirx.exp": functions.exp,
+    "tirx.sigmoid": functions.sigmoid,
+    "tirx.tanh": functions.tanh,
+    "tirx.erf": functions.erf,
 }
 
 #: Those of so many steps that TVM would take very long for one expression of them all.
-_LONG = {"tirx.log": _math.log, "tirx.pow": _math.power}
+_LONG = {"tirx.log": functions.log, "tirx.pow": functions.power}
 
 #: Powers that are products.
 _PRODUCTS = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
@@ -56,7 +56,7 @@ def as_arithmetic(expr):
 
     def call(node: Call):
         if _is_one_of(node, _LONG) and _is_small_power(node):
-            return _math.expression(_PRODUCTS[node.args[1].value], node.args[0])
+            return functions.expression(_PRODUCTS[node.args[1].value], node.args[0])
         arguments = arguments_of(node)
         if _is_one_of(node, _LONG) and has_statements(arguments):
             return _LONG[node.op.name](*map(keep, arguments), keep)
@@ -68,7 +68,7 @@ def as_arithmetic(expr):
                 return _FUNCTIONS[name_of(node)](*map(keep, arguments), keep)
         elif any(_names_in(name.value) for each in arguments for name in _names_in(each)):
             return node
-        return _math.expression(_FUNCTIONS[name_of(node)], *arguments)
+        return functions.expression(_FUNCTIONS[name_of(node)], *arguments)
 
     return tvm_ffi.structural_map(with_functions(expr, can_be), (Call, call))
 

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
-from ..kernel import _activations, _math
+from ..kernel import activations, functions
 from ._dependence import are_equal
 
 #: How far a constant may be from that of an identity, relatively: some roundings of float32.
@@ -30,14 +30,14 @@ _TANH_LINEAR, _TANH_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 FUNCTIONS = {
     f"relax_grad.{function.__name__}": function
     for function in (
-        _activations.gelu,
-        _activations.gelu_slope,
-        _activations.gelu_tanh,
-        _activations.gelu_tanh_slope,
-        _activations.normal_cdf,
-        _activations.silu,
-        _activations.softplus,
-        _math.expm1,
+        activations.gelu,
+        activations.gelu_slope,
+        activations.gelu_tanh,
+        activations.gelu_tanh_slope,
+        activations.normal_cdf,
+        activations.silu,
+        activations.softplus,
+        functions.expm1,
     )
 }
 

@@ -6,8 +6,8 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ...ir.module import short_name
-from ...op._rank import rank_of
 from ...op.pool import adaptive_attrs, pool_attrs
+from ...op.rank import rank_of
 from ...registry import register_gradient
 from .._util import cast_like, no_grad, widen
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ...op._rank import rank_of
 from ...op.conv import conv_attrs
+from ...op.rank import rank_of
 from ...registry import register_gradient
 from .._util import dtype_of, shape_arg, wide_dtype
 

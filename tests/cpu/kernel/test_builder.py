@@ -10,9 +10,9 @@ import tvm
 from machines import Run, each_target, run_kernels
 from tvm import tirx
 
-from relax_grad.cpu.kernel import _builder as b
-from relax_grad.cpu.kernel._builder import Accumulators, Sums, Vectors
+from relax_grad.cpu.kernel import builder as b
 from relax_grad.cpu.kernel._tile import multiply_add, tile_size
+from relax_grad.cpu.kernel.builder import Accumulators, Sums, Vectors
 from relax_grad.cpu.target import CPU
 
 LANES = 4

@@ -12,9 +12,9 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel._convolution import Conv2d, Windows
-from relax_grad.cpu.kernel._gathering import Axis
 from relax_grad.cpu.kernel.conv import conv2d, conv2d_backward_data
+from relax_grad.cpu.kernel.convolution import Conv2d, Windows
+from relax_grad.cpu.kernel.gathering import Axis
 from relax_grad.cpu.target import CPU
 
 pytestmark = pytest.mark.core

@@ -17,9 +17,9 @@ from machines import Run, each_target, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel._convolution import ONE, Conv2d, Conv3d, Windows
 from relax_grad.cpu.kernel.conv import conv3d, conv3d_backward_data
 from relax_grad.cpu.kernel.conv_weight import conv3d_weight
+from relax_grad.cpu.kernel.convolution import ONE, Conv2d, Conv3d, Windows
 from relax_grad.cpu.target import CPU
 
 SAME = Windows(size=5, kernel=3, stride=1, before=1, after=1, dilation=1)

@@ -9,9 +9,9 @@ from machines import each_target
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel._convolution import Conv2d
-from relax_grad.cpu.kernel._gathering import Gathering
 from relax_grad.cpu.kernel.conv_few import conv_few, conv_few_backward_data, fits, suits
+from relax_grad.cpu.kernel.convolution import Conv2d
+from relax_grad.cpu.kernel.gathering import Gathering
 from relax_grad.cpu.target import CPU
 
 AVX512 = CPU(16, 32, 2)

@@ -9,7 +9,7 @@ from machines import each_target
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel._convolution import Conv2d, Windows
+from relax_grad.cpu.kernel.convolution import Conv2d, Windows
 from relax_grad.cpu.kernel.depthwise import Gather, depthwise, depthwise_backward_data
 
 KERNELS = [(depthwise, check_convolutions), (depthwise_backward_data, check_data_gradients)]

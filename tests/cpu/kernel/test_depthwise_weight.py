@@ -9,7 +9,7 @@ from machines import Run, each_target, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel._convolution import Conv2d
+from relax_grad.cpu.kernel.convolution import Conv2d
 from relax_grad.cpu.kernel.depthwise_weight import depthwise_weight
 from relax_grad.cpu.target import CPU
 

@@ -10,8 +10,8 @@ from machines import Run, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel._pooling import Pool, Windows
 from relax_grad.cpu.kernel.pool import avg_pool, avg_pool_backward, max_pool, max_pool_backward
+from relax_grad.cpu.kernel.pooling import Pool, Windows
 from relax_grad.cpu.target import CPU
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")

@@ -11,7 +11,7 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel._convolution import Conv2d
+from relax_grad.cpu.kernel.convolution import Conv2d
 from relax_grad.cpu.kernel.winograd import TRANSFORMS, is_winograd, winograd, winograd_backward_data
 from relax_grad.cpu.kernel.winograd_weight import winograd_weight
 from relax_grad.cpu.target import CPU

@@ -9,7 +9,7 @@ from training_steps import convolutional
 from tvm import relax
 
 from relax_grad.cpu import stages
-from relax_grad.cpu.passes._fusion import keep_operands, return_operands
+from relax_grad.cpu.passes.fusion import keep_operands, return_operands
 from relax_grad.transform import DispatchKernels
 
 

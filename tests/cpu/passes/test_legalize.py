@@ -10,8 +10,8 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax import op
 
-from relax_grad.cpu.passes import _legalize
-from relax_grad.cpu.passes._legalize import legalize_ops
+from relax_grad.cpu.passes import legalize
+from relax_grad.cpu.passes.legalize import legalize_ops
 
 N = tirx.Var("n", "int64")
 
@@ -65,8 +65,8 @@ def asked(monkeypatch):
 
         return run
 
-    made = _legalize._Shared
-    monkeypatch.setattr(_legalize, "_Shared", lambda known: made(counted(known)))
+    made = legalize._Shared
+    monkeypatch.setattr(legalize, "_Shared", lambda known: made(counted(known)))
     return found
 
 

@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relax_grad.cpu.passes._tuples import resolve_tuples
+from relax_grad.cpu.passes.tuples import resolve_tuples
 from relax_grad.ir.bindings import bindings_of, used
 
 X = np.arange(12, dtype="float32").reshape(3, 4)

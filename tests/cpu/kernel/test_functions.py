@@ -7,9 +7,9 @@ import pytest
 from machines import Run, each_target, run_kernels
 from tvm import te, topi
 
-from relax_grad.cpu.kernel import _activations as activations
-from relax_grad.cpu.kernel import _builder as b
-from relax_grad.cpu.kernel import _math as math
+from relax_grad.cpu.kernel import activations as activations
+from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel import functions as math
 from relax_grad.cpu.schedule import schedule
 from relax_grad.cpu.target import CPU
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from . import _math
-from ._builder import bind as emit_bind
-from ._math import (
+from . import functions
+from .builder import bind as emit_bind
+from .functions import (
     LOWERED,
     as_bits,
     like,
@@ -142,9 +142,9 @@ def silu(x, bind: Callable = emit_bind):
 
 def softplus(x, bind: Callable = emit_bind):
     """Return ``log(1 + exp(x))``, within 3 units in the last place: of a negative x, about its exponential."""
-    e = _math.exp(bind(like(x, 0.0) - magnitude(x)), bind)
+    e = functions.exp(bind(like(x, 0.0) - magnitude(x)), bind)
     # In this order, a NaN passes the comparison.
-    return bind(tirx.Max(like(x, 0.0), x) + _math.log1p(e, bind))
+    return bind(tirx.Max(like(x, 0.0), x) + functions.log1p(e, bind))
 
 
 def _normal_density(a, bind: Callable) -> tuple:

@@ -11,8 +11,8 @@ from math import prod
 from tvm import tirx
 
 from ..target import CPU
-from . import _builder as b
-from ._builder import Accumulators, Extent, Vectors, bind, ceil_div, const
+from . import builder as b
+from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
 #: Tasks for each core: what is padding, a task fills in once.
 _TASKS = 16

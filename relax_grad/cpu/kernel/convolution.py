@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from math import gcd, prod
 
-from ._builder import Extent, ceil_div
+from .builder import Extent, ceil_div
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from math import gcd, prod
 
 from tvm import tirx
 
-from ._builder import Extent, bind, ceil_div, const
-from ._convolution import ONE, Conv2d, Windows
+from .builder import Extent, bind, ceil_div, const
+from .convolution import ONE, Conv2d, Windows
 
 
 @dataclass(frozen=True)

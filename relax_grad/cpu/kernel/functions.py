@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from tvm import tirx
 
-from ._builder import bind as emit_bind
+from .builder import bind as emit_bind
 
 #: 1.5 * 2**23: a float32 near 0 that is added to it is rounded to an integer, in its lowest bits.
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000
