@@ -9,42 +9,38 @@ from ...ir.module import tuple_fields
 from ...op.grid_sample import grid_sample_attrs
 from ...op.image import resize_attrs
 from ...registry import register_gradient
+from .._linear import register_linear
 from .._util import dtype_of, no_grad, shape_arg
 
 
-@register_gradient("relax.grad.resize2d_backward_data")
-def resize2d_backward_data(orig_var, orig_call, output_grad, ctx):
-    """Gradient of resize2d_backward_data.
+def _register_resize(forward) -> None:
+    """Register the gradient of the backward operator of a resize operator, which is given by its builder."""
+    name = forward.__name__
 
-    Forward form: ``dx = resize2d_backward_data(dy, x.shape, size)``.
+    def transpose(grad, call):
+        dy, _, size = call.args
+        attrs = {**resize_attrs(call), "extrapolation_value": 0.0}
+        return forward(grad, size, **attrs, out_dtype=dtype_of(dy))
 
-    Backward form: ``[resize2d(dx_grad, size), no_grad, no_grad]`` with the extrapolation value 0.
-    """
-    return _resize_backward(relax.op.image.resize2d, orig_call, output_grad)
-
-
-@register_gradient("relax.grad.resize3d_backward_data")
-def resize3d_backward_data(orig_var, orig_call, output_grad, ctx):
-    """Gradient of resize3d_backward_data.
-
-    Forward form: ``dx = resize3d_backward_data(dy, x.shape, size)``.
-
-    Backward form: ``[resize3d(dx_grad, size), no_grad, no_grad]`` with the extrapolation value 0.
-    """
-    return _resize_backward(relax.op.image.resize3d, orig_call, output_grad)
+    register_linear(
+        f"{name}_backward_data",
+        f"dx = {name}_backward_data(dy, x.shape, size)",
+        f"{name}(dx_grad, size)",
+        transpose,
+        note="The extrapolation value is 0.",
+    )
 
 
-@register_gradient("relax.grad.affine_grid_backward_data")
-def affine_grid_backward_data(orig_var, orig_call, output_grad, ctx):
-    """Gradient of affine_grid_backward_data.
-
-    Forward form: ``dtheta = affine_grid_backward_data(dgrid)``.
-
-    Backward form: ``[affine_grid(dtheta_grad, size)]``.
-    """
-    (grid_grad,) = orig_call.args
-    size = list(grid_grad.ty.shape.values[2:])
-    return [relax.op.image.affine_grid(output_grad, size, orig_call.attrs.align_corners)]
+_register_resize(relax.op.image.resize2d)
+_register_resize(relax.op.image.resize3d)
+register_linear(
+    "affine_grid_backward_data",
+    "dtheta = affine_grid_backward_data(dgrid)",
+    "affine_grid(dtheta_grad, size)",
+    lambda grad, call: relax.op.image.affine_grid(
+        grad, list(call.args[0].ty.shape.values[2:]), call.attrs.align_corners
+    ),
+)
 
 
 @register_gradient("relax.grad.grid_sample_jvp")
@@ -121,16 +117,6 @@ def grid_sample_backward_grid(orig_var, orig_call, output_grad, ctx):
             dy, data, grid, [*others, output_grad], **attrs
         ),
     )
-
-
-def _resize_backward(forward, call, output_grad):
-    dy, data_shape, size = call.args
-    attrs = {**resize_attrs(call), "extrapolation_value": 0.0}
-    return [
-        forward(output_grad, size, **attrs, out_dtype=dtype_of(dy)),
-        no_grad(data_shape),
-        no_grad(size),
-    ]
 
 
 def _directions(call, index: int) -> list[relax.Expr]:

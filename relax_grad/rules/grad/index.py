@@ -7,86 +7,42 @@ from tvm.relax.op import grad as backward
 
 from ...op.index import take_attrs
 from ...registry import register_gradient
+from .._linear import register_linear
 from .._util import no_grad, shape_arg
 
-
-@register_gradient("relax.grad.take_backward")
-def take_backward(orig_var, orig_call, output_grad, ctx):
-    """Gradient of take_backward.
-
-    Forward form: ``dx = take_backward(dy, x, indices)``, which reads only the shape of x.
-
-    Backward form: ``[take_jvp(dx_grad, indices), no_grad, no_grad]``.
-    """
-    _, x, indices = orig_call.args
-    return [
-        backward.take_jvp(output_grad, indices, **take_attrs(orig_call)),
-        no_grad(x),
-        no_grad(indices),
-    ]
-
-
-@register_gradient("relax.grad.take_jvp")
-def take_jvp(orig_var, orig_call, output_grad, ctx):
-    """Gradient of take_jvp.
-
-    Forward form: ``y' = take_jvp(x', indices)``.
-
-    Backward form: ``[take_backward(y'_grad, x', indices), no_grad]``.
-    """
-    x_direction, indices = orig_call.args
-    return [
-        backward.take_backward(output_grad, x_direction, indices, **take_attrs(orig_call)),
-        no_grad(indices),
-    ]
-
-
-@register_gradient("relax.grad.gather_elements_backward_data")
-def gather_elements_backward_data(orig_var, orig_call, output_grad, ctx):
-    """Gradient of gather_elements_backward_data.
-
-    Forward form: ``ddata = gather_elements_backward_data(dy, data.shape, indices, axis)``.
-
-    Backward form: ``[gather_elements_jvp(ddata_grad, indices, axis), no_grad, no_grad]``.
-    """
-    _, data_shape, indices = orig_call.args
-    return [
-        backward.gather_elements_jvp(output_grad, indices, int(orig_call.attrs.axis)),
-        no_grad(data_shape),
-        no_grad(indices),
-    ]
-
-
-@register_gradient("relax.grad.gather_elements_jvp")
-def gather_elements_jvp(orig_var, orig_call, output_grad, ctx):
-    """Gradient of gather_elements_jvp.
-
-    Forward form: ``y' = gather_elements_jvp(data', indices, axis)``.
-
-    Backward form: ``[gather_elements_backward_data(y'_grad, data'.shape, indices, axis), no_grad]``.
-    """
-    direction, indices = orig_call.args
-    return [
-        backward.gather_elements_backward_data(
-            output_grad, shape_arg(direction), indices, int(orig_call.attrs.axis)
-        ),
-        no_grad(indices),
-    ]
-
-
-@register_gradient("relax.grad.strided_slice_backward_data")
-def strided_slice_backward_data(orig_var, orig_call, output_grad, ctx):
-    """Gradient of strided_slice_backward_data.
-
-    Forward form: ``dx = strided_slice_backward_data(dy, x.shape, axes, begin, end, strides)``.
-
-    Backward form: ``[strided_slice(dx_grad, axes, begin, end, strides), no_grad, ...]``.
-    """
-    bounds = orig_call.args[2:]
-    return [
-        relax.op.strided_slice(output_grad, *bounds, orig_call.attrs.assume_inbound),
-        *map(no_grad, orig_call.args[1:]),
-    ]
+register_linear(
+    "take_backward",
+    "dx = take_backward(dy, x, indices)",
+    "take_jvp(dx_grad, indices)",
+    lambda grad, call: backward.take_jvp(grad, call.args[2], **take_attrs(call)),
+    note="Of x, only the shape is read.",
+)
+register_linear(
+    "take_jvp",
+    "y' = take_jvp(x', indices)",
+    "take_backward(y'_grad, x', indices)",
+    lambda grad, call: backward.take_backward(grad, *call.args, **take_attrs(call)),
+)
+register_linear(
+    "gather_elements_backward_data",
+    "ddata = gather_elements_backward_data(dy, data.shape, indices, axis)",
+    "gather_elements_jvp(ddata_grad, indices, axis)",
+    lambda grad, call: backward.gather_elements_jvp(grad, call.args[2], int(call.attrs.axis)),
+)
+register_linear(
+    "gather_elements_jvp",
+    "y' = gather_elements_jvp(data', indices, axis)",
+    "gather_elements_backward_data(y'_grad, data'.shape, indices, axis)",
+    lambda grad, call: backward.gather_elements_backward_data(
+        grad, shape_arg(call.args[0]), call.args[1], int(call.attrs.axis)
+    ),
+)
+register_linear(
+    "strided_slice_backward_data",
+    "dx = strided_slice_backward_data(dy, x.shape, axes, begin, end, strides)",
+    "strided_slice(dx_grad, axes, begin, end, strides)",
+    lambda grad, call: relax.op.strided_slice(grad, *call.args[2:], call.attrs.assume_inbound),
+)
 
 
 @register_gradient("relax.grad.dynamic_strided_slice_backward_data")

@@ -5,59 +5,55 @@ from __future__ import annotations
 from tvm import relax
 
 from ...registry import register_gradient
+from .._linear import register_linear
 from .._util import no_grad
 from ..index_write import elements_writer, nd_writer, put_writer
 
 
-@register_gradient("relax.grad.scatter_elements_backward_updates")
-def scatter_elements_backward_updates(orig_var, orig_call, output_grad, ctx):
-    """Gradient of scatter_elements_backward_updates.
+def _register_updates(op_name: str, arguments: str, writer, reduction) -> None:
+    """Register the gradient of the gradient with respect to updates: they are written into zeros.
 
-    Forward form: ``du = scatter_elements_backward_updates(dy, indices, axis, reduction)``.
-
-    Backward form: ``[scatter_elements(0, indices, du_grad, axis, reduction), no_grad]``.
+    ``writer`` and ``reduction`` take a call of the operator.
     """
-    indices = orig_call.args[1]
-    writer = elements_writer(indices, int(orig_call.attrs.axis))
-    return _backward_updates(writer, orig_call, output_grad, orig_call.attrs.reduction)
+
+    def transpose(grad, call):
+        return writer(call).write(relax.op.zeros_like(call.args[0]), grad, reduction(call))
+
+    forward_op = op_name.partition("_backward")[0]
+    register_linear(
+        op_name,
+        f"du = {op_name}(dy, indices{arguments})",
+        f"{forward_op}(0, indices, du_grad{arguments})",
+        transpose,
+    )
 
 
-@register_gradient("relax.grad.scatter_nd_backward_updates")
-def scatter_nd_backward_updates(orig_var, orig_call, output_grad, ctx):
-    """Gradient of scatter_nd_backward_updates.
-
-    Forward form: ``du = scatter_nd_backward_updates(dy, indices)``.
-
-    Backward form: ``[scatter_nd(0, indices, du_grad), no_grad]``.
-    """
-    return _backward_updates(nd_writer(orig_call.args[1]), orig_call, output_grad, "update")
-
-
-@register_gradient("relax.grad.index_put_backward_values")
-def index_put_backward_values(orig_var, orig_call, output_grad, ctx):
-    """Gradient of index_put_backward_values.
-
-    Forward form: ``dv = index_put_backward_values(dy, indices)``.
-
-    Backward form: ``[index_put(0, indices, dv_grad), no_grad]``.
-    """
-    return _backward_updates(put_writer(orig_call.args[1]), orig_call, output_grad, "update")
-
-
-@register_gradient("relax.grad.slice_scatter_backward_src")
-def slice_scatter_backward_src(orig_var, orig_call, output_grad, ctx):
-    """Gradient of slice_scatter_backward_src.
-
-    Forward form: ``dsrc = slice_scatter_backward_src(dy, src.shape, start, end, step, axis)``.
-
-    Backward form: ``[slice_scatter(0, dsrc_grad, start, end, step, axis), no_grad, ...]``.
-    """
-    dy, *others = orig_call.args
-    zeros = relax.op.zeros_like(dy)
-    return [
-        relax.op.slice_scatter(zeros, output_grad, *others[1:], int(orig_call.attrs.axis)),
-        *map(no_grad, others),
-    ]
+_register_updates(
+    "scatter_elements_backward_updates",
+    ", axis, reduction",
+    lambda call: elements_writer(call.args[1], int(call.attrs.axis)),
+    lambda call: call.attrs.reduction,
+)
+_register_updates(
+    "scatter_nd_backward_updates",
+    "",
+    lambda call: nd_writer(call.args[1]),
+    lambda call: "update",
+)
+_register_updates(
+    "index_put_backward_values",
+    "",
+    lambda call: put_writer(call.args[1]),
+    lambda call: "update",
+)
+register_linear(
+    "slice_scatter_backward_src",
+    "dsrc = slice_scatter_backward_src(dy, src.shape, start, end, step, axis)",
+    "slice_scatter(0, dsrc_grad, start, end, step, axis)",
+    lambda grad, call: relax.op.slice_scatter(
+        relax.op.zeros_like(call.args[0]), grad, *call.args[2:], int(call.attrs.axis)
+    ),
+)
 
 
 @register_gradient("relax.grad.scatter_elements_scan")
@@ -92,12 +88,6 @@ def scatter_nd_scan(orig_var, orig_call, output_grad, ctx):
 def scatter_nd_scan_reverse(orig_var, orig_call, output_grad, ctx):
     """Gradient of scatter_nd_scan_reverse: as of :func:`scatter_elements_scan`, the other way."""
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=True)
-
-
-def _backward_updates(writer, call, output_grad, reduction):
-    dy, indices = call.args
-    zeros = relax.op.zeros_like(dy)
-    return [writer.write(zeros, output_grad, reduction), no_grad(indices)]
 
 
 def _scan(writer, states, call, output_grad, ctx, reverse):

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from tvm.relax import op
 
-from ...registry import register_gradient
-from .._util import no_grad
+from .._linear import register_linear
 
-
-@register_gradient("relax.grad.einsum_backward_operand")
-def einsum_backward_operand(orig_var, orig_call, output_grad, ctx):
-    """Gradient of einsum_backward_operand.
-
-    Forward form: ``dx = einsum_backward_operand(dy, x.shape, subscripts)``.
-
-    Backward form: ``[einsum((dx_grad,), subscripts), no_grad]``.
-    """
-    _, operand_shape = orig_call.args
-    return [
-        relax.op.einsum((output_grad,), str(orig_call.attrs.subscripts)),
-        no_grad(operand_shape),
-    ]
+register_linear(
+    "einsum_backward_operand",
+    "dx = einsum_backward_operand(dy, x.shape, subscripts)",
+    "einsum((dx_grad,), subscripts)",
+    lambda grad, call: op.einsum((grad,), str(call.attrs.subscripts)),
+)

@@ -2,78 +2,52 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from collections.abc import Callable
+
+from tvm.relax import op
 from tvm.relax.op import grad as backward
 
-from ...ir.module import short_name
 from ...op.pool import adaptive_attrs, pool_attrs
-from ...op.rank import rank_of
-from ...registry import register_gradient
-from .._util import cast_like, no_grad, widen
+from ...op.rank import RANKS
+from .._linear import register_linear
 
 
-@register_gradient("relax.grad.max_pool1d_backward")
-@register_gradient("relax.grad.max_pool2d_backward")
-@register_gradient("relax.grad.max_pool3d_backward")
-def max_pool_backward(orig_var, orig_call, output_grad, ctx):
-    """Gradient of max_pool1d_backward, max_pool2d_backward and max_pool3d_backward.
+def _register_max_pool(name: str, of_tangent: Callable, of_cotangent: Callable) -> None:
+    """Register the gradients of the two backward operators of a max pooling, which transpose each other.
 
-    Forward form: ``dx = max_pool_backward(dy, x)``.
-
-    Backward form: ``[max_pool_jvp(dx_grad, x), no_grad]``: which elements are the largest does not
-    change with ``x``, except where two become equal.
+    The elements that are largest do not change with the data, except where two become equal.
     """
-    dy, data = orig_call.args
-    jvp = getattr(backward, f"max_pool{rank_of(orig_call)}d_jvp")
-    tangent = jvp(output_grad, data, **pool_attrs(orig_call))
-    return [cast_like(ctx, tangent, dy), no_grad(data)]
+    register_linear(
+        f"{name}_backward",
+        f"dx = {name}_backward(dy, x)",
+        f"{name}_jvp(dx_grad, x)",
+        lambda grad, call: of_tangent(grad, call.args[1], **pool_attrs(call)),
+    )
+    register_linear(
+        f"{name}_jvp",
+        f"y' = {name}_jvp(x', x)",
+        f"{name}_backward(y'_grad, x)",
+        lambda grad, call: of_cotangent(grad, call.args[1], **pool_attrs(call)),
+    )
 
 
-@register_gradient("relax.grad.max_pool1d_jvp")
-@register_gradient("relax.grad.max_pool2d_jvp")
-@register_gradient("relax.grad.max_pool3d_jvp")
-def max_pool_jvp(orig_var, orig_call, output_grad, ctx):
-    """Gradient of max_pool1d_jvp, max_pool2d_jvp and max_pool3d_jvp.
-
-    Forward form: ``y = max_pool_jvp(v, x)``.
-
-    Backward form: ``[max_pool_backward(y_grad, x), no_grad]``.
-    """
-    tangent, data = orig_call.args
-    builder = getattr(backward, f"max_pool{rank_of(orig_call)}d_backward")
-    partial = builder(output_grad, data, **pool_attrs(orig_call))
-    return [cast_like(ctx, partial, tangent), no_grad(data)]
+def _register_average(name: str, forward: Callable, attrs_of: Callable) -> None:
+    """Register the gradient of the backward operator of a linear pooling, whose transpose is the pooling."""
+    register_linear(
+        f"{name}_backward",
+        f"dx = {name}_backward(dy, x)",
+        f"{name}(dx_grad)",
+        lambda grad, call: forward(grad, **attrs_of(call)),
+        accumulates=True,
+        note="Of x, only the shape is read.",
+    )
 
 
-@register_gradient("relax.grad.avg_pool1d_backward")
-@register_gradient("relax.grad.avg_pool2d_backward")
-@register_gradient("relax.grad.avg_pool3d_backward")
-def avg_pool_backward(orig_var, orig_call, output_grad, ctx):
-    """Gradient of avg_pool1d_backward, avg_pool2d_backward and avg_pool3d_backward.
-
-    Forward form: ``dx = avg_pool_backward(dy, x)``, which depends on the shape of ``x`` alone.
-
-    Backward form: ``[avg_pool(dx_grad), no_grad]``.
-    """
-    return _pooled(ctx, orig_call, output_grad, pool_attrs(orig_call))
-
-
-@register_gradient("relax.grad.adaptive_avg_pool1d_backward")
-@register_gradient("relax.grad.adaptive_avg_pool2d_backward")
-@register_gradient("relax.grad.adaptive_avg_pool3d_backward")
-def adaptive_avg_pool_backward(orig_var, orig_call, output_grad, ctx):
-    """Gradient of adaptive_avg_pool{1,2,3}d_backward.
-
-    Forward form: ``dx = adaptive_avg_pool_backward(dy, x)``, which depends on the shape of ``x`` alone.
-
-    Backward form: ``[adaptive_avg_pool(dx_grad), no_grad]``.
-    """
-    return _pooled(ctx, orig_call, output_grad, adaptive_attrs(orig_call))
-
-
-def _pooled(ctx, call: relax.Call, output_grad: relax.Expr, attrs: dict) -> list:
-    """Return the partials of the backward operator of a linear pooling: the pooling of the gradient."""
-    dy, data = call.args
-    pool = getattr(relax.op.nn, short_name(call).removesuffix("_backward"))
-    # TVM accumulates in the dtype of the data.
-    return [cast_like(ctx, pool(widen(output_grad), **attrs), dy), no_grad(data)]
+for _rank in RANKS:
+    _name = f"max_pool{_rank}d"
+    _register_max_pool(
+        _name, getattr(backward, f"{_name}_jvp"), getattr(backward, f"{_name}_backward")
+    )
+    for _kind, _attrs in (("avg_pool", pool_attrs), ("adaptive_avg_pool", adaptive_attrs)):
+        _name = f"{_kind}{_rank}d"
+        _register_average(_name, getattr(op.nn, _name), _attrs)

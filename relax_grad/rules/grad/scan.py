@@ -6,23 +6,23 @@ from tvm import relax
 from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
-from .._util import cast_like, no_grad, widen
+from .._linear import register_linear
 
 
-@register_gradient("relax.grad.cumsum_backward_data")
-def cumsum_backward_data(orig_var, orig_call, output_grad, ctx):
-    """Gradient of cumsum_backward_data.
-
-    Forward form: ``dx = cumsum_backward_data(dy, x.shape, axis, exclusive)``.
-
-    Backward form: ``[cumsum(dx_grad, axis, exclusive), no_grad]``, accumulated in float32 at least.
-    """
-    dy, data_shape = orig_call.args
-    axis, exclusive = orig_call.attrs.axis, bool(orig_call.attrs.exclusive)
-    total = relax.op.cumsum(
-        widen(output_grad), None if axis is None else int(axis), exclusive=exclusive
+def _cumsum(grad, call):
+    axis = call.attrs.axis
+    return relax.op.cumsum(
+        grad, None if axis is None else int(axis), exclusive=bool(call.attrs.exclusive)
     )
-    return [cast_like(ctx, total, dy), no_grad(data_shape)]
+
+
+register_linear(
+    "cumsum_backward_data",
+    "dx = cumsum_backward_data(dy, x.shape, axis, exclusive)",
+    "cumsum(dx_grad, axis, exclusive)",
+    _cumsum,
+    accumulates=True,
+)
 
 
 @register_gradient("relax.grad.linear_scan")

@@ -1,0 +1,63 @@
+"""The declaration of operators that are linear in one argument, whose gradients are their transposes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+
+from ..registry import register_gradient
+from ._util import cast_like, no_grad, widen
+
+#: Takes the gradient with respect to the result, and the call; returns the gradient with respect to the argument.
+Transpose = Callable[[relax.Expr, relax.Call], relax.Expr]
+
+
+def register_linear(
+    op_name: str,
+    forward: str,
+    backward: str,
+    transpose: Transpose,
+    *,
+    accumulates: bool = False,
+    note: str = "",
+) -> None:
+    """Register the gradient of an operator that is linear in its first argument.
+
+    The other arguments (shapes, indices, and tensors of which the shape is read, or at which places they are largest)
+    get no gradient.
+
+    Parameters
+    ----------
+    op_name : str
+        The operator, without ``relax.grad.``.
+    forward : str
+        The operator as a formula.
+    backward : str
+        The gradient with respect to the first argument as a formula.
+    transpose : Callable
+        The transpose of the operator: takes the gradient with respect to the result, and the call.
+    accumulates : bool
+        Whether the transpose adds up elements: half precision is widened to float32 before.
+    note : str
+        A sentence for the docstring of the rule.
+
+    Notes
+    -----
+    JAX declares such primitives by ``deflinear``.
+    """
+
+    def rule(orig_var, orig_call, output_grad, ctx):
+        first, *others = orig_call.args
+        partial = transpose(widen(output_grad) if accumulates else output_grad, orig_call)
+        if isinstance(first.ty, relax.TensorType):
+            partial = cast_like(ctx, partial, first)
+        return [partial, *map(no_grad, others)]
+
+    precision = ", accumulated in float32 at least" if accumulates else ""
+    rule.__name__ = rule.__qualname__ = op_name
+    rule.__doc__ = (
+        f"Gradient of {op_name}.\n\nForward form: ``{forward}``.\n\n"
+        f"Backward form: ``[{backward}, no_grad, ...]``{precision}.{note and ' ' + note}"
+    )
+    register_gradient(f"relax.grad.{op_name}")(rule)
