@@ -5,7 +5,6 @@ from __future__ import annotations
 from tvm import relax
 
 from ..ir.compat import dtype_of
-from ..ir.module import short_name
 from ..op.rank import RANKS, rank_of, spatial_axes
 from ..registry import register_legalize
 from ..topi import conv as topi_conv
@@ -13,11 +12,13 @@ from ..topi.util import axes, spatial_names
 from ._gpu import bind_threads
 from ._util import int_list, shape_values, stock
 
-_STOCK = {
-    name: stock(name)
+_BUILDERS = {
+    f"relax.nn.{name}": getattr(relax.op.nn, name)
     for rank in RANKS
-    for name in (f"relax.nn.conv{rank}d", f"relax.nn.conv{rank}d_transpose")
+    for name in (f"conv{rank}d", f"conv{rank}d_transpose")
 }
+
+_STOCK = {name: stock(name) for name in _BUILDERS}
 
 
 def _conv(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -37,7 +38,7 @@ def _in_layouts(
     bb: relax.BlockBuilder, call: relax.Call, data_layout: str, kernel_layout: str, **more
 ) -> relax.Expr:
     """Compute a convolution in these layouts, which TVM compiles, whatever its own are."""
-    attrs, name = call.attrs, short_name(call)
+    attrs = call.attrs
     layouts = [attrs.data_layout, attrs.kernel_layout, attrs.out_layout]
     plain = [data_layout, kernel_layout, data_layout]
     packed = any(len(layout) != rank_of(call) + 2 for layout in layouts)
@@ -46,7 +47,7 @@ def _in_layouts(
     if plain == layouts:
         return _scheduled(bb, call, _STOCK[call.op.name](bb, call))
     data, weight = map(_permute, call.args, layouts, plain)
-    result = getattr(relax.op.nn, name)(
+    result = _BUILDERS[call.op.name](
         data,
         weight,
         strides=attrs.strides,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 
-from ..ir.module import short_name, tuple_fields
+from ..ir.module import tuple_fields
 from ..op.index_write import REDUCTIONS, index_tuple, listed_shape
 from ..registry import register_legalize
 from ..topi import index_write as topi_write
@@ -125,25 +127,21 @@ def _slice_scatter_backward_src(bb: relax.BlockBuilder, call: relax.Call) -> rel
     )
 
 
-def _scan(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    start, indices, factors, *terms = call.args
-    name = short_name(call)
-    axis = [int(call.attrs.axis)] if name.startswith("scatter_elements") else []
-    return bb.call_te(
-        getattr(topi_write, name.removesuffix("_reverse")),
-        start,
-        indices,
-        factors,
-        terms[0] if terms else None,
-        *axis,
-        name.endswith("_reverse"),
-        primfunc_name_hint=name,
-    )
+def _register_scan(op_name: str, function: Callable, has_axis: bool, is_reverse: bool) -> None:
+    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+        start, indices, factors, *terms = call.args
+        axis = [int(call.attrs.axis)] if has_axis else []
+        term = terms[0] if terms else None
+        arguments = (start, indices, factors, term, *axis, is_reverse)
+        return bb.call_te(function, *arguments, primfunc_name_hint=op_name)
+
+    register_legalize(f"relax.grad.{op_name}")(legalize)
 
 
-for _name in ("scatter_elements_scan", "scatter_nd_scan"):
-    register_legalize(f"relax.grad.{_name}")(_scan)
-    register_legalize(f"relax.grad.{_name}_reverse")(_scan)
+_register_scan("scatter_elements_scan", topi_write.scatter_elements_scan, True, False)
+_register_scan("scatter_elements_scan_reverse", topi_write.scatter_elements_scan, True, True)
+_register_scan("scatter_nd_scan", topi_write.scatter_nd_scan, False, False)
+_register_scan("scatter_nd_scan_reverse", topi_write.scatter_nd_scan, False, True)
 
 
 def _is_left_to_tvm(call: relax.Call) -> bool:

@@ -160,6 +160,7 @@ def _batch_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> rela
         *call.args,
         *_axes(call.args[1], [call.attrs.axis]),
         name="batch_norm_backward_gamma",
+        of_parameter=True,
     )
 
 
@@ -187,6 +188,7 @@ def _instance_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> r
         *call.args,
         _axes(call.args[1], call.attrs.axes),
         name="instance_norm_backward_gamma",
+        of_parameter=True,
     )
 
 
@@ -214,6 +216,7 @@ def _layer_norm_backward_gamma(bb: relax.BlockBuilder, call: relax.Call) -> rela
         *call.args,
         _axes(call.args[1], call.attrs.axes),
         name="layer_norm_backward_gamma",
+        of_parameter=True,
     )
 
 
@@ -245,6 +248,7 @@ def _rms_norm_backward_weight(bb: relax.BlockBuilder, call: relax.Call) -> relax
         rstd,
         _axes(data, call.attrs.axes),
         name="rms_norm_backward_weight",
+        of_parameter=True,
     )
 
 
@@ -295,10 +299,12 @@ def _compute(
     return bb.emit(op.astype(result, dtype_of(data.ty))) if half else result
 
 
-def _kernel(bb: relax.BlockBuilder, expression: Callable, *args, name: str) -> relax.Expr:
+def _kernel(
+    bb: relax.BlockBuilder, expression: Callable, *args, name: str, of_parameter: bool = False
+) -> relax.Expr:
     """Call a tensor expression, with a schedule of ours for what TVM's rules for GPUs take wrongly.
 
     They take the sum of products that the gradient of a parameter is for a product of a matrix and a vector.
     """
     gradient = bb.call_te(expression, *args, primfunc_name_hint=name)
-    return bind_threads(bb, gradient, always=name.endswith(("_gamma", "_weight")))
+    return bind_threads(bb, gradient, always=of_parameter)

@@ -20,11 +20,13 @@ from ..topi.pool import (
 from ._gpu import bind_threads
 from ._util import int_list, stock
 
-_STOCK = {
-    name: stock(name)
+_BUILDERS = {
+    f"relax.nn.{name}": getattr(relax.op.nn, name)
     for rank in RANKS
-    for name in (f"relax.nn.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg"))
+    for name in (f"{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg"))
 }
+
+_STOCK = {name: stock(name) for name in _BUILDERS}
 
 
 def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
@@ -32,6 +34,7 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _to_out_layout(
         bb,
         call,
+        False,
         pool_size=attrs.pool_size,
         strides=attrs.strides,
         padding=attrs.padding,
@@ -44,23 +47,25 @@ def _pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if rank_of(call) == 1 and call.attrs.output_size is None:
         return _relayout(bb, call.args[0], call.ty.shape, call.attrs.layout, call.attrs.out_layout)
-    return _to_out_layout(bb, call, output_size=call.attrs.output_size)
+    return _to_out_layout(bb, call, True, output_size=call.attrs.output_size)
 
 
-def _to_out_layout(bb: relax.BlockBuilder, call: relax.Call, **attrs) -> relax.Expr:
+def _to_out_layout(
+    bb: relax.BlockBuilder, call: relax.Call, is_adaptive: bool, **attrs
+) -> relax.Expr:
     """Pool in a layout that TVM compiles, and bring the result to the right one."""
-    name, (data,) = short_name(call), call.args
+    (data,) = call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout and "[" not in layout:
         legalized = _STOCK[call.op.name](bb, call)
         # TVM's rules for GPUs leave alone what has windows of several sizes; it would run on the host.
-        return bind_threads(bb, legalized, always="adaptive" in name)
+        return bind_threads(bb, legalized, always=is_adaptive)
     if "[" in layout:  # TVM takes each of the parts in brackets for an axis
         whole = Layout.of(layout)
         extents = whole.extents(data.ty.shape.values)
         shape = relax.ShapeExpr([extents[axis] for axis in whole.names])
         data, layout = _relayout(bb, data, shape, layout, whole.names), whole.names
-    result = bb.emit(getattr(relax.op.nn, name)(data, layout=layout, **attrs))
+    result = bb.emit(_BUILDERS[call.op.name](data, layout=layout, **attrs))
     return _relayout(bb, result, call.ty.shape, layout, out_layout)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax
 
-from ..ir.module import short_name
 from ..op.vision import roi_attrs
 from ..registry import register_legalize
 from ..topi import roi_align as topi_roi_align
@@ -17,7 +18,7 @@ from ..topi import roi_pool as topi_roi_pool
     "undefined, and returns the regions' dtype where it is wider than the data's",
 )
 def _roi_align(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, topi_roi_align, call)
+    return _call(bb, topi_roi_align.roi_align, call)
 
 
 @register_legalize(
@@ -26,22 +27,20 @@ def _roi_align(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     "bin",
 )
 def _roi_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, topi_roi_pool, call)
+    return _call(bb, topi_roi_pool.roi_pool, call)
 
 
-@register_legalize("relax.grad.roi_align_backward_data")
-@register_legalize("relax.grad.roi_align_jvp")
-def _roi_align_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, topi_roi_align, call)
-
-
-@register_legalize("relax.grad.roi_pool_backward_data")
-@register_legalize("relax.grad.roi_pool_jvp")
-def _roi_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return _call(bb, topi_roi_pool, call)
-
-
-def _call(bb: relax.BlockBuilder, module, call: relax.Call) -> relax.Expr:
-    name = short_name(call)
-    function = getattr(module, name)
+def _call(bb: relax.BlockBuilder, function: Callable, call: relax.Call) -> relax.Expr:
+    name = function.__name__
     return bb.call_te(function, *call.args, **roi_attrs(call), primfunc_name_hint=name)
+
+
+def _register(function: Callable) -> None:
+    """Register the legalization of the backward operator that has the name of its tensor expression."""
+    register_legalize(f"relax.grad.{function.__name__}")(lambda bb, call: _call(bb, function, call))
+
+
+_register(topi_roi_align.roi_align_backward_data)
+_register(topi_roi_align.roi_align_jvp)
+_register(topi_roi_pool.roi_pool_backward_data)
+_register(topi_roi_pool.roi_pool_jvp)

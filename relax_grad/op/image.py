@@ -5,11 +5,13 @@ Each is linear in the output gradient, and its own gradient is the forward opera
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from tvm import relax
 from tvm.ir import Op
 
 from ..ir.compat import dtype_of
-from ..ir.module import short_name
 from ._infer import (
     check_layouts,
     check_shape,
@@ -113,19 +115,21 @@ def _resize_call(name, output_grad, data_shape, size, attrs) -> relax.Call:
     )
 
 
-def _infer_resize(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+def _infer_resize(
+    builder: Callable, layout: str, call: relax.Call, ctx: relax.BlockBuilder
+) -> relax.Type:
+    """Infer the type of the backward operator of a resize operator, given its builder and its plain layout."""
     output_grad = tensor_type(call, 0, "output_grad")
     data_shape = shape_values(call, 1, "data_shape")
     size = shape_values(call, 2, "size")
     attrs = resize_attrs(call)
-    forward_op = short_name(call).removesuffix("_backward_data")
-    check_layouts(call, layout=(attrs["layout"], "NCHW" if forward_op == "resize2d" else "NCDHW"))
+    check_layouts(call, layout=(attrs["layout"], layout))
     dtype = str(call.attrs.out_dtype or dtype_of(output_grad))
     ndim = len(attrs["layout"])
     if data_shape is None or size is None:
         return type_of_shape(output_grad, None, ndim, dtype)
     data_type = type_of_shape(output_grad, data_shape, ndim, dtype)
-    forward = getattr(relax.op.image, forward_op)(relax.Var("data", data_type), size, **attrs)
+    forward = builder(relax.Var("data", data_type), size, **attrs)
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
     return data_type
 
@@ -147,9 +151,9 @@ def _infer_affine_grid(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return data_type
 
 
-for _name, _rank, _builder in (
-    ("resize2d", "2D", resize2d_backward_data),
-    ("resize3d", "3D", resize3d_backward_data),
+for _name, _rank, _layout, _builder in (
+    ("resize2d", "2D", "NCHW", resize2d_backward_data),
+    ("resize3d", "3D", "NCDHW", resize3d_backward_data),
 ):
     declare_op(
         f"{_name}_backward_data",
@@ -158,7 +162,7 @@ for _name, _rank, _builder in (
             ("data_shape", "Shape", "The shape of the data."),
             ("size", "Shape", "The spatial extents of the result."),
         ],
-        _infer_resize,
+        partial(_infer_resize, getattr(relax.op.image, _name), _layout),
         _builder,
         f"relax.attrs.Resize{_rank}Attrs",
     )

@@ -1,14 +1,24 @@
-"""What operators share that TVM has once for each number of spatial axes: their rank is data here."""
+"""Families of operators that exist once for each number of spatial axes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from tvm import relax
 
 #: The numbers of spatial axes that TVM has convolution and pooling for.
 RANKS = (1, 2, 3)
+
+#: The operators of each family.
+_FAMILIES = (
+    *("relax.nn.conv{}d", "relax.nn.conv{}d_transpose"),
+    *("relax.grad.conv{}d_backward_data", "relax.grad.conv{}d_backward_weight"),
+    *("relax.nn.max_pool{}d", "relax.grad.max_pool{}d_backward", "relax.grad.max_pool{}d_jvp"),
+    *("relax.nn.avg_pool{}d", "relax.grad.avg_pool{}d_backward"),
+    *("relax.nn.adaptive_avg_pool{}d", "relax.grad.adaptive_avg_pool{}d_backward"),
+)
+
+_RANKS = {family.format(rank): rank for family in _FAMILIES for rank in RANKS}
 
 
 def spatial_axes(rank: int) -> str:
@@ -17,8 +27,8 @@ def spatial_axes(rank: int) -> str:
 
 
 def rank_of(call: relax.Call) -> int:
-    """Return the number of spatial axes of a call, which its operator's name ends in or holds."""
-    return int(re.search(r"([123])d(_|$)", call.op.name)[1])
+    """Return the number of spatial axes of a call of an operator of these families."""
+    return _RANKS[call.op.name]
 
 
 def named(function: Callable, name: str, **words: str) -> Callable:

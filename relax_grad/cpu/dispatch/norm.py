@@ -83,15 +83,26 @@ def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | 
     return Kernel(generator, site.call.args, shapes=[*taken, *(result if beta else [])])
 
 
-@kernel_for("relax.nn.instance_norm", "relax.nn.group_norm")
+@kernel_for("relax.nn.instance_norm")
+def instance_norm(site: Site) -> Kernel | None:
+    """Return the kernel of a normalization of channels that lie together with all behind them."""
+    return _of_groups(site, "instance_norm", None)
+
+
+@kernel_for("relax.nn.group_norm")
 def group_norm(site: Site) -> Kernel | None:
-    """Return the kernel of a normalization of groups of channels that lie together with all behind them."""
+    """Return the kernel of a normalization of groups of such channels."""
+    return _of_groups(site, "group_norm", int(site.call.attrs.num_groups))
+
+
+def _of_groups(site: Site, name: str, groups: int | None) -> Kernel | None:
+    """Return the kernel of a normalization of groups of channels; without their number, of each channel."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _instances(shapes[0], attrs)
     if not split:
         return None
     outer, channels, inner = split
-    groups = int(attrs.num_groups) if site.call.op.name.endswith("group_norm") else channels
+    groups = channels if groups is None else groups
     if groups is not channels and not (isinstance(channels, int) and channels % groups == 0):
         return None
     generator = partial(
@@ -105,7 +116,7 @@ def group_norm(site: Site) -> Kernel | None:
         groups,
         bool(attrs.center),
         bool(attrs.scale),
-        site.call.op.name.rpartition(".")[2],
+        name,
     )
     return Kernel(generator, site.call.args)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax.op import grad as backward
 
-from ...ir.module import short_name
 from ...op.pool import adaptive_attrs, pool_attrs
+from ...op.rank import RANKS
 from ...registry import register_gradient
 
 _SPLIT = "lets a layout that splits a spatial axis through, which fails without naming the binding"
@@ -56,6 +56,13 @@ def adaptive_avg_pool(orig_var, orig_call, output_grad, ctx):
     return [_builder(orig_call)(output_grad, data, **adaptive_attrs(orig_call))]
 
 
+_BUILDERS = {
+    f"relax.nn.{kind}{rank}d": getattr(backward, f"{kind}{rank}d_backward")
+    for kind in ("max_pool", "avg_pool", "adaptive_avg_pool")
+    for rank in RANKS
+}
+
+
 def _builder(call: relax.Call):
     """Return the builder of the backward operator of a pooling."""
-    return getattr(backward, f"{short_name(call)}_backward")
+    return _BUILDERS[call.op.name]
