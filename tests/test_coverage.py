@@ -44,7 +44,10 @@ def test_every_operator_is_classified():
     unclassified = [
         name for name in registry.operators() if registry.classify(name).kind == "unclassified"
     ]
-    assert unclassified == []
+    assert unclassified == [], (
+        "register a rule in relax_grad/rules, or the reason for having none by register_nondifferentiable in "
+        "relax_grad/rules/nondifferentiable.py"
+    )
 
 
 def test_every_differentiable_operator_has_samples_and_an_argument_with_a_gradient():
@@ -55,7 +58,9 @@ def test_every_differentiable_operator_has_samples_and_an_argument_with_a_gradie
         and item.classification.rule != "the pass"
         and not item.arguments
     ]
-    assert sorted(without) == sorted(UNSAMPLED)
+    assert sorted(without) == sorted(UNSAMPLED), (
+        "add samples in relax_grad/testing/samples (docs/samples.md), at least one of which gets a gradient"
+    )
 
 
 def test_only_differentiable_operators_have_samples():

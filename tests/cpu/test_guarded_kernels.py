@@ -18,7 +18,9 @@ SOME = 9
 
 def test_every_operator_has_a_case():
     with_cases = {case.op for case in kernel_cases.cases()}
-    assert sorted(with_cases) == operators_with_kernels()
+    assert sorted(with_cases) == operators_with_kernels(), (
+        "add a call of each to tests/support/kernel_cases.py (docs/kernels.md)"
+    )
 
 
 def test_some_kernels():

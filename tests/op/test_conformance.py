@@ -72,7 +72,10 @@ def module_of(items: list[Found]) -> tvm.IRModule:
 @each_operator
 def test_it_is_reached(name):
     """By the samples of the operators whose gradients it is for."""
-    assert found_calls()[name], f"no differentiated sample holds a call of {name}"
+    assert found_calls()[name], (
+        f"no differentiated sample holds a call of {name}: let a rule in relax_grad/rules call it, and add samples of the "
+        "forward operator in relax_grad/testing/samples"
+    )
 
 
 @each_operator
