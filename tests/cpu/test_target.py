@@ -49,5 +49,5 @@ def test_the_host_is_a_processor_with_vectors():
 
 
 def test_examples():
-    assert doctest.testmod(relax_grad.target).failed == 0
-    assert doctest.testmod(relax_grad.target).attempted > 0
+    assert doctest.testmod(relax_grad.cpu.target).failed == 0
+    assert doctest.testmod(relax_grad.cpu.target).attempted > 0
