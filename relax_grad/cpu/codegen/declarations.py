@@ -120,7 +120,7 @@ class Declarations:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
     def completed_on_constants(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return a module in which functions replace the declarations that are called only with constants.
+        """Return a module in which functions replace the declarations with a call whose arguments are all constants.
 
         TVM runs such functions to fold their results.
         """
@@ -154,7 +154,7 @@ def _kept(function: tirx.PrimFunc) -> dict[str, object]:
 
 
 def _called_with_constants(function: relax.Function) -> set[GlobalVar]:
-    """Return the functions that a function calls only with constants and with values computed from constants."""
+    """Return the callees with a call whose arguments are all constants or computed from constants."""
     found: set[GlobalVar] = set()
     constants: set[relax.Var] = set()
     for binding in bindings_of(function.body):

@@ -25,7 +25,7 @@ SYMBOL = "__tvm_ffi_"
 
 
 def is_generated(function: tirx.PrimFunc) -> bool:
-    """Tell whether a function is a kernel, whose statements need no schedule."""
+    """Tell whether a function is a kernel, whose statements are executed as written."""
     return bool(function.attrs.get(IS_KERNEL, False))
 
 

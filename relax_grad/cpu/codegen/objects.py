@@ -48,7 +48,7 @@ _RELOCATIONS = {
     },
 }
 
-#: Sections that are not loaded: unwind tables, which are not needed because kernels return their errors, and notes.
+#: Sections that are left out: unwind tables, which kernels do not need because they return their errors, and notes.
 _UNUSED = re.compile(rb"\.eh_frame|\.note|\.llvm|\.comment")
 
 
