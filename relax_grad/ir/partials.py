@@ -17,7 +17,7 @@ _NO_GRAD_OP = Op.get("relax.grad.no_grad")
 
 
 def is_no_grad(partial: relax.Expr) -> bool:
-    """Tell whether the partial of an argument is the mark for an argument without a gradient."""
+    """Tell whether a partial marks its argument as one without a gradient."""
     return isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP
 
 
@@ -92,12 +92,12 @@ def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
 
 
 def _is_gradient(found: relax.Type, argument: relax.Type) -> bool:
-    """Tell whether the type of a partial does not provably differ from that of the argument."""
+    """Tell whether the type of a partial agrees with that of the argument, as far as is known."""
     return not types_differ(found, argument)
 
 
 def _is_gradient_of_quantized(found: relax.Type, argument: relax.Type) -> bool:
-    """Tell whether :func:`_is_gradient` holds, with float32 for the gradients of integer and float8 tensors.
+    """Tell whether the types agree, with float32 for the gradients of integer and float8 tensors.
 
     The gradient of a quantized tensor is that of the numbers that it represents.
     """

@@ -42,8 +42,9 @@ def object_file(
     Parameters
     ----------
     functions : Mapping[str, tirx.PrimFunc]
-        The functions by name: either all are kernels, or none is. They do not call other functions of their module. The
-        symbol of a function is :data:`SYMBOL` and its name. Errors at run time refer to the function by its name.
+        The functions by name: all of them are kernels, or no function is one. They do not call other functions of their
+        module. The symbol of a function is :data:`SYMBOL` and its name. Errors at run time refer to the function by its
+        name.
     target : tvm.target.Target
         A target of LLVM, which is its own host.
     checked : Collection[str]

@@ -96,7 +96,7 @@ def group_norm(site: Site) -> Kernel | None:
 
 
 def _of_groups(site: Site, name: str, groups: int | None) -> Kernel | None:
-    """Return the kernel of a normalisation of groups of channels; if `groups` is None, of each channel."""
+    """Return the kernel of a normalisation of groups of channels; if ``groups`` is None, of each channel."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _instances(shapes[0], attrs)
     if not split:
@@ -260,7 +260,7 @@ def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, lis
 def _instances(shape: list, attrs) -> tuple | None:
     """Return (outer, channels, inner) if the axes are exactly those after the channel axis, else None.
 
-    The result is also None if `inner` is too short.
+    The result is also None if ``inner`` is too short.
     """
     channel = int(attrs.channel_axis) % len(shape)
     axes = sorted(int(axis) % len(shape) for axis in attrs.axes)

@@ -22,7 +22,7 @@ _CALL_TIR = Op.get("relax.call_tir")
 #: The most calls that a call is moved across. Its operands or results stay live over this distance.
 _FAR = 8
 
-#: The most bindings that a call is moved across. Those that are no calls are, for example, the elements of a tuple.
+#: The most bindings that a call is moved across, calls or not: bindings of tuple elements may stand between two calls.
 _FAR_IN_ALL = 64
 
 

@@ -79,8 +79,8 @@ def _lifetimes(
 ) -> dict[relax.Var, tuple[int, int]]:
     """Return the lifetimes, as first and last binding, of the tensors that are allocated in a block and die there.
 
-    Tensors that escape under any name, to uses outside the block or to calls of other than tensor functions, are left
-    out.
+    A tensor is left out if one of its names is used outside the block, or has a use other than a call of a tensor
+    function.
     """
     found: dict[relax.Var, tuple[int, int]] = {}
     names: dict[relax.Var, object] = {}
