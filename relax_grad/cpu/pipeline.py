@@ -14,7 +14,7 @@ def pipeline(
     winograd_tile: int | None = 2,
     compile_functions: bool = False,
 ) -> tvm.transform.Pass:
-    """Return the pipeline that compiles a module to fast programs for a CPU.
+    """Return the pipeline that optimizes and compiles a module for a CPU.
 
     Kernels replace the operators that have them. The other operators are legalized, fused with their neighbours, and
     scheduled with parallel and vectorised loops. If LLVM does not compile for the target, the pipeline is TVM's own.

@@ -119,7 +119,7 @@ def _functions_in(function: tirx.PrimFunc) -> set[GlobalVar]:
 
 
 def _is_for(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-    """Tell whether a function is visible by name and compiled for a target."""
+    """Tell whether a function has a global symbol and is compiled for a target."""
     attributes = function.attrs
     if attributes is None or attributes.get("global_symbol") is None:
         return False
