@@ -14,29 +14,29 @@ def pipeline(
     winograd_tile: int | None = 2,
     compile_functions: bool = False,
 ) -> tvm.transform.Pass:
-    """Return the pipeline that compiles a module for a CPU as fast as relax_grad can make it.
+    """Return the pipeline that optimizes and compiles a module for a CPU.
 
-    Operators that have kernels become calls of them; the others are legalized, fused with their
-    neighbours, and scheduled in parallel and vectors. For what LLVM does not compile it is TVM's own pipeline.
+    Kernels replace the operators that have them. The other operators are legalized, fused with their neighbours, and
+    scheduled with parallel and vectorised loops. If LLVM does not compile for the target, the pipeline is TVM's own.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        What to compile for; by default the target that the module is compiled for. The target's ``mcpu``
-        decides how wide vectors are: :func:`relax_grad.target.host` names this machine's.
+        The target of the compilation; by default the current target. Its ``mcpu`` determines the width of vectors.
+        :func:`relax_grad.target.host` returns the target of this machine.
     winograd_tile : int or None
-        2, 4, or 0 for none: how convolutions with 3x3 kernels are computed, see
+        The computation of convolutions with 3x3 kernels: 2, 4, or 0 for direct sums. See
         :class:`relax_grad.transform.DispatchKernels`.
     compile_functions : bool
-        Whether the tensor functions are compiled to machine code in the end, in as many threads as there are cores
-        and with the directory of :func:`relax_grad.cache`. The pipeline that ``tvm.compile`` finds by the name
-        ``"relax_grad"`` does so. Otherwise they stay in the module: TVM compiles them, in one thread.
+        Whether the last pass compiles the tensor functions to machine code. It uses as many threads as there are cores,
+        and the directory of :func:`relax_grad.cache`. The pipeline that ``tvm.compile`` finds by the name
+        ``"relax_grad"`` does so. Otherwise the functions stay in the module, and TVM compiles them in one thread.
 
     Raises
     ------
     ValueError
-        Where ``winograd_tile`` is something else. The pass raises one where there is no target, and for a function
-        that is not well-formed.
+        If ``winograd_tile`` has another value. The pass itself raises it if there is no target, or if a function is not
+        well-formed.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def pipeline(
     >>> executable = tvm.compile(bb.get(), target, relax_pipeline="relax_grad")
     """
 
-    # Not before: importing kernels and schedules takes a while.
+    # These imports are local because the import of kernels and schedules takes a while.
     from .codegen.declarations import Declarations
     from .passes.dispatch import DeclareKernels, DispatchKernels, checked_tile
     from .stages import passes
@@ -89,7 +89,7 @@ def _register(name: str) -> None:
 
 
 def _compiling(**options) -> tvm.transform.Pass:
-    """Return the pipeline that compiles tensor functions too."""
+    """Return the pipeline that also compiles tensor functions."""
     return pipeline(**{"compile_functions": True, **options})
 
 

@@ -1,4 +1,4 @@
-"""The passes of the pipeline: TVM's stages for CPUs, what puts right their results, and what makes programs fast."""
+"""The passes of the pipeline: TVM's stages for CPUs, corrections of their results, and optimizations."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def passes(
     Parameters
     ----------
     target : tvm.target.Target
-        What to compile for.
+        The target of the compilation.
     dispatch : tvm.transform.Pass
         The pass that replaces calls by calls of kernels.
     compile_functions : bool
         Whether the last pass compiles the tensor functions.
     declarations : Declarations, optional
-        Where ``dispatch`` declares kernels, and functions are declared instead of scheduling them.
-        :meth:`Declarations.completed` of the result makes those that are left.
+        The declarations that ``dispatch`` adds kernels to, and that scheduled functions are added to. The caller
+        generates the remaining functions by :meth:`Declarations.completed` of the result.
     """
     yield own.LiftBranches()
     yield own.InlineSingleUse()
@@ -59,7 +59,7 @@ def passes(
     for each in stages.dataflow_lower_passes(target):
         if each.info.name != "RewriteDataflowReshape":  # done above
             yield each
-    # Behind what turns copies by reshape into views: it would not know a scheduled one.
+    # After the passes that turn copies by reshape into views, because they do not recognise scheduled copies.
     if declarations is None:
         yield own.ScheduleLoops(target)
     else:
@@ -79,7 +79,7 @@ def _legalize_passes(
         if each.info.name == "FoldConstant":
             if declarations is not None:
                 yield _complete_on_constants(declarations)
-            yield own.FoldConstants()  # which leaves little to TVM's, that compiles what it folds one by one
+            yield own.FoldConstants()  # little remains for TVM's pass, which compiles each call separately
         if each.info.name == "AnnotateTIROpPattern":
             yield keep_apart
         if each.info.name == "FuseOps":
@@ -99,7 +99,7 @@ def _legalize_passes(
 
 
 def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
-    """Return the pass that generates the kernels which FoldConstant runs."""
+    """Return the pass that generates the kernels that FoldConstant runs."""
 
     @tvm.transform.module_pass(opt_level=0, name="relax_grad.CompleteOnConstants")
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -110,10 +110,10 @@ def _complete_on_constants(declarations: Declarations) -> tvm.transform.Pass:
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.CloseDataflowBlocks")
 def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Let dataflow blocks return all that is used outside of them.
+    """Let dataflow blocks return all variables that are used outside of them.
 
-    Legalizing what joins the tensors of a tuple that an earlier block returns puts in its place the tensors, which
-    that block does not return. So does FuseTIR where a function takes such a tuple.
+    If an operator joins the tensors of a tuple that an earlier block returns, legalization uses the tensors themselves,
+    which that block does not return. FuseTIR does the same if a function takes such a tuple.
     """
     functions = (f for f in mod.functions.values() if isinstance(f, relax.Function))
     if not any(map(_has_open_block, functions)):
@@ -124,7 +124,7 @@ def _close_dataflow_blocks(mod: tvm.IRModule, _context: tvm.transform.PassContex
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ViewReshapes")
 def _view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Let copies by reshape become views, which take no memory, except where a call writes to source or copy."""
+    """Replace copies by reshape by views, which take no memory, unless a call writes to the source or the copy."""
     changed = relax.transform.RewriteDataflowReshape()(mod)
     functions = dict(changed.functions_items())
     for variable, is_kept in kept_copies(mod).items():
@@ -138,21 +138,21 @@ def _view_reshapes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FoldUnwritten")
 def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Fold constants by TVM's pass, except in functions where a call may write to a constant."""
+    """Fold constants with TVM's pass, except in functions where a call may write to a constant."""
     folded = relax.transform.FoldConstant()(mod)
     functions = {**dict(folded.functions_items()), **{v: mod[v] for v in kept_copies(mod)}}
     return tvm.IRModule(functions, attrs=folded.attrs, global_infos=folded.global_infos)
 
 
-#: What takes the place of passes of TVM.
+#: Replacements of TVM's passes, by name.
 _OWN = {"FoldConstant": _fold_unwritten, "LegalizeOps": legalize_ops}
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")
 def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Leave functions with calls in dataflow blocks that write to their arguments without these blocks.
+    """Remove the dataflow blocks of functions whose dataflow blocks have calls that write to their arguments.
 
-    FuseOps computes what it fuses where the last part stood, behind a call that writes to what another part reads.
+    FuseOps moves fused calls to the place of the last one, which may be after a call that writes to their operands.
     """
     writers = writing_functions(mod)
     found = {
@@ -170,10 +170,10 @@ def _in_order_of_writes(mod: tvm.IRModule, _context: tvm.transform.PassContext) 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfExtents")
 def _in_order_of_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Divide dataflow blocks at the casts that find out extents.
+    """Divide dataflow blocks at the casts that define extents.
 
-    FuseOps puts the calls of a block in an order by the variables that they take. An extent is none of these: what
-    needs it may come to stand before the cast that finds it out.
+    FuseOps orders the calls of a block by their operands. An extent is no operand, so that a call that needs an extent
+    may be moved before the cast that defines it.
     """
     divided = {
         variable: _divided(function)
@@ -205,7 +205,7 @@ def _in_dataflow(body: relax.SeqExpr) -> Iterator[relax.Binding]:
 
 
 def _divided(function: relax.Function) -> relax.Function:
-    """Return a function whose casts that find out extents stand between its dataflow blocks."""
+    """Return a function in which casts that define extents stand between the dataflow blocks."""
     blocks = [part for block in function.body.blocks for part in _parts(block)]
     body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
     return relax.Function(
@@ -214,7 +214,7 @@ def _divided(function: relax.Function) -> relax.Function:
 
 
 def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
-    """Divide a dataflow block; what a part makes for another one is no variable of a dataflow block any more."""
+    """Divide a dataflow block. Variables that another part uses become variables outside of dataflow blocks."""
     if not isinstance(block, relax.DataflowBlock):
         return [block]
     parts = [list(bindings) for _, bindings in groupby(block.bindings, _finds_extents)]
@@ -223,7 +223,7 @@ def _parts(block: relax.BindingBlock) -> list[relax.BindingBlock]:
     for i, part in enumerate(parts):
         for binding in part:
             shared += [v for v in used(binding.value) if made_in.get(v, i) != i]
-    # What the block returns is none already, and keeps its name: later blocks use it.
+    # The results of the block are no dataflow variables and stay, because later blocks use them.
     outer = {v: relax.Var(v.name, v.ty) for v in shared if isinstance(v, relax.DataflowVar)}
 
     return [
@@ -240,7 +240,7 @@ def _allocate_empty_constants(
 ) -> tvm.IRModule:
     """Allocate constants without elements at run time.
 
-    TVM does not load some programs with such a constant, and its FoldConstant makes them.
+    TVM's FoldConstant creates such constants, and TVM cannot load some programs with them.
     """
     functions = {
         variable: _Empty(mod).visit_expr(function)
@@ -262,7 +262,7 @@ class _Empty(relax.PyExprMutator):
             relax.op.builtin.alloc_tensor(shape, dtype_of(constant.ty), runtime_device_index=0)
         )
 
-    visit_constant_ = visit_generic_const_  # as TVM 0.26 calls it
+    visit_constant_ = visit_generic_const_  # the name in TVM 0.26
 
 
 def _has_open_block(function: relax.Function) -> bool:
@@ -282,9 +282,9 @@ def _has_open_block(function: relax.Function) -> bool:
 def _inline_what_computes_nothing(
     mod: tvm.IRModule, _context: tvm.transform.PassContext
 ) -> tvm.IRModule:
-    """Inline fused functions that only take an element of a tuple.
+    """Inline fused functions without calls, which only read an element of a tuple.
 
-    FuseOps makes them of nested tuples that are parameters, and FuseTIR fails on them.
+    FuseOps creates them for nested tuples that are parameters, and FuseTIR fails on them.
     """
     functions = {v: f for v, f in mod.functions_items() if isinstance(f, relax.Function)}
     empty = {v: f for v, f in functions.items() if _is_fused(f) and not _computes(f)}
@@ -300,10 +300,10 @@ def _inline_what_computes_nothing(
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.WithoutAliases")
 def _without_aliases(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Mark the functions that compute shapes like the others: as functions whose pointers are no aliases.
+    """Mark all tensor functions alike with ``noalias``, including the functions that compute shapes.
 
-    TVM's LLVM backend generates the code of a whole module by the mark of the function whose name comes last. Where
-    pointers may be aliases, kernels keep their sums in memory instead of registers.
+    TVM's LLVM backend applies the mark of the function with the last name to the whole module. If pointers may be
+    aliases, kernels keep their accumulators in memory instead of registers.
     """
     functions = {v: f for v, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     marks = [bool((f.attrs or {}).get(NO_ALIASES, True)) for f in functions.values()]

@@ -1,4 +1,4 @@
-"""What a CPU target can do: vector width, registers, cores."""
+"""The properties of a CPU target: vector width, registers, cores."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ class CPU:
     Attributes
     ----------
     lanes : int
-        Elements of float32 in a vector register: 16 with AVX-512, 8 with AVX2, 4 otherwise.
+        The number of float32 elements in a vector register: 16 with AVX-512, 8 with AVX2, 4 otherwise.
     registers : int
-        Vector registers: 32 with AVX-512 and on ARM, 16 with AVX2 and SSE.
+        The number of vector registers: 32 with AVX-512 and on ARM, 16 with AVX2 and SSE.
     cores : int
-        Threads that work is divided among. More at run time do no harm; the results do not depend on it.
+        The number of threads that share the work. More threads at run time do no harm. The results do not depend on
+        the number of threads at run time.
     """
 
     lanes: int
@@ -30,13 +31,13 @@ class CPU:
 
     @staticmethod
     def current(target: tvm.target.Target | str | dict | None = None) -> CPU | None:
-        """Return the properties of a target, by default of the current one; None where there is none of LLVM."""
+        """Return the properties of a target, by default of the current one; None if LLVM does not compile for it."""
         target = tvm.target.Target.current() if target is None else target
         return None if target is None else CPU.of(target)
 
     @staticmethod
     def of(target: tvm.target.Target | str | dict) -> CPU | None:
-        """Return the properties of a target; None where it is not compiled by LLVM.
+        """Return the properties of a target; None if LLVM does not compile for it.
 
         Raises
         ------
@@ -65,8 +66,8 @@ class CPU:
 def host() -> tvm.target.Target:
     """Return the target of this machine, with the name of its processor and its number of cores.
 
-    The plain target ``"llvm"`` is any processor of the architecture, with vectors of 4 elements and without
-    fused multiply-add: code for it is many times slower.
+    The plain target ``"llvm"`` means the baseline processor of the architecture, with vectors of 4 elements and without
+    fused multiply-add. Code for it is many times slower.
 
     Examples
     --------

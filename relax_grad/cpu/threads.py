@@ -1,8 +1,8 @@
-"""How many threads TVM's runtime uses.
+"""The number of threads of TVM's runtime.
 
-By default it takes half of what the operating system shows on x86, for the other half are mostly second threads
-of the same cores. On machines that show one thread of each core, as many virtual ones do, half of the cores
-stay idle.
+On x86 TVM's default is half of the processors that the operating system shows, because the other half are mostly second
+threads of the same cores. On machines that show one thread of each core, as many virtual machines do, half of the cores
+then stay idle.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import tvm
 
-#: The threads share all processors, instead of being bound to one each.
+#: The mode in which the threads share all processors. Otherwise each thread is bound to one processor.
 _SHARE_PROCESSORS = -3
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
-#: The numbers of the processors (the threads of cores) that the process might run on when this was imported:
-#: TVM may later bind the thread that calls it to some of them.
+#: The numbers of the processors (hardware threads) that the process may run on, at the time of the import. TVM may
+#: later bind the calling thread to some of them.
 _PROCESSORS = (
     sorted(os.sched_getaffinity(0))
     if hasattr(os, "sched_getaffinity")
@@ -27,10 +27,10 @@ _PROCESSORS = (
 
 
 def get_num_threads() -> int:
-    """Return how many threads TVM's runtime uses for what the calling thread runs."""
+    """Return the number of threads that TVM's runtime uses for programs of the calling thread."""
     if not hasattr(os, "sched_getaffinity"):
         return tvm.runtime.num_threads()
-    # Where TVM has not run anything, asking starts its threads, and binds the calling one to as many processors.
+    # If TVM has not run anything yet, this query starts its threads and binds the calling thread to some processors.
     allowed = os.sched_getaffinity(0)
     number = tvm.runtime.num_threads()
     os.sched_setaffinity(0, allowed)
@@ -38,31 +38,30 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(number: int | None = None) -> int:
-    """Let TVM's runtime use a number of threads.
+    """Set the number of threads of TVM's runtime.
 
-    It holds for what the calling thread runs, and for threads that have not run anything yet. Processes that are
-    started later inherit it: it becomes their ``TVM_NUM_THREADS``.
+    The number applies to the calling thread, and to threads that have not run anything yet. Processes that are started
+    later inherit it as ``TVM_NUM_THREADS``.
 
     Parameters
     ----------
     number : int, optional
-        How many, the calling thread being one of them. By default ``TVM_NUM_THREADS`` or
-        ``OMP_NUM_THREADS``, and without these as many as there are cores for the process; less where TVM has
-        started with less.
+        The number of threads, including the calling thread. The default is ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``,
+        and without these the number of cores of the process. The default is less if TVM has started with fewer threads.
 
     Returns
     -------
     number : int
-        How many it uses from now on.
+        The number of threads from now on.
 
     Raises
     ------
     TypeError
-        If the number is no integer.
+        If the number is not an integer.
     ValueError
-        If the number is less than 1, or more than there are processors for the process.
+        If the number is less than 1, or larger than the number of processors of the process.
     RuntimeError
-        If TVM has already run something in the calling thread, and started fewer: it does not add any.
+        If TVM has already run in the calling thread with fewer threads, because it does not add any.
 
     Examples
     --------
@@ -92,7 +91,7 @@ def set_num_threads(number: int | None = None) -> int:
 
 
 def default_threads() -> int:
-    """Return how many threads the environment asks for; as many as there are cores where it does not."""
+    """Return the number of threads from the environment, or else the number of cores."""
     wanted = os.environ.get("TVM_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
     if wanted and wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
@@ -100,13 +99,13 @@ def default_threads() -> int:
 
 
 def cores() -> int:
-    """Return the number of cores that the process may run on; the threads of one count as one."""
+    """Return the number of cores that the process may run on; all threads of a core count as one."""
     return len({_siblings(processor) for processor in _PROCESSORS})
 
 
 def _siblings(processor: int) -> str:
-    """Return what tells the core of a processor from others."""
+    """Return a text that identifies the core of a processor."""
     try:
         return Path(_SIBLINGS.format(processor)).read_text()
-    except OSError:  # another system than Linux, or one that does not show it
+    except OSError:  # not Linux, or a system without this file
         return str(processor)

@@ -1,1 +1,1 @@
-"""Functions on modules, bindings, types and layouts of Relax and TIR that every part uses."""
+"""Shared helpers for the modules, bindings, types and layouts of Relax and TIR."""

@@ -1,8 +1,8 @@
-"""Which tensors share memory, and which calls write to memory that others read.
+"""Alias analysis: tensors that share memory, and calls that write to memory that other bindings read.
 
-Relax values are immutable, except for calls that write to their arguments: ``call_tir_inplace`` and
-``call_inplace_packed``, calls of functions that do so, and calls of unknown functions. A pass that moves a read or
-a write across such a call asks here whether the value stays the same.
+Relax values are immutable, except that some calls write to their arguments: ``call_tir_inplace``,
+``call_inplace_packed``, calls of functions that do so, and calls of unknown functions. A pass that moves a read or a
+write across such a call uses this analysis to check that the value stays the same.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .module import referred_to
 _INPLACE = [Op.get(f"relax.{name}") for name in ("call_tir_inplace", "call_inplace_packed")]
 _CALL_TIR_INPLACE = _INPLACE[0]
 
-#: Operators whose result is the memory of the first argument after lowering.
+#: Operators whose result is an alias of the first argument after lowering.
 _RESHAPES = [Op.get(f"relax.{name}") for name in ("reshape", "memory.view")]
 
-#: Operators whose result may be the memory of the first argument, at once or after later passes.
+#: Operators whose result may be an alias of the first argument, immediately or after later passes.
 _VIEWS = frozenset(
     f"relax.{name}"
     for name in (
@@ -45,7 +45,7 @@ _VIEWS = frozenset(
     )
 )
 
-#: Operators that call functions of which only the arguments are known, and which may return any of these.
+#: Operators that call unknown functions, which may return any of their arguments.
 _CALL_PURE_PACKED, _MAKE_CLOSURE = (
     Op.get(f"relax.{name}") for name in ("call_pure_packed", "make_closure")
 )
@@ -68,7 +68,7 @@ def may_write(value: relax.Expr, writers: Collection[GlobalVar] | None = None) -
     value : relax.Expr
         The value of a binding.
     writers : Collection[GlobalVar], optional
-        The functions that write to their arguments, see :func:`writing_functions`; by default any function may.
+        The functions that write to their arguments, see :func:`writing_functions`; by default all functions.
     """
     if not isinstance(value, relax.Call):
         return False
@@ -84,9 +84,9 @@ def may_write(value: relax.Expr, writers: Collection[GlobalVar] | None = None) -
 
 
 def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
-    """Return the functions of a module whose calls, as Relax functions, may write to their arguments.
+    """Return the functions of a module that may write to their arguments when Relax functions call them directly.
 
-    A tensor function that is called directly writes to its results, which are arguments of such a call.
+    A tensor function writes to its results, which are arguments in a direct call.
     """
     functions = dict(mod.functions_items())
     found = {v for v, f in functions.items() if not isinstance(f, relax.Function)}
@@ -97,7 +97,7 @@ def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
         for binding in _all_bindings(function)
     ):
         return found
-    # Of each function, the callees that write to its parameters if they write to their own arguments.
+    # By callee, the functions that write to their parameters if the callee writes to its arguments.
     through: dict[GlobalVar, set[GlobalVar]] = {}
     for variable, function in relax_functions.items():
         memory = Memory(function)
@@ -116,11 +116,11 @@ def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
 
 
 def kept_copies(mod: tvm.IRModule) -> dict[GlobalVar, Callable[[relax.Binding], bool]]:
-    """Return, for functions where it matters, whether the result of a binding must be memory of its own.
+    """Return, by function, a predicate that tells whether the result of a binding must have memory of its own.
 
-    A view or a folded constant in the place of a copy would be overwritten with it. Copies are kept of tensors, and
-    as tensors, that a call may write to. A function that others call keeps all if the module has such a call: a
-    caller may write to what it returns.
+    If a view or a folded constant replaced a copy, a write to the copy would overwrite the source or the constant. A
+    copy is kept if a call may write to the source or to the copy. If the module has such a call, a function that others
+    call keeps all copies, because a caller may write to its results. Functions without a predicate have no restriction.
     """
     writers = writing_functions(mod)
     functions = {v: f for v, f in mod.functions_items() if isinstance(f, relax.Function)}
@@ -142,19 +142,19 @@ def _is_kept(memory: Memory, binding: relax.Binding) -> bool:
 class Memory:
     """The memory of the tensors of one function, and the calls that write to it.
 
-    Names, tuples, views and the results of in-place calls share the memory of their sources. Results of unknown
-    functions may share that of each argument. The analysis is linear in the bindings; a question takes
+    Names, tuples, views and the results of in-place calls are aliases of their sources. Results of unknown functions
+    may be aliases of each argument. The analysis takes linear time in the number of bindings, and a query takes
     logarithmic time.
 
-    An argument that a call writes to is assumed to share memory with no other parameter of the function, which
-    Relax demands of callers.
+    The analysis assumes that an argument that a call writes to is no alias of another parameter of the function. Relax
+    requires this of callers.
 
     Parameters
     ----------
     function : relax.Function
         The function, with its branches and local functions.
     writers : Collection[GlobalVar], optional
-        The functions that write to their arguments, see :func:`writing_functions`; by default any function may.
+        The functions that write to their arguments, see :func:`writing_functions`; by default all functions.
     """
 
     def __init__(self, function: relax.Function, writers: Collection[GlobalVar] | None = None):
@@ -166,7 +166,7 @@ class Memory:
         self._written: list[tuple[int, int, GlobalVar | None]] = []
         self._bind(function.params)
         self._walk(function.body, 0)
-        # Memory may become shared after a write to it: the classes are known only here.
+        # Memory may become shared after a write to it, so that the alias classes are known only here.
         self._writes: dict[int, list[int]] = {}
         for place, leaf, _ in self._written:
             self._writes.setdefault(self._find(leaf), []).append(place)
@@ -188,15 +188,15 @@ class Memory:
         variable : relax.Var
             The variable.
         value : relax.Expr
-            What it is bound to, perhaps rewritten.
+            The value that it is bound to, perhaps rewritten.
         at : relax.Var
             The variable of the later binding.
 
         Returns
         -------
         bool
-            True if the value, computed at the later binding, would be that of the variable. False if a call may
-            have written to either in between, or if a variable is unknown.
+            True if a computation of the value at the later binding gives the value of the variable. False if a call may
+            write to the variable or to an operand in between, or if a variable is unknown.
         """
         if not self._writes:
             return True
@@ -216,7 +216,7 @@ class Memory:
         return not self.holds(variable, relax.Tuple([]), at)
 
     def writers_of(self, variables: Iterable[relax.Var]) -> set[GlobalVar | None]:
-        """Return the functions whose calls may write to variables; None stands for any other call."""
+        """Return the functions whose calls may write to variables; None represents any other call."""
         if not self._written:
             return set()
         classes = {self._find(leaf) for v in variables for leaf in leaves(self._trees.get(v))}
@@ -225,7 +225,7 @@ class Memory:
     def _are_unwritten(
         self, variables: Iterable[relax.Var], begin: int = -1, end: int | None = None
     ) -> bool:
-        """Tell whether no call in a range of places writes to variables, all of which are known."""
+        """Tell whether all variables are known, and no call in a range of places writes to them."""
         for variable in variables:
             tree = self._trees.get(variable)
             if tree is None:
@@ -243,7 +243,7 @@ class Memory:
             self._places[param] = self._scopes, len(self._places)
 
     def _walk(self, body: relax.Expr, scope: int) -> object:
-        """Enter the bindings of a body, and return the memory of its result."""
+        """Record the bindings of a body, and return the memory of its result."""
         if not isinstance(body, relax.SeqExpr):
             return self._tree(body)
         for block in body.blocks:
@@ -253,7 +253,7 @@ class Memory:
                     branches = value.true_branch, value.false_branch
                     tree = self._merged([self._walk(each, scope) for each in branches])
                 elif isinstance(value, relax.Function):
-                    # A call of it may write to all that it captures; it may call itself.
+                    # A call of a local function may write to all captured variables. The function may call itself.
                     tree = self._merged([self._tree(v) for v in relax.analysis.free_vars(value)])
                     self._trees[variable] = tree
                     self._scopes += 1
@@ -267,7 +267,7 @@ class Memory:
         return self._tree(body.body)
 
     def _of(self, value: relax.Expr, place: int) -> object:
-        """Return the memory of a value, and enter the writes of a call."""
+        """Return the memory of a value, and record the writes of a call."""
         if not isinstance(value, relax.Call):
             return self._tree(value)
         if value.op in _INPLACE:
@@ -316,7 +316,7 @@ class Memory:
         if isinstance(expr, relax.TupleGetItem):
             whole = self._tree(expr.tuple_value)
             return whole[expr.index] if isinstance(whole, list) else whole
-        # A constant that stands at several places is one memory.
+        # All uses of a constant refer to the same memory.
         if expr not in self._trees:
             self._trees[expr] = self._new(expr.ty)
         return self._trees[expr]
@@ -328,7 +328,7 @@ class Memory:
         return len(self._parents) - 1
 
     def _merged(self, trees: Iterable[object]) -> int:
-        """Return one memory for all leaves of several."""
+        """Merge all leaves of several trees into one memory, and return it."""
         (root,) = leaves(self._new(relax.TensorType()))
         for tree in trees:
             for leaf in leaves(tree):
@@ -336,7 +336,7 @@ class Memory:
         return root
 
     def _find(self, leaf: int) -> int:
-        """Return the number of the memory that a leaf is a part of."""
+        """Return the number of the memory that a leaf belongs to."""
         parents = self._parents
         while parents[leaf] != leaf:
             parents[leaf] = parents[parents[leaf]]
@@ -345,14 +345,14 @@ class Memory:
 
 
 def is_name(value: relax.Expr) -> bool:
-    """Tell whether a value is other tensors, put together, taken apart or seen in another shape."""
+    """Tell whether a value only names existing tensors: a variable, a tuple, an element of a tuple, or a reshape."""
     if isinstance(value, relax.Call):
         return value.op in _RESHAPES
     return isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem))
 
 
 def named_by(value: relax.Expr, named: dict):
-    """Return the tensors of what :func:`is_name`."""
+    """Return the tensors of a value for which :func:`is_name` is true: one tensor, nested lists, or None."""
     if isinstance(value, relax.Var):
         return named.get(value)
     if isinstance(value, relax.Tuple):
@@ -373,7 +373,7 @@ def leaves(tensors) -> list:
 
 
 def _all_bindings(function: relax.Function) -> Iterator[relax.Binding]:
-    """Yield the bindings of a function, its branches and its local functions."""
+    """Yield the bindings of a function, including those of branches and local functions."""
     for binding in bindings_of(function.body):
         if isinstance(binding.value, relax.Function):
             yield from _all_bindings(binding.value)

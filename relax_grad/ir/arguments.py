@@ -1,4 +1,4 @@
-"""Arguments of a called function: its copy in terms of their extents, and its parameters bound to them."""
+"""The specialization of a callee to its arguments: their extents, and the bindings of parameters to arguments."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .module import copy_with_new_vars, is_known
 def with_shapes(
     function: relax.Function, arguments: Sequence[relax.Expr], *, copied: bool = True
 ) -> relax.Function:
-    """Return a copy of a function whose symbolic extents are those of its (first) arguments.
+    """Return a copy of a function with the extents of its (first) arguments in the place of its symbolic extents.
 
-    Without ``copied``, its variables are those of the function itself where it has no symbolic extents.
+    If ``copied`` is False, a function without symbolic extents in the types of its parameters is returned itself.
     """
     if not copied and not any(map(relax.analysis.tir_vars_in_type, _types(function))):
         return function
-    # The copy comes first: it would give the extents of the arguments new names too.
+    # The copy comes first, because it would also replace the variables in the extents of the arguments.
     function = copy_function(function)
     known: dict[tirx.Var, tirx.PrimExpr] = {}
     for param, argument in zip(function.params, arguments, strict=False):
         _match(param.ty, argument.ty, known)
     if not known:
         return function
-    # TVM replaces an extent only by what is made of extents that the function knows.
+    # TVM replaces an extent only by an expression of extents that the function knows.
     dims = relax.Function([], relax.ShapeExpr(list(known.values())))
     widened = hide_checks(_of_extents(function, relax.analysis.free_symbolic_vars(dims)))
     return _without_extents(widened.bind_symbolic_vars(known), function)
@@ -39,9 +39,9 @@ def _types(function: relax.Function) -> list[relax.Type]:
 
 
 def copy_function(function: relax.Function, kept: Sequence[tirx.Var] = ()) -> relax.Function:
-    """Return a function with variables of its own; symbolic extents from outside stay what they are.
+    """Return a copy of a function with new variables. Symbolic extents from outside stay the same.
 
-    So do those of ``kept``, which the function seems to define.
+    The extents in ``kept``, which the function seems to define, also stay the same.
     """
     hidden = [*relax.analysis.free_symbolic_vars(function), *kept]
     if MAPS_FUNCTIONS or not hidden:
@@ -52,9 +52,9 @@ def copy_function(function: relax.Function, kept: Sequence[tirx.Var] = ()) -> re
 
 
 def bind_param(param: relax.Var, argument: relax.Expr) -> list[relax.Binding]:
-    """Return the bindings of a parameter to its argument, of which less may be known than its type says.
+    """Return the bindings of a parameter to its argument.
 
-    What the type says beyond that is checked when the function runs.
+    If the argument is not known to have the type of the parameter, casts check this at run time.
     """
     if is_known(argument.ty, param.ty):
         return [relax.VarBinding(param, argument)]
@@ -70,7 +70,7 @@ def bind_param(param: relax.Var, argument: relax.Expr) -> list[relax.Binding]:
 
 
 def _of_extents(function: relax.Function, extents: Sequence[tirx.Var]) -> relax.Function:
-    """Return a function with extents from outside as its first parameter."""
+    """Return a function with a new first parameter that holds extents from outside."""
     params = [relax.Var("extents", relax.ShapeType(list(extents))), *function.params]
     return relax.Function(params, function.body, function.ret_ty, function.is_pure)
 
@@ -83,7 +83,7 @@ def _without_extents(function: relax.Function, original: relax.Function) -> rela
 
 
 def _match(param, argument, known: dict) -> None:
-    """Find what the symbolic extents of a parameter's type are in the type of an argument."""
+    """Add to ``known`` the extents of an argument's type that match the symbolic extents of a parameter's type."""
     if isinstance(param, relax.TupleType) and isinstance(argument, relax.TupleType):
         for pair in zip(param.fields, argument.fields, strict=True):
             _match(*pair, known)

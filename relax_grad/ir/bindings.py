@@ -1,4 +1,4 @@
-"""The bindings of a function: what they are made of, and in what order they stand."""
+"""The bindings of a function: traversal, operands, and rewrites."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bindings_of(body: relax.Expr) -> Iterator[relax.Binding]:
 
 
 def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
-    """Yield each binding in order, those of the branches of a conditional before its own."""
+    """Yield each binding in order. The bindings in the branches of a conditional come before its own binding."""
     for binding in bindings:
         if isinstance(binding.value, relax.If):
             yield from bindings_of(binding.value.true_branch)
@@ -25,9 +25,9 @@ def expanded(bindings: Iterable[relax.Binding]) -> Iterator[relax.Binding]:
 
 
 def used(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables that a value is made of.
+    """Return the variables that are operands of a value.
 
-    Of a conditional, these are what its branches result in; of a function, what it captures.
+    For a conditional, these are the variables in the results of its branches; for a function, the captured variables.
     """
     found: list[relax.Var] = []
     _add_used(value, found)
@@ -58,7 +58,7 @@ def _add_used(value: relax.Expr, found: list[relax.Var]) -> None:
 
 
 def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
-    """Return a binding of the same variable to another value; itself where the value is the same."""
+    """Return a binding of the same variable to another value; the same binding if the value is the same."""
     if value.same_as(binding.value):
         return binding
     if isinstance(binding, relax.MatchCast):
@@ -67,7 +67,7 @@ def with_value(binding: relax.Binding, value: relax.Expr) -> relax.Binding:
 
 
 def renamed(binding: relax.Binding, names: dict[relax.Var, relax.Var]) -> relax.Binding:
-    """Return a binding with other variables, in its value as well."""
+    """Return a binding with renamed variables, also in its value."""
     variable, value = names.get(binding.var, binding.var), substitute(binding.value, names)
     if isinstance(binding, relax.MatchCast):
         return relax.MatchCast(variable, value, binding.ty)
@@ -75,7 +75,7 @@ def renamed(binding: relax.Binding, names: dict[relax.Var, relax.Var]) -> relax.
 
 
 def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.Expr:
-    """Replace variables in a value; the value itself where none occurs."""
+    """Return a value with its variables replaced; the same value if none of them occurs."""
     if not known:
         return value
     if isinstance(value, relax.Var):
@@ -93,16 +93,17 @@ def substitute(value: relax.Expr, known: dict[relax.Var, relax.Expr]) -> relax.E
 
 
 def without_unused(function: relax.Function) -> relax.Function:
-    """Return a function without the bindings that nothing uses, as ``relax.analysis.remove_all_unused`` does.
+    """Return a function without unused bindings, as ``relax.analysis.remove_all_unused`` does.
 
-    That takes, for each unused binding, a time that grows with the function. Here most of them are gone before.
+    That function takes linear time in the size of the function for each unused binding. Therefore most of them are
+    removed here before it runs.
     """
     needed = set(relax.analysis.free_vars(function.body.body))
     blocks = []
     for block in reversed(function.body.blocks):
         kept = []
         for binding in reversed(block.bindings):
-            # A number may be used within a shape, which is not looked into here.
+            # A number may be used within a shape, which is not searched here.
             is_local = (
                 isinstance(binding, relax.VarBinding)
                 and isinstance(binding.var, relax.DataflowVar)
@@ -129,7 +130,7 @@ def without_unused(function: relax.Function) -> relax.Function:
 
 
 def element(expr: relax.Expr, index: int) -> relax.Expr:
-    """Return an element of a tuple: itself where the tuple is written out."""
+    """Return an element of a tuple: the field itself if the expression is a literal tuple."""
     if isinstance(expr, relax.Tuple):
         return expr.fields[index]
     return relax.TupleGetItem(expr, index)

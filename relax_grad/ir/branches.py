@@ -1,4 +1,4 @@
-"""Branches of conditionals, moved into functions of their own."""
+"""The extraction of the branches of conditionals into functions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .module import copy_with_new_vars, normalized
 
 
 def lift_branches(bb: relax.BlockBuilder, function: relax.Function, name: str) -> relax.Function:
-    """Return a function whose conditionals only choose which private function to call.
+    """Return a function whose conditionals only select the private function to call.
 
-    TVM plans the memory of a function as if each of its branches were taken: storage that one branch
-    allocates is used again behind it and in other conditionals, and the process crashes where that
-    branch was not taken. A branch that is a function of its own shares no storage.
+    TVM plans the memory of a function as if each of its branches were taken. Storage that one branch allocates is
+    reused after the conditional and in other conditionals, and the process crashes if that branch was not taken. A
+    branch in a function of its own shares no storage.
 
     Parameters
     ----------
     bb : relax.BlockBuilder
-        Where the new functions are added.
+        The builder of the module that the new functions are added to.
     function : relax.Function
         A function without dataflow blocks.
     name : str
-        What the names of the new functions begin with.
+        The prefix of the names of the new functions.
     """
     blocks = [_lifted(bb, block, name) for block in function.body.blocks]
     if all(new is old for new, old in zip(blocks, function.body.blocks, strict=True)):
@@ -54,7 +54,7 @@ def _lifted(bb: relax.BlockBuilder, block: relax.BindingBlock, name: str) -> rel
 
 
 def only_calls(branch: relax.SeqExpr) -> bool:
-    """Tell whether a branch allocates nothing: it calls another Relax function, or returns what there is."""
+    """Tell whether a branch allocates nothing: it only calls functions of the module or names variables."""
     return all(
         isinstance(binding.value, relax.Var)
         or (isinstance(binding.value, relax.Call) and isinstance(binding.value.op, GlobalVar))
@@ -64,11 +64,11 @@ def only_calls(branch: relax.SeqExpr) -> bool:
 
 
 def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.SeqExpr:
-    """Return a call of a new function that does what a branch does."""
+    """Return a branch that calls a new function with the body of the original branch."""
     blocks = [relax.BindingBlock(list(map(without_cast, b.bindings))) for b in branch.blocks]
     branch = relax.SeqExpr([_lifted(bb, block, name) for block in blocks], branch.body)
     free = list(relax.analysis.free_vars(branch))
-    # TVM may count extents that are written out among the variables.
+    # TVM may count explicit extents among the variables.
     params = [variable for variable in free if not isinstance(variable.ty, PrimType)]
     branch = normalized(params, branch, bb)
     hidden = relax.analysis.free_symbolic_vars(relax.Function(params, branch, is_pure=True))
@@ -85,19 +85,19 @@ def _call(bb: relax.BlockBuilder, branch: relax.SeqExpr, name: str) -> relax.Seq
 
 
 def copy_branch(branch: relax.SeqExpr) -> relax.SeqExpr:
-    """Return a branch with variables of its own; symbolic extents from outside stay what they are."""
+    """Return a copy of a branch with new variables. Symbolic extents from outside stay the same."""
     function = relax.Function([], branch, branch.ty)
-    # What its casts seem to define may come from outside too.
+    # The extents that its casts seem to define may also come from outside.
     return copy_function(function, relax.analysis.defined_symbolic_vars(function)).body
 
 
 def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
-    """Return a branch that can be computed again: without the calls that are made for their effects.
+    """Return a branch without the calls that have only side effects, so that it can be computed again.
 
     Raises
     ------
     GradientError
-        If a result of a call with effects is used, which may be another when it is called again.
+        If a result of an impure call is used, because a second call may return another result.
     """
     if not relax.analysis.contains_impure_call(branch):
         return branch

@@ -1,6 +1,6 @@
-"""The only module that knows TVM's versions apart.
+"""The differences between the supported TVM releases.
 
-Everything else in the package imports what differs between the supported TVM releases from here.
+All other modules of the package import names that depend on the TVM release from here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TVM_RANGE = ((0, 26), (0, 28))
 #: ``apache-tvm-ffi`` releases from this one on break ``tvm.ir.save_json`` (it segfaults on any module).
 FFI_BAD_FROM = (0, 1, 15)
 
-#: What to install instead.
+#: The requirement to install instead.
 FFI_REQUIREMENT = f"apache-tvm-ffi>=0.1.14.post0,<{'.'.join(map(str, FFI_BAD_FROM))}"
 
 #: With NumPy releases from this one on, ``relax.training.optimizer.Adam`` of these TVMs cannot initialise.
@@ -41,7 +41,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 
 
 def check_versions(tvm_version: str, ffi_version: str | None) -> None:
-    """Refuse an unsupported TVM and warn of a combination that is known to be broken.
+    """Reject an unsupported TVM, and warn of a combination that is known to be broken.
 
     Parameters
     ----------
@@ -131,11 +131,11 @@ def loaded_buffer(load):
 
 
 def dtype_of(tensor_type) -> str:
-    """Return the dtype of a tensor type as a string; some types hold it wrapped in a type of its own."""
+    """Return the dtype of a tensor type as a string. Some types hold the dtype inside another type."""
     return str(getattr(tensor_type.dtype, "dtype", tensor_type.dtype))
 
 
-#: Whether ``tvm_ffi.structural_map`` takes Relax functions: those of 0.26 cannot be copied node by node.
+#: Whether ``tvm_ffi.structural_map`` supports Relax functions. In 0.26 they cannot be copied node by node.
 MAPS_FUNCTIONS = hasattr(tvm.tirx.op, "masked_load")  # 0.27 and later
 
 
@@ -145,7 +145,7 @@ def shapes_differ(found, expected) -> bool:
         return True
     if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected)):
         return False
-    if structural_equal(found.shape, expected.shape):  # as in most calls: proofs take longer
+    if structural_equal(found.shape, expected.shape):  # the usual case, and faster than a proof
         return False
     analyzer = Analyzer()
     return any(
@@ -155,7 +155,7 @@ def shapes_differ(found, expected) -> bool:
 
 
 def shapes_agree(found, expected) -> bool:
-    """Tell whether two types are those of tensors whose extents are provably the same."""
+    """Tell whether two types are tensor types with provably equal extents."""
     if not all(
         isinstance(ty, tvm.relax.TensorType) and isinstance(ty.shape, tvm.relax.ShapeExpr)
         for ty in (found, expected)
@@ -169,9 +169,10 @@ def shapes_agree(found, expected) -> bool:
 
 
 def shapes_may_differ(found, expected) -> bool:
-    """Tell whether two tensor types provably differ, or have other extents where each is a symbol or a number.
+    """Tell whether two tensor types may differ in rank or in an extent.
 
-    Of other expressions it cannot be told in general that they are the same: those that provably differ count.
+    Two extents that are each a symbol or a number differ unless they are provably equal. Other expressions differ only
+    if this is provable, because their equality cannot be proved in general.
     """
     if not all(isinstance(ty.shape, tvm.relax.ShapeExpr) for ty in (found, expected)):
         return shapes_differ(found, expected)
@@ -190,11 +191,11 @@ _LAYOUT_KEY = slayout("A").__tvm_ffi_type_info__.type_key
 
 
 def layout_decision(layout: str | None):
-    """Return what ConvertLayout keeps for a tensor: its axes in order, ``"ACDB"`` for an NHWC that was NCHW.
+    """Return ConvertLayout's record for a tensor: its axes in order, ``"ACDB"`` for NHWC that was NCHW.
 
-    A 0-d tensor has the layout ``""``, and what is not a tensor, None.
+    The layout of a 0-d tensor is ``""``, and that of a value that is no tensor is None.
     """
-    if layout == "":  # slayout takes it for no layout
+    if layout == "":  # slayout treats it as no layout
         found = tvm.ir.make_node(_LAYOUT_KEY, name="", axes=[])
     else:
         found = layout and slayout(layout)
@@ -204,23 +205,23 @@ def layout_decision(layout: str | None):
 
 
 def decided_layout(decision) -> str | None:
-    """Return the name of the layout that a decision of ConvertLayout holds; see :func:`layout_decision`."""
+    """Return the name of the layout in a decision of ConvertLayout; see :func:`layout_decision`."""
     if decision.is_unknown_dim:
         return None
     return decision.layout.name if decision.layout is not None else ""
 
 
 def infer_layout_output(input_layouts: list, output_layouts: list, attrs, new_args: dict):
-    """Return the answer of a layout inference, as ConvertLayout takes it.
+    """Return the result of a layout inference in the form that ConvertLayout expects.
 
     Parameters
     ----------
     input_layouts, output_layouts : list
-        A decision for each argument, and for each result; those of a tuple are a list.
+        A decision for each argument, and for each result; for a tuple, a list of decisions.
     attrs : Attrs or None
         The attributes of the converted call.
     new_args : dict[int, Expr]
-        Arguments that are replaced, by their position.
+        Replacements of arguments, by position.
     """
     return tvm.ir.make_node(
         "relax.transform.InferLayoutOutput",
@@ -232,14 +233,14 @@ def infer_layout_output(input_layouts: list, output_layouts: list, attrs, new_ar
 
 
 def replace_attrs(attrs, **changes):
-    """Return a copy of an attributes node in which some fields have another value."""
+    """Return a copy of an attributes node with some fields changed."""
     info = attrs.__tvm_ffi_type_info__
     fields = {field.name: getattr(attrs, field.name) for field in info.fields}
     return tvm.ir.make_node(info.type_key, **{**fields, **changes})
 
 
 def types_differ(found, expected) -> bool:
-    """Tell whether two types provably differ: one is no tensor, or dtype, rank or extents are others."""
+    """Tell whether two types provably differ: one is no tensor, or the dtypes, ranks or extents differ."""
     if isinstance(expected, tvm.relax.TupleType):
         return (
             not isinstance(found, tvm.relax.TupleType)
@@ -249,7 +250,7 @@ def types_differ(found, expected) -> bool:
     if not isinstance(expected, tvm.relax.TensorType):
         return False
     if not isinstance(found, tvm.relax.TensorType):
-        return not isinstance(found, tvm.relax.ObjectType)  # of which nothing is known
+        return not isinstance(found, tvm.relax.ObjectType)  # which may be any value
     if (
         found.dtype is not None
         and expected.dtype is not None
@@ -260,7 +261,7 @@ def types_differ(found, expected) -> bool:
 
 
 def applies_softmax(attrs) -> bool:
-    """Tell whether a multibox_transform_loc applies softmax to the scores, as in 0.26 each of them does."""
+    """Tell whether a multibox_transform_loc applies softmax to the scores. In 0.26 all of them do."""
     return bool(getattr(attrs, "apply_softmax", True))
 
 
@@ -273,7 +274,7 @@ def masked_load(buffer, ramp, mask):
 
 
 def masked_store(buffer, value, ramp, mask) -> None:
-    """Emit the statement that stores the lanes that a mask selects."""
+    """Emit a statement that stores the lanes that a mask selects."""
     import tvm.tirx.script.builder as builder
 
     if hasattr(tvm.tirx.op, "masked_store"):  # 0.27 and later
@@ -283,16 +284,16 @@ def masked_store(buffer, value, ramp, mask) -> None:
 
 
 def set_type(expr, ty) -> None:
-    """Set the type of an expression that has none, as TVM's normalizer does."""
+    """Set the type of an expression without a type, as TVM's normalizer does."""
     tvm.relax.expr._update_type(expr, ty)
 
 
 def links_external_modules() -> bool:
-    """Tell whether ``tvm.relax.build``, if it is what runs, finds functions of external modules.
+    """Tell whether the running ``tvm.relax.build``, if there is one, finds functions of external modules.
 
-    It does not tell the pipeline how it goes on: functions that are compiled to be run without the virtual machine's
-    bytecode are looked up among TVM's own only, and those of another pipeline for tensor functions, or for a
-    system library, are to be compiled by it.
+    ``build`` does not pass its options to the pipeline, so that this function reads them from its frame on the stack.
+    Without the virtual machine's bytecode, only TVM's own functions are found. With another pipeline for tensor
+    functions, or for a system library, ``build`` must compile the functions itself.
     """
     code, frame = tvm.relax.vm_build.build.__code__, sys._getframe()
     while frame is not None and frame.f_code is not code:
@@ -307,7 +308,7 @@ def links_external_modules() -> bool:
     )
 
 
-#: Whether multibox_transform_loc takes ``apply_softmax``.
+#: Whether multibox_transform_loc has the parameter ``apply_softmax``.
 CAN_LEAVE_SOFTMAX_OUT = (
     "apply_softmax" in inspect.signature(tvm.relax.op.vision.multibox_transform_loc).parameters
 )

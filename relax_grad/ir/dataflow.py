@@ -1,4 +1,4 @@
-"""Dataflow blocks for a function that has been put together, and the casts that TVM would lose on the way."""
+"""Dataflow blocks of constructed functions, without the loss of casts in TVM's passes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from .aliases import Memory, writing_functions
 from .bindings import bindings_of, without_unused
 from .module import normalized
 
-#: What is called in the place of a match_cast that is hidden.
+#: The name of the external function whose calls represent hidden casts.
 _HIDDEN = "relax_grad.match_cast"
 
 
 def in_dataflow(function: relax.Function) -> relax.Function:
-    """Return a function in as few blocks as there can be, without the bindings that only rename.
+    """Return a function with as few blocks as possible, and without bindings that only rename.
 
-    Where ``match_cast`` finds that an extent is one that was known before, TVM writes the one for the other
-    from there on, and drops the check: types then disagree with what was computed before. So these
-    casts are hidden from it.
+    If a ``match_cast`` equates an extent with one that was known before, TVM replaces one by the other from there on
+    and drops the check. Types then disagree with those of earlier values. Therefore these casts are hidden from TVM.
     """
     passes = tvm.transform.Sequential(
         [
             relax.transform.ToNonDataflow(),
-            # The elements of known tuples are replaced first: done by ConvertToDataflow itself, what
-            # replaces them is no output of its block.
+            # Replace the elements of known tuples first. If ConvertToDataflow replaced them, the
+            # replacements would not be outputs of their block.
             relax.transform.CanonicalizeBindings(),
             relax.transform.ConvertToDataflow(1),
         ]
@@ -38,9 +37,9 @@ def in_dataflow(function: relax.Function) -> relax.Function:
 
 
 def hide_checks(function: relax.Function) -> relax.Function:
-    """Return a function in which calls stand for each match_cast to extents that are known before.
+    """Return a function in which calls replace each ``match_cast`` to extents that are already known.
 
-    What TVM renames, binds or canonicalizes would treat these extents as new ones.
+    TVM's functions that rename, bind or canonicalize would treat these extents as new ones.
     """
     checks = _checks(function)
     if not checks:
@@ -58,7 +57,7 @@ def show_checks(function: relax.Function) -> relax.Function:
 
 
 def without_cast(binding: relax.Binding) -> relax.Binding:
-    """Return a binding without a match_cast to what is known already."""
+    """Return a binding without its ``match_cast`` if the value already has the type of the cast."""
     is_cast = isinstance(binding, relax.MatchCast)
     if is_cast and tvm_ffi.structural_equal(binding.ty, binding.value.ty):
         return relax.VarBinding(binding.var, binding.value)
@@ -66,7 +65,7 @@ def without_cast(binding: relax.Binding) -> relax.Binding:
 
 
 def _checks(function: relax.Function) -> set[relax.Var]:
-    """Return the variables of casts to types with extents that are defined before."""
+    """Return the variables of casts to types with extents that are already defined."""
     definable = relax.analysis.definable_tir_vars_in_type
     known = {extent for param in function.params for extent in definable(param.ty)}
     found = set()
@@ -94,7 +93,7 @@ def _shown(binding: relax.Binding) -> relax.Binding:
 def with_changed_bindings(
     function: relax.Function, change: Callable[[relax.Binding], relax.Binding]
 ) -> relax.Function:
-    """Return a function with each binding changed, those of branches too."""
+    """Return a function with each binding changed, including those in branches."""
 
     def changed(seq: relax.SeqExpr) -> relax.SeqExpr:
         blocks = [type(block)([of_binding(b) for b in block.bindings]) for block in seq.blocks]
@@ -123,7 +122,7 @@ def with_changed_blocks(
         [relax.Function, Memory], Callable[[relax.DataflowBlock], relax.DataflowBlock]
     ],
 ) -> tvm.IRModule:
-    """Return a module with the dataflow blocks of some functions changed, and without unused bindings.
+    """Return a module with changed dataflow blocks in some functions, and without unused bindings in these.
 
     Parameters
     ----------
@@ -132,8 +131,8 @@ def with_changed_blocks(
     is_affected : Callable
         Tells whether a function may be changed.
     change : Callable
-        Takes such a function and the analysis of its writes; returns the function that changes a block, or returns it
-        as it is.
+        Takes such a function and the analysis of its writes. Returns a callable that takes a block and returns a
+        changed block or the same one.
     """
     found = {
         variable: function

@@ -1,4 +1,4 @@
-"""The dtypes that are accumulated in."""
+"""The dtypes of accumulators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ HALVES = ("float16", "bfloat16")
 
 
 def accumulation_dtype(*dtypes: str) -> str:
-    """Return the dtype to accumulate products of these dtypes in: at least float32."""
+    """Return the dtype of the accumulator for products of these dtypes: at least float32."""
     wide = {"float32" if str(dtype) in HALVES else str(dtype) for dtype in dtypes}
     return "float64" if "float64" in wide else wide.pop() if len(wide) == 1 else "float32"

@@ -1,4 +1,4 @@
-"""Calls of Relax functions, replaced by the bodies of the callees."""
+"""Inlining of calls of Relax functions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _Callees = Mapping[GlobalVar, relax.Function]
 def write_out_calls(
     function: relax.Function, callees: _Callees, moved: Collection[GlobalVar] = ()
 ) -> relax.Function:
-    """Return a function with the bodies of callees in the place of the calls, in branches and callees too.
+    """Return a function with the calls of callees inlined, also in branches and in the callees themselves.
 
-    ``relax.Function.inline_functions`` replaces the callee's symbolic variables in the types that it infers
-    again, but leaves them in shapes, in scalars and in the types that a call is given. Here they become the
-    extents of the arguments everywhere. Types that an argument is not known to have are checked by a
-    ``match_cast``. A recursive call stays a call.
+    ``relax.Function.inline_functions`` replaces the callee's symbolic variables in the types that it infers again, but
+    not in shapes, in scalars and in the type arguments of calls. Here the extents of the arguments replace them
+    everywhere. If an argument is not known to have the type of its parameter, a ``match_cast`` checks it. A recursive
+    call stays a call.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def write_out_calls(
     callees : Mapping[GlobalVar, relax.Function]
         The functions whose calls are replaced.
     moved : Collection[GlobalVar]
-        Those of them that are called once, and are in no module afterwards: their variables become the caller's.
+        The callees that are called once and then removed from the module. The caller takes over their variables.
     """
     caller = GlobalVar("caller")  # a callee may have the caller's name
     plain = relax.transform.ToNonDataflow()(tvm.IRModule({caller: function, **callees}))
@@ -56,7 +56,7 @@ def _written_out(
     seq: relax.SeqExpr, callees: _Callees, moved: Collection[GlobalVar]
 ) -> relax.SeqExpr:
     bindings = []
-    # An explicit stack: functions may call each other deeper than Python's stack is.
+    # An explicit stack, because the depth of calls may exceed Python's recursion limit.
     pending: list[tuple[GlobalVar | None, Iterator[relax.Binding]]] = [(None, _bindings(seq))]
     while pending:
         binding = next(pending[-1][1], None)
@@ -84,7 +84,7 @@ def _calls_one_of(value: relax.Expr, callees: _Callees) -> bool:
 def _body_of(
     callee: relax.Function, binding: relax.Binding, copied: bool
 ) -> Iterable[relax.Binding]:
-    """Return the bindings in the place of one that binds a call."""
+    """Return the bindings that replace the binding of a call."""
     arguments = binding.value.args
     callee = with_shapes(callee, arguments, copied=copied)
     params = zip(callee.params, arguments, strict=True)

@@ -1,8 +1,8 @@
-"""Layout strings, and the indices of tensors that are stored in them.
+"""Layout strings, and the indices of tensors in these layouts.
 
-A capital is an axis. A small letter behind a number is a part that is split off the axis of that name:
-in ``"NCHW4c"`` channel ``c`` stands at ``c // 4`` of the second axis and at ``c % 4`` of the last. Parts in
-brackets share an axis, the last one fastest: ``"NCHW[2n4c]"``.
+A capital letter is an axis. A number with a small letter is a part that is split off the axis of that name: in
+``"NCHW4c"`` channel ``c`` is stored at ``c // 4`` of the second axis and at ``c % 4`` of the last. Parts in brackets
+share an axis, and the last part varies fastest: ``"NCHW[2n4c]"``.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ Index = Mapping[str, "tirx.PrimExpr"]
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout, of which TVM has checked that it is one.
+    """A layout that TVM has validated.
 
     Attributes
     ----------
     axes : tuple[tuple[tuple[str, int], ...], ...]
-        What each axis of the stored tensor holds: the names of axes, each with the extent of the part
-        that is split off it, or with 0 for the axis itself.
+        The content of each axis of the stored tensor: the names of axes, each with the extent of the part that is split
+        off, or with 0 for the axis itself.
     """
 
     axes: tuple[tuple[tuple[str, int], ...], ...]
 
     @classmethod
     def of(cls, text: str) -> Layout:
-        """Read a layout string."""
+        """Parse a layout string."""
         stored = re.findall(r"\[.*?\]|\d*[A-Za-z]", text)
         return cls(tuple(tuple(map(_part, re.findall(r"\d*[A-Za-z]", axis))) for axis in stored))
 
     @classmethod
     def together(cls, *texts: str) -> list[Layout]:
-        """Read the layouts of tensors with the same axes.
+        """Parse the layouts of tensors with the same axes.
 
-        A part that all of them split off alike is an axis of its own (``"c"``) here, and needs no
-        arithmetic.
+        A part that all layouts split off in the same way becomes an axis of its own (``"c"``), and needs no arithmetic.
         """
         layouts = [cls.of(text) for text in texts]
         alike = set.intersection(
@@ -58,15 +57,15 @@ class Layout:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The axes that a part is split off, and its extent."""
+        """The axes with a part that is split off, and the extent of this part."""
         return {name: size for axis in self.axes for name, size in axis if size}
 
     def positions(self, names: Iterable[str]) -> list[int]:
-        """Return where the named axes, without the parts that are split off, are stored."""
+        """Return the positions of the named axes, without the parts that are split off, in the stored tensor."""
         return [self.axes.index(((name, 0),)) for name in names]
 
     def extents(self, shape: Sequence) -> dict:
-        """Return the extents of the axes of a tensor that is stored in a shape."""
+        """Return the extents of the axes of a tensor, given the shape in which it is stored."""
         parts, names = self.parts, self.names
         extents = [shape[axis] for axis in self.positions(names)]
         return {
@@ -75,7 +74,7 @@ class Layout:
         }
 
     def logical(self, index: Sequence[tirx.PrimExpr]) -> dict:
-        """Return the index along each axis of the element that is stored at an index."""
+        """Return the index along each axis of the element at an index of the stored tensor."""
         parts, at = self.parts, {}
         for axis, value in zip(self.axes, index, strict=True):
             for name, size in reversed(axis):
@@ -89,7 +88,7 @@ class Layout:
         return at
 
     def stored(self, at: Index) -> list:
-        """Return the index at which the element at an index along each axis is stored."""
+        """Return the index in the stored tensor of the element with these indices along the axes."""
         parts, index = self.parts, []
         for axis in self.axes:
             value = 0
@@ -102,9 +101,9 @@ class Layout:
         return index
 
     def filled_up(self, extents: Index) -> list[str]:
-        """Return the axes that may be stored with elements beyond their extents.
+        """Return the axes that may be stored with padding beyond their extents.
 
-        Those are the axes whose extent the part that is split off may not divide.
+        These are the axes whose extents may not be multiples of the extents of their parts.
         """
         divides = Analyzer().can_prove
         return [

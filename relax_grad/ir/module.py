@@ -1,4 +1,4 @@
-"""What is done with modules, functions and expressions again and again."""
+"""Common helpers for modules, functions and expressions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tvm.ir import Call, GlobalVar, PrimType
 from .bindings import bindings_of
 from .compat import MAPS_FUNCTIONS
 
-#: The operator of a conditional among numbers, which extents may hold too.
+#: The operator of a conditional expression of numbers, which may also occur in extents.
 IF_THEN_ELSE = tirx.if_then_else(tirx.Var("x", "bool"), 0, 0).op
 
-#: The attribute of a tensor function whose loops are as they should be: nothing schedules it.
+#: The attribute of a tensor function with final loops, which no pass schedules.
 IS_SCHEDULED = "tirx.is_scheduled"
 
-#: The attribute of a tensor function by which LLVM assumes that its pointers are no aliases.
+#: The attribute of a tensor function that lets LLVM assume that its pointers are no aliases.
 NO_ALIASES = "tirx.noalias"
 
-#: The ``op_pattern`` of a tensor function that others are not fused with, because it is scheduled: kOpaque.
+#: The ``op_pattern`` kOpaque, of a tensor function that is not fused because it is scheduled.
 OPAQUE = 8
 
-#: The attribute of a generated kernel: statements without blocks that are to be lowered.
+#: The attribute of a generated kernel: statements without blocks, ready to be lowered.
 IS_KERNEL = "relax_grad.is_kernel"
 
-#: The attributes of a tensor function that is scheduled, by which passes of TVM leave it alone as well.
+#: The attributes of a scheduled tensor function. They also keep TVM's passes from changing it.
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
 
 
@@ -36,8 +36,10 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
 
     Raises
     ------
-    TypeError, ValueError
-        Says what there is instead.
+    TypeError
+        If ``mod`` is no module, or the function is no Relax function.
+    ValueError
+        If the module has no function of this name.
     """
     if not isinstance(mod, tvm.IRModule):
         raise TypeError(f"mod must be a tvm.IRModule, but it is {type(mod).__name__}")
@@ -53,12 +55,12 @@ def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
 
 
 def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> None:
-    """Refuse a function that uses what neither it nor its module defines, or that defines something twice.
+    """Check that a function and its module define all names that it uses, and that it binds each variable once.
 
     Raises
     ------
     ValueError
-        Names the function, and what it is about.
+        If the function is not well-formed. The message names the function and the variables.
     """
     free = relax.analysis.free_vars(function)
     functions = {variable.name_hint for variable in mod.get_global_vars()}
@@ -78,7 +80,7 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
 
 
 def _bound_twice(function: relax.Function) -> set[relax.Var]:
-    """Return the variables that more than one parameter or binding of a function stands for."""
+    """Return the variables that occur more than once among the parameters and bindings of a function."""
     bound: set[relax.Var] = set()
     twice: set[relax.Var] = set()
     functions = [function]
@@ -92,7 +94,7 @@ def _bound_twice(function: relax.Function) -> set[relax.Var]:
 
 
 def unused(name: str, taken: Collection[str]) -> str:
-    """Return a name like this one that is not taken."""
+    """Return the name, or a variant of it that is not taken."""
     while name in taken:
         name += "_"
     return name
@@ -101,7 +103,7 @@ def unused(name: str, taken: Collection[str]) -> str:
 def with_functions(
     mod: tvm.IRModule, functions: Mapping[str, tvm.ir.BaseFunc], without: Collection[str] = ()
 ) -> tvm.IRModule:
-    """Return a copy of a module with functions added or replaced, by their names, and others left out."""
+    """Return a copy of a module with some functions added or replaced by name, and others removed."""
     variables = {variable.name_hint: variable for variable in mod.get_global_vars()}
     kept = {
         variable: function
@@ -117,7 +119,7 @@ def with_functions(
 def normalized(
     params: Sequence[relax.Var], body: relax.Expr, bb: relax.BlockBuilder | None = None
 ) -> relax.Expr:
-    """Return the body of a function of these parameters in normal form, with the types of its bindings."""
+    """Return the body of a function with these parameters in normal form, with types for its bindings."""
     bb = relax.BlockBuilder() if bb is None else bb
     bb.begin_scope(list(params))
     body = bb.normalize(body)
@@ -126,9 +128,10 @@ def normalized(
 
 
 def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()) -> relax.Function:
-    """Return a function with variables of its own, those of symbolic extents too, but for those that are kept.
+    """Return a copy of a function with new variables, also for symbolic extents, except those in ``kept``.
 
-    TVM's function of this name keeps none, and takes no extents with a condition, as ``x[:n - 1]`` has.
+    TVM's function of this name cannot keep variables, and does not support extents with a condition, such as those of
+    ``x[:n - 1]``.
     """
     if not kept and not has_conditions(function):
         return relax.utils.copy_with_new_vars(function)
@@ -142,7 +145,7 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
                 kind = tvm_ffi.structural_map(variable.ty, rule, order="pre")
                 is_dataflow = isinstance(variable, relax.DataflowVar)
                 new = (relax.DataflowVar if is_dataflow else relax.Var)(variable.name, kind)
-            copies[variable] = copies[new] = new  # what is inside of a copy is visited too
+            copies[variable] = copies[new] = new  # the mapping visits the copy too
         return copies[variable]
 
     rule = ((tirx.Var, relax.Var, relax.DataflowVar), copy)
@@ -150,7 +153,7 @@ def copy_with_new_vars(function: relax.Function, kept: Collection[tirx.Var] = ()
 
 
 def has_conditions(function: tvm.ir.BaseFunc) -> bool:
-    """Tell whether there are conditions among the extents, or the values, of a function that can be mapped."""
+    """Tell whether the extents or values of a function have conditions; False if TVM cannot map Relax functions."""
     if not MAPS_FUNCTIONS:
         return False
     found = []
@@ -161,7 +164,7 @@ def has_conditions(function: tvm.ir.BaseFunc) -> bool:
 
 
 def is_known(found: relax.Type, wanted: relax.Type) -> bool:
-    """Tell whether what has one type is known to be what another says."""
+    """Tell whether each value of the found type is known to have the wanted type."""
     check = relax.analysis.type_base_check(wanted, found)
     return check == relax.analysis.BaseCheckResult.PASS
 
@@ -172,19 +175,19 @@ def is_buffer(param: tirx.Var) -> bool:
 
 
 def short_name(call: relax.Call) -> str:
-    """Return the last part of the name of a call's operator: ``conv2d`` of ``relax.nn.conv2d``."""
+    """Return the last part of the name of a call's operator, such as ``conv2d`` for ``relax.nn.conv2d``."""
     return call.op.name.rpartition(".")[2]
 
 
 def tuple_fields(expr: relax.Expr) -> list[relax.Expr]:
-    """Return the elements of a tuple, which may be written out or a variable."""
+    """Return the elements of a tuple, which may be a literal tuple or another expression."""
     if isinstance(expr, relax.Tuple):
         return list(expr.fields)
     return [relax.TupleGetItem(expr, i) for i in range(len(expr.ty.fields))]
 
 
 def referred_to(functions: Iterable[tvm.ir.BaseFunc]) -> set[GlobalVar]:
-    """Return the functions that the Relax functions among some refer to."""
+    """Return the functions that the given Relax functions refer to. Other functions are ignored."""
     found: set[GlobalVar] = set()
     for function in functions:
         if isinstance(function, relax.Function):

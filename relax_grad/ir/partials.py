@@ -1,4 +1,4 @@
-"""What gradient rules return: held against the types of the arguments, with errors that say where it was."""
+"""Checks of the results of gradient rules against the types of the arguments, with errors that name the place."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _NO_GRAD_OP = Op.get("relax.grad.no_grad")
 
 
 def is_no_grad(partial: relax.Expr) -> bool:
-    """Tell whether what a rule returns for an argument says that this has no gradient."""
+    """Tell whether a partial marks its argument as one without a gradient."""
     return isinstance(partial, relax.Call) and partial.op == _NO_GRAD_OP
 
 
 @contextlib.contextmanager
 def failing_as(where: str) -> Iterator[None]:
-    """Make what a rule raises an error that says where it was."""
+    """Turn any error of a rule into a GradientError that names the place."""
     try:
         yield
     except GradientError as error:
         if str(error).startswith(where):
             raise
         raise GradientError(f"{where}: {error}") from error
-    except Exception as error:  # a user's rule may raise any
+    except Exception as error:  # a user's rule may raise any exception
         raise GradientError(f"{where}: {str(error) or type(error).__name__}") from error
 
 
@@ -41,10 +41,11 @@ def check_partial(
     is_wanted: Callable[[relax.Expr], bool] = lambda argument: True,
     fits: Callable[[relax.Type, relax.Type], bool] | None = None,
 ) -> relax.Expr:
-    """Normalize what a rule returns for an argument, and refuse what cannot be its gradient.
+    """Normalize the partial that a rule returns for an argument, and reject one that cannot be its gradient.
 
-    Of the elements of a tuple that is written out, only those that a gradient is wanted for are looked at. ``fits`` tells
-    whether a type is that of the gradient of an argument of another; by default whatever may be is taken.
+    In a literal tuple, only the elements whose gradients are wanted are checked. ``fits`` takes the types of a partial
+    and of an argument, and tells whether the partial has the type of a gradient. By default all possible types are
+    accepted.
     """
     if not isinstance(partial, relax.Expr):
         raise GradientError(
@@ -71,7 +72,7 @@ def check_partial(
 
 
 def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
-    """Tell whether a value of a type may be the gradient of an argument of another, as far as is known."""
+    """Tell whether a value of the found type may be the gradient of an argument, as far as is known."""
     if isinstance(found, relax.ObjectType):
         return True
     if isinstance(argument, relax.TupleType):
@@ -84,19 +85,22 @@ def _may_be_gradient(found: relax.Type, argument: relax.Type) -> bool:
         return True
     is_float = argument.dtype is None or dtype_of(argument).startswith(("float", "bfloat"))
     if not isinstance(found, relax.TensorType):
-        return not is_float  # what has no gradient may have anything in its place in a tuple
+        return not is_float  # an element without a gradient may have any partial in a tuple
     if _is_quantized(argument) and found.dtype is not None and "float" in dtype_of(found):
         return not shapes_differ(found, argument)
     return not types_differ(found, argument)
 
 
 def _is_gradient(found: relax.Type, argument: relax.Type) -> bool:
-    """Tell whether a type is that of an argument."""
+    """Tell whether the type of a partial agrees with that of the argument, as far as is known."""
     return not types_differ(found, argument)
 
 
 def _is_gradient_of_quantized(found: relax.Type, argument: relax.Type) -> bool:
-    """Tell the same, where the gradient of integers and float8 is that of the numbers that they stand for."""
+    """Tell whether the types agree, with float32 for the gradients of integer and float8 tensors.
+
+    The gradient of a quantized tensor is that of the numbers that it represents.
+    """
     if _is_quantized(argument):
         ndim = argument.ndim if argument.shape is None else -1
         argument = relax.TensorType(argument.shape, "float32", ndim=ndim)
@@ -104,7 +108,7 @@ def _is_gradient_of_quantized(found: relax.Type, argument: relax.Type) -> bool:
 
 
 def check_length(partials, expected: int) -> None:
-    # What comes back from TVM is an array of its own.
+    # TVM returns its own class of array.
     if not isinstance(partials, (list, tvm_ffi.Array)) or len(partials) != expected:
         raise GradientError(
             f"the rule must return a list of {expected} expressions, one for each argument, but it "
@@ -113,9 +117,9 @@ def check_length(partials, expected: int) -> None:
 
 
 def guarded(op_name: str, rule: Callable, quantized: bool) -> Callable:
-    """Make a rule's failure an error that names the operator and the binding.
+    """Return a rule that checks its results, and whose errors name the operator and the binding.
 
-    TVM crashes the process when a rule returns something that is not a list of expressions.
+    TVM crashes the process if a rule returns something other than a list of expressions.
     """
     fits = _is_gradient_of_quantized if quantized else _is_gradient
 
@@ -133,7 +137,7 @@ def guarded(op_name: str, rule: Callable, quantized: bool) -> Callable:
 
 
 def _is_quantized(tensor_type: relax.Type) -> bool:
-    """Tell whether a type is that of a tensor of integers or float8."""
+    """Tell whether a type is a tensor type of integers or float8."""
     return (
         isinstance(tensor_type, relax.TensorType)
         and tensor_type.dtype is not None

@@ -1,4 +1,4 @@
-"""Machine code of tensor functions: compiled in threads, kept in a directory, put together."""
+"""Machine code of tensor functions: parallel compilation, a cache directory, and the link into one module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function that checks arguments against a table, in LLVM's language."""
+"""The function that checks arguments against a table, in LLVM IR."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARAMETER = "%relax_grad_parameter"
 MOST_SYMBOLS = 16
 
 
-#: Each byte in the form of LLVM's string constants.
+#: Each byte in the syntax of string constants of LLVM IR.
 _ESCAPED = [
     chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:02X}" for byte in range(256)
 ]

@@ -1,7 +1,7 @@
-"""Argument checks of tensor functions: one function for all, which compares the arguments with a table.
+"""Argument checks of tensor functions: one shared function, which compares the arguments with a table.
 
 TVM generates the checks of every argument in every function. They are the larger part of the machine code of a small
-kernel, and take a third of LLVM's time. The checks here are the same, in a loop over a table.
+kernel, and take a third of LLVM's time. The checks here are the same, but run in a loop over a table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CUT = "relax_grad.compute_scope"
 
 @dataclass(frozen=True)
 class Symbol:
-    """A symbolic extent: the same number wherever it stands.
+    """A symbolic extent, which has the same value at every occurrence.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that is a tensor whose elements lie in a row.
+    """A parameter that is a contiguous tensor.
 
     Attributes
     ----------
@@ -71,8 +71,8 @@ def parameters(function: tirx.PrimFunc) -> tuple[Parameter, ...] | None:
     Returns
     -------
     found : tuple[Parameter, ...] or None
-        None for a function that keeps TVM's checks: with scalar parameters, computed extents, tensors with
-        strides or an offset, or elements of less than a byte.
+        None for a function that keeps TVM's checks. Such a function has scalar parameters, computed extents, tensors
+        with strides or an offset, elements whose size is no multiple of a byte, or too many symbolic extents.
     """
     if not all(map(is_buffer, function.params)) or not all(map(_is_plain, function.params)):
         return None
@@ -107,7 +107,7 @@ def _extent(extent: tirx.IntImm | tirx.Var, symbols: dict[tirx.Var, Symbol]) -> 
 
 
 def without_checks(mod: tvm.IRModule, names: Collection[str]) -> tvm.IRModule:
-    """Remove the argument checks from the functions of these names; assertions of their own stay.
+    """Remove the argument checks from the named functions; the assertions in their bodies stay.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def without_checks(mod: tvm.IRModule, names: Collection[str]) -> tvm.IRModule:
 
 
 def _cut(body: tirx.Stmt, parts: list[tirx.Stmt]) -> tirx.Stmt:
-    """Return a body without the statements that compute, which are added to a list."""
+    """Return a body without the statements after the argument checks, and append these statements to a list."""
 
     def cut(statement: tirx.AttrStmt) -> tirx.Stmt:
         if statement.attr_key != _COMPUTE:
@@ -147,7 +147,7 @@ def _cut(body: tirx.Stmt, parts: list[tirx.Stmt]) -> tirx.Stmt:
 
 
 def _joined(body: tirx.Stmt, computing: tirx.Stmt) -> tirx.Stmt:
-    """Put back the statements that compute."""
+    """Return a body with the statements that :func:`_cut` removed."""
 
     def joined(statement: tirx.AttrStmt) -> tirx.Stmt:
         return computing if statement.attr_key == _CUT else statement
@@ -170,7 +170,7 @@ def table(label: str, name: str, checked: Sequence[Parameter]) -> tuple[list[str
     Returns
     -------
     lines : list[str]
-        The constants, in LLVM's language.
+        The constants, in LLVM IR.
     call : str
         An expression of type i32, which uses ``%args`` and ``%count``.
     """

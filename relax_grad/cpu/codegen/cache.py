@@ -1,4 +1,4 @@
-"""A directory of compiled functions, by content."""
+"""A content-addressed directory of compiled functions."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-#: What entries begin with; the digest of what follows comes next.
+#: The first bytes of an entry. The digest of the data comes next, then the data.
 _MAGIC = b"relax_grad object 1\n"
 
-#: The directories that are in use; the last one counts.
+#: The directory in use, as the only element.
 _directories: list[Directory | None] = [None]
 
 
 class Directory:
-    """Entries as files, whose names are their keys.
+    """A directory with one file for each entry, named by its key.
 
-    Several processes may use a directory at the same time: a file appears under its name when it is complete.
+    Several processes may use a directory at the same time, because a file gets its name when it is complete.
 
     Parameters
     ----------
     path : Path
-        Where the entries are.
+        The path of the directory.
     max_bytes : int, optional
-        The size that the entries may have together; those that have not been used for longest are deleted first.
+        The largest total size of the entries. The least recently used entries are deleted first.
     """
 
     def __init__(self, path: Path, max_bytes: int | None = None):
         self.path, self.max_bytes = path, max_bytes
 
     def load(self, key: str) -> bytes | None:
-        """Return an entry; None if there is none, or its file is damaged."""
+        """Return an entry; None if it does not exist or its file is damaged."""
         path = self._path(key)
         try:
             stored = path.read_bytes()
@@ -43,12 +43,12 @@ class Directory:
         data = stored[start:]
         if stored[:start] != _MAGIC + hashlib.sha256(data).digest():
             return None
-        with contextlib.suppress(OSError):  # of a directory that may be read only
+        with contextlib.suppress(OSError):  # the directory may be read-only
             os.utime(path)
         return data
 
     def store(self, key: str, data: bytes) -> None:
-        """Add an entry, in the place of one of the same key; a directory that cannot be written to is left alone."""
+        """Add an entry, and replace one with the same key. If the directory is not writable, do nothing."""
         path = self._path(key)
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Directory:
                 os.unlink(name)
 
     def trim(self) -> None:
-        """Delete the entries that have not been used for longest, until the others are small enough."""
+        """Delete the least recently used entries until the total size is within the limit."""
         if self.max_bytes is None:
             return
         found = []
@@ -82,7 +82,7 @@ class Directory:
 
 
 class _Using:
-    """Ends the use of a directory when a ``with`` block ends."""
+    """A context manager that restores the previous directory at the end of a ``with`` block."""
 
     def __init__(self, before: Directory | None):
         self._before = before
@@ -102,33 +102,33 @@ class _Using:
 def cache(
     directory: str | os.PathLike | None, max_bytes: int | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep compiled functions in a directory, for all that this process compiles from now on.
+    """Keep compiled functions in a directory, for all later compilations of this process.
 
-    What ``relax_pipeline="relax_grad"`` compiles is looked up there first, one kernel or group of functions at a
-    time. The key is what the functions are made of, or their content, the target, the options of the pass context, and the
-    versions of TVM, LLVM and relax_grad. Several processes can share a directory. Files that are damaged are compiled again.
+    ``relax_pipeline="relax_grad"`` looks up each kernel or group of functions there before it compiles them. The key
+    consists of the identity or the content of the functions, the target, the options of the pass context, and the
+    versions of TVM, LLVM and relax_grad. Several processes can share a directory. Damaged entries are compiled again.
 
-    Whoever can write to the directory decides which machine code is run: it should belong to the user.
+    Anyone with write access to the directory controls the machine code that runs, so it should belong to the user.
 
     Parameters
     ----------
     directory : str or os.PathLike or None
-        The directory, which is made if it does not exist. None: none, which is the default.
+        The directory, which is created if it does not exist. None means no directory, which is the state at the start.
     max_bytes : int, optional
-        The size in bytes that the directory may have after a compilation; entries that have not been used for
-        longest are deleted. By default it is not limited. A ResNet-18's training step takes 3 MB.
+        The largest size of the directory in bytes after a compilation. The least recently used entries are deleted. By
+        default the size is not limited. A ResNet-18's training step takes 3 MB.
 
     Returns
     -------
     context : contextlib.AbstractContextManager
-        Used in a ``with`` statement, it returns to the directory of before.
+        In a ``with`` statement, it restores the previous directory at the end.
 
     Raises
     ------
     TypeError
-        If the directory is no path, or ``max_bytes`` no integer.
+        If ``directory`` is not a path, or ``max_bytes`` is not an integer.
     ValueError
-        If ``max_bytes`` is negative, or the directory the name of a file.
+        If ``max_bytes`` is negative, or ``directory`` is a file.
 
     Examples
     --------

@@ -26,13 +26,13 @@ from .declarations import Declarations
 from .lower import SYMBOL, canonical_name, environment, is_generated, key, object_file
 from .objects import Embedded, UnsupportedObject, embedded
 
-#: Machines whose object files can be put together, as the beginnings of LLVM's names for them.
+#: Machines whose object files can be embedded, as prefixes of LLVM's target triples.
 _MACHINES = ("x86_64", "aarch64", "arm64")
 
-#: Short functions that are compiled together.
+#: The number of short functions that are compiled together.
 _TOGETHER = 16
 
-#: Systems whose object files have another format than ELF.
+#: Systems whose object files are not in ELF format.
 _OTHER_FORMATS = ("windows", "darwin", "macos", "ios", "wasm")
 
 
@@ -40,18 +40,18 @@ _OTHER_FORMATS = ("windows", "darwin", "macos", "ios", "wasm")
 class CompileFunctions:
     """Compile the tensor functions of a module that only Relax functions call.
 
-    They are compiled in as many threads as there are cores, or taken from the directory of
-    :func:`relax_grad.cache`. Relax functions call them by name; the machine code is an external module of the
-    result. What cannot be compiled here stays in the module for TVM.
+    They are compiled in as many threads as there are cores, or loaded from the directory of :func:`relax_grad.cache`.
+    Relax functions call them by name. The machine code is an external module of the result. Functions that cannot be
+    compiled here stay in the module, and TVM compiles them.
 
     Parameters
     ----------
     target : tvm.target.Target
-        A target of LLVM. If it does not say how much is to be optimized, LLVM does what it does by ``-O2``: kernels
-        come in vectors and unrolled, so that ``-O3`` takes longer for the same speed.
+        A target of LLVM. If it has no optimization level, the level is ``-O2``. Kernels are already vectorised and
+        unrolled, so that ``-O3`` takes longer and gives the same speed.
     declarations : Declarations, optional
-        Those in the module. A function without an object file is made in the threads. Declarations that are not compiled
-        stay in the module.
+        The declarations in the module. The threads generate a declared function if it has no cached object file.
+        Declarations that are not compiled stay in the module.
     """
 
     def __init__(self, target: tvm.target.Target, declarations: Declarations | None = None):
@@ -62,7 +62,7 @@ class CompileFunctions:
         if not links_external_modules() or mod.get_attr("system_lib_prefix") is not None:
             return mod
         functions = _compiled_alone(mod, self._target)
-        # One group leaves nothing to divide among threads: TVM compiles it as fast.
+        # A single group cannot be divided among threads, and TVM compiles it as fast.
         if not functions or (current() is None and len(_groups(list(functions.values()))) == 1):
             return mod
         target = _optimizing(self._target)
@@ -79,26 +79,26 @@ class CompileFunctions:
 
 
 def _optimizing(target: tvm.target.Target) -> tvm.target.Target:
-    """Return a target, as its own host, that says how much is optimized."""
+    """Return a target with an optimization level, and with itself as its host."""
     options = {name: value for name, value in target.export().items() if name != "host"}
     target = tvm.target.Target({"opt-level": 2, **options})
     return target.with_host(target)
 
 
 def _is_supported(template: str) -> bool:
-    """Tell whether object files for a target can be put together."""
+    """Tell whether object files for the target of a template can be embedded."""
     triple = re.search(r'^target triple = "([^"]*)"', template, re.MULTILINE)
     name = triple[1] if triple else ""
     return name.startswith(_MACHINES) and not any(system in name for system in _OTHER_FORMATS)
 
 
 def _empty_module(target: tvm.target.Target) -> str:
-    """Return what TVM's code generator makes of no function: the target, and the conversions of float16."""
+    """Return the LLVM IR of TVM's code generator for an empty module: the target, and the conversions of float16."""
     return tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target).inspect_source("ll")
 
 
 def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[GlobalVar, tirx.PrimFunc]:
-    """Return the tensor functions that neither call others nor are called by others, for this target."""
+    """Return the tensor functions for a target that neither call tensor functions nor are called by them."""
     called: set[GlobalVar] = set()
     found = {}
     for variable, function in mod.functions_items():
@@ -119,7 +119,7 @@ def _functions_in(function: tirx.PrimFunc) -> set[GlobalVar]:
 
 
 def _is_for(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
-    """Tell whether a function that Relax functions call is compiled for a target."""
+    """Tell whether a function has a global symbol and is compiled for a target."""
     attributes = function.attrs
     if attributes is None or attributes.get("global_symbol") is None:
         return False
@@ -128,14 +128,14 @@ def _is_for(function: tirx.PrimFunc, target: tvm.target.Target) -> bool:
 
 
 class _Compiler:
-    """Compiles functions to object files, in threads, unless a directory has them.
+    """A compiler of functions to object files. It runs in threads, and uses the object files of a directory.
 
     Parameters
     ----------
     target : tvm.target.Target
-        What for.
+        The target of the compilation.
     directory : Directory or None
-        Where object files are kept.
+        The directory of object files.
     declarations : Declarations
         The declarations among the functions.
     """
@@ -150,7 +150,7 @@ class _Compiler:
         self._environment = [] if directory is None else environment(target)
 
     def compile(self, functions: Sequence[tirx.PrimFunc]) -> tuple[list[Embedded], dict[str, str]]:
-        """Return the assembly of functions, and the label of each by the name that it is called by."""
+        """Return the assembly of functions, and the label of each function by its name."""
         labels = {
             str(function.attrs["global_symbol"]): f"relax_grad_{i}"
             for i, function in enumerate(functions)
@@ -167,7 +167,7 @@ class _Compiler:
     ) -> list[Embedded]:
         context = tvm.transform.PassContext.current()
         threads = default_threads()
-        if threads == 1 or context.instruments:  # instruments see one pass after the other
+        if threads == 1 or context.instruments:  # instruments expect one pass at a time
             return list(map(compile_one, groups))
         options = {"opt_level": context.opt_level, "config": dict(context.config)}
 
@@ -179,7 +179,7 @@ class _Compiler:
             return list(executor.map(in_thread, groups))
 
     def _group(self, group: Sequence[tirx.PrimFunc], labels: Mapping[str, str]) -> Embedded:
-        """Return the assembly of functions that are compiled together."""
+        """Return the assembly of a group of functions that are compiled together."""
         functions: dict[str, tirx.PrimFunc] = {}
         entries: dict[str, str] = {}
         for function in group:
@@ -205,7 +205,7 @@ class _Compiler:
         return result
 
     def _object_file(self, functions: Mapping[str, tirx.PrimFunc]) -> bytes:
-        """Compile functions together; those that are declared are made now."""
+        """Compile functions together, after generating the declared ones."""
         checked = [
             name for name, each in functions.items() if arguments.parameters(each) is not None
         ]
@@ -214,10 +214,11 @@ class _Compiler:
 
 
 def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
-    """Divide functions into those that are compiled together: long ones alone, and first.
+    """Divide functions into groups that are compiled together. Long functions come first, each in a group of its own.
 
-    Others are short: half of the time of one alone would be that of beginning and ending a module. Which are together
-    does not depend on the number of threads, so that machines of several sizes can share a directory.
+    The others are short: if each were compiled alone, half of the time would go to the setup and the end of a module.
+    The groups do not depend on the number of threads, so that machines with different numbers of cores can share a
+    directory.
     """
     alone = [[function] for function in functions if is_generated(function)]
     short = [function for function in functions if not is_generated(function)]
@@ -225,7 +226,7 @@ def _groups(functions: Sequence[tirx.PrimFunc]) -> list[list[tirx.PrimFunc]]:
 
 
 def _checked(functions: Iterable[tirx.PrimFunc]) -> dict[str, Sequence[Parameter]]:
-    """Return the parameters to be checked before a function is called, by the name of the function."""
+    """Return the parameters that are checked before a call, by the name of the function."""
     if tvm.transform.PassContext.current().config.get("tirx.disable_assert", False):
         return {}
     found = {str(f.attrs["global_symbol"]): arguments.parameters(f) for f in functions}
@@ -238,10 +239,11 @@ def _library(
     labels: Mapping[str, str],
     checked: Mapping[str, Sequence[Parameter]],
 ) -> tvm.runtime.Module:
-    """Return a module of LLVM that consists of object files, with the functions that have the labels.
+    """Return an LLVM module that embeds object files and defines the labelled functions.
 
-    TVM looks for functions and pointers of the runtime among those of LLVM's language: each function there checks the
-    arguments, where the machine code does not, and jumps to it. The pointers are those that the machine code reads.
+    TVM finds functions, and the pointers that its runtime fills in, only if LLVM IR defines them. Therefore the module
+    has an LLVM IR function for each label. It checks the arguments if the machine code does not, and jumps to the
+    machine code. The module also defines the pointers that the machine code reads.
     """
     lines = [template]
     for each in objects:
@@ -263,7 +265,7 @@ def _library(
 
 
 def _entry(name: str, label: str, checked: Sequence[Parameter] | None) -> list[str]:
-    """Return the function that TVM finds by a name; its machine code has a label."""
+    """Return the LLVM IR function that TVM finds by a name. It jumps to the machine code at a label."""
     constants, checks = [], []
     if checked is not None:
         constants, call = arguments.table(label, name, checked)
@@ -293,7 +295,7 @@ def _quoted(line: str) -> str:
 def _without(
     mod: tvm.IRModule, compiled: dict[GlobalVar, tirx.PrimFunc], library: tvm.runtime.Module
 ) -> tvm.IRModule:
-    """Return a module without the functions that are compiled, which are called by name."""
+    """Return a module without the compiled functions. Relax functions call them by name in an external module."""
     named = {
         variable: relax.ExternFunc(str(function.attrs["global_symbol"]))
         for variable, function in compiled.items()
@@ -313,7 +315,7 @@ def _without(
         elif variable not in compiled:
             functions[variable] = function
     if not any(isinstance(function, tirx.PrimFunc) for function in functions.values()):
-        # TVM would want a C compiler for a program without any.
+        # Without any tensor function, TVM would need a C compiler.
         name = unused("nothing", [variable.name_hint for variable in functions])
         nothing = tirx.PrimFunc([], tirx.Evaluate(0))
         functions[GlobalVar(name)] = nothing.with_attr("global_symbol", name)
@@ -323,7 +325,7 @@ def _without(
 
 
 def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> relax.Expr:
-    """Return an expression in which functions are called by name."""
+    """Return an expression in which external functions replace the named functions."""
     if isinstance(expr, relax.Var):  # most expressions are
         return expr
     if isinstance(expr, GlobalVar):

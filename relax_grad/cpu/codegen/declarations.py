@@ -1,4 +1,4 @@
-"""Functions that are declared, and made only where their machine code is not at hand."""
+"""Declared functions, which are generated only if their machine code is not cached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...ir.bindings import bindings_of, used
 from .lower import content
 from .sources import sources
 
-#: The attribute of a declaration: its number, which no other of the process has.
+#: The attribute of a declaration: its number, which is unique in the process.
 _NUMBER = "relax_grad.declaration"
 
 _numbers = itertools.count()
@@ -28,11 +28,11 @@ class _Declared:
 
 
 class Declarations:
-    """The functions that are declared in a module while one run of the pipeline compiles it.
+    """The declared functions of a module during one run of the pipeline.
 
-    A declaration has the parameters and the attributes of the function that it stands for, so that the passes up to
-    compilation treat it alike. It must not be compiled: :meth:`defined` and :meth:`completed` put the function in its
-    place, with the attributes that the declaration has by then.
+    A declaration has the parameters and the attributes of its function, so that the passes before compilation treat
+    both alike. A declaration must not be compiled: :meth:`defined` and :meth:`completed` replace it by the function,
+    with the current attributes of the declaration.
     """
 
     def __init__(self):
@@ -40,9 +40,10 @@ class Declarations:
 
     @staticmethod
     def for_run() -> Declarations | None:
-        """Return those of a run of the pipeline; None if it is to make all functions at once.
+        """Return new declarations for a run of the pipeline; None if the run must generate all functions at once.
 
-        Instruments look at the functions of modules, and declared ones are identified by the sources of the package.
+        It must do so with instruments, which inspect the functions of modules. It must also do so if the sources of the
+        package are unknown, because they are part of the identity of a declared function.
         """
         context = tvm.transform.PassContext.current()
         return None if context.instruments or sources() is None else Declarations()
@@ -55,27 +56,27 @@ class Declarations:
         Parameters
         ----------
         function : tirx.PrimFunc
-            A function with the parameters and the attributes of the kernel, whose body fails.
+            A function with the parameters and the attributes of the kernel. It does not link.
         generate : Callable
             Returns the kernel.
         identity : str
-            Equal only for kernels with equal functions, in other processes too that have the same sources.
+            Equal only for kernels with equal functions, in all processes with the same sources.
         """
         return self._added(function, _Declared(generate, lambda: identity))
 
     def scheduled(
         self, function: tirx.PrimFunc, make: Callable[[], tirx.PrimFunc], means: str
     ) -> tirx.PrimFunc:
-        """Return the declaration of a function with a schedule: the one without.
+        """Return the declaration of a scheduled function: the function without the schedule.
 
         Parameters
         ----------
         function : tirx.PrimFunc
             The function without a schedule.
         make : Callable
-            Returns the function with a schedule.
+            Returns the scheduled function.
         means : str
-            What the schedule depends on besides the function.
+            A description of the other inputs of the schedule.
         """
         return self._added(function, _Declared(make, lambda: f"{means} {content(function)}"))
 
@@ -85,7 +86,7 @@ class Declarations:
         return function.with_attr(_NUMBER, number)
 
     def content(self, function: tirx.PrimFunc) -> str:
-        """Return a digest that is equal only for functions that are equal when they are defined."""
+        """Return a digest of a function or a declaration. Equal digests mean equal functions after definition."""
         if not _is_declaration(function):
             return content(function)
         attributes = sorted(f"{name}={value!r}" for name, value in _kept(function).items())
@@ -93,7 +94,7 @@ class Declarations:
         return "declared " + hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def defined(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
-        """Return the function that a declaration stands for, and any other function as it is."""
+        """Return the function of a declaration; any other function is returned unchanged."""
         if not _is_declaration(function):
             return function
         made = self._of(function).make().without_attr("global_symbol")
@@ -106,7 +107,7 @@ class Declarations:
     def completed(
         self, mod: tvm.IRModule, only: Collection[GlobalVar] | None = None
     ) -> tvm.IRModule:
-        """Return a module with functions in the place of declarations, or of some of them."""
+        """Return a module in which functions replace all declarations, or those in ``only``."""
         functions = dict(mod.functions_items())
         declared = [
             variable
@@ -119,7 +120,7 @@ class Declarations:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
     def completed_on_constants(self, mod: tvm.IRModule) -> tvm.IRModule:
-        """Return a module in which what is called with nothing but constants is no declaration.
+        """Return a module in which functions replace the declarations with a call whose arguments are all constants.
 
         TVM runs such functions to fold their results.
         """
@@ -144,7 +145,7 @@ def _is_declaration(function: tvm.ir.BaseFunc) -> bool:
 
 
 def _kept(function: tirx.PrimFunc) -> dict[str, object]:
-    """Return the attributes of a declaration that its function gets and that its machine code depends on."""
+    """Return the attributes that a function gets from its declaration, and that its machine code depends on."""
     return {
         str(name): value
         for name, value in function.attrs.items()
@@ -153,7 +154,7 @@ def _kept(function: tirx.PrimFunc) -> dict[str, object]:
 
 
 def _called_with_constants(function: relax.Function) -> set[GlobalVar]:
-    """Return the functions of the module that a function calls with constants, and what is made of them, only."""
+    """Return the callees with a call whose arguments are all constants or computed from constants."""
     found: set[GlobalVar] = set()
     constants: set[relax.Var] = set()
     for binding in bindings_of(function.body):

@@ -1,4 +1,4 @@
-"""From a tensor function to an object file: TVM's passes and LLVM."""
+"""The compilation of tensor functions to object files by TVM's passes and LLVM."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ...ir.compat import installed_version
 from ...ir.module import IS_KERNEL
 from .arguments import without_checks
 
-#: Another one for each change of how functions are compiled, within a release too.
+#: The revision of the compilation. It changes with each change of the compiled code, also within a release.
 _REVISION = 4
 
-#: What TVM puts before the names of functions that it calls.
+#: TVM's prefix for the symbols of functions that it calls.
 SYMBOL = "__tvm_ffi_"
 
 
 def is_generated(function: tirx.PrimFunc) -> bool:
-    """Tell whether a function is a kernel: its statements are those that are to be executed."""
+    """Tell whether a function is a kernel, whose statements are executed as written."""
     return bool(function.attrs.get(IS_KERNEL, False))
 
 
 def canonical_name(name: str) -> str:
-    """Return a name without the numbers that tell functions of one module apart."""
+    """Return a name without the numbers that distinguish functions of one module."""
     return re.sub(r"\d+(?=_|$)", "", name) or "function"
 
 
@@ -42,12 +42,13 @@ def object_file(
     Parameters
     ----------
     functions : Mapping[str, tirx.PrimFunc]
-        The functions, kernels all of them or none; none calls another function of its module. The symbol of each
-        is its name here with :data:`SYMBOL` before it, and errors at run time call it by the name.
+        The functions by name: all of them are kernels, or no function is one. They do not call other functions of their
+        module. The symbol of a function is :data:`SYMBOL` and its name. Errors at run time refer to the function by its
+        name.
     target : tvm.target.Target
         A target of LLVM, which is its own host.
     checked : Collection[str]
-        The names of functions whose arguments are checked before they are called.
+        The names of the functions whose arguments are checked before the call.
     """
     mod = tvm.IRModule(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
@@ -61,12 +62,12 @@ def object_file(
 
 
 def key(contents: Mapping[str, str], environment: Sequence[str]) -> str:
-    """Return what identifies the object file of functions.
+    """Return the key of the object file of functions.
 
     Parameters
     ----------
     contents : Mapping[str, str]
-        The :func:`content` of each function, or what else tells it from others, by its name.
+        The :func:`content` or another unique text of each function, by its name.
     environment : Sequence[str]
         The :func:`environment`.
     """
@@ -75,16 +76,16 @@ def key(contents: Mapping[str, str], environment: Sequence[str]) -> str:
 
 
 def content(function: tirx.PrimFunc) -> str:
-    """Return a digest of all that a function consists of, the names of its variables too.
+    """Return a digest of a function, including the names of its variables.
 
-    TVM's structural hash, of 64 bits, knows no names, but two functions may share one.
+    TVM's structural hash ignores the names, but has only 64 bits, so that two functions may have the same hash.
     """
     serialized = tvm.ir.save_json(function.without_attr("global_symbol"))
     return hashlib.sha256(serialized.encode()).hexdigest()
 
 
 def environment(target: tvm.target.Target) -> list[str]:
-    """Return what besides a function decides its machine code."""
+    """Return the inputs of the machine code of a function besides the function itself."""
     config = tvm.transform.PassContext.current().config
     return [
         f"{installed_version('relax-grad')}, {_REVISION}",
@@ -99,10 +100,10 @@ def environment(target: tvm.target.Target) -> list[str]:
 def _lowered(
     mod: tvm.IRModule, generated: bool, checked: Collection[str], target: tvm.target.Target
 ) -> tvm.IRModule:
-    """Return a module as LLVM's code generator takes it, without assertions in the functions that are named."""
+    """Return a module lowered for LLVM's code generator, without argument checks in the functions of ``checked``."""
     mod = tirx.transform.BindTarget(target)(mod)
     context = tvm.transform.PassContext.current()
-    if not generated or context.config:  # options change which passes there are
+    if not generated or context.config:  # options change the list of passes
         pipeline, finalize, _ = tirx.get_tir_pipeline("default")
         mod = finalize()(pipeline(mod))
     else:
@@ -116,8 +117,8 @@ def _lowered(
 def _passes() -> list[tvm.transform.Pass]:
     """Return the passes of TVM's default pipeline that change kernels.
 
-    The others are for GPUs, or find that there is nothing to do, or do what LLVM does faster: they take four fifths
-    of the time.
+    The other passes are for GPUs, have nothing to do, or do work that LLVM does faster. They take four fifths of the
+    time.
     """
     loops, expressions = s_tir.transform, tirx.transform
     return [

@@ -1,7 +1,7 @@
-"""Object files: their sections as assembly, which LLVM puts together without compiling anything.
+"""Object files as assembly, which LLVM assembles without any compilation.
 
-TVM's runtime loads no object file, and the linker of a compiler may not be there. An LLVM module whose assembly
-consists of the sections of objects can be both run and exported like one that TVM has compiled.
+TVM's runtime cannot load object files, and a linker may not be installed. An LLVM module whose inline assembly consists
+of the sections of object files can be run and exported like a module that TVM has compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WRITE, _ALLOC, _EXECUTE = 1, 2, 4
 _LOCAL, _WEAK = 0, 2
 _OBJECT = 1
 
-#: Relocation types of the machines that are supported: the number and the name that assemblers know it by.
+#: Relocation types of the supported machines: the name that assemblers use, by number.
 _RELOCATIONS = {
     62: {  # x86-64
         1: "R_X86_64_64",
@@ -48,12 +48,12 @@ _RELOCATIONS = {
     },
 }
 
-#: Unwind tables, which nothing unwinds by: kernels return their errors.
+#: Sections that are left out: unwind tables, which kernels do not need because they return their errors, and notes.
 _UNUSED = re.compile(rb"\.eh_frame|\.note|\.llvm|\.comment")
 
 
 class UnsupportedObject(Exception):
-    """An object file that holds something that cannot be embedded."""
+    """An error for an object file that cannot be embedded."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Embedded:
     assembly : str
         Its lines.
     context : frozenset[str]
-        Names of the pointers that the runtime fills in when it loads the module that the assembly is part of.
+        The names of the pointers that the runtime fills in when it loads the module with this assembly.
     """
 
     assembly: str
@@ -100,15 +100,15 @@ def embedded(data: bytes, entries: Mapping[str, str]) -> Embedded:
     Parameters
     ----------
     data : bytes
-        The file, of the format ELF, for little-endian x86-64 or AArch64.
+        The file in ELF format, for little-endian x86-64 or AArch64.
     entries : Mapping[str, str]
-        The symbol of each function that others call, and the local symbol that it gets. Other labels begin with the
-        first of these, which are the only ones of their names in the module.
+        The label of each function that others call, by its symbol. Labels are unique in the module. The names of all
+        other labels contain the first one.
 
     Raises
     ------
     UnsupportedObject
-        If the file has another format, or holds something else than code, constants and plain data.
+        If the file has another format, or contains other sections than code, constants and plain data.
     """
     try:
         machine, sections = _sections(data)
@@ -152,7 +152,7 @@ def _symbols(sections: list[_Section]) -> list[_Symbol]:
 
 
 class _Writer:
-    """Writes the sections that are loaded, with labels of their own, and the relocations."""
+    """A writer of the loaded sections, with a label for each, and of their relocations."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Writer:
         return Embedded("\n".join(lines), frozenset(self._context))
 
     def _section(self, i: int, section: _Section, entries: Mapping[int, str]) -> list[str]:
-        """Return the lines of a section, given the labels at places in it."""
+        """Return the lines of a section, given the labels by offset in it."""
         if section.type not in (_PROGBITS, _NOBITS) or section.flags & ~(0x10 | 0x20 | 0x207):
             name = section.name.decode(errors="replace")
             raise UnsupportedObject(f"section {name} is neither code nor plain data")
@@ -218,7 +218,7 @@ class _Writer:
         if section.type == _REL:
             raise UnsupportedObject("the object file has relocations without addends")
         label, lines = self._label(section.info), []
-        targets: dict[tuple[int, int], str] = {}  # many relocations have the same
+        targets: dict[tuple[int, int], str] = {}  # many relocations have the same target
         for offset, info, addend in struct.iter_unpack("<2Qq", section.data):
             kind = self._types.get(info & 0xFFFFFFFF)
             if kind is None:
@@ -240,7 +240,7 @@ class _Writer:
         return f"{symbol.name}{addend:+d}" if addend else symbol.name
 
     def _is_context(self, symbol: _Symbol) -> bool:
-        """Tell whether a symbol is a pointer that the runtime fills in; each object has its own definition."""
+        """Tell whether a symbol is a pointer that the runtime fills in. Each object file defines it for itself."""
         if symbol.binding != _WEAK or symbol.type != _OBJECT:
             return False
         section = self._sections[symbol.section]

@@ -1,4 +1,4 @@
-"""A digest of the package's own sources, which decide the function that a kernel's arguments give."""
+"""A digest of the package's own sources, which determine the functions of kernels with given arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-#: When the package was imported: modules that are older than this are those that run.
+#: The time at which the package was imported. Files that are older are the sources of the running modules.
 _IMPORTED = time.time()
 
 _PACKAGE = Path(__file__).parents[2]
@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 @lru_cache(maxsize=1)
 def sources() -> str | None:
-    """Return a digest of all sources of the package; None if they are not known to be those that run."""
+    """Return a digest of all sources of the package; None if they may differ from the running modules."""
     return digest(_PACKAGE, _IMPORTED)
 
 
@@ -27,8 +27,8 @@ def digest(package: Path, imported: float) -> str | None:
     package : Path
         The directory of the files.
     imported : float
-        When they were imported, in seconds since the epoch. A file that was written later may differ from the
-        module that runs.
+        The time of the import in seconds since the epoch. A file that was written later may differ from the running
+        module.
 
     Returns
     -------
@@ -39,7 +39,7 @@ def digest(package: Path, imported: float) -> str | None:
     try:
         for path in sorted(package.rglob("*.py")):
             status = path.stat()
-            # The time of the status too: copying a file may set that of the content to an earlier one.
+            # Check the time of the last status change too: a copy may get an earlier modification time.
             if max(status.st_mtime, status.st_ctime) > imported:
                 return None
             content = hashlib.sha256(path.read_bytes()).hexdigest()

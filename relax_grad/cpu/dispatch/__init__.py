@@ -1,4 +1,4 @@
-"""Which calls of operators run as kernels: one module per family of operators."""
+"""The choice of kernels for calls of operators: one module per family of operators."""
 
 from . import concat, conv, index, linear_algebra, norm, norm_saving, pool, reduce, softmax
 from ._declaration import declaration

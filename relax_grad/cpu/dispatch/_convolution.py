@@ -1,4 +1,4 @@
-"""Which convolution a call is about."""
+"""The geometry of the convolution that a call computes or differentiates."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ._registry import Site
 
 
 def convolution_of(site: Site, data, weight, out) -> Conv2d | Conv3d | None:
-    """Return the convolution whose data, weight and result have these shapes; None where no kernel fits it.
+    """Return the convolution with these shapes of data, weight and result; None if no kernel supports it.
 
-    One over one axis is one over two, of which the first has extent 1. One over three axes is one over two where that
-    is the same.
+    A convolution over one axis becomes one over two axes, and the first of them has extent 1. A convolution over
+    three axes becomes one over two axes where both compute the same.
     """
     attrs, rank = site.call.attrs, rank_of(site.call)
     axes = spatial_axes(rank)

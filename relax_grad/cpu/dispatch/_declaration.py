@@ -1,4 +1,4 @@
-"""Functions that stand for kernels that are not generated yet."""
+"""Declarations: placeholder functions for kernels that are generated later."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tvm_ffi import structural_equal
 from ...ir.compat import dtype_of
 from ..kernel.builder import prim_func
 
-#: The function that a declaration calls. Nothing defines it, so that a program with a declaration does not link.
+#: The external function that a declaration calls. It is undefined, so that a program with a declaration does not link.
 UNDEFINED = "relax_grad_kernel_that_is_not_generated"
 
 
 class Extents:
-    """The extents of tensors that a kernel takes: a symbolic one is a variable of int32, one for each expression."""
+    """The extents of a kernel's tensors: each symbolic expression becomes one variable of int32."""
 
     def __init__(self):
         self._symbols: list[tuple[tirx.PrimExpr, tirx.Var]] = []
 
     def of(self, extent: tirx.PrimExpr) -> int | tirx.Var:
-        """Return an extent as a kernel takes it."""
+        """Return an extent as an integer, or the variable for a symbolic one."""
         if isinstance(extent, tirx.IntImm):
             return int(extent)
         for known, variable in self._symbols:
@@ -36,14 +36,14 @@ class Extents:
 def declaration(
     types: Sequence[relax.Type], shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
 ) -> tirx.PrimFunc | None:
-    """Return a function with the parameters and the attributes of a kernel, which does not link.
+    """Return a function with the parameters and the attributes of a kernel. It does not link.
 
     Parameters
     ----------
     types : Sequence[relax.Type]
-        The types of the tensors that the kernel is called with, its results last.
+        The types of the arguments of the kernel, then of its results.
     shapes : Sequence, optional
-        The shapes of the kernel's parameters, where they are not those of the types.
+        The shapes of the kernel's parameters, if they differ from those of the types.
 
     Returns
     -------

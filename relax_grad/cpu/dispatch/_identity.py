@@ -18,7 +18,7 @@ _PACKAGE = __package__.partition(".")[0]
 
 
 def key_of(value: object) -> tuple:
-    """Return a generator, or an argument of it, as a key of a dictionary."""
+    """Return a hashable key for a generator or for one of its arguments."""
     if isinstance(value, partial):
         return value.func, key_of(value.args), key_of(sorted(value.keywords.items()))
     if isinstance(value, (list, tuple)):
@@ -35,7 +35,7 @@ def key_of(value: object) -> tuple:
 
 
 def text_of(key: object) -> str | None:
-    """Return a key as a text that is the same in each process; None if a part of it has no such text."""
+    """Return a text of a key that is the same in every process; None if a part of it has no such text."""
     try:
         return _text(key)
     except TypeError:
@@ -48,11 +48,11 @@ def _text(part: object) -> str:
     if isinstance(part, type):
         return f"{part.__module__}:{part.__qualname__}"
     if isinstance(part, Enum):
-        return part.name  # the type stands before it
+        return part.name  # the type precedes it in the key
     if isinstance(part, np.generic):
         return repr(part.item())
     if isinstance(part, str):
-        return repr("" + part)  # strings of TVM are a class of their own
+        return repr("" + part)  # strings of TVM are of a subclass
     if part is None or type(part) in (bool, int):
         return repr(part)
     if callable(part) and _is_own(part):
@@ -61,7 +61,7 @@ def _text(part: object) -> str:
 
 
 def _is_own(function: Callable) -> bool:
-    """Tell whether a function is what the package's sources define by its name."""
+    """Tell whether a module of this package defines this function under its name."""
     module = getattr(function, "__module__", None) or ""
     if module.partition(".")[0] != _PACKAGE:
         return False

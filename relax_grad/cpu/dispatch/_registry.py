@@ -1,4 +1,4 @@
-"""Which operators have kernels, and what a kernel takes the place of a call with."""
+"""The registry of kernels by operator, and the rewrite of a call to a kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..target import CPU
 from ._declaration import Extents
 from ._identity import key_of, text_of
 
-#: Elements that an index of int32 reaches.
+#: The most elements that an index of int32 can address.
 _LARGEST = 2**31 - 1
 
 
@@ -25,14 +25,14 @@ class Kernel:
     ----------
     generator : functools.partial
         Returns the function, which takes the arguments, then the results. It is called only if no kernel of the
-        module has an equal :attr:`key`, because generating takes much longer than choosing.
+        module has an equal :attr:`key`, because generation takes much longer than dispatch.
     arguments : Sequence[relax.Expr]
         The arguments of the call.
     name : str, optional
-        The name of an operator that it computes; by default that of the call.
+        The name of the operator that the kernel computes; by default that of the call.
     shapes : Sequence, optional
         The shapes that the function declares for its arguments and results, in this order; by default those of the
-        call. They are given where the function serves calls of other shapes too.
+        call. They are given where calls of other shapes share the function.
     """
 
     generator: partial[tirx.PrimFunc]
@@ -42,36 +42,36 @@ class Kernel:
 
     @property
     def key(self) -> tuple:
-        """The generator and its arguments as a key of a dictionary; equal for kernels with equal functions.
+        """A hashable key of the generator and its arguments. Kernels with equal keys have equal functions.
 
-        Symbolic extents are compared by their text: the variables of a site have different names.
+        Symbolic extents are compared by their text, because the variables of one site have different names.
         """
         return key_of(self.generator)
 
     @property
     def identity(self) -> str | None:
-        """The key as a text that is the same in each process; None if it has parts that no text stands for.
+        """The key as a text that is the same in every process; None if a part of it has no such text.
 
-        It stands for the function as long as the sources of the package are the same, so that there is none for a
+        The text identifies the function as long as the sources of the package are the same. Therefore it is None for a
         generator of another package.
         """
         return text_of(self.key)
 
 
 class Site:
-    """A call that a kernel may take the place of, and what is known about it.
+    """A call that a kernel may replace, and the context of this call.
 
     Parameters
     ----------
     call : relax.Call
         The call.
     cpu : CPU
-        What the kernel will run on.
+        The processor that the kernel runs on.
     lookup : Callable
-        Returns the value that a variable is bound to; None where that is unknown, and where the variable or an
-        operand of the value may have been overwritten since: all that it returns may be read at the call.
+        Returns the value that a variable is bound to. It returns None if the value is unknown, or if the variable or
+        an operand of the value may have been overwritten since. All that it returns may be read at the call.
     winograd_tile : int
-        The side of the squares of Winograd's convolutions; 0 where there shall be none.
+        The side of the output tiles of Winograd's convolutions; 0 to use none.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Site:
         self._extents = Extents()
 
     def shape(self, expr: relax.Expr, dtype: str = "float32") -> list[int | tirx.Var] | None:
-        """Return the extents of a tensor of a dtype; None where there is no kernel for it.
+        """Return the extents of a tensor of a dtype; None if no kernel supports the tensor.
 
-        A symbolic extent becomes a variable of int32, one for each expression: a kernel gets its value from
-        the tensors that it is called with. There is none for tensors of unknown shape, of other dtypes, without
-        elements, and of more elements than int32 counts.
+        Each symbolic expression becomes one variable of int32. A kernel gets the value of the variable from its
+        arguments. The result is None for tensors of unknown shape, of other dtypes, without elements, or with more
+        elements than int32 can count.
         """
         kind = expr.ty
         if not isinstance(kind, relax.TensorType) or kind.dtype is None:
@@ -108,7 +108,7 @@ _KERNELS: dict[str, Callable[[Site], Kernel | None]] = {}
 
 
 def kernel_for(*op_names: str):
-    """Register what makes the kernel of a call of operators, or returns None where there is none for it."""
+    """Register a kernel factory for operators. It returns None for calls that it does not support."""
 
     def register(make: Callable[[Site], Kernel | None]):
         for op_name in op_names:
@@ -127,7 +127,7 @@ def find_kernel(op_name: str, site: Site) -> Kernel | None:
 
 
 def operators_with_kernels() -> list[str]:
-    """Return the names of the operators of which some calls have kernels, in order.
+    """Return the sorted names of the operators that have kernels for some of their calls.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Results that a kernel has at hand besides its own, and that later calls would compute again.
+"""Intermediate results that a kernel saves for later calls, which would otherwise recompute them.
 
-The gradient of a function does not change the function: what its rules need of the forward pass, they compute
-from what it was given, or returns. Where a call and what computes again what it knew are in one block, one kernel
-returns both.
+Differentiation does not change the forward pass: its rules recompute intermediate results from the operands or the
+results of the forward call. If a call and its recomputation are in one block, one kernel returns the result of the call
+and the intermediate result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm.ir import Op
 from ...ir.aliases import Memory
 from ._registry import Kernel, Site
 
-#: What takes the place of a later call: takes the call, and the saved results.
+#: Makes the replacement of a later call: takes the call and the saved results.
 Use = Callable[[relax.Call, Sequence[relax.Var]], Kernel | relax.Expr]
 
 #: A key, and the results that a kernel of an earlier call with this key can save.
@@ -26,16 +26,16 @@ Found = tuple[Hashable, tuple[relax.Var, ...]]
 
 @dataclass(frozen=True)
 class Saving:
-    """A kernel that saves something.
+    """A kernel that also returns saved results.
 
     Attributes
     ----------
     kernel : Kernel
-        Its function returns what the call returns, and then what is saved.
+        Its function returns the results of the call, then the saved results.
     types : Sequence[relax.TensorType]
-        The types of what is saved.
+        The types of the saved results.
     uses : Mapping[relax.Var, Use]
-        What takes the place of the calls that later variables are bound to.
+        The later variables whose calls are replaced, each with the function that makes the replacement.
     """
 
     kernel: Kernel
@@ -44,10 +44,10 @@ class Saving:
 
 
 class Calls:
-    """The calls in a block, and which of them a kernel of an earlier call may take the place of.
+    """The calls in a block, and the candidates for replacement by a kernel of an earlier call.
 
-    A call of which an operand or the result is overwritten anywhere in the function is none of them: it may be
-    moved to no other place.
+    A call is no candidate if an operand or the result is overwritten anywhere in the function, because such a call
+    must stay at its place.
 
     Parameters
     ----------
@@ -73,11 +73,11 @@ class Calls:
         self._taken: set[relax.Var] = set()
 
     def original(self, var: relax.Var) -> relax.Call | None:
-        """Return the call that a variable is bound to before any replacement; None for anything else."""
+        """Return the call that a variable is bound to before any replacement; None if it is bound to no call."""
         return self._all.get(var)
 
     def of(self, expr: relax.Expr, op_name: str) -> relax.Call | None:
-        """Return the call of an operator that a variable is bound to, and that can be moved; None otherwise."""
+        """Return the movable call of an operator that a variable is bound to, or None."""
         call = self._all.get(expr) if isinstance(expr, relax.Var) else None
         is_found = call is not None and _is_of(call, op_name) and self._is_settled(expr)
         return call if is_found else None
@@ -85,20 +85,21 @@ class Calls:
     def take(
         self, var: relax.Var, op_name: str, describe: Describe, wanted: Hashable
     ) -> tuple[relax.Var, ...] | None:
-        """Return the first results of a description that are all computed after a variable, and take them.
+        """Take and return the first variables with a key that are all computed after a variable, or None.
 
-        Each variable is taken once. Each call is described once and, as savings are looked for in the order of the
-        block, passed over once: all calls of this function together are linear in the calls of the block.
+        Each variable is taken once. Each call is described once. It is also skipped at most once, because savings are
+        searched in the order of the block. The total time of all calls of this function is linear in the calls of the
+        block.
 
         Parameters
         ----------
         var : relax.Var
             The variable.
         op_name : str
-            The operator of the calls that are described.
+            The operator of the described calls.
         describe : Callable
-            Takes these calls, a variable and the call that it is bound to. Returns a key, and the variables that a
-            saving with this key can replace; None if it can replace none.
+            Takes this object, a variable and the call that it is bound to. Returns a key and the variables that a
+            saving with this key can replace; None if there are no such variables.
         wanted : Hashable
             The key.
         """
@@ -111,7 +112,7 @@ class Calls:
         return None
 
     def _index(self, op_name: str, describe: Describe) -> dict[Hashable, deque]:
-        """Return the results of calls of an operator by their keys, in the order of the first result."""
+        """Return the variables that calls of an operator describe, by key, ordered by the first variable."""
         key = op_name, describe
         if key in self._indices:
             return self._indices[key]
@@ -131,17 +132,17 @@ class Calls:
         return self._memory.is_settled(var) and self._memory.is_settled(self._all[var])
 
 
-#: Describes a call that may compute again what an earlier kernel knows.
+#: Describes a call that may recompute an intermediate result of an earlier kernel.
 Describe = Callable[[Calls, relax.Var, relax.Call], "Found | None"]
 
 _SAVINGS: dict[str, Callable[[Site, relax.Var, Calls], Saving | None]] = {}
 
 
 def saving_for(*op_names: str):
-    """Register what returns the saving of a call of operators, or None where nothing later needs it.
+    """Register a factory of savings for operators. It returns None if no later call needs saved results.
 
-    It takes the site of the call, the variable that it is bound to, and the calls of the block. In these,
-    nothing has been replaced yet.
+    It takes the site of the call, the variable that the call is bound to, and the calls of the block before any
+    replacement.
     """
 
     def register(make: Callable[[Site, relax.Var, Calls], Saving | None]):

@@ -1,4 +1,4 @@
-"""Kernels of concatenations of many tensors, and of divisions into many."""
+"""Kernels of concatenations of many tensors, and of splits into many."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...ir.compat import dtype_of
 from ..kernel.concat import concat, split
 from ._registry import Kernel, Site, kernel_for
 
-#: Operands from which on there is a kernel: fewer are fused with element-wise neighbours.
+#: The fewest operands that have a kernel: concatenations of fewer are fused with element-wise neighbours.
 _MANY = 6
 
 _ZEROS = Op.get("relax.zeros")
 
-#: Parts from which on there is a kernel of a division: its own loop is as fast, but to fuse it makes long functions.
+#: The fewest parts that have a kernel of a split. A loop for each part is as fast, but fusing it makes long functions.
 _PARTS = 16
 
-#: What an element of a tensor can be that is copied byte by byte.
+#: The kinds of dtypes whose elements can be copied byte by byte.
 _KINDS = ("float", "int", "uint", "bool")
 
 
@@ -44,9 +44,9 @@ def concatenation(site: Site) -> Kernel | None:
 
 @kernel_for("relax.split")
 def division(site: Site) -> Kernel | None:
-    """Return the kernel of a division into many tensors."""
+    """Return the kernel of a split into many tensors."""
     operand, kind = site.call.args[0], site.call.ty
-    # A division into one part has the type of a tensor.
+    # A split into one part has the type of a tensor.
     fields = kind.fields if isinstance(kind, relax.TupleType) else []
     if len(fields) < _PARTS or not _is_copied(operand.ty):
         return None

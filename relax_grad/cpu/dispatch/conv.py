@@ -1,4 +1,4 @@
-"""Kernels of convolutions and their gradients, in the plain layouts; the batch may be symbolic."""
+"""Kernels of convolutions and their gradients in the default layouts; the batch may be symbolic."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ..target import CPU
 from ._convolution import convolution_of
 from ._registry import Kernel, Site, kernel_for
 
-#: With a larger stride, the code of a data gradient, which has a part for each phase, grows too long.
+#: The largest strides of a data gradient. Its code has a part for each phase, and grows too long with larger strides.
 _LARGEST_STRIDE = 32
 _LARGEST_DEPTHWISE_STRIDE = 4
 
-#: From so many pixels on, a product of matrices whose rows are images is faster than what has channels for lanes.
+#: The fewest pixels for which a matrix product with images as rows is faster than a kernel with channels as lanes.
 _LARGE_IMAGE = 512
 
-#: From so many channels on, transforming squares costs less than the products that it saves.
+#: The fewest channels for which Winograd's transforms of tiles cost less than the products that they save.
 _MANY_CHANNELS = 32
 
 
@@ -112,7 +112,7 @@ def _of_volumes(conv: Conv3d, make: Callable, site: Site, shapes, arguments) -> 
 def _choose(
     site: Site, conv: Conv2d, for_depthwise: Callable, by_winograd: Callable, direct: Callable
 ) -> Callable[[Conv2d, CPU, list], object] | None:
-    """Return which kernel a convolution runs as; None where there is none."""
+    """Return the generator of the kernel of a convolution, or None."""
     if conv.is_depthwise:
         return for_depthwise if prod(conv.kernel) <= MOST_TAPS else None
     square = site.winograd_tile
@@ -122,13 +122,13 @@ def _choose(
 
 
 def _is_product(conv: Conv2d) -> bool:
-    """Tell whether a convolution is best computed as the product of its weight and each image."""
+    """Tell whether a convolution is computed fastest as the product of its weight and each image."""
     steps = (*conv.kernel, *conv.strides, conv.groups)
     return set(steps) == {1} and not any(conv.padding) and prod(conv.size) >= _LARGE_IMAGE
 
 
 def _product(conv: Conv2d, transpose: bool) -> Matmul:
-    """Return the product of the weight, or of the weight transposed, and each image."""
+    """Return the product of the weight, or of its transpose, and each image."""
     channels = conv.out_channels, conv.in_channels
     rows, depth = channels[::-1] if transpose else channels
     return Matmul(rows, prod(conv.size), depth, transpose, batch=conv.batch, shared_a=True)

@@ -12,7 +12,7 @@ from ...op.index import check_take_backward, take_attrs
 from ..kernel import index
 from ._registry import Kernel, Site, kernel_for
 
-#: Rows of a tensor for which it is worth while to find out once what indices mean.
+#: The fewest rows of a tensor for which the indices are resolved once for all rows.
 _ROWS = 4
 
 
@@ -46,7 +46,7 @@ def take_backward(site: Site) -> Kernel | None:
 
 @kernel_for("relax.take")
 def take_columns(site: Site) -> Kernel | None:
-    """Return the kernel of taking elements along the last axis; whole rows are left to be fused."""
+    """Return the kernel of taking elements along the last axis; None for whole rows, which are fused instead."""
     x, indices = site.call.args
     dtype = _index_dtype(indices)
     shapes = site.shape(x), dtype and site.shape(indices, dtype), site.shape(site.call)
@@ -86,7 +86,7 @@ def gather_elements_backward(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.gather_nd_backward_data")
 def gather_nd_backward(site: Site) -> Kernel | None:
-    """Return the kernel of the gradient of taking points; batches have none."""
+    """Return the kernel of the gradient of gather_nd; None with batch dimensions."""
     output_grad, _, indices = site.call.args
     shape = site.shape(indices, _index_dtype(indices) or "")
     if not shape or int(site.call.attrs.batch_dims) or not isinstance(shape[-1], int):
@@ -96,7 +96,7 @@ def gather_nd_backward(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.index_tensor_backward_data")
 def index_tensor_backward(site: Site) -> Kernel | None:
-    """Return the kernel of the gradient of indexing by tensors of one shape."""
+    """Return the kernel of the gradient of indexing by tensors of equal shapes."""
     output_grad, _, indices = site.call.args
     value = site.lookup(indices) if isinstance(indices, relax.Var) else indices
     if not isinstance(value, relax.Tuple):
@@ -111,7 +111,7 @@ def index_tensor_backward(site: Site) -> Kernel | None:
 def _points_backward(
     site: Site, output_grad: relax.Expr, indices: list, count: int, points: list
 ) -> Kernel | None:
-    """Return the kernel of a gradient with respect to data of which points were read."""
+    """Return the kernel of the data gradient of an operator that reads points of its data."""
     dtypes = [_index_dtype(each) for each in indices]
     shapes = [
         site.shape(output_grad),
@@ -130,7 +130,7 @@ def _points_backward(
 
 
 def _index_dtype(indices: relax.Expr) -> str | None:
-    """Return the dtype of a tensor of indices, if it is one of signed integers."""
+    """Return the dtype of a tensor of indices if it is a signed integer, else None."""
     if not isinstance(indices.ty, relax.TensorType) or indices.ty.dtype is None:
         return None
     dtype = dtype_of(indices.ty)

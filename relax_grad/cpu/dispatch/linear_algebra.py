@@ -17,9 +17,10 @@ _PERMUTE = Op.get("relax.permute_dims")
 
 @kernel_for("relax.matmul")
 def matrix_product(site: Site) -> Kernel | None:
-    """Return the kernel of a product of matrices, or of stacks of them that are broadcast as a whole.
+    """Return the kernel of a product of matrices, or of stacks of matrices.
 
-    A factor that is bound to a transposed matrix is read transposed.
+    The stacks have equal batch axes, or one factor is a single matrix. A factor that is bound to a transposed matrix is
+    read transposed.
     """
     if dtype_of(site.call.ty) != "float32":
         return None
@@ -31,7 +32,7 @@ def matrix_product(site: Site) -> Kernel | None:
     columns = shape_b[-2] if transpose_b else shape_b[-1]
     batch_a, batch_b = shape_a[:-2], shape_b[:-2]
     if not batch_b and not transpose_a:
-        # The rows of all matrices in a row are those of one.
+        # The rows of all matrices, one after the other, are the rows of one matrix.
         product = Matmul(prod(batch_a) * rows, columns, depth, transpose_b=transpose_b)
     elif batch_a == batch_b or not batch_a or not batch_b:
         product = Matmul(
@@ -51,7 +52,7 @@ def matrix_product(site: Site) -> Kernel | None:
 
 
 def _untransposed(site: Site, factor: relax.Expr) -> tuple[relax.Expr, bool]:
-    """Return what a factor is made of by exchanging the last two axes, and whether it is."""
+    """Return (operand, True) if a factor is an operand with its last two axes exchanged, else (factor, False)."""
     value = site.lookup(factor) if isinstance(factor, relax.Var) else None
     if not (isinstance(value, relax.Call) and value.op == _PERMUTE):
         return factor, False

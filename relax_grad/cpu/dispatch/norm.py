@@ -12,15 +12,15 @@ from ..kernel import norm, norm_backward
 from ..kernel.reduce import Channels
 from ._registry import Kernel, Site, kernel_for
 
-#: Rows that are shorter are mostly the unused part of a vector.
+#: The shortest rows that have a kernel: most lanes of a vector are unused with shorter ones.
 _SHORTEST = 8
 
 
 @kernel_for("relax.nn.batch_norm")
 def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of batch_norm in training; otherwise it is elementwise, and left to be fused.
+    """Return the kernel of batch_norm in training; None in inference, where it is element-wise and is fused.
 
-    With the shape of statistics, it returns them too.
+    With the shape of the statistics, the kernel returns them too.
     """
     attrs, shapes = site.call.attrs, _shapes(site, 5)
     of = shapes and _channels(shapes[0], int(attrs.axis))
@@ -65,7 +65,7 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.batch_norm_backward_gamma")
 def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
-    """Return the kernel of the gradient of gamma; with its shape, that of beta too."""
+    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
     shapes = _shapes(site, 4)
     axis = int(site.call.attrs.axis)
     of = shapes and _channels(shapes[1], axis)
@@ -85,18 +85,18 @@ def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | 
 
 @kernel_for("relax.nn.instance_norm")
 def instance_norm(site: Site) -> Kernel | None:
-    """Return the kernel of a normalization of channels that lie together with all behind them."""
+    """Return the kernel of instance_norm, which normalises each channel over all axes after the channel axis."""
     return _of_groups(site, "instance_norm", None)
 
 
 @kernel_for("relax.nn.group_norm")
 def group_norm(site: Site) -> Kernel | None:
-    """Return the kernel of a normalization of groups of such channels."""
+    """Return the kernel of group_norm, which normalises groups of channels over all axes after the channel axis."""
     return _of_groups(site, "group_norm", int(site.call.attrs.num_groups))
 
 
 def _of_groups(site: Site, name: str, groups: int | None) -> Kernel | None:
-    """Return the kernel of a normalization of groups of channels; without their number, of each channel."""
+    """Return the kernel of a normalisation of groups of channels; if ``groups`` is None, of each channel."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _instances(shapes[0], attrs)
     if not split:
@@ -144,7 +144,7 @@ def instance_norm_backward_data(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.instance_norm_backward_gamma")
 def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
-    """Return the kernel of the gradient of gamma; with its shape, that of beta too."""
+    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
     shapes = _shapes(site, 4)
     split = shapes and _instances(shapes[1], site.call.attrs)
     if not split:
@@ -163,7 +163,7 @@ def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel
 
 @kernel_for("relax.nn.layer_norm")
 def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of layer_norm; with the shape of statistics, it returns them too."""
+    """Return the kernel of layer_norm; with the shape of the statistics, the kernel returns them too."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _rows(shapes[0], attrs.axes)
     if not split:
@@ -186,7 +186,7 @@ def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
 
 @kernel_for("relax.nn.rms_norm")
 def rms_norm(site: Site, statistics: list | None = None) -> Kernel | None:
-    """Return the kernel of rms_norm; with the shape of statistics, it returns them too."""
+    """Return the kernel of rms_norm; with the shape of the statistics, the kernel returns them too."""
     shapes = _shapes(site, 2)
     split = shapes and _rows(shapes[0], site.call.attrs.axes)
     if not split:
@@ -216,7 +216,7 @@ def row_norm_backward_data(site: Site) -> Kernel | None:
 
 @kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
 def row_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
-    """Return the kernel of the gradient of gamma; with its shape, that of beta too."""
+    """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
     shapes = _shapes(site, len(site.call.args))
     split = shapes and _rows(shapes[1], site.call.attrs.axes)
     result = site.shape(site.call)
@@ -230,13 +230,13 @@ def row_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | No
 
 
 def _shapes(site: Site, number: int) -> list | None:
-    """Return the shapes of the first arguments; None if one has none."""
+    """Return the shapes of the first arguments; None if a kernel does not support one of them."""
     shapes = [site.shape(argument) for argument in site.call.args[:number]]
     return None if None in shapes else shapes
 
 
 def _channels(shape: list, axis: int) -> Channels | None:
-    """Return the data as channels along an axis; None where their rows are too short."""
+    """Return the data as channels along an axis; None if the rows of the channels are too short."""
     axis %= len(shape)
     inner = prod(shape[axis + 1 :])
     if isinstance(inner, int) and inner < _SHORTEST:
@@ -245,10 +245,10 @@ def _channels(shape: list, axis: int) -> Channels | None:
 
 
 def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, list]:
-    """Return channels, and the shapes of tensors of them, for any number of channels.
+    """Return the channels and the shapes of their tensors with a symbolic number of channels.
 
-    Calls that differ in nothing else share a kernel, which finds out their number from its arguments. Vectors go
-    along a channel: the code is the same.
+    Calls that differ only in the number of channels share a kernel, which reads this number from its arguments. The
+    code for a constant number is the same, because vectors run along a channel.
     """
     number = tirx.Var("channels", "int32")
     changed = [[*shape] for shape in shapes]
@@ -258,7 +258,10 @@ def _of_any_number(of: Channels, shapes: list, axis: int) -> tuple[Channels, lis
 
 
 def _instances(shape: list, attrs) -> tuple | None:
-    """Return what is before the channels, the channels, and what is behind, if that is what the axes are."""
+    """Return (outer, channels, inner) if the axes are exactly those after the channel axis, else None.
+
+    The result is also None if ``inner`` is too short.
+    """
     channel = int(attrs.channel_axis) % len(shape)
     axes = sorted(int(axis) % len(shape) for axis in attrs.axes)
     inner = prod(shape[channel + 1 :])
@@ -270,7 +273,7 @@ def _instances(shape: list, attrs) -> tuple | None:
 
 
 def _rows(shape: list, axes) -> tuple | None:
-    """Return rows and columns, if the axes are the last ones in their order."""
+    """Return (rows, columns) if the axes are the last ones in ascending order, else None."""
     first = len(shape) - len(axes)
     if [int(axis) % len(shape) for axis in axes] != list(range(first, len(shape))) or not axes:
         return None

@@ -13,13 +13,13 @@ from ..kernel.pooling import Pool, Windows
 from ._registry import Kernel, Site, kernel_for
 from ._saving import Calls, Found, Saving, Use, saving_for
 
-#: Taps of a window that are written out, and strides whose phases are.
+#: The most taps of a window, and the largest stride, for which the code of all taps and phases is unrolled.
 _MOST_TAPS, _LARGEST_STRIDE = 49, 4
 
-#: Elements of a plane of which a task keeps several copies.
+#: The most elements of a plane: a task keeps several copies of it.
 _LARGEST_PLANE = 2**21
 
-#: Rows of a plane that is made of the channels of what has one axis.
+#: The most channels of a tensor with one spatial axis that become the rows of a plane.
 _MOST_ROWS = 16
 
 _RANKS = (1, 2, 3)
@@ -36,7 +36,7 @@ def max_pool(site: Site) -> Kernel | None:
 
 @saving_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
 def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
-    """Return maximum pooling that tells which element has won each window, for its gradient."""
+    """Return max pooling that also saves the position of the maximum of each window, for its gradient."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
@@ -62,12 +62,12 @@ def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | 
 
 
 def _recomputed_winners(_calls: Calls, var: relax.Var, call: relax.Call) -> Found:
-    """Return the data and the windows of a gradient that looks for the winners again."""
+    """Describe a gradient that searches the maxima again, by its data and its windows."""
     return (call.args[1], _pool_key(call)), (var,)
 
 
 def _pool_key(call: relax.Call) -> tuple:
-    """Return the attributes of a pooling or of its gradient as a key of a dictionary."""
+    """Return the attributes of a pooling or of its gradient as a hashable key."""
     attrs = check_pool_attrs(call)
     sizes = attrs.pool_size, attrs.strides, attrs.padding, attrs.dilation
     others = attrs.ceil_mode, attrs.count_include_pad, attrs.layout, attrs.out_layout
@@ -76,7 +76,7 @@ def _pool_key(call: relax.Call) -> tuple:
 
 @kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in _RANKS))
 def avg_pool(site: Site) -> Kernel | None:
-    """Return the kernel of average pooling; dilated windows have none."""
+    """Return the kernel of average pooling; None for dilated windows."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
     of = _pool(site, *shapes)
@@ -99,7 +99,7 @@ def max_pool_backward(site: Site) -> Kernel | None:
 
 @kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
 def avg_pool_backward(site: Site) -> Kernel | None:
-    """Return the kernel of the gradient of average pooling; dilated windows have none."""
+    """Return the kernel of the gradient of average pooling; None for dilated windows."""
     check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
     shapes = [site.shape(output_grad), site.shape(data)]
@@ -112,7 +112,7 @@ def avg_pool_backward(site: Site) -> Kernel | None:
 
 
 def _pool(site: Site, data: list | None, result: list | None) -> Pool | None:
-    """Return the pooling of a call, where there is a kernel for it, given the shapes of data and result."""
+    """Return the pooling of a call, given the shapes of data and result; None if no kernel supports it."""
     attrs = check_pool_attrs(site.call)
     if data is None or result is None:
         return None

@@ -25,7 +25,7 @@ def sum_over_axes(site: Site) -> Kernel | None:
 
 @kernel_for("relax.collapse_sum_to", "relax.collapse_sum_like")
 def collapse_sum(site: Site) -> Kernel | None:
-    """Return the kernel of what undoes a broadcast: the sum over the axes that it has made or stretched."""
+    """Return the kernel of the adjoint of a broadcast: the sum over the axes that it adds or stretches."""
     shape, result = site.shape(site.call.args[0]), site.shape(site.call)
     if shape is None or result is None:
         return None
@@ -39,9 +39,10 @@ def collapse_sum(site: Site) -> Kernel | None:
 
 
 def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
-    """Return the kernel of a sum over axes, unless what is summed is computed on the fly.
+    """Return the kernel of a sum over axes; None if the operand may be fused with the sum.
 
-    There is none for the sum of all: kernels divide the results among the cores, schedules also what is summed.
+    The sum of all elements has no kernel. Kernels divide only the results among the cores, while schedules divide the
+    operand too.
     """
     data = site.call.args[0]
     shapes = site.shape(data), site.shape(site.call)
@@ -62,13 +63,13 @@ def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
 
 
 def _fuses(site: Site, expr: relax.Expr) -> bool:
-    """Tell whether a tensor is the result of an operator that may be fused with what it is summed by."""
+    """Tell whether a tensor is the result of an operator that may be fused with its reduction."""
     value = site.lookup(expr) if isinstance(expr, relax.Var) else None
     return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op != _CALL_TIR
 
 
 def _grouped(shape: list, axes: set[int]) -> list[tuple]:
-    """Return the axes with the neighbours of their kind: ``"s"`` for summed, ``"k"`` for kept, and the extent."""
+    """Merge adjacent axes of one kind, ``"s"`` for summed and ``"k"`` for kept; return kinds and extents."""
     groups: list[tuple] = []
     for axis, extent in enumerate(shape):
         if isinstance(extent, int) and extent == 1:

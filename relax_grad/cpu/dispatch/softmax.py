@@ -1,4 +1,4 @@
-"""Kernels of softmax, of its logarithm, and of their gradients and that of the cross entropy."""
+"""Kernels of softmax, of log_softmax, and of the gradients of both and of the cross entropy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAKE = {
     "relax.grad.softmax_backward": kernels.softmax_backward,
 }
 
-#: Columns that are fewer are mostly the unused part of a vector.
+#: The fewest columns, except a single one, that have a kernel: most lanes of a vector are unused with fewer ones.
 _FEWEST = 4
 
 _CALL_TIR, _NLL_LOSS_BACKWARD = map(Op.get, ("relax.call_tir", "relax.grad.nll_loss_backward"))
@@ -31,7 +31,7 @@ _GATHER_BACKWARD = "relax.grad.gather_elements_backward_data"
 
 @kernel_for(*_MAKE)
 def softmax(site: Site) -> Kernel | None:
-    """Return the kernel of softmax, of its logarithm, or of the gradient of either."""
+    """Return the kernel of softmax, of log_softmax, or of the gradient of softmax."""
     shapes = [site.shape(argument) for argument in site.call.args]
     lines = None if None in shapes else _lines(shapes[0], int(site.call.attrs.axis))
     if lines is None:
@@ -42,7 +42,7 @@ def softmax(site: Site) -> Kernel | None:
 
 @saving_for("relax.subtract")
 def log_softmax_backward(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
-    """Return the kernel of ``dy - sum(dy, axis) * exp(y)``, in one pass: the gradient of log_softmax."""
+    """Return the kernel of ``dy - sum(dy, axis) * exp(y)``, the gradient of log_softmax, in one pass."""
     axis = _gradient_axis(var, calls)
     if axis is None:
         return None
@@ -62,7 +62,7 @@ def log_softmax_backward(site: Site, var: relax.Var, calls: Calls) -> Saving | N
 
 
 def _gradient_axis(var: relax.Var, calls: Calls) -> int | None:
-    """Return the axis of what is a gradient of log_softmax; None of anything else."""
+    """Return the axis of a gradient of log_softmax; None if the variable is bound to another value."""
     difference = calls.of(var, "relax.subtract")
     share = None if difference is None else calls.of(difference.args[1], "relax.multiply")
     total = None if share is None else calls.of(share.args[0], "relax.sum")
@@ -77,7 +77,7 @@ def _gradient_axis(var: relax.Var, calls: Calls) -> int | None:
 
 def _exponent(site: Site, share: relax.Expr) -> relax.Expr | None:
     """Return ``y`` of ``t * exp(y)``; None if it may have been overwritten."""
-    # What has no kernel yet is as it was, but for its arguments.
+    # A call without a kernel differs from the original only in its arguments.
     product = site.lookup(share)
     exponential = None if product is None else site.lookup(product.args[1])
     return None if exponential is None else exponential.args[0]
@@ -86,7 +86,7 @@ def _exponent(site: Site, share: relax.Expr) -> relax.Expr | None:
 def _cross_entropy_backward(
     site: Site, y: relax.Expr, shape: list, lines: kernels.Lines, axis: int
 ) -> Kernel | None:
-    """Return the kernel of a gradient of log_softmax that that of nll_loss goes into."""
+    """Return the kernel of a gradient of log_softmax whose cotangent is the gradient of nll_loss, else None."""
     output_grad = site.call.args[0]
     gradient = site.lookup(output_grad) if isinstance(output_grad, relax.Var) else None
     if not isinstance(gradient, relax.Call) or gradient.op != _NLL_LOSS_BACKWARD:
@@ -107,12 +107,12 @@ def _cross_entropy_backward(
 def _gathered_backward(
     site: Site, var: relax.Var, calls: Calls, y: relax.Expr, lines: kernels.Lines
 ) -> Kernel | None:
-    """Return the kernel of a gradient of log_softmax of which one element of each row was gathered."""
+    """Return the kernel of a gradient of log_softmax if one element of each row of it is gathered, else None."""
     before = calls.of(calls.of(var, "relax.subtract").args[0], _GATHER_BACKWARD)
     if before is None or not lines.are_rows or not isinstance(lines.extent, int):
         return None
     shape, axis = site.shape(y), int(before.attrs.axis)
-    # The call may be that of a kernel already.
+    # The call may already be replaced by the call of a kernel.
     gradient = site.lookup(site.call.args[0])
     if gradient is None:
         return None
@@ -130,7 +130,7 @@ def _gathered_backward(
 
 
 def _lines(shape: list, axis: int) -> kernels.Lines | None:
-    """Return what is normalized along an axis of a tensor, where there is a kernel for it."""
+    """Return the lines of a tensor along an axis; None if no kernel supports them."""
     if not shape:
         return None
     axis %= len(shape)

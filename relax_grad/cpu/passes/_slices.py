@@ -1,4 +1,4 @@
-"""Gradients of slices: which part of the result of a call is a cotangent, where the rest is 0."""
+"""Gradients of slices: tensors with a cotangent in one range of an axis, and zeros elsewhere."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Slice:
     Attributes
     ----------
     source : relax.Expr or None
-        The range: a tensor of as many axes, or of one axis less if :attr:`is_row`.
+        The elements in the range: a tensor with the same number of axes, or with one axis less if :attr:`is_row`.
     axis, start, stop : int
         The range.
     is_row : bool
-        Whether the source lacks the axis, of which the range is one element.
+        Whether the range is one element and the source lacks its axis.
     axes : Sequence[int], optional
-        The order of the axes of the source, with that of the range, in the tensor.
+        The order of the axes of the source in the tensor. The axes of the source include that of the range.
     variables : Sequence[relax.Var]
         The bindings that compute the tensor.
     """
@@ -55,7 +55,7 @@ class Slice:
     variables: Sequence[relax.Var] = ()
 
     def changes(self) -> Iterator[Callable[[relax.Expr], relax.Expr]]:
-        """Yield the operators that make the range, with all its axes in order, of the source."""
+        """Yield the operators that turn the source into the range, with all axes in the order of the tensor."""
         if self.is_row:
             axis = self.axis if self.axes is None else self.axes[self.axis]
             yield lambda source: relax.op.expand_dims(source, axis)
@@ -64,7 +64,7 @@ class Slice:
 
 
 def static_shape(kind: relax.Type) -> tuple[int, ...] | None:
-    """Return the shape of a type of tensors of known dtype; None where it is not known or symbolic."""
+    """Return the shape of a tensor type; None if the dtype or the shape is unknown, or an extent is symbolic."""
     if not isinstance(kind, relax.TensorType) or kind.dtype is None:
         return None
     if not isinstance(kind.shape, relax.ShapeExpr):
@@ -76,14 +76,14 @@ def static_shape(kind: relax.Type) -> tuple[int, ...] | None:
 
 
 def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:
-    """Return the slice that a variable is the gradient of, if it is one.
+    """Return the slice if a variable is bound to the gradient of a slice, else None.
 
     Parameters
     ----------
     variable : relax.Var
         A variable.
     lookup : Callable
-        Returns the value of a variable that may be left out together with its only use, and else what it is given.
+        Returns the value of a variable if the variable may be removed together with its only use, else its argument.
     """
     value = lookup(variable)
     if not isinstance(value, relax.Call):
@@ -103,7 +103,7 @@ def slice_of(variable: relax.Var, lookup: Lookup) -> Slice | None:
 
 
 def slice_read(call: relax.Call, lookup: Lookup) -> Slice | None:
-    """Return the slice that a call takes, with what it is taken of as the source; None for other calls."""
+    """Return the slice that a call reads, with the sliced tensor as the source; None for other calls."""
     if call.op == _READ_SLICE:
         found = _of_strided_slice(call.args[0].ty, call.ty, call.args[1:5])
     elif call.op == _READ_TAKE:
@@ -163,7 +163,7 @@ def _transposed(call: relax.Call, lookup: Lookup) -> Slice | None:
 
 
 def _numbers(expr: relax.Expr) -> list[int] | None:
-    """Return the integers of a tuple; None where one is not known."""
+    """Return the integers of a tuple; None if one is unknown."""
     if not isinstance(expr, relax.Tuple):
         return None
     values = [getattr(field, "value", field) for field in expr.fields]
@@ -172,12 +172,12 @@ def _numbers(expr: relax.Expr) -> list[int] | None:
 
 
 def _within(index: int, extent: int) -> int:
-    """Return a bound of a slice as a number of elements from the first."""
+    """Return a bound of a slice as an offset from the first element, clamped to the extent."""
     return min(max(index + extent if index < 0 else index, 0), extent)
 
 
 def _position(index: np.integer, extent: int, mode: str) -> int | None:
-    """Return the element that an index of take means, if there is one, as ``topi._position.position`` does."""
+    """Return the element at an index of take, as ``topi._position.position`` does; None if there is none."""
     place = int(index)
     if mode == "clip":
         place = min(max(place, 0), extent - 1)
@@ -189,6 +189,6 @@ def _position(index: np.integer, extent: int, mode: str) -> int | None:
 
 
 def is_same_tensor(kind: relax.Type, other: relax.Type) -> bool:
-    """Tell whether two types are those of tensors of one static shape and dtype."""
+    """Tell whether two types are tensor types with the same static shape and dtype."""
     shape = static_shape(kind)
     return shape is not None and shape == static_shape(other) and dtype_of(kind) == dtype_of(other)

@@ -1,4 +1,4 @@
-"""What the passes for a certain processor share."""
+"""The base class of the passes that depend on the target."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..target import CPU
 
 
 class TargetPass:
-    """A pass that depends on what the module will be compiled for.
+    """A pass that depends on the target.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        By default the target that is current when the pass runs. A target that LLVM does not compile for leaves the
-        module as it is.
+        By default the target that is current when the pass runs. If LLVM does not compile for the target, the pass
+        leaves the module unchanged.
     """
 
     def __init__(self, target: tvm.target.Target | str | dict | None = None):

@@ -1,4 +1,4 @@
-"""Tensor functions that declare their parameters in another form than tensor expressions do."""
+"""Tensor functions whose parameter declarations differ from those of tensor expressions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from ...ir.module import OPAQUE, is_buffer
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.KeepApart")
 def keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Let no function be fused whose parameters are declared in another form than those of tensor expressions.
+    """Prevent fusion of functions whose parameter declarations differ from those of tensor expressions.
 
-    FuseTIR fails where the functions that compute and read a tensor declare it differently, as by extents of int32.
+    FuseTIR fails if the producer and the consumer of a tensor declare it differently, for example with extents of
+    int32.
     """
     apart = {
         variable: function.with_attr("op_pattern", OPAQUE)
@@ -25,7 +26,7 @@ def keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IR
 
 
 def _is_of_expressions(buffer: tirx.Buffer) -> bool:
-    """Tell whether a parameter is declared as tensor expressions declare theirs."""
+    """Tell whether a parameter has the declaration that tensor expressions give their parameters."""
     numbers = [*buffer.shape, *([] if buffer.elem_offset is None else [buffer.elem_offset])]
     return (
         all(str(number.ty.dtype) == "int64" for number in numbers)

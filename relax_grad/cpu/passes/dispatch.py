@@ -1,4 +1,4 @@
-"""Kernels in the place of operators."""
+"""The replacement of operators by kernels."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ._target import TargetPass
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchKernels")
 class DispatchKernels(TargetPass):
-    """Replace calls of operators by calls of the kernels in ``relax_grad.cpu.kernel``, where there is one.
+    """Replace calls of operators by calls of the kernels in ``relax_grad.cpu.kernel``, where a kernel supports them.
 
-    What is left is for ``LegalizeOps``. Calls of the same shapes and attributes share a kernel. Where later calls of a
-    dataflow block compute again what a kernel has at hand, such as the statistics of a normalization, the
-    kernel returns it.
+    ``LegalizeOps`` handles the remaining calls. Calls with the same shapes and attributes share a kernel. If later
+    calls of a dataflow block recompute an intermediate result of a kernel, such as the statistics of a normalisation,
+    the kernel returns this result.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        What the module will be compiled for; by default the target that is current. A target that LLVM does not
-        compile for leaves the module as it is.
+        The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
+        leaves the module unchanged.
     winograd_tile : int or None
-        The side of the squares of results that convolutions with 3x3 kernels are computed in by Winograd's
-        minimal filtering. 2 is about as accurate as a direct sum, 4 is faster and less accurate, as measured in
-        docs/cpu.md, and 0 or None means to compute all of them directly.
+        The side of the output tiles in Winograd's minimal filtering, which computes convolutions with 3x3 kernels. 2
+        is about as accurate as a direct sum. 4 is faster and less accurate, as measured in docs/cpu.md. 0 or None
+        means that all convolutions are computed directly.
 
     Raises
     ------
     ValueError
-        Where there is no such square.
+        If tiles of this size are not supported.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DispatchKernels(TargetPass):
 
 
 def checked_tile(winograd_tile: int | None) -> int:
-    """Return the side of the squares of Winograd's convolutions, 0 for none; refuse what is none."""
+    """Return the side of the output tiles of Winograd's convolutions, 0 for none; reject unsupported values."""
     is_size = winograd_tile is None or type(winograd_tile) is int
     if not is_size or winograd_tile not in (None, 0, *TRANSFORMS):
         sizes = ", ".join(map(str, TRANSFORMS))
@@ -64,22 +64,22 @@ def checked_tile(winograd_tile: int | None) -> int:
     return winograd_tile or 0
 
 
-#: Returns the function in the module of a kernel that is called with tensors of the types, the results last.
+#: Returns the function that the module gets for a kernel, given the types of its arguments and then of its results.
 _Define = Callable[[Kernel, Sequence[relax.Type]], tirx.PrimFunc]
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DispatchKernels")
 class DeclareKernels(TargetPass):
-    """Do what :class:`DispatchKernels` does, with declarations where something else generates the kernels later.
+    """A variant of :class:`DispatchKernels` that inserts declarations of kernels, which are generated later.
 
     Parameters
     ----------
     target : tvm.target.Target
-        What the module will be compiled for.
+        The target of the compilation.
     winograd_tile : int
         As for :class:`DispatchKernels`, with 0 for none.
     declare : Callable
-        Takes a function with the parameters and attributes of a kernel, what generates the kernel, and its
+        Takes a function with the parameters and attributes of a kernel, the generator of the kernel, and its
         :attr:`Kernel.identity`; returns the declaration.
     """
 
@@ -103,7 +103,7 @@ class DeclareKernels(TargetPass):
 
 
 def _generated(kernel: Kernel, _types: Sequence[relax.Type]) -> tirx.PrimFunc:
-    # Its name in the module is its only one: kernels of one generator have one symbol.
+    # The function is known only by its name in the module, because kernels of one generator have the same symbol.
     return kernel.generator().without_attr("global_symbol")
 
 
@@ -141,7 +141,7 @@ class _Dispatch(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         var = self._var
         call = self.visit_expr_post_order(call)
-        # The condition of an extent, as in the type of x[:n - 1], is a call too, and is visited with the type.
+        # The condition of an extent, as in the type of x[:n - 1], is also a call, and is visited with the type.
         if not isinstance(call.op, Op) or isinstance(call.ty, PrimType):
             return call
         call = self.builder_.normalize(call)
@@ -158,13 +158,13 @@ class _Dispatch(relax.PyExprMutator):
         return call if kernel is None else self._called(kernel, call, [])[0]
 
     def _lookup(self, at: relax.Var, variable: relax.Var) -> relax.Expr | None:
-        """Return the value of a variable if it and its operands are unchanged at the binding of another."""
+        """Return the value of a variable if it and its operands are unchanged at a later binding, else None."""
         value = self.lookup_binding(variable)
         is_same = value is not None and self._memory.holds(variable, value, at)
         return value if is_same else None
 
     def _function(self, kernel: Kernel, op_name: str, results: Sequence[relax.Type]) -> GlobalVar:
-        """Return the function of a kernel, which is defined once for each key."""
+        """Return the function of a kernel. It is defined once for each key."""
         key = kernel.key
         if key not in self._functions:
             name = (kernel.name or op_name).removeprefix("relax.").replace(".", "_")
@@ -173,7 +173,7 @@ class _Dispatch(relax.PyExprMutator):
         return self._functions[key]
 
     def _called(self, kernel: Kernel, call: relax.Call, more: Sequence[relax.TensorType]) -> tuple:
-        """Return the call of a kernel in the place of a call, and how many results that has."""
+        """Return the call of a kernel that replaces a call, and the number of results of the replaced call."""
         is_tuple = isinstance(call.ty, relax.TupleType)
         results = [*(call.ty.fields if is_tuple else [call.ty]), *more]
         function = self._function(kernel, call.op.name, results)
@@ -182,7 +182,7 @@ class _Dispatch(relax.PyExprMutator):
         return relax.call_tir(function, arguments, types), len(results) - len(more)
 
     def _saving(self, saving: Saving, call: relax.Call) -> relax.Expr:
-        """Emit the call of a kernel that saves something, and return the results of the call."""
+        """Emit the call of a kernel with saved results, and return the results of the replaced call."""
         called, number = self._called(saving.kernel, call, saving.types)
         if not saving.types:
             return called

@@ -1,4 +1,4 @@
-"""Slices of a tensor: one division."""
+"""The replacement of many slices of a tensor by one split."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ...ir.compat import constant_value
 from ...ir.dataflow import with_changed_blocks
 from ._slices import READS, Slice, slice_read, static_shape
 
-#: The fewest slices that a tensor is divided for; fewer are better fused with what uses them.
+#: The fewest slices for which a tensor is split. Fewer slices are better fused with their consumers.
 _FEWEST = 16
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.DivideSlices")
 class DivideSlices:
-    """Take many slices of a tensor by one ``split``, where they cover most of it.
+    """Replace many slices of a tensor by one ``split``, where they cover most of the tensor.
 
-    Functions that differ by where their slice begins are as many functions to compile. Of a network that reads a
-    sequence step by step, each step then calls the same functions. Slices are those of ``strided_slice`` along one axis
-    by steps of 1, and ``take`` of constant indices that follow each other. They are taken in one dataflow block, do
-    not overlap, and have static shapes. A tensor that a call may write to in between is left alone.
+    Fused functions with slices at different offsets are different functions, and each is compiled. After this pass,
+    all steps of a network that reads a sequence step by step call the same functions. Slices are ``strided_slice``
+    along one axis with stride 1, and ``take`` of consecutive constant indices. They are in one dataflow block, do not
+    overlap, and have static shapes. A tensor that a call may write to in between stays as it is.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -34,13 +34,13 @@ class DivideSlices:
 
 
 def _has_slices(function: relax.Function) -> bool:
-    """Tell whether a function takes as many slices as a tensor is divided for."""
+    """Tell whether a function reads enough slices to split a tensor."""
     values = [binding.value for binding in bindings_of(function.body)]
     return sum(isinstance(each, relax.Call) and each.op in READS for each in values) >= _FEWEST
 
 
 def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBlock:
-    """Return a block with the slices of a tensor as parts of it; itself where there are too few of any."""
+    """Return a block in which splits replace slices, or the block itself if no tensor has enough slices."""
     constants: dict[relax.Var, relax.Expr] = {}
     groups: dict[tuple[relax.Var, int], list[tuple[relax.VarBinding, Slice]]] = {}
     for binding in block.bindings:
@@ -65,7 +65,7 @@ def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBl
 
 
 def _is_worth_it(slices: list, extent: int) -> bool:
-    """Tell whether slices are many, do not overlap, and cover three quarters of an axis at least."""
+    """Tell whether slices are many, do not overlap, and cover at least three quarters of an axis."""
     ranges = sorted((each.start, each.stop) for _, each in slices)
     if len(ranges) < _FEWEST:
         return False
@@ -77,7 +77,7 @@ def _is_worth_it(slices: list, extent: int) -> bool:
 def _split(
     source: relax.Var, axis: int, slices: list[tuple[relax.VarBinding, Slice]]
 ) -> dict[relax.Var, list[relax.Binding]]:
-    """Return the bindings in the place of those that take slices; the first divides the tensor."""
+    """Return the bindings that replace each binding of a slice. The first one splits the tensor."""
     extent = static_shape(source.ty)[axis]
     starts = {bound for _, each in slices for bound in (each.start, each.stop)}
     bounds = sorted(starts - {0, extent})

@@ -1,4 +1,4 @@
-"""Extents with a condition, as those of ``x[:n - 1]``, in a form that TVM fuses functions with."""
+"""The replacement of conditions in extents, such as those of ``x[:n - 1]``, by a form that TVM can fuse."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tvm.ir import Call, GlobalVar, PrimType
 from ...ir.compat import BufferLoad
 from ...ir.module import IF_THEN_ELSE, has_conditions
 
-#: What ends the process where the condition that it stands under does not hold.
+#: Operations that may crash the process if they run although the condition that guards them is false.
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.SelectExtents")
 def select_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Make conditions on integers selections.
+    """Replace ``if_then_else`` of integers by ``Select``.
 
-    FoldConstant and FuseOps take a condition in a type for a call of an operator, and FuseTIR does not compare
-    extents that hold one. They take selections. Not before operators are legalized: what TVM infers for them holds
-    conditions, and it does not know that a selection is the same.
+    FoldConstant and FuseOps mistake a condition in a type for a call of an operator, and FuseTIR does not compare
+    extents with conditions. All of them accept ``Select``. The pass runs after legalization: the types that TVM infers
+    for operators have conditions, and TVM cannot prove that a ``Select`` is equal to them.
     """
     functions = (each for each in mod.functions.values() if isinstance(each, relax.Function))
     if not any(map(has_conditions, functions)):
@@ -34,7 +34,7 @@ def select_extents(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tv
 
 
 def _selected(function: tvm.ir.BaseFunc, copies: dict[relax.Expr, relax.Expr]) -> tvm.ir.BaseFunc:
-    """Return a function with selections."""
+    """Return a function with ``Select`` in the place of conditions."""
     rules = [(Call, _selection)]
     if isinstance(function, relax.Function):
         kinds = (relax.Var, relax.DataflowVar, GlobalVar)
@@ -43,7 +43,7 @@ def _selected(function: tvm.ir.BaseFunc, copies: dict[relax.Expr, relax.Expr]) -
 
 
 def _copy(variable: relax.Var | GlobalVar, copies: dict[relax.Expr, relax.Expr]) -> relax.Expr:
-    """Return what stands for a variable everywhere: itself, where its type has no condition."""
+    """Return the replacement of a variable everywhere: the variable itself if its type has no condition."""
     if isinstance(variable.ty, PrimType):
         return variable
     if variable not in copies:
@@ -54,12 +54,12 @@ def _copy(variable: relax.Var | GlobalVar, copies: dict[relax.Expr, relax.Expr])
                 relax.expr._update_type(new, kind)
             else:
                 new = type(variable)(variable.name, kind)
-        copies[variable] = copies[new] = new  # what is inside of a copy is visited too
+        copies[variable] = copies[new] = new  # the mapping visits the copy too
     return copies[variable]
 
 
 def _selection(call: Call):
-    """Return a selection in the place of a condition, but where the condition guards what is not chosen."""
+    """Return a ``Select`` for a condition, or the condition itself if one branch is unsafe to evaluate."""
     if not call.op.same_as(IF_THEN_ELSE) or "int" not in str(call.ty.dtype) or _is_guard(call):
         return call
     return tirx.Select(*call.args)

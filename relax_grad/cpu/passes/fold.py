@@ -1,4 +1,4 @@
-"""What is computed of constants alone, computed while compiling."""
+"""Constant folding of calls of tensor functions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ...ir.module import IS_SCHEDULED, normalized
 
 _CALL_TIR = Op.get("relax.call_tir")
 
-#: What is made of nothing and has more elements is made at run time.
+#: The most elements of the result of a folded call without arguments. Larger ones are computed at run time.
 _MOST_ELEMENTS = 1024
 
-#: What runs here: each function once, so that optimizing it would take longer.
+#: The target of the functions that run here. Each runs once, so that its optimization would take longer than the run.
 _TARGET = {"kind": "llvm", "opt-level": 0}
 
 #: Dtypes whose numbers NumPy rounds as LLVM does.
@@ -31,9 +31,10 @@ _DTYPES = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "
 class FoldConstants:
     """Replace calls of tensor functions on constants by their results.
 
-    ``relax.transform.FoldConstant`` does the same, and builds the function of each call, equal or not, on its own:
-    for a network with many normalizations that takes as long as the network itself. Here they are built
-    together. A result that a call writes to later is not folded, as a constant is not to be overwritten.
+    ``relax.transform.FoldConstant`` does the same, but builds the function of each call separately, even if functions
+    are equal. For a network with many normalisations this takes as long as the compilation of the network itself. Here
+    all functions are built together. A result that a later call writes to is not folded, because a constant must not
+    be overwritten.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -79,7 +80,10 @@ def _constant_calls(
 
 
 def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc]) -> bool:
-    """Tell whether a value calls a tensor function with a result of known shape, and no kernel."""
+    """Tell whether a value calls a tensor function that is no kernel and has a result of known shape.
+
+    A call without arguments is foldable only if the result is small.
+    """
     if not (isinstance(value, relax.Call) and value.op == _CALL_TIR and len(value.args) == 2):
         return False
     called, kind = functions[value.args[0]], value.ty
@@ -96,7 +100,7 @@ def _is_foldable(value: relax.Expr, functions: dict[GlobalVar, tvm.ir.BaseFunc])
 
 
 def _folded(function: relax.Function, calls: dict, results: _Results) -> relax.Function:
-    """Return a function with the results of calls in their places."""
+    """Return a function in which the results of calls replace the calls."""
     known: dict[relax.Var, relax.Expr] = {}
     blocks = []
     for block in function.body.blocks:
@@ -137,11 +141,11 @@ class _Results:
             if variable not in self._values
         }
         library = tvm.tirx.build(tvm.IRModule(others), target=_TARGET) if others else {}
-        # Looking a function up takes longer than most calls.
+        # The lookup of a function takes longer than most calls.
         self._functions = {variable: library[variable.name_hint] for variable in others}
 
     def of(self, call: relax.Call, kind: relax.TensorType) -> relax.Expr:
-        """Return the constant of a type that a call computes."""
+        """Return the constant of the given type that a call computes."""
         callee, shape, dtype = call.args[0], [int(n) for n in kind.shape.values], dtype_of(kind)
         if callee in self._values:
             filled = self._values[callee]
@@ -158,7 +162,7 @@ class _Results:
 
 
 def _filled(function: tirx.PrimFunc) -> np.ndarray | None:
-    """Return the only parameter of a function that sets all its elements to one number; None for other functions."""
+    """Return the result of a function that fills its only parameter with one number; None for other functions."""
     if len(function.params) != 1:
         return None
     stores: list[tirx.BufferStore] = []

@@ -1,8 +1,8 @@
-"""Dataflow blocks in the form in which FuseOps is linear.
+"""A form of dataflow blocks for which FuseOps takes linear time.
 
-FuseOps visits all paths from a tensor to the call that post-dominates it. In a training step these are long: most
-results of the forward pass are operands of the backward pass too. It visits none from a tensor that the dataflow
-block returns.
+FuseOps visits all paths from a tensor to the call that post-dominates it. In a training step these paths are long,
+because most results of the forward pass are also operands of the backward pass. FuseOps visits no path from a tensor
+that the dataflow block returns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALL_TIR = Op.get("relax.call_tir")
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ReturnOperands")
 def return_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Let dataflow blocks return the operands of opaque calls, which are fused with no consumer in any case."""
+    """Let dataflow blocks return the operands of opaque calls. FuseOps never fuses these operands with a consumer."""
 
     def chosen(block: relax.DataflowBlock, _outside: set[relax.Var]) -> set[relax.Var]:
         operands = {
@@ -60,16 +60,16 @@ def _is_opaque(call: relax.Call, mod: tvm.IRModule) -> bool:
 
 
 def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRModule:
-    """Return a module with other variables for those that are chosen in each dataflow block.
+    """Return a module in which the chosen variables of each dataflow block are replaced by variables of a kind.
 
     Parameters
     ----------
     mod : tvm.IRModule
         The module.
     chosen : Callable
-        Takes a dataflow block and the variables that are used outside of it; returns the variables.
+        Takes a dataflow block and the variables that are used outside of it; returns the variables to replace.
     kind : type[relax.Var]
-        What they become.
+        The class of the new variables.
     """
     functions = dict(mod.functions_items())
     for name, function in functions.items():
@@ -91,7 +91,7 @@ def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRM
 def _blocks(function: relax.Function) -> list[tuple[relax.DataflowBlock, set[relax.Var]]]:
     """Return the dataflow blocks of a function's body, with the variables that are used outside of each.
 
-    Those with local functions, which may capture variables, are left out.
+    Blocks with local functions, which may capture variables, are left out.
     """
     users: dict[relax.Var, set[int]] = {}
     for i, block in enumerate(function.body.blocks):

@@ -1,4 +1,4 @@
-"""Functions in the place of the only call of them."""
+"""Inlining of functions with a single call."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from ...ir.bindings import bindings_of
 from ...ir.inlining import write_out_calls
 from ...ir.module import has_conditions, is_known, referred_to
 
-#: Attributes of functions that mean something to others.
+#: Attributes of functions that other passes or code generators interpret.
 _FOREIGN = ("Primitive", "Composite", "Codegen", "relax.force_pure")
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InlineSingleUse")
 class InlineSingleUse:
-    """Put Relax functions that are called at only one place there.
+    """Inline the Relax functions that have exactly one call.
 
-    What they return is then known to die, and its memory is planned: of a training step that calls the function
-    that differentiation makes, the gradients. A function that can be called from outside stays in the module.
+    The lifetimes of their results then end in the caller, and their memory is planned. In a training step that calls
+    the differentiated function, these results are the gradients. A function that can be called from outside also stays
+    in the module.
 
-    Functions with casts stay as they are, and those with conditions in their extents, which TVM does not copy. So do
-    calls in branches, whose memory TVM would plan as if each branch were taken, and calls whose arguments are not
-    known to have the types of the parameters: what is called would check them.
+    Functions with casts are neither inlined nor changed. Functions with conditions in their extents, which TVM does not
+    copy, are not inlined. Calls in branches stay, because TVM would plan their memory as if each branch were taken.
+    Calls whose arguments are not known to have the types of the parameters also stay, because the callee checks these
+    types.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -52,8 +54,8 @@ class InlineSingleUse:
             own.setdefault(calls[callee][0], []).append(callee)
         for caller, callees in own.items():
             if caller in chosen and not _is_public(functions[caller]):
-                continue  # what its own caller is given holds its callees too
-            # Where a public function is written out and stays, so do those that it calls: at two places.
+                continue  # its body is inlined in its own caller, together with its callees
+            # A public function is inlined and also stays, so that its callees are then in use at two places.
             moved = () if any(_is_public(functions[each]) for each in chosen) else chosen
             inlined = write_out_calls(functions[caller], chosen, moved)
             unknown_before = sum(_unknown_shapes(functions[each]) for each in (caller, *callees))
@@ -70,7 +72,7 @@ class InlineSingleUse:
 def _unreached(
     functions: Mapping[GlobalVar, tvm.ir.BaseFunc], private: set[GlobalVar]
 ) -> set[GlobalVar]:
-    """Return the private functions that no other function refers to, through private functions either."""
+    """Return the private functions that no other function refers to, directly or through private functions."""
     unreached = set(private)
     pending = [function for variable, function in functions.items() if variable not in unreached]
     while pending:
@@ -83,7 +85,7 @@ def _unreached(
 def _only_calls(
     functions: Mapping[GlobalVar, relax.Function],
 ) -> dict[GlobalVar, tuple[GlobalVar, relax.Call]]:
-    """Return, for each function that is called once and not in a branch, who calls it and how."""
+    """Return the caller and the call of each function that is called once and not in a branch."""
     calls: dict[GlobalVar, list[tuple[GlobalVar, relax.Call]]] = {}
     in_branches: set[GlobalVar] = set()
     for caller, function in functions.items():
@@ -102,10 +104,10 @@ def _only_calls(
 
 
 def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
-    """Return the functions that refer to themselves, through others too.
+    """Return the functions that refer to themselves, directly or through other functions.
 
-    These are the cycles of the graph of references: Tarjan's strongly connected components, with a stack of its own.
-    ``relax.analysis.detect_recursion`` takes time that grows with the square of the functions.
+    These are the cycles of the graph of references. Tarjan's algorithm finds the strongly connected components, with an
+    explicit stack. ``relax.analysis.detect_recursion`` takes quadratic time in the number of functions.
     """
     callees = {each: referred_to([f]) & functions.keys() for each, f in functions.items()}
     number: dict[GlobalVar, int] = {}
@@ -152,12 +154,12 @@ def _may_move(function: relax.Function) -> bool:
 
 
 def _has_casts(function: relax.Function) -> bool:
-    """Tell whether a function has casts, which TVM would lose on the way."""
+    """Tell whether a function has casts, which TVM would lose during inlining."""
     return any(isinstance(binding, relax.MatchCast) for binding in bindings_of(function.body))
 
 
 def _unknown_shapes(function: relax.Function) -> int:
-    """Return how many tensors of unknown shape bindings make."""
+    """Return the number of tensors of unknown shape that bindings define."""
 
     def of(kind: relax.Type) -> int:
         if isinstance(kind, relax.TupleType):
@@ -173,6 +175,6 @@ def _is_public(function: relax.Function) -> bool:
 
 def _fits(function: relax.Function, call: relax.Call) -> bool:
     """Tell whether the arguments of a call are known to have the types of the callee's parameters."""
-    # The extents of the arguments stand for the callee's symbolic variables, wherever these are first found.
+    # The extents of the arguments replace the callee's symbolic variables, each at its first occurrence.
     header = with_shapes(relax.Function(function.params, relax.Tuple([])), call.args)
     return all(is_known(a.ty, p.ty) for p, a in zip(header.params, call.args, strict=True))

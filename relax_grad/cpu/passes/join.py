@@ -1,4 +1,4 @@
-"""Sums of the gradients of slices: concatenations."""
+"""The replacement of sums of gradients of slices by concatenations."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ._slices import SLICES, Slice, is_same_tensor, slice_of, static_shape
 
 _ADD = Op.get("relax.add")
 
-#: The fewest slices that are joined; of fewer, the sum is one loop that is as fast.
+#: The fewest slices that are joined. The sum of fewer slices is one loop that is as fast.
 _FEWEST = 4
 
-#: Slices from which on the sum takes longer, for it compares indices for each, even where all but few elements are 0.
+#: The fewest slices that are joined if most elements are 0. The sum compares the indices of each element with each
+#: slice, and from this number on takes longer than the concatenation.
 _MANY = 16
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.JoinSlices")
 class JoinSlices:
-    """Concatenate the gradients of disjoint slices of a tensor where they are added.
+    """Replace sums of the gradients of disjoint slices of a tensor by concatenations.
 
-    The gradient of a slice is 0 outside of the slice, so that the sum of several writes as many tensors as there are
-    slices. ``concat`` of their cotangents, with zeros between them, gives the same numbers, but for the sign of
-    zeros, and writes one. This is how a network that reads a sequence step by step is differentiated. Slices are
-    those of ``strided_slice`` along one axis by steps of 1, and ``take`` of constant indices that follow each other,
-    each possibly transposed.
+    The gradient of a slice is 0 outside the slice, so that the sum writes one tensor for each slice. ``concat`` of the
+    cotangents, with zeros between them, gives the same numbers, except for the sign of zeros, and writes one tensor.
+    Such sums come from the differentiation of networks that read a sequence step by step. Slices are ``strided_slice``
+    along one axis with stride 1, and ``take`` of consecutive constant indices. Each may be transposed.
 
-    A sum of other terms too keeps these. Sums are taken apart where each partial sum is used once, in the same
-    dataflow block, and the shapes are static. Cotangents that a call may overwrite before the whole sum is computed
-    are added as before.
+    Other terms of the sum stay. A sum is rewritten only if each partial sum is used once, in the same dataflow block,
+    and the shapes are static. Cotangents that a call may overwrite before the whole sum is computed are added as
+    before.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -45,7 +45,7 @@ class JoinSlices:
 
 
 def _has_slices(function: relax.Function) -> bool:
-    """Tell whether a function adds, and has gradients of slices."""
+    """Tell whether a function has additions and gradients of slices."""
     calls = {b.value.op for b in bindings_of(function.body) if isinstance(b.value, relax.Call)}
     return _ADD in calls and not calls.isdisjoint(SLICES)
 
@@ -68,9 +68,9 @@ class _Sums:
     block : relax.DataflowBlock
         The block.
     uses : Counter
-        How often each variable of the function is used.
+        The number of uses of each variable of the function.
     memory : Memory
-        What calls of the function write to.
+        The memory that calls of the function write to.
     """
 
     def __init__(self, block: relax.DataflowBlock, uses: Counter, memory: Memory):
@@ -85,7 +85,7 @@ class _Sums:
         }
 
     def joined(self) -> relax.DataflowBlock:
-        """Return the block with concatenations in the place of additions; itself where there is nothing to join."""
+        """Return the block with concatenations in the place of additions; the same block if nothing changes."""
         partial = {
             operand
             for operands in self._sums.values()
@@ -102,11 +102,11 @@ class _Sums:
         return relax.DataflowBlock(bindings, self._block.span)
 
     def _is_own(self, variable: relax.Expr) -> bool:
-        """Tell whether a variable is used once only, and not outside of its block."""
+        """Tell whether a variable has exactly one use, and none outside its block."""
         return isinstance(variable, relax.DataflowVar) and self._uses[variable] == 1
 
     def _lookup(self, expr: relax.Expr) -> relax.Expr:
-        """Return the value of a variable that may be left out, or that is a constant."""
+        """Return the value of a variable that is removable or a constant, else the expression itself."""
         value = self._values.get(expr, expr)
         if self._is_own(expr):
             return value
@@ -114,7 +114,7 @@ class _Sums:
         return value if is_constant else expr
 
     def _join(self, total: relax.Var, partial: set, changes: dict) -> None:
-        """Enter what takes the place of the bindings of a sum."""
+        """Add the replacements of the bindings of a sum to ``changes``."""
         sums, slices = self._parts(total, partial)
         layers = [layer for layer in layers_of(slices) if _is_worth_it(layer, total.ty)]
         rest: dict[relax.Expr, relax.Expr | None] = {
@@ -122,7 +122,7 @@ class _Sums:
         }
         if not rest:
             return
-        for variable in reversed(sums):  # the operands of a sum before it
+        for variable in reversed(sums):  # the operands of a sum come before the sum
             operands = [rest.get(operand, operand) for operand in self._sums[variable]]
             left = [operand for operand in operands if operand is not None]
             if variable is total:
@@ -136,7 +136,7 @@ class _Sums:
                 changes[variable] = []
 
     def _parts(self, total: relax.Var, partial: set) -> tuple[list[relax.Var], list[Slice]]:
-        """Return the sums that a sum consists of, each before its operands, and the slices that are added."""
+        """Return the partial sums of a sum, each before its operands, and the slices that are added."""
         sums, slices, pending = [], [], [total]
         while pending:
             variable = pending.pop()
@@ -151,18 +151,18 @@ class _Sums:
         return sums, slices
 
     def _holds(self, variables: Sequence[relax.Var], at: relax.Var) -> bool:
-        """Tell whether variables can be computed at a later binding as well."""
+        """Tell whether the computation of variables can move to a later binding."""
         return all(self._memory.holds(each, self._values[each], at) for each in variables)
 
 
 def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
-    """Return slices in layers: each is along one axis, in order and without overlaps."""
+    """Return slices in layers. The slices of a layer lie along one axis, in order and without overlaps."""
     axes: dict[int, list[Slice]] = {}
     for each in slices:
         axes.setdefault(each.axis, []).append(each)
     layers: list[list[Slice]] = []
     for found in axes.values():
-        # The layers along the axis by where they end: the next slice goes to that which ends first.
+        # The layers along the axis, by their ends: the next slice goes to the layer that ends first.
         ends: list[tuple[int, int]] = []
         for each in sorted(found, key=lambda each: each.start):
             if ends and ends[0][0] <= each.start:
@@ -176,7 +176,7 @@ def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
 
 
 def _is_worth_it(layer: Sequence[Slice], kind: relax.TensorType) -> bool:
-    """Tell whether a concatenation takes less time than a sum: zeros are not free, unless fused with their use."""
+    """Tell whether a concatenation takes less time than a sum. Zeros take time too if they are not fused."""
     covered = sum(each.stop - each.start for each in layer)
     is_dense = 2 * covered >= static_shape(kind)[layer[0].axis]
     return len(layer) >= (_FEWEST if is_dense else _MANY)
@@ -185,7 +185,7 @@ def _is_worth_it(layer: Sequence[Slice], kind: relax.TensorType) -> bool:
 def _emitted(
     total: relax.Var, rest: Sequence[relax.Expr], layers: Sequence[Sequence[Slice]]
 ) -> list[relax.Binding]:
-    """Return the bindings that compute a sum of tensors and of layers of slices."""
+    """Return the bindings that compute a sum of tensors and layers of slices."""
     builder = relax.BlockBuilder()
     bindings: list[relax.Binding] = []
 
@@ -206,7 +206,7 @@ def _emitted(
 def _concat(
     layer: Sequence[Slice], kind: relax.TensorType, emit: Callable[[relax.Expr], relax.Var]
 ) -> relax.Call:
-    """Return the concatenation of the slices of a layer, and of zeros where there are none."""
+    """Return the concatenation of the slices of a layer, with zeros between them."""
     shape, axis = list(static_shape(kind)), layer[0].axis
     parts: list[relax.Expr] = []
 

@@ -1,7 +1,7 @@
-"""Legalization of element-wise operators, once for all calls that become calls of one function.
+"""Legalization of element-wise operators that is cached for all calls with equal operand types.
 
-Legalizing a call makes a function of a tensor expression, and finds an equal one in the module. In a training step
-most calls are of binary operators, and hundreds of them become calls of a few functions.
+The legalization of a call creates a function from a tensor expression, then searches the module for an equal function.
+In a training step most calls are of binary operators, and hundreds of them become calls of a few functions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ...ir.compat import constant_value, dtype_of
 
 _CALL_TIR = Op.get("relax.call_tir")
 
-#: TVM's legalizations of binary operators: the function depends on the types of the operands, and on the value of a
-#: scalar constant. Where another one is registered later, it is used for each call.
+#: TVM's legalizations of binary operators. Their functions depend only on the types of the operands and on the values
+#: of scalar constants. If another legalization is registered later, it is used for each call.
 _KNOWN = {
     name: Op.get(name).get_attr("FLegalize")
     for name in ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
@@ -37,12 +37,12 @@ def legalize_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.
 
 
 class _Shared:
-    """The legalization of an operator, which is asked once for operands of equal types.
+    """The cached legalization of an operator, which runs once for operands of equal types.
 
     Parameters
     ----------
     legalize : tvm_ffi.Function
-        Takes a block builder and a call; returns what takes the place of the call.
+        Takes a block builder and a call; returns the replacement of the call.
     """
 
     def __init__(self, legalize: Callable[[relax.BlockBuilder, relax.Call], relax.Expr]):
@@ -65,7 +65,7 @@ class _Shared:
 
 
 def _key(operand: relax.Expr) -> tuple | None:
-    """Return what legalization depends on: a type, or the value of a scalar; None if there may be more."""
+    """Return a key of an operand for legalization: a type or the value of a scalar; None if it may not suffice."""
     if not isinstance(operand, relax.Var):
         value = constant_value(operand)
         if value is None or value.ndim:
@@ -83,7 +83,7 @@ def _key(operand: relax.Expr) -> tuple | None:
 
 
 def _is_call_of_all(made: relax.Expr, tensors: relax.Tuple) -> bool:
-    """Tell whether an expression calls a tensor function of the module with these tensors, in their order."""
+    """Tell whether an expression calls a tensor function of the module with exactly these tensors in this order."""
     return (
         isinstance(made, relax.Call)
         and made.op == _CALL_TIR

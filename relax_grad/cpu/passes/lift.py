@@ -1,4 +1,4 @@
-"""Conditionals that only choose which function to call."""
+"""The extraction of branches into functions, so that a conditional only selects a callee."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...ir.dataflow import in_dataflow
 class LiftBranches:
     """Move the branches of conditionals into private functions.
 
-    TVM plans the memory of a function as if each of its branches were taken: the process crashes where
-    storage is used again that was allocated in a branch that was not. Besides, TVM's passes fuse what is in
-    dataflow blocks, and branches become such.
+    TVM plans the memory of a function as if each branch were taken. The process crashes if storage is reused that was
+    allocated in a branch that was not taken. In addition, TVM's passes fuse only in dataflow blocks, and the bodies of
+    branches become dataflow blocks.
 
-    Functions with local functions stay as they are: TVM lifts those first, or does not compile them.
+    Functions with local functions stay as they are: TVM lifts the local functions first, or does not compile them.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -34,7 +34,7 @@ class LiftBranches:
 
 
 def _has_branches(function: tvm.ir.BaseFunc) -> bool:
-    """Tell whether a function has branches that do not only call functions, and no functions within."""
+    """Tell whether a function has no local functions, and has branches that do more than call functions."""
     if not isinstance(function, relax.Function):
         return False
     values = [binding.value for binding in bindings_of(function.body)]

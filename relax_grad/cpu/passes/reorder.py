@@ -1,4 +1,4 @@
-"""Bindings in an order in which tensors are needed no longer than they must be."""
+"""An order of bindings with short lifetimes of tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...ir.aliases import is_name, leaves, may_write, named_by, writing_function
 from ...ir.bindings import used
 from ...ir.compat import Analyzer, dtype_of
 
-#: What a symbolic extent counts as.
+#: The value that a symbolic extent counts as.
 _NOMINAL = 64
 
 
@@ -37,12 +37,12 @@ class _Reorder(relax.PyExprMutator):
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ReorderForPeakMemory")
 class ReorderForPeakMemory:
-    """Order the bindings of dataflow blocks so that less memory is in use at a time.
+    """Reorder the bindings of dataflow blocks to reduce peak memory.
 
-    Differentiation computes the gradients of parameters behind all others, and the new parameters behind all
-    gradients: until then everything that they are made of is kept. In the new order they are computed as soon
-    as that frees more memory than it takes. What is computed is the same. A block with casts or calls that write
-    to their arguments is left as it is, and so is one that would take more memory at its worst.
+    Differentiation computes the gradients of parameters after all others, and the new parameters after all gradients.
+    Until then all their operands are live. In the new order they are computed as soon as this frees more memory than it
+    takes. The results are the same. A block with casts or with calls that write to their arguments stays as it is, and
+    so does a block whose peak memory would increase.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -57,7 +57,7 @@ class ReorderForPeakMemory:
 
 
 def _has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
-    """Tell whether a binding must stay behind those before it."""
+    """Tell whether a binding must keep its place in its block."""
     value = binding.value
     if isinstance(binding, relax.MatchCast) or isinstance(value, (relax.If, relax.Function)):
         return True
@@ -65,23 +65,23 @@ def _has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
 
 
 class _Tensors:
-    """The tensors that bindings make and use.
+    """The tensors that bindings define and use.
 
-    Each binding that computes something makes tensors, by number; others only give names to them. A binding is
-    ready when all bindings that it uses the variables of are done.
+    Tensors have numbers. A binding with a computation defines tensors, other bindings only name existing ones. A
+    binding is ready when all producers of its operands are done.
 
     Attributes
     ----------
     sizes : list[int]
-        The bytes of each tensor.
+        The size of each tensor in bytes.
     kept : set[int]
-        The tensors that are needed behind the bindings.
+        The tensors that are live after the bindings.
     makes, takes : list
-        The tensors that each binding makes, and uses.
+        The tensors that each binding defines, and those that it uses.
     needs, serves : list
-        The bindings that each binding uses the variables of, and those that use its own.
+        The producers of the operands of each binding, and the consumers of its variable.
     only_names : list[bool]
-        Whether a binding only gives names.
+        Whether a binding only names existing tensors.
     """
 
     def __init__(self, bindings: Sequence[relax.Binding]):
@@ -113,16 +113,16 @@ class _Tensors:
                 self.kept.update(leaves(tensors))
 
     def _new(self, kind: relax.Type):
-        """Return new tensors for what has a type: a number, or a list for a tuple."""
+        """Return new tensors for a type: a number, or a list for a tuple."""
         if isinstance(kind, relax.TupleType):
             return [self._new(field) for field in kind.fields]
         self.sizes.append(size_in_bytes(kind))
         return len(self.sizes) - 1
 
     def peak(self, order: Iterable[int]) -> int:
-        """Return how many bytes the tensors take at most at a time, if the bindings are in an order.
+        """Return the peak memory of the tensors in bytes for an order of the bindings.
 
-        A symbolic extent counts as 64. Parameters count nothing, and what is reshaped counts once.
+        A symbolic extent counts as 64. Parameters do not count, and a reshaped tensor counts once.
         """
         left = self.users()
         now = most = 0
@@ -145,7 +145,7 @@ class _Tensors:
 
 
 class _Order:
-    """The new order, as far as it is made: the old one, but for what frees memory."""
+    """The new order during its construction: the old order, except that bindings that free memory come earlier."""
 
     def __init__(self, tensors: _Tensors):
         self._tensors = tensors
@@ -166,7 +166,7 @@ class _Order:
         return self._order
 
     def _do(self, bindings: Iterable[int]) -> set[int]:
-        """Append bindings, and names of what they make; return the tensors whose users may have become ready."""
+        """Append bindings and the names of their results; return the tensors whose users may have become ready."""
         tensors = self._tensors
         changed: set[int] = set()
         todo = deque(bindings)
@@ -190,7 +190,7 @@ class _Order:
         return changed
 
     def _freeing(self, tensor: int) -> set[int]:
-        """Return the remaining users of a tensor, if all are ready and free more memory than they take."""
+        """Return the remaining users of a tensor if all are ready and free more memory than they take, else none."""
         tensors, group = self._tensors, self._left[tensor]
         if tensor in tensors.kept or not group or any(self._missing[i] for i in group):
             return set()
@@ -198,13 +198,13 @@ class _Order:
         taken = {t for i in group for t in tensors.takes[i]}
         freed = [t for t in taken - tensors.kept if self._left[t] <= group]
         gain = sum(tensors.sizes[t] for t in freed) - sum(tensors.sizes[t] for t in made)
-        # What the block returns is to be made at some time: as well now as later.
+        # The results of the block must be computed at some time, so that now is as good as later.
         is_worthwhile = gain > 0 or (gain == 0 and made <= tensors.kept)
         return set(group) if is_worthwhile else set()
 
 
 def size_in_bytes(kind: relax.Type) -> int:
-    """Return the size of a tensor of a type; 0 where it is not known. A symbolic extent counts as 64."""
+    """Return the size in bytes of a tensor of a type; 0 if it is unknown. A symbolic extent counts as 64."""
     if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
         return 0
     if kind.dtype is None:

@@ -1,4 +1,4 @@
-"""Schedules of what has no kernel."""
+"""Schedules of tensor functions that are no kernels."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ._target import TargetPass
 class ScheduleLoops(TargetPass):
     """Schedule the loops of every function of tensor expressions that is not scheduled yet.
 
-    Loops run in another order, in parallel and in vectors only where their dependences are known to allow it. Other
-    loops are left as they are, and so is a function that is called with one tensor for two parameters and writes to
-    one of them. Where no function is called so, all are marked as functions whose pointers are no aliases.
+    Loops are reordered, parallelised and vectorised only if their dependences are known to allow it. Other loops stay
+    as they are. A function also stays as it is if a call passes one tensor for two parameters and the function writes
+    to one of them. If there is no such call, all functions are marked with ``noalias``.
 
-    The functions rely on no alignment of their tensors but that of the elements: one of PyTorch may begin anywhere.
+    The functions rely only on the alignment of the elements, because a tensor of PyTorch may begin anywhere.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        What the module will be compiled for; by default the target that is current. A target that LLVM does not
-        compile for leaves the module as it is.
+        The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
+        leaves the module unchanged.
     """
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
@@ -45,15 +45,15 @@ class ScheduleLoops(TargetPass):
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ScheduleLoops")
 class DeclareSchedules(TargetPass):
-    """Do what :class:`ScheduleLoops` does, where something else schedules the functions later.
+    """A variant of :class:`ScheduleLoops` that declares the scheduled functions, which are made later.
 
     Parameters
     ----------
     target : tvm.target.Target
-        What the module will be compiled for.
+        The target of the compilation.
     declare : Callable
-        Takes a function without a schedule, what returns it with one, and what the schedule depends on besides the
-        function; returns the function that stands for both.
+        Takes a function without a schedule, a callable that returns the scheduled function, and a description of the
+        other inputs of the schedule; returns the declaration.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DeclareSchedules(TargetPass):
 def _with_schedules(
     mod: tvm.IRModule, cpu: CPU, schedule_one: Callable[[tirx.PrimFunc, CPU, str], tirx.PrimFunc]
 ) -> tvm.IRModule:
-    """Return a module whose functions of tensor expressions are scheduled, and marked as such."""
+    """Return a module whose functions of tensor expressions are scheduled and marked as scheduled."""
     aliased = _with_aliases(mod)
     functions = dict(mod.functions_items())
     for variable, function in functions.items():
@@ -87,7 +87,7 @@ def _with_schedules(
                 schedule_one(function, cpu, variable.name_hint) if is_free else _unaligned(function)
             )
             function = function.with_attrs(SCHEDULED_ATTRS)
-        # LLVM code is generated for all functions of a module by the same assumption.
+        # LLVM code generation applies one assumption about aliases to all functions of a module.
         functions[variable] = function.with_attr(NO_ALIASES, not aliased)
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
@@ -97,10 +97,10 @@ def _unaligned_schedule(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.Pr
 
 
 def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
-    """Return a function with schedules; as it was, with a warning, where the scheduler fails."""
+    """Return a scheduled function; if the scheduler fails, warn and return the function unchanged."""
     try:
         return schedule(function, cpu)
-    # A user's function compiles without the scheduler, so no error of the scheduler may reach the user.
+    # A user's function also compiles without a schedule, so no error of the scheduler may reach the user.
     except Exception as error:
         warnings.warn(
             f"relax_grad could not schedule the tensor function {name}, which runs as it is written, in one "
@@ -112,7 +112,7 @@ def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
 
 
 def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
-    """Return the tensor functions that write to a tensor which they also take as another parameter."""
+    """Return the tensor functions that write to a tensor and also take it as another parameter."""
     found: set[GlobalVar] = set()
     written: dict[GlobalVar, list[bool]] = {}
     for function in mod.functions.values():
@@ -143,7 +143,7 @@ def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
 def _called(value: relax.Expr) -> tuple[GlobalVar | None, Sequence[relax.Expr]]:
     """Return the function of the module that a value calls, and its arguments.
 
-    A function that takes extents too is an argument of the operator that calls it.
+    In a call of ``call_tir``, which may pass extents too, the callee is an argument of the operator.
     """
     if isinstance(value, relax.Call):
         if isinstance(value.op, GlobalVar):
@@ -158,7 +158,7 @@ def _called(value: relax.Expr) -> tuple[GlobalVar | None, Sequence[relax.Expr]]:
 
 
 def _written(function: tirx.PrimFunc) -> list[bool]:
-    """Tell which parameters of a function are stored to."""
+    """Tell for each parameter of a function whether the function writes to it."""
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
     buffers = {store.buffer for store in stores}
@@ -170,7 +170,7 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
 
 
 def _unaligned(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function without what TVM takes for granted: that tensors begin at multiples of 64 bytes."""
+    """Return a function without TVM's assumption that tensors begin at multiples of 64 bytes."""
 
     def of_elements(kind: BufferType) -> BufferType:
         return replace_attrs(kind, data_alignment=max(1, tvm_ffi.dtype(dtype_of(kind)).itemsize))

@@ -1,4 +1,4 @@
-"""Neighbours that read the same tensors, in one loop."""
+"""Horizontal fusion of element-wise functions that read the same tensors."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from ._target import TargetPass
 
 _CALL_TIR = Op.get("relax.call_tir")
 
-#: Calls that another is moved across, at most: what it reads, or returns, is kept for so long.
+#: The most calls that a call is moved across. Its operands or results stay live over this distance.
 _FAR = 8
 
-#: Bindings, calls or not, that another is moved across, at most: a tuple may be taken apart between two calls.
+#: The most bindings that a call is moved across, calls or not: bindings of tuple elements may stand between two calls.
 _FAR_IN_ALL = 64
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.FuseSiblings")
 class FuseSiblings(TargetPass):
-    """Make one loop, with several results, of the loops over elements that go along with each other.
+    """Fuse element-wise functions that share inputs into one loop with several results (horizontal fusion).
 
-    Fusion makes one function of a chain that ends in one tensor. An optimizer's update ends in several: the moments
-    are returned, and the parameter is computed from them. So does much of a backward pass: what is
-    multiplied with a gradient that two factors share. Here such calls become one call that reads what they share once.
+    FuseOps makes one function of a chain that ends in one tensor. An optimizer's update ends in several tensors: the
+    moments are returned, and the parameter is computed from them. Much of a backward pass also ends in several tensors,
+    for example where two factors share the gradient of their product. Here such calls become one call, which reads the
+    shared tensors once.
 
     Parameters
     ----------
     target : tvm.target.Target or str or dict, optional
-        What the module will be compiled for; by default the target that is current. A target that LLVM does not
-        compile for leaves the module as it is.
+        The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
+        leaves the module unchanged.
     """
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
@@ -47,7 +48,7 @@ class FuseSiblings(TargetPass):
 
 @dataclass
 class _Item:
-    """Bindings that become one: usually one, or those of calls that are merged.
+    """A group of bindings that become one call: the bindings of merged calls, or a single binding.
 
     Attributes
     ----------
@@ -56,7 +57,7 @@ class _Item:
     uses : set[relax.Var]
         The variables in their values.
     is_open : bool
-        Whether calls may join.
+        Whether other calls may join the group.
     """
 
     bindings: list[relax.Binding]
@@ -95,7 +96,7 @@ class _Merger(relax.PyExprMutator):
         return with_functions(mod, {}, [variable.name_hint for variable in unused])
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
-        # What reads a tensor must stay on its side of what writes to it.
+        # A call that reads a tensor must not move across a call that writes to it.
         if any(may_write(binding.value, self._writers) for binding in block.bindings):
             return block
         items = self._items(block.bindings)
@@ -109,7 +110,7 @@ class _Merger(relax.PyExprMutator):
         return self.builder_._end_block()
 
     def _items(self, bindings: Sequence[relax.Binding]) -> list[_Item]:
-        """Return the bindings in an order in which what is merged stands together."""
+        """Return the bindings in groups, in an order in which merged calls are adjacent."""
         items: list[_Item] = []
         for binding in bindings:
             item = _Item([binding], is_open=self._is_pointwise(binding))
@@ -118,7 +119,7 @@ class _Merger(relax.PyExprMutator):
         return items
 
     def _join(self, item: _Item, items: list[_Item]) -> bool:
-        """Let a call join one before it, if there is one that it goes along with."""
+        """Merge a call with an earlier group that shares a tensor with it; tell whether there is one."""
         calls = 0
         for i in range(len(items) - 1, max(-1, len(items) - 1 - _FAR_IN_ALL), -1):
             other = items[i]
@@ -141,7 +142,7 @@ class _Merger(relax.PyExprMutator):
         return False
 
     def _share(self, item: _Item, other: _Item) -> bool:
-        """Tell whether a call reads a tensor of its own size that another reads or computes, in one loop."""
+        """Tell whether a call reads a tensor of its own size that a group reads or computes, and they can be merged."""
         kind = other.bindings[0].var.ty
         if not structural_equal(item.bindings[0].var.ty.shape, kind.shape):
             return False
@@ -161,7 +162,7 @@ class _Merger(relax.PyExprMutator):
         return self._merged[call.key]
 
     def _is_pointwise(self, binding: relax.Binding) -> bool:
-        """Tell whether a binding is of a call that may be merged."""
+        """Tell whether the value of a binding is a call that may be merged."""
         call = binding.value
         if not _is_call(call) or len(call.args) != 2 or not isinstance(call.args[1], relax.Tuple):
             return False
@@ -180,7 +181,7 @@ class _Merger(relax.PyExprMutator):
         return self._pointwise[name] is not None
 
     def _needed(self, items: Sequence[_Item]) -> set[relax.Var]:
-        """Return the results that something else than what they are merged with uses."""
+        """Return the results that are used outside their group."""
         needed = set()
         for item in items:
             needed |= item.uses - set(item.results)
@@ -215,20 +216,20 @@ class _Merger(relax.PyExprMutator):
 
 
 class _Call:
-    """Calls that are merged, by what tells them from others.
+    """The description of merged calls.
 
     Attributes
     ----------
     names : list[GlobalVar]
         The functions.
     arguments : list[relax.Expr]
-        All tensors, each once; ``results`` are the numbers of those that are computed.
+        All tensors, each once; ``results`` are the numbers of the computed ones.
     tensors : list[list[int]]
         The number of each argument of each function, and of its result.
     shapes : list[list[list[tirx.PrimExpr]]]
-        Their extents; each that is not an integer is a variable of its own.
+        The extents of these tensors. Each distinct symbolic extent becomes one variable.
     key : tuple
-        Equal for calls that the same function computes.
+        Equal for merged calls that one function computes.
     """
 
     def __init__(self, bindings: Sequence[relax.VarBinding]):

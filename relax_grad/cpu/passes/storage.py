@@ -1,4 +1,4 @@
-"""Which tensors share storage."""
+"""The assignment of tensors to shared storage."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _ALLOC = Op.get("relax.builtin.alloc_tensor")
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ShareStorage")
 class ShareStorage:
-    """Let tensors share storage that are not in use at the same time.
+    """Let tensors with disjoint lifetimes share storage.
 
-    ``relax.transform.StaticPlanBlockMemory`` goes through a function and takes, for each tensor, what is free
-    at that time and not much smaller or larger. Here the largest tensors choose first, so that each
-    storage is as large as one of them; networks take about as much as is in use at the same time at most.
+    ``relax.transform.StaticPlanBlockMemory`` goes through a function in order. It gives each tensor a storage that is
+    free at that time and not much smaller or larger. Here the largest tensors are assigned first, so that each storage
+    is as large as one of them. The total storage of a network is then about its peak memory.
 
-    A tensor that the function returns has a storage of its own. TVM gives it one too, in time that grows with the
-    square of the tensors that are returned.
+    A tensor that the function returns has a storage of its own. TVM assigns it one too, but in quadratic time in the
+    number of returned tensors.
 
-    Tensors of unknown size, and those that are used by something else than tensor functions, are left to TVM.
+    Tensors of unknown size, and tensors with uses other than calls of tensor functions, are left to TVM.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -77,9 +77,10 @@ def _returned(function: relax.Function) -> set[relax.Var]:
 def _lifetimes(
     block: relax.BindingBlock, mod: tvm.IRModule, is_used_outside: Callable[[relax.Var], bool]
 ) -> dict[relax.Var, tuple[int, int]]:
-    """Return from which binding to which the tensors are in use that are allocated in a block and die there.
+    """Return the lifetimes, as first and last binding, of the tensors that are allocated in a block and die there.
 
-    Those that others know by any name, outside the block or within, are left out.
+    A tensor is left out if one of its names is used outside the block, or has a use other than a call of a tensor
+    function.
     """
     found: dict[relax.Var, tuple[int, int]] = {}
     names: dict[relax.Var, object] = {}
@@ -109,7 +110,7 @@ def _planned(
     lifetimes: dict[relax.Var, tuple[int, int]],
     returned: Collection[relax.Var],
 ) -> relax.BindingBlock:
-    """Return a block in which tensors with known lifetimes are parts of storages, and returned ones have their own."""
+    """Return a block in which tensors with known lifetimes share storages, and returned ones have their own."""
     storages = _assign(lifetimes)
     variables: dict[object, relax.Var] = {}
     bb = relax.BlockBuilder()
@@ -134,9 +135,9 @@ def _planned(
 
 
 def _assign(lifetimes: dict[relax.Var, tuple[int, int]]) -> dict[relax.Var, tuple[int, int]]:
-    """Return for each tensor the number and the size of its storage: the smallest that is free for it."""
+    """Return the number and the size of the storage of each tensor: the smallest storage that is free for it."""
     sizes = {variable: size_in_bytes(variable.ty) for variable in lifetimes}
-    # Lifetimes have a binding in common if and only if one begins within the other: other times do not matter.
+    # Two lifetimes overlap if and only if one begins within the other, so that only the beginnings matter.
     beginnings = sorted(first for first, _ in lifetimes.values())
     taken = _Taken(len(beginnings))
     extents: list[int] = []
@@ -155,19 +156,19 @@ def _assign(lifetimes: dict[relax.Var, tuple[int, int]]) -> dict[relax.Var, tupl
 
 
 class _Taken:
-    """Which storages are taken from when to when: a segment tree of sets, each an integer with a bit for a storage.
+    """The times at which storages are taken: a segment tree of sets, each an integer with a bit for each storage.
 
-    Both methods go through a number of sets that is logarithmic in the number of times. With the lifetimes in a list
-    for each storage, the time to find one that is free would grow with the number of storages.
+    Both methods visit a number of sets that is logarithmic in the number of times. With a list of lifetimes for each
+    storage, the search for a free storage would be linear in the number of storages.
     """
 
     def __init__(self, times: int):
         self._half = 1 << max(0, times - 1).bit_length()
-        #: Of the times below each node: the storages that are taken at any of them, and at all of them.
+        #: For each node, the storages that are taken at any of the times below it, and at all of them.
         self._at_any, self._at_all = ([0] * (2 * self._half) for _ in range(2))
 
     def within(self, first: int, last: int) -> int:
-        """Return the storages that are taken at any of some times."""
+        """Return the storages that are taken at any time from first to last."""
         found = 0
         for node in self._parts(first, last):
             found |= self._at_any[node]
@@ -176,7 +177,7 @@ class _Taken:
         return found
 
     def add(self, first: int, last: int, storage: int) -> None:
-        """Take a storage at some times."""
+        """Take a storage at all times from first to last."""
         bit = 1 << storage
         for node in self._parts(first, last):
             self._at_all[node] |= bit
@@ -185,7 +186,7 @@ class _Taken:
             self._at_any[node] |= bit
 
     def _parts(self, first: int, last: int) -> Iterator[int]:
-        """Yield the fewest nodes that some times are below, and no others."""
+        """Yield the fewest nodes that cover exactly the times from first to last."""
         left, right = first + self._half, last + self._half + 1
         while left < right:
             if left & 1:
@@ -197,7 +198,7 @@ class _Taken:
             left, right = left >> 1, right >> 1
 
     def _above(self, first: int, last: int) -> Iterator[int]:
-        """Yield the nodes above the first and the last time, which are all that are above the parts of the times."""
+        """Yield the ancestors of the first and the last time. They include all ancestors of the nodes of ``_parts``."""
         for time in {first, last}:
             node = (time + self._half) >> 1
             while node:
@@ -206,7 +207,7 @@ class _Taken:
 
 
 def _is_alloc(value: relax.Expr) -> bool:
-    """Tell whether a value is a new tensor of known size in the main memory of the first device."""
+    """Tell whether a value allocates a tensor of known size in the main memory of the first device."""
     if not _calls(value, [_ALLOC]):
         return False
     shape, _, device, scope = value.args
@@ -224,14 +225,14 @@ def _calls(value: relax.Expr, operators: list[Op]) -> bool:
 
 
 def _calls_tensor_function(value: relax.Expr, mod: tvm.IRModule) -> bool:
-    """Tell whether a value is a call of a function that keeps nothing of its arguments."""
+    """Tell whether a value is a call of a tensor function, which keeps no reference to its arguments."""
     if not (isinstance(value, relax.Call) and isinstance(value.op, GlobalVar)):
         return False
     return isinstance(mod[value.op], tirx.PrimFunc)
 
 
 def _variables(value: relax.Expr) -> set[relax.Var]:
-    """Return all variables in a value, those in branches and functions too."""
+    """Return all variables in a value, including those in branches and functions."""
     found: set[relax.Var] = set()
     relax.analysis.post_order_visit(
         value, lambda expr: found.add(expr) if isinstance(expr, relax.Var) else None

@@ -1,4 +1,4 @@
-"""Elements of tuples that a function puts together itself."""
+"""The replacement of elements of tuples by the fields that a function makes the tuples of."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...ir.compat import set_type
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ResolveTuples")
 def resolve_tuples(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Use the elements of known tuples themselves, and drop the tuples that nothing uses then.
+    """Replace elements of known tuples by the fields, and remove the tuples without other uses.
 
-    TVM's ``FuseTIR`` does so too, but removes each unused binding in a time that grows with the function.
+    TVM's ``FuseTIR`` does the same, but takes linear time in the size of the function for each binding that it removes.
     """
     functions = {
         variable: _resolved(function) if isinstance(function, relax.Function) else function
@@ -35,12 +35,12 @@ def _resolved(function: relax.Function) -> relax.Function:
                 continue
             new = substitute(value, known)
             if isinstance(new, relax.Call) and not new.same_as(value):
-                set_type(new, value.ty)  # tuples have theirs
+                set_type(new, value.ty)  # a tuple already has its type
             if isinstance(new, relax.Tuple):
                 tuples[binding.var] = list(new.fields)
             elif isinstance(new, relax.TupleGetItem) and new.tuple_value in tuples:
                 new = tuples[new.tuple_value][new.index]
-                # The names of blocks' results stay.
+                # The variables that a block returns stay.
                 if isinstance(binding.var, relax.DataflowVar) and isinstance(new, relax.Var):
                     known[binding.var] = new
                     continue
