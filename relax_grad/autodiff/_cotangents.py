@@ -80,7 +80,8 @@ def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
     elif isinstance(item, relax.Expr) and constant_value(item) is not None:
         cotangent = item
     elif isinstance(item, (np.ndarray, np.generic, tvm.runtime.Tensor)):
-        cotangent = relax.const(item, str(item.dtype))  # without a dtype, relax.const narrows float64
+        # Without a dtype, relax.const narrows float64.
+        cotangent = relax.const(item, str(item.dtype))
     else:
         raise TypeError(
             f"{where} must be the name of a new parameter, a number, an array, a constant or a "

@@ -252,7 +252,8 @@ def _work(function: Callable, sender) -> None:
     """Send the result of a function and end this process."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session handles the interrupt and ends this process
+        # The session handles an interrupt and ends this process.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)

@@ -60,7 +60,7 @@ def _holds(program: ir.Program) -> bool:
         return False
     try:
         return is_valid(program)
-    except (KeyError, ValueError, IndexError, TypeError):  # a name was removed, or a shape no longer fits
+    except (KeyError, ValueError, IndexError, TypeError):  # removed names or shapes
         return False
 
 
