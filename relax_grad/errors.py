@@ -18,7 +18,7 @@ class GradientCheckError(AssertionError):
 
 
 class ScheduleWarning(RuntimeWarning):
-    """A tensor function is compiled unscheduled, without the schedules of the pipeline.
+    """A tensor function is compiled without the schedules of the pipeline.
 
     The message names the function and the reason.
     """

@@ -337,7 +337,7 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     for param in params:
         named.setdefault(param.name, []).append(param)
     found: dict[relax.Var, None] = {}  # in order
-    # TVM's own lists, such as the parameters of a function, are sequences too. A name is also a sequence.
+    # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a sequence.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
     for item in wrt if several else [wrt]:
         namesakes = named.get(item if isinstance(item, str) else getattr(item, "name", None), [])

@@ -24,9 +24,9 @@ def has_markers(bindings: Iterable[relax.Binding]) -> bool:
 class Checkpoints:
     """The kept variables, and the recomputation of the others.
 
-    A variable is kept if it is a parameter, an input of a segment, or independent of the intermediate results
-    of all segments. The operands and results of conditionals, the captures of local functions, and the
-    operands and results of impure calls are kept too: a repeated impure call may return another result.
+    A variable is kept if it is a parameter, an input of a segment, or computed outside of every segment. The
+    operands and results of conditionals, the captures of local functions, and the operands and results of
+    impure calls are kept too: a repeated impure call may return another result.
 
     Parameters
     ----------

@@ -32,9 +32,10 @@ _CALL_TIR, _WITH_GRAD = Op.get("relax.call_tir"), Op.get("relax.call_tir_with_gr
 def simplify(function: relax.Function, has_writes: bool = False) -> relax.Function:
     """Return an equivalent function with fewer bindings.
 
-    - The gradient rule of a matrix product transposes its operands, even operands that are transposes
-      themselves. With ``T`` for the transpose of the last two axes, ``T(T(a))`` becomes ``a``. ``T(a @ b)``
-      becomes ``T(b) @ T(a)`` where this undoes a transpose of ``a`` or ``b``.
+    - The gradient of a matrix product contains transposes of its operands. If an operand is itself a
+      transpose, the gradient of its source is a transposed product. With ``T`` for the transpose of the last
+      two axes, ``T(T(a))`` becomes ``a``, and ``T(a @ b)`` becomes ``T(b) @ T(a)`` where this undoes a
+      transpose of ``a`` or ``b``.
     - Broadcast ones and zeros are created in their final shape. A sum, difference, product or quotient with
       a neutral operand becomes its other operand.
     - Matrix products take their operands without a broadcast of stacks that they do themselves.

@@ -30,7 +30,7 @@ _OF_SHAPES = frozenset(f"relax.{name}" for name in ("zeros_like", "ones_like", "
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.Gradient")
 class Gradient:
-    """Pass that adds a function's adjoint, which returns the result and its gradients.
+    """A pass that adds the adjoint of a function, which returns its result and gradients.
 
     The arguments and the result are those of ``relax.transform.Gradient``: the new function is named
     ``<func_name>_adjoint``, takes the same parameters, and returns ``(original result, (gradients...))``.

@@ -53,7 +53,7 @@ def obstacles(
     bindings : Sequence[relax.Binding]
         The bindings in order, including those of branches.
     active : Collection[relax.Var]
-        The variables that depend on the sources of the gradient, including these.
+        The sources of the gradient and the variables that depend on them.
     target : relax.Expr
         The differentiated expression.
     constants : Collection[str]

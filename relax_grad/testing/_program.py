@@ -344,7 +344,7 @@ def holds(value, kind) -> bool:
 
 
 def _substitute_all(call_args, variables, values) -> list:
-    """Replace variables by values in the arguments of a call."""
+    """Replace variables by values in the arguments of a call; other arguments stay unchanged."""
     known = dict(zip(variables, values, strict=True))
     return [_substitute(arg, known) for arg in call_args]
 

@@ -18,8 +18,8 @@ from ._program import Argument, Program, numpy_dtype
 #: Relative tolerance by dtype of a gradient against the one in float64.
 TOLERANCES = {"float64": 2e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
 
-#: Step and relative tolerance of the central differences, by the narrowest dtype of the function's
-#: inputs. The step balances truncation (its fourth power) against rounding (its inverse).
+#: Step and relative tolerance of the central differences, by the narrowest dtype among the inputs and
+#: cotangents. The step balances truncation (its fourth power) against rounding (its inverse).
 _DIFFERENCES = {
     "float64": (1e-4, 2e-6),
     "float32": (2e-2, 2e-3),

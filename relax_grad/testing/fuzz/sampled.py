@@ -29,10 +29,10 @@ _SCALE = 0.05
 #: The assumed bound of results.
 _BOUND = 3.0
 
-#: Inputs with more elements than this would make a program long.
+#: The largest number of elements of an input. Larger inputs would make a program long.
 _LARGEST = 128
 
-#: Samples with larger inputs test overflow, where rounding differs between references.
+#: The largest magnitude of inputs. Samples with larger ones test overflow, where rounding differs.
 _HIGHEST = 20.0
 
 

@@ -42,7 +42,7 @@ class Sample:
         The highest order to check.
     tvm_order : int, optional
         The highest order to which ``relax.transform.Gradient`` differentiates this sample, if that is lower.
-        That pass cannot differentiate its own zeros of a symbolic shape, nor a ``match_cast``.
+        That pass cannot differentiate a ``match_cast``, or zeros of a symbolic shape that it has inserted.
     symbolic : Mapping[int, Mapping[int, str]], optional
         The axes that can be symbolic, as in ``check_gradients``.
     torch : Callable, optional

@@ -180,7 +180,7 @@ def divide_by_count(rng):
 
 
 def _dtypes(narrow):
-    """Return the dtypes to check besides float64, which only some samples of a family are checked in."""
+    """Return the dtypes to check besides float64: the default ones if ``narrow``, else none."""
     return Sample.dtypes if narrow else ()
 
 

@@ -13,7 +13,7 @@ from .expressions import is_float
 from .operations import CAST, CHOICE, OPERATIONS
 from .operators import OPERATORS
 
-#: The iterations after which a ``while`` counts as endless, and the maximum of elements that a function may store.
+#: The iterations after which a ``while`` counts as endless, and the maximum number of stores of a function.
 _LONGEST, _LARGEST = 1000, 60_000
 
 
