@@ -1,4 +1,4 @@
-"""The gradients of all operators, and those that a function lacks."""
+"""The gradient coverage of operators, and the missing gradients of a function."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm_ffi import register_error
 
 
-@register_error  # so that it keeps its class on its way through TVM's C++ passes
+@register_error  # keeps its class when it passes through TVM's C++ code
 class GradientError(ValueError):
     """A gradient cannot be computed for a call, or cannot be right.
 

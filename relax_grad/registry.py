@@ -116,7 +116,7 @@ _lock = threading.RLock()
 
 
 def declarations() -> list[Declaration]:
-    """Return everything that relax_grad registers, in order of operator name."""
+    """Return all declarations of relax_grad, in order of operator name."""
     return [_declarations[key] for key in sorted(_declarations)]
 
 

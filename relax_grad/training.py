@@ -17,9 +17,9 @@ from .ir.inlining import write_out_calls
 from .ir.module import copy_with_new_vars, normalized, relax_function, tuple_fields, with_functions
 from .transform import Gradient
 
-_NAMES = relax.training.Trainer  # knows the functions by these names
+_NAMES = relax.training.Trainer  # the names of the functions
 
-#: An integer, as the attributes of a module hold it.
+#: The types of integers in the attributes of a module.
 _INTEGERS = (int, tvm.tirx.IntImm)
 
 

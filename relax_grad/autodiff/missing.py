@@ -1,4 +1,4 @@
-"""The gradients that a function lacks."""
+"""The missing gradients of a function."""
 
 from __future__ import annotations
 

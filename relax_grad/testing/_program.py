@@ -251,7 +251,7 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         argument = by_name[name]
         value = rng.uniform(-1, 1, argument.value.shape).astype(argument.value.dtype)
         directions.append(replace(argument, name=f"direction{order}_{name}", value=value))
-    # The copy has symbolic variables of its own; a direction has the type of its gradient there.
+    # The copy has symbolic variables of its own, so directions take the types of the gradients in the copy.
     (block,) = adjoint.body.blocks
     gradients = list(adjoint.body.body.fields[1].fields)
     params = [

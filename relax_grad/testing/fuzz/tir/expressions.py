@@ -346,7 +346,7 @@ class Scope:
 
 
 def _fits(extent: int, size: int, shift: int = 0, factor: int = 1) -> bool:
-    """Tell whether a variable below an extent, times a factor and shifted, is below a size for every batch."""
+    """Tell whether ``i * factor + shift`` is below a size for all ``i`` below an extent, for every batch."""
     return all(
         (ir.extent_at(extent, n) - 1) * factor + shift < ir.extent_at(size, n) for n in ir.BATCHES
     )
