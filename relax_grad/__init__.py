@@ -1,6 +1,6 @@
-"""Extends the automatic differentiation of TVM Relax; importing it registers everything, once.
+"""An extension of the automatic differentiation of TVM Relax; the import registers everything, once.
 
-Only the command line, ``relax-grad`` or ``python -m relax_grad``, registers later: when it runs a command.
+The command line, ``relax-grad`` or ``python -m relax_grad``, registers later: when it runs a command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from . import _entry
 __version__ = "0.1.0"
 
 if not _entry.deferred:
-    from .ir import compat  # first: refuses an unsupported TVM before anything else touches it
+    from .ir import compat  # first: refuses an unsupported TVM before other modules use it
 
     # isort: split
     from . import legalize, op, registry, rules, target, transform
@@ -27,15 +27,15 @@ if not _entry.deferred:
     install()
 
 
-#: Modules that differentiating does not need.
+#: Modules that differentiation does not need.
 _LATE = ("backend", "cli", "coverage", "testing", "training")
 
-#: Modules under their old names, which warn.
+#: Old names of modules; importing one warns.
 _DEPRECATED = ("dispatch", "schedule")
 
 
 def __getattr__(name: str):
-    """Import what differentiating does not need when it is first asked for."""
+    """Import the modules that differentiation does not need at their first use."""
     if name in (*_LATE, *_DEPRECATED):
         return importlib.import_module(f".{name}", __name__)
     if name in __all__ and _entry.deferred:

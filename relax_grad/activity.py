@@ -1,8 +1,8 @@
-"""Which variables of a function lie between the inputs of a gradient and its target.
+"""Activity analysis: the variables of a function between the sources of a gradient and its target.
 
-A variable is *varied* where it depends on what is differentiated with respect to, by a path that a
-gradient can pass: floating-point numbers, through operators that do not count as constants. It is *useful*
-where the target depends on it by such a path. Gradients are needed for what is both.
+A variable is *varied* if it depends on a source by a path that a gradient can pass: floating-point numbers,
+through operators that do not count as constants. It is *useful* if the target depends on it by such a path.
+Gradients are needed for the variables that are both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .ir.bindings import used
 from .ir.compat import dtype_of
 from .registry import classify
 
-#: What gives integers that stand for floating-point numbers: gradients pass straight through them.
+#: The operator whose results are integers that encode floating-point numbers; gradients pass straight through.
 _QUANTIZE = "relax.quantize"
 
 
@@ -25,14 +25,14 @@ def varied(
     sources: Iterable[relax.Var],
     constants: Collection[str] = (),
 ) -> set[relax.Var]:
-    """Return the variables that depend on the sources, which are among them.
+    """Return the sources and the variables that depend on them.
 
     Parameters
     ----------
     bindings : Iterable[relax.Binding]
-        The bindings in order, those of branches among them.
+        The bindings in order, including those of branches.
     sources : Iterable[relax.Var]
-        What is differentiated with respect to.
+        The variables to differentiate with respect to.
     constants : Collection[str]
         Operators that count as constants here.
     """
@@ -58,7 +58,7 @@ def useful(
     bindings: Sequence[relax.Binding], target: relax.Expr, constants: Collection[str] = ()
 ) -> set[relax.Var]:
     """Return the variables that the target depends on; arguments as for :func:`varied`."""
-    found: dict[relax.Var, set[int] | None] = {}  # which elements of a tuple, None for all of it
+    found: dict[relax.Var, set[int] | None] = {}  # elements of a tuple; None for all
     _need(found, target, None)
     for binding in reversed(bindings):
         if binding.var in found and passes(binding.value, constants):
@@ -67,7 +67,7 @@ def useful(
 
 
 def _need(found: dict, value: relax.Expr, elements: set[int] | None) -> None:
-    """Take down the variables that a value, or some of its elements, are made of."""
+    """Add to ``found`` the variables from which a value, or some of its elements, are computed."""
     if isinstance(value, relax.SeqExpr):
         value = value.body
     if isinstance(value, relax.Var):
@@ -88,7 +88,7 @@ def _need(found: dict, value: relax.Expr, elements: set[int] | None) -> None:
 
 
 def passes(value: relax.Expr, constants: Collection[str] = ()) -> bool:
-    """Tell whether gradients pass a value, or would pass it if its operator had one."""
+    """Tell whether gradients pass a value, or would pass it if its operator had a gradient."""
     if not (isinstance(value, relax.Call) and isinstance(value.op, Op)):
         return True
     if value.op.name in constants:
@@ -98,23 +98,23 @@ def passes(value: relax.Expr, constants: Collection[str] = ()) -> bool:
 
 
 def holds_floats(found: relax.Type) -> bool:
-    """Tell whether a type is, or may be, that of floating-point tensors."""
+    """Tell whether a type holds, or may hold, floating-point tensors."""
     if isinstance(found, relax.TupleType):
         return any(map(holds_floats, found.fields))
     if not isinstance(found, relax.TensorType):
-        return isinstance(found, relax.ObjectType)  # of which nothing is known
+        return isinstance(found, relax.ObjectType)  # its contents are unknown
     return found.dtype is None or "float" in dtype_of(found)
 
 
 def _may_carry(found: relax.Type) -> bool:
-    """Tell whether what depends on the sources may lie in a value: a function may have captured it."""
+    """Tell whether a value of a type may depend on the sources; a function may do so by its captures."""
     if isinstance(found, relax.TupleType):
         return any(map(_may_carry, found.fields))
     return holds_floats(found) or isinstance(found, relax.FuncType)
 
 
 def has_gradient(found: relax.Type) -> bool:
-    """Tell whether a variable of a type can be differentiated with respect to: an object cannot."""
+    """Tell whether variables of a type can have a gradient; objects have none."""
     return holds_floats(found) and not isinstance(found, relax.ObjectType)
 
 

@@ -1,4 +1,4 @@
-"""The gradients of all operators, and those that a function lacks."""
+"""The gradient coverage of operators, and the missing gradients of a function."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class OperatorCoverage:
     Attributes
     ----------
     classification : relax_grad.registry.Classification
-        Whether there is one and whose it is, or why there is none.
+        Whether it exists and whose it is, or why there is none.
     arguments : tuple[str, ...]
-        The arguments that get a gradient, by name.
+        The names of the arguments that get a gradient.
     """
 
     classification: Classification
@@ -37,7 +37,7 @@ class OperatorCoverage:
 
 
 def coverage() -> list[OperatorCoverage]:
-    """Return what is known of every ``relax.*`` operator of the running TVM, in order of name."""
+    """Return the coverage of every ``relax.*`` operator of the running TVM, in order of name."""
     found = []
     for op_name in operators():
         classification = classify(op_name)
@@ -51,15 +51,15 @@ def coverage() -> list[OperatorCoverage]:
 def differentiable_arguments(op_name: str) -> tuple[str, ...]:
     """Return the names of the arguments that get a gradient in at least one of the operator's samples.
 
-    Every sample's call is handed to the operator's rule; nothing is compiled. A sample that a rule of TVM's or
-    of a user's does not take shows none.
+    Every sample's call is passed to the operator's rule; nothing is compiled. A sample that TVM's or a user's
+    rule rejects contributes no argument.
 
     Raises
     ------
     ValueError
         If the running TVM has no such operator.
     """
-    classification = classify(op_name)  # which refuses what is no operator
+    classification = classify(op_name)  # raises for an unknown operator
     if classification.kind == "unclassified" or op_name not in sampled_operators():
         return ()
     found: set[int] = set()
@@ -68,7 +68,7 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
         try:
             of_calls = sample.partials()
         except Exception:
-            # The samples are made for the rules of relax_grad: another, as after uninstall(), may refuse them.
+            # The samples are made for the rules of relax_grad. Another rule, as after uninstall(), may reject them.
             if classification.rule == "relax_grad":
                 raise
             continue

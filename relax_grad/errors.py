@@ -5,20 +5,20 @@ from __future__ import annotations
 from tvm_ffi import register_error
 
 
-@register_error  # so that it keeps its class on its way through TVM's C++ passes
+@register_error  # keeps its class when it passes through TVM's C++ code
 class GradientError(ValueError):
-    """A gradient rule cannot be right for this call.
+    """A gradient cannot be computed for a call, or cannot be right.
 
     The message names the operator, the binding and the reason.
     """
 
 
 class GradientCheckError(AssertionError):
-    """A gradient disagrees with the numbers that it was checked against."""
+    """A gradient disagrees with its reference values."""
 
 
 class ScheduleWarning(RuntimeWarning):
-    """A tensor function is compiled as it is written, without the schedules of the pipeline.
+    """A tensor function is compiled without the schedules of the pipeline.
 
     The message names the function and the reason.
     """

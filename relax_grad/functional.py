@@ -1,7 +1,7 @@
 """Transformations of a module that add a function's derivatives, in the style of ``jax`` and ``torch.func``.
 
 Each takes a module and the name of a function, and returns a module with one more function. They are
-built of :class:`relax_grad.transform.Gradient`, and can be applied to what they return.
+built on :class:`relax_grad.transform.Gradient`, and can be applied to their own results.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def value_and_grad(
     mod : tvm.IRModule
         The module.
     func_name : str
-        The function; what is differentiated has one element.
+        The function; its differentiated result has one element.
     wrt : relax.Var or str or int or Sequence, optional
-        The parameters to differentiate with respect to: themselves, their names or their positions. By
-        default all that hold floating-point tensors.
+        The parameters to differentiate with respect to: as variables, names or positions. By default all
+        parameters that hold floating-point tensors.
     target_index : int
-        Which element of the result is differentiated, where the result is a tuple.
+        The index of the differentiated element, where the result is a tuple.
     allow_zero : Sequence[str]
         Operators that count as constants.
 
@@ -80,8 +80,8 @@ def vjp(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_vjp(*params, *cotangents) -> (result, (gradients...))``. There is a cotangent for
-        each floating-point tensor of the result, of its type.
+        With ``<func_name>_vjp(*params, *cotangents) -> (result, (gradients...))``. Each floating-point
+        tensor of the result has a cotangent of the same type.
 
     Examples
     --------
@@ -103,8 +103,8 @@ def jvp(
 ) -> tvm.IRModule:
     """Add ``<func_name>_jvp``, the Jacobian-vector product of a function.
 
-    The vector-Jacobian product is linear in its cotangents, and its own transpose is the Jacobian-vector
-    product. So the operators on the way need gradients of second order, and nothing else.
+    The vector-Jacobian product is linear in its cotangents, and its transpose is the Jacobian-vector
+    product. The differentiated operators therefore need gradients of second order, but no forward rules.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ def jvp(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_jvp(*params, *tangents) -> (result, (tangents of the result...))``. There is a
-        tangent for each parameter that is differentiated with respect to (for each tensor of a tuple),
-        and one for each floating-point tensor of the result.
+        With ``<func_name>_jvp(*params, *tangents) -> (result, (tangents of the result...))``. It takes a
+        tangent for each parameter in ``wrt`` (for each tensor of a tuple), and returns one for each
+        floating-point tensor of the result.
 
     Examples
     --------
@@ -165,8 +165,8 @@ def hvp(
     Returns
     -------
     module : tvm.IRModule
-        With ``<func_name>_hvp(*params, *vectors) -> ((result, (gradients...)), (products...))``. There is a
-        vector for each tensor that is differentiated with respect to.
+        With ``<func_name>_hvp(*params, *vectors) -> ((result, (gradients...)), (products...))``. It takes a
+        vector for each tensor of ``wrt``.
 
     Examples
     --------
@@ -195,10 +195,10 @@ def derivatives(
 ) -> tvm.IRModule:
     """Add ``<func_name>_order<order>``, which returns a function's derivatives up to an order.
 
-    The derivative of order k is a tensor of k axes over what is differentiated with respect to. All of
-    them but one are multiplied with vectors: those of order 1 are the gradients, those of order 2 the
-    products of the Hessian with the first vector, those of order 3 the gradients of the inner product of
-    the latter with the second vector, and so on. Every operator on the way needs gradients of that order.
+    The derivative of order k is a tensor with k axes over the parameters in ``wrt``. All axes except one
+    are contracted with vectors. Order 1 gives the gradients. Order 2 gives the products of the Hessian with
+    the first vector. Order 3 gives the gradients of the inner product of order 2 with the second vector, and
+    so on. Every differentiated operator needs gradients of that order.
 
     Parameters
     ----------
@@ -211,14 +211,14 @@ def derivatives(
     -------
     module : tvm.IRModule
         With ``<func_name>_order<n>(*params, *vectors of order 2, ..., *vectors of order n) -> (result,
-        (gradients...), (products of order 2...), ..., (products of order n...))``. Each order has a
-        vector for each tensor that is differentiated with respect to, named ``<param>_vector`` at order 2
-        and ``<param>_vector<k - 1>`` at order k beyond it.
+        (gradients...), (products of order 2...), ..., (products of order n...))``. Each order from 2 on
+        takes a vector for each tensor of ``wrt``, named ``<param>_vector`` at order 2 and
+        ``<param>_vector<k - 1>`` at a higher order k.
 
     Raises
     ------
     ValueError
-        If the order is no positive integer.
+        If the order is not a positive integer.
 
     Examples
     --------
@@ -257,9 +257,10 @@ def _repeated(
     target_index: int,
     allow_zero: Sequence[str],
 ) -> tuple[tvm.IRModule, str]:
-    """Differentiate a function, then its gradients along vectors, and so on.
+    """Add the adjoint of a function, the adjoint of that adjoint along vectors, and so on up to ``order``.
 
-    Also return the name of the function that returns ``(((result, gradients), products of order 2), ...)``.
+    Returns the module and the name of the last function, whose result is
+    ``(((result, gradients), products of order 2), ...)``.
     """
     variables = _differentiated(mod, func_name, wrt)
     params = list(relax_function(mod, func_name).params)
@@ -285,7 +286,7 @@ def _repeated(
 def _transposed(
     mod: tvm.IRModule, name: str, func_name: str, wrt: Wrt, allow_zero: Sequence[str]
 ) -> tvm.IRModule:
-    """Add the vector-Jacobian product of a function under a name."""
+    """Add the vector-Jacobian product of a function under the name ``name``."""
     variables = _variables(mod, func_name, wrt)
     settings = Gradient(
         func_name, variables, target_index=None, cotangents=True, allow_zero=allow_zero
@@ -294,7 +295,7 @@ def _transposed(
 
 
 def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var]:
-    """Return the parameters that are differentiated with respect to."""
+    """Return the parameters to differentiate with respect to."""
     variables = _variables(mod, func_name, wrt)
     if variables is None:
         params = relax_function(mod, func_name).params
@@ -309,7 +310,7 @@ def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.V
 def _leaf_names(
     variables: Sequence[relax.Var], suffix: str, params: Sequence[relax.Var]
 ) -> list[str]:
-    """Return a name for each floating-point tensor that variables hold, none of them a parameter's."""
+    """Return a new name, distinct from those of ``params``, for each floating-point tensor in variables."""
     taken = {param.name for param in params}
     found = []
 
@@ -327,7 +328,7 @@ def _leaf_names(
 
 
 def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] | None:
-    """Return the parameters that are given, by themselves, name or position; None for all."""
+    """Return the parameters that ``wrt`` gives as variables, names or positions; None for all."""
     params = list(relax_function(mod, func_name).params)
     if wrt is None:
         return None
@@ -336,7 +337,7 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
     for param in params:
         named.setdefault(param.name, []).append(param)
     found: dict[relax.Var, None] = {}  # in order
-    # TVM's own lists, such as the parameters of a function, are sequences too; so is a name.
+    # TVM's own lists, such as the parameters of a function, are sequences too. A string is also a sequence.
     several = isinstance(wrt, Sequence) and not isinstance(wrt, str)
     for item in wrt if several else [wrt]:
         namesakes = named.get(item if isinstance(item, str) else getattr(item, "name", None), [])
@@ -375,7 +376,7 @@ def _names(mod: tvm.IRModule) -> set[str]:
 def _extended(
     mod: tvm.IRModule, found: tvm.IRModule, name: str, function: relax.Function
 ) -> tvm.IRModule:
-    """Return a module with a new function and what this calls, out of a module that has more."""
+    """Return ``mod`` with a new function and its callees, which are taken from ``found``."""
     if name in _names(mod):
         raise ValueError(f"the module has a function {name} already; rename it or take it out")
     kept = {variable: found[variable] for variable in found.get_global_vars()}
@@ -391,10 +392,10 @@ def _extended(
 
 
 def _without_params(function: relax.Function, start: int, count: int) -> relax.Function:
-    """Return a transposed function without the parameters that it is linear in.
+    """Return a transposed function without its ``count`` linear parameters from ``start`` on.
 
-    Its value does not depend on theirs, so that zeros of their shape do where one is left. Of
-    ``((result, gradients), products)`` the gradients go.
+    The result does not depend on their values, so zeros replace the remaining uses. The gradients are
+    dropped from the result ``((result, gradients), products)``.
     """
     params = list(function.params)
     dropped = params[start : start + count]
@@ -416,7 +417,7 @@ def _without_params(function: relax.Function, start: int, count: int) -> relax.F
 
 
 def _zeros_for_casts(block: relax.BindingBlock, dropped: Sequence[relax.Var]) -> relax.BindingBlock:
-    """Return a block in which zeros stand where a dropped parameter was given its shape."""
+    """Return a block in which zeros replace each match_cast of a dropped parameter."""
     bindings = [
         relax.VarBinding(binding.var, _zeros(binding.var))
         if isinstance(binding, relax.MatchCast) and binding.value in dropped

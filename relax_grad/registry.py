@@ -1,18 +1,18 @@
-"""How gradient rules and legalizations are registered, and at which level.
+"""The registration of gradient rules, legalizations and other operator attributes with TVM.
 
-TVM keeps one value per operator attribute together with a level; a higher level replaces a lower
-one and an equal level is an error. TVM itself and users who give no level register at
-:data:`TVM_LEVEL`. So that a user's own registration wins, before and after the import:
+TVM keeps one value per operator attribute together with a level. A higher level replaces a lower
+one; an equal level is an error. TVM itself and users who give no level register at
+:data:`TVM_LEVEL`. Two levels let a user's own registration win, before and after the import:
 
-- what TVM does not have is registered one level below (:data:`NEW_LEVEL`);
-- what corrects TVM's own takes over TVM's level: the stock value is removed and ours is put in its
-  place. A user who overrides a stock rule needs a level above ``TVM_LEVEL``, with and without
-  relax_grad.
+- An attribute that TVM lacks is registered one level below (:data:`NEW_LEVEL`).
+- A correction of TVM's own attribute takes over TVM's level: the stock value is removed and ours
+  is put in its place. A user who overrides a stock rule needs a level above ``TVM_LEVEL``, with
+  and without relax_grad.
 
 Modules declare with :func:`register_gradient`, :func:`register_nondifferentiable`,
-:func:`register_legalize`, :func:`register_infer_type` and :func:`register_infer_layout`;
-:func:`install`, which ``import relax_grad`` calls, carries the declarations out once. :func:`classify`
-says what is known of an operator.
+:func:`register_legalize`, :func:`register_infer_type` and :func:`register_infer_layout`.
+``import relax_grad`` calls :func:`install`, which registers the declarations once. :func:`classify`
+reports whether and by whose rule an operator is differentiable.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Declaration:
         The attribute: ``"FPrimalGradient"``, ``"FLegalize"``, ``"FInferType"`` or
         ``"FRelaxInferLayout"``.
     function : Callable
-        What is registered.
+        The value of the attribute.
     corrects : str or None
-        For what replaces TVM's own: what is wrong with TVM's. None for what TVM does not have.
+        The defect of TVM's own value, where this one replaces it. None where TVM has no value.
     """
 
     op_name: str
@@ -69,7 +69,7 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Classification:
-    """What is known of the gradient of one operator of the running TVM.
+    """The status of the gradient of one operator of the running TVM.
 
     Attributes
     ----------
@@ -78,15 +78,15 @@ class Classification:
     kind : str
         ``"differentiable"``, ``"non-differentiable"`` or ``"unclassified"``.
     rule : str or None
-        Whose rule it is: ``"relax_grad"``, ``"TVM"``, ``"the pass"`` (the Gradient pass itself handles
-        the operator) or ``"user"`` (registered over that of relax_grad). None without a rule.
+        The owner of the rule: ``"relax_grad"``, ``"TVM"``, ``"the pass"`` (the Gradient pass itself
+        handles the operator) or ``"user"`` (registered over that of relax_grad). None without a rule.
     reason : str or None
-        For an operator that is not differentiable: why.
+        Why the operator is not differentiable. None for the other operators.
     refused : bool
         Whether a gradient that reaches the operator is an error. The other operators without a
         gradient count as constants.
     corrects : str or None
-        For a rule that replaces TVM's own: what is wrong with TVM's.
+        The defect of TVM's own rule, where this rule replaces it.
     """
 
     op_name: str
@@ -105,9 +105,9 @@ _PASS_OPS = frozenset(
 _reasons: dict[str, str] = {}
 _refused: set[str] = set()
 _declarations: dict[tuple[str, str], Declaration] = {}
-#: What TVM holds for each declaration that was carried out, to tell it from what a user registers.
+#: The function that TVM holds for each installed declaration; a user's registration differs from it.
 _installed: dict[tuple[str, str], object] = {}
-#: What TVM held in the place of declarations that correct it.
+#: TVM's own functions that installed corrections have replaced.
 _stock: dict[tuple[str, str], object] = {}
 #: Operators that relax_grad has added.
 _own: set[str] = set()
@@ -116,7 +116,7 @@ _lock = threading.RLock()
 
 
 def declarations() -> list[Declaration]:
-    """Return everything that relax_grad registers, in order of operator name."""
+    """Return all declarations of relax_grad, in order of operator name."""
     return [_declarations[key] for key in sorted(_declarations)]
 
 
@@ -130,10 +130,10 @@ def register_gradient(
     op_name : str
         The operator's name.
     corrects : str, optional
-        For a rule that replaces TVM's own: what is wrong with TVM's, in one line.
+        The defect of TVM's own rule in one line, where this rule replaces it.
     quantized : bool
-        True for an operator that reads quantized numbers: the partial of an integer or float8 argument
-        may be a float32 tensor, the gradient with respect to the numbers that it stands for.
+        True for an operator that reads quantized numbers. The partial of an integer or float8 argument
+        may then be a float32 tensor: the gradient with respect to the numbers that the argument encodes.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def register_gradient(
     Raises
     ------
     TypeError
-        If the rule is no function.
+        If the rule is not callable.
     ValueError
         If the running TVM has no such operator, or the operator has a rule already and ``corrects`` is not
         given.
@@ -172,7 +172,7 @@ def register_legalize(
 
 
 def register_infer_type(op_name: str, *, corrects: str) -> Callable[[InferTypeRule], InferTypeRule]:
-    """Declare the type inference of an operator of TVM's; see :func:`register_gradient`."""
+    """Declare the type inference of one of TVM's operators; see :func:`register_gradient`."""
 
     def decorate(rule: InferTypeRule) -> InferTypeRule:
         _declare(Declaration(op_name, "FInferType", rule, corrects))
@@ -184,7 +184,7 @@ def register_infer_type(op_name: str, *, corrects: str) -> Callable[[InferTypeRu
 def register_infer_layout(
     op_name: str, *, corrects: str | None = None
 ) -> Callable[[InferLayoutRule], InferLayoutRule]:
-    """Declare what ``relax.transform.ConvertLayout`` does with an operator; see :func:`register_gradient`.
+    """Declare an operator's rule for ``relax.transform.ConvertLayout``; see :func:`register_gradient`.
 
     Most rules are written in terms of :mod:`relax_grad.op._layout`.
     """
@@ -208,11 +208,11 @@ def register_nondifferentiable(
     reason : str
         Why it has none.
     remedy : str, optional
-        For an operator whose result does depend on floating-point arguments: what to do instead. A
-        gradient that reaches the operator is then a :class:`relax_grad.GradientError`. Without it the
-        operator counts as a constant.
+        The advice to the user, for an operator whose result does depend on floating-point arguments. A
+        gradient that reaches the operator is then a :class:`relax_grad.GradientError`. Without a remedy
+        the operator counts as a constant.
     stock : bool
-        Whether TVM has such a rule of its own, which stays.
+        Whether TVM has such a rule of its own, which stays in place.
 
     Raises
     ------
@@ -237,12 +237,12 @@ def register_nondifferentiable(
 
 
 def operators() -> list[str]:
-    """Return the names of all Relax operators of the running TVM, those of relax_grad included."""
+    """Return the names of all Relax operators of the running TVM, including those of relax_grad."""
     return sorted(name for name in Op.list_op_names() if name.startswith("relax."))
 
 
 def classify(op_name: str) -> Classification:
-    """Say what is known of the gradient of an operator.
+    """Return the status of the gradient of an operator.
 
     Raises
     ------
@@ -270,25 +270,25 @@ def classify(op_name: str) -> Classification:
 
 
 def install() -> None:
-    """Register every declaration with the running TVM that is not registered yet.
+    """Register every declaration that is not yet registered with the running TVM.
 
-    ``import relax_grad`` does. From then on a declaration takes effect at once.
+    ``import relax_grad`` calls this. From then on a declaration takes effect at once.
     """
     global _ready
     with _lock:
         _ready = True
         known_ops = set(Op.list_op_names())
         for key, declaration in _declarations.items():
-            # The releases of TVM differ in the operators that they have.
+            # Releases of TVM differ in their sets of operators.
             if key not in _installed and declaration.op_name in known_ops:
                 _install(declaration)
 
 
 def uninstall() -> None:
-    """Give TVM's operators back what they had before ``import relax_grad``.
+    """Restore the attributes that TVM's operators had before ``import relax_grad``.
 
-    What a user has registered in the meantime stays. So does what goes by names of its own: the backward
-    operators that relax_grad has added, with all they need to compile, and its pipeline.
+    A user's registrations made in the meantime stay. Additions under new names stay too: the backward
+    operators of relax_grad, with all the attributes that they need to compile, and its pipeline.
     :func:`install` brings everything back.
 
     Examples
@@ -317,12 +317,15 @@ def uninstall() -> None:
 
 
 def own_operator(op_name: str) -> None:
-    """Say that an operator is none of TVM's, but one that relax_grad has added."""
+    """Record that relax_grad, not TVM, defines an operator."""
     _own.add(op_name)
 
 
 def _check_operator(op_name: str) -> None:
-    """Refuse what names no operator; not before TVM's versions are told apart, by :func:`install`."""
+    """Refuse a name that is no string or no operator.
+
+    An unknown operator is refused only after :func:`install`: releases of TVM differ in their operators.
+    """
     if not isinstance(op_name, str) or (_ready and op_name not in Op.list_op_names()):
         raise ValueError(f"this TVM has no operator named {op_name!r}")
 
@@ -335,7 +338,7 @@ def _check_callable(function, op_name: str) -> None:
 
 
 def _check_free(op_name: str, attr: str) -> None:
-    """Refuse what would have no effect, as another is registered at a higher level."""
+    """Refuse a declaration without effect: the attribute is registered with TVM already."""
     if Op.get(op_name).get_attr(attr) is None:
         return
     message = (
@@ -371,8 +374,8 @@ def _install(declaration: Declaration) -> None:
     try:
         op.set_attr(declaration.attr, function, level)
     except tvm.error.InternalError:
-        # Something is registered at exactly this level. At TVM's level that is the stock value;
-        # one level below, it is a user's, which wins.
+        # A value is registered at exactly this level. At TVM's level it is the stock value.
+        # One level below it is a user's, which wins.
         if declaration.corrects is not None:
             _stock[declaration.op_name, declaration.attr] = op.get_attr(declaration.attr)
             op.reset_attr(declaration.attr)
@@ -381,7 +384,7 @@ def _install(declaration: Declaration) -> None:
 
 @functools.cache
 def _as_ffi(declaration: Declaration) -> tvm_ffi.Function:
-    """Return what TVM holds of a declaration: the same object each time."""
+    """Return a declaration's function as the FFI object that TVM holds, the same object each time."""
     return tvm_ffi.convert(declaration.function)
 
 
@@ -396,14 +399,14 @@ def apply_rule(
 ) -> list[relax.Expr]:
     """Return the partials of a call by the rule that TVM holds for its operator.
 
-    The rules of relax_grad check what they return themselves. What any other returns is checked here, its
-    type for the arguments only that a gradient is wanted for. Where the call is computed again, the
-    arguments are those of the original one.
+    The rules of relax_grad check their own results. The results of any other rule are checked here; types
+    only for the arguments whose gradient is wanted. For a call that is recomputed, ``arguments`` are those
+    of the original call.
 
     Raises
     ------
     GradientError
-        If the rule fails, or returns what is no gradient; it names the operator and the binding.
+        If the rule fails or returns an invalid partial. The message names the operator and the binding.
     """
     op_name = orig_call.op.name
     if _installed.get((op_name, "FPrimalGradient")) == rule:

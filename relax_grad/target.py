@@ -1,4 +1,4 @@
-"""What a CPU target can do, and the target of this machine."""
+"""The capabilities of a CPU target, and the target of this machine."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from .ir.inlining import write_out_calls
 from .ir.module import copy_with_new_vars, normalized, relax_function, tuple_fields, with_functions
 from .transform import Gradient
 
-_NAMES = relax.training.Trainer  # knows the functions by these names
+_NAMES = relax.training.Trainer  # the names of the functions
 
-#: An integer, as the attributes of a module hold it.
+#: The types of integers in the attributes of a module.
 _INTEGERS = (int, tvm.tirx.IntImm)
 
 
@@ -27,21 +27,25 @@ _INTEGERS = (int, tvm.tirx.IntImm)
 class SetupTrainer:
     """Transform a backbone module to a complete trainer module, as ``relax.training.SetupTrainer`` does.
 
-    The interface is that of TVM's pass; the module can be handed to ``relax.training.Trainer``. What
-    differs is how the loss is differentiated:
+    The interface is that of TVM's pass; the module can be passed to ``relax.training.Trainer``. The
+    differentiation of the loss differs:
 
-    - by :class:`relax_grad.transform.Gradient`, with what it takes: a symbolic batch, for example, a
-      backbone of several blocks, or one that calls other functions of the module;
-    - without decomposing operators first, so that ``batch_norm`` follows its attribute ``training`` and
-      normalisations over any axes are right;
-    - without legalizing, by default: ``tvm.compile(module, target, relax_pipeline="relax_grad")`` dispatches
-      the operators to kernels.
+    - It uses :class:`relax_grad.transform.Gradient` and accepts all its inputs: for example a symbolic batch,
+      a backbone of several blocks, or a backbone that calls other functions of the module.
+    - Operators are not decomposed first. ``batch_norm`` therefore follows its attribute ``training``, and
+      normalisations over any axes are right.
+    - The module is not legalized by default: ``tvm.compile(module, target, relax_pipeline="relax_grad")``
+      dispatches the operators to kernels.
 
-    The module has a Relax function ``backbone``, which takes inputs, parameters and states, and returns
-    outputs and new states, and the integer attributes ``param_num`` and ``state_num``. Added are
-    ``backbone_loss``, which takes the targets too and returns the loss and the new states;
-    ``backbone_loss_adjoint``, which returns that and the gradients of the parameters; and ``optimizer``.
-    Outputs that the loss does not take are only returned by ``backbone``, which predicts by the running
+    The module must have a Relax function ``backbone`` and the integer attributes ``param_num`` and
+    ``state_num``. ``backbone`` takes inputs, parameters and states, and returns outputs and new states.
+    The pass adds three functions:
+
+    - ``backbone_loss`` takes the targets too and returns the loss and the new states.
+    - ``backbone_loss_adjoint`` returns the same and the gradients of the parameters.
+    - ``optimizer`` updates the parameters.
+
+    Only ``backbone`` returns the outputs that the loss does not take. It predicts with the running
     statistics.
 
     Parameters
@@ -51,16 +55,16 @@ class SetupTrainer:
     optimizer : relax.training.optimizer.Optimizer
         The optimizer.
     loss_args : Sequence[relax.TensorType]
-        The types that the loss function is called with: of the outputs of the backbone, and of the targets.
+        The types of the arguments of the loss function: of the outputs of the backbone, and of the targets.
     legalize : bool
-        Whether to legalize the module; by default not, for a pipeline finds its kernels by the operators that
-        legalization replaces, and every pipeline of ``tvm.compile`` legalizes by itself. For a GPU, it must be
-        the current target if it is legalized here.
+        Whether to legalize the module; by default False. A pipeline finds its kernels by the operators that
+        legalization replaces, and every pipeline of ``tvm.compile`` legalizes by itself. To legalize here for
+        a GPU, make the GPU the current target.
 
     Raises
     ------
     ValueError, TypeError
-        If the module, the loss and its arguments do not fit each other; it says how.
+        If the module, the loss and its arguments do not fit each other; the message says how.
     """
 
     def __init__(
@@ -120,30 +124,30 @@ def append_loss(
 ) -> relax.Function:
     """Return the function that runs a backbone and then a loss.
 
-    As ``relax.training.AppendLoss`` does, but neither has to be a single dataflow block, and symbolic
-    extents of the two need not be the same variables: those of the loss become what the backbone's outputs
-    have in their place. Extents that are known in one of them only are checked when the function runs.
+    This extends ``relax.training.AppendLoss``: the backbone and the loss may have any number of blocks of any
+    kind, and their symbolic extents may be different variables. The extents of the backbone's outputs replace
+    those of the loss. Extents that are known in only one of the two are checked at run time.
 
     Parameters
     ----------
     backbone : relax.Function
-        Returns a tensor, or a tuple whose first elements go into the loss.
+        Returns a tensor, or a tuple whose first elements are arguments of the loss.
     loss : relax.Function
-        Takes the outputs of the backbone and then parameters of its own, the targets for example.
+        Takes the outputs of the backbone and then parameters of its own, for example the targets.
     num_backbone_outputs : int
-        How many of the backbone's outputs the loss takes.
+        The number of the backbone's outputs that the loss takes.
     num_states : int, optional
-        How many of the other outputs, the last ones, are returned behind the loss; by default all.
+        The number of further outputs, counted from the end, to return after the loss; by default all.
 
     Returns
     -------
     function : relax.Function
-        Takes the parameters of both; returns the loss, and the outputs that are kept behind it.
+        Takes the parameters of both. Returns the loss, followed by the kept outputs.
 
     Raises
     ------
     TypeError
-        If the backbone or the loss is no Relax function, or a number no integer.
+        If the backbone or the loss is not a Relax function, or a number is not an integer.
     ValueError
         If the outputs do not fit the loss, or a number is negative.
     """
@@ -200,7 +204,7 @@ def append_loss(
 
 
 def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Function:
-    """Return the backbone as it predicts: normalised by the running statistics, in what it calls too."""
+    """Return the backbone for inference: it and its callees normalise by the running statistics."""
     name = _NAMES.BACKBONE_FUNC
     others = {
         variable: function
@@ -212,7 +216,7 @@ def _for_inference(mod: tvm.IRModule, backbone: relax.Function) -> relax.Functio
 
 
 def _checked_counts(mod: tvm.IRModule) -> tuple[int, int]:
-    """Return the numbers of parameters and of states of a backbone that fits a trainer."""
+    """Return the numbers of parameters and states of the backbone, or raise if it does not fit a trainer."""
     backbone = relax_function(mod, _NAMES.BACKBONE_FUNC)
     if not relax.analysis.check_well_formed(mod):
         raise ValueError("the module of the backbone is not well-formed")
@@ -239,7 +243,7 @@ def _checked_counts(mod: tvm.IRModule) -> tuple[int, int]:
 
 
 def _check_loss(backbone_loss: relax.Function, state_num: int) -> None:
-    """Refuse a loss that is no number."""
+    """Refuse a loss that is not a floating-point scalar."""
     result = backbone_loss.ret_ty
     value = result.fields[0] if state_num else result
     is_scalar = isinstance(value, relax.TensorType) and value.ndim == 0

@@ -1,1 +1,1 @@
-"""The pass that differentiates functions, and its parts."""
+"""The differentiation pass and its parts."""

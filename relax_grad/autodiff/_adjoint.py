@@ -1,4 +1,4 @@
-"""The adjoint of a variable: the sum of what its uses contribute, for each tensor that it holds."""
+"""The adjoint of a variable: the sum of the contributions of its uses, for each tensor that it holds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..ir.bindings import element
 from ..ir.compat import dtype_of
 from ..ir.partials import is_no_grad
 
-#: Expressions that only name what was computed before, so that their type is known.
+#: Expressions that compute nothing, so their types are known.
 _NAMED = (relax.Var, relax.TupleGetItem, relax.Tuple)
 
 
 class Adjoint:
-    """What has come in for a variable, or for an element of a tuple.
+    """The contributions to the adjoint of a variable or of an element of a tuple.
 
-    Nothing is emitted for an adjoint that nobody asks for: contributions are collected, and added where
-    the sum is needed. An element of a tuple that nothing came in for is 0 only where the whole is needed.
+    Contributions are collected, and added only when the sum is needed, so an unused adjoint emits nothing.
+    An element of a tuple without contributions becomes zeros only when the whole tuple is needed.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Adjoint:
         return self._spread(bb)[index]
 
     def add(self, bb: relax.BlockBuilder, partial: relax.Expr) -> None:
-        """Take a contribution of the type of the variable."""
+        """Add a contribution of the type of the variable."""
         if is_no_grad(partial) or self._is_filler(partial):
             return
         is_whole = not isinstance(partial, relax.Tuple) and not self._terms
@@ -47,16 +47,16 @@ class Adjoint:
             self._terms.append(partial)
 
     def _is_filler(self, partial: relax.Expr) -> bool:
-        """Tell whether a contribution only fills the place of what holds no floats in a tuple.
+        """Tell whether a contribution is the placeholder of a non-floating-point element of a tuple.
 
-        Integers have an adjoint where they are quantized, and that holds floats.
+        Quantized integers have an adjoint, which holds floats.
         """
         if isinstance(self.type, relax.TupleType) or holds_floats(self.type):
             return False
         return isinstance(partial, _NAMED) and not holds_floats(partial.ty)
 
     def total(self, bb: relax.BlockBuilder, name: str) -> relax.Expr | None:
-        """Return the sum, a variable or a tuple; None where nothing came in."""
+        """Return the sum of the contributions, a variable or a tuple; None if there are none."""
         if self._fields is not None:
             totals = [field.total(bb, f"{name}_{i}") for i, field in enumerate(self._fields)]
             if all(total is None for total in totals):
@@ -78,7 +78,7 @@ class Adjoint:
         return total
 
     def parts(self, bb: relax.BlockBuilder, name: str) -> list[tuple[tuple[int, ...], relax.Expr]]:
-        """Return the sums of the elements that something came in for, with the indices that lead there."""
+        """Return the sums of the elements with contributions, each with its path of indices."""
         if self._fields is None:
             total = self.total(bb, name)
             return [] if total is None else [((), total)]
@@ -89,7 +89,7 @@ class Adjoint:
         ]
 
     def _spread(self, bb: relax.BlockBuilder) -> list[Adjoint]:
-        """Return the adjoints of the elements of a tuple, with what came in for the whole."""
+        """Return the adjoints of the elements of a tuple; contributions to the whole are distributed to them."""
         if self._fields is None:
             self._fields = [
                 Adjoint(element(self.expr, i), kind) for i, kind in enumerate(self.type.fields)
@@ -100,7 +100,7 @@ class Adjoint:
         return self._fields
 
     def zeros(self, bb: relax.BlockBuilder) -> relax.Expr:
-        """Return zeros of the type of the variable; an empty tuple for what is no tensor."""
+        """Return zeros of the type of the variable; an empty tuple in the place of a non-tensor."""
         kind = self.type
         if isinstance(kind, relax.TupleType):
             return relax.Tuple([field.zeros(bb) for field in self._spread(bb)])
@@ -112,15 +112,15 @@ class Adjoint:
 
 
 def adjoint_type(kind: relax.Type) -> relax.Type:
-    """Return the type of the adjoint of a value: its own, but for empty tuples in the place of what is no tensor."""
+    """Return the type of the adjoint of a value: its own, with empty tuples in the place of non-tensors."""
     if isinstance(kind, relax.TupleType):
         return relax.TupleType([adjoint_type(field) for field in kind.fields])
-    # Of an object nothing is known: it may be a tensor.
+    # An object may be a tensor.
     return kind if isinstance(kind, (relax.TensorType, relax.ObjectType)) else relax.TupleType([])
 
 
 def _add_each(bb: relax.BlockBuilder, fields: list[Adjoint], partial: relax.Expr) -> None:
-    """Add the elements of a tuple to the adjoints that they belong to."""
+    """Add the elements of a tuple to the adjoints of the corresponding fields."""
     if not isinstance(partial, (relax.Tuple, relax.Var)):
         partial = bb.emit(partial)
     for i, field in enumerate(fields):

@@ -1,6 +1,6 @@
-"""Checkpointing: what the backward pass computes again instead of keeping.
+"""Checkpointing: the backward pass recomputes residuals instead of keeping them.
 
-``relax.grad.start_checkpoint`` and ``end_checkpoint`` mark the inputs and the outputs of a stretch whose
+``relax.grad.start_checkpoint`` and ``end_checkpoint`` mark the inputs and the outputs of a segment whose
 intermediate results are not kept. The semantics are those of ``relax.transform.Gradient``.
 """
 
@@ -17,16 +17,16 @@ _START, _END = (Op.get(f"relax.grad.{end}_checkpoint") for end in ("start", "end
 
 
 def has_markers(bindings: Iterable[relax.Binding]) -> bool:
-    """Tell whether a marker stands among the bindings."""
+    """Tell whether the bindings contain a checkpoint marker."""
     return any(is_marker(binding.value) for binding in bindings)
 
 
 class Checkpoints:
-    """Which variables are kept, and how to compute the others again.
+    """The kept variables, and the recomputation of the others.
 
-    A variable is kept if it is a parameter, goes into a stretch, or depends on nothing within one. What a
-    conditional takes and returns is kept as well, as is what a local function captures, and what an impure
-    call returns, which may return something else when it is called again.
+    A variable is kept if it is a parameter, an input of a segment, or computed outside of every segment. The
+    operands and results of conditionals, the captures of local functions, and the operands and results of
+    impure calls are kept too: a repeated impure call may return another result.
 
     Parameters
     ----------
@@ -66,18 +66,18 @@ class Checkpoints:
             else:
                 ended.add(variable)
             if not isinstance(variable, relax.DataflowVar):
-                # The result of the block keeps its name.
+                # A variable that is visible outside the dataflow block stays bound.
                 self._append(relax.VarBinding(variable, original))
         self._kept |= whole
 
     def original(self, variable: relax.Var) -> relax.Var:
-        """Return the variable that a marked one stands for."""
+        """Return the original of a variable that a marker binds."""
         return self._marked.get(variable, variable)
 
     def recomputed(
         self, bb: relax.BlockBuilder, variable: relax.Var, call: relax.Call
     ) -> tuple[relax.Var, relax.Call]:
-        """Return a call and the variable of its result as the backward pass has them."""
+        """Return the call and the variable of its result for use in the backward pass, recomputed if needed."""
         call = self._with_known(bb, call)
         if variable in self._kept:
             return variable, call
@@ -91,13 +91,13 @@ class Checkpoints:
         self.bindings.append(binding)
 
     def _with_known(self, bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
-        """Replace what is not kept by what is computed again."""
+        """Replace the variables that are not kept by recomputed ones."""
         return substitute(value, {v: self._known(bb, v) for v in used(value)})
 
     def _known(self, bb: relax.BlockBuilder, variable: relax.Var) -> relax.Var:
         if variable in self._kept or variable not in self._bindings:
             return variable
-        # Not by recursion: a stretch may be longer than Python's stack is deep.
+        # An explicit stack instead of recursion: a segment may be longer than Python's recursion limit.
         pending = [variable]
         while pending:
             current = pending[-1]
@@ -126,5 +126,5 @@ def _is_impure(value: relax.Expr) -> bool:
 
 
 def is_marker(value: relax.Expr) -> bool:
-    """Tell whether a value is the beginning or the end of a stretch."""
+    """Tell whether a value marks the start or the end of a segment."""
     return isinstance(value, relax.Call) and value.op in (_START, _END)

@@ -1,4 +1,4 @@
-"""What the adjoints of a target begin with, where the target is no scalar."""
+"""The initial adjoints of a target that is not a scalar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm import relax
 from ..ir.compat import constant_value, dtype_of, types_differ
 from ..ir.module import unused
 
-#: What a cotangent may be given as; see :class:`relax_grad.transform.Gradient`.
+#: The accepted forms of cotangents; see :class:`relax_grad.transform.Gradient`.
 Cotangents = "bool | str | float | np.ndarray | relax.Expr | Sequence"
 
 
@@ -33,16 +33,16 @@ def seeds(
     cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
         True, or one for each tensor.
     resolve : Callable
-        Returns what a variable of the function has become; raises ValueError for any other.
+        Maps a variable of the function to that of the flattened function; raises ValueError for any other.
     params : Collection[str]
-        The names of the function's parameters, which new ones do not take.
+        The names of the function's parameters; new parameters get other names.
 
     Raises
     ------
     TypeError
         If a cotangent is of another kind.
     ValueError
-        If their number, a dtype or a shape is not that of the target.
+        If the number of cotangents, a dtype or a shape differs from that of the target.
     """
     if cotangents is True:
         given = [unused(f"cotangent{i}", params) for i in range(len(leaves))]
@@ -70,7 +70,7 @@ def _flat(cotangents: Cotangents) -> list:
 
 
 def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
-    """Return the cotangent of a tensor of a type: a new variable for a name."""
+    """Return the cotangent for a tensor of type ``kind``; a name becomes a new variable."""
     if isinstance(item, str):
         return relax.Var(item, kind)
     if isinstance(item, (int, float)) and not isinstance(item, bool):
@@ -80,7 +80,8 @@ def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
     elif isinstance(item, relax.Expr) and constant_value(item) is not None:
         cotangent = item
     elif isinstance(item, (np.ndarray, np.generic, tvm.runtime.Tensor)):
-        cotangent = relax.const(item, str(item.dtype))  # by itself it narrows float64
+        # Without a dtype, relax.const narrows float64.
+        cotangent = relax.const(item, str(item.dtype))
     else:
         raise TypeError(
             f"{where} must be the name of a new parameter, a number, an array, a constant or a "
@@ -97,7 +98,7 @@ def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
 
 
 def _filled(number: float, kind: relax.TensorType, where: str) -> relax.Expr:
-    """Return a tensor that holds a number everywhere."""
+    """Return a tensor of type ``kind`` filled with a number."""
     if not isinstance(kind.shape, relax.ShapeExpr):
         raise ValueError(
             f"{where} is a number, but the shape of what it belongs to is unknown: {kind}; give a name for "

@@ -1,4 +1,4 @@
-"""The forward program in the form that is walked backwards: a list of bindings, calls written out."""
+"""The forward program as a flat list of bindings with calls inlined, the form of the backward walk."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..ir.bindings import bindings_of, used
 
 
 class Forward:
-    """Emits the forward bindings, and remembers them.
+    """Emits the forward bindings and records them.
 
-    Calls of other Relax functions that something varied goes into are written out: a gradient can be
-    taken of what they do, not of a call.
+    Calls of other Relax functions with varied operands are inlined: the body of a callee has a gradient, a
+    call has none.
 
     Parameters
     ----------
     bb : relax.BlockBuilder
-        Where to emit, within a block.
+        The builder to emit into; a block must be open.
     module : tvm.IRModule
-        Where other functions are looked up.
+        The module that holds the callees.
     sources : Collection[relax.Var]
-        What is differentiated with respect to.
+        The variables to differentiate with respect to.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Forward:
 
     def emit(self, seq: relax.SeqExpr) -> None:
         """Emit the bindings of a sequence."""
-        # Not by recursion: functions may call each other deeper than Python's stack is.
+        # An explicit stack instead of recursion: calls may nest deeper than Python's recursion limit.
         pending = [self._emit_bindings(seq)]
         while pending:
             body = next(pending[-1], None)
@@ -51,7 +51,7 @@ class Forward:
                 pending.append(self._emit_bindings(body))
 
     def _emit_bindings(self, seq: relax.SeqExpr) -> Iterator[relax.SeqExpr]:
-        """Emit the bindings of a sequence; yield bodies of called functions, to be emitted in between."""
+        """Emit the bindings of a sequence; yield the bodies of callees, which the caller emits in between."""
         for block in seq.blocks:
             for binding in block.bindings:
                 yield from self._emit_binding(binding)
@@ -77,7 +77,7 @@ class Forward:
         self.bindings.append(binding)
 
     def _branch(self, seq: relax.SeqExpr) -> relax.SeqExpr:
-        """Return a branch with its calls written out."""
+        """Return a branch with its calls inlined."""
         outer, self.bindings = self.bindings, []
         self.bb._begin_binding_block()
         self.emit(seq)
@@ -86,13 +86,13 @@ class Forward:
         return relax.SeqExpr([block], seq.body)
 
     def _remember(self, variable: relax.Var, value: relax.Expr) -> None:
-        """Take down which function a variable stands for."""
+        """Record the function that a variable refers to, if any."""
         function = self._function(value)
         if function is not None:
             self._local[variable] = function
 
     def _function(self, value: relax.Expr) -> relax.Function | None:
-        """Return the Relax function that a value is."""
+        """Return the Relax function that a value refers to, or None."""
         if isinstance(value, relax.Var):
             return self._local.get(value)
         if isinstance(value, GlobalVar) and value in self._module.functions:
@@ -100,7 +100,7 @@ class Forward:
         return value if isinstance(value, relax.Function) else None
 
     def _callee(self, value: relax.Expr) -> relax.Function | None:
-        """Return the Relax function that a value calls."""
+        """Return the Relax function that a value calls, or None."""
         return self._function(value.op) if isinstance(value, relax.Call) else None
 
     def _write_out(
@@ -133,7 +133,7 @@ def _inputs(value: relax.Expr) -> list[relax.Var]:
 
 
 def may_call(value: relax.Expr) -> bool:
-    """Tell whether a value calls what may be a Relax function, if only in a branch."""
+    """Tell whether a value may call a Relax function, itself or in a branch."""
     if isinstance(value, relax.If):
         branches = (value.true_branch, value.false_branch)
         return any(may_call(binding.value) for each in branches for binding in bindings_of(each))

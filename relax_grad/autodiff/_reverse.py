@@ -1,4 +1,4 @@
-"""The backward pass: bindings walked from the last to the first."""
+"""The backward pass: a walk over the bindings from the last to the first."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ..registry import apply_rule
 from ._adjoint import Adjoint, adjoint_type
 from ._checkpoint import Checkpoints, is_marker
 
-#: Contributions to elements of a tuple, with the indices that lead there.
+#: Contributions to elements of nested tuples, each with its indices.
 Parts = Sequence[tuple[tuple[int, ...], relax.Expr]]
 
 _WITH_GRAD = Op.get("relax.call_tir_with_grad")
 
 
 class Reverse:
-    """Collects adjoints and emits what they are made of.
+    """Accumulates adjoints and emits their computation.
 
     Parameters
     ----------
     bb : relax.BlockBuilder
-        Where to emit, within a block.
+        The builder to emit into; a block must be open.
     active : Collection[relax.Var]
-        The variables that adjoints are wanted for; a contribution to any other is dropped.
+        The variables whose adjoints are wanted; contributions to others are dropped.
     checkpoints : Checkpoints, optional
-        What has to be computed again.
+        The checkpoints, which decide the recomputed values.
     constants : Collection[str]
-        Operators that no gradient passes.
+        Operators that count as constants.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Reverse:
         self._adjoints: dict[relax.Var, Adjoint] = {}
 
     def adjoint(self, variable: relax.Var) -> Adjoint:
-        """Return the adjoint of a variable as far as it has been collected."""
+        """Return the adjoint of a variable as accumulated so far."""
         if variable not in self._adjoints:
             self._adjoints[variable] = Adjoint(variable, variable.ty)
         return self._adjoints[variable]
 
     def add(self, expr: relax.Expr, partial: relax.Expr) -> None:
-        """Add a contribution to the adjoint of each variable that an expression is made of."""
+        """Add a contribution to the adjoint of each variable in an expression."""
         expr = _written_out(expr)
         if isinstance(expr, relax.Tuple):
             if is_no_grad(partial):
@@ -76,7 +76,7 @@ class Reverse:
             adjoint.add(self._bb, partial)
 
     def walk(self, bindings: Sequence[relax.Binding]) -> None:
-        """Carry adjoints from the variables of bindings to what these are made of."""
+        """Propagate adjoints from the variables of bindings to the operands of their values."""
         for binding in reversed(bindings):
             variable, value = binding.var, binding.value
             if variable not in self._active or variable not in self._adjoints:
@@ -101,9 +101,10 @@ class Reverse:
             self.add(part, self._of_type(total, part.ty))
 
     def _of_type(self, total: relax.Expr, wanted: relax.Type) -> relax.Expr:
-        """Undo what match_cast has found out: rules expect the extents of the forward variable.
+        """Reshape a contribution to the extents of the forward variable, which rules expect.
 
-        Not by another match_cast: TVM 0.26 frees the storage of known size that one refers to.
+        A match_cast may have given it others. A second match_cast is no substitute for the reshape: TVM 0.26
+        frees the storage of known size that a match_cast refers to.
         """
         shape = getattr(wanted, "shape", None)
         if not isinstance(shape, relax.ShapeExpr) or shapes_agree(total.ty, wanted):
@@ -111,7 +112,7 @@ class Reverse:
         return self._bb.emit(relax.op.reshape(total, shape))
 
     def _find(self, expr: relax.Expr) -> Adjoint | None:
-        """Return the adjoint of a variable or of an element of one; None where none is wanted."""
+        """Return the adjoint of a variable or of an element of a tuple; None where it is not wanted."""
         if isinstance(expr, relax.TupleGetItem):
             whole = self._find(expr.tuple_value)
             return None if whole is None else whole.field(self._bb, expr.index)
@@ -120,7 +121,7 @@ class Reverse:
     def _call(self, variable: relax.Var, call: relax.Call, total: relax.Expr) -> None:
         if not self._is_wanted(call):
             return
-        if is_marker(call):  # within a branch, all of which is computed again
+        if is_marker(call):  # within a branch, which is recomputed as a whole
             self.add(call.args[0], total)
             return
         rule = call.op.get_attr("FPrimalGradient") if isinstance(call.op, Op) else None
@@ -143,7 +144,7 @@ class Reverse:
     def _call_tir(
         self, variable: relax.Var, call: relax.Call, arguments: relax.Tuple, total: relax.Var
     ) -> None:
-        """Add what the function gives that was registered by register_te_gradient."""
+        """Add the partials of the function that was registered with register_te_gradient."""
         rule = tvm_ffi.get_global_func(
             f"tvm.relax.te_grad._register.{call.attrs.te_grad_name}", allow_missing=True
         )
@@ -156,7 +157,7 @@ class Reverse:
         with failing_as(f"gradient of {name}, binding {variable.name!r}"):
             partials = rule(variable, call, total, bb)
             is_tuple = isinstance(getattr(partials, "ty", None), relax.TupleType)
-            # A function of one argument may return a tensor.
+            # For a call with one argument the rule may return a tensor instead of a tuple.
             argument = arguments if is_tuple or len(arguments) != 1 else arguments[0]
             partials = check_partial(bb, partials, argument, self._is_wanted)
         self.add(argument, partials)
@@ -165,9 +166,9 @@ class Reverse:
         return any(variable in self._active for variable in used(argument))
 
     def _conditional(self, value: relax.If, parts: Parts) -> None:
-        """Take the adjoint of the branch that was taken, whose forward bindings are computed again."""
+        """Emit a conditional that runs the adjoint of the taken branch and recomputes its forward bindings."""
         branches = value.true_branch, value.false_branch
-        # What a branch computes for nothing takes no gradient, not even one of zeros.
+        # Variables that only unused results of a branch depend on get no contribution, not even zeros.
         needed = {variable for branch in branches for variable in self._needed(branch, parts)}
         inputs = [
             variable
@@ -182,20 +183,20 @@ class Reverse:
         gradients = self._bb.emit(relax.If(value.cond, *branches))
         for i, variable in enumerate(inputs):
             gradient, wanted = element(gradients, i), adjoint_type(variable.ty)
-            # A conditional may forget extents.
+            # The type of a conditional may lack extents.
             if holds_floats(wanted) and not is_known(gradient.ty, wanted):
                 gradient = self._bb.match_cast(gradient, wanted)
             self.add(variable, gradient)
 
     def _needed(self, branch: relax.SeqExpr, parts: Parts) -> set[relax.Var]:
-        """Return the variables that the parts of a branch's result depend on."""
+        """Return the variables on which the given parts of a branch's result depend."""
         target = relax.Tuple([_at(branch.body, path) for path, _ in parts])
         return useful(list(bindings_of(branch)), target, self._constants)
 
     def _branch(
         self, branch: relax.SeqExpr, inputs: Sequence[relax.Var], parts: Parts
     ) -> relax.SeqExpr:
-        """Return a branch that computes the adjoints of what a branch takes in."""
+        """Return the adjoint of a branch: a branch that computes the adjoints of ``inputs``."""
         body = copy_branch(self._bb.normalize(without_effects(branch)))
         bindings = [binding for block in body.blocks for binding in block.bindings]
         self._bb._begin_binding_block()
@@ -214,14 +215,14 @@ class Reverse:
 
 
 def _at(expr: relax.Expr, path: Iterable[int]) -> relax.Expr:
-    """Return the element of nested tuples that indices lead to."""
+    """Return the element of nested tuples at a path of indices."""
     for index in path:
         expr = element(expr, index)
     return expr
 
 
 def _written_out(expr: relax.Expr) -> relax.Expr:
-    """Return what an element of a tuple is that is written out, at any depth."""
+    """Replace element access into a literal tuple by the element, at any depth."""
     if not isinstance(expr, relax.TupleGetItem):
         return expr
     whole = _written_out(expr.tuple_value)
@@ -233,6 +234,6 @@ def _or_zeros(adjoint: Adjoint, bb: relax.BlockBuilder) -> relax.Expr:
     total = adjoint.total(bb, f"{adjoint.expr.name}_adjoint")
     if total is not None:
         return total
-    if not holds_floats(adjoint.type):  # quantized: the gradients are of what the numbers stand for
+    if not holds_floats(adjoint.type):  # quantized: the gradient is that of the encoded numbers
         return relax.op.zeros_like(adjoint.expr, "float32")
     return adjoint.zeros(bb)

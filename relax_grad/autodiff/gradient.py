@@ -24,18 +24,18 @@ from ._reverse import Reverse
 from ._simplify import simplify
 from .obstacles import MissingGradient, obstacles
 
-#: Operators that read only the shape of a tensor.
+#: Operators that read only the shapes of their operands.
 _OF_SHAPES = frozenset(f"relax.{name}" for name in ("zeros_like", "ones_like", "shape_of"))
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.Gradient")
 class Gradient:
-    """Add to a module the function that returns a function's result and its gradients.
+    """A pass that adds the adjoint of a function, which returns its result and gradients.
 
     The arguments and the result are those of ``relax.transform.Gradient``: the new function is named
     ``<func_name>_adjoint``, takes the same parameters, and returns ``(original result, (gradients...))``.
-    It takes what that pass refuses: symbolic shapes anywhere, ``match_cast``, several blocks, ``if``,
-    calls of other functions of the module and of local functions, tuples, results that are no scalars
+    This pass also accepts programs that TVM's pass rejects: symbolic shapes anywhere, ``match_cast``, several
+    blocks, ``if``, calls of other functions of the module and of local functions, tuples, non-scalar results
     (with ``cotangents``), bfloat16, and parameters of integers, shapes and objects.
 
     Parameters
@@ -43,29 +43,29 @@ class Gradient:
     func_name : str
         The function to differentiate.
     require_grads : relax.Var or str or Sequence[relax.Var or str], optional
-        The parameters or intermediate variables of the function to differentiate with respect to,
-        themselves or by name; by default every parameter that holds floating-point tensors.
+        The parameters or intermediate variables of the function to differentiate with respect to, as
+        variables or names; by default every parameter that holds floating-point tensors.
     target_index : int or Sequence[int] or None
-        Which element of the result is differentiated, where the result is a tuple; several integers lead
-        into nested tuples, and None stands for the whole result.
+        The index of the differentiated element, where the result is a tuple. Several integers index nested
+        tuples; None stands for the whole result.
     cotangents : bool or str or float or array or relax.Expr or (nested) sequence of them
-        False differentiates a scalar, or a tensor of one element. Anything else gives a cotangent to each
-        floating-point tensor of the target: what its gradient is multiplied with, as in a
-        vector-Jacobian product. True adds a parameter to the new function for each, and a string one of that
-        name. A number stands for a tensor that is filled with it; an array, a constant or a variable of the
-        function has the type of the tensor.
+        False differentiates a scalar, or a tensor of one element. Any other value gives a cotangent to each
+        floating-point tensor of the target, as the vector of a vector-Jacobian product. True adds a parameter
+        to the new function for each cotangent, and a string adds one parameter of that name. A number stands
+        for a tensor filled with it. An array, a constant or a variable of the function must have the type of
+        the tensor.
     allow_zero : str or Collection[str]
-        Operators that count as constants, whatever their gradients are.
+        Operators that count as constants, even if they have gradients.
 
     Raises
     ------
     TypeError
-        If ``target_index`` holds no integers, ``require_grads`` no variables, or ``func_name`` is no Relax
-        function.
+        If ``target_index`` holds values other than integers, ``require_grads`` values other than variables and
+        names, or ``func_name`` is not a Relax function.
     ValueError
-        If the module has no such function, has its adjoint already, or an argument names what there is not.
+        If the module has no such function, has its adjoint already, or an argument names something unknown.
     GradientError
-        If the target is not one element and there are no cotangents, or if a gradient is missing.
+        If the target has more than one element and there are no cotangents, or if a gradient is missing.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class Gradient:
 
 
 def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModule:
-    """Return a module with the adjoint function of a pass under a name."""
+    """Return the module with the adjoint function that ``settings`` describe, under the name ``name``."""
     differentiation = _Differentiation(settings, mod)
     if name in (variable.name_hint for variable in mod.get_global_vars()):
         raise ValueError(
@@ -120,12 +120,12 @@ def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModul
 
 
 def missing(mod: tvm.IRModule, settings: Gradient) -> list[MissingGradient]:
-    """Return each binding that lacks a gradient which a pass would need."""
+    """Return each binding that lacks a gradient needed for the adjoint function."""
     return _Differentiation(settings, mod).missing
 
 
 def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the indices that lead to the target."""
+    """Return ``target_index`` as a tuple of indices into nested tuples."""
     if target_index is None:
         return ()
     is_sequence = isinstance(target_index, Sequence) and not isinstance(target_index, str)
@@ -141,7 +141,7 @@ def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _operators(names: str | Collection[str]) -> frozenset[str]:
-    """Return the names of operators, each of which TVM has."""
+    """Return the names of ``allow_zero`` as a set, or raise for an unknown operator."""
     if not isinstance(names, (str, Collection)):
         raise TypeError(f"allow_zero must be names of operators, but it is {names!r}")
     names = [names] if isinstance(names, str) else list(names)
@@ -155,12 +155,12 @@ def _operators(names: str | Collection[str]) -> frozenset[str]:
 
 
 class _Differentiation:
-    """One function on its way to its adjoint function.
+    """The differentiation of one function.
 
     Attributes
     ----------
     missing : list[MissingGradient]
-        What keeps it from being differentiated.
+        The bindings that prevent it for lack of a gradient.
     """
 
     def __init__(self, settings: Gradient, mod: tvm.IRModule):
@@ -168,7 +168,7 @@ class _Differentiation:
         self._mod = mod
         function = relax_function(mod, settings.func_name)
         check_defined(mod, function, settings.func_name)
-        # One dataflow block stays one. What is more than that is put in order afterwards.
+        # A function of one dataflow block keeps that form. Any other is brought into it at the end.
         self._is_plain = _is_plain(function)
         if self._is_plain:
             self._function, renamed = function, {}
@@ -193,7 +193,7 @@ class _Differentiation:
         self.missing = obstacles(everything, self._active, self._target, settings.allow_zero)
 
     def module(self, name: str) -> tvm.IRModule:
-        """Return the module with the adjoint function under a name."""
+        """Return the module with the adjoint function under the name ``name``."""
         _check_gradients(self.missing, self._settings.func_name)
         function, active = self._function, self._active
         bb = relax.BlockBuilder(self._mod)
@@ -227,7 +227,7 @@ class _Differentiation:
         return self._finish(bb, adjoint, name)
 
     def _forward_bindings(self) -> list[relax.Binding]:
-        """Return the bindings of the function, the calls of functions written out."""
+        """Return the bindings of the function with calls of other functions inlined."""
         body = self._function.body
         if self._is_plain:
             return list(body.blocks[0].bindings)
@@ -241,7 +241,7 @@ class _Differentiation:
         return forward.bindings
 
     def _check_require_grads(self) -> list[relax.Var]:
-        """Return the variables to differentiate with respect to, as the flattened function has them."""
+        """Return the variables to differentiate with respect to, as variables of the flattened function."""
         wanted = self._settings.require_grads
         if wanted is None:
             return [param for param in self._function.params if has_gradient(param.ty)]
@@ -259,7 +259,7 @@ class _Differentiation:
         return list(found)
 
     def _own(self, item: relax.Var | str, argument: str) -> relax.Var:
-        """Return a variable of the function, given itself or by name, as the flattened function has it."""
+        """Return the variable of the flattened function for a variable, or its name, of the original."""
         is_name = isinstance(item, str)
         namesakes = self._named.get(item if is_name else getattr(item, "name", None), [])
         named = namesakes if is_name else [each for each in namesakes if each.same_as(item)]
@@ -276,7 +276,7 @@ class _Differentiation:
         return self._renamed.get(named[0], named[0])
 
     def _seeds(self) -> tuple[list, list[relax.Var]]:
-        """Return what the adjoints of the target begin with, and the parameters added for that."""
+        """Return the initial adjoints of the target, and the parameters added for cotangents."""
         target = self._target
         if self._settings.cotangents is False:
             return [(target, _one(target))], []
@@ -322,7 +322,7 @@ def _same(variable: relax.Var) -> relax.Var:
 
 
 def _own_bindings(function: relax.Function) -> list[relax.Binding]:
-    """Return the bindings of a function but those within branches."""
+    """Return the bindings of a function, except those within branches."""
     return [binding for block in function.body.blocks for binding in block.bindings]
 
 
@@ -340,14 +340,14 @@ def _to_nondataflow(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _without_dataflow(mod: tvm.IRModule, name: str) -> tuple[relax.Function, dict]:
-    """Return a function without dataflow blocks, and its variables by those that they stand for."""
+    """Return a function without dataflow blocks, and the map from the original variables to the new ones."""
     before, after = mod[name], _to_nondataflow(mod)[name]
     renamed = {}
     copies = bindings_of(after.body)
     for old in bindings_of(before.body):
         new = next(copies)
         while isinstance(old, relax.MatchCast) and not isinstance(new, relax.MatchCast):
-            new = next(copies)  # before it, what it casts has been bound
+            new = next(copies)  # the operand of a cast may get a binding of its own before it
         renamed[old.var] = new.var
     renamed.update(zip(before.params, after.params, strict=True))
     return after, renamed
@@ -359,7 +359,7 @@ def _target(
     settings: Gradient,
     wrt: Collection[relax.Var],
 ) -> relax.Expr:
-    """Return what is differentiated, by what it stands for up to the variables of ``wrt``."""
+    """Return the differentiated element of the result, resolved through aliases up to variables of ``wrt``."""
     path = settings.target_index
     if path == (0,) and not isinstance(result.ty, relax.TupleType):
         return result
@@ -381,7 +381,7 @@ def _target(
 
 
 def _one(target: relax.Expr) -> relax.Expr:
-    """Return the 1 that the adjoint of a target of one element begins with."""
+    """Return the initial adjoint 1 of a target of one element, or raise for any other target."""
     kind = target.ty
     if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
         raise GradientError(
@@ -404,7 +404,7 @@ def _one(target: relax.Expr) -> relax.Expr:
 def _erased(
     params: Sequence[relax.Var], cotangents: Sequence[relax.Var]
 ) -> dict[relax.Var, relax.Var]:
-    """Return a parameter of unknown shape for each cotangent with extents that only the body defines."""
+    """Return a parameter of unknown shape for each cotangent whose extents only the body defines."""
     defined = {
         extent
         for variable in [*params, *cotangents]
@@ -429,9 +429,9 @@ def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:
 
 
 def _check_defined(adjoint: relax.Function, name: str) -> None:
-    """Refuse variables that a rule made up, which TVM would only meet as it compiles the function.
+    """Refuse undefined variables, which TVM would report only when it compiles the function.
 
-    The function that is differentiated was well-formed, so that nothing but a rule can bring them in.
+    The original function is well-formed, so only a gradient rule can introduce them.
     """
     free = relax.analysis.free_vars(adjoint)
     if free:
@@ -448,7 +448,7 @@ def _check_unchanged(
     writers: Collection[GlobalVar],
     func_name: str,
 ) -> None:
-    """Refuse to read a tensor in the backward pass that a call has written to since it was computed.
+    """Refuse a backward pass that reads a tensor after a call has written to it in place.
 
     Parameters
     ----------
@@ -459,7 +459,7 @@ def _check_unchanged(
     writers : Collection[GlobalVar]
         The functions that write to their arguments.
     func_name : str
-        The name of the function that is differentiated.
+        The name of the differentiated function.
     """
     memory = Memory(adjoint, writers)
     for binding in bindings_of(adjoint.body):
@@ -475,13 +475,13 @@ def _check_unchanged(
 
 
 def _reads_only_shapes(value: relax.Expr) -> bool:
-    """Tell whether a value depends on the shapes of its operands alone."""
+    """Tell whether a value depends only on the shapes of its operands."""
     is_call = isinstance(value, relax.Call) and isinstance(value.op, Op)
     return is_call and value.op.name in _OF_SHAPES
 
 
 def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
-    """Refuse a function that has no gradient somewhere on the way, and say where it has none."""
+    """Raise an error that lists the bindings without a gradient, if there are any."""
     if missing:
         raise GradientError(
             f"{func_name} cannot be differentiated, as {len(missing)} of its bindings have no gradient:\n"

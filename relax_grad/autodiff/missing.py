@@ -1,4 +1,4 @@
-"""The gradients that a function lacks."""
+"""The missing gradients of a function."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def missing_gradients(
     target_index: int | Sequence[int] | None = 0,
     allow_zero: str | Collection[str] = (),
 ) -> list[MissingGradient]:
-    """Return every binding that keeps a function from being differentiated for lack of a gradient.
+    """Return every binding whose missing gradient prevents the differentiation of a function.
 
-    Those of the functions that it calls are among them, as :class:`relax_grad.transform.Gradient` follows
-    these; TVM's pass does not. Only what lies between ``require_grads`` and the target counts: a result
-    of integers, a constant, or an operator that counts as a constant ends a path.
+    The result includes bindings of callees, since :class:`relax_grad.transform.Gradient` differentiates
+    through calls; TVM's pass does not. Only bindings between ``require_grads`` and the target count. An
+    integer result, a constant, or an operator that counts as a constant ends a path.
 
     Parameters
     ----------
@@ -34,23 +34,23 @@ def missing_gradients(
     func_name : str
         The name of the function.
     require_grads : relax.Var or str or Sequence, optional
-        The variables to differentiate with respect to, themselves or by name; by default all parameters
+        The variables to differentiate with respect to, as variables or names; by default all parameters
         that hold floating-point tensors.
     target_index : int or Sequence[int] or None
-        Which element of the function's result is differentiated, where the result is a tuple; several
-        integers lead into nested tuples, and None stands for the whole result.
+        The index of the differentiated element, where the function's result is a tuple. Several integers
+        index nested tuples; None stands for the whole result.
     allow_zero : str or Collection[str]
         Operators that count as constants.
 
     Returns
     -------
     missing : list[MissingGradient]
-        In the order of the function; empty where no gradient is missing.
+        The bindings in the order of the function; empty if no gradient is missing.
 
     Raises
     ------
     TypeError
-        If ``mod`` is no module or ``func_name`` names no Relax function.
+        If ``mod`` is not a module or ``func_name`` names no Relax function.
     ValueError
         If the function or a variable does not exist, or the result has no such element.
     GradientError

@@ -1,4 +1,4 @@
-"""The bindings that gradients cannot pass."""
+"""Bindings that block gradients."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..registry import classify
 
 @dataclass(frozen=True)
 class MissingGradient:
-    """A binding that gradients would have to pass, whose operator has none.
+    """A binding on the path of a gradient whose operator has no gradient.
 
     Attributes
     ----------
     binding : str
-        The name of the variable that is bound.
+        The name of the bound variable.
     operator : str
-        What is called.
+        The name of the callee.
     reason : str
         Why there is no gradient.
     span : tvm.ir.Span or None
-        Where the call stands in the source, if TVM knows.
+        The place of the call in the source, if TVM knows it.
     """
 
     binding: str
@@ -46,16 +46,16 @@ def obstacles(
     target: relax.Expr,
     constants: Collection[str] = (),
 ) -> list[MissingGradient]:
-    """Return what keeps gradients from passing the bindings between the active variables and a target.
+    """Return the bindings that block gradients between the active variables and a target.
 
     Parameters
     ----------
     bindings : Sequence[relax.Binding]
-        The bindings in order, those of branches among them.
+        The bindings in order, including those of branches.
     active : Collection[relax.Var]
-        What depends on the variables that are differentiated with respect to.
+        The sources of the gradient and the variables that depend on them.
     target : relax.Expr
-        What is differentiated.
+        The differentiated expression.
     constants : Collection[str]
         Operators that count as constants here.
     """
@@ -65,16 +65,16 @@ def obstacles(
         for binding in bindings
         if binding.var in active
         and binding.var in wanted
-        # A variable that is differentiated with respect to is active whatever it was computed from.
+        # A source is active even if it is computed from inactive variables only.
         and any(variable in active for variable in used(binding.value))
         for obstacle in _obstacles(binding.value)
     ]
-    # What a function lacks that is called twice is one gap.
+    # A callee that is called twice repeats its missing gradients: report each once.
     return [each for i, each in enumerate(found) if each.span is None or each not in found[:i]]
 
 
 def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
-    """Yield what keeps gradients from passing a value: what is called, and why it has no gradient."""
+    """Yield each callee that blocks gradients at a value, with the reason."""
     if not isinstance(value, relax.Call):
         return
     callee = value.op
@@ -95,7 +95,7 @@ def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
 
 
 def _place(span: tvm.ir.Span) -> str:
-    """Return where a span begins, as compilers write it."""
+    """Return the start of a span in the notation of compilers, ``file:line:column``."""
     if not isinstance(span, tvm.ir.Span):
         return str(span)
     return f"{span.source_name.name}:{span.line}:{span.column}"

@@ -1,7 +1,6 @@
-"""Backward operators for backends that have primitives of their own for them.
+"""Patterns of backward operators, for backends with primitives of their own for them.
 
-Nothing is registered by the import: :func:`register_backward_patterns` does it, for the backend that calls
-it.
+The import registers nothing. A backend registers its patterns with :func:`register_backward_patterns`.
 """
 
 from .call import BackwardCall

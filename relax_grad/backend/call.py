@@ -1,4 +1,4 @@
-"""What a backend reads off one call of a backward operator."""
+"""The description of one call of a backward operator for a backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm.ir import Op
 from ..ir.compat import dtype_of
 from ..op.declare import attributes
 
-#: The name under which the result of a call is asked for, and the call itself is annotated.
+#: The name of the result of a call, and of the annotation of the call itself.
 ROOT = "root"
 
 
@@ -24,15 +24,15 @@ class BackwardCall:
     op_name : str
         The operator, for example ``"relax.grad.conv2d_backward_weight"``.
     arguments : Mapping[str, relax.Expr]
-        The arguments by the names that the operator gives them.
+        The arguments by the operator's names for them.
     attrs : Mapping[str, object]
-        The attributes: numbers, strings, and tuples of numbers. Those of the backward operators of
-        convolution and pooling are those of the forward operator.
+        The attributes: numbers, strings, and tuples of numbers. The backward operators of convolution and
+        pooling have the attributes of the forward operator.
     type : relax.Type
         The type of the result.
     parameters : Mapping[str, int]
-        For a call within a function: which parameter each argument is. A shape that is written out is
-        no parameter, nor is a constant that the function holds.
+        For a call within a function, the parameter index of each argument. A literal shape is not a
+        parameter, and neither is a constant in the function.
     """
 
     op_name: str
@@ -43,12 +43,12 @@ class BackwardCall:
 
     @classmethod
     def of(cls, call: relax.Call, params: list[relax.Var] | None = None) -> BackwardCall:
-        """Describe a call, within the function of these parameters.
+        """Describe a call within a function with these parameters.
 
         Raises
         ------
         TypeError
-            If it is no call of an operator.
+            If it is not a call of an operator.
         """
         if not isinstance(call, relax.Call) or not isinstance(call.op, Op):
             raise TypeError(f"call must be a call of an operator, but it is {call!r}")
@@ -64,21 +64,21 @@ class BackwardCall:
 
     @classmethod
     def of_function(cls, function: relax.Function) -> BackwardCall:
-        """Describe the call in a function that ``FuseOpsByPattern`` has made.
+        """Describe the call in a function created by ``FuseOpsByPattern``.
 
         Parameters
         ----------
         function : relax.Function
-            A composite function, or the function around one that a code generator is given; both
-            take the same parameters in the same order.
+            A composite function, or the function around one that a code generator receives; both have
+            the same parameters in the same order.
 
         Raises
         ------
         TypeError
-            If it is no Relax function.
+            If it is not a Relax function.
         ValueError
-            If the function does not hold exactly one call of a backward operator, as after
-            ``MergeCompositeFunctions``: each composite function in it does.
+            If the function does not hold exactly one call of a backward operator. After
+            ``MergeCompositeFunctions`` a function may hold several; describe each composite function.
         """
         if not isinstance(function, relax.Function):
             raise TypeError(f"function must be a Relax function, but it is {function!r}")
@@ -113,7 +113,7 @@ class BackwardCall:
         )
 
     def is_static(self) -> bool:
-        """Tell whether the extents of the result and of all arguments are known numbers."""
+        """Tell whether all extents of the result and of the arguments are constants."""
         shapes = map(self.shape, (ROOT, *self.arguments))
         return all(
             shape is not None and all(isinstance(extent, int) for extent in shape)
@@ -135,7 +135,7 @@ def _is_backward(call: relax.Call) -> bool:
 
 
 def _within(function: relax.Function, kind: type, wanted) -> list:
-    """Return the expressions of a kind in a function, itself included, that are wanted."""
+    """Return the wanted expressions of type ``kind`` in a function, including the function itself."""
     found = []
 
     def visit(expr: relax.Expr) -> None:

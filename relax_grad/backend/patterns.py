@@ -1,4 +1,4 @@
-"""Patterns by which ``relax.transform.FuseOpsByPattern`` finds the backward operators."""
+"""Patterns of backward operators for ``relax.transform.FuseOpsByPattern``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..op.rank import RANKS
 from .call import ROOT, BackwardCall
 
 Check = Callable[[BackwardCall], bool]
-#: Name, pattern, annotations and check, as TVM's ``register_patterns`` takes them.
+#: Name, pattern, annotations and check, the format of TVM's ``register_patterns``.
 Pattern = tuple[
     str, DFPattern, Mapping[str, DFPattern], Callable[[PatternCheckContext], bool] | None
 ]
@@ -44,11 +44,11 @@ def make_backward_pattern(op_name: str) -> tuple[DFPattern, Mapping[str, DFPatte
     Returns
     -------
     pattern : DFPattern
-        Matches a call of the operator, whatever its arguments and attributes.
+        Matches a call of the operator with any arguments and attributes.
     annotations : Mapping[str, DFPattern]
-        The arguments under the operator's names for them (``"output_grad"``, ``"data"`` and
-        ``"weight_shape"`` for the example), and ``"root"``, the call itself. Optional arguments are
-        matched without a name.
+        The arguments by the operator's names for them (``"output_grad"``, ``"data"`` and
+        ``"weight_shape"`` for the example), and ``"root"``, the call itself. Optional arguments match
+        without a name.
 
     Raises
     ------
@@ -81,23 +81,23 @@ def backward_patterns(
     backend : str
         The backend; its code generator is ``relax.ext.<backend>``.
     operators : Iterable[str]
-        The operators that it has primitives for.
+        The operators with a primitive in the backend.
     check : Callable[[BackwardCall], bool], optional
-        Tells whether the backend takes a call; by default it takes all of them.
+        Tells whether the backend accepts a call; by default it accepts all calls.
 
     Returns
     -------
     patterns : list[Pattern]
-        What ``FuseOpsByPattern`` takes. ``"relax.grad."`` is left out of the names:
+        The patterns for ``FuseOpsByPattern``. The names omit ``"relax.grad."``, for example
         ``"my_backend.conv2d_backward_weight"``.
 
     Raises
     ------
     ValueError
-        If the name of the backend is empty or has a dot, at which TVM ends it, or if there is no such
-        operator.
+        If the name of the backend is empty or contains a dot, which TVM takes for the end of the name, or if
+        there is no such operator.
     TypeError
-        If the operators are not names, or the check is no function.
+        If the operators are not names, or the check is not callable.
     """
     if not isinstance(backend, str) or not backend or "." in backend:
         raise ValueError(f"backend must be a name without a dot, but it is {backend!r}")
@@ -119,11 +119,10 @@ def backward_patterns(
 def register_backward_patterns(
     backend: str, operators: Iterable[str] = CONV_BACKWARD, check: Check | None = None
 ) -> list[Pattern]:
-    """Register :func:`backward_patterns` with TVM, as ``tvm.relax.backend`` does its own.
+    """Register :func:`backward_patterns` with TVM, like the patterns of ``tvm.relax.backend``.
 
-    From then on ``tvm.relax.backend.pattern_registry.get_patterns_with_prefix(f"{backend}.")`` returns
-    them, among what else the backend has registered. A pattern that is registered again replaces the
-    one of the same name.
+    ``tvm.relax.backend.pattern_registry.get_patterns_with_prefix(f"{backend}.")`` then returns them together
+    with the backend's other patterns. A new pattern replaces a registered pattern of the same name.
 
     Parameters
     ----------
@@ -133,7 +132,7 @@ def register_backward_patterns(
     Returns
     -------
     patterns : list[Pattern]
-        What was registered.
+        The registered patterns.
     """
     patterns = backward_patterns(backend, operators, check)
     _ffi_api.RemovePatterns([name for name, *_ in patterns])

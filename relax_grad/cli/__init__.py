@@ -1,6 +1,6 @@
-"""The command line: ``relax-grad COMMAND``, which is ``python -m relax_grad COMMAND`` too.
+"""The command line: ``relax-grad COMMAND`` or ``python -m relax_grad COMMAND``.
 
-The modules of the commands import nothing but the standard library until they run: help is there at once.
+The modules of the commands import only the standard library until they run, so that help appears at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._text import versions
 
 
 class _Version(argparse.Action):
-    """Print the versions, which are looked up only then, and exit."""
+    """Prints the versions, which are looked up only here, and exits."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         print(versions())
@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     code : int
-        The exit code of the command: 0 if all is well, 1 if something was found, 130 if interrupted. A
-        wrong command line exits with code 2, as argparse does.
+        The exit code of the command: 0 without problems, 1 with problems, 130 if interrupted. An invalid
+        command line exits with code 2, the code of argparse.
     """
     parser = argparse.ArgumentParser(
         prog="relax-grad",
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = args.run(args)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has seen enough, as head does
+    except BrokenPipeError:  # the reader has closed the pipe, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

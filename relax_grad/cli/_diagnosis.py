@@ -20,10 +20,10 @@ from ..cpu.target import CPU, host
 from ..ir import compat
 from ._text import count_of, last_line
 
-#: What makes vectors wider or arithmetic faster, as LLVM names it.
+#: LLVM's names of processor features that make vectors wider or arithmetic faster.
 _FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512vl", "avx512bf16", "neon", "sve")
 
-#: Operators whose gradients are checked: a convolution, a pool, a loss, a norm, a product of matrices.
+#: Operators with checked gradients: a convolution, a pool, a loss, a norm and a matrix product.
 _CHECKED = (
     "relax.nn.conv2d",
     "relax.nn.max_pool2d",
@@ -35,14 +35,14 @@ _CHECKED = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that goes wrong, and what to do about it."""
+    """A problem and its remedy."""
 
     what: str
     remedy: str
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """Yield what is found: names and values."""
+    """Yield names and values of the installation: versions, processor, threads, GPUs, operators."""
     yield "Python", f"{platform.python_version()} ({sys.executable})"
     yield "system", platform.platform()
     yield "NumPy", np.__version__
@@ -61,7 +61,7 @@ def facts() -> Iterator[tuple[str, str]]:
 
 
 def find_problems() -> Iterator[Problem]:
-    """Yield what is known to go wrong with what is installed, without running anything."""
+    """Yield the known problems of the installation, without compiling or running programs."""
     ffi = compat.installed_version("apache-tvm-ffi")
     yield from _of_versions(ffi, np.__version__)
     if not tvm.runtime.enabled("llvm"):
@@ -78,7 +78,7 @@ def find_problems() -> Iterator[Problem]:
 
 
 def _of_versions(ffi: str | None, numpy: str) -> Iterator[Problem]:
-    """Yield the problems of a version of apache-tvm-ffi, if it is known, and of NumPy."""
+    """Yield the known problems of versions of apache-tvm-ffi (None if unknown) and NumPy."""
     if ffi is not None and compat.parse_version(ffi) >= compat.FFI_BAD_FROM:
         yield Problem(
             f"apache-tvm-ffi {ffi} crashes the process in tvm.ir.save_json",
@@ -134,7 +134,7 @@ def _operators() -> str:
 
 
 def run_checks() -> Iterator[Problem]:
-    """Run the checks; print a line and yield a problem for each that fails."""
+    """Run the checks; print a line for each, and yield a problem for each failure."""
     from ..testing import samples
 
     checks: dict[str, Callable[[], object]] = {
@@ -146,7 +146,7 @@ def run_checks() -> Iterator[Problem]:
         start = time.perf_counter()
         try:
             check()
-        except Exception as error:  # whatever is broken is what this is to report
+        except Exception as error:  # any error is a problem to report
             verdict = "FAILED"
             yield Problem(
                 f"{name}: {type(error).__name__}: {last_line(error)}",
@@ -158,7 +158,7 @@ def run_checks() -> Iterator[Problem]:
 
 
 def _check_pipeline() -> None:
-    """Compare a step of a small classifier, compiled by relax_grad's pipeline, with what NumPy computes."""
+    """Compare a loss and its gradient, compiled by relax_grad's pipeline, with NumPy."""
     from tvm import relax
 
     from ..functional import value_and_grad

@@ -1,4 +1,4 @@
-"""What the commands have in common of their texts."""
+"""Text helpers that the commands share."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import sys
 
 from .. import __version__
 
-#: The passes that differentiate, by the names of :data:`relax_grad.testing._program.PASSES`.
+#: The differentiation passes, by the names of :data:`relax_grad.testing._program.PASSES`.
 PASSES = ("relax_grad", "tvm")
 
 
 def versions() -> str:
-    """Return the versions of relax_grad and of what it runs on, in one line; imports no TVM that is installed."""
+    """Return the versions of relax_grad, TVM and tvm-ffi in one line, without importing an installed TVM."""
     ffi = _installed("apache-tvm-ffi") or "of unknown version"
     return f"relax_grad {__version__}, apache-tvm {_tvm_version()}, apache-tvm-ffi {ffi}"
 
 
 def _tvm_version() -> str:
     installed = None if "tvm" in sys.modules else _installed("apache-tvm")
-    # One that is built from its sources may have no metadata.
+    # A TVM built from source may have no metadata.
     return installed or importlib.import_module("tvm").__version__
 
 
@@ -38,6 +38,6 @@ def count_of(number: int, noun: str) -> str:
 
 
 def last_line(error: Exception) -> str:
-    """Return the end of an error's message: TVM's own carry a C++ traceback in front of it."""
+    """Return the last line of an error's message; in TVM's errors a C++ traceback precedes it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip() if lines else "(no message)"

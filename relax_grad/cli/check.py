@@ -1,4 +1,4 @@
-"""``relax-grad check`` checks the gradients of the TVM build that is installed."""
+"""``relax-grad check`` checks the gradients of the installed TVM build."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def select(patterns: Sequence[str]) -> list[str]:
-    """Return the operators with samples that are named, each once; all of them for no name.
+    """Return the operators with samples that match the patterns, each once; all of them without patterns.
 
     Parameters
     ----------
     patterns : Sequence[str]
         Names with or without the prefixes before a dot (``"relax.nn.conv2d"``, ``"nn.conv2d"``,
-        ``"conv2d"``), in which ``*`` and ``?`` stand for any characters and any one character.
+        ``"conv2d"``). ``*`` stands for any characters and ``?`` for any one character.
 
     Raises
     ------
     ValueError
-        If a name fits no operator; names those that are spelled alike.
+        If a pattern matches no operator; the message suggests similar names.
     """
     from ..testing.samples import sampled_operators
 
@@ -90,24 +90,24 @@ def select(patterns: Sequence[str]) -> list[str]:
 
 @dataclass
 class Outcome:
-    """What the checks of one operator have found.
+    """The results of the checks of one operator.
 
     Attributes
     ----------
     operator : str
         The operator's name.
     samples : int
-        The number of samples that were checked in some way.
+        The number of samples with at least one check.
     skipped : int
         The number of samples that only PyTorch can check and that were not compared with it.
     order : int
-        The highest order that was checked.
+        The highest checked order.
     max_error : float
         The largest relative error of the checks that passed.
     seconds : float
-        The time all checks took.
+        The time of all checks.
     failures : list[tuple[str, Exception]]
-        Each check that failed: which one it was, and its exception.
+        The name and the exception of each check that failed.
     """
 
     operator: str
@@ -119,7 +119,7 @@ class Outcome:
     failures: list[tuple[str, Exception]] = field(default_factory=list)
 
     def record(self, name: str, check: Callable[[], tuple[float, int]]) -> None:
-        """Run a check that returns its error and its order, and keep what came of it."""
+        """Run a check that returns its error and its order, and record the result or the failure."""
         try:
             error, order = check()
         except Exception as exception:
@@ -129,7 +129,7 @@ class Outcome:
             self.order = max(self.order, order)
 
     def line(self, width: int) -> str:
-        """Return the report of the operator in one line, its name padded to ``width``."""
+        """Return the report of the operator in one line, with its name padded to ``width``."""
         count = count_of(self.samples, "sample")
         order = f"order {self.order}" if self.order else "-"
         error = f"max error {self.max_error:.1e}" if self.order else "-"
@@ -152,30 +152,30 @@ def check_operator(
     torch: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Run the samples of an operator; a check that fails does not keep the others from running.
+    """Check the samples of an operator; the other checks run even if one fails.
 
     Parameters
     ----------
     operator : str
         The name of an operator that has samples.
     through : str
-        The pass that differentiates, ``"relax_grad"`` or ``"tvm"``, as in ``check_gradients``. Through
-        ``"tvm"``, bfloat16 is left out, and a sample goes to the order which that pass takes.
+        The differentiation pass, ``"relax_grad"`` or ``"tvm"``, as in ``check_gradients``. With ``"tvm"``,
+        bfloat16 is skipped, and a sample is checked up to the order that this pass supports.
     target : str or tvm.target.Target
-        What to compile for.
+        The compilation target.
     order : int, optional
         The highest order to check; by default each sample's own.
     all_kinds : bool
         Whether to check the sample's other dtypes and its symbolic shapes too.
     torch : bool
-        Whether to compare with PyTorch the samples that have a reference there.
+        Whether to compare the samples that have a PyTorch reference with it.
     interrupted : Callable[[], bool]
-        Asked after each check whether to stop.
+        Tells whether to stop; called after each check.
 
     Raises
     ------
     KeyboardInterrupt
-        If ``interrupted`` says so.
+        If ``interrupted`` returns true.
     """
     from ..testing.samples import samples
 
@@ -203,7 +203,7 @@ def check_operator(
 def _checks(
     sample: Sample, through: str, target, order: int, all_kinds: bool, torch: bool
 ) -> Iterator[tuple[str, Callable[[], tuple[float, int]]]]:
-    """Yield each check of a sample: its kind, and a function that returns the error and the order."""
+    """Yield the kind of each check of a sample, and a function that runs it and returns error and order."""
     from ..testing import check_against_torch
 
     def gradients(**settings):
@@ -227,7 +227,7 @@ def _checks(
         if all_kinds:
             for dtype in sample.dtypes:
                 if dtype == "bfloat16" and through == "tvm":
-                    continue  # which that pass does not take
+                    continue  # TVM's pass does not support it
                 yield dtype, lambda dtype=dtype: gradients(dtype=dtype)
             if sample.symbolic:
                 yield "symbolic shape", lambda: gradients(symbolic=True)
@@ -275,7 +275,7 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
         from ..testing.samples import sampled_operators
 
         known = set(sampled_operators())
-        # Backward operators without samples of their own are what order 2 of the others is made of.
+        # Order 2 of the forward operators checks the backward operators without samples of their own.
         unsampled = [
             name
             for name in _differentiable()
@@ -289,10 +289,10 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
 
 @contextmanager
 def _interrupts():
-    """Yield how to ask whether the user has pressed Ctrl-C.
+    """Yield a function that tells whether the user has pressed Ctrl-C.
 
-    Python's KeyboardInterrupt is not enough: one that is raised in a rule or in another function
-    that TVM calls back comes out of TVM as a RuntimeError.
+    Python's KeyboardInterrupt is not enough: TVM turns one raised in a rule, or in another callback from
+    TVM, into a RuntimeError.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False  # only the main thread may handle signals
@@ -313,7 +313,7 @@ def _interrupts():
 
 @contextmanager
 def _output(total: int):
-    """Yield how to write a line, and how to say which operator is next."""
+    """Yield a function that writes a line, and one that announces the next operator."""
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
         yield (lambda line, style=None: print(line, flush=True)), (lambda operator: None)
         return
@@ -399,7 +399,7 @@ def _order(text: str) -> int:
 
 
 def _target(text: str) -> tvm.target.Target:
-    """Return the target of a name or of JSON; a ValueError says that there is none, or no device of it."""
+    """Return the target of a name or of JSON; raise ValueError if it or its device does not exist."""
     import tvm
 
     from ..cpu.target import host

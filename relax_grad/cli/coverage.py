@@ -1,4 +1,4 @@
-"""``relax-grad coverage`` lists what is known of the gradient of every operator."""
+"""``relax-grad coverage`` lists the status of the gradient of every operator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(item: OperatorCoverage) -> tuple[str, ...]:
-    """Return the cells of an operator's line: operator, gradient, rule, arguments and note."""
+    """Return the cells of an operator's row: operator, gradient, rule, arguments and note."""
     found = item.classification
     if found.kind != "differentiable":
         absent = "refused" if found.refused else "none"
@@ -104,7 +104,7 @@ def _markdown(found: Sequence[OperatorCoverage]) -> Iterator[str]:
 
 
 def summary(found: Sequence[OperatorCoverage]) -> str:
-    """Return how many operators there are of each kind, in one sentence."""
+    """Return the number of operators of each kind, in one sentence."""
     kinds = Counter(item.classification.kind for item in found)
     return f"{count_of(len(found), 'operator')}: " + ", ".join(
         f"{kinds[kind]} {kind}" for kind in ("differentiable", "non-differentiable", "unclassified")

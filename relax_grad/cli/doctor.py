@@ -1,4 +1,4 @@
-"""``relax-grad doctor`` says what is installed, what is known to go wrong with it, and whether gradients are right."""
+"""``relax-grad doctor`` reports the installation, its known problems, and whether gradients are right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_parser(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return 1 if something is wrong."""
+    """Run the command; return 1 if there is a problem, else 0."""
     from ._diagnosis import facts, find_problems, run_checks
 
     print(versions())

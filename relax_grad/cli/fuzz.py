@@ -1,4 +1,4 @@
-"""``relax-grad fuzz`` differentiates random programs, or compiles random TIR, and compares with other ways to the results."""
+"""``relax-grad fuzz`` differentiates random programs, or compiles random TIR, and compares with references."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ exit codes:
   1  a program failed  130  interrupted
 """
 
-#: Where the output is no terminal, the seconds between lines that say how far it is.
+#: The seconds between progress lines if the output is not a terminal.
 _INTERVAL = 60.0
 
 
@@ -79,7 +79,7 @@ def add_parser(commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; return 0 if nothing was found, 1 if something was, 130 if interrupted."""
+    """Run the command; return 0 without findings, 1 with findings, 130 if interrupted."""
     from ..testing.fuzz import report
     from ..testing.fuzz.session import Session, can_fork
 
@@ -143,7 +143,7 @@ def _summary(counts, subject, seconds: float):
 
 @contextmanager
 def _output():
-    """Yield how to write a line, and how to say what is done next."""
+    """Yield a function that writes a line, and one that announces the next step."""
     if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
         yield (lambda line, style=None: print(line, flush=True)), _at_intervals()
         return
@@ -153,7 +153,7 @@ def _output():
 
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console = Console(highlight=False)
-    # A thread that refreshes by itself would hold locks that a forked process waits for.
+    # A refresh thread could hold locks at a fork, for which the child would wait forever.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("", total=None)
 
@@ -168,7 +168,7 @@ def _output():
 
 
 def _at_intervals():
-    """Return what prints how far it is, if it has not done so for a while."""
+    """Return a function that prints the progress, at most once per :data:`_INTERVAL`."""
     said = time.monotonic()
 
     def begin(text: str, counts) -> None:

@@ -1,4 +1,4 @@
-"""How much arrays differ."""
+"""The difference between arrays."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two arrays differ most.
+    """The largest difference of two arrays.
 
     Attributes
     ----------
     error : float
-        By how much, relative to the largest finite number that is wanted, or to 1 if that is larger; NaN where only one
-        is NaN.
+        The error, relative to the larger of 1 and the largest finite magnitude in the reference. NaN if exactly
+        one of the two elements is NaN.
     at : str
         The indices of the element.
     found, wanted : float
-        The element in both.
+        The element in the array and in the reference.
     """
 
     error: float
@@ -29,7 +29,7 @@ class Difference:
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> Difference:
-    """Compare two arrays of one shape, in which infinities of one sign are the same, and NaN is the same as NaN."""
+    """Compare two arrays of the same shape; infinities of the same sign are equal, and NaN equals NaN."""
     if not wanted.size:
         return Difference(0.0)
     found, wanted = np.asarray(found, "float64"), np.asarray(wanted, "float64")

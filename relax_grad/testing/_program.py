@@ -1,8 +1,8 @@
-"""Build, differentiate and run the programs that the gradient checks compare.
+"""Building, differentiating and running the programs that the gradient checks compare.
 
 The program of order 1 is ``L1(inputs, cotangents) = sum over outputs of <output, cotangent>``. The program
-of order k + 1 is ``L(k+1)(..., directions) = sum over gradients of Lk of <gradient, direction>``, built of
-the bindings of the differentiated program, so that its gradient is the next order's.
+of order k + 1 is ``L(k+1)(..., directions) = sum over gradients of Lk of <gradient, direction>``. It is built
+from the bindings of the differentiated program, so its gradient is that of the next order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PASSES = {"relax_grad": Gradient, "tvm": relax.transform.Gradient}
 
 @runtime_checkable
 class _Tensor(Protocol):
-    """An array of any library; those of NumPy are such tensors too."""
+    """An array of any library, including NumPy."""
 
     def __dlpack__(self, **options): ...
 
@@ -63,7 +63,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Program:
-    """A module whose function ``main`` returns one scalar, with the values of its parameters."""
+    """A module whose function ``main`` returns a scalar, with the values of its parameters."""
 
     module: tvm.IRModule
     arguments: tuple[Argument, ...]
@@ -75,14 +75,14 @@ class Program:
 def make_arguments(
     inputs: Sequence, dtype: str | None, symbolic: Mapping[int, Mapping[int, str]]
 ) -> list:
-    """Turn the inputs of a check into arguments; what is not an array stays as it is.
+    """Convert the arrays among the inputs of a check to arguments; other inputs are unchanged.
 
     Parameters
     ----------
     inputs : Sequence
         Arrays, (nested) tuples and lists of arrays, and values that are passed through.
     dtype : str or None
-        What floating-point arrays are cast to; None leaves them as they are.
+        The dtype to cast floating-point arrays to; None leaves them unchanged.
     symbolic : Mapping[int, Mapping[int, str]]
         Names for the symbolic axes of an input, by input and axis.
     """
@@ -120,7 +120,7 @@ def make_arguments(
 
 
 def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]]) -> None:
-    """Refuse a name for an axis that does not exist, and one name for two extents."""
+    """Refuse names of axes that do not exist, and one name for two different extents."""
     if not _is_symbolic(symbolic):
         raise TypeError(
             f"symbolic must give names to axes of inputs, as {{0: {{0: 'n'}}}} does, but it is {symbolic!r}"
@@ -140,7 +140,7 @@ def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]])
 
 
 def _is_symbolic(symbolic) -> bool:
-    """Tell whether this is a mapping of integers to mappings of integers to text."""
+    """Tell whether a value is a mapping from integers to mappings from integers to strings."""
 
     def is_integer(key) -> bool:
         return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
@@ -154,7 +154,7 @@ def _is_symbolic(symbolic) -> bool:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """Return the NumPy dtype of a TVM dtype, bfloat16 included (from ml_dtypes, which TVM brings)."""
+    """Return the NumPy dtype of a TVM dtype, including bfloat16 (from ml_dtypes, a dependency of TVM)."""
     if dtype == "bfloat16":
         import ml_dtypes
 
@@ -187,7 +187,7 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
         raise TypeError(
             f"the function must return floating-point tensors, but what it returns is {output_type}"
         )
-    # Cotangents need values: the static types of the same outputs say how many.
+    # Cotangents need values, and the static types of the same outputs give their shapes.
     static_args = _substitute_all(call_args, params, static)
     leaves = [leaf for _, leaf in float_leaves(_output_type(function, static, static_args, attrs))]
     for leaf in leaves:
@@ -216,7 +216,7 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
 def differentiate(
     program: Program, wrt: Sequence[str], through: str = "relax_grad"
 ) -> tvm.IRModule:
-    """Return the module with ``main_adjoint``, differentiated with respect to the named parameters.
+    """Return the module with ``main_adjoint``: ``main`` differentiated with respect to the named parameters.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def differentiate(
 
 
 def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str], rng) -> Program:
-    """Build ``L(k+1)`` of the differentiated ``Lk``, with random directions as new parameters."""
+    """Build ``L(k+1)`` from the differentiated ``Lk``, with random directions as new parameters."""
     adjoint = copy_with_new_vars(differentiated["main_adjoint"])
     by_name = {argument.name: argument for argument in program.arguments}
     order = 1 + sum(argument.name.startswith("direction") for argument in program.arguments)
@@ -251,7 +251,7 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         argument = by_name[name]
         value = rng.uniform(-1, 1, argument.value.shape).astype(argument.value.dtype)
         directions.append(replace(argument, name=f"direction{order}_{name}", value=value))
-    # The copy has symbolic variables of its own; a direction has the type of its gradient there.
+    # The copy has symbolic variables of its own, so directions take the types of the gradients in the copy.
     (block,) = adjoint.body.blocks
     gradients = list(adjoint.body.body.fields[1].fields)
     params = [
@@ -278,25 +278,24 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
 
 @contextmanager
 def without_assertions() -> Iterator[None]:
-    """Compile kernels without what they assert of their arguments: half of their code, and of the time for it.
+    """Compile kernels without assertions about their arguments, which are half of the code and compile time.
 
-    It decorates functions too.
+    The context manager is also a decorator.
     """
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         yield
 
 
 def compile_together(modules: Sequence[tvm.IRModule], target) -> Callable:
-    """Compile what :func:`merge` makes of the modules.
+    """Compile the modules together, as :func:`merge` combines them.
 
-    Compiled together, the modules share the kernels that they have in common, and the cost of the passes
-    over a module.
+    The modules then share common kernels and the fixed cost of the passes over a module.
     """
     return compile_module(merge(modules), target)
 
 
 def merge(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
-    """Put modules into one: ``main`` as ``main_1``, ``main_2``, ..., with their adjoint functions."""
+    """Merge modules into one, with ``main_1``, ``main_2``, ... for ``main``, and their adjoint functions."""
     together = tvm.IRModule()
     for number, module in enumerate(modules, start=1):
         for variable, function in module.functions_items():
@@ -304,13 +303,13 @@ def merge(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
             if name in ("main", "main_adjoint"):
                 name = f"main_{number}{name.removeprefix('main')}"
                 together[name] = function.with_attr("global_symbol", name)
-            else:  # what the function itself brought along; calls refer to it by its variable
+            else:  # a callee; calls refer to it by its variable
                 together[variable] = function
     return together
 
 
 def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
-    """Compile a module; return what runs a function of it, by name, from arrays to (nested) arrays."""
+    """Compile a module; return a callable that runs a function, by name, from arrays to (nested) arrays."""
     target = tvm.target.Target(target)
     device = tvm.runtime.Device(target.get_target_device_type(), 0)
     machine = relax.VirtualMachine(tvm.compile(module, target=target), device)
@@ -332,7 +331,7 @@ def _to_tensor(value: np.ndarray, device) -> tvm.runtime.Tensor:
 
 
 def to_numpy(value):
-    """Return arrays in the place of tensors, in (nested) lists."""
+    """Convert tensors in (nested) lists to arrays."""
     if hasattr(value, "numpy"):
         return value.numpy()
     return [to_numpy(item) for item in value]
@@ -345,7 +344,7 @@ def holds(value, kind) -> bool:
 
 
 def _substitute_all(call_args, variables, values) -> list:
-    """Put values in the place of variables; symbolic extents of the arguments stay those of the values."""
+    """Replace variables by values in the arguments of a call; other arguments stay unchanged."""
     known = dict(zip(variables, values, strict=True))
     return [_substitute(arg, known) for arg in call_args]
 
@@ -370,7 +369,7 @@ def _output_type(function, params, call_args, attrs) -> relax.Type:
 
 
 def float_leaves(output_type: relax.Type, path: tuple[int, ...] = ()) -> list:
-    """Return path and type of each floating-point tensor in a (nested) type."""
+    """Return the path and type of each floating-point tensor in a (nested) type."""
     if isinstance(output_type, relax.TupleType):
         return [
             leaf
@@ -389,7 +388,7 @@ def _project(value: relax.Expr, path: tuple[int, ...]) -> relax.Expr:
 
 
 def _inner_products(bb: relax.BlockBuilder, values, weights) -> relax.Expr:
-    """Return the sum over all pairs of the inner product, as a scalar of the widest dtype."""
+    """Return the sum of the inner products of all pairs, as a scalar of float64 if any is, else float32."""
     dtypes = [dtype_of(weight.ty) for weight in weights]
     dtype = "float64" if "float64" in dtypes else "float32"
     total = None

@@ -1,4 +1,4 @@
-"""The gradient checker: differentiate, compile, run, and compare with numbers found otherwise."""
+"""The gradient checker: differentiate, compile, run, and compare with independent references."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ._program import Argument, Program, numpy_dtype
 #: Relative tolerance by dtype of a gradient against the one in float64.
 TOLERANCES = {"float64": 2e-6, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1.5e-1}
 
-#: Step and relative tolerance of the central differences, by the narrowest dtype that the function
-#: goes through. The step balances truncation (its fourth power) against rounding (its inverse).
+#: Step and relative tolerance of the central differences, by the narrowest dtype among the inputs and
+#: cotangents. The step balances truncation (its fourth power) against rounding (its inverse).
 _DIFFERENCES = {
     "float64": (1e-4, 2e-6),
     "float32": (2e-2, 2e-3),
@@ -27,7 +27,7 @@ _DIFFERENCES = {
     "bfloat16": (5e-1, 3e-1),
 }
 
-#: Rounding errors of the loss, relative to its size, that the differences see: some tens of epsilons.
+#: The rounding error of the loss in the differences, relative to the size of the loss: tens of epsilons.
 _EPSILONS = {"float64": 1e-14, "float32": 4e-5, "float16": 2.5e-2, "bfloat16": 1.5e-1}
 
 _DIRECTIONS = 3
@@ -35,18 +35,18 @@ _DIRECTIONS = 3
 
 @dataclass(frozen=True)
 class GradientReport:
-    """What a check that passed has measured.
+    """The measurements of a check that passed.
 
     Attributes
     ----------
     operator : str
-        The operator or function that was checked.
+        The checked operator or function.
     order : int
-        The highest order that was checked.
+        The highest checked order.
     max_error : float
-        The largest error found, relative to the scale of what it was compared with.
+        The largest error, relative to the scale of the gradient.
     comparisons : int
-        The number of numbers compared.
+        The number of compared numbers.
     """
 
     operator: str
@@ -72,9 +72,9 @@ def check_gradients(
 ) -> GradientReport:
     """Check the gradient of an operator, or of a function built of operators.
 
-    Builds the function, differentiates it and compiles both for the target. The gradient in float64 is compared with
-    central differences in random directions, and that in the dtype of the inputs element by element with the one in
-    float64. Each gradient must have the type and the shape of its input.
+    Builds the function, differentiates it and compiles both for the target. The gradient in float64 is compared
+    with central differences in random directions. The gradient in the dtype of the inputs is compared element by
+    element with the gradient in float64. Each gradient must have the type and the shape of its input.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def check_gradients(
         The name of an operator (``"relax.nn.conv2d"``), its builder (``relax.op.nn.conv2d``), or a
         function from Relax expressions to a Relax expression.
     inputs : Sequence
-        The arguments: arrays become tensor parameters, (nested) tuples of arrays become tuples, and
-        anything else is passed on as it is. Integer arrays are held fixed.
+        The arguments. Arrays become tensor parameters, (nested) tuples of arrays become tuples, and other
+        values are passed on unchanged. Integer arrays are held fixed.
     wrt : Sequence[int or str], optional
         The inputs to differentiate with respect to, by index, or by name (``"x0"``, or ``"x0_1"`` for
         an element of a tuple); by default every floating-point array.
@@ -91,20 +91,20 @@ def check_gradients(
         The highest order to check. From order 2 on, the gradient of the gradient is checked with
         respect to the inputs and to the output's cotangents.
     dtypes : str or Sequence[str]
-        Further dtypes in which to check the first order: the floating-point inputs are cast to each.
+        Further dtypes in which to check the first order. The floating-point inputs are cast to each.
     through : str
         The pass that applies the rules: ``"relax_grad"`` for :class:`relax_grad.transform.Gradient`, or
-        ``"tvm"`` for ``relax.transform.Gradient``, which takes no parameter in bfloat16, and little of
+        ``"tvm"`` for ``relax.transform.Gradient``, which accepts no parameters in bfloat16 and supports few
         symbolic shapes at order 2.
     target : str or tvm.target.Target
-        What to compile for.
+        The compilation target.
     rtol, atol : float, optional
-        Replace the tolerances, which go by dtype (:data:`TOLERANCES`). A difference is accepted up to
-        ``atol + rtol * scale`` with the scale of the gradient. By default ``atol`` is what rounding
-        leaves of a gradient of 0.
+        Replace the default tolerances, which depend on the dtype (:data:`TOLERANCES`). A difference up to
+        ``atol + rtol * scale`` is accepted, with the scale of the gradient. By default ``atol`` covers the
+        rounding error of a gradient of 0.
     symbolic : Mapping[int, Mapping[int, str]], optional
-        Names for the axes of an input that shall have symbolic extents: ``{0: {0: "n"}}`` makes the
-        batch of the first input symbolic.
+        Names of symbolic extents, by input and axis: ``{0: {0: "n"}}`` makes the batch of the first input
+        symbolic.
     seed : int
         The seed of the cotangents and directions.
     **attrs
@@ -113,17 +113,16 @@ def check_gradients(
     Returns
     -------
     report : GradientReport
-        What was measured.
+        The measurements.
 
     Raises
     ------
     GradientCheckError
-        Names the operator, the argument, the worst element and both numbers.
+        If a gradient is wrong. Names the operator, the argument, the worst element and both numbers.
     GradientError
-        If the pass refuses the function or what a rule returns.
+        If the pass refuses the function or the result of a rule.
     TypeError, ValueError
-        If an argument of the check itself is wrong, or there is nothing to differentiate with respect
-        to.
+        If an argument of the check itself is wrong, or no input can be differentiated with respect to.
 
     Examples
     --------
@@ -151,7 +150,7 @@ def check_gradients(
     try:
         reference = program("float64")
     except (TypeError, ValueError, tvm.error.InternalError):
-        # The function holds something of another dtype, such as a constant of float32.
+        # The function holds a value of another dtype, such as a float32 constant.
         reference = own
     names = select_wrt(own.arguments, wrt)
     own = _Chain(name, own, names, order, through, target, seed)
@@ -169,7 +168,7 @@ def check_gradients(
 
 @dataclass(frozen=True)
 class Level:
-    """A program of one order, what it is differentiated with respect to, and the differentiated module."""
+    """A program of one order, the differentiated parameters, and the differentiated module."""
 
     program: Program
     wrt: Sequence[str]
@@ -179,9 +178,9 @@ class Level:
 def levels(
     program: Program, wrt: Sequence[str], order: int, seed: int, through: str = "relax_grad"
 ) -> Iterator[Level]:
-    """Differentiate a program of order 1 again and again, by the pass that ``through`` names.
+    """Differentiate a program of order 1 repeatedly, with the pass that ``through`` names.
 
-    From order 2 on, the cotangents are differentiated with respect to as well.
+    From order 2 on, gradients with respect to the cotangents are taken too.
     """
     for number in range(1, order + 1):
         module = _program.differentiate(program, wrt, through)
@@ -194,7 +193,7 @@ def levels(
 
 
 class _Chain:
-    """A program that is differentiated again and again, and compiled once for all orders."""
+    """A program that is differentiated repeatedly and compiled once for all orders."""
 
     def __init__(self, name, program: Program, wrt, order: int, through: str, target, seed):
         self.name = name
@@ -208,7 +207,7 @@ class _Chain:
         except Exception as error:
             if not self.levels:
                 raise
-            self.failure = error  # for when the orders below it have been checked
+            self.failure = error  # raised once the orders below it are checked
         self._run = _program.compile_together([level.module for level in self.levels], target)
 
     def level(self, order: int) -> Level:
@@ -243,7 +242,7 @@ class _Chain:
 
 
 class _Check:
-    """The state of one check: its settings and what it has measured."""
+    """The state of one check: its settings and measurements."""
 
     def __init__(self, name, rtol, atol, seed):
         self.name, self.rtol, self.atol, self.seed = name, rtol, atol, seed
@@ -276,7 +275,7 @@ class _Check:
                 )
 
     def _compare_directions(self, order, chain: _Chain, gradients) -> None:
-        """Compare with central differences along random directions, in one input at a time."""
+        """Compare gradients with central differences along random directions, one input at a time."""
         program, wrt = chain.level(order).program, chain.level(order).wrt
         names = [argument.name for argument in program.arguments]
         dtype = min((a.dtype for a in program.arguments if a.is_float), key=_width)
@@ -294,7 +293,7 @@ class _Check:
                 values[index] = moved.astype(values[index].dtype)
                 return chain.loss(order, values)
 
-            # The central difference of fourth order.
+            # The fourth-order central difference.
             return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * step)
 
         for name, gradient in zip(wrt, gradients, strict=True):
@@ -315,7 +314,7 @@ class _Check:
                     )
 
     def _locate(self, order, name, gradient, difference) -> None:
-        """Find the element that is most wrong, and raise for it."""
+        """Find the element with the largest error and raise an error that names it."""
         worst, largest = None, -1.0
         for position in np.ndindex(gradient.shape):
             direction = np.zeros(gradient.shape)
@@ -354,7 +353,7 @@ def resolve(fn_or_op: str | Callable) -> tuple[str, Callable]:
 
 
 def check_tolerance(name: str, tolerance: float) -> None:
-    """Refuse what is no number, and a negative one."""
+    """Refuse a tolerance that is not a number or is negative."""
     if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
         raise TypeError(f"{name} must be a number, but it is {tolerance!r}")
     if not tolerance >= 0:
@@ -377,7 +376,7 @@ def select_wrt(arguments: Sequence[Argument], wrt: Sequence[int | str] | None) -
     Raises
     ------
     ValueError
-        If an input that is named does not exist or is no floating-point tensor, or if there is none.
+        If a named input does not exist or is not a floating-point tensor, or if no input is selected.
     """
     inputs = [a for a in arguments if not a.name.startswith("cotangent")]
     floats = [a.name for a in inputs if a.is_float]

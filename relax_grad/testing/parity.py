@@ -1,4 +1,4 @@
-"""Comparison with PyTorch's autograd, where PyTorch is installed."""
+"""Comparison with PyTorch's autograd, if PyTorch is installed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_against_torch(
     torch_function : Callable
         As for :class:`relax_grad.testing.TorchCase`.
     rtol : float
-        The largest error that is accepted, relative to the largest element compared with.
+        The largest accepted error, relative to the largest element of PyTorch's result.
 
     Returns
     -------
@@ -69,7 +69,7 @@ def check_against_torch(
     Raises
     ------
     GradientCheckError
-        Names the operator, the argument, the worst element and both numbers.
+        If a value or gradient differs. Names the operator, the argument, the worst element and both numbers.
     """
     case = TorchCase(fn_or_op, inputs, torch_function, attrs, wrt)
     return check_many_against_torch([case], through=through, target=target, rtol=rtol, seed=seed)
@@ -83,9 +83,9 @@ def check_many_against_torch(
     rtol: float = 1e-7,
     seed: int = 0,
 ) -> float:
-    """Compare each of several calls with PyTorch, in float64.
+    """Compare several calls with PyTorch, in float64.
 
-    They are compiled in one module, which takes a fraction of the time that one after the other takes.
+    The calls are compiled in one module, which takes a fraction of the time of separate compilation.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def check_many_against_torch(
     Raises
     ------
     GradientCheckError
-        Names the case, the argument, the worst element and both numbers.
+        If a value or gradient differs. Names the case, the argument, the worst element and both numbers.
     """
     if not isinstance(cases, (list, tuple)):
         raise TypeError(f"cases must be a list of type TorchCase, but it is {cases!r}")
@@ -155,7 +155,7 @@ class _Comparison:
             ) from None
 
     def _run_torch(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return the loss and the gradients that PyTorch computes."""
+        """Return PyTorch's loss and gradients."""
         import torch
 
         leaves = {}

@@ -1,7 +1,7 @@
-"""What is checked of programs: differentiated, compiled together, and compared.
+"""The checks of programs: differentiation, compilation of several together, and comparison.
 
-The adjoint functions are compared with PyTorch's automatic differentiation of the same programs, where it has
-all of their operators, and with central differences of the compiled programs themselves.
+The adjoint functions are compared with PyTorch's automatic differentiation of the same programs, if PyTorch has
+all their operators, and with central differences of the compiled programs themselves.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .outcomes import Outcome, failure
 from .pipelines import check_pipelines
 from .script import BATCH, Program, project
 
-#: The largest error relative to the largest number, in float64 and where some of a program is in float32.
+#: The largest accepted error relative to the largest number, in float64 and for programs partly in float32.
 TOLERANCES = {False: 1e-7, True: 2e-3}
 
-#: The largest error of central differences, and their larger step; the other one is half of it.
+#: The largest accepted error of central differences, and the larger of their two steps; the other is half of it.
 _DIFFERENCES = {False: (2e-5, 2e-4), True: (3e-2, 5e-2)}
 
 _DIRECTIONS = 3
@@ -41,14 +41,14 @@ _DIRECTIONS = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """How programs are checked.
+    """The settings of the checks.
 
     Attributes
     ----------
     through : str
-        The pass that differentiates, by its name in ``check_gradients``.
+        The differentiation pass, by its name in ``check_gradients``.
     pipeline : bool
-        Whether to compile by ``relax_grad.pipeline`` as well, in float32, and compare.
+        Whether to also compile with ``relax_grad.pipeline``, in float32, and compare.
     torch : bool
         Whether to compare with PyTorch.
     """
@@ -78,7 +78,7 @@ def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
     if not ready:
         return outcomes
     with _program.without_assertions():
-        # TVM plans the memory of a function as if each of its branches were taken.
+        # TVM plans the memory of a function as if all its branches were taken.
         machine = compile_all([LiftBranches()(each.module) for each, _ in ready])
     for each, outcome in ready:
         if _record(outcome, "running", lambda each=each: each.run(machine)):
@@ -89,7 +89,7 @@ def check(programs: Sequence[Program], settings: Settings) -> list[Outcome]:
 
 
 def check_one(program: Program, settings: Settings) -> Outcome:
-    """Check a program; that it does not compile is a failure of its own."""
+    """Check a program; a compilation error is a failure of its own kind."""
     try:
         return check([program], settings)[0]
     except Exception as error:  # any is a finding
@@ -117,7 +117,7 @@ def _compare_pipelines(ready) -> None:
 
 
 class _Check:
-    """One program on its way through the checks."""
+    """The checks of one program."""
 
     def __init__(self, name: str, program: Program, settings: Settings):
         self.name, self.program, self.settings = name, program, settings
@@ -133,7 +133,7 @@ class _Check:
             module = _program.PASSES["tvm"](self.name, wrt)(module)
         if not relax.analysis.check_well_formed(module):
             raise ValueError("the differentiated module is not well-formed")
-        # Local functions that are left are what TVM does not compile.
+        # TVM does not compile the local functions that remain.
         if not self.program.has_local_functions:
             self.module = module
 
@@ -157,7 +157,7 @@ class _Check:
             self.compare_torch(float_leaves(result), tolerance)
         names = {param.name for param in self.program.main.params}
         is_fit = self.program.is_smooth and all(v.name in names for v in self.program.wrt)
-        # In float32 the steps are wide, and a jump within them is not told from a derivative.
+        # In float32 the steps are wide, and differences cannot tell a jump within them from a derivative.
         is_fit &= not (self.program.is_narrow and self.program.has_jumps)
         if is_fit and self.compare_differences():
             outcome.compared.add("differences")
@@ -173,7 +173,7 @@ class _Check:
         compare("gradient", self.gradients, wanted, tolerance, "PyTorch")
 
     def compare_differences(self) -> bool:
-        """Compare with central differences, where those of two steps agree; tell whether some do."""
+        """Compare with central differences where two steps agree; tell whether any direction was compared."""
         tolerance, step = _DIFFERENCES[self.program.is_narrow]
         rng = np.random.default_rng(self.program.seed)
         trusted = 0
@@ -197,7 +197,7 @@ class _Check:
         return trusted > 0
 
     def difference(self, directions, step: float) -> float:
-        """Return the derivative along directions, of fourth order in the step."""
+        """Return the fourth-order central difference along directions."""
 
         def at(offset):
             moved = dict(zip(self.wrt_paths, directions, strict=True))

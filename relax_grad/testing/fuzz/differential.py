@@ -1,4 +1,4 @@
-"""Random programs differentiated by PyTorch, compiled many together, and compared."""
+"""Parsing and joint compilation of random programs, their PyTorch reference, and comparison of results."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .._compare import difference
 from .._program import to_numpy
 from .script import Program, flat, project
 
-#: What to compile for: LLVM's optimizations take a third of the time, and are not what is tested here.
+#: The compilation target. LLVM's optimizations take a third of the time and are not under test, so they are off.
 TARGET = {"kind": "llvm", "opt-level": 0}
 
 
 def parse(program: Program, name: str) -> tvm.IRModule:
-    """Return the module of a program, with ``main`` under this name."""
+    """Return the module of a program, with ``main`` under the name ``name``."""
     return from_source(program.source(name))
 
 
 def variables(module: tvm.IRModule, name: str, program: Program) -> list[relax.Var]:
-    """Return the variables of a function that the program is differentiated with respect to."""
+    """Return the variables of a function for the values of ``program.wrt``."""
     function = module[name]
     found = {binding.var.name: binding.var for binding in bindings_of(function.body)}
     found.update((param.name, param) for param in function.params)
@@ -33,10 +33,10 @@ def variables(module: tvm.IRModule, name: str, program: Program) -> list[relax.V
 
 
 def compile_all(modules: Sequence) -> relax.VirtualMachine:
-    """Compile modules, or functions by name, that differ in the names of their functions.
+    """Compile modules, or mappings from names to functions, together; the function names must be distinct.
 
-    Operators are not fused: fused kernels differ from program to program, kernels of single operators
-    hardly, and to compile them takes most of the time.
+    Operators are not fused. Programs share most kernels of single operators, but few fused kernels, and the
+    compilation of kernels takes most of the time.
     """
     functions = {}
     for module in modules:
@@ -53,9 +53,9 @@ def compile_all(modules: Sequence) -> relax.VirtualMachine:
 
 
 def has_local_functions(function: relax.Function) -> bool:
-    """Tell whether calls of local functions are left, which TVM does not compile.
+    """Tell whether a function still has local functions, which TVM does not compile.
 
-    What its LambdaLift makes of them does not pass its type checks where they take a tuple from outside.
+    Where they capture a tuple, the result of TVM's LambdaLift fails TVM's type checks.
     """
     return any(isinstance(binding.value, relax.Function) for binding in bindings_of(function.body))
 
@@ -73,7 +73,7 @@ def _pipeline(target: tvm.target.Target) -> tvm.transform.Pass:
 
 
 def call(machine: relax.VirtualMachine, name: str, values: Sequence):
-    """Run a function on arrays and (nested) lists of them."""
+    """Run a function on arrays and (nested) lists of arrays."""
     return to_numpy(machine[name](*map(_to_runtime, values)))
 
 
@@ -84,14 +84,14 @@ def _to_runtime(value):
 
 
 def to_torch(torch, value):
-    """Return tensors in the place of arrays."""
+    """Convert arrays in (nested) sequences to PyTorch tensors."""
     if isinstance(value, (list, tuple)):
         return tuple(to_torch(torch, item) for item in value)
     return torch.from_numpy(np.array(value))
 
 
 class Reference:
-    """A program as PyTorch computes and differentiates it."""
+    """The evaluation and differentiation of a program in PyTorch."""
 
     def __init__(self, torch, program: Program):
         self.torch, self.program = torch, program
@@ -99,19 +99,19 @@ class Reference:
         self.result = program.evaluate(torch, self.values)
 
     def moved_by(self, deltas: Sequence):
-        """Return the result where each variable of ``wrt`` that holds floats is moved."""
+        """Return the result with the offsets ``deltas`` added to the floating-point tensors of ``wrt``."""
         moved, rest = {}, list(deltas)
         for value in self.program.wrt:
             moved[value.name] = self._take(value.kind, rest)
         return self.program.evaluate(self.torch, self.values, moved)
 
     def zeros(self) -> list:
-        """Return zeros of each tensor to differentiate with respect to."""
+        """Return zeros for each tensor to differentiate with respect to."""
         leaves = [t for value in self.program.wrt for t in flat(value.kind) if t.is_float]
         return [self.torch.zeros(leaf.shape, dtype=self.torch.float64) for leaf in leaves]
 
     def gradients(self) -> list:
-        """Return the gradients of the target by each of the tensors."""
+        """Return the gradients of the target with respect to each of these tensors."""
         deltas = [zeros.requires_grad_() for zeros in self.zeros()]
         target = self.target_at(deltas)
         found = [None] * len(deltas)
@@ -121,7 +121,7 @@ class Reference:
         return [self.torch.zeros_like(d) if g is None else g for g, d in pairs]
 
     def target_at(self, deltas: Sequence):
-        """Return the target where each variable of ``wrt`` that holds floats is moved."""
+        """Return the target with the offsets ``deltas`` added to the floating-point tensors of ``wrt``."""
         return project(self.moved_by(deltas), self.program.target)
 
     def _take(self, kind, rest: list):
@@ -136,14 +136,14 @@ def float_leaves(value) -> list:
 
 
 class Mismatch(Exception):
-    """Numbers that differ.
+    """A difference between numbers.
 
     Attributes
     ----------
     kind : str
-        Which ones.
+        The kind of numbers, for example ``"gradient"``.
     message : str
-        Where, and by how much.
+        The place and the size of the difference.
     """
 
     def __init__(self, kind: str, message: str):
@@ -152,7 +152,7 @@ class Mismatch(Exception):
 
 
 def compare(kind: str, found: Sequence, wanted: Sequence, tolerance: float, other: str) -> None:
-    """Compare arrays, relative to the largest number of each.
+    """Compare arrays pairwise, relative to the largest number of each expected array.
 
     Raises
     ------

@@ -12,11 +12,11 @@ from .programs import FEATURES, random_program
 from .script import Program
 from .session import Finding
 
-#: What TVM's pass takes.
+#: The features that TVM's pass supports.
 OF_STOCK = ("checkpoints", "intermediates", "stop_gradient", "tuple_parameters")
 
-#: Which share of the programs has a feature, where it is not a quarter of them: central differences say nothing
-#: of these, and TVM does not compile local functions.
+#: The share of programs with a feature; a quarter for the other features. Central differences cannot check the
+#: first two, and TVM does not compile local functions.
 _SHARES = {"stop_gradient": 0.1, "intermediates": 0.1, "locals": 0.1}
 
 
@@ -26,11 +26,11 @@ def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
     Parameters
     ----------
     seed : int
-        That of the session.
+        The seed of the session.
     number : int
-        That of the program, from 0.
+        The number of the program, from 0.
     through : str
-        The pass that differentiates it: TVM's does not take every feature.
+        The differentiation pass; TVM's pass does not support every feature.
     """
     rng = random.Random(f"{seed}/{number}")
     length = rng.randint(5, 15) if rng.random() < 0.6 else rng.randint(5, 50)
@@ -47,7 +47,7 @@ class Gradients:
 
     settings: checks.Settings
 
-    #: To compile several together takes a fraction of the time.
+    #: Joint compilation takes a fraction of the time.
     batch = 20
     part = ("with samples of", "operator")
 
@@ -78,7 +78,7 @@ class Gradients:
         return checks.check_one(program, self.settings)
 
     def check_stock(self, program: Program) -> None:
-        """TVM does not differentiate every program: no crash is its own."""
+        """Do nothing: TVM does not differentiate every program, so no crash is attributed to it."""
 
     def failure_of(self, program: Program) -> Failure | None:
         return checks.check_one(program, self.settings).failure

@@ -1,6 +1,6 @@
-"""The vocabulary of random programs: smooth operators, and a few that no gradient passes.
+"""The vocabulary of random programs: smooth operators, and a few that block gradients.
 
-Each entry takes a :class:`Pen`, chooses operands and writes a statement; it returns None where it finds none.
+Each entry takes a :class:`Pen`, chooses operands and writes a statement. It returns None if no operand fits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from .script import BATCH, Let, Tensor, Value, shape_text
 
-#: Numbers larger than this are brought back by a sine, so that rounding errors do not grow without end.
+#: A sine follows each value with a larger bound, so that rounding errors do not grow without limit.
 _LARGE = 6.0
 
-#: No tensor has more elements.
+#: The maximum number of elements of a tensor.
 _MOST = 16 * BATCH
 
 
@@ -24,13 +24,13 @@ class Pen:
     Parameters
     ----------
     rng : random.Random
-        What is chosen by.
+        The random number generator.
     values : Sequence[Value]
-        What is defined before.
+        The values in scope.
     names : Iterator[str]
         Names for new variables.
     vocabulary : Sequence[tuple[Callable, int]]
-        What :func:`write` chooses from, and how often.
+        The entries that :func:`write` chooses from, with their weights.
     """
 
     def __init__(self, rng: random.Random, values: Sequence[Value], names, vocabulary: Sequence):
@@ -42,7 +42,7 @@ class Pen:
         return next(self.names)
 
     def add(self, statement, bound: float) -> Value:
-        """Take a statement, whose variable can be an operand from now on."""
+        """Append a statement; its variable may be an operand of later statements."""
         self.statements.append(statement)
         value = Value(statement.name, statement.kind, bound)
         if bound > _LARGE:
@@ -66,7 +66,7 @@ class Pen:
         return self.add(let, bound)
 
     def leaves(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> list[Value]:
-        """Return the floating-point tensors that are accepted, elements of tuples among them."""
+        """Return the accepted floating-point tensors, including elements of tuples."""
         return [
             leaf
             for value in self.values
@@ -75,7 +75,7 @@ class Pen:
         ]
 
     def pick(self, accept: Callable[[Tensor], bool] = lambda tensor: True) -> Value | None:
-        """Choose an operand, more often a late one, so that programs become deep."""
+        """Choose an operand, more often a recent one, so that programs become deep."""
         found = self.leaves(accept)
         if not found:
             return None
@@ -119,7 +119,7 @@ _ELEMENTWISE = [
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape of an element-wise result; None where the shapes do not go together."""
+    """Return the shape of an element-wise result; None if the shapes do not broadcast."""
     rank = max(len(a), len(b))
     a, b = (1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b)
     if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
@@ -148,7 +148,7 @@ _BINARY = [
 
 
 def _with_constant(pen: Pen):
-    """An operand with a constant of one axis."""
+    """Add or multiply an operand with a one-dimensional constant."""
     x = pen.pick(lambda tensor: tensor.shape and tensor.shape[-1] < BATCH)
     if x is None:
         return None
@@ -163,7 +163,7 @@ def _with_constant(pen: Pen):
 
 
 def _matmul(pen: Pen):
-    """A product, with a transpose where the operands go together only then."""
+    """Write a matrix product, with the second operand transposed if its shape needs it, or at random."""
     x = pen.pick(lambda tensor: len(tensor.shape) >= 1)
     if x is None:
         return None
@@ -233,7 +233,7 @@ def _permute(pen: Pen):
 
 
 def _reshape(pen: Pen):
-    """A reshape that joins two axes, divides one, or adds or takes one of extent 1."""
+    """Write a reshape that merges two axes, splits one, or adds or removes one of extent 1."""
     x = pen.pick()
     shape = list(x.kind.shape)
     ways = [[*shape[:i], 1, *shape[i:]] for i in range(len(shape) + 1)]
@@ -274,7 +274,7 @@ def _split(pen: Pen):
 
 
 def _concat(pen: Pen):
-    """Tensors one after the other: the elements of a tuple, or two by themselves."""
+    """Write a concatenation of the elements of a tuple, or of two tensors."""
     tuples = [value for value in pen.values if _can_concat(value.kind)]
     if tuples and pen.rng.random() < 0.5:
         whole = pen.rng.choice(tuples)
@@ -311,7 +311,7 @@ def _can_concat(kind) -> bool:
 
 
 def _tuple(pen: Pen):
-    """A tuple of anything, tuples too."""
+    """Write a tuple of arbitrary values, including tuples."""
     chosen = [pen.rng.choice(pen.values) for _ in range(pen.rng.randint(1, 3))]
     chosen = [pen.rng.choice([v, *v.elements()]) for v in chosen]
     if any(_depth(value.kind) > 2 for value in chosen):
@@ -378,7 +378,7 @@ def _where(pen: Pen):
     )
 
 
-# No gradient passes these.
+# The operators below block gradients.
 
 
 def _floor(pen: Pen):
@@ -386,13 +386,13 @@ def _floor(pen: Pen):
     template = 'R.floor(R.multiply({0}, R.const(3.1415926, "float64")))'
 
     def compute(_torch, x):
-        # PyTorch's gradient is a zero that later rules may multiply by infinity; here it is a constant.
+        # PyTorch's gradient is zero, which later rules may multiply by infinity. Here the result is a constant.
         return (x * 3.1415926).floor().detach()
 
     return pen.let(template, compute, [x], x.kind, 3 * x.bound)
 
 
-#: Added before an argmax, so that there are no ties.
+#: Added to the operand of an argmax to avoid ties.
 _UNEVEN = [0.1, 0.37, 0.0, 0.51]
 
 
@@ -411,7 +411,7 @@ def _argmax(pen: Pen):
 
 
 def _of_integers(pen: Pen):
-    """Floating-point numbers again, of integers."""
+    """Write a conversion of integers back to floating-point numbers."""
     found = [leaf for value in pen.values for leaf in value.leaves() if leaf.kind.dtype == "int64"]
     if not found:
         return _argmax(pen)
@@ -428,7 +428,7 @@ def _of_integers(pen: Pen):
     return pen.let('R.astype({0}, "float64")', lambda t, x: x.double(), [x], Tensor(shape), 4.0)
 
 
-#: Each entry with how often it is chosen.
+#: The entries with their weights.
 VOCABULARY: list[tuple[Callable[[Pen], Value | None], int]] = [
     (_elementwise, 8),
     (_binary, 9),
@@ -453,7 +453,7 @@ VOCABULARY: list[tuple[Callable[[Pen], Value | None], int]] = [
 
 
 def narrow(pen: Pen) -> Value | None:
-    """A stretch in float32, of one to four element-wise operators."""
+    """Write a sequence of up to four element-wise operators in float32, between casts."""
     x = pen.pick()
     lines, steps = ['R.astype({0}, "float32")'], []
     bound = x.bound

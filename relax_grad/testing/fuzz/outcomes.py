@@ -1,4 +1,4 @@
-"""What the checks of programs find."""
+"""The results of the checks of programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Failure:
     kind : str
         The fault, which does not change while the program shrinks.
     message : str
-        What happened.
+        The description of the fault.
     stage : str
-        Where: ``"differentiation"``, ``"compilation"``, ``"running"``, ``"value"`` or ``"pipeline"``.
+        The stage: ``"differentiation"``, ``"compilation"``, ``"running"``, ``"value"`` or ``"pipeline"``.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Outcome:
     failure : Failure or None
         The fault, if there is one.
     compared : set[str]
-        The references that it was compared with, such as ``"PyTorch"``, ``"differences"``, ``"pipeline"`` or ``"NumPy"``.
+        The references of the comparison, such as ``"PyTorch"``, ``"differences"``, ``"pipeline"`` or ``"NumPy"``.
     """
 
     failure: Failure | None = None
@@ -44,11 +44,11 @@ class Outcome:
 
 
 def failure(stage: str, error: Exception) -> Failure:
-    """Return the failure that an error at a stage of the checks is."""
+    """Return the failure for an error at a stage of the checks."""
     if isinstance(error, Mismatch):
         return Failure(error.kind, error.message, stage)
     lines = [line for line in str(error).splitlines() if line.strip()] or ["(no message)"]
-    # The same error comes with other numbers and addresses, and as another type where a pass has wrapped it.
+    # The same error may differ in numbers and addresses, and in its type where a pass has wrapped it.
     tail = re.sub(r"0x[0-9a-f]+|\d+", "#", lines[-1])[-60:].strip()
     message = f"{stage}: {type(error).__name__}: " + "\n".join(lines[-6:])
     return Failure(f"error: {tail}", message, stage)

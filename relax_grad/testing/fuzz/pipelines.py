@@ -1,4 +1,4 @@
-"""Random programs in float32, compiled by the pipeline for several targets and by TVM's."""
+"""Comparison of random programs in float32, compiled by the pipeline for several targets and by TVM's."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .differential import (
 )
 from .script import BATCH, Program
 
-#: The largest error relative to the largest number, in float32 and where some of a program is in half precision, whose
-#: numbers two pipelines may round to neighbours.
+#: The largest accepted error relative to the largest number, in float32 and for programs partly in half precision.
+#: Two pipelines may round to neighbouring numbers in half precision.
 TOLERANCES = {False: 2e-4, True: 5e-2}
 
 
 def in_float32(program: Program, name: str) -> tvm.IRModule:
-    """Return a program's module with its adjoint function, ``main`` under this name, all in float32."""
+    """Return a program's module with its adjoint function, in float32, with ``main`` under the name ``name``."""
     source = program.source(name).replace("float64", "float32")
     module = from_source(source)
     return Gradient(name, variables(module, name, program), program.target or 0)(module)
 
 
 def values_of(program: Program, batch: int = BATCH) -> list:
-    """Return values of a program's parameters in float32, for a value of its symbolic batch."""
+    """Return values of a program's parameters in float32, for one value of the symbolic batch."""
     rng = np.random.default_rng(program.seed)
 
     def draw(kind):
@@ -48,7 +48,7 @@ def values_of(program: Program, batch: int = BATCH) -> list:
 
 
 def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
-    """Return one module of the functions of several, which differ in their names."""
+    """Merge modules with distinct function names into one."""
     functions = {}
     for module in modules:
         for variable, function in module.functions_items():
@@ -57,7 +57,7 @@ def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
 
 
 def machines_of(module: tvm.IRModule, targets: Mapping) -> Mapping[str, relax.VirtualMachine]:
-    """Return what the pipeline compiles a module to for each of the targets, and TVM's ``"default"``."""
+    """Compile a module by the pipeline for each target, and by TVM's pipeline under the key ``"default"``."""
     compiled = {
         name: tvm.compile(module, tvm.target.Target(target), relax_pipeline="relax_grad")
         for name, target in targets.items()
@@ -71,7 +71,7 @@ def check_pipelines(
     batches: Sequence[int],
     targets: Mapping,
 ) -> None:
-    """Compare the adjoint functions of programs, compiled together, with what TVM's pipeline makes of them.
+    """Compare the results of adjoint functions, compiled together, between the pipeline and TVM's pipeline.
 
     Parameters
     ----------
@@ -80,12 +80,12 @@ def check_pipelines(
     batches : Sequence[int]
         Values of the symbolic batch.
     targets : Mapping[str, tvm.target.Target or Mapping]
-        What to compile for, by name.
+        The compilation targets, by name.
 
     Raises
     ------
     Mismatch
-        Names the program, the target, the batch and the element that differs.
+        If a result differs. Names the program, the target, the batch and the element.
     """
     names = {}
     for i, program in enumerate(programs):

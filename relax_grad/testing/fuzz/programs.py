@@ -1,6 +1,6 @@
-"""Random programs: what they are made of beside operators, and how they end.
+"""The generator of random programs: control flow, calls, parameters, the loss and the result.
 
-A program is drawn by a seed: the same one on every machine and at every call.
+The seed determines the program, on every machine and at every call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .script import (
     shape_text,
 )
 
-#: What a program can have beyond operators in one dataflow block with parameters that are tensors.
+#: The optional features of a program. Without them it is one dataflow block with tensor parameters.
 FEATURES = (
     "symbolic",
     "match_cast",
@@ -40,8 +40,8 @@ FEATURES = (
     "element",
 )
 
-#: What the statements can be made of beyond the vocabulary, with how often it is chosen: the samples of
-#: every differentiable operator, those that PyTorch has, and stretches in float32.
+#: Optional additions to the vocabulary, with their weights: the samples of every differentiable operator,
+#: those that PyTorch can compute, and sequences in float32.
 MORE = {
     "samples": (sampled.write, 16),
     "samples_of_torch": (sampled.write_of_torch, 30),
@@ -59,9 +59,9 @@ def random_program(seed: int, length: int, features: Collection[str]) -> Program
     seed : int
         Determines every choice.
     length : int
-        The number of statements of ``main``, about.
+        The approximate number of statements of ``main``.
     features : Collection[str]
-        Which of :data:`FEATURES` and :data:`MORE` it may have.
+        The names from :data:`FEATURES` and :data:`MORE` that the program may use.
     """
     return _Author(seed, length, frozenset(features)).program()
 
@@ -106,7 +106,7 @@ class _Author:
         return [Value(f"x{i}", kind) for i, kind in enumerate(kinds)]
 
     def write(self, pen: Pen, length: int, depth: int) -> None:
-        """Write about so many statements; below ``depth`` levels no function or branch begins."""
+        """Write about ``length`` statements; functions and branches nest at most ``depth`` levels."""
         ways = self.ways(depth)
         end = len(pen.statements) + length
         while len(pen.statements) < end:
@@ -181,13 +181,13 @@ class _Author:
         pen.add(If(name, condition, bodies, one.kind), max(one.bound, other.bound))
 
     def call(self, pen: Pen, depth: int) -> None:
-        """Call a function of the module, a new one or one that is there already."""
+        """Call an existing or a new function of the module."""
         for function in self.rng.sample(self.functions, len(self.functions)):
             operands = [_of_kind(pen, p.kind, self.rng) for p in function.params]
             if None not in operands and self.rng.random() < 0.4:
                 self.add_call(pen, function, operands)
                 return
-        # The batch is known in the function by an argument that has it.
+        # An argument with the batch as an extent defines it in the function.
         batched = [
             v
             for v in _all(pen)
@@ -202,8 +202,8 @@ class _Author:
         self.add_call(pen, function, operands)
 
     def local_call(self, pen: Pen, depth: int) -> None:
-        """Call a local function, which may use what is defined before it."""
-        # Its parameters have no batch: in TVMScript a local one would be another than that of the function.
+        """Call a local function, which may use earlier variables."""
+        # Its parameters have no batch: in TVMScript it would be a new variable, not that of the outer function.
         found = [v for v in _all(pen) if not has_batch([v.kind])]
         if not found:
             return
@@ -231,7 +231,7 @@ class _Author:
         pen.add(Call(pen.name(), function, tuple(operands), result.kind), result.bound)
 
     def result(self, pen: Pen) -> tuple[Value, tuple[int, ...]]:
-        """Write the loss and the result, and return where it is in the result."""
+        """Write the loss and the result; return the result, and the path of the loss in it."""
         terms = []
         for x in (pen.pick() for _ in range(3)):
             if x.kind.shape:
@@ -291,7 +291,7 @@ def _holds_floats(kind) -> bool:
 
 
 def _all(pen: Pen) -> list[Value]:
-    """Return every value and every element of one."""
+    """Return every value and every element of a tuple, at any depth."""
     found = []
     pending = list(pen.values)
     while pending:
@@ -307,7 +307,7 @@ def _of_kind(pen: Pen, kind, rng: random.Random) -> Value | None:
 
 
 def _pairs(ones, others, known: int):
-    """Yield pairs of one kind, and how many of the two are new."""
+    """Yield pairs of the same kind, and the number of new values in each pair."""
     for i, one in enumerate(ones):
         for j, other in enumerate(others):
             if one.kind == other.kind:

@@ -1,4 +1,4 @@
-"""Findings as text: what fails, as TVMScript, and as a script that runs on its own."""
+"""Findings as text: a summary, TVMScript, and a self-contained script."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ for found, other in zip(run(relax_grad.target.host(), "relax_grad"), wanted):
 """
 
 
-#: What a script prints, without and with the pipeline.
+#: Descriptions of a script's output, without and with the pipeline.
 _PRINTS = (
     "the gradient along random directions, and what central differences give",
     "how much the results of the pipeline differ from those of TVM's",
@@ -133,7 +133,7 @@ _PRINTS = (
 
 
 def summary(finding: Finding, size: Callable) -> str:
-    """Return what failed in one line; ``size`` tells how many statements a program has."""
+    """Return a summary of a finding in one line; ``size`` returns the number of statements of a program."""
     before, after = map(size, (finding.original, finding.program))
     failure = finding.failure
     what = failure.message
@@ -143,14 +143,14 @@ def summary(finding: Finding, size: Callable) -> str:
 
 
 def source(finding: Finding) -> str:
-    """Return the program that was made smaller in TVMScript, with what it was differentiated by."""
+    """Return the shrunk program in TVMScript, with the names of the differentiated variables."""
     program = finding.program
     wrt = ", ".join(value.name for value in program.wrt)
     return f"{program.source('main')}# differentiated with respect to {wrt}"
 
 
 def script(finding: Finding, seed: int, settings: Settings) -> str:
-    """Return a script that shows what failed, without anything of this sub-package."""
+    """Return a script that reproduces a finding without this sub-package."""
     program = finding.program
     wrt = "[found[name] for name in WRT]"
     gradient = f'Gradient("main", {wrt}, {program.target or 0})(module)'

@@ -1,7 +1,7 @@
-"""Statements of random programs that are made of the samples of operators.
+"""Statements of random programs that are derived from samples of operators.
 
-A sample has inputs at which its operator is smooth, or at least defined. The statement adds a small multiple of
-values of the program, brought to the shapes of the inputs, to these inputs.
+The inputs of a sample are points where its operator is smooth, or at least defined. The statement adds small
+multiples of values of the program, fitted to the shapes of the inputs, to these inputs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..check import resolve
 from ..samples import Sample, sampled_operators, samples
 from .script import BATCH, Tensor, Value, has_batch
 
-#: What values of the program are multiplied by before they are added to a sample's input.
+#: The factor of values of the program before they are added to a sample's inputs.
 _SCALE = 0.05
 
-#: What a result is hardly larger than.
+#: The assumed bound of results.
 _BOUND = 3.0
 
-#: Inputs with more elements than this would make a program long.
+#: The largest number of elements of an input. Larger inputs would make a program long.
 _LARGEST = 128
 
-#: Inputs with larger numbers are there for what overflows, in which rounding differs.
+#: The largest magnitude of inputs. Samples with larger ones test overflow, where rounding differs.
 _HIGHEST = 20.0
 
 
 class NotDrawableError(Exception):
-    """Says why no statement can be made of a sample."""
+    """A sample has no statement; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Form:
     operator : str
         The operator.
     lines : tuple[str, ...]
-        The right sides of its bindings, with ``{name}_i`` for the variables before and ``{pi}`` for the
+        The right sides of its bindings, with ``{name}_i`` for earlier variables and ``{pi}`` for the
         parameters.
-    params : tuple[np.ndarray or None, ...]
-        The inputs that a value is added to.
+    params : tuple[np.ndarray, ...]
+        The inputs to which values of the program are added.
     leaves : tuple[str, ...]
-        What follows the variable of the result at each floating-point tensor of it: ``"[0]"``.
+        The index expression of each floating-point tensor in the result, for example ``"[0]"``.
     shapes : tuple[tuple[int, ...], ...]
         The shapes of these tensors.
     compute : Callable or None
-        From PyTorch and its inputs to the floating-point tensors.
+        Maps PyTorch and the inputs to the floating-point tensors. None if PyTorch has no such operator.
     is_smooth : bool
         Whether its gradient is its derivative.
     """
@@ -79,7 +79,7 @@ def _samples(operator: str) -> tuple[Sample, ...]:
 
 @functools.cache
 def _form_or_reason(operator: str, number: int) -> Form | str:
-    """Return the form of a sample of an operator, or why there is none."""
+    """Return the form of a sample of an operator, or the reason why it has none."""
     try:
         return form(_samples(operator)[number])
     except NotDrawableError as error:
@@ -87,12 +87,12 @@ def _form_or_reason(operator: str, number: int) -> Form | str:
 
 
 def write(pen) -> Value | None:
-    """Write a statement of a sample of some operator."""
+    """Write a statement from a sample of a random operator."""
     return _write(pen, lambda sample: True)
 
 
 def write_of_torch(pen) -> Value | None:
-    """Write a statement of a sample that PyTorch can compute."""
+    """Write a statement from a sample that PyTorch can compute."""
     return _write(pen, lambda sample: sample.torch is not None)
 
 
@@ -104,7 +104,7 @@ def _write(pen, accept: Callable[[Sample], bool]) -> Value | None:
 
 
 def write_form(pen, chosen: Form) -> Value | None:
-    """Write a statement of a form."""
+    """Write a statement from a form."""
     operands = [pen.pick(lambda tensor: not has_batch([tensor])) for _ in chosen.params]
     if None in operands:
         return None
@@ -152,7 +152,7 @@ def _computed(chosen: Form) -> Callable:
 
 
 def _fitted(text: str, shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """Return an expression of a tensor's elements, repeated or cut off, in another shape."""
+    """Return an expression that fits a tensor's elements to another shape, repeated or truncated."""
     if tuple(shape) == tuple(wanted):
         return text
     size, needed = math.prod(shape), math.prod(wanted)
@@ -172,7 +172,7 @@ def form(sample: Sample) -> Form:
     Raises
     ------
     NotDrawableError
-        If no statement can be made of it; says why.
+        If the sample has no statement; the message says why.
     """
     if sample.within is not nullcontext:
         raise NotDrawableError("it needs more than a device to run")
@@ -208,7 +208,7 @@ class _Builder:
         self.sample = sample
         self.params: list[relax.Var] = []
         self.literals: dict[str, str] = {}
-        #: The inputs that are parameters, the first ones.
+        #: The inputs that stay parameters; they come first in ``params``.
         self.arguments: list[_program.Argument] = []
         self.inputs = _program.make_arguments(sample.inputs, None, {})
         self.torch = None if sample.torch is None else self.compute
@@ -226,7 +226,7 @@ class _Builder:
         return self.sample.torch(torch, *map(take, arrays))
 
     def lines(self) -> tuple[list[str], relax.Type]:
-        """Return the right sides of the bindings, and the type of the last one."""
+        """Return the right sides of the bindings, and the type of the result."""
         _, function = resolve(self.sample.function or self.sample.op)
         bb = relax.BlockBuilder()
         arguments = [self.argument(each) for each in self.inputs]
@@ -258,7 +258,7 @@ class _Builder:
         if self.is_moved(argument):
             if argument.dtype != "float64" or not 0 < argument.value.size <= _LARGEST:
                 raise NotDrawableError(f"{argument.name} is of type {argument.type}")
-            _literal(argument.value)  # which may refuse it
+            _literal(argument.value)  # raises if it cannot be written
             self.arguments.append(argument)
             index = len(self.arguments) - 1
             self.params.insert(index, relax.Var(argument.name, argument.type))
@@ -278,7 +278,7 @@ class _Builder:
         return names is None or argument.name in names
 
     def without_constants(self, function: relax.Function) -> relax.Function:
-        """Return a function with a parameter in the place of each constant."""
+        """Return a function with each constant replaced by a parameter."""
         builder = self
 
         @relax.expr_functor.mutator
@@ -299,7 +299,10 @@ class _Builder:
 
 
 def _check_that_it_parses(text: str) -> None:
-    """Refuse a function that does not parse back to the same: ``lambda i: (i, 0)``, or arguments in another order."""
+    """Refuse a function whose text does not parse back to itself, for example with ``lambda i: (i, 0)``.
+
+    Arguments in another order are another example.
+    """
     try:
         parsed = from_source(text).script(show_meta=False)
     except Exception:  # a diagnostic of the parser
@@ -313,7 +316,7 @@ def _body(text: str) -> str:
 
 
 def _rounded(value: np.ndarray) -> np.ndarray:
-    """Return an array as it is written."""
+    """Return an array with its floating-point numbers rounded to the written precision."""
     return np.array(np.round(value, 4) if value.dtype.kind == "f" else value)
 
 
@@ -330,7 +333,7 @@ def _literal(value: np.ndarray) -> str:
 
 
 def _replaced(text: str, names: dict[str, str]) -> str:
-    """Put other text in the place of names, in what becomes a template."""
+    """Return the template of a text, with names replaced."""
     text = text.replace("{", "{{").replace("}", "}}")
     return re.sub(r"(?<![\w.\"])[a-z]\w*\b(?!\s*[=(])", lambda m: names.get(m[0], m[0]), text)
 

@@ -1,11 +1,11 @@
-"""Programs that are TVMScript to TVM, and a computation in PyTorch beside it.
+"""Random programs as data, with a form in TVMScript and an equivalent computation in PyTorch.
 
-A program is data: statements that name their operands. Each statement says how it is written in TVMScript
-and how PyTorch computes the same, so that automatic differentiation of PyTorch is an independent reference
-for what a pass makes of the module. :mod:`.programs` draws them.
+A program is data: statements that name their operands. Each statement holds its text in TVMScript and the
+equivalent computation in PyTorch, so the automatic differentiation of PyTorch is an independent reference for
+the result of a pass. :mod:`.programs` draws them.
 
-A kind is a :class:`Tensor`, or a tuple of kinds. Extents are integers; those that are multiples of
-:data:`BATCH` are symbolic in a program that is written with a symbolic batch.
+A kind is a :class:`Tensor`, or a tuple of kinds. Extents are integers. In a program with a symbolic batch, the
+multiples of :data:`BATCH` are symbolic.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Value:
-    """A variable, or an element of a tuple that is one.
+    """A variable, or an element of a variable that is a tuple.
 
     Attributes
     ----------
     name : str
         The variable.
     path : tuple[int, ...]
-        The indices that lead to the element.
+        The path of indices to the element.
     kind : Tensor or tuple
-        What it is.
+        Its kind.
     bound : float
-        What its numbers are hardly larger than.
+        The approximate bound of its numbers.
     """
 
     name: str
@@ -80,9 +80,9 @@ class Let:
     Attributes
     ----------
     operators : tuple[str, ...]
-        The operators whose samples it was drawn of.
+        The operators whose samples it was drawn from.
     is_smooth : bool
-        Whether its gradient is its derivative: not at a kink, or where a gradient is stopped.
+        Whether its gradient is its derivative: false at a kink, or where a gradient is stopped.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Let:
 
 @dataclass(frozen=True)
 class Body:
-    """Statements, and which value is the result."""
+    """Statements and the value of the result."""
 
     statements: tuple
     result: Value
@@ -104,7 +104,7 @@ class Body:
 
 @dataclass(frozen=True)
 class If:
-    """A conditional; both branches bind its name last."""
+    """A conditional; each branch binds its name last."""
 
     name: str
     condition: Value
@@ -114,7 +114,7 @@ class If:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the module, or a local one, which may use what is defined before it."""
+    """A function of the module, or a local one, which may use earlier variables."""
 
     name: str
     params: tuple[Value, ...]
@@ -139,19 +139,19 @@ class Program:
     Attributes
     ----------
     main : Function
-        What is differentiated.
+        The differentiated function.
     functions : tuple[Function, ...]
         The other functions of the module.
     is_symbolic : bool
-        Whether the batch is.
+        Whether the batch is symbolic.
     segments : tuple[bool, ...]
-        For each statement of ``main`` whether it is in a dataflow block; neighbours share a block.
+        For each statement of ``main``, whether it is in a dataflow block; neighbours share a block.
     wrt : tuple[Value, ...]
-        What is differentiated with respect to.
+        The values to differentiate with respect to.
     target : tuple[int, ...]
-        Which element of the result is the loss; empty where the result is.
+        The path of the loss in the result; empty where the result is the loss.
     seed : int
-        What the values of the parameters are drawn with.
+        The seed of the values of the parameters.
     """
 
     main: Function
@@ -176,17 +176,17 @@ class Program:
         return "\n".join([*lines, *writer.function(self.main, self.segments, 1), ""])
 
     def statements(self) -> Iterator:
-        """Yield every statement, those of branches and functions too."""
+        """Yield every statement, including those of branches and functions."""
         for function in (*self.functions, self.main):
             yield from _statements(function.body)
 
     def lets(self) -> Iterator[Let]:
-        """Yield every statement that is no branch, call or function."""
+        """Yield every :class:`Let` statement: no conditionals, calls or functions."""
         return (each for each in self.statements() if isinstance(each, Let))
 
     @property
     def has_torch(self) -> bool:
-        """Whether PyTorch can compute all of it."""
+        """Whether PyTorch can compute every statement."""
         return all(let.compute is not None for let in self.lets())
 
     @property
@@ -196,18 +196,18 @@ class Program:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether some of it is computed in float32 or less."""
+        """Whether a statement computes in float32 or less."""
         narrow = ("float32", "float16")
         return any(dtype in let.template for let in self.lets() for dtype in narrow)
 
     @property
     def is_half(self) -> bool:
-        """Whether some of it is computed in half precision."""
+        """Whether a statement computes in half precision."""
         return any("float16" in let.template for let in self.lets())
 
     @property
     def has_jumps(self) -> bool:
-        """Whether its result is not continuous."""
+        """Whether its result may be discontinuous."""
         jumps = ("R.floor(", "R.argmax(", "R.greater(")
         return any(isinstance(each, If) for each in self.statements()) or any(
             jump in let.template for let in self.lets() for jump in jumps
@@ -227,27 +227,27 @@ class Program:
         values : Sequence
             The parameters: tensors, and tuples of them.
         moved : dict[str, object], optional
-            What is added to variables, by name: a derivative by that is one by the variable.
+            Offsets to add to variables, by name. A derivative by an offset is one by the variable.
         """
         return _Evaluation(torch, moved or {}).call(self.main, values, {})
 
 
 def project(value, path: Sequence[int]):
-    """Return the element that a path leads to."""
+    """Return the element at a path of indices."""
     for index in path:
         value = value[index]
     return value
 
 
 def flat(value) -> list:
-    """Return each leaf of what may be a nested tuple."""
+    """Return the leaves of a value that may be a nested tuple."""
     if isinstance(value, (tuple, list)):
         return [leaf for item in value for leaf in flat(item)]
     return [value]
 
 
 def has_batch(kinds) -> bool:
-    """Tell whether an extent of these kinds is that of the batch, or a multiple."""
+    """Tell whether an extent of these kinds is a multiple of the batch."""
     return any(size % BATCH == 0 for tensor in flat(kinds) for size in tensor.shape)
 
 
@@ -365,7 +365,7 @@ class _Writer:
 
 
 def extent(size: int, symbol: str | None, quote: str = "") -> str:
-    """Return an extent as TVMScript has it."""
+    """Return an extent in TVMScript."""
     if symbol is None or size % BATCH:
         return str(size)
     times = size // BATCH
@@ -379,7 +379,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def _mentioned(statement) -> set[str]:
-    """Return the names of all variables that a statement uses, and of some that it defines."""
+    """Return the names of all variables that a statement uses, and of some variables that it defines."""
     if isinstance(statement, (If, Function)):
         bodies = statement.branches if isinstance(statement, If) else (statement.body,)
         found = {statement.condition.name} if isinstance(statement, If) else set()

@@ -12,7 +12,7 @@ def smallest(
     key: Callable[..., Hashable],
     sound: Iterable = (),
 ):
-    """Return a program of which no candidate fails any more.
+    """Shrink a program until none of its candidates fails, or until the time is up.
 
     Parameters
     ----------
@@ -21,11 +21,11 @@ def smallest(
     fails : Callable
         Tells whether a program fails in the same way; raises ``TimeoutError`` to end the search.
     candidates : Callable
-        Returns programs that are smaller than a given one.
+        Returns smaller programs than a given one.
     key : Callable
-        Returns the identity of a program: many candidates of one program are those of another, and are tried once.
+        Returns the identity of a program. Many programs share candidates, and each candidate is tried once.
     sound : Iterable
-        Programs that are known not to fail.
+        Programs that are known to be sound.
     """
     sound = set(map(key, sound))
     try:

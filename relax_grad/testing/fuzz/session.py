@@ -1,7 +1,7 @@
-"""A session of fuzzing: programs drawn, checked in processes of their own, and made smaller where they fail.
+"""A fuzzing session: it draws programs, checks them in separate processes, and shrinks those that fail.
 
-Every batch of programs is checked in a process that is forked for it, so that a crash, or a program without an
-end, is a finding of that program and not the end of the session.
+Every batch of programs is checked in a forked process of its own. A crash or a program that does not terminate
+is therefore a finding, and does not end the session.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Protocol
 
 from .outcomes import Failure, Outcome
 
-#: The time that a process may take: for a batch, and for one program.
+#: The time limits of a process, in seconds: for a batch, and for one program.
 _SECONDS, _SECONDS_OF_ONE = 600.0, 120.0
 
-#: The time that a program is made smaller for.
+#: The time limit for shrinking a program, in seconds.
 _SHRINKING = 300.0
 
 
@@ -35,9 +35,9 @@ class Finding:
     number : int
         The number of the program in the session.
     original, program : object
-        As it was drawn, and made smaller.
+        The program as drawn, and the shrunk program.
     failure : Failure
-        What is wrong with the smaller one.
+        The failure of the shrunk program.
     """
 
     number: int
@@ -47,20 +47,20 @@ class Finding:
 
 
 class Subject(Protocol):
-    """A kind of programs: how they are drawn, checked, made smaller and reported.
+    """A kind of programs: it draws, checks, shrinks and reports them.
 
     Attributes
     ----------
     batch : int
-        How many programs are checked together.
+        The number of programs that are checked together.
     title : str
         The kind, for the first line of a report.
     against : str
         The references, for the second line.
     references : dict[str, str]
-        For each name in :attr:`.outcomes.Outcome.compared` how a report calls it.
+        The names of the references in a report, by their keys in :attr:`.outcomes.Outcome.compared`.
     part : tuple[str, str]
-        A preposition and a noun for the parts that are counted.
+        A preposition and a noun for the counted parts.
     """
 
     batch: int
@@ -70,7 +70,7 @@ class Subject(Protocol):
     part: tuple[str, str]
 
     def draw(self, seed: int, number: int):
-        """Return a program: the same one for the same numbers."""
+        """Return a program, which the two numbers determine."""
 
     def check(self, programs: Sequence) -> list[Outcome]:
         """Check programs together; raise if that is not possible."""
@@ -79,10 +79,10 @@ class Subject(Protocol):
         """Check a program; any error is its failure."""
 
     def check_stock(self, program) -> None:
-        """Run what TVM makes of a program without relax_grad, if it makes something of it."""
+        """Run a program as TVM compiles it without relax_grad, if it compiles."""
 
     def failure_of(self, program) -> Failure | None:
-        """Return the failure of a program that became smaller, as fast as possible."""
+        """Return the failure of a shrunk program, as fast as possible."""
 
     def shrink(self, program, fails: Callable):
         """Return a smaller program for which ``fails`` returns true."""
@@ -91,27 +91,27 @@ class Subject(Protocol):
         """Return the number of the program's statements."""
 
     def parts(self, program) -> set[str]:
-        """Return what the program is made of, to be counted."""
+        """Return the parts of the program that a session counts, for example its operators."""
 
     def source(self, finding: Finding) -> str:
-        """Return the smaller program in TVMScript."""
+        """Return the shrunk program in TVMScript."""
 
     def script(self, finding: Finding, seed: int) -> str:
-        """Return a script that shows a finding."""
+        """Return a script that reproduces a finding."""
 
 
 @dataclass
 class Counts:
-    """What a session has done.
+    """The statistics of a session.
 
     Attributes
     ----------
     programs, statements, findings : int
-        How many there were.
+        Their numbers.
     compared : Counter[str]
-        How many programs were compared with what.
+        The number of programs that were compared with each reference.
     parts : set[str]
-        What the programs were made of.
+        The parts of the programs; see :meth:`Subject.parts`.
     """
 
     programs: int = 0
@@ -127,11 +127,11 @@ class Session:
     Parameters
     ----------
     seed : int
-        The programs of a seed are the same at every run.
+        The seed, which determines the programs.
     subject : Subject
-        Which programs, and how they are checked.
+        The kind of programs.
     started : Callable[[str], None]
-        Told what is done next.
+        Called with a description of each step before it starts.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Session:
         self.is_interrupted = False
 
     def run(self, ends: float, limit: int | None) -> Iterator[Finding]:
-        """Check programs until a time, by ``time.monotonic``, or a number of them; yield what fails."""
+        """Check up to ``limit`` programs until ``ends`` (by ``time.monotonic``); yield the findings."""
         number = 0
         while time.monotonic() < ends and (limit is None or number < limit):
             batch = self.subject.batch
@@ -170,7 +170,7 @@ class Session:
         self.counts.compared.update(outcome.compared or {"nothing"})
 
     def check(self, programs: Sequence) -> list[Outcome]:
-        """Check programs together, or half of them at a time if that does not end well."""
+        """Check programs together; if their process fails, check each half separately."""
         if len(programs) == 1:
             return [self.check_one(programs[0])]
         found = _in_a_process(lambda: self.subject.check(programs), _SECONDS)
@@ -186,7 +186,7 @@ class Session:
         return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(found)
 
     def is_of_stock(self, program) -> bool:
-        """Tell whether what TVM compiles without relax_grad ends the process too."""
+        """Tell whether the program as TVM compiles it without relax_grad also crashes or times out."""
         found = _in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
         return isinstance(found, Failure)
 
@@ -197,7 +197,7 @@ class Session:
         return None if self.is_of_stock(program) else found
 
     def shrunk(self, number: int, program, failure: Failure) -> Finding:
-        """Return the finding of a program that failed."""
+        """Shrink a program that failed and return its finding."""
         ends = time.monotonic() + _SHRINKING
         smallest = [failure]
 
@@ -206,7 +206,7 @@ class Session:
                 raise TimeoutError
             try:
                 found = self.failure_of(candidate)
-            except KeyboardInterrupt:  # what was found so far is reported first
+            except KeyboardInterrupt:  # the finding so far is reported first
                 self.is_interrupted = True
                 raise TimeoutError from None
             if found is None or found.kind != failure.kind:
@@ -218,12 +218,12 @@ class Session:
 
 
 def can_fork() -> bool:
-    """Tell whether this system has processes that begin as copies of this one."""
+    """Tell whether this system can fork processes."""
     return "fork" in multiprocessing.get_all_start_methods()
 
 
 def _in_a_process(function: Callable, seconds: float):
-    """Return what a function returns in a process of its own, or a :class:`Failure` if it does not."""
+    """Run a function in a process of its own; return its result, or a :class:`Failure` without one."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -249,17 +249,18 @@ def _in_a_process(function: Callable, seconds: float):
 
 
 def _work(function: Callable, sender) -> None:
-    """Send what a function returns, and end this process."""
+    """Send the result of a function and end this process."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session is interrupted, and ends this
+        # The session handles an interrupt and ends this process.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-        faulthandler.disable()  # it has an output of its own, and the session reports the crash
+        faulthandler.disable()  # it writes to its own output; the session reports the crash
         try:
             found = function()
-        except Exception as error:  # any: the process that waits must hear of it
+        except Exception as error:  # any error is reported to the waiting process
             found = Failure("batch", f"{type(error).__name__}: {error}")
         sender.send(found)
         code = 0

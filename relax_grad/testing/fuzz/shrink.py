@@ -1,4 +1,4 @@
-"""Making a program that fails smaller, as long as it fails in the same way."""
+"""Shrinking a program that fails, as long as it fails in the same way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .script import Body, Call, Function, If, Let, Program, Tensor, Value, flat
 
 
 def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
-    """Return a smaller program that fails as well.
+    """Return a smaller program that fails in the same way.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
     unused = False
     tidy = cleaned(program)
     try:
-        # What fails may be in what nothing needs, of which statement by statement is left out then.
+        # The failure may be in unused statements. These are then removed one by one, not all at once.
         unused = size(tidy) < size(program) and not fails(tidy)
     except TimeoutError:
         return program
@@ -36,7 +36,7 @@ def _identity(program: Program) -> tuple:
 
 
 def size(program: Program) -> tuple[int, ...]:
-    """Return what the search makes smaller, the most important first."""
+    """Return the sizes that the search minimises, the most important first."""
     statements = list(program.statements())
     return (
         sum(not isinstance(each, Let) for each in statements),
@@ -48,7 +48,7 @@ def size(program: Program) -> tuple[int, ...]:
 
 
 def candidates(program: Program, unused: bool = False) -> Iterator[Program]:
-    """Yield programs that are smaller, the smallest first where that is known; perhaps with what nothing needs."""
+    """Yield smaller programs, roughly the smallest first; ``unused`` keeps unused statements."""
     limit = size(program)
     for candidate in _candidates(program):
         try:
@@ -60,16 +60,16 @@ def candidates(program: Program, unused: bool = False) -> Iterator[Program]:
 
 
 class _NothingLeftError(Exception):
-    """A program without anything to differentiate with respect to."""
+    """A program has no variable to differentiate with respect to."""
 
 
 def _candidates(program: Program) -> Iterator[Program]:
     statements = program.main.body.statements
     kept = [each for each in statements if not isinstance(each, Function)]
-    # The end: the sum of an earlier value is the result.
+    # Shorten the end: the sum of an earlier value becomes the result.
     for each in kept[:-1]:
         yield _ending(program, each)
-    # The start: parameters take the place of statements, the last ones first.
+    # Shorten the start: parameters replace statements, the last ones first.
     names = (f"y{i}" for i in itertools.count())
     used = {param.name for param in program.main.params}
     for each in reversed(kept[:-1]):
@@ -98,7 +98,7 @@ def _is_simple(kind) -> bool:
 
 
 def _ending(program: Program, last) -> Program:
-    """The program up to a statement, with the sum of its first tensor as the result."""
+    """Return the program up to a statement, with the sum of its first tensor as the result."""
     body = program.main.body
     index = body.statements.index(last)
     leaf = next((v for v in Value(last.name, last.kind).leaves() if v.kind.is_float), None)
@@ -122,7 +122,7 @@ def _with_parameter(program: Program, statement, param: Value) -> Program:
 
 
 def _bypassed(program: Program, statement) -> Iterator[Program]:
-    """Put an operand, or a parameter, in the place of a statement."""
+    """Yield programs with a statement replaced by an operand or a parameter."""
     found = list(getattr(statement, "operands", ()))
     for value in (*found, *program.main.params):
         for each in (value, *value.elements()):
@@ -131,7 +131,7 @@ def _bypassed(program: Program, statement) -> Iterator[Program]:
 
 
 def _inlined(program: Program, statement) -> Iterator[Program]:
-    """Put the statements of a branch, or of a function, in the place of a conditional or of a call."""
+    """Yield programs with a conditional replaced by a branch, or a call by the body of its function."""
     if isinstance(statement, If):
         for branch in statement.branches:
             yield _spliced(program, statement, branch.statements, branch.result)
@@ -143,7 +143,7 @@ def _inlined(program: Program, statement) -> Iterator[Program]:
 
 
 def _lessened(program: Program) -> Iterator[Program]:
-    """Leave out a statement that nothing uses, of the program or of a branch."""
+    """Yield programs without one of the unused statements, of the program or of a branch."""
     body = program.main.body
     used: set[str] = {body.result.name}
     for each in body.statements:
@@ -169,7 +169,7 @@ def _lessened_branches(statement: If, used: Collection[str]) -> Iterator[If]:
 
 
 def _emptied(program: Program, statement: If) -> Iterator[Program]:
-    """Let a branch return a parameter of the program, or an earlier value of its own."""
+    """Yield programs with a branch that returns a parameter of the program, or an earlier value of its own."""
     for i, branch in enumerate(statement.branches):
         found = [
             Value(each.name, each.kind)
@@ -185,7 +185,7 @@ def _emptied(program: Program, statement: If) -> Iterator[Program]:
 
 
 def _replaced(program: Program, statement) -> Program:
-    """Return a program with another statement in the place of the one of its name."""
+    """Return a program with a statement in the place of the one with the same name."""
     body = program.main.body
     statements = tuple(statement if s.name == statement.name else s for s in body.statements)
     return replace(program, main=replace(program.main, body=Body(statements, body.result)))
@@ -217,7 +217,7 @@ def _substituted(program: Program, name: str, value: Value) -> Program:
 
 
 def _renamed(body: Body, mapping: dict[str, Value], suffix: str) -> Body:
-    """Return a body with values in the place of variables, and a suffix to the names of its own."""
+    """Return a body with variables replaced by values, and a suffix added to the names that it defines."""
     mapping = dict(mapping)
     statements = []
     for statement in body.statements:
@@ -252,19 +252,19 @@ def _mapped(value: Value, mapping: dict[str, Value]) -> Value:
 
 
 def cleaned(program: Program, unused: bool = False) -> Program:
-    """Return a program without what its result does not need.
+    """Return a program without the statements, parameters and functions that its result does not need.
 
     Parameters
     ----------
     program : Program
         A program.
     unused : bool
-        Whether statements that nothing needs are kept; parameters and functions are not.
+        Whether to keep unused statements. Unused parameters and functions are removed in any case.
 
     Raises
     ------
     _NothingLeftError
-        If nothing is left to differentiate with respect to.
+        If no variable to differentiate with respect to is left.
     """
     body = program.main.body
     needed = {body.result.name}
@@ -292,7 +292,7 @@ def cleaned(program: Program, unused: bool = False) -> Program:
 
 
 def _needed(body: Body) -> Body:
-    """Return a branch without what its result does not need."""
+    """Return a branch without the statements that its result does not need."""
     names, functions, statements = {body.result.name}, set(), []
     for statement in reversed(body.statements):
         if statement.name in names or statement.name in functions:

@@ -1,4 +1,4 @@
-"""Samples of every operator with a gradient: what the checker, the tests and the command line run."""
+"""Samples of every operator with a gradient, for the checker, the tests and the command line."""
 
 from . import (
     activation,

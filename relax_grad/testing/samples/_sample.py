@@ -1,4 +1,4 @@
-"""The form of an operator sample, and the table of all of them."""
+"""The class of operator samples and their registry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SampleMaker = Callable[[np.random.Generator], "Iterator[Sample]"]
 
 _makers: dict[str, SampleMaker] = {}
 
-#: The dtypes that a sample is checked in besides float64, if it does not say otherwise.
+#: The default dtypes of the checks of a sample besides float64.
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -29,35 +29,35 @@ class Sample:
     Attributes
     ----------
     inputs : Sequence
-        The arguments, as :func:`relax_grad.testing.check_gradients` takes them; floating-point arrays
-        in float64.
+        The arguments, as for :func:`relax_grad.testing.check_gradients`; floating-point arrays in
+        float64.
     attrs : Mapping
         The attributes of the operator.
     function : str or Callable, optional
-        What to check instead of the operator alone, for an operator whose arguments its builder does
-        not take in this form.
+        The function to check in the place of the operator, where the operator's builder does not accept the
+        arguments in this form.
     wrt : Sequence[int or str], optional
         The inputs to differentiate with respect to; by default every floating-point array.
     order : int
         The highest order to check.
     tvm_order : int, optional
-        The highest order to which ``relax.transform.Gradient`` differentiates this sample, where that is
-        lower: it ends where it has itself written zeros of a symbolic shape, or at a ``match_cast``.
+        The highest order to which ``relax.transform.Gradient`` differentiates this sample, if that is lower.
+        That pass cannot differentiate a ``match_cast``, or zeros of a symbolic shape that it has inserted.
     symbolic : Mapping[int, Mapping[int, str]], optional
         The axes that can be symbolic, as in ``check_gradients``.
     torch : Callable, optional
-        The same function in PyTorch: takes the module ``torch`` and then a tensor for each array among
-        the inputs (a tuple of tensors for a tuple), and returns a tensor or a tuple of tensors.
+        The same function in PyTorch. Takes the module ``torch`` and then a tensor for each array among the
+        inputs (a tuple of tensors for a tuple), and returns a tensor or a tuple of tensors.
     dtypes : Sequence[str]
         The dtypes to check besides float64.
     smooth : bool
-        False at a point where the function has a kink, so that finite differences say nothing and
-        only PyTorch is compared with.
+        False at a kink of the function: finite differences are meaningless there, so the only reference is
+        PyTorch.
     within : Callable
-        Returns a context manager in which the sample has to be checked, for an operator that needs
-        more than a device to run.
+        Returns the context manager for checks of the sample, for an operator that needs more than a
+        device to run.
     note : str
-        What is special about this sample.
+        A description of the special case.
     op : str
         The operator; filled in by :func:`samples`.
     """
@@ -87,7 +87,7 @@ class Sample:
     ) -> GradientReport:
         """Check the gradient of this sample; ``settings`` are those of ``check_gradients``.
 
-        ``order`` is by default the sample's own, and no higher than what the pass takes.
+        ``order`` is by default the sample's own. It is limited to the highest order of the pass.
         """
         order = self.order if order is None else order
         if through == "tvm" and self.tvm_order is not None:
@@ -105,7 +105,7 @@ class Sample:
             )
 
     def partials(self) -> list[list[relax.Expr]]:
-        """Return what the operator's rule returns for each call of it in the sample's function."""
+        """Return the partials of the operator's rule for each of its calls in the sample's function."""
         _, function = resolve(self.function or self.op)
         arguments = _program.make_arguments(self.inputs, None, {})
         rng = np.random.default_rng(0)
@@ -126,12 +126,13 @@ class Sample:
 
 
 def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:
-    """Give an operator its samples: decorates a generator of :class:`Sample` that takes a NumPy generator.
+    """Register the samples of an operator: a decorator for a function from a NumPy generator to samples.
 
     Raises
     ------
     TypeError, ValueError
-        If the operator's name is no text, the generator is no function, or there are samples already.
+        If the operator's name is not a string, the decorated object is not a function, or the operator has
+        samples already.
     """
     if not isinstance(op, str):
         raise TypeError(f"op must be the name of an operator, but it is {op!r}")
@@ -160,7 +161,7 @@ def samples(op: str) -> list[Sample]:
     Raises
     ------
     ValueError
-        If there are no samples of that name.
+        If the operator has no samples.
     """
     if not isinstance(op, str) or op not in _makers:
         raise ValueError(f"there are no samples of an operator named {op!r}")

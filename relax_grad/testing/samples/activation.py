@@ -115,7 +115,7 @@ def softplus(rng):
             symbolic=_N,
             torch=forward,
             dtypes=DTYPES if beta == 1 else (),
-            smooth=beta == 1,  # a threshold among the values is a jump
+            smooth=beta == 1,  # a threshold between the values is a jump
             note=f"{beta=}, {threshold=}",
         )
         yield Sample(

@@ -10,7 +10,7 @@ from ._sample import Sample, register_samples
 _SEQUENCES = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "t"}, 2: {0: "b", 1: "t"}}
 _SELF = {i: {0: "b", 1: "s"} for i in range(3)}
 
-# Batch, queries, keys, heads, heads of the keys and of the values, features, features of the values; attributes.
+# The extents: batch, queries, keys, heads, heads of keys and values, features, features of values. Then attributes.
 _ATTENTION = {
     "plain": ((2, 2, 3, 2, 2, 2, 3), {}, _SEQUENCES),
     "top left, more keys": ((1, 2, 4, 2, 2, 2, 2), {"causal_mask": "TopLeft"}, _SEQUENCES),
@@ -94,7 +94,7 @@ def attention_var_len(rng):
         ("bottom right", {"causal_mask": "BottomRight"}, starts[1]),
         ("a window", {"causal_mask": "TopLeft", "window_size": 2}, starts[0]),
     ):
-        # One more query and key than belong to a sequence.
+        # One query and one key belong to no sequence.
         sizes = (1, 7, keys[-1] + 1, 2, 1, 2, 2)
         limits = [np.int32(3)] * 2
         yield Sample(
@@ -167,7 +167,7 @@ def _attend(torch, q, k, v, mask, scale):
 
 
 def _seen(torch, queries, keys, causal_mask, window_size):
-    """Which keys each query sees."""
+    """Return the mask of the keys that each query attends to."""
     seen = torch.ones(queries, keys, dtype=torch.bool)
     if causal_mask is not None:
         seen = seen.tril(abs(queries - keys) if causal_mask == "BottomRight" else 0)

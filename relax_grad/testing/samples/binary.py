@@ -8,7 +8,7 @@ from ._sample import Sample, register_samples
 
 _BOTH = {0: {0: "n"}, 1: {0: "n"}}
 
-#: What is special about the shapes, the shapes, and the axes that can be symbolic.
+#: A note on the special case, the two shapes, and the axes that can be symbolic.
 _SHAPES = (
     ("one shape", (2, 3), (2, 3), _BOTH),
     ("x1 of extent 1", (2, 1), (2, 3), _BOTH),
@@ -17,7 +17,7 @@ _SHAPES = (
     ("x2 0-d", (2, 3), (), {0: {0: "n"}}),
     ("empty", (0, 3), (1, 3), None),
 )
-_FEW = _SHAPES[2:4]  # for the functions that differ from multiply in their derivatives only
+_FEW = _SHAPES[2:4]  # for the functions that differ from multiply only in their derivatives
 
 
 def _samples(rng, torch, values, shapes=_FEW):
@@ -43,7 +43,7 @@ def _positive(rng, shape):
 
 
 def _kink(x1, x2, torch, note):
-    """Return a sample at points at which only PyTorch says what the gradient is."""
+    """Return a sample at kinks, where the only reference is PyTorch."""
     return Sample([np.array(x1), np.array(x2)], torch=torch, smooth=False, note=note)
 
 
@@ -143,7 +143,7 @@ def floor_mod(rng):
 
 
 def _remainder(rng, torch):
-    """Yield samples that stay away from the jumps, which half precision would step over."""
+    """Yield samples away from the jumps, which rounding to half precision could cross."""
     for note, shape1, shape2, symbolic in _FEW:
         divisor = np.full(shape2, 2.0)
         quotient = rng.integers(-3, 3, size=shape1) + rng.uniform(0.3, 0.7, size=shape1)

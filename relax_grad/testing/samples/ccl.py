@@ -1,7 +1,7 @@
 """Samples of collective communication.
 
-They are checked with one worker, for which the samples stand in for the runtime's collectives; what
-differs from worker to worker is not seen by that.
+The checks run with one worker, and the samples replace the runtime's collectives by those of one worker.
+Differences between workers are therefore not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _N = {0: {0: "n"}}
 
 @contextmanager
 def _one_worker():
-    """Make the collectives of the runtime those of a single worker, and let annotations compile."""
+    """Replace the collectives of the runtime by those of a single worker, and make annotations compile."""
 
     def copy(data, *rest):
         result = rest[-1]

@@ -6,7 +6,7 @@ import functools
 
 from ._sample import Sample, register_samples
 
-# Shapes of data and weight in the plain layouts, and attributes, by operator.
+# Shapes of data and weight in the plain layouts, and attributes, by rank.
 _CONV = {
     1: {
         "plain": ((2, 3, 6), (4, 3, 3), {}),
@@ -103,7 +103,7 @@ _CONV_TRANSPOSE = {
     },
 }
 
-# Layouts of data and weight, for shapes given in the plain ones.
+# Layouts of data and weight; their shapes are given in the plain layouts.
 _LAYOUTS = {
     1: [("NWC", "WIO", None)],
     2: [("NHWC", "HWIO", None), ("CNHW", "IHWO", [1])],
@@ -160,7 +160,7 @@ def _conv_transpose(rank, rng):
     )
 
 
-# Shapes of the output gradient, data and weight, and attributes: the stride leaves rows of the data out.
+# Shapes of the output gradient, data and weight, and attributes. The stride skips rows of the data.
 _BACKWARD = {
     1: ((2, 4, 2), (2, 2, 5), (4, 1, 2), {"groups": 2, "strides": 2, "padding": (0, 0)}),
     2: (
@@ -199,7 +199,7 @@ for _rank in _CONV:
 
 
 def _in_layout(shape, channels, layout):
-    """Return a shape that is given in the plain layout, whose channel axes come first."""
+    """Convert a shape from the plain layout, whose channel axes come first, to another layout."""
     plain = channels + "DHW"[2 - len(shape) :]
     return tuple(shape[plain.index(name)] for name in layout)
 
@@ -209,7 +209,7 @@ def _per_axis(value, rank):
 
 
 def _pads(padding, rank):
-    """Return the padding as PyTorch's pad takes it: before and after each axis, the last axis first."""
+    """Return the padding in the order of PyTorch's pad: before and after each axis, the last axis first."""
     padding = _per_axis(padding, 2 * rank)
     padding = padding * 2 if len(padding) == rank else padding
     return [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
@@ -225,7 +225,10 @@ def _torch_conv(rank, strides=1, padding=0, dilation=1, groups=1):
 
 
 def _torch_conv_transpose(rank, strides=1, padding=0, output_padding=0, dilation=1, groups=1):
-    """PyTorch has no asymmetric padding here: crop the result without padding, widened at the end."""
+    """Return a transposed convolution in PyTorch, with support for asymmetric padding.
+
+    PyTorch's own has symmetric padding only. The unpadded result is extended at the end and then cropped.
+    """
 
     def forward(torch, data, weight):
         conv = getattr(torch.nn.functional, f"conv_transpose{rank}d")

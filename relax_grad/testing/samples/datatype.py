@@ -33,7 +33,7 @@ def wrap_param(rng):
 
 
 def _casts(rng, operator):
-    x = rng.integers(-8, 8, (2, 3)) / 4.0  # which every dtype holds
+    x = rng.integers(-8, 8, (2, 3)) / 4.0  # exact in every dtype
     for dtype in ("float64", "float32", "float16"):
         yield Sample(
             [x],

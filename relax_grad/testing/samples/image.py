@@ -247,9 +247,9 @@ def grid_sample_backward_grid(rng):
 
 
 def _grid(rng, shape, data_shape):
-    """Return a grid that reaches outside the data, with every sample well inside a cell.
+    """Return a grid that reaches outside the data, with every sampling point well inside a cell.
 
-    A cell ends where a coordinate is a multiple of half an element, whatever ``align_corners`` says.
+    Cells end at coordinates that are multiples of half an element, with either value of ``align_corners``.
     """
     extents = np.array(data_shape[:1:-1])
     found = rng.uniform(-1.6, 1.6, shape)

@@ -126,7 +126,8 @@ def strided_slice(rng):
         )
 
     yield sample("one axis", (4, 5), [1], [1], [3])
-    # The extents of some slices TVM does not find equal to themselves when it broadcasts: "-".
+    # "-" is an axis that stays constant: TVM cannot prove the extents of some slices equal to themselves in a
+    # broadcast.
     yield sample("steps", (7, 2, 5), [0, 2], [1, 0], [7, 5], [3, 2], symbolic="-m-")
     yield sample("negative axis and begin", (3, 5), [-1], [-3], [-1])
     yield sample("backwards", (6, 4, 2), [0, 1], [4, -1], [1, -9], [-1, -2], symbolic="--l")

@@ -11,7 +11,7 @@ _REDUCE = {"add": "sum", "mul": "prod", "mean": "mean", "max": "amax", "min": "a
 
 
 def _torch_reduce(torch, data, axis, indices, updates, reduction):
-    """Scatter with every index inside; PyTorch's gradient of ``update`` assumes different indices."""
+    """Scatter with all indices wrapped in-bounds; PyTorch's gradient of ``update`` assumes distinct indices."""
     indices = torch.remainder(indices.long(), data.shape[axis])
     if reduction == "update":
         return data.scatter(axis, indices, updates)
@@ -22,7 +22,7 @@ def _torch_reduce(torch, data, axis, indices, updates, reduction):
 def scatter_elements(rng):
     def sample(note, shape, indices, axis, reduction, torch=True):
         indices = np.asarray(indices)
-        # TVM leaves the sum over a symbolic axis that is empty undefined.
+        # TVM's sum over an empty symbolic axis is undefined.
         along = {axis: "k"} if indices.size else {}
         return Sample(
             [rng.normal(size=shape), indices, rng.normal(size=indices.shape)],
@@ -45,7 +45,7 @@ def scatter_elements(rng):
     yield sample("repeated", (4, 3), repeated, 0, "min")
     yield sample("no index", (3, 2), np.zeros((0, 2), "int64"), 0, "update")
     yield sample("uint8", (5,), np.array([4, 0, 4], "uint8"), 0, "add")
-    # 0, one and two zeros among the factors, of the data and of the updates
+    # No zeros, one zero and two zeros among the factors, in the data and in the updates.
     data = np.array([2.0, 0.0, 0.0, 3.0, -1.5])
     updates = np.array([3.0, 2.0, 0.0, 0.0, 0.0, -2.0, 4.0])
     yield Sample(

@@ -41,7 +41,7 @@ def matmul(rng):
         yield Sample(
             [rng.normal(size=shape1), rng.normal(size=shape2)],
             function=wide,
-            dtypes=("float32",),  # the result does not see the rounding of half precision
+            dtypes=("float32",),  # the result does not depend on rounding to half precision
             note="out_dtype",
         )
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ._sample import Sample, register_samples
 
-# The shape of the predictions, the targets that replace random ones, the attributes, with weights or without.
+# The shape of the predictions, targets in the place of random ones, the attributes, and whether it has weights.
 _NLL_LOSS = {
     "plain": ((4, 3), (), {}, False),
     "weights": ((4, 3), (), {}, True),
@@ -59,7 +59,7 @@ def _torch_nll_loss(**attrs):
 
 
 def _torch_weighted(reduction="mean", ignore_index=-100):
-    """nll_loss out of operators that PyTorch can differentiate by the weights too, which it cannot for its own."""
+    """Return nll_loss composed of operators, since PyTorch cannot differentiate its own by the weights."""
 
     def forward(torch, predictions, targets, weights):
         counted = targets != ignore_index
@@ -103,7 +103,7 @@ def nll_loss_backward_weights(rng):
 
 
 def _backward_cases(rng):
-    """The gradient of the loss, its inputs and its attributes, for two reductions."""
+    """Return the gradient of the loss, its inputs and its attributes, for two reductions."""
     weights, targets = rng.uniform(0.5, 1.5, 3), np.array([0, 2, -100, 2])
     inputs = [rng.normal(size=(4, 3)), targets, weights]
     return {

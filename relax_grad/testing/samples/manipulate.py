@@ -1,4 +1,4 @@
-"""Samples of the operators that move elements about."""
+"""Samples of the operators that repeat, reshape or broadcast tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of the operators that join tensors and take them apart."""
+"""Samples of the operators that join and split tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of the operators that put elements into another order, or leave some of them out."""
+"""Samples of the operators that reorder elements or drop some of them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def pixel_shuffle(rng):
             [rng.normal(size=shape)],
             {"upscale_factor": factor},
             symbolic=symbolic,
-            # The gradient that PyTorch finds for an empty batch has the wrong shape.
+            # PyTorch's gradient for an empty batch has the wrong shape.
             torch=None
             if 0 in shape
             else lambda torch, x, factor=factor: torch.pixel_shuffle(x, factor),

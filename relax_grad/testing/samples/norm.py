@@ -53,7 +53,7 @@ def batch_norm(rng):
 
 
 def _batch_norm_inputs(rng, shape, axis):
-    """Data with a mean, then gamma, beta, moving mean and moving variance."""
+    """Return data with a non-zero mean, gamma, beta, moving mean and moving variance."""
     channels = shape[axis]
     gamma = rng.choice([-1.0, 1.0], channels) * rng.uniform(0.5, 1.5, channels)
     beta, moving_mean = rng.normal(size=channels), rng.normal(size=channels)
@@ -66,10 +66,10 @@ def _first_result(*args, **attrs):
 
 
 def _statistics_first(*args, **attrs):
-    """All results, the normalized data last.
+    """Return all results, with the normalized data last.
 
     The stock pass starts the gradient of a tuple at the last use of an element, with zeros for the
-    others; it cannot differentiate zeros of a symbolic shape again.
+    others. It cannot differentiate zeros of a symbolic shape again.
     """
     result = relax.op.nn.batch_norm(*args, **attrs)
     return relax.Tuple([relax.TupleGetItem(result, i) for i in (1, 2, 0)])
@@ -84,7 +84,7 @@ def _torch_batch_norm(training):
     return forward
 
 
-# The shape, the axes, further attributes, the symbolic axes of the data.
+# The shape, the axes, further attributes, and the symbolic axes of the data.
 _LAYER_NORM = {
     "several axes, not the last": ((2, 3, 2, 2), [1, 2], {"epsilon": 0.1}, {0: "n", 2: "m"}),
     "axes that do not rise": ((2, 3, 4), [-1, 0], {}, {1: "n"}),
@@ -180,17 +180,17 @@ def divide_by_count(rng):
 
 
 def _dtypes(narrow):
-    """The dtypes besides float64: what all samples of a family share is checked in some of them."""
+    """Return the dtypes to check besides float64: the default ones if ``narrow``, else none."""
     return Sample.dtypes if narrow else ()
 
 
 def _same(arguments, names):
-    """Several arguments with the same symbolic axes."""
+    """Return the same symbolic axes for several arguments."""
     return dict.fromkeys(arguments, names)
 
 
 def _slopes(rng, shape):
-    """Factors of both signs, none of them small."""
+    """Return factors of both signs and magnitudes from 0.5 to 1.5."""
     return rng.choice([-1.0, 1.0], shape) * rng.uniform(0.5, 1.5, shape)
 
 
@@ -200,7 +200,7 @@ def _channel_inputs(rng, shape, channel):
 
 
 def _of_parameters(symbolic, shape, axes, count):
-    """Give the parameters, whose axes are those that are normalized, the symbolic extents of the data."""
+    """Return the symbolic axes of the data and of ``count`` parameters, whose axes are the normalized ones."""
     if symbolic is None:
         return None
     own = [axis % len(shape) for axis in axes]
@@ -235,7 +235,7 @@ def _torch_rms_norm(axes, epsilon=1e-5):
 
 
 def _torch_group_norm(groups, channel, axes, epsilon=1e-5, center=True, scale=True):
-    """PyTorch's group_norm normalizes over every axis behind the channels, which stand second."""
+    """Return group_norm in PyTorch, which needs the channels second and normalizes over all later axes."""
 
     def forward(torch, x, gamma, beta):
         last = [channel % x.ndim, *(axis % x.ndim for axis in axes)]
@@ -258,7 +258,7 @@ def _to_last(x, axes):
     return [axis for axis in range(x.ndim) if axis not in last] + last
 
 
-#: For each backward operator that normalizes over the axes of gamma, whether it takes gamma, and a mean.
+#: For each backward operator that normalizes over the axes of gamma, whether it takes gamma and whether a mean.
 _OVER_AXES = {
     "layer_norm_backward_data": (True, True),
     "layer_norm_backward_gamma": (False, True),
@@ -268,7 +268,7 @@ _OVER_AXES = {
 
 
 def _register_over_axes(name, takes_gamma, takes_mean):
-    """The statistics are any numbers: the operator is a function of them, whatever the data."""
+    """Register samples with arbitrary statistics: the operator is a function of them, independent of the data."""
 
     @register_samples(f"relax.grad.{name}")
     def over_axes(rng):
@@ -294,7 +294,7 @@ for _name, _takes in _OVER_AXES.items():
 
 
 def _register_of_channels(name, statistics_of, attrs, symbolic, takes_gamma):
-    """Operators whose statistics are four tensors with gamma, and two without."""
+    """Register samples of an operator whose statistics are four tensors with gamma, and two without."""
 
     @register_samples(f"relax.grad.{name}")
     def of_channels(rng):

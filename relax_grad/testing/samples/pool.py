@@ -218,7 +218,7 @@ def _adaptive_avg_pool(rank, rng):
     )
 
 
-# Extents of the output gradient and of the data; the windows have 3 elements, 2 apart.
+# Extents of the output gradient and of the data, for windows of 3 elements with stride 2.
 _BACKWARD = {1: ((4,), (7,)), 2: ((3, 4), (5, 7)), 3: ((2, 1, 2), (3, 2, 4))}
 
 
@@ -289,19 +289,22 @@ for _rank in (1, 2, 3):
 
 
 def _symbolic(attrs):
-    """TVM does not copy, and so does not differentiate, a function with the condition in a type that
-    ceil_mode makes of a symbolic extent."""
+    """Return the symbolic axes of the data: only the batch with ceil_mode.
+
+    For a symbolic spatial extent, ceil_mode puts a condition into a type. TVM does not copy, and therefore
+    does not differentiate, a function with such a type.
+    """
     return {0: {0: "n"}} if attrs.get("ceil_mode") else {0: {0: "n", 2: "h"}}
 
 
 def _channels_last(rank, attrs):
-    """Return a shape and attributes for data with the channels last."""
+    """Return a shape and attributes for data in a channels-last layout."""
     sizes = {"pool_size": (2, 3, 2)[:rank], "layout": f"N{'DHW'[-rank:]}C"}
     return (1, *(5, 6, 4)[:rank], 2), {**attrs, **sizes}
 
 
 def _distinct(rng, shape):
-    """Return values of which no two are near each other, in half precision either."""
+    """Return values that are pairwise well apart, even in half precision."""
     return rng.permutation(np.arange(np.prod(shape))).reshape(shape) / 16 - 1.5
 
 
@@ -319,8 +322,11 @@ def _torch_max_pool(
     before, after = padding[:rank], padding[rank:]
 
     def windows(extent, axis):
-        """How many windows TVM has: of those that ceil_mode adds, it drops one, as PyTorch does, if
-        it starts in the padding after the data; PyTorch takes padding in the data for data."""
+        """Return TVM's number of windows along an axis.
+
+        ceil_mode may add a window. TVM drops it, as PyTorch does, if it starts in the padding after the data.
+        Here the data is padded first, and PyTorch would count that padding as data.
+        """
         space = extent + before[axis] + after[axis] - (sizes[axis] - 1) * gaps[axis] - 1
         if not ceil_mode:
             return space // steps[axis] + 1
@@ -351,7 +357,7 @@ def _torch_avg_pool(
 
 
 def _is_torch_s(attrs):
-    """Tell whether PyTorch's average pooling has this padding, which is the same before and after."""
+    """Tell whether PyTorch's average pooling supports the padding, which must be the same before and after."""
     return isinstance(attrs.get("padding", 0), int)
 
 

@@ -1,7 +1,7 @@
 """Samples of quantization.
 
-Both operators take float32 and float16 only, so that the samples cast their float64. The rounding makes a
-staircase, about which finite differences say nothing; PyTorch has the same gradient straight through it.
+Both operators support only float32 and float16, so the samples cast from float64. The rounding makes the result a
+step function, for which finite differences are meaningless. PyTorch has the same straight-through gradient.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tvm import relax
 
 from ._sample import Sample, register_samples
 
-# Numbers that float32 holds, of which none lies halfway between two levels.
+# Numbers that are exact in float32, and not halfway between two levels.
 _X = np.array([[-80.0, -1.375, 0.0], [0.125, 0.625, 140.0]])
 
 

@@ -72,7 +72,7 @@ def topk(rng):
         [rng.normal(size=(2, 4))], {"k": 2}, dtypes=(), note="to second order by TVM's pass"
     )
 
-    # An index that is no integer is found again.
+    # The rule recomputes indices that are not integers.
     yield Sample(
         [rng.normal(size=(2, 4))],
         {"k": 2, "dtype": "float32"},

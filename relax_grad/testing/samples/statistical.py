@@ -20,7 +20,7 @@ _REDUCTIONS = (
 )
 
 
-#: Fewer cases, which still have every attribute.
+#: Fewer cases, which still cover every attribute.
 _FEW = _REDUCTIONS[::2]
 
 
@@ -85,7 +85,7 @@ def max(rng):
 
 @register_samples("relax.min")
 def min(rng):
-    # The rule is that of max.
+    # min shares the rule of max.
     yield from _extrema(rng, lambda torch, x, axis, keep: x.amin(axis, keepdim=keep), _FEW[1:2])
 
 
@@ -184,7 +184,7 @@ def mean_backward_x(rng):
 
 def _reductions(rng, forward, cases=_REDUCTIONS):
     for note, shape, axis, keepdims in cases:
-        # For PyTorch, no axes are all axes; for TVM, none.
+        # An empty list of axes means all axes in PyTorch, but no axes in TVM.
         def torch(torch, x, axis=axis, keepdims=keepdims):
             if axis == []:
                 return forward(torch, x.unsqueeze(0), (0,), False)

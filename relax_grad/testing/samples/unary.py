@@ -8,7 +8,7 @@ from ._sample import Sample, register_samples
 
 _INF = np.inf
 
-#: Where each function is smooth (an interval), and its special points.
+#: For each function an interval in which it is smooth, and its special points.
 _FUNCTIONS = {
     "abs": ((0.2, 1), [0.0, -0.0, _INF, -_INF, 5e-324, -5e-324]),
     "acos": ((-0.8, 0.8), [0.0, 1.0, -1.0]),

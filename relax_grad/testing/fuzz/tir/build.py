@@ -1,4 +1,4 @@
-"""Programs as modules of TVM."""
+"""The conversion of programs to modules of TVM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .operators import OPERATORS
 
 
 def build(program: ir.Program, name: str = "main") -> tvm.IRModule:
-    """Return the module of a program; the names of its functions begin with that of the Relax function."""
+    """Return the module of a program; the name of the Relax function is a prefix of the others."""
     builder = relax.BlockBuilder()
     called = {step.function for step in program.steps if isinstance(step, ir.Call)}
     functions = {
@@ -81,7 +81,7 @@ def _called(builder, call: ir.Call, function, operands: list, kinds: list) -> li
 
 
 class _Function:
-    """One function of TIR on its way to TVM."""
+    """The conversion of one function of TIR."""
 
     def __init__(self, function: ir.PrimFunc, is_symbolic: bool):
         self.function, self.is_symbolic = function, is_symbolic
@@ -149,7 +149,7 @@ class _Function:
                 axes[each.name] = IRBuilder.name(each.name, axis)
             if block.where is not None:
                 T.where(self.expr(block.where))
-            # The bindings above are of the loops.
+            # The bindings above refer to the names of the loops, so the axes are named only now.
             self.names.update(axes)
             self.allocate(block.allocated)
             if block.init:
@@ -159,7 +159,7 @@ class _Function:
 
     def domain(self, axis: ir.Axis):
         start, extent = self.expr(axis.start), self.expr(axis.extent)
-        # A number beside a symbolic extent would be of another dtype.
+        # A constant start beside a symbolic extent would have another dtype.
         return extent if isinstance(start, int) and not start else (start, start + extent)
 
     # Expressions

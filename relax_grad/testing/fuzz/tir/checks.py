@@ -1,4 +1,4 @@
-"""What is checked of programs: compiled by the pipeline and by TVM's, run, and held against NumPy."""
+"""The checks of programs: compiled by the pipeline and by TVM's, run, and compared with NumPy."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .interpret import Run, expected
 from .language import Program
 from .memory import guarded
 
-#: The largest error, relative to the largest number, of values that depend on rounding; others must be equal.
+#: The largest accepted error of values that depend on rounding, relative to the largest number. Others must be equal.
 _TOLERANCES = {"float16": 2e-2, "bfloat16": 0.15, "float32": 2e-5, "float64": 2e-5}
 
-#: The pipelines by the names that TVM has for them. The first one is what is held responsible.
+#: The pipelines, by TVM's names. The first is the pipeline under test.
 PIPELINES = ("relax_grad", "default")
 
 
@@ -53,12 +53,12 @@ def check(programs: Sequence[Program]) -> list[Outcome]:
 
 
 def check_one(program: Program) -> Outcome:
-    """Check a program; that it does not compile is a failure where TVM's pipeline compiles it."""
+    """Check a program; a compilation error is a failure if TVM's pipeline compiles the program."""
     return judge({name: attempt(program, name) for name in PIPELINES})
 
 
 def failure_of(program: Program) -> Failure | None:
-    """Return the failure of a program; TVM's pipeline compiles it only where the other one fails."""
+    """Return the failure of a program; TVM's pipeline runs only if the pipeline under test fails."""
     ours = attempt(program, "relax_grad")
     if ours is None:
         return None
@@ -66,18 +66,18 @@ def failure_of(program: Program) -> Failure | None:
 
 
 def judge(failures: dict[str, Failure | None]) -> Outcome:
-    """Return the outcome of what went wrong in each of the pipelines."""
+    """Return the outcome for the failures of the two pipelines."""
     ours, stock = (failures[name] for name in PIPELINES)
     if ours is None:
         return Outcome(None, {"NumPy"} if stock is None else {"NumPy", "not TVM"})
     if stock is not None and (stock.stage != "compilation" or ours.stage == "compilation"):
         return Outcome(None, {"TVM"})
-    # Where TVM's pipeline only does not compile, the other one must be right still.
+    # If TVM's pipeline merely fails to compile, the pipeline under test must still be right.
     return Outcome(ours, {"NumPy"})
 
 
 def attempt(program: Program, pipeline: str) -> Failure | None:
-    """Compile and run a program by one pipeline; return what went wrong."""
+    """Compile and run a program by one pipeline; return the failure, if any."""
     module = build(program)
     try:
         machine = compiled(module, pipeline)
@@ -91,7 +91,7 @@ def _is_guarded(pipeline: str) -> bool:
 
 
 def compiled(module: tvm.IRModule, pipeline: str) -> relax.VirtualMachine:
-    """Compile a module; TVM's pipeline spends no time on optimizations."""
+    """Compile a module; TVM's pipeline compiles without optimizations to save time."""
     target = host() if pipeline == "relax_grad" else tvm.target.Target(TARGET)
     with _program.without_assertions(), warnings.catch_warnings():
         warnings.simplefilter("error", ScheduleWarning)
@@ -106,21 +106,21 @@ def run(
     *,
     is_guarded: bool,
 ) -> Failure | None:
-    """Run a program and hold its results, and its parameters, against NumPy's; return what is wrong.
+    """Run a program and compare its results and parameters with NumPy's; return the failure, if any.
 
     Parameters
     ----------
     program : Program
         The program.
     machine : relax.VirtualMachine
-        What is compiled of it.
+        The compiled program.
     name : str
         The Relax function.
     runs : Sequence[Run]
         The parameters, and NumPy's tensors.
     is_guarded : bool
-        Whether the parameters end, and in a second run begin, at a page that cannot be read. Functions must then rely
-        on no alignment but that of the elements, which those of TVM's pipeline do.
+        Whether the parameters end, and in a second run begin, at an unreadable page. Functions may then rely only on
+        the alignment of the elements. The functions of TVM's pipeline rely on more.
     """
     places = [functools.partial(guarded, at_end=at_end) for at_end in (True, False)]
     try:
@@ -137,7 +137,7 @@ def run(
 
 
 def merged(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
-    """Return one module of the functions of several, which differ in their names."""
+    """Merge modules with distinct function names into one."""
     functions: dict[GlobalVar, object] = {}
     for module in modules:
         functions.update(module.functions_items())
@@ -149,7 +149,7 @@ def _leaves(value) -> list:
 
 
 def _compare(program: Program, name: str, found: np.ndarray, run: Run) -> None:
-    """Compare a tensor with what NumPy computes of it, where it is written at all.
+    """Compare the written elements of a tensor with NumPy's values.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Random expressions, with bounds on their values: so that sums and products are exact, and nothing overflows."""
+"""Random expressions with bounds on their values, so that sums and products are exact and do not overflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from . import language as ir
 from .operations import CAST, CHOICE
 
-#: The largest values that programs compute; those of bool are 0 and 1.
+#: The largest magnitudes that programs compute, by dtype.
 LIMITS = {
     "float16": 200.0,
     "bfloat16": 60.0,
@@ -23,10 +23,10 @@ LIMITS = {
     "bool": 1.0,
 }
 
-#: The bits of a number that are exact.
+#: The bits of the significand, by dtype.
 _BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 
-#: What programs compute in, with how often.
+#: The dtypes of programs, with their weights.
 DTYPES = {
     "float32": 10,
     "float64": 2,
@@ -50,7 +50,7 @@ def is_float(dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class Range:
-    """What is known of values: none is larger, or negative, or has more fractional bits."""
+    """Bounds on the magnitude of values and on the number of their fractional bits."""
 
     bound: float
     bits: float = 0
@@ -61,7 +61,7 @@ class Range:
         return math.log2(max(1.0, self.bound)) + self.bits <= _BITS[dtype]
 
     def rounded(self, dtype: str) -> Range:
-        """Return what is known of the values once they are of a dtype."""
+        """Return the bounds of the values after conversion to a dtype."""
         return self if self.is_exact(dtype) else Range(self.bound, ROUNDED)
 
     def joined(self, other: Range) -> Range:
@@ -70,12 +70,12 @@ class Range:
 
 @dataclass
 class Readable:
-    """A buffer that can be read everywhere.
+    """A buffer whose elements may all be read.
 
     Attributes
     ----------
     below : int or None
-        The bound of indices.
+        The exclusive upper bound of its values, if they are indices.
     """
 
     buffer: ir.Buffer
@@ -93,7 +93,7 @@ class Index:
 
 @dataclass
 class Scope:
-    """What an expression may use."""
+    """The names, buffers and axes that an expression may use."""
 
     rng: random.Random
     names: Iterator[str]
@@ -105,7 +105,7 @@ class Scope:
     # Numbers
 
     def expr(self, dtype: str, depth: int = 3) -> tuple[object, Range]:
-        """Return an expression and what is known of its values."""
+        """Return an expression and the bounds of its values."""
         if depth <= 0 or self.rng.random() < 0.15:
             return self.leaf(dtype)
         if dtype == "bool":
@@ -131,7 +131,7 @@ class Scope:
             return ir.Name(name, dtype), self.bound[name][1]
         found = [each for each in self.readable if each.buffer.dtype == dtype]
         if found and self.rng.random() < 0.85:
-            # The last ones are those that nothing has read yet.
+            # The last ones have not been read yet.
             each = self.rng.choice(found[-3:] if self.rng.random() < 0.6 else found)
             return self.load(each), each.range
         if self.readable and dtype != "bool" and self.rng.random() < 0.3:
@@ -163,7 +163,7 @@ class Scope:
         else:
             known = one.joined(other)
         if known.bound > LIMITS[dtype]:
-            # It must not overflow before it is limited.
+            # An intermediate result must not overflow before it is clamped.
             return ir.Op("max", (x, y), dtype), one.joined(other)
         return ir.Op(name, (x, y), dtype), known
 
@@ -190,7 +190,7 @@ class Scope:
         return ir.Op(name, (self.condition(depth), x, y), dtype), one.joined(other)
 
     def padded(self, dtype: str, depth: int) -> tuple[object, Range]:
-        """Read a neighbour, where there is one."""
+        """Return an expression that reads a neighbouring element if it exists, else a constant."""
         found = [each for each in self.readable if each.buffer.dtype == dtype and each.buffer.shape]
         pairs = [
             (each, i, axis)
@@ -237,7 +237,7 @@ class Scope:
         return self.converted(x, known, other, dtype)
 
     def converted(self, x, known: Range, other: str, dtype: str) -> tuple[object, Range]:
-        """Return a value of another dtype."""
+        """Return a value converted to another dtype."""
         if other == dtype:
             return x, known
         if dtype == "bool":
@@ -254,7 +254,7 @@ class Scope:
     # Conditions
 
     def condition(self, depth: int) -> object:
-        """Return a condition, which does not depend on rounding."""
+        """Return a condition that does not depend on rounding."""
         if self.axes and self.rng.random() < 0.5:
             axis = self.rng.choice(self.axes)
             name = self.rng.choice(["less", "less_equal", "equal", "not_equal"])
@@ -284,7 +284,7 @@ class Scope:
     # Indices
 
     def indices(self, buffer: ir.Buffer) -> tuple:
-        """Return indices within a buffer: mostly the axes in order, or some other way."""
+        """Return in-bounds indices of a buffer, mostly the axes in order."""
         is_plain = self.rng.random() < 0.6
         free = list(self.axes)
         found = []
@@ -320,12 +320,12 @@ class Scope:
         return found
 
     def plain(self, size: int) -> object:
-        """Return an index below an extent that reads nothing."""
+        """Return an index below an extent that reads no buffer."""
         ways = [way for axis in self.axes for way in self.ways(axis, size)]
         return self.rng.choice(ways)[1] if ways else index(0)
 
     def ways(self, axis: Index, size: int) -> Iterator[tuple[str, object]]:
-        """Yield indices below an extent that depend on a variable."""
+        """Yield the kinds and expressions of indices below an extent that depend on an axis."""
         name = ir.Name(axis.name)
         if _fits(axis.extent, size):
             last = ir.Op("subtract", (ir.Size(axis.extent), index(1)), ir.INDEX)
@@ -346,14 +346,14 @@ class Scope:
 
 
 def _fits(extent: int, size: int, shift: int = 0, factor: int = 1) -> bool:
-    """Tell whether a variable below an extent, times a factor and shifted, is below a size for every batch."""
+    """Tell whether ``i * factor + shift`` is below a size for all ``i`` below an extent, for every batch."""
     return all(
         (ir.extent_at(extent, n) - 1) * factor + shift < ir.extent_at(size, n) for n in ir.BATCHES
     )
 
 
 def limited(expr, known: Range, dtype: str, limit: float | None = None) -> tuple[object, Range]:
-    """Return an expression whose values are not larger than a limit."""
+    """Return an expression clamped to a limit if its bounds exceed it, and the bounds of its values."""
     limit, known = limit or LIMITS[dtype], known.rounded(dtype)
     if known.bound <= limit:
         return expr, known
@@ -370,5 +370,5 @@ def constant(value: float, dtype: str) -> ir.Const:
 
 
 def index(value: int) -> ir.Const:
-    """Return a number that is an index."""
+    """Return a constant index."""
     return ir.Const(value, ir.INDEX)

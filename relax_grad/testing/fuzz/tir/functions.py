@@ -1,4 +1,4 @@
-"""Random functions of TIR: stages that write tensors, one after the other."""
+"""Random functions of TIR: sequences of stages that write tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .whole import Whole
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor that a function takes, and what is known of its values."""
+    """A tensor argument of a function, and the bounds of its values."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,7 +31,7 @@ class Author(Whole, Reductions):
         arguments: Sequence[Argument],
         outputs: Sequence[tuple[tuple[int, ...], str]],
     ) -> tuple[ir.PrimFunc, list[Range]]:
-        """Return a function, and what is known of its arguments that it writes to and its results."""
+        """Return a function, and the bounds of the arguments that it writes to and of its results."""
         inputs = [ir.Buffer(f"A{i}", a.shape, a.dtype) for i, a in enumerate(arguments)]
         self.readable = [
             Readable(buffer, argument.range, argument.below)
@@ -63,7 +63,7 @@ class Author(Whole, Reductions):
     # Stages
 
     def stage(self) -> None:
-        """Write to a tensor that is allocated, or to one that is there already."""
+        """Write to a newly allocated tensor or to an existing one."""
         if self.writable and self.rng.random() < 0.4:
             self.more(self.rng.choice(self.writable))
             return
@@ -88,7 +88,7 @@ class Author(Whole, Reductions):
         return self.add(buffer, way(buffer))
 
     def more(self, each: Readable) -> None:
-        """Write to a tensor that has values."""
+        """Write to a tensor that already has values."""
         ways = [self.partial] * 3 + [self.accumulate] * 3 + [self.rewrite]
         ways += [self.partial_copy]
         if each.buffer.dtype != "bool":

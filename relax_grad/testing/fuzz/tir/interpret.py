@@ -1,4 +1,4 @@
-"""The value of a program by NumPy, statement by statement and element by element."""
+"""An interpreter of programs in NumPy, statement by statement and element by element."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .expressions import is_float
 from .operations import CAST, CHOICE, OPERATIONS
 from .operators import OPERATORS
 
-#: The iterations after which a ``while`` counts as endless, and the elements that a function may compute.
+#: The iterations after which a ``while`` counts as endless, and the maximum number of stores of a function.
 _LONGEST, _LARGEST = 1000, 60_000
 
 
 class InvalidError(Exception):
-    """A program without a meaning: it reads what nothing wrote, or goes out of bounds."""
+    """A program is invalid: for example, it reads unwritten elements or accesses a tensor out of bounds."""
 
 
 class Array:
-    """A tensor, which of its elements are written, and whose memory it may be."""
+    """The values of a tensor, its written elements, and the memory that it may share."""
 
     def __init__(self, values: np.ndarray, is_written: bool, memory: object = None):
         self.values = values
@@ -43,14 +43,14 @@ class Run:
     wanted: Mapping[str, Array]
 
 
-@functools.lru_cache(maxsize=128)  # a program is drawn, and checked soon after
+@functools.lru_cache(maxsize=128)  # a drawn program is checked soon after
 def expected(program: ir.Program) -> Sequence[Run]:
     """Return the runs of a program, one for each value of ``n``.
 
     Raises
     ------
     InvalidError
-        If the program has no meaning.
+        If the program is invalid.
     """
     runs = []
     for n in program.batches:
@@ -60,7 +60,7 @@ def expected(program: ir.Program) -> Sequence[Run]:
 
 
 def inputs_of(program: ir.Program, n: int = ir.BATCH) -> list[np.ndarray]:
-    """Return values of the parameters: small numbers, of which sums and products are exact."""
+    """Return values of the parameters: small numbers with exact sums and products."""
     rng = np.random.default_rng(program.seed)
     return [_random(rng, param, n) for param in program.params]
 
@@ -80,7 +80,7 @@ def _random(rng, param: ir.Tensor, n: int) -> np.ndarray:
 def interpret(program: ir.Program, n: int, inputs: list[np.ndarray]) -> dict[str, Array]:
     """Return every tensor of the Relax function after its run.
 
-    Operators and results are values of their own; a call that writes to an argument changes that argument's tensor.
+    Operators and calls return new tensors. A call that writes to an argument changes that argument's tensor.
 
     Parameters
     ----------
@@ -89,12 +89,12 @@ def interpret(program: ir.Program, n: int, inputs: list[np.ndarray]) -> dict[str
     n : int
         The symbolic extent.
     inputs : list[np.ndarray]
-        The parameters, which are not changed.
+        The parameters, which stay unchanged.
 
     Raises
     ------
     InvalidError
-        If the program has no meaning.
+        If the program is invalid.
     """
     arrays = {
         param.name: Array(value.copy(), True)
@@ -141,7 +141,7 @@ def _apply(step: ir.Operator, arrays: dict[str, Array], n: int) -> None:
     shape = tuple(ir.extent_at(size, n) for size in result.shape)
     if values.shape != shape:
         raise InvalidError(f"{step.name} has the shape {values.shape}, not {shape}")
-    # What is reshaped is a view of the same memory where TVM finds that it can be.
+    # TVM may turn a reshape into a view of the same memory.
     memory = operands[0].memory if step.name == "reshape" else None
     arrays[result.name] = Array(values, True, memory)
 
@@ -203,7 +203,7 @@ class _Evaluation:
         if block.where is not None and not self.value(block.where):
             return
         is_first = True
-        # The bindings are those of the loops around: of no axis of this block.
+        # The bindings depend on the surrounding loops, not on other axes of this block.
         values = [self.value(axis.value) for axis in block.axes]
         for axis, value in zip(block.axes, values, strict=True):
             start = self.value(axis.start)

@@ -1,7 +1,7 @@
 """The description of a random TIR program: functions of blocks, and the Relax function that calls them.
 
-A description is data. :mod:`.source` writes it as TVMScript, :mod:`.interpret` computes it by NumPy, element by element and
-without TVM, and :mod:`.shrink` makes it smaller.
+A description is data. :mod:`.build` converts it to a module of TVM, :mod:`.interpret` evaluates it by NumPy, element by
+element and without TVM, and :mod:`.shrink` shrinks it.
 
 Extents are integers. In a symbolic program the multiples of :data:`BATCH` are multiples of a variable ``n``.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-#: The extent that is ``n`` in a symbolic program: a prime, and larger than what is made of the others there.
+#: The extent that is ``n`` in a symbolic program: a prime, and larger than any extent built from the others there.
 BATCH = 13
 
-#: The values of ``n`` that a symbolic program runs with.
+#: The values of ``n`` in the runs of a symbolic program.
 BATCHES = (BATCH, 3)
 
 #: The dtype of loop variables, block axes and extents: an integer whose width TVM chooses.
@@ -22,7 +22,7 @@ INDEX = "index"
 
 
 def extent_at(size: int, n: int) -> int:
-    """Return an extent where ``n`` has a value."""
+    """Return the value of an extent for a value of ``n``."""
     return size // BATCH * n if size % BATCH == 0 else size
 
 
@@ -73,7 +73,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Let:
-    """The value of ``body``, in which a name stands for a value."""
+    """The value of ``body``, with a name bound to a value."""
 
     name: str
     value: object
@@ -143,7 +143,7 @@ class For:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a block, whose value is given by the loops around it.
+    """An axis of a block, whose value depends on the surrounding loops.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Block:
-    """A block: ``init`` runs where all reduced axes are at the start of their domains."""
+    """A block; ``init`` runs if all reduced axes are at the start of their domains."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -176,7 +176,7 @@ class Block:
 
 @dataclass(frozen=True)
 class PrimFunc:
-    """A function on buffers: the arguments, of which some may be written to, and the results."""
+    """A function on buffers: its arguments, which it may write to, and its results."""
 
     name: str
     inputs: tuple[Buffer, ...]
@@ -199,7 +199,7 @@ class Tensor:
     Attributes
     ----------
     below : int or None
-        The bound of integers that are used as indices.
+        The exclusive upper bound of the values, if they are indices.
     """
 
     name: str
@@ -215,9 +215,9 @@ class Call:
     Attributes
     ----------
     results : tuple[Tensor, ...]
-        All results, those that are arguments written to included.
+        All results, including the arguments that are written to.
     inplace : tuple[int, ...]
-        For each result the index of the argument that it is, or -1; empty for a ``call_tir``.
+        For each result, the index of the argument that it aliases, or -1; empty for a ``call_tir``.
     """
 
     results: tuple[Tensor, ...]
@@ -249,9 +249,9 @@ class Program:
     inexact : frozenset[str]
         The tensors whose values depend on rounding.
     kinds : frozenset[str]
-        The kinds of statements that it was drawn with.
+        The kinds of constructs that it was drawn with.
     seed : int
-        Determines the values of the parameters.
+        The seed of the values of the parameters.
     """
 
     functions: tuple[PrimFunc, ...]
@@ -288,9 +288,9 @@ def nodes(tree) -> Iterator:
 
 
 def positions(tree, rebuild: Callable = lambda new: new) -> Iterator[tuple[object, Callable]]:
-    """Yield every node below a tree with a function that returns the tree with another node in its place.
+    """Yield every node below a tree, with a function that returns the tree with that node replaced.
 
-    In a tuple, the other node may be a tuple of several, or of none.
+    In a tuple, a tuple of any number of nodes may replace the node.
     """
     if isinstance(tree, tuple):
         for i, child in enumerate(tree):

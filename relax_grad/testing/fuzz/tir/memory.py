@@ -1,4 +1,4 @@
-"""Tensors that end, or begin, at a page that cannot be read: beyond them an access ends the process."""
+"""Tensors that end, or begin, at an unreadable page, so that an access out of bounds ends the process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PAGE, _NO_ACCESS = mmap.PAGESIZE, 0
 
 
 def guarded(value: np.ndarray, at_end: bool) -> tvm.runtime.Tensor:
-    """Return a tensor of the same elements between two pages that cannot be read.
+    """Return a tensor of the same elements between two inaccessible pages.
 
-    It is aligned to its elements only.
+    It has only the alignment of its elements.
 
     Parameters
     ----------
     value : np.ndarray
         The elements.
     at_end : bool
-        Whether the tensor ends at the second page, or begins behind the first one.
+        Whether the tensor ends at the second page; otherwise it begins after the first page.
 
     Raises
     ------

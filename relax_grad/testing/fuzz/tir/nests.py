@@ -1,4 +1,4 @@
-"""Random loops around a block: how its axes are bound, in which order, and with which annotations."""
+"""Random loop nests around a block: the bindings of its axes, the order of loops, and annotations."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Loops:
     Attributes
     ----------
     names : Iterator[str]
-        Names that are not used yet.
+        Unused names.
     kinds : set[str]
-        Where the kinds of what is drawn are added.
+        The set to which the kinds of the drawn constructs are added.
     is_plain : bool
-        Whether all loops are as TVM's tensor expressions have them, but that some are short.
+        Whether all loops have the form of TVM's tensor expressions; some may be shorter than their axis.
     """
 
     rng: random.Random
@@ -74,9 +74,9 @@ class Loops:
         axes : Sequence[tuple[str, str, int]]
             The name, the kind and the extent of each axis.
         is_partial : bool
-            Whether the loops may leave out some of the elements.
+            Whether the loops may omit some of the elements.
         is_independent : bool
-            Whether the iterations may run in any order, those of reductions excepted.
+            Whether the iterations may run in any order, except those of reductions.
         """
         nest = Nest()
         if self.is_plain:
@@ -99,7 +99,7 @@ class Loops:
         return nest
 
     def opaque(self, axes: Sequence[tuple[str, str, int]]) -> Nest:
-        """Return plain loops that bind no axes: they stand within a block."""
+        """Return plain loops that bind no axes, for use within a block."""
         zero = index(0)
         return Nest([ir.For(name, zero, ir.Size(size), ()) for name, _, size in axes])
 
@@ -140,7 +140,7 @@ class Loops:
         return 0, ir.Size(size), _op("subtract", last, i)
 
     def moved(self, nest: Nest, size: int):
-        """A loop that does not begin with 0, and a binding that subtracts its start."""
+        """Add a loop that does not start at 0, and a binding that subtracts its start."""
         start = self.rng.randint(1, 3)
         i = self.loop(nest, start, ir.Size(size))
         return 0, ir.Size(size), _op("subtract", i, index(start))
@@ -151,7 +151,7 @@ class Loops:
         return 0, ir.Size(size), _op("add", _op("multiply", i, index(inner)), j)
 
     def predicated(self, nest: Nest, size: int):
-        """Two loops with more iterations than the axis, and a predicate."""
+        """Add two loops that may have more iterations than the axis, and a predicate."""
         inner = self.rng.choice([2, 3, 4])
         outer = _op("floordiv", _op("add", ir.Size(size), index(inner - 1)), index(inner))
         i, j = self.loop(nest, 0, outer), self.loop(nest, 0, index(inner))
@@ -159,7 +159,7 @@ class Loops:
         _require(nest, ir.Op("less", (value, ir.Size(size)), "bool"))
         return 0, ir.Size(size), value
 
-    # Some of the elements
+    # Loops over some of the elements
 
     def short(self, nest: Nest, size: int):
         i = self.loop(nest, 0, _op("subtract", ir.Size(size), index(1)))
@@ -209,7 +209,7 @@ class Loops:
             nest.axes.append(ir.Axis(name, kind, index(0), ir.Size(size), value))
 
     def annotate(self, nest: Nest) -> None:
-        """Let the outermost loop be parallel, or the innermost one vectorized or unrolled."""
+        """Mark the outermost loop as parallel, or the innermost loop as vectorized or unrolled."""
         reduced = {
             node.name
             for axis in nest.axes
@@ -230,7 +230,7 @@ class Loops:
 
 
 def axes_of(names: Sequence[str], kind: str, shape: Sequence[int]) -> list[tuple[str, str, int]]:
-    """Return axes of one kind."""
+    """Return axes of the same kind."""
     return [(name, kind, size) for name, size in zip(names, shape, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The operations of expressions: how they are built of TVM's expressions, and how NumPy computes them."""
+"""The operations of expressions, as TVM expressions and as computations in NumPy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Operation(NamedTuple):
     Attributes
     ----------
     build : Callable
-        Returns the expression of TVM's expressions, or of Python integers for indices.
+        Returns the expression, given TVM expressions, or Python integers for indices.
     compute : Callable
-        Returns the value of NumPy's scalars, or of Python integers.
+        Returns the value, given NumPy scalars or Python integers.
     """
 
     build: Callable
@@ -27,7 +27,7 @@ class Operation(NamedTuple):
 
 
 def _of_integers(function: Callable) -> Callable:
-    """Let a function of expressions take two Python integers."""
+    """Return a function of expressions that also accepts two Python integers."""
 
     def build(x, y):
         return function(tirx.const(x, "int32") if isinstance(x, int) else x, y)
@@ -36,7 +36,7 @@ def _of_integers(function: Callable) -> Callable:
 
 
 def _object(comparison):
-    """Return the expression of a comparison that TVM has not made one of yet."""
+    """Return the expression of a comparison, which TVM may have deferred."""
     return comparison.asobject() if hasattr(comparison, "asobject") else comparison
 
 
@@ -56,7 +56,7 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-#: All but casts. NumPy's side of a choice is never used: only one of its branches has a value.
+#: All operations except casts. A choice has no computation in NumPy: only its taken branch is evaluated.
 OPERATIONS = {
     "add": Operation(operator.add, operator.add),
     "subtract": Operation(operator.sub, operator.sub),
@@ -79,7 +79,7 @@ OPERATIONS = {
     "if_then_else": Operation(tirx.if_then_else, None),
 }
 
-#: A choice that evaluates only the branch that it takes.
+#: A choice that evaluates only the taken branch.
 CHOICE = "if_then_else"
 
 CAST = "cast"

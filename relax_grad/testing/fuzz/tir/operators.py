@@ -1,4 +1,4 @@
-"""The operators of Relax that programs have between the calls of TIR functions."""
+"""The Relax operators of programs, between the calls of TIR functions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class RelaxOperator(NamedTuple):
     Attributes
     ----------
     apply : Callable
-        Returns the call, of the shape of the result, the operands and the attributes.
+        Returns the call, given the shape of the result, the operands and the attributes.
     compute : Callable
-        Returns the value by NumPy, of the symbolic extent, the operands and the attributes.
+        Returns the value by NumPy, given the symbolic extent, the operands and the attributes.
     """
 
     apply: Callable
@@ -27,11 +27,11 @@ class RelaxOperator(NamedTuple):
 
 
 def _plain(function: Callable) -> Callable:
-    """Return what does not need the shape of the result."""
+    """Return ``function`` with an additional first parameter, the unused shape of the result."""
     return lambda shape, *args: function(*args)
 
 
-#: By the names that descriptions have for them.
+#: The operators by their names in descriptions.
 OPERATORS = {
     "add": RelaxOperator(_plain(op.add), lambda n, x, y: x + y),
     "subtract": RelaxOperator(_plain(op.subtract), lambda n, x, y: x - y),

@@ -14,16 +14,16 @@ from .nests import Loops, axes_of, indices_of
 
 @dataclass
 class Parts:
-    """The state of a function that is drawn, and parts that its stages share.
+    """The state of a function while it is drawn, and the parts that its stages share.
 
     Attributes
     ----------
     kinds : set[str]
-        Where the kinds of what is drawn are added.
+        The set to which the kinds of the drawn constructs are added.
     sizes : Sequence[int]
         Extents to choose from.
     is_plain : bool
-        Whether all blocks are of one store, in loops as those of tensor expressions.
+        Whether all blocks have one store and loops in the form of tensor expressions.
     """
 
     rng: random.Random
@@ -60,7 +60,7 @@ class Parts:
         return self.rng.choices(list(DTYPES), list(DTYPES.values()))[0]
 
     def add(self, buffer: ir.Buffer, known: Range) -> Readable:
-        """Let a tensor be read and written from here on."""
+        """Make a tensor readable and writable in later stages."""
         each = Readable(buffer, known.rounded(buffer.dtype))
         self.readable.append(each)
         self.writable.append(each)
@@ -89,5 +89,5 @@ def names_of(axes: Sequence[tuple[str, str, int]]) -> tuple[ir.Name, ...]:
 
 
 def plus(name, value: int):
-    """Return an index moved by a number."""
+    """Return an index plus a constant."""
     return ir.Op("add", (name, index(value)), ir.INDEX) if value else name

@@ -1,4 +1,4 @@
-"""Random programs: a Relax function of calls of TIR functions and operators, drawn by a seed."""
+"""The generator of random programs: a Relax function that calls TIR functions and operators."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from .expressions import DTYPES, LIMITS, Range, is_float
 from .functions import Argument, Author
 from .interpret import InvalidError, expected
 
-#: Extents that programs have, and those of the larger ones.
+#: The extents in programs, and those in large programs.
 _SIZES, _LARGE = (1, 2, 3, 4, 4, 5, 6, 8, 12), (4, 16, 24, 33, 40)
 
-#: Extents beside the symbolic one: of which no sum of two is a multiple of it.
+#: The constant extents in symbolic programs. No sum of two is a multiple of the symbolic extent.
 _BESIDE = (1, 2, 3, 4, 6)
 
-#: The elements that a tensor has at most, and those of the larger programs.
+#: The maximum number of elements of a tensor, and that in large programs.
 _ELEMENTS, _MANY = 180, 2500
 
-#: How often something is drawn that has no meaning before it counts as an error of this module.
+#: The number of invalid draws in a row that counts as an error of this module.
 _TRIALS = 200
 
 
 def draw(seed: int, number: int) -> ir.Program:
-    """Return a program of a session: the same one for the same numbers.
+    """Return a program of a session, which the two numbers determine.
 
     Parameters
     ----------
     seed : int
-        That of the session.
+        The seed of the session.
     number : int
-        That of the program, from 0.
+        The number of the program, from 0.
     """
     for trial in range(_TRIALS):
         rng = random.Random(f"{seed}/{number}/{trial}")
@@ -44,7 +44,7 @@ def draw(seed: int, number: int) -> ir.Program:
 
 
 def is_valid(program: ir.Program) -> bool:
-    """Tell whether a program has a meaning: nothing is out of bounds, or read before it is written."""
+    """Tell whether a program is valid: all accesses are in bounds, and elements are written before they are read."""
     try:
         expected(program)
     except InvalidError:
@@ -54,7 +54,7 @@ def is_valid(program: ir.Program) -> bool:
 
 @dataclass(eq=False)
 class _Value:
-    """A tensor of the Relax function, what is known of its numbers, and all that name the same tensor."""
+    """A tensor of the Relax function, the bounds of its numbers, and all values that alias it."""
 
     tensor: ir.Tensor
     range: Range
@@ -165,7 +165,7 @@ class _Author:
         return ir.Tensor(next(self.names), shape, dtype)
 
     def results(self) -> list[str]:
-        """Return all that nothing reads, and some more."""
+        """Return all tensors that no step reads, and some others."""
         made = [r.name for step in self.steps for r in step.results]
         read = {name for step in self.steps for name in step.operands}
         found = [m for m in made if m not in read or m in self.inplace or self.rng.random() < 0.2]
@@ -174,7 +174,7 @@ class _Author:
     # Steps
 
     def call(self, target: _Value | None = None) -> None:
-        """Call a new function, perhaps one that writes to a given tensor."""
+        """Call a new function, which writes to ``target`` in place if that is given."""
         count = min(len(self.values), self.rng.randint(1, 3))
         operands = self.rng.sample(self.values, count)
         for each in self.values:
@@ -187,7 +187,7 @@ class _Author:
         elif self.rng.random() < 0.3:
             written = [each for each in operands if not each.is_index][: self.rng.choice([1, 1, 2])]
         symbols = {s for each in operands for s in each.tensor.shape if s % ir.BATCH == 0}
-        # An extent that no argument has is not known in the function.
+        # The function knows the symbolic extent only if an argument has it.
         sizes = [s for s in self.sizes if s % ir.BATCH or not self.is_symbolic or symbols]
         outputs = []
         for _ in range(self.rng.choice([0, 1, 1] if written else [1, 1, 1, 1, 2, 2, 3])):
@@ -226,7 +226,7 @@ class _Author:
         self.values += [_Value(*each) for each in zip(results, known, groups, strict=True)]
 
     def again(self) -> None:
-        """Call a function again, of other tensors whose numbers are not larger."""
+        """Call a function again, on other tensors whose numbers have the same or smaller bounds."""
         calls = [step for step in self.steps if isinstance(step, ir.Call) and not step.inplace]
         if not calls:
             return
@@ -362,7 +362,7 @@ class _Author:
         self.apply("concat", [x, y], shape, x.range.joined(y.range), axis)
 
     def matmul(self, x: _Value) -> None:
-        """Multiply by a transpose, perhaps with a call in between."""
+        """Multiply by a transpose, possibly with a call in between."""
         if x.tensor.dtype not in ("float32", "float64"):
             return
         found = [

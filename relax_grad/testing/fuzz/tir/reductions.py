@@ -12,7 +12,7 @@ class Reductions(Parts):
     """Draws blocks that reduce."""
 
     def reduction(self, buffer: ir.Buffer) -> Range:
-        """Reduce with ``T.init``, or with a block that fills before it."""
+        """Reduce with ``T.init``, or after a separate block that initialises the result."""
         name, value, known, start, spatial, reduced = self.reduced(buffer)
         store, init = self.combined(buffer, name, value, names_of(spatial), start)
         if buffer.shape and self.rng.random() < 0.12:
@@ -32,7 +32,7 @@ class Reductions(Parts):
         return known
 
     def reduced(self, buffer: ir.Buffer, name: str | None = None):
-        """Return the parts of a reduction."""
+        """Return the operation, value, bounds, initial value, spatial axes and reduced axes of a reduction."""
         spatial = self.spatial(buffer.shape)
         count = self.rng.choice([1, 1, 2])
         extents = [self.rng.choice(self.sizes) for _ in range(count)]
@@ -76,7 +76,7 @@ class Reductions(Parts):
         return name, value, known, constant(start, dtype), spatial, reduced
 
     def reduce_inside(self, buffer, name, value, known, start, spatial, reduced) -> Range:
-        """Fill a tensor, and reduce into a corner of it, by a block whose indices have an offset."""
+        """Fill a tensor and reduce into a corner of it, by a block whose indices have an offset."""
         self.kinds.add("reduce_inside")
         self.fill(buffer, start)
         inner, indices = [], []
@@ -97,7 +97,7 @@ class Reductions(Parts):
         return store, (ir.Store(buffer.name, indices, start),)
 
     def arg_reduction(self, buffer: ir.Buffer) -> Range:
-        """Find where the largest value is, and the value, by one block of two stores."""
+        """Compute the largest value and its index by one block of two stores."""
         found = [
             each
             for each in self.readable
@@ -137,7 +137,7 @@ class Reductions(Parts):
         return Range(size)
 
     def reduce_more(self, each: Readable) -> Range:
-        """Reduce into what is there."""
+        """Reduce into the existing values."""
         buffer = each.buffer
         name, value, known, start, spatial, reduced = self.reduced(buffer)
         if name == "multiply":

@@ -1,4 +1,4 @@
-"""Findings of TIR programs as scripts that run on their own."""
+"""Findings of TIR programs as self-contained scripts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ show("relax_grad", relax_grad.target.host())
 
 
 def script(finding: Finding, seed: int) -> str:
-    """Return a script that shows what failed, without anything of this sub-package."""
+    """Return a script that reproduces a finding without this sub-package."""
     program = finding.program
     message = finding.failure.message.replace("\\", "/").replace('"""', "'''")
     return _SCRIPT.format(

@@ -1,4 +1,4 @@
-"""Making a program that fails smaller, as long as it has a meaning and fails in the same way."""
+"""Shrinking a program that fails, as long as it is valid and fails in the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .programs import is_valid
 
 
 def shrink(program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Program:
-    """Return a smaller program that fails as well.
+    """Return a smaller program that fails in the same way.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def shrink(program: ir.Program, fails: Callable[[ir.Program], bool]) -> ir.Progr
 
 
 def size(program: ir.Program) -> tuple[int, ...]:
-    """Return what the search makes smaller, the most important first."""
+    """Return the sizes that the search minimises, the most important first."""
     called = [program.function(s.function) for s in program.steps if isinstance(s, ir.Call)]
     trees = list(ir.nodes(tuple(f.body for f in called)))
     return (
@@ -45,7 +45,7 @@ def _is_plain(node) -> bool:
 
 
 def candidates(program: ir.Program) -> Iterator[ir.Program]:
-    """Yield programs that are smaller and have a meaning, those first that may be much smaller."""
+    """Yield smaller valid programs, potentially much smaller ones first."""
     limit = size(program)
     for candidate in _candidates(program):
         tidy = cleaned(candidate)
@@ -54,18 +54,18 @@ def candidates(program: ir.Program) -> Iterator[ir.Program]:
 
 
 def _holds(program: ir.Program) -> bool:
-    """Tell whether a program has a meaning, and no loop that never runs."""
+    """Tell whether a program is valid and has no loop of extent 0."""
     trees = ir.nodes(tuple(function.body for function in program.functions))
     if any(isinstance(node, ir.For) and node.extent == ir.Const(0, ir.INDEX) for node in trees):
         return False
     try:
         return is_valid(program)
-    except (KeyError, ValueError, IndexError, TypeError):  # names or shapes that are gone
+    except (KeyError, ValueError, IndexError, TypeError):  # removed names or shapes
         return False
 
 
 def cleaned(program: ir.Program) -> ir.Program:
-    """Return a program without steps, tensors and functions that nothing needs."""
+    """Return a program without unused steps, tensors and functions."""
     needed = set(program.results)
     steps: list = []
     for step in reversed(program.steps):
@@ -115,7 +115,7 @@ def _replaced(program: ir.Program, function: ir.PrimFunc) -> ir.Program:
 
 
 def _without_step(program: ir.Program, at: int) -> ir.Program:
-    """Leave out a step; what uses its results uses the operand of the same type, if there is one."""
+    """Return a program without a step; an operand of the same type, if any, replaces each of its results."""
     step, known = program.steps[at], program.tensors()
     steps = program.steps[:at] + program.steps[at + 1 :]
     results = program.results
@@ -141,7 +141,7 @@ def _without_step(program: ir.Program, at: int) -> ir.Program:
 
 
 def _by_parameters(program: ir.Program, at: int) -> ir.Program:
-    """Let parameters take the place of the results of a step."""
+    """Return a program with the results of a step replaced by parameters."""
     step = program.steps[at]
     read = {name for s in program.steps[at + 1 :] for name in s.operands}
     params = tuple(r for r in step.results if r.name in read)
@@ -152,7 +152,7 @@ def _by_parameters(program: ir.Program, at: int) -> ir.Program:
 
 
 def _without_tensors(program: ir.Program, at: int, call: ir.Call) -> Iterator[ir.Program]:
-    """Leave out arguments, or results, that a function does not need."""
+    """Yield programs without one of the unused arguments or results of a function."""
     if sum(isinstance(s, ir.Call) and s.function == call.function for s in program.steps) > 1:
         return
     function = program.function(call.function)
@@ -184,7 +184,7 @@ def _without_tensors(program: ir.Program, at: int, call: ir.Call) -> Iterator[ir
         if not any(j >= 0 for j in changed.inplace):
             changed = replace(changed, inplace=())
         smaller = replace(function, outputs=_but(function.outputs, i))
-        # What it writes may matter still.
+        # The writes to it may still matter.
         yield put(replace(smaller, allocated=(*smaller.allocated, buffer)), changed)
 
 
@@ -212,7 +212,7 @@ def _smaller(function: ir.PrimFunc) -> Iterator[ir.PrimFunc]:
 
 
 def _in_place_of(node) -> Iterator:
-    """Yield smaller nodes, or tuples of statements, that may take the place of a node."""
+    """Yield smaller nodes, or tuples of statements, that may replace a node."""
     if isinstance(node, (ir.Store, ir.Bind, ir.If, ir.While, ir.For, ir.Block)):
         yield ()
     if isinstance(node, ir.If):
@@ -264,7 +264,7 @@ def _smaller_blocks(block: ir.Block) -> Iterator:
 
 
 def _named(tree, name: str, value):
-    """Return a tree with an expression in the place of a name."""
+    """Return a tree with a name replaced by an expression."""
     if isinstance(tree, ir.Name):
         return value if tree.name == name else tree
     if isinstance(tree, tuple):

@@ -16,7 +16,7 @@ from .programs import draw
 class Tir:
     """Programs of TIR functions; see :class:`..session.Subject`."""
 
-    #: To compile several together takes a fraction of the time.
+    #: Joint compilation takes a fraction of the time.
     batch = 25
     part = ("of", "kind")
     title = "functions of TIR through relax_grad.pipeline"

@@ -1,4 +1,4 @@
-"""Stages of random functions that write some elements of a tensor, or change them."""
+"""Stages of random functions that write or update some elements of a tensor."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .parts import Parts, names_of, plus
 
 
 class Updates(Parts):
-    """Draws blocks that write to a tensor that has values."""
+    """Draws blocks that write to a tensor that already has values."""
 
     def partial(self, each: Readable) -> Range:
-        """Write some elements again."""
+        """Overwrite some elements."""
         buffer = each.buffer
         axes = self.spatial(buffer.shape)
         value, known = self.scope(axes, buffer).expr(buffer.dtype, 2)
@@ -25,7 +25,7 @@ class Updates(Parts):
         return known
 
     def partial_copy(self, each: Readable) -> Range:
-        """Write a corner of a tensor, by a block whose domain is that corner."""
+        """Write to a corner of a tensor by a block whose domain has the shape of that corner."""
         buffer = each.buffer
         inner = [self.rng.randint(1, size) if size % ir.BATCH else size for size in buffer.shape]
         axes = self.spatial(inner)
@@ -39,7 +39,7 @@ class Updates(Parts):
         return known
 
     def rewrite(self, each: Readable) -> Range:
-        """Write all elements again, perhaps of what they were."""
+        """Overwrite all elements, possibly by a function of their old values."""
         axes = self.spatial(each.buffer.shape)
         load = ir.Load(each.buffer.name, names_of(axes), each.buffer.dtype)
         scope = self.scope(axes, each.buffer)
@@ -51,7 +51,7 @@ class Updates(Parts):
         return known
 
     def accumulate(self, each: Readable) -> Range:
-        """Add to elements, or to some of them."""
+        """Accumulate into all or some of the elements, by a sum, a maximum or a logical or."""
         buffer = each.buffer
         axes = self.spatial(buffer.shape)
         value, known = self.scope(axes, buffer).expr(buffer.dtype, 2)
@@ -68,7 +68,7 @@ class Updates(Parts):
         return known
 
     def shift_within(self, each: Readable) -> Range:
-        """Read and write one tensor, at different elements, in an order that matters."""
+        """Read and write different elements of one tensor in an order that affects the result."""
         buffer = each.buffer
         along = self.rng.randrange(len(buffer.shape))
         axes = self.spatial(buffer.shape)

@@ -37,7 +37,7 @@ class Whole(Updates):
         return known
 
     def filled(self, buffer: ir.Buffer) -> Range:
-        """Fill with a number, and write some elements again."""
+        """Fill with a number, and overwrite some elements."""
         value, known = self.scope([]).number(buffer.dtype)
         self.fill(buffer, value)
         each = Readable(buffer, known)
@@ -61,7 +61,7 @@ class Whole(Updates):
         return known.joined(found)
 
     def concat(self, buffer: ir.Buffer) -> Range:
-        """Write the parts along an axis by blocks of their own."""
+        """Write two parts along an axis by separate blocks."""
         along = self.rng.randrange(len(buffer.shape))
         size = buffer.shape[along]
         if size % ir.BATCH == 0 or size < 2:
@@ -105,7 +105,7 @@ class Whole(Updates):
         return known
 
     def nested(self, buffer: ir.Buffer) -> Range:
-        """A block within a block."""
+        """Write by a block within a block."""
         if len(buffer.shape) < 2:
             return self.map(buffer)
         outer = self.spatial(buffer.shape[:1])
@@ -117,7 +117,7 @@ class Whole(Updates):
         return known
 
     def inner_buffer(self, buffer: ir.Buffer) -> Range:
-        """A block with a tensor of its own."""
+        """Write by a block that allocates a tensor of its own."""
         axes = self.spatial(buffer.shape)
         scope = self.scope(axes)
         temporary = ir.Buffer(f"K{next(self.names)}", (2,), buffer.dtype)
@@ -134,7 +134,7 @@ class Whole(Updates):
         return known
 
     def several(self, buffer: ir.Buffer) -> Range:
-        """A block with two stores."""
+        """Write by a block with two stores, the second to another tensor."""
         axes = self.spatial(buffer.shape)
         scope = self.scope(axes)
         other = self.allocate(buffer.shape, self.dtype())
@@ -148,7 +148,7 @@ class Whole(Updates):
         return known
 
     def scan(self, buffer: ir.Buffer) -> Range:
-        """A loop of which every iteration reads the element before."""
+        """Write by a loop whose iterations read the previous element."""
         if buffer.dtype == "bool":
             return self.map(buffer)
         along = self.rng.randrange(len(buffer.shape))
@@ -179,7 +179,7 @@ class Whole(Updates):
         return known
 
     def counted(self, buffer: ir.Buffer) -> Range:
-        """A ``while`` loop over the first axis."""
+        """Write by a ``while`` loop over the first axis."""
         counter = ir.Buffer(f"K{next(self.names)}", (1,), "int32")
         self.allocated.append(counter)
         at = (index(0),)
@@ -195,7 +195,7 @@ class Whole(Updates):
         return known
 
     def ping_pong(self, buffer: ir.Buffer) -> Range:
-        """Go from one tensor to another and back, several times."""
+        """Alternate between two tensors, each computed from the other, several times."""
         other = self.allocate(buffer.shape, buffer.dtype)
         axes = self.spatial(buffer.shape)
         value, known = self.scope(axes).expr(buffer.dtype, 1)
