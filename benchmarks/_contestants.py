@@ -1,4 +1,4 @@
-"""What competes: a row, or a training step, compiled in every way that is installed."""
+"""The contestants: a row or a training step, compiled by every installed framework."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ import relax_grad
 
 @dataclass
 class Contestant:
-    """What is ready to run.
+    """A compiled row or training step.
 
     Attributes
     ----------
     run : Callable
         A call.
     results : list[np.ndarray]
-        What the first call returned; of a step the loss and the gradients.
+        The results of the first call; for a step, the loss and the gradients.
     compiling : float
-        How long it took to compile, in seconds: with the first call, where PyTorch and JAX compile.
+        The compile time in seconds; for PyTorch and JAX, which compile in the first call, with this call.
     first : float
-        How long the first call took, in seconds; 0 where it compiled.
+        The time of the first call in seconds; 0 if this call compiled.
     executable : tvm.relax.VMExecutable, optional
-        What TVM compiled.
+        The program that TVM compiled.
     kernels : tuple[int, int]
-        The number of calls of kernels, and of the different ones among them.
+        The number of kernel calls, and the number of different kernels.
     """
 
     run: Callable[[], object]
@@ -47,7 +47,7 @@ class Contestant:
 
 
 def contestants(entry: Row | Step, columns: Sequence[str]) -> dict[str, Contestant]:
-    """Return the contestants of a row or a step, by column; without those that cannot run it."""
+    """Return the contestants of a row or a step, by column, without those that cannot run it."""
     if isinstance(entry, Step):
         return _each(columns, lambda column: _of_step(entry, column))
     arrays = entry.arrays()
@@ -66,7 +66,7 @@ def _each(columns: Sequence[str], make: Callable[[str], Contestant]) -> dict[str
 def _attempt(make: Callable[[str], Contestant], column: str) -> Contestant | None:
     try:
         return make(column)
-    except Exception:  # What another framework cannot do, for any reason, is no reason to stop.
+    except Exception:  # The benchmark continues after any failure of another framework.
         if column in ("relax_grad", "torch"):
             raise
         traceback.print_exc()
@@ -130,10 +130,10 @@ def _by_first_call(run: Callable) -> Contestant:
 def _by_tvm(
     module: tvm.IRModule, name: str, arrays: Sequence[np.ndarray], is_ours: bool
 ) -> Contestant:
-    """Compile by relax_grad for this machine, or as TVM does by default."""
+    """Compile with relax_grad for this machine, or with TVM's default pipeline."""
     target = relax_grad.target.host() if is_ours else tvm.target.Target("llvm")
     counter = _CountKernels()
-    if is_ours:  # not while it is timed: with an instrument, functions are compiled in one thread
+    if is_ours:  # a separate, untimed run: with an instrument, one thread compiles the functions
         with tvm.transform.PassContext(instruments=[counter]), target:
             relax_grad.pipeline()(module)
     start = time.perf_counter()
@@ -156,7 +156,7 @@ def _by_tvm(
 
 @tvm.instrument.pass_instrument
 class _CountKernels:
-    """Count the calls that have become calls of kernels, and the kernels."""
+    """Count the kernel calls, and the different kernels, after dispatch."""
 
     def __init__(self):
         self.found = (0, 0)

@@ -1,4 +1,4 @@
-"""A function in JAX that computes what PyTorch has exported: an interpreter of its graph."""
+"""A JAX function for a program exported by PyTorch: an interpreter of its graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 def in_jax(exported: torch.export.ExportedProgram) -> Callable:
     """Return ``f(parameters, inputs)``, which takes arrays in the order of the program and returns its result.
 
-    Buffers are constants, and what the program writes to them is dropped.
+    Buffers are constants, and writes to them are dropped.
     """
     kinds = [spec.kind for spec in exported.graph_signature.input_specs]
     places = [node for node in exported.graph.nodes if node.op == "placeholder"]
@@ -107,7 +107,7 @@ def _flatten(x, start=0, end=-1):
 _FUNCTIONS: dict[object, Callable] = {
     operator.getitem: operator.getitem,
     aten.add.Tensor: jnp.add,
-    aten.add_.Tensor: jnp.add,  # Of a buffer that nothing reads.
+    aten.add_.Tensor: jnp.add,  # An update of a buffer without readers.
     aten.batch_norm.default: _batch_norm,
     aten.conv2d.default: _conv2d,
     aten.cross_entropy_loss.default: _cross_entropy,

@@ -1,12 +1,12 @@
-"""How much memory a training step needs: measured in a process of its own for each contestant.
+"""The peak memory of a training step, measured in a separate process for each contestant.
 
-A process's peak of resident memory never falls, so it is that of a process that does nothing else. What it
-holds before the step (libraries, parameters, inputs) is taken off: the result is what the step adds. For
-what PyTorch and JAX compile or load at the first step, they run one before, drop what it has left and give
-freed memory back to the system; TVM has compiled in another process, and its first step counts, because
-it keeps the memory of a step for the next one. Steps go on from the parameters of the one before, as in training (JAX's from the
-same ones again). New parameters count where a step returns them beside the old ones, as in Relax and JAX; PyTorch updates
-them in place, but has gradients beside them.
+The peak resident memory of a process never falls, so the process does nothing else. The resident memory before the step
+(libraries, parameters, inputs) is subtracted: the result is the memory that the step adds. PyTorch and JAX compile and
+load code at their first step. They therefore run one unmeasured step, drop its results, and return freed memory to the
+system. TVM has compiled in another process; its first step counts, because it keeps the memory of a step for the next
+one. Each step starts from the parameters of the previous one, as in training (JAX's always from the same parameters).
+New parameters count if a step returns them beside the old ones, as in Relax and JAX. PyTorch updates the parameters in
+place, but keeps gradients beside them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _STEPS = 3
 
 
 def peak(name: str, column: str, executable=None, arrays=()) -> int | None:
-    """Return by how many bytes a step raises the resident memory at most; None where it is not known.
+    """Return the peak memory that a step adds, in bytes, or None if the system does not report it.
 
     Parameters
     ----------
     name : str
         The step.
     column : str
-        Who runs it.
+        The contestant.
     executable : tvm.relax.VMExecutable, optional
-        What TVM has compiled, for its columns.
+        The program that TVM has compiled, for the columns of TVM.
     arrays : Sequence[np.ndarray]
-        The arguments of that.
+        The arguments of the program.
     """
     if not Path("/proc/self/clear_refs").exists():
         return None
@@ -54,7 +54,7 @@ def peak(name: str, column: str, executable=None, arrays=()) -> int | None:
 
 
 def growth(run: Callable[[], object], forget: Callable[[], None] | None) -> int:
-    """Return by how many bytes calls raise the resident memory; unmeasured is one that is forgotten."""
+    """Return the peak memory that calls add, in bytes; with ``forget``, one unmeasured call runs first."""
     if forget is not None:
         run()
         forget()
@@ -62,7 +62,7 @@ def growth(run: Callable[[], object], forget: Callable[[], None] | None) -> int:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
-    Path("/proc/self/clear_refs").write_text("5")  # The peak is what is resident now.
+    Path("/proc/self/clear_refs").write_text("5")  # Reset the peak to the current resident memory.
     before = _status("VmRSS")
     for _ in range(_STEPS):
         run()

@@ -1,4 +1,4 @@
-"""The networks whose training steps are measured: each takes its inputs and the targets, and returns the loss."""
+"""The networks of the measured training steps. Each takes its inputs and the targets, and returns the loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _conv(inputs: int, filters: int, kernel: int = 3, stride: int = 1, groups: i
 
 
 class _Classifier(nn.Module):
-    """Features of images, and a linear layer on their mean."""
+    """A feature extractor for images, and a linear layer on the mean of the features."""
 
     def __init__(self, features: nn.Module, width: int, classes: int):
         super().__init__()
@@ -40,7 +40,7 @@ class _Residual(nn.Module):
 
 
 def resnet9(classes: int = 10, width: int = 16) -> nn.Module:
-    """Return the network of the demo's size."""
+    """Return ResNet-9 in the size of the demo."""
 
     def layer(inputs, filters, pool=False):
         pooling = [nn.MaxPool2d(2)] if pool else []
@@ -109,7 +109,7 @@ def mobilenet_v2(classes: int = 1000) -> nn.Module:
 
 
 class _Transformer(nn.Module):
-    """A block of a transformer that normalises first."""
+    """A pre-norm transformer block."""
 
     def __init__(self, width: int, heads: int, causal: bool):
         super().__init__()

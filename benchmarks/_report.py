@@ -12,7 +12,7 @@ from rich.table import Table
 
 GROUPS = ("conv", "matmul", "memory", "symbolic", "step")
 
-#: Longer bars are cut off; the number stands beside them.
+#: Longer bars are cut off; the number is printed beside them.
 _WIDEST = 2.0
 
 _SYMBOLIC = "symbolic batch: "
@@ -21,22 +21,22 @@ _CONV_KINDS = ("forward", "data gradient", "weight gradient")
 
 @dataclass
 class Result:
-    """What has been measured of a row.
+    """The measurements of a row.
 
     Attributes
     ----------
     group, name : str
         The row.
     samples : dict[str, list[float]]
-        Seconds, by column. A column that is very slow has one sample.
+        Seconds, by column. A very slow column has one sample.
     compiling : dict[str, float]
-        Seconds that compiling took, by column: with the first call, where PyTorch and JAX compile.
+        Compile times in seconds, by column; those of PyTorch and JAX include the first call, which compiles.
     errors : dict[str, float]
         The largest difference from PyTorch's results, relative to their largest elements, by column.
     kernels : tuple[int, int]
-        The calls of kernels in what relax_grad compiled, and the different ones among them.
+        The number of kernel calls in the program that relax_grad compiled, and of different kernels.
     memory : dict[str, int]
-        Bytes that a step adds to the resident memory at most, by column; of steps only.
+        The peak memory that a step adds to the resident memory, in bytes, by column; only for steps.
     """
 
     group: str
@@ -56,7 +56,7 @@ class Result:
         return min(self.samples["relax_grad"]) / min(self.samples["torch"])
 
     def ratio(self, column: str) -> float | None:
-        """Return the median of the ratios to a column of samples that were taken one after the other."""
+        """Return the median of the ratios of consecutive samples to those of a column, or None."""
         ours, others = self.samples["relax_grad"], self.samples.get(column)
         if others is None:
             return None
@@ -203,10 +203,10 @@ def write(results: Sequence[Result], others: Sequence[str], about: dict, folder:
 
 
 def draw(results: Sequence[Result], about: dict, path: Path) -> None:
-    """Draw a panel for each kind of rows, with a bar for each: how long it takes, PyTorch being 1."""
+    """Draw a panel for each kind of rows, with a bar for the time of each row relative to PyTorch."""
     import matplotlib
 
-    matplotlib.use("Agg")  # Needs no display.
+    matplotlib.use("Agg")  # Works without a display.
     from matplotlib import pyplot
 
     panels: dict[str, list[tuple[str, float]]] = {}
@@ -241,7 +241,7 @@ def draw(results: Sequence[Result], about: dict, path: Path) -> None:
 
 
 def _panel(result: Result) -> tuple[str, str]:
-    """Return the panel of a result, and what it is called there."""
+    """Return the panel of a result, and its label there."""
     if result.group == "conv":
         for kind in _CONV_KINDS:
             if result.name.startswith(kind + " "):

@@ -18,7 +18,7 @@ RATE = 0.1
 
 
 def initial(step: Step) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """Return the network and its inputs; they are the same each time."""
+    """Return the network and its inputs, with the same values in every call."""
     torch.manual_seed(0)
     return step.network().train(), step.inputs()
 
@@ -36,7 +36,7 @@ def in_relax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tvm.IR
     module, _ = detach_params(module)
     learned = module["main"].params[len(inputs) :]
     module = relax_grad.value_and_grad(module, "main", [param.name for param in learned])
-    for name in ("main", "main_adjoint"):  # nobody else calls them
+    for name in ("main", "main_adjoint"):  # they have no other callers
         module[name] = module[name].without_attr("global_symbol")
     params = [relax.Var(param.name, param.ty) for param in module["main"].params]
     bb = relax.BlockBuilder(module)
@@ -59,7 +59,7 @@ def in_relax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tvm.IR
 def in_torch(
     network: torch.nn.Module, inputs: Sequence[torch.Tensor], is_compiled: bool
 ) -> Callable[[], list[torch.Tensor]]:
-    """Return what trains the network: it updates the parameters, and returns the loss and them."""
+    """Return a function that takes a training step, and returns the loss and the updated parameters."""
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
     loss_of = torch.compile(network) if is_compiled else network
 
@@ -74,7 +74,7 @@ def in_torch(
 
 
 def in_jax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], list]:
-    """Return what computes loss and new parameters, always of the same parameters."""
+    """Return a function that computes the loss and new parameters, always from the same parameters."""
     import _exported
     import jax
 
@@ -91,7 +91,7 @@ def in_jax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable
 
 
 def compared(results: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the loss, and the gradients as one vector, of the loss and the parameters after a step."""
+    """Return the loss, and the gradients as one vector, from the loss and the parameters after a step."""
     loss, *after = results
     changes = [(old - new).ravel() for old, new in zip(before, after, strict=True)]
     return [loss, np.concatenate(changes) / RATE]

@@ -1,4 +1,4 @@
-"""Time functions in turn, so that whatever slows the machine down slows all of them."""
+"""Timing of functions in turn, so that a slow period of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping
 
-#: A sample lasts at least this long, in seconds, by calling the function several times.
+#: The least duration of a sample in seconds; a sample calls short functions several times.
 _SHORTEST = 5e-3
 
-#: As long is the function called before its sample: the threads of the one before spin for some milliseconds.
+#: Seconds of unmeasured calls before a sample: the threads of the previous function spin for some milliseconds.
 _UNMEASURED = 20e-3
 
-#: What takes longer than this, in seconds, is not called before its sample: some milliseconds do not matter.
+#: Longer functions, in seconds, have no unmeasured calls: some milliseconds do not affect their samples.
 _LONG = 0.2
 
 
 def raise_mmap_threshold() -> None:
     """Let glibc serve large tensors from its heap.
 
-    It maps them into fresh pages, which cost more than what is measured, until it has freed some that
-    were about as large as it will ever do this for.
+    glibc maps large blocks into fresh pages, which cost more time than the measured functions. It raises this
+    threshold when a mapped block is freed, so blocks near its upper limit are allocated and freed.
     """
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
@@ -32,18 +32,18 @@ def raise_mmap_threshold() -> None:
 def measure(
     functions: Mapping[str, Callable[[], object]], repeats: int, seconds: float
 ) -> dict[str, list[float]]:
-    """Return samples of the time of a call for each function, in seconds.
+    """Return samples of the time of a call of each function, in seconds.
 
-    The functions take turns. Each is called for some time, unmeasured, before its sample.
+    The functions take turns. Unmeasured calls precede each sample.
 
     Parameters
     ----------
     functions : Mapping[str, Callable]
         The functions, by name.
     repeats : int
-        How many samples to take of each.
+        The number of samples of each function.
     seconds : float
-        Stop before that, with at least 3 samples, where it takes longer.
+        The time limit; at least 3 samples are taken.
     """
     times = {name: _time_of(function) for name, function in functions.items()}
     calls = {name: max(1, int(_SHORTEST / max(spent, 1e-7))) for name, spent in times.items()}

@@ -1,8 +1,8 @@
 """Measure the error of every gradient in every dtype, against float64.
 
 ``python benchmarks/accuracy.py`` differentiates the samples of every operator, writes the largest error of each
-operator and dtype to docs/_measured/accuracy.json, and draws them. Names of operators measure those alone, and print
-them; ``--plot`` draws what has been measured before.
+operator and dtype to docs/_measured/accuracy.json, and draws them. With names of operators as arguments, it measures
+only those, and prints the errors. ``--plot`` draws the stored measurements.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from relax_grad.testing.samples._sample import _makers, cast
 RESULTS = Path(__file__).parents[1] / "docs" / "_measured"
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
-#: As many of an operator's samples are measured in each dtype.
+#: The number of samples of an operator that are measured in each dtype.
 _SAMPLES = 4
 
 #: The distance from 1 to the next number.
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
-#: What is drawn of an error that is less than this, in epsilons.
+#: Smaller errors, in epsilons, are drawn as this one.
 _LEAST = 0.01
 
 #: The colours of the dtypes, and those of text and lines, on a light and on a dark page.
@@ -55,9 +55,9 @@ class Error:
     relative : float
         The largest difference of an element, relative to the largest element of the same gradient.
     sample : str
-        The note of the sample that has it, and the argument.
+        The note of the sample with this error, and the argument.
     count : int
-        The samples measured.
+        The number of measured samples.
     """
 
     relative: float
@@ -96,7 +96,7 @@ def measure(operator: str) -> dict[str, Error]:
 
     Inputs and cotangents are rounded to the dtype first, and the gradient of the same numbers is computed in
     float64: the error is that of the computation. Float64 itself is compared with PyTorch's float64, for the samples
-    that PyTorch has a function for.
+    with a function in PyTorch.
     """
     measured: dict[str, list[tuple[float, str]]] = {}
     for sample, dtypes in _chosen(operator):
@@ -112,7 +112,7 @@ def measure(operator: str) -> dict[str, Error]:
 
 
 def _chosen(operator: str) -> Iterator[tuple[Sample, list[str]]]:
-    """Yield samples with the dtypes to measure them in: in each dtype, the first that can be."""
+    """Yield samples with the dtypes to measure them in: for each dtype, the first samples that support it."""
     left = dict.fromkeys(DTYPES, _SAMPLES)
     for sample in samples(operator):
         can = [*(["float64"] if sample.torch else []), *sample.dtypes] if sample.smooth else []
@@ -158,7 +158,7 @@ def _same_values(narrow: _program.Program, exact: _program.Program) -> list[np.n
 
 
 def _of_torch(sample: Sample) -> list[np.ndarray] | None:
-    """Return PyTorch's gradients in float64, or None where there is no PyTorch, or no such function."""
+    """Return PyTorch's gradients in float64, or None if PyTorch or the function in it is missing."""
     if sample.torch is None or not importlib.util.find_spec("torch"):
         return None
     function = sample.function or sample.op
@@ -176,7 +176,7 @@ def _relative(found: np.ndarray, wanted: np.ndarray, argument: str) -> tuple[flo
 
 
 def about() -> dict[str, str]:
-    """Return what the errors were measured with."""
+    """Return the software and hardware of the measurement."""
     torch = importlib.util.find_spec("torch") and importlib.import_module("torch").__version__
     return {
         "processor": processor(),
@@ -188,13 +188,13 @@ def about() -> dict[str, str]:
 
 
 def draw(results: dict) -> None:
-    """Draw the errors, a row for each family of operators, for light pages and for dark ones."""
+    """Draw the errors, with a row for each family of operators, for light and for dark pages."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot
 
-    # The same numbers make the same file.
+    # The same numbers yield the same file.
     mpl.rcParams.update({"svg.hashsalt": "accuracy", "svg.fonttype": "none"})
     families = _families(results["errors"])
     for page, (colours, ink, faint) in _COLOURS.items():
@@ -216,7 +216,7 @@ def draw(results: dict) -> None:
 
 
 def _finish(axes, families: list[str], ink: str, faint: str) -> None:
-    """Give the axes their labels, and everything but the dots the colours of the page."""
+    """Label the axes, and give everything except the dots the colours of the page."""
     axes.set_xscale("log")
     axes.set_yticks(range(len(families)), families, color=ink)
     axes.set_ylim(len(families) - 0.4, -0.6)
@@ -232,7 +232,7 @@ def _finish(axes, families: list[str], ink: str, faint: str) -> None:
 
 
 def _families(errors: dict) -> dict[str, list[dict]]:
-    """Return the errors of the operators of each module of samples, by its name."""
+    """Return the errors of the operators of each module of samples, by the name of the module."""
     families: dict[str, list[dict]] = {}
     for name, found in errors.items():
         if found:
@@ -243,7 +243,7 @@ def _families(errors: dict) -> dict[str, list[dict]]:
 
 
 def _plain(found: dict[str, dict[str, Error]]) -> dict:
-    """Return the errors as they are written: with three digits, which is more than they repeat with."""
+    """Return the errors as written to the file: with three digits, more than are reproducible."""
     return {
         name: {
             dtype: asdict(replace(error, relative=float(f"{error.relative:.2e}")))

@@ -1,8 +1,8 @@
-"""How long differentiating takes, and how much it adds, as a function grows.
+"""The time of differentiation and the size of the adjoint function, as a function grows.
 
 ``python benchmarks/differentiation.py`` differentiates chains of operators, and functions that split a tensor
-into many parts, with ``relax_grad.transform.Gradient`` and with TVM's pass, one after the other. The table
-gives the least of a few times in seconds, and the number of bindings of the adjoint function.
+into many parts, with ``relax_grad.transform.Gradient`` and with TVM's pass in turn. The table gives the least of a few
+times in seconds, and the number of bindings of the adjoint function.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PASSES = {"relax_grad": relax_grad.transform.Gradient, "TVM": relax.transform.Gr
 
 
 def chain(length: int) -> IRModule:
-    """Return a function of this many bindings in a row."""
+    """Return a function with a chain of ``length`` bindings."""
     x = relax.Var("x", relax.TensorType((4, 4), "float32"))
     steps = [
         relax.op.tanh,
@@ -38,7 +38,7 @@ def chain(length: int) -> IRModule:
 
 
 def parts(count: int) -> IRModule:
-    """Return a function that splits a tensor and uses each of the parts."""
+    """Return a function that splits a tensor into ``count`` parts and uses each of them."""
     x = relax.Var("x", relax.TensorType((count, 4), "float32"))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):

@@ -1,8 +1,8 @@
-"""Measure the error of functions of float32 and of their derivatives, in units in the last place.
+"""Measure the error of float32 functions and of their derivatives, in units in the last place.
 
 ``python benchmarks/functions.py`` compiles each function and its gradient with the pipeline, compares them with
 PyTorch's in float64 for numbers of every exponent and at the edges, and writes the largest errors to
-docs/_measured/functions.json. Names measure those functions alone, and print them.
+docs/_measured/functions.json. With names of functions as arguments, it measures only those, and prints the errors.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from relax_grad.transform import Gradient
 
 RESULTS = Path(__file__).parents[1] / "docs" / "_measured" / "functions.json"
 
-#: The distance between the numbers that are no normal ones.
+#: The distance between subnormal numbers.
 LEAST = 2.0**-149
 
-#: Where a function saturates, is clamped, or changes its form: every float32 near these is measured.
+#: Points where a function saturates, is clamped, or changes its form: every float32 near these is measured.
 _PLACES = (
     *(
         0.125,
@@ -74,7 +74,7 @@ _PYTORCH = torch.nn.functional
 
 @dataclass(frozen=True)
 class Function:
-    """A function of numbers.
+    """A scalar function.
 
     Attributes
     ----------
@@ -83,12 +83,12 @@ class Function:
     torch : Callable
         The function of PyTorch.
     exact : Callable, optional
-        Makes ``(value, *derivatives)`` in float64, where PyTorch's float64 itself cancels.
+        Returns ``(value, *derivatives)`` in float64, if PyTorch's float64 itself suffers from cancellation.
     slack : Callable, optional
-        An absolute error of the derivatives that is accepted beside 4 units in the last place: a limit that the page on
-        accuracy gives. It takes the arguments.
+        Returns for the arguments an absolute error of the derivatives that is accepted in addition to 4 units in the
+        last place: a limit that the page on accuracy states.
     arguments : int
-        How many numbers it takes.
+        The number of arguments.
     """
 
     op: Callable
@@ -108,7 +108,7 @@ def _gelu(x: np.ndarray):
 
 
 def _sigmoid(x: np.ndarray):
-    """Return the sigmoid of x, and that of -x."""
+    """Return the sigmoids of x and of -x."""
     e = np.exp(-np.abs(x))
     return np.where(x < 0, e, 1) / (1 + e), np.where(x < 0, 1, e) / (1 + e)
 
@@ -130,7 +130,7 @@ FUNCTIONS = {
     "power": Function(
         op.power,
         torch.pow,
-        # The power that is multiplied may be no normal number, of few digits, in PyTorch as well.
+        # The power in the product may be subnormal, with few digits, in PyTorch as well.
         slack=lambda x, y: (2 * np.abs(y) * LEAST, 2 * np.abs(np.log(np.abs(x))) * LEAST),
         arguments=2,
     ),
@@ -141,7 +141,7 @@ FUNCTIONS = {
         op.tanh,
         torch.tanh,
         lambda x: (np.tanh(x), 1 / np.cosh(x) ** 2),
-        # Of the rounded result: an error of an ulp of 1.
+        # Computed from the rounded result: an error of an ulp of 1.
         slack=lambda x: (2.0**-22,),
     ),
     "sigmoid": Function(
@@ -154,7 +154,7 @@ FUNCTIONS = {
         op.nn.silu,
         _PYTORCH.silu,
         _silu,
-        # A difference of two numbers that are equal where the derivative is 0.
+        # A difference of two numbers that are equal at the root of the derivative.
         slack=lambda x: (2.0**-22 * _sigmoid(x)[0],),
     ),
     "softplus": Function(lambda x: op.nn.softplus(x, 1.0, 20.0), _PYTORCH.softplus),
@@ -163,7 +163,7 @@ FUNCTIONS = {
     "rsqrt": Function(
         op.rsqrt,
         torch.rsqrt,
-        # The third power of the result, whose error counts three times.
+        # The third power of the result, with three times its error.
         slack=lambda x: (2.0**-22 * np.abs(x) ** -1.5 / 2,),
     ),
     "sin": Function(op.sin, torch.sin),
@@ -187,9 +187,9 @@ class Found:
     Attributes
     ----------
     values, exact, torch : np.ndarray
-        What the pipeline's function returns, what is exact, in float64, and what PyTorch returns in float32.
+        The results of the pipeline's function, the exact ones in float64, and those of PyTorch in float32.
     errors, of_torch : np.ndarray
-        The distances from what is exact, of the pipeline's values and of PyTorch's.
+        The distances of the pipeline's values and of PyTorch's from the exact ones.
     beside_torch : np.ndarray
         The distances of the pipeline's values from PyTorch's.
     accepted : np.ndarray
@@ -208,8 +208,9 @@ class Found:
 def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Return the distances of float32 numbers from float64 ones, in units in the last place of the exact ones.
 
-    A NaN is infinitely far from what is none, and so is infinity from a number that rounds to one that is not infinite,
-    unless it is beside the largest float32: that counts as if the next power of 2 were a number.
+    The distance between a NaN and a number is infinite, and so is that between an infinite exact value and any other
+    value. An infinite float32 counts as the power of 2 after the largest float32, with the sign of the infinity. Its
+    distance is 0 if the exact value rounds to the same infinity.
     """
     with np.errstate(all="ignore"):
         rounded = exact.astype("float32")
@@ -225,7 +226,7 @@ def ulps(found: np.ndarray, exact: np.ndarray) -> np.ndarray:
 
 
 def points(count: int, seed: int = 0) -> np.ndarray:
-    """Return numbers of every exponent, this many of each and as many negative ones, and those near the edges."""
+    """Return ``count`` numbers of each exponent and of each sign, and the numbers near the edges."""
     rng = np.random.default_rng(seed)
     ends = np.array([0, 1, 2, 2**22, 2**23 - 2, 2**23 - 1])
     fractions = np.concatenate(
@@ -234,7 +235,7 @@ def points(count: int, seed: int = 0) -> np.ndarray:
     bits = (np.arange(255)[:, None] << 23) + fractions
     places = np.array(_PLACES, "float32").view("uint32").astype("int64")
     near = places[:, None] + np.arange(-4 * count, 4 * count)
-    # Functions have their digits where they are neither 0 nor constant.
+    # In this range, functions are neither 0 nor constant.
     inside = np.linspace(0, 120, 250 * count)
     sizes = np.concatenate([bits.ravel(), near.ravel()]).astype("uint32").view("float32")
     sizes = np.concatenate([sizes, inside.astype("float32")])
@@ -243,7 +244,7 @@ def points(count: int, seed: int = 0) -> np.ndarray:
 
 
 def pairs(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return bases of every exponent with what may be special as an exponent, and pairs of finite powers."""
+    """Return bases of every binary exponent with special exponents, and pairs with finite powers."""
     rng = np.random.default_rng(seed)
     special = [0, 0.5, 1, 2, 3, 1 / 3, 1.5, 10.1, 127.3, 1e-3, 1e-40, 2**24, 2**24 + 2, 2**23 - 0.5]
     special = np.array([*special, 3e38, np.inf, np.nan], "float32")
@@ -268,9 +269,9 @@ def measure(name: str, count: int, length: int | None = None) -> Iterator[tuple[
     name : str
         A function of :data:`FUNCTIONS`.
     count : int
-        The numbers of each exponent.
+        The count of numbers of each exponent.
     length : int, optional
-        As many of the numbers, from the end on: so few that no vector is full. By default all.
+        The count of numbers to take, from the end: fewer than fill a vector. By default all.
     """
     function = FUNCTIONS[name]
     inputs = pairs(count) if function.arguments == 2 else (points(count),)
@@ -301,7 +302,7 @@ def measure(name: str, count: int, length: int | None = None) -> Iterator[tuple[
 
 
 def _results(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """Return the values and the derivatives that the pipeline's functions compute."""
+    """Return the values and the derivatives from the pipeline's functions."""
 
     def module(body: Callable) -> tvm.IRModule:
         params = [
@@ -364,7 +365,7 @@ def main() -> int:
 
 
 def _largest(errors: np.ndarray, found: Found) -> float | None:
-    """Return the largest error of a number with three digits; None, which JSON has, for infinity."""
+    """Return the largest error with three digits, or None, which JSON supports, for infinity."""
     largest = float(f"{errors[~np.isnan(found.exact)].max():.3g}")
     return largest if math.isfinite(largest) else None
 

@@ -1,8 +1,8 @@
 """Measure kernels and whole training steps against PyTorch, in one process, in turn.
 
 ``python benchmarks/measure.py`` writes tables, ``results.json``, ``results.md`` and ``results.png`` to
-benchmarks/results. ``--only step`` measures the rows whose group or name contains a text, ``--against`` adds
-columns, ``--all`` all of them.
+benchmarks/results. ``--only TEXT`` measures the rows with this text in their group or name, ``--against`` adds columns,
+and ``--all`` adds all columns.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 import traceback
 from pathlib import Path
 
-#: The columns that are measured when they are asked for.
+#: The columns that are measured on request.
 OPTIONAL = ("torch.compile", "jax", "TVM")
 
-#: Tables are at least this wide: a log has no terminal to fit.
+#: The least width of tables: a log has no terminal width.
 _WIDTH = 140
 
 
@@ -52,7 +52,7 @@ def main() -> int:
     for entry in entries:
         try:
             result = _measured(entry, ["relax_grad", *others], args)
-        except Exception:  # The others are worth measuring.
+        except Exception:  # The other rows are still measured.
             traceback.print_exc()
             failed.append(entry.name)
             continue
@@ -76,8 +76,8 @@ def main() -> int:
 
 
 def _limit_threads(count: int) -> None:
-    """Let TVM, PyTorch and JAX use this many threads; before any of them is imported."""
-    # XLA has no option for it: it makes its pool of as many threads as this says, by default as there are cores.
+    """Let TVM, PyTorch and JAX use this many threads; call it before the import of any of them."""
+    # XLA has no option for it: this variable sets the size of its thread pool, by default the number of cores.
     for variable in ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "PJRT_NPROC"):
         os.environ[variable] = str(count)
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -103,7 +103,7 @@ def _measured(entry, columns: list[str], args: argparse.Namespace):
     from _timing import measure
 
     found = contestants(entry, columns)
-    # What took longer than a row may has been measured well enough by its first call.
+    # For a contestant above the time limit of a row, the first call is accurate enough.
     slow = {name: each for name, each in found.items() if each.first > args.seconds}
     quick = {name: each.run for name, each in found.items() if name not in slow}
     samples = measure(quick, args.repeats, args.seconds)
@@ -141,7 +141,7 @@ def _line(result) -> str:
 
 
 def processor() -> str:
-    """Return the name of the processor; of its architecture where the system does not tell."""
+    """Return the name of the processor, or of its architecture if the system does not report it."""
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else []:
         if line.startswith("model name"):

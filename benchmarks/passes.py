@@ -1,9 +1,9 @@
 """The time of each pass of the pipeline as a network grows.
 
-``python benchmarks/passes.py`` builds networks of small tensors and many layers, differentiates each, lets one
-function call the gradient and update the weights, and runs the passes of ``relax_grad.pipeline`` one by one; the code
-generation of TVM behind them is left out. The table gives the seconds of each pass, TVM's and relax_grad's, and
-by how much each has grown in the last step of layers. Every pass whose time grows more than the layers is marked.
+``python benchmarks/passes.py`` builds networks of small tensors and many layers, and differentiates them. One function
+calls the gradient and updates the weights. The passes of ``relax_grad.pipeline`` run one by one, without TVM's code
+generation after them. The table gives the seconds of each pass, TVM's and relax_grad's, and its growth between the last
+two numbers of layers. A pass whose time grows faster than the layers is marked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ op = relax.op
 #: The growth, for twice as many layers, above which a pass is marked.
 LINEAR = 2.3
 
-#: Passes that take less than this, in seconds, are not marked: what they take is not measured well enough.
+#: Passes that take less than this, in seconds, are not marked: their times are not accurate enough.
 SHORT = 0.1
 
 
@@ -64,7 +64,7 @@ def residual(layers: int) -> tuple[list[relax.Var], Callable]:
 
 
 def transformer(layers: int) -> tuple[list[relax.Var], Callable]:
-    """Blocks of attention and of two dense layers, each behind ``layer_norm``."""
+    """Blocks of attention and of two dense layers, each after ``layer_norm``."""
     batch, length, width, heads = 2, 8, 16, 2
     params = [_tensor("x", batch, length, width)]
     for i in range(layers):
@@ -102,7 +102,7 @@ NETWORKS = {"norms": norms, "residual": residual, "transformer": transformer}
 
 
 def network(name: str, layers: int) -> IRModule:
-    """Return a module whose ``main`` is the sum of what a network computes."""
+    """Return a module whose ``main`` returns the sum of the outputs of a network."""
     params, body = NETWORKS[name](layers)
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -113,7 +113,7 @@ def network(name: str, layers: int) -> IRModule:
 
 
 def train_step(module: IRModule) -> IRModule:
-    """Return a module whose ``step`` calls ``main_adjoint`` of another and takes a step of SGD."""
+    """Return a module whose ``step`` calls ``main_adjoint`` of the given module and takes a step of SGD."""
     adjoint = module["main_adjoint"].without_attr("global_symbol")
     bb = relax.BlockBuilder()
     called = bb.add_func(adjoint, "main_adjoint")
@@ -133,7 +133,7 @@ def train_step(module: IRModule) -> IRModule:
 
 
 def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], IRModule]]]:
-    """Yield what is measured of a network, in order: each takes what the one before returns."""
+    """Yield the measured stages of a network in order; each takes the result of the previous one."""
     yield "(build)", lambda _: network(name, layers)
     weights = [param.name for param in NETWORKS[name](layers)[0][1:]]
     yield "Gradient", lambda mod: relax_grad.value_and_grad(mod, wrt=weights)
@@ -144,7 +144,7 @@ def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], I
 
 
 def measure(name: str, layers: int) -> dict[str, float]:
-    """Return the seconds of each pass for a network; of one that runs several times, together."""
+    """Return the seconds of each pass for a network; the runs of a repeated pass are added up."""
     found: dict[str, float] = {}
     module = None
     gc.collect()
@@ -157,7 +157,7 @@ def measure(name: str, layers: int) -> dict[str, float]:
 
 
 def report(name: str, layers: Sequence[int], repeats: int) -> None:
-    """Measure a network, the least of some times for each pass, and print the table."""
+    """Measure the least of some times of each pass for a network, and print the table."""
     columns = []
     for count in layers:
         runs = [measure(name, count) for _ in range(repeats)]

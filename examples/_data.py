@@ -1,7 +1,7 @@
-"""The images that the training example learns from.
+"""The images of the training example.
 
-Both loaders return 32x32 RGB images as they come off the disk, in ``uint8`` and NCHW;
-:meth:`Dataset.normalise` makes network input of a batch.
+Both loaders return unnormalised 32x32 RGB images in ``uint8`` and NCHW;
+:meth:`Dataset.normalise` converts a batch to network input.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _CIFAR_TEST = "test_batch"
 
 
 class DataError(ValueError):
-    """The data cannot be read; the message says what is wrong with which file."""
+    """The data cannot be read; the message names the file and its fault."""
 
 
 @dataclass
 class Dataset:
-    """Images and labels to train on and others to evaluate on.
+    """Images and labels for training, and others for evaluation.
 
     Attributes
     ----------
     name : str
-        What the data is called in messages.
+        The name of the data in messages.
     train_images, test_images : np.ndarray
         Of shape ``(n, 3, 32, 32)`` and dtype uint8.
     train_labels, test_labels : np.ndarray
         Of shape ``(n,)`` and dtype int64, in ``[0, 10)``.
     shift : int
-        By how many pixels an image may be shifted and still show the same thing.
+        The number of pixels by which a shift preserves the label of an image.
     mirror : bool
-        Whether an image that is mirrored still shows the same thing.
+        Whether mirroring preserves the label of an image.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Dataset:
     mirror: bool
 
     def __post_init__(self):
-        # A part of the images tells the mean of all well enough, and keeps the float copy small.
+        # A part of the images suffices for the mean, and keeps the float copy small.
         sample = self.train_images[:10_000].astype("float32")
         self._mean = sample.mean((0, 2, 3), keepdims=True)
         self._std = sample.std((0, 2, 3), keepdims=True) + 1e-6
 
     def normalise(self, images: np.ndarray) -> np.ndarray:
-        """Give images mean 0 and deviation 1 for each channel of the training data, in float32."""
+        """Normalise images to mean 0 and deviation 1 of each channel of the training data, in float32."""
         return (images.astype("float32") - self._mean) / self._std
 
     def batches(
         self, size: int, rng: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the training data of one epoch in a new order, varied and normalised.
+        """Yield the training data of one epoch in a new order, augmented and normalised.
 
-        The images that do not fill a last batch are left out: they come up in other epochs.
+        An incomplete last batch is dropped: its images appear in other epochs.
         """
         order = rng.permutation(len(self.train_labels))
         for start in range(0, len(order) - size + 1, size):
@@ -77,7 +77,7 @@ class Dataset:
 def load_digits() -> Dataset:
     """Load scikit-learn's handwritten digits: 1797 grey images of 8x8, scaled up to 32x32.
 
-    One fifth of each class, always the same, is held out.
+    The same fifth of each class is always held out.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def load_cifar10(folder: Path) -> Dataset:
     Raises
     ------
     DataError
-        If a file is missing or does not hold what it should.
+        If a file is missing or its contents are invalid.
     """
     names = [*_CIFAR_TRAIN, _CIFAR_TEST]
     missing = [name for name in names if not (folder / name).is_file()]
@@ -156,9 +156,9 @@ def vary(images: np.ndarray, shift: int, mirror: bool, rng: np.random.Generator)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads arrays and plain values and nothing else: a pickle can name any function to call."""
+    """An unpickler that reads only arrays and plain values: a pickle can name any function to call."""
 
-    # By name alone, because NumPy has moved these between its modules.
+    # By name without the module, because NumPy has moved these between its modules.
     _NUMPY: ClassVar = {
         "_frombuffer": np.empty(1).__reduce_ex__(5)[0],
         "_reconstruct": np.empty(1).__reduce_ex__(2)[0],

@@ -10,8 +10,8 @@ from _training import loss_module
 
 from relax_grad.errors import GradientCheckError
 
-# A step that takes the input of some relu across 0 measures no slope; a smaller one does not, until
-# rounding drowns the difference. A gradient that is wrong agrees at none of them.
+# A step that moves the input of some relu across 0 does not measure the slope. A smaller step does,
+# until rounding dominates the difference. A wrong gradient disagrees at all of them.
 _STEPS = (1e-7, 1e-8, 1e-9)
 _TOLERANCE = 1e-6
 

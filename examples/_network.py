@@ -1,7 +1,7 @@
 """The networks of the training example, built of Relax operators.
 
-A network is one function that emits its layers. Each layer declares the parameters that it learns
-and the statistics that it keeps where it uses them, so that a network reads from top to bottom.
+A network is one function that emits its layers. Each layer declares its parameters and its running
+statistics at their use, so that a network reads from top to bottom.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LAYOUTS = {"nchw": ("NCHW", "OIHW"), "nhwc": ("NHWC", "HWIO")}
 
 @dataclass(frozen=True)
 class Slot:
-    """A tensor that a network keeps from one step to the next.
+    """A tensor with a state from one step to the next: a parameter or a running statistic.
 
     Attributes
     ----------
     var : relax.Var
         The tensor in the program.
     plain_shape : tuple[int, ...]
-        Its shape in the plain order of axes, which is OIHW for the weight of a convolution.
+        Its shape in the plain order of axes: OIHW for the weight of a convolution.
     axes : tuple[int, ...]
         The permutation from the plain order to that of ``var``.
     low, high : float
-        The bounds of the uniform distribution that its first value is drawn from.
+        The bounds of the uniform distribution of its initial value.
     """
 
     var: relax.Var
@@ -43,25 +43,25 @@ class Slot:
     high: float
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Draw a first value; the same numbers come for every layout."""
+        """Draw an initial value; the numbers are the same for every layout."""
         value = rng.uniform(self.low, self.high, self.plain_shape).transpose(self.axes)
         return np.ascontiguousarray(value, str(self.var.ty.dtype))
 
 
 class Layers:
-    """Emits layers into a function, and collects what they learn and what they keep.
+    """A builder that emits layers into a function, and collects their parameters and statistics.
 
     Parameters
     ----------
     bb : relax.BlockBuilder
-        Where to emit; a dataflow block must be open.
+        The builder to emit into; a dataflow block must be open.
     layout : str
-        ``"nchw"`` or ``"nhwc"``: how the convolutions inside store images.
+        ``"nchw"`` or ``"nhwc"``: the layout of images in the convolutions.
     dtype : str
-        The dtype of everything but the labels.
+        The dtype of everything except the labels.
     training : bool
-        Whether batch_norm normalises with the statistics of the batch and updates the running
-        ones, or normalises with the running ones.
+        Whether batch_norm normalises by the statistics of the batch and updates the running
+        ones, or normalises by the running ones.
     """
 
     def __init__(self, bb: relax.BlockBuilder, layout: str, dtype: str, training: bool):
@@ -72,7 +72,7 @@ class Layers:
         self.new_statistics: list[relax.Var] = []
 
     def enter(self, images: relax.Expr) -> relax.Expr:
-        """Bring images from NCHW, in which they come, to the layout inside."""
+        """Convert images from NCHW, the layout of the input, to the layout of the network."""
         if self.layout == "nchw":
             return images
         return self.bb.emit(op.permute_dims(images, [0, 2, 3, 1]))
@@ -98,7 +98,7 @@ class Layers:
         return self.bb.emit(op.add(x, bias))
 
     def conv_bn_relu(self, x: relax.Expr, channels: int, kernel: int = 3, stride: int = 1):
-        """Convolution that keeps the size (but for its stride), batch_norm, relu."""
+        """Convolution that keeps the size (except for its stride), batch_norm, relu."""
         x = self.conv(x, channels, kernel, stride, padding=(kernel - 1) // 2)
         gamma = self._slot(self.parameters, "gamma", (channels,), 1, 1)
         beta = self._slot(self.parameters, "beta", (channels,), 0, 0)
@@ -193,7 +193,7 @@ def nll_loss(bb: relax.BlockBuilder, log_probabilities: relax.Expr, labels: rela
 
 @dataclass(frozen=True)
 class Network:
-    """A network and the loss that its scores are trained with."""
+    """A network and the loss of its scores."""
 
     scores: Callable[[Layers, relax.Expr], relax.Expr]
     loss: Callable[[relax.BlockBuilder, relax.Expr, relax.Expr], relax.Expr]
@@ -206,7 +206,7 @@ NETWORKS = {
 
 
 def draw_all(slots: Sequence[Slot], seed: int) -> list[np.ndarray]:
-    """Draw the first values of all slots from one seed."""
+    """Draw the initial values of all slots from one seed."""
     rng = np.random.default_rng(seed)
     return [slot.draw(rng) for slot in slots]
 

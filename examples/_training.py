@@ -1,4 +1,4 @@
-"""Turn a network into a program that trains it, and keep what it learns."""
+"""Turn a network into a program that trains it, and keep its parameters and statistics."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def loss_module(
     """Build the function ``loss`` and its gradient, ``loss_adjoint``.
 
     ``loss`` takes images, labels, the parameters and the running statistics, and returns the loss,
-    the scores and the new running statistics. ``loss_adjoint``, which relax_grad.value_and_grad
-    makes of it, returns all that and then the gradient of the loss for each parameter.
+    the scores and the new running statistics. relax_grad.value_and_grad adds ``loss_adjoint``, which
+    returns these results and then the gradient of the loss with respect to each parameter.
 
     Returns
     -------
@@ -91,14 +91,14 @@ def _add_predict(bb: relax.BlockBuilder, network: Network, layout: str) -> None:
 
 
 class Trainer:
-    """A network in training: the compiled program, and all that changes from step to step.
+    """A network in training: the compiled program, and the state that changes from step to step.
 
     Attributes
     ----------
     parameters, statistics, optimizer_state : list of tvm.runtime.Tensor
-        What the last step returned; they stay on the device.
+        The results of the last step; they stay on the device.
     layers : Layers
-        What each parameter and running statistic is.
+        The descriptions of the parameters and running statistics.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Trainer:
         return float(loss.numpy()), scores.numpy()
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Return the scores of any number of images, by the running statistics."""
+        """Return the scores of any number of images, normalised by the running statistics."""
         (images,) = self._to_device([images])
         return self._machine["predict"](images, *self.parameters, *self.statistics).numpy()
 

@@ -1,8 +1,8 @@
 """Train an image classifier with Apache TVM, from random weights to held-out accuracy.
 
 The network is built of Relax operators and differentiated by relax_grad.value_and_grad. Forward,
-backward and the optimizer compile into one program, so that a training step is one call. Where to
-read on:
+backward and the optimizer compile into one program, so that a training step is one call. The other
+files:
 
     _network.py         the networks: layers, ResNet-9, LeNet
     _training.py        loss -> gradient -> training step
@@ -25,7 +25,7 @@ from pathlib import Path
 try:
     import matplotlib
 
-    matplotlib.use("Agg")  # Needs no display.
+    matplotlib.use("Agg")  # Works without a display.
     from matplotlib import pyplot
     from matplotlib.ticker import PercentFormatter
     from rich.console import Console
@@ -57,7 +57,7 @@ EVALUATED_AT_ONCE = 500
 
 @dataclass
 class History:
-    """What a run has measured: the loss of each step, and accuracies after each epoch."""
+    """The measurements of a run: the loss of each step, and the accuracies after each epoch."""
 
     losses: list[float] = field(default_factory=list)
     train_accuracies: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Directives of the page on the architecture: the figure of the layers, and tables of what they are for."""
+"""Directives of the architecture page: the figure of the layers, and the tables of their purposes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayersTable(Generated):
 
 
 class BaseTable(Generated):
-    """The parts that all others may import, and those that all of a wing may import."""
+    """The parts that all parts may import, and those that all parts of a wing may import."""
 
     def lines(self):
         bases = {"all": layers.BASE, **{wing.title: wing.base for wing in layers.WINGS}}

@@ -1,4 +1,4 @@
-"""An edge of an operator: a call in each library, and how its numbers are written."""
+"""An edge case of an operator: a call in each library, and the format of its numbers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Edge:
-    """A call at an edge. What is differentiated is the sum of its results.
+    """A call at an edge. The sum of its results is differentiated.
 
     Attributes
     ----------
     section : str
-        The part of the page that it is in.
+        The section of the page.
     call : str
-        The call as the page shows it.
+        The text of the call on the page.
     inputs : Sequence[np.ndarray]
-        What it is called with; floating-point arrays get a gradient.
+        The arguments; floating-point arrays get a gradient.
     relax, torch, jax : Callable or None
-        The call in each library. ``torch`` and ``jax`` take the module as well, before the inputs; None
-        where the library has no such function.
+        The call in each library. ``torch`` and ``jax`` also take the module, before the inputs. They are None
+        if the library has no such function.
     """
 
     section: str
@@ -34,7 +34,7 @@ class Edge:
 
 
 def written(value) -> str:
-    """Write an array as the page shows it: at most four digits, and no zeros that say nothing."""
+    """Return the text of an array for the page, with at most four digits and no trailing zeros."""
     if isinstance(value, np.ndarray) and value.ndim:
         while value.ndim > 1 and len(value) == 1:
             value = value[0]

@@ -1,4 +1,4 @@
-"""The edges of operators, as calls of relax_grad, PyTorch and JAX; ``measure_edges`` runs them."""
+"""The edge cases of operators, as calls of relax_grad, PyTorch and JAX; ``measure_edges`` runs them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _W = np.array([1.0, 2.0, 3.0, 4.0])
 _NAN = "TVM's forward operator [drops the NaN](limits.md#faults-of-forward-operators)"
 _OUTSIDE = "[nothing is read outside a tensor](conventions.md#values-that-do-not-belong), and nothing raised"
 
-#: Why relax_grad gives something else than PyTorch, by call.
+#: The reason for each difference between relax_grad and PyTorch, by call.
 REASONS = {
     "relu([nan])": _NAN,
     "clip([nan], -1, 1)": _NAN,

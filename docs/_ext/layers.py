@@ -1,6 +1,6 @@
-"""The layers of the package: what each part is for, what it may import, and the figure of what it does import.
+"""The layers of the package: the purpose and the permitted imports of each part, and the figure of the actual imports.
 
-What is imported is read from the sources. ``tests/test_layers.py`` holds it against what is allowed here.
+The actual imports are read from the sources. ``tests/test_layers.py`` compares them with the permitted ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     imports : tuple[str, ...]
         The parts that it may import, besides the base of its wing and of the package.
     place : tuple[int, int]
-        Where the middle of its box is in the figure: the row, from the top, and the abscissa.
+        The centre of its box in the figure: the row, from the top, and the x coordinate.
     """
 
     purpose: str
@@ -39,10 +39,10 @@ class Wing(NamedTuple):
     title : str
         The heading in the figure.
     parts : dict[str, Part]
-        The parts, from the top: a part imports none that stands before it.
+        The parts, from the top: a part may import only later parts.
     base : dict[str, str]
-        The purposes of the parts that every other one of the wing may import; of these too, none imports one that
-        stands before it.
+        The purposes of the parts that all other parts of the wing may import. Each of them may import only later
+        ones.
     span : tuple[int, int]
         The left and the right edge in the figure.
     """
@@ -146,7 +146,7 @@ CPU = Wing(
 
 WINGS = (DIFFERENTIATION, CPU)
 
-#: What every part may import; of these too, none imports one that stands before it.
+#: The parts that every part may import. Each of them may import only later ones.
 BASE = {
     "ir": "modules, bindings, types, layouts and versions of TVM: functions that know no operator",
     "errors": "the errors that are raised",
@@ -156,7 +156,7 @@ BASE = {
 #: All parts with the base of each wing, from the top.
 PARTS: dict[str, Part] = {**ABOVE, **DIFFERENTIATION.parts, **CPU.parts}
 
-#: The modules of parts that are not named as the part.
+#: The parts of the modules whose names differ from that of their part.
 MEMBERS = {
     "__main__": "cli",
     "target": "",
@@ -168,7 +168,7 @@ MEMBERS = {
 
 
 def wing_of(part: str) -> Wing | None:
-    """Return the wing of a part; None above and below the wings."""
+    """Return the wing of a part, or None above and below the wings."""
     return next((wing for wing in WINGS if part in wing.parts or part in wing.base), None)
 
 
@@ -182,7 +182,7 @@ def allowed(part: str) -> set[str]:
 
 
 class Import(NamedTuple):
-    """An import of one module of the package by another; both without the name of the package."""
+    """An import of one module of the package by another; both names are relative to the package."""
 
     module: str
     imported: str
@@ -190,19 +190,19 @@ class Import(NamedTuple):
 
     @property
     def parts(self) -> tuple[str, str]:
-        """The part that imports and the part that is imported."""
+        """The importing and the imported part."""
         return part_of(self.module), part_of(self.imported)
 
 
 def part_of(module: str) -> str:
-    """Return the part that a module belongs to."""
+    """Return the part of a module."""
     first, _, rest = module.partition(".")
     name = ".".join(filter(None, [first, rest.partition(".")[0]])) if first == "cpu" else first
     return MEMBERS.get(name, name)
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return the file of each module, by its name without that of the package."""
+    """Return the file of each module, by the name of the module relative to the package."""
     found = {}
     for path in sorted(package.rglob("*.py")):
         *folders, name = path.relative_to(package).with_suffix("").parts
@@ -211,7 +211,7 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def imports(package: Path = PACKAGE) -> Iterator[Import]:
-    """Yield the imports of modules of the package by others, those within functions too."""
+    """Yield the imports of modules of the package by other modules, including imports in functions."""
     files = modules(package)
     for module, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -227,14 +227,14 @@ def imports(package: Path = PACKAGE) -> Iterator[Import]:
             for name in _names(node, [package.name, *filter(None, above)]):
                 first, _, imported = name.partition(".")
                 if first == package.name:
-                    while imported not in files:  # the name is not a module's: its module
+                    while imported not in files:  # a name within a module: take the module
                         imported = imported.rpartition(".")[0]
                     if imported != module:
                         yield Import(module, imported, id(node) in within)
 
 
 def _names(node: ast.AST, above: list[str]) -> Iterator[str]:
-    """Yield the full names that a statement imports in a package that is ``above`` it."""
+    """Yield the full names that a statement imports in a module of the package ``above``."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     if isinstance(node, ast.ImportFrom):
@@ -250,7 +250,7 @@ _FIRST = min(part.place[0] for wing in WINGS for part in wing.parts.values())
 
 
 def figure() -> str:
-    """Draw the parts and their imports as SVG, in the colour of the text around it."""
+    """Return the figure of the parts and their imports as SVG, in the colour of the surrounding text."""
     edges = sorted({each.parts for each in imports() if set(each.parts) <= set(PARTS)})
     edges = [(user, used) for user, used in edges if user != used and user != "" != used]
     bottom = _TOP + _ROWS * _PITCH
@@ -287,7 +287,7 @@ def _wing(wing: Wing, top: float, bottom: float) -> str:
 
 
 def _short(name: str) -> str:
-    """Return the name of a part without that of its wing's package."""
+    """Return the name of a part without the name of the package of its wing."""
     return name.rpartition(".")[2]
 
 
@@ -315,10 +315,8 @@ def _text(text: str, x: float, y: float) -> str:
 
 
 def _edge(user: str, used: str, edges: list[tuple[str, str]]) -> str:
-    """Draw an arrow: straight down to the row above what is used, then to its top."""
-    below = (
-        PARTS[user].place[0] + 1
-    )  # what is further down than this is reached by a straight line first
+    """Draw an arrow: straight down to the row above the imported part, then to the top of its box."""
+    below = PARTS[user].place[0] + 1  # the arrow to a lower row begins with a straight line
     outgoing = sorted(
         (PARTS[b].place[1] if PARTS[b].place[0] == below else PARTS[user].place[1], b)
         for a, b in edges
@@ -338,5 +336,5 @@ def _edge(user: str, used: str, edges: list[tuple[str, str]]) -> str:
 
 
 def _port(number: int, count: int) -> float:
-    """Return how far from the middle of a box an arrow begins or ends, of several."""
+    """Return the distance of the end of an arrow from the middle of a box with ``count`` arrows."""
     return (number - (count - 1) / 2) * 22

@@ -1,7 +1,7 @@
-"""What relax_grad, PyTorch and JAX give at the edges of operators.
+"""The results of relax_grad, PyTorch and JAX at edge cases of operators.
 
-``python docs/_ext/measure_edges.py`` runs all three and writes what they give to docs/_measured/edges.json, of which the
-page on semantics is made. tests/test_edges.py runs them again.
+``python docs/_ext/measure_edges.py`` runs all three and writes the results to docs/_measured/edges.json, the source of
+the tables on the page on semantics. tests/test_edges.py runs them again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parents[1] / "_measured" / "edges.json"
 
 
 def show(value: np.ndarray, gradients: Sequence[np.ndarray]) -> dict[str, str]:
-    """Return value and gradients as the page shows them."""
+    """Return the value and the gradients in the format of the page."""
     found = {"value": written(np.asarray(value))}
     for number, gradient in enumerate(gradients):
         found[f"gradient {number}"] = written(np.asarray(gradient))
@@ -39,7 +39,7 @@ def _refused(error: Exception) -> dict[str, str]:
 
 
 def of_relax_grad(asked: Sequence[Edge]) -> list[dict[str, str]]:
-    """Return what relax_grad gives at some edges, which are compiled together."""
+    """Return the results of relax_grad for some edges, which are compiled together."""
     functions = {
         f"edge{number}": _adjoint(edge).with_attr("global_symbol", f"edge{number}")
         for number, edge in enumerate(asked)
@@ -69,7 +69,7 @@ def _adjoint(edge: Edge) -> relax.Function:
 
 
 def of_torch(edge: Edge) -> dict[str, str] | None:
-    """Return what PyTorch gives at an edge, or None if it has no such function."""
+    """Return the result of PyTorch for an edge, or None if it has no such function."""
     import torch
 
     if edge.torch is None:
@@ -81,13 +81,13 @@ def of_torch(edge: Edge) -> dict[str, str] | None:
         gradients = torch.autograd.grad(
             value.sum(), leaves, allow_unused=True, materialize_grads=True
         )
-    except Exception as error:  # what it refuses, by any error, is what the page says
+    except Exception as error:  # the page shows any error as a refusal
         return _refused(error)
     return show(value.detach().numpy(), [gradient.numpy() for gradient in gradients])
 
 
 def of_jax(edge: Edge) -> dict[str, str] | None:
-    """Return what JAX gives at an edge, or None if it has no such function."""
+    """Return the result of JAX for an edge, or None if it has no such function."""
     import jax
 
     if edge.jax is None:

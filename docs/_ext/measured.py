@@ -1,4 +1,4 @@
-"""Directives that show what was measured: at the edges of operators, and the errors of gradients."""
+"""Directives for measured results: the edge cases of operators, and the errors of gradients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MEASURED = Path(__file__).parents[1] / "_measured"
 
 
 class Measured(SphinxDirective):
-    """A directive that stands for the lines of Markdown that it generates of a file."""
+    """A directive that generates lines of Markdown from a file of measurements."""
 
     file: str
 
     def lines(self, measured: dict) -> Iterator[str]:
-        """Yield the lines of what a file holds: each page's own directive says which."""
+        """Yield the lines for the contents of the file; each directive implements this."""
         raise NotImplementedError
 
     def run(self):
@@ -32,7 +32,7 @@ class Measured(SphinxDirective):
 
 
 class Edges(Measured):
-    """The table of a section of edges, and why relax_grad differs from PyTorch where it does."""
+    """The table of a section of edges, and the reasons for differences between relax_grad and PyTorch."""
 
     file = "edges.json"
     required_arguments = 1
@@ -60,7 +60,7 @@ class Edges(Measured):
 
 
 class Summary(Measured):
-    """A table of how the errors of all operators lie, by dtype."""
+    """A table of the distribution of the errors of all operators, by dtype."""
 
     file = "accuracy.json"
 
@@ -101,7 +101,7 @@ class Errors(Measured):
 
 
 class Functions(Measured):
-    """The table of the largest errors of functions of float32 and of their derivatives, beside PyTorch's."""
+    """The table of the largest errors of float32 functions and of their derivatives, with PyTorch's errors."""
 
     file = "functions.json"
 
@@ -120,7 +120,7 @@ class Functions(Measured):
 
 
 def _ulps(errors: list[float | None]) -> str:
-    """Write the largest of some errors in units in the last place; None is infinite."""
+    """Return the text of the largest of some errors in units in the last place; None is infinite."""
     if None in errors:
         return "∞"
     largest = max(errors)
@@ -128,9 +128,9 @@ def _ulps(errors: list[float | None]) -> str:
 
 
 def _shown(found: dict[str, str] | None) -> str:
-    """Write value and gradients, or that the call is refused."""
+    """Return the text of the value and the gradients, or of the refusal."""
     if found is None:
-        return r"\-"  # which a bullet would be made of otherwise
+        return r"\-"  # Markdown would make a bullet of a plain hyphen
     if "refused" in found:
         return f"refused: {found['refused']}"
     value, *gradients = found.values()
@@ -139,7 +139,7 @@ def _shown(found: dict[str, str] | None) -> str:
 
 def _error(error: dict | None) -> str:
     if error is None:
-        return r"\-"  # which a bullet would be made of otherwise
+        return r"\-"  # Markdown would make a bullet of a plain hyphen
     return _number(error["relative"])
 
 

@@ -1,4 +1,4 @@
-"""Directives that list what relax_grad registers, read from its registry when the pages are built."""
+"""Directives that list the registrations of relax_grad, from its registry at build time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHAT = {
 
 
 class Generated(SphinxDirective):
-    """A directive that stands for the lines of reStructuredText that it generates."""
+    """A directive that generates lines of reStructuredText."""
 
     def lines(self) -> Iterator[str]:
         raise NotImplementedError
@@ -32,7 +32,7 @@ class Generated(SphinxDirective):
 
 
 class OperatorCoverage(Generated):
-    """The table of every operator of the installed TVM: its gradient, or why there is none."""
+    """The table of all operators of the installed TVM, with the gradient or the reason for its absence."""
 
     def lines(self):
         found = coverage()
@@ -48,7 +48,7 @@ class OperatorCoverage(Generated):
 
 
 class RegisteredOperators(Generated):
-    """A table of operators: what is registered in the place of TVM's own, and what that does wrong."""
+    """The table of the registrations that replace TVM's own, with the faults of TVM's."""
 
     def lines(self):
         yield from [".. list-table::", "   :header-rows: 1", "   :widths: 35 20 45", ""]
