@@ -119,7 +119,7 @@ def main() -> None:
         for edge, ours in zip(asked, of_relax_grad(asked), strict=True)
     ]
     about = {"tvm": tvm.__version__, "torch": torch.__version__, "jax": jax.__version__}
-    RESULTS.writetext(json.dumps({"about": about, "edges": rows}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"about": about, "edges": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
