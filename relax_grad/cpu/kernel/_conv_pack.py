@@ -15,7 +15,7 @@ from .gathering import Axis, Gathering, Taps
 
 @dataclass(frozen=True)
 class View:
-    """The position of a block's source in a buffer: its start and the strides of its slices, images, lines, channels."""
+    """The layout of a block's source in a buffer: start, and strides of slices, images, lines and channels."""
 
     buffer: tirx.Buffer
     start: tirx.PrimExpr
