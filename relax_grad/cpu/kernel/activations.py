@@ -141,7 +141,7 @@ def silu(x, bind: Callable = emit_bind):
 
 
 def softplus(x, bind: Callable = emit_bind):
-    """Return ``log(1 + exp(x))``, within 3 units in the last place, also for negative x, where it is about ``exp(x)``."""
+    """Return ``log(1 + exp(x))``, within 3 units in the last place, also for negative x (about ``exp(x)``)."""
     e = functions.exp(bind(like(x, 0.0) - magnitude(x)), bind)
     # With the operands in this order, a NaN propagates.
     return bind(tirx.Max(like(x, 0.0), x) + functions.log1p(e, bind))

@@ -63,7 +63,7 @@ def cross_entropy_backward(
     index_dtype : str
         The dtype of the targets.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------
@@ -140,7 +140,7 @@ class _Generator:
     Parameters
     ----------
     cpu : CPU
-        What the function is for.
+        The target CPU.
     targets : _Targets
         The targets.
     dy : tirx.Buffer

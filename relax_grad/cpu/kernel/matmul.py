@@ -110,7 +110,7 @@ def matmul(
     product : Matmul
         What is multiplied.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
         The shapes of A, B and C as the function's parameters have them, where they are not those of
         :meth:`Matmul.shapes`.

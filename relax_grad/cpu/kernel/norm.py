@@ -39,7 +39,7 @@ def batch_norm(
     shapes : Sequence
         The shapes of x and of the parameters.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     epsilon, momentum, center, scale
         As for ``relax.op.nn.batch_norm``.
     statistics : Sequence, optional
@@ -103,7 +103,7 @@ def row_norm(
     shapes : Sequence
         The shapes of x, gamma and beta.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     epsilon, center, scale
         As for ``relax.op.nn.layer_norm``.
     groups : int or tirx.PrimExpr

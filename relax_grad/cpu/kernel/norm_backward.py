@@ -31,7 +31,7 @@ def channel_norm_backward_data(
     shapes : Sequence
         The shapes of the seven tensors taken and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     channels : int or tirx.PrimExpr
         How many factors gamma has: that of ``c`` is at ``c`` modulo this.
     count : int or tirx.PrimExpr
@@ -144,7 +144,7 @@ def row_norm_backward_data(
     shapes : Sequence
         The shapes of the tensors taken and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     centered : bool
         Whether the normalization subtracts the mean.
     scale : bool

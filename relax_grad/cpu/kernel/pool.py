@@ -33,7 +33,7 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
     shapes : Sequence
         The shapes of x and y.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     winners : bool
         Whether there is a further result, of the shape of y: the tap that has won each window, in int8.
 

@@ -81,7 +81,7 @@ def sum_channels(
     shapes : Sequence
         The shapes of x and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     mean : bool
         Whether the sums are divided by the number of what is summed.
 
@@ -149,7 +149,7 @@ def emit_column_sums(
     vectors : Vectors
         What is computed in.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     extents : tuple
         The extents, of which that of the columns is not symbolic.
     term : Callable

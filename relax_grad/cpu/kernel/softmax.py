@@ -150,7 +150,7 @@ def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
     shape : Sequence
         The shape of x and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------

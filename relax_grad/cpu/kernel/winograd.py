@@ -103,9 +103,9 @@ def winograd(
     conv : Conv2d
         The convolution; see :func:`is_winograd`.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters, where they are not those of ``conv``.
+        The shapes of the parameters, if they differ from those of ``conv``.
     square : int
         The extent m of the squares of results: 2, or 4, which is faster and less accurate.
     """

@@ -42,10 +42,9 @@ def winograd_weight(
     conv : Conv2d
         The convolution; see :func:`relax_grad.cpu.kernel.winograd.is_winograd`.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of dY, X and dW as the function's parameters have them, where they are not those of the
-        convolution.
+        The shapes of the parameters dY, X and dW, if they differ from those of the convolution.
     square : int
         The extent of the squares: 2, or 4, which is faster and less accurate.
     """
