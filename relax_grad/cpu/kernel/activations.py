@@ -161,7 +161,7 @@ def _normal_density(a, bind: Callable) -> tuple:
 
 
 def _tanh_exponential(a, square, bind: Callable) -> tuple:
-    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a float64 and its square.
+    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a float64 a.
 
     In float32, the rounding error of the exponent would become a relative error of the result.
     """

@@ -1,9 +1,9 @@
-"""Convolutions and data gradients with few target channels in a group, such as grouped ones and a stem's data gradient.
+"""Convolutions and data gradients with few target channels in a group: grouped ones, and a stem's data gradient.
 
-In :mod:`.conv`, the lanes of a vector are channels of the target; here, they are columns: neighbours of one phase, which
-read neighbours of the source (:mod:`.gathering`). Rows of the source are copied with their zero padding. A tile holds
-the sums of all phases of the columns, for some channels, and for some vectors of a row or some rows. Each step loads
-vectors of the source, and broadcasts an element of the weight for every channel.
+In :mod:`.conv`, the lanes of a vector are channels of the target. Here, they are columns: neighbours of one phase,
+which read neighbours of the source (:mod:`.gathering`). Rows of the source are copied with their zero padding. A tile
+holds the sums of all phases of the columns, for some channels, and for some vectors of a row or some rows. Each step
+loads vectors of the source, and broadcasts an element of the weight for every channel.
 """
 
 from __future__ import annotations

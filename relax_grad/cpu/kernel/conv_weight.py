@@ -26,7 +26,7 @@ from ._pack import Block, channels_of_taps, pack_channels
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import ONE, Conv2d, Conv3d, Windows
 
-#: Bytes of X that a tile goes through: a part of a second-level cache.
+#: Bytes of X that a tile reads: a part of a second-level cache.
 _CHUNK_BYTES = 160 * 1024
 
 #: The maximum number of columns of joined rows.

@@ -37,8 +37,8 @@ MOST_TAPS = 128
 class Gather:
     """The taps and source elements of each target element, along one axis.
 
-    Element ``unit * period + phase`` of the target is the sum over ``taps[phase]``, pairs of a tap and an offset, of the
-    tap's weight times element ``unit * advance + offset`` of the source. Out-of-bounds elements are 0.
+    Element ``unit * period + phase`` of the target is the sum over ``taps[phase]``, pairs of a tap and an offset, of
+    the tap's weight times element ``unit * advance + offset`` of the source. Out-of-bounds elements are 0.
 
     Attributes
     ----------

@@ -226,7 +226,7 @@ def _is_negative(n):
 
 
 def _without_sign(bits):
-    """Return bits without the sign bit. A mask of the others is avoided: TVM 0.26 turns it into a remainder by 2**31."""
+    """Return bits without the sign bit; not by a mask of the others, which TVM 0.26 turns into a remainder by 2**31."""
     return bits ^ (bits & like(bits, -(2**31), "int32"))
 
 
@@ -250,7 +250,7 @@ def erf(x, bind: Callable = emit_bind):
     """Return the error function of x, within 4 units in the last place; beyond 3.86 it is 1 or -1.
 
     It is the sum of ``x / 4``, which is exact, and of x times a quotient of polynomials of its square. Beyond
-    ``_ERF_END``, the argument of the quotient is clamped; the sum then exceeds 1 and is clamped too.
+    ``_ERF_END``, the argument of the quotient is clamped; the sum then grows with x, and is clamped to 1.
     """
     # With the operands in this order, a NaN propagates.
     s = bind(tirx.Min(like(x, _ERF_END**2), x * x))

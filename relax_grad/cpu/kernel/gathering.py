@@ -1,4 +1,4 @@
-"""The common geometry of convolutions and of their data gradients: the source elements that each target element reads."""
+"""The common geometry of convolutions and their data gradients: the source elements that a target element reads."""
 
 from __future__ import annotations
 
