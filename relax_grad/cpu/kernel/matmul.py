@@ -243,7 +243,7 @@ class _Generator:
         return ceil_div(self.strips, down), ceil_div(self.panels, across)
 
     def _depths(self, emit: Callable) -> None:
-        """Emit ``emit(start, size, is_first)`` for each stretch of k; the first stretch sets C, the others add to it."""
+        """Emit ``emit(start, size, is_first)`` for each stretch of k; the first one sets C, the others add to it."""
         depth = self.p.depth
         if isinstance(depth, int) and depth <= _DEPTH:
             emit(const(0), const(depth), True)

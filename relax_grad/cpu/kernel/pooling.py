@@ -79,7 +79,7 @@ class Windows:
         return [(t, far // self.stride) for t, far in distances if far % self.stride == 0]
 
     def margins(self, steps: int) -> tuple[int, int]:
-        """Return the number of absent windows before the first and after the last one that ``steps`` strides refer to."""
+        """Return the numbers of absent windows before the first and after the last that ``steps`` strides refer to."""
         offsets = [0, *(o for phase in range(self.stride) for _, o in self.taps(phase))]
         return -min(offsets), max(0, steps - 1 + max(offsets) - (self.number - 1))
 

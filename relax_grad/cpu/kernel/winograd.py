@@ -154,7 +154,7 @@ class Squares:
 
     @dataclass(frozen=True)
     class Source:
-        """An image with its channels and axes; the number of windows of an axis is a multiple of the square's extent."""
+        """An image with its channels and axes; the number of windows of an axis is a multiple of ``square``."""
 
         buffer: tirx.Buffer
         image: tirx.PrimExpr
