@@ -1,7 +1,8 @@
 """Concatenation and splitting: each part is copied to its place in the whole, or from it, row by row.
 
-A copy is LLVM's memcpy, which calls the C library: its code is one call, whatever the length of a row. A row consists
-of the axis of the concatenation and all later axes. If there are few rows, each is divided among several tasks.
+A copy is LLVM's memcpy: one call of the C library, which copies in vectors, whatever the length of a row. A row
+consists of the axis of the concatenation and all later axes. If there are few rows, each is divided among several
+tasks.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def take_backward(
     index_dtype : str
         The dtype of the indices.
     mode : str
-        The meaning of out-of-bounds indices, as for ``relax.op.take``; indices without a row contribute nothing.
+        The meaning of an index, as for ``relax.op.take``; indices that refer to no row contribute nothing.
     cpu : CPU
         The target CPU.
 
@@ -183,7 +183,7 @@ def take_columns(
     shapes : Sequence
         The shapes of x, of the indices, and of the result.
     index_dtype, mode
-        As for :func:`take_backward`; the result is NaN for indices without an element.
+        As for :func:`take_backward`; the result is NaN for indices that refer to no element.
 
     Returns
     -------

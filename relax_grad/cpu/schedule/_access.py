@@ -18,11 +18,11 @@ class Access:
     Attributes
     ----------
     strides : dict[tirx.Var, tirx.PrimExpr]
-        The stride of each axis that has a constant, nonzero stride.
+        The stride of each axis that has a uniform, nonzero stride; it may be symbolic.
     base : tirx.PrimExpr
         The index of the element where all those axes are 0.
     opaque : set[tirx.Var]
-        The axes that the base depends on in a nonlinear way.
+        The axes that occur in the base, because an index is not linear in its axes.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def variables(expr) -> set[tirx.Var]:
 
 
 def are_equal(one, other) -> bool:
-    """Tell whether two expressions are structurally equal and load the same buffers, which TVM 0.26 does not compare."""
+    """Tell whether two expressions have the same structure and buffers; TVM 0.26 ignores the buffers of loads."""
     return tvm_ffi.structural_equal(one, other) and all(
         loaded_buffer(a).same_as(loaded_buffer(b))
         for a, b in zip(loads(one), loads(other), strict=True)

@@ -38,12 +38,12 @@ _VECTOR_CALLS = {f"tirx.{name}" for name in ("exp", "log", "sqrt", "fabs", "floo
 
 
 class Emitter:
-    """A generator of the loops of a group over flat buffers, a result of :func:`._fuse.flat`.
+    """A generator of the loops of a group over flat buffers.
 
     Parameters
     ----------
     group : Group
-        The nests to compute.
+        The group, as returned by :func:`._fuse.flat`.
     cpu : CPU
         The target CPU.
     """
@@ -326,7 +326,7 @@ def at_place(expr, at: dict, known: dict):
 
 
 def _turn(factor: int, rest: int, is_weak: bool) -> int:
-    """Return the smallest integer ``x`` at which ``factor * x + rest < 0`` differs from its value for all smaller ``x``.
+    """Return the smallest integer ``x`` at which the truth of ``factor * x + rest < 0`` differs from that at ``x - 1``.
 
     With ``is_weak``, the inequality is ``<= 0``.
     """

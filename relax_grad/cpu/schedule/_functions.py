@@ -76,7 +76,7 @@ def as_arithmetic(expr):
 def _is_guarded(expr, safe: list) -> bool:
     """Tell whether an expression may be unsafe to compute where its condition does not hold.
 
-    This is so if it reads memory, except by the loads in ``safe``, or divides integers.
+    This is so if it reads memory (except by the loads in ``safe``), divides integers, or contains ``if_then_else``.
     """
     found = []
 

@@ -156,7 +156,7 @@ def _tanh_cdf(expr):
 
 
 def _one_and(expr, name: str, argument):
-    """Return ``2 * scale`` and x if this is ``scale + scale * function(a)``, where ``argument`` matches a and returns x."""
+    """Return ``2 * scale`` and x if this is ``scale + scale * function(a)`` and ``argument(a)`` is an x; else None."""
     for one, other in _either_order(expr):
         if not isinstance(one, tirx.FloatImm):
             continue

@@ -99,7 +99,7 @@ def _folding(cast: tirx.Cast) -> tirx.PrimExpr:
         zero = tirx.const(0, str(source))
         if _is_integer(source):
             return tirx.NE(value, zero)
-        # NaN is true, as in C and NumPy; TVM compiles NE to an ordered comparison, which is false for NaN.
+        # NaN is true, as in C and NumPy; TVM compiles NE to a comparison that is false for NaN.
         false, true = (tirx.const(number, "bool") for number in (0, 1))
         return cast if str(source) == "bool" else tirx.Select(tirx.EQ(value, zero), false, true)
     if not (_is_integer(dtype) and _is_integer(source)) or _holds(dtype, source):

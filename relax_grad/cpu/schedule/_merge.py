@@ -13,7 +13,7 @@ from ...ir.module import is_buffer
 from ._fuse import Group, fuse, weigh
 from ._nest import Axis, Nest, nests_of, substitute
 
-#: The maximum number of tensors of one loop: each needs an address register, and a hardware prefetch stream.
+#: The maximum number of tensors of one loop: each needs an address, and a memory stream of the processor.
 _MOST = 12
 
 #: The maximum number of expression nodes in one loop.
@@ -124,7 +124,10 @@ def merge(parts: Sequence[Part]) -> Merged | None:
 
 
 def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]] | None:
-    """Return the nests of a part over the common buffers, and its intermediate buffers; None if shapes are too complex."""
+    """Return the nests of a part over the common buffers, and its intermediate buffers.
+
+    None if an extent of a parameter is neither an integer nor a variable.
+    """
     function = part.function
     extents = {}
     own = {}
