@@ -1,4 +1,4 @@
-"""Activations of float32 whose usual forms cancel: the normal distribution, and products with a sigmoid.
+"""Activations of float32 whose usual forms cancel: the cumulative normal distribution, and products with a sigmoid.
 
 ``1 + erf(x / sqrt(2))`` and ``1 + tanh(x)`` lose all digits by cancellation where they are close to 0. Here, the tail
 is computed by itself: an exponential times a function that varies slowly. Each function takes ``bind``, like those of
@@ -35,7 +35,7 @@ _NORMAL_END, _TANH_END, _SIGMOID_END = 14.7, 10.9, 112.0
 #: The x with ``Q(x) = x * phi(x)``, in two parts: -x is the root of the derivative of gelu.
 _ROOT_HIGH, _ROOT_LOW = 0.7517915368080139, -1.211444945855772e-8
 
-#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal distribution P, as a quotient of two polynomials for a >= 0. At 0 both
+#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal CDF P, as a quotient of two polynomials for a >= 0. At 0 both
 #: are powers of 2, so that products with them are exact.
 _MILLS = (
     [4.10036556e-3, 4.05414626e-2, 1.82985976e-1, 4.37994689e-1, 0.5],
@@ -70,7 +70,7 @@ _TANH_NEAR = [
 
 
 def normal_cdf(x, bind: Callable = emit_bind):
-    """Return the normal distribution of x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last place."""
+    """Return the normal CDF at x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last place."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     numerator, denominator = (polynomial(a, each, bind) for each in _MILLS)
@@ -79,7 +79,7 @@ def normal_cdf(x, bind: Callable = emit_bind):
 
 
 def gelu(x, bind: Callable = emit_bind):
-    """Return x times its normal distribution, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
+    """Return x times the normal CDF at x, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     (*numerator, constant), denominator = _MILLS
@@ -104,7 +104,7 @@ def gelu_slope(x, bind: Callable = emit_bind):
 
 
 def gelu_tanh(x, bind: Callable = emit_bind):
-    """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
+    """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
     wide = bind(widened(a))
     p, n = _tanh_exponential(wide, bind(wide * wide), bind)
@@ -121,7 +121,7 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
     square = bind(wide * wide)
     p, n = _tanh_exponential(wide, square, bind)
     e = bind(raised(p + like(x, 1.0), n, bind) * like(x, LOWERED))
-    # At -a it is e / (1 + e)**2 times a difference, which cancels around the root.
+    # At -a, the derivative is e / (1 + e)**2 times a difference, which cancels around the root.
     cubic, linear = (math.log(2) * each for each in (3 * _CUBIC, _LINEAR))
     product = wide * (square * like(x, cubic, "float64") + like(x, linear, "float64"))
     difference = narrowed(bind(like(x, 1.0, "float64") - product)) + e
@@ -134,7 +134,7 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
 
 
 def silu(x, bind: Callable = emit_bind):
-    """Return ``x * sigmoid(x)``, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
+    """Return ``x * sigmoid(x)``, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
     a = bind(tirx.Min(like(x, _SIGMOID_END), magnitude(x)))
     p, n = split_exp(bind(like(x, 0.0) - a), bind)
     return _positive_part(x, bind) - _sigmoid_tail(a, bind(p), n, bind)
@@ -185,7 +185,7 @@ def _lowered(factor, p, n, bind: Callable):
 
 
 def _slope(x, tail, bind: Callable):
-    """Return the derivative of x times a distribution, given its value at ``-abs(x)``; NaN at both infinities."""
+    """Return the derivative of x times a CDF, given its value at ``-abs(x)``; NaN at both infinities."""
     slope = bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
     is_finite = magnitude(x) < like(x, float("inf"))
     return bind(tirx.Select(is_finite, slope, like(x, float("nan"))))

@@ -29,7 +29,7 @@ _LINE = 64
 def concat(
     axis: int, shapes: Sequence[Sequence[Extent]], zeros: Sequence[int], dtype: str, cpu: CPU
 ) -> tirx.PrimFunc:
-    """Return the concatenation of tensors along an axis.
+    """Return the kernel of the concatenation of tensors along an axis.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def concat(
 
 
 def split(axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU) -> tirx.PrimFunc:
-    """Return the split of a tensor along an axis.
+    """Return the kernel of the split of a tensor along an axis.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ from .gathering import Gathering, Taps
 def conv2d(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution.
+    """Return the kernel of a convolution: a function of data, weight and result (float32).
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def conv2d(
 def conv2d_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution.
+    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def conv2d_backward_data(
 def conv3d(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution of volumes.
+    """Return the kernel of a convolution of volumes: a function of data, weight and result (float32).
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def conv3d(
 def conv3d_backward_data(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution of volumes.
+    """Return the kernel of the data gradient of :func:`conv3d`, of output gradient, weight and data gradient (float32).
 
     Parameters
     ----------

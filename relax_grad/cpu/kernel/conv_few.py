@@ -52,7 +52,7 @@ def fits(gathering: Gathering, cpu: CPU) -> bool:
 def conv_few(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution.
+    """Return the kernel of a convolution: a function of data, weight and result (float32).
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def conv_few(
 def conv_few_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution.
+    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
 
     Parameters are those of :func:`conv_few`.
     """

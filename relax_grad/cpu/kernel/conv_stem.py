@@ -39,7 +39,7 @@ def fits(conv: Conv2d, cpu: CPU) -> bool:
 def conv_stem(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters are those of :func:`.conv_weight.conv_weight`; there is one group.
     """

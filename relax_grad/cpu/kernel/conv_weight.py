@@ -39,7 +39,7 @@ _UNROLL = 2
 def conv_weight(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def conv_weight(
 def conv3d_weight(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient of a convolution of volumes.
+    """Return the kernel for convolutions of volumes: a function of dY, X and dW (float32) that sets dW.
 
     Parameters are those of :func:`conv_weight`.
     """

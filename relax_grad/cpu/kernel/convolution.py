@@ -51,7 +51,7 @@ class Conv2d:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every channel has a kernel of its own."""
+        """Whether every channel has its own kernel."""
         return 1 < self.groups == self.in_channels == self.out_channels
 
     @property

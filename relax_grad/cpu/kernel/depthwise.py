@@ -104,7 +104,7 @@ class Gather:
 def depthwise(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of X, W and Y (float32) that sets Y to the convolution.
+    """Return the kernel: a function of X, W and Y (float32) that sets Y to the convolution.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def depthwise(
 def depthwise_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, W and dX (float32) that sets dX to the data gradient.
+    """Return the kernel of the data gradient: a function of dY, W and dX (float32) that sets dX.
 
     Parameters are those of :func:`depthwise`, except the order of the shapes.
     """

@@ -33,7 +33,7 @@ _UNROLL = 2
 def depthwise_weight(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the weight gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters
     ----------

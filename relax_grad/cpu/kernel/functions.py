@@ -307,7 +307,7 @@ def tanh(x, bind: Callable = emit_bind):
 def sigmoid(x, bind: Callable = emit_bind):
     """Return ``1 / (1 + exp(-x))``, within 3 units in the last place.
 
-    For a negative x it is ``exp(x) / (1 + exp(x))``, whose exponential does not overflow.
+    For a negative x it is computed as ``exp(x) / (1 + exp(x))``, whose exponential does not overflow.
     """
     p, n = split_exp(bind(tirx.Max(like(x, -110.0), like(x, 0.0) - magnitude(x))), bind)
     e = bind(raised(p, n, bind) * like(x, LOWERED))

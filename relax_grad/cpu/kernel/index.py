@@ -34,7 +34,7 @@ def take_backward(
     mode: str,
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of take.
+    """Return the kernel of the gradient of the data of take.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def points_backward(
     index_dtypes: Sequence[str],
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of gather_nd or index_tensor.
+    """Return the kernel of the gradient of the data of gather_nd or index_tensor.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def gather_elements_backward(
     index_dtype: str,
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of gather_elements along the last axis.
+    """Return the kernel of the gradient of the data of gather_elements along the last axis.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def gather_elements_backward(
 def take_columns(
     rows: Extent, extent: Extent, shapes: Shapes, index_dtype: str, mode: str
 ) -> tirx.PrimFunc:
-    """Return take along the last axis.
+    """Return the kernel of take along the last axis.
 
     Parameters
     ----------

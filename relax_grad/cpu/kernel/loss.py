@@ -50,7 +50,7 @@ def cross_entropy_backward(
     index_dtype: str,
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the cross entropy.
+    """Return the kernel of the gradient of the cross entropy.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ class Matmul:
 def matmul(
     product: Matmul, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of A, B and C (float32) that sets C to their product.
+    """Return the kernel: a function of A, B and C (float32) that sets C to the product of A and B.
 
     The order of each sum depends on the shapes alone, not on the number of threads.
 

@@ -30,7 +30,7 @@ def batch_norm(
     scale: bool = True,
     statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return batch_norm in training.
+    """Return the kernel of batch_norm in training.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def row_norm(
     name: str = "layer_norm",
     statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return layer_norm (``inner`` is 1), instance_norm or group_norm.
+    """Return the kernel of layer_norm (``inner`` is 1), instance_norm or group_norm.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def rms_norm(
     epsilon: float,
     statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return rms_norm of the rows of ``[rows, columns]``.
+    """Return the kernel of rms_norm of the rows of ``[rows, columns]``.
 
     Parameters
     ----------

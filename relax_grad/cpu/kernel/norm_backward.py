@@ -22,7 +22,7 @@ def channel_norm_backward_data(
     scale: bool = True,
     name: str = "batch_norm_backward_data",
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of batch_norm and of similar normalisations.
+    """Return the kernel of the gradient of the data of batch_norm and of similar normalisations.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def channel_norm_backward_gamma(
     name: str = "batch_norm_backward_gamma",
     beta: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return the gradient of gamma for batch_norm, or for each instance.
+    """Return the kernel of the gradient of gamma for batch_norm, or for each instance.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def row_norm_backward_data(
     centered: bool = True,
     scale: bool = True,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of layer_norm, or of rms_norm, which is not centered.
+    """Return the kernel of the gradient of the data of layer_norm, or of rms_norm, which is not centered.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def row_norm_backward_gamma(
     centered: bool = True,
     beta: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return the gradient of gamma for layer_norm, or that of the weight for rms_norm.
+    """Return the kernel of the gradient of gamma for layer_norm, or that of the weight for rms_norm.
 
     Parameters
     ----------

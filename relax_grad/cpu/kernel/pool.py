@@ -24,7 +24,7 @@ Shapes = Sequence[Sequence[Extent]]
 
 
 def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tirx.PrimFunc:
-    """Return maximum pooling.
+    """Return the kernel of maximum pooling.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
 
 
 def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tirx.PrimFunc:
-    """Return the gradient of maximum pooling.
+    """Return the kernel of the gradient of maximum pooling.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
 
 
 def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.PrimFunc:
-    """Return average pooling.
+    """Return the kernel of average pooling.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.Pr
 
 
 def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.PrimFunc:
-    """Return the gradient of average pooling.
+    """Return the kernel of the gradient of average pooling.
 
     Parameters
     ----------

@@ -283,7 +283,7 @@ class Gathered:
             self._store(dx, base + whole * step, sums, rest)
 
     def _sums(self, at: Sequence, phases: Sequence[int], j, share: Callable) -> list:
-        """Return a vector for each phase of the columns."""
+        """Return the sums of a row from step ``j`` on, as a vector for each phase of the columns."""
         columns = self._pool.columns
         sums = []
         for column_phase in range(columns.stride):

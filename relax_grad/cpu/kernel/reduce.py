@@ -72,7 +72,7 @@ class Channels:
 def sum_channels(
     of: Channels, shapes: Sequence[Sequence[Extent]], cpu: CPU, mean: bool = False
 ) -> tirx.PrimFunc:
-    """Return the sum of ``[outer, channels, inner]`` over all axes except the channels.
+    """Return the kernel of the sum of ``[outer, channels, inner]`` over all axes except the channels.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def sum_columns(
     cpu: CPU,
     mean: bool = False,
 ) -> tirx.PrimFunc:
-    """Return the sum of ``[outer, rows, columns]`` over the rows.
+    """Return the kernel of the sum of ``[outer, rows, columns]`` over the rows.
 
     Parameters
     ----------

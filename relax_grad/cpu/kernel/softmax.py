@@ -144,7 +144,7 @@ class Columns:
 
 
 def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return softmax.
+    """Return the kernel of softmax.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
 
 
 def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the logarithm of softmax; parameters are those of :func:`softmax`."""
+    """Return the kernel of the logarithm of softmax; parameters are those of :func:`softmax`."""
     vectors = Vectors(cpu.lanes)
 
     def line(of: Row | Columns, x, y) -> None:
@@ -202,7 +202,7 @@ def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFun
 
 
 def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the gradient of softmax.
+    """Return the kernel of the gradient of softmax.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.Pr
 
 
 def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the gradient of the logarithm of softmax.
+    """Return the kernel of the gradient of the logarithm of softmax.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from .convolution import Conv2d, Windows
 #: The maximum bytes of the transformed weight for which a task performs all steps.
 _FUSED_BYTES = 768 * 1024
 
-#: Bytes of transformed data and results of one task, and of a chunk of images.
+#: Bytes of the transformed data and results: for one task, and for a chunk of images.
 _TASK_BYTES, _CHUNK_BYTES = 512 * 1024, 8 * 1024 * 1024
 
 #: Channels that a tile sums over at once.
@@ -95,7 +95,7 @@ def winograd(
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution.
+    """Return the kernel of a convolution: a function of data, weight and result (float32).
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def winograd_backward_data(
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution.
+    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
 
     It is the convolution of the output gradient with the flipped weight, whose input and output channels are swapped.
 

@@ -35,7 +35,7 @@ def winograd_weight(
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters
     ----------

@@ -173,7 +173,7 @@ class Accesses:
 
 
 def _tested(expr) -> set[tirx.Var]:
-    """Return the variables in an expression that are not within the index of a load."""
+    """Return the variables that occur in an expression outside of the indices of loads."""
     found = set()
 
     def enter(_load):
