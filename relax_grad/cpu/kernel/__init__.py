@@ -1,6 +1,6 @@
-"""Fast CPU kernels of what ``relax_grad.topi`` defines as tensor expressions.
+"""Fast CPU kernels for computations that ``relax_grad.topi`` defines as tensor expressions.
 
-Each module generates ``tirx.PrimFunc`` for shapes and attributes given, and for a CPU's vectors, registers and
-cores (:class:`relax_grad.target.CPU`). None knows Relax; ``relax_grad.cpu.dispatch`` decides which call of an
-operator a kernel takes.
+Each module generates ``tirx.PrimFunc`` for given shapes and attributes, and for the vectors, registers and cores of a
+CPU (:class:`relax_grad.target.CPU`). The kernels do not know Relax; ``relax_grad.cpu.dispatch`` selects the kernel
+for a call of an operator.
 """

@@ -1,4 +1,4 @@
-"""What the sums over images are divided into: chunks for the cache, and ranges of channels for the threads."""
+"""Partition of sums over images: chunks for the cache, and ranges of channels for the threads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .builder import Extent, bind, ceil_div, const
 
 @dataclass(frozen=True)
 class Chunks:
-    """Images and their rows in chunks: of all rows of some images, or of some rows of one.
+    """A partition of a batch into chunks: all rows of several images, or some rows of one image.
 
     Attributes
     ----------
     batch : int or tirx.PrimExpr
-        The number of all images.
+        The number of images.
     height : int
-        The number of all rows of an image.
+        The number of rows of an image.
     images, rows : int
-        How many a chunk has; the last one may have less.
+        The number of images and of rows in a chunk; the last chunk may have fewer.
     """
 
     batch: Extent
@@ -32,9 +32,9 @@ class Chunks:
 
     @staticmethod
     def of_bytes(batch: Extent, height: int, size: Callable[[int], int], most: int) -> Chunks:
-        """Return chunks of equal size, of which none is larger than ``most`` bytes, if a row is not.
+        """Return chunks of nearly equal size, each of at most ``most`` bytes or of a single row.
 
-        ``size`` tells how many bytes a number of rows of one image has.
+        ``size(rows)`` returns the number of bytes of that many rows of one image.
         """
         if size(height) <= most:
             images = most // size(height)
@@ -46,11 +46,11 @@ class Chunks:
 
     @property
     def is_one(self) -> bool:
-        """Whether all there is is one chunk, and this is known."""
+        """Whether a single chunk is known to cover all images."""
         return isinstance(self.batch, int) and (self.batch, self.height) == (self.images, self.rows)
 
     def each(self, emit: Callable[[Chunk], None]) -> None:
-        """Emit what is done with a chunk."""
+        """Emit the loops over the chunks, with ``emit(chunk)`` as their body."""
         with b.serial(0, ceil_div(self.batch, self.images)) as i:
             image = bind(i * self.images)
             images = self._left(self.batch, self.images, image)
@@ -67,7 +67,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The first image and row of a chunk, and how many it has."""
+    """The first image and row of a chunk, and its number of images and rows."""
 
     chunks: Chunks
     image: tirx.PrimExpr
@@ -88,12 +88,12 @@ class Chunk:
 
 
 def share(index, number: int, blocks: int):
-    """Return the range of blocks that is the share of one among a number of threads."""
+    """Return the range of blocks, as (start, stop), that thread ``index`` of ``number`` threads processes."""
     return bind(index * blocks // number), bind((index + 1) * blocks // number)
 
 
 def whole_or_rest(index, extent: int, size: int, emit: Callable[[int], None]) -> None:
-    """Emit what is done with a block of a size, and with the last one, which may be smaller."""
+    """Emit the code for a block of ``size`` elements, and for a smaller last block if there is one."""
     rest = extent % size
     if rest == 0:
         emit(size)
@@ -106,7 +106,7 @@ def whole_or_rest(index, extent: int, size: int, emit: Callable[[int], None]) ->
 def unless_empty(
     batch: Extent, dw, size: int, vectors: b.Vectors, emit: Callable[[], None]
 ) -> None:
-    """Emit a sum over images; that of none is 0."""
+    """Emit a sum over images; the sum over an empty batch is 0."""
 
     def clear() -> None:
         vectors.each(size, lambda i, number: vectors.store(dw, i, vectors.splat(0), number))

@@ -1,4 +1,4 @@
-"""How the work of a convolution is divided: tiles for registers, panels and blocks for caches, tasks for threads."""
+"""Partition of a convolution: tiles for registers, panels and blocks for caches, tasks for threads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .gathering import Gathering
 #: Bytes of the source that a task copies, less than half of a second-level cache.
 _SOURCE_BYTES = 400 * 1024
 
-#: Bytes of the target that a task sums up channels last.
+#: Bytes of the target that a task accumulates with the channels last.
 _TARGET_BYTES = 96 * 1024
 
-#: Bytes of a panel that tiles go through before the next source channels.
+#: Bytes of the part of a panel that tiles read before they continue with the next source channels.
 _PANEL_BYTES = 32 * 1024
 
-#: Images that a symbolic batch is expected to have. With others the work is divided less evenly, no more.
+#: Expected number of images of a symbolic batch. Other numbers only make the partition less even.
 _EXPECTED_IMAGES = 8
 
 #: Bytes of weights that stay in a second-level cache from one image to the next.
@@ -25,42 +25,42 @@ _WEIGHT_BYTES = 512 * 1024
 
 
 def tile(cpu: CPU) -> tuple[int, int]:
-    """Return pixels and vectors of the largest tile that fits the registers."""
+    """Return the pixels and vectors of the largest tile that fits in the registers."""
     return (14, 2) if cpu.registers >= 32 else (6, 2)
 
 
 class Blocking:
-    """The sizes of a kernel for a convolution.
+    """The block sizes of a convolution kernel.
 
     Attributes
     ----------
     vectors : Vectors
         The vectors of the target.
     pixels, tile_vectors : int
-        The most pixels of a tile, and the vectors of a panel.
+        The maximum number of pixels of a tile, and the number of vectors across a panel.
     width, panels : int
-        The channels of a panel, and how many panels there are.
+        The number of channels of a panel, and the number of panels.
     panel_slice : int
         The elements of a slice of a panel.
     plane : int
         The elements of an image of the source in memory.
     depth, depths : int
-        How many source channels a tile sums over at once, and how often that is.
+        The number of source channels that a tile sums over at once, and the number of such stretches.
     is_at_once : bool
-        Whether each sum is that of one tile, from its first term to its last.
+        Whether one tile computes each sum completely, from its first term to its last.
     is_streamed : bool
-        Whether the weight leaves the cache between two images.
+        Whether the weight is evicted from the cache between two images.
     is_packed : bool
-        Whether the source is copied: for its padding, to leave out what is not read, or because its planes lie so far
-        apart that they share few sets of a cache.
+        Whether the source is copied: to pad it, to skip elements that are not read, or because the distance of its
+        planes maps them to few sets of a cache.
     pitch : int
         The columns of a copied row.
     block_rows, block_images, row_blocks, image_blocks : int or tirx.PrimExpr
-        How many rows (of a phase) and images a block has, and how many blocks there are of them.
+        The number of rows (of a phase) and of images in a block, and the number of blocks along each.
     tile_images : int
-        How many images share a tile, of the same row of each.
+        The number of images that share a tile, with the same row of each.
     task_panels : int
-        How many panels a task computes of a block.
+        The number of panels of a block that a task computes.
     """
 
     def __init__(self, gathering: Gathering, cpu: CPU):
@@ -69,7 +69,7 @@ class Blocking:
         self.vectors = Vectors(cpu.lanes)
         self.pixels, self.tile_vectors = tile(cpu)
         if gathering.targets <= cpu.lanes:
-            # Sums that do not wait for each other: at least as many as what is in flight at once.
+            # A tile needs at least as many independent sums as multiply-adds are in flight.
             self.pixels, self.tile_vectors = max(self.pixels, 12), 1
         self.width = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(gathering.targets, self.width)
@@ -92,12 +92,12 @@ class Blocking:
         self.task_panels = self._task_panels()
 
     def _depth(self) -> int:
-        """Return how many source channels a tile sums over at once."""
+        """Return the number of source channels that a tile sums over at once."""
         fitting = max(1, _PANEL_BYTES // (4 * self.width * self.g.taps))
         return ceil_div(self.g.sources, ceil_div(self.g.sources, fitting))
 
     def _blocks(self) -> tuple[int, int]:
-        """Return how many rows (of a phase) and images a task has."""
+        """Return the number of rows (of a phase) and of images in a task."""
         phases, count = len(self.rows.phases), self.rows.count()
         pixels = phases * self.columns.target
 
@@ -117,29 +117,29 @@ class Blocking:
         return rows, images
 
     def _tile_images(self) -> int:
-        """Return how many images share a tile, where rows are short."""
+        """Return the number of images that share a tile: more than one if rows are short."""
         most = min(self.pixels // self.columns.count(), self.block_images)
         return 1 << (max(1, most).bit_length() - 1)
 
     def _task_panels(self) -> int:
-        """Return how many panels a task has."""
+        """Return the number of panels of a task."""
         blocks = ceil_div(self._expected_images(), self.block_images) * self.row_blocks
         wanted = ceil_div(4 * self.cpu.cores, blocks)
         return ceil_div(self.panels, min(self.panels, wanted))
 
     def _expected_images(self) -> int:
-        """Return the number of images, or of a symbolic number what the work is divided for."""
+        """Return the number of images, or the expected number if it is symbolic."""
         if isinstance(self.g.images, int):
             return self.g.images
         return _EXPECTED_IMAGES * self.g.groups * self.g.slices.target
 
     def at_most(self, size: int, extent: Extent, start):
-        """Return how many of a block are left."""
+        """Return the number of elements of the block at ``start``, which the extent may cut off."""
         if size == 1 or (isinstance(extent, int) and extent % size == 0):
             return const(size)
         return bind(tirx.min(const(size), extent - start))
 
     def stretch(self, k):
-        """Return first and number of the source channels of a stretch."""
+        """Return the first source channel of a stretch, and its number of source channels."""
         first = bind(k * self.depth)
         return first, self.at_most(self.depth, self.g.sources, first)

@@ -1,4 +1,4 @@
-"""Copies of weights and of source images as the kernels of convolutions read them."""
+"""Packing of weights and source images into the layouts that convolution kernels read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .gathering import Axis, Gathering, Taps
 
 @dataclass(frozen=True)
 class View:
-    """Where the source of a block is: the distances of its slices, images, lines and channels in a buffer."""
+    """The layout of a block's source in a buffer: start, and strides of slices, images, lines and channels."""
 
     buffer: tirx.Buffer
     start: tirx.PrimExpr
@@ -25,24 +25,24 @@ class View:
     channel: int
 
     def of_slice(self, tap) -> View:
-        """Return where the slice is that a tap of a volume reads."""
+        """Return the view of the slice that a tap reads."""
         return replace(self, start=bind(self.start + tap * self.slice))
 
 
 @dataclass(frozen=True)
 class Images:
-    """Some images of the target, of each channel group alone; of volumes it is one image.
+    """Consecutive images of the target, of one channel group; a single image if they are slices of volumes.
 
     Attributes
     ----------
     first : tirx.PrimExpr
-        The first of them, counted through all volumes.
+        The first image, counted through all volumes.
     number : int or tirx.PrimExpr
-        How many.
+        The number of images.
     volume : tirx.PrimExpr
-        The volume that the first one is of.
+        The volume that contains the first image.
     slice : tirx.PrimExpr
-        The first slice of the source that it reads, which may be outside.
+        The first slice of the source that it reads, which may be out of bounds.
     taps : Taps
         The slices of the weight.
     """
@@ -55,7 +55,7 @@ class Images:
 
     @staticmethod
     def of(gathering: Gathering, first, number) -> Images:
-        """Return images, and what they read."""
+        """Return the images from ``first`` on, with the slices and taps that they read."""
         slices = gathering.slices
         volume, index = bind(first // slices.target), bind(first % slices.target)
         taps = slices.taps(index % len(slices.phases))
@@ -63,7 +63,7 @@ class Images:
         return Images(first, number, volume, start, taps)
 
     def each_tap(self, slices: Axis, emit: Callable) -> None:
-        """Emit ``emit(tap)`` for each tap along the axis that reads a slice of the source."""
+        """Emit ``emit(tap)`` for each tap along the axis whose slice of the source is in bounds."""
         with b.serial(0, self.taps.number) as tap:
             at = bind(self.slice + tap * self.taps.move)
             if slices.is_inside:
@@ -74,12 +74,12 @@ class Images:
 
 
 class Packer:
-    """Emits the copies.
+    """A generator of the packing code.
 
     Parameters
     ----------
     blocking : Blocking
-        How the work is divided.
+        The partition of the convolution.
     """
 
     def __init__(self, blocking: Blocking):
@@ -98,7 +98,7 @@ class Packer:
             )
 
             def place_of(tap, r, depth=depth):
-                """Where a tap of a source channel is, from the start of its stretch on."""
+                """Return the offset of a tap of a source channel from the start of its stretch."""
                 at = tap // g.taps * self.s.panel_slice
                 return at + (tap % g.taps * depth + r) * self.s.width
 
@@ -126,7 +126,7 @@ class Packer:
                     self._transposed(weight, at, step, left, depth * taps, panels, place)
 
     def _transposed(self, source, start, step, left, extent, target, place: Callable) -> None:
-        """Copy rows (as many as lanes, of which those exist that are left) to columns."""
+        """Copy ``lanes`` rows to columns; only the first ``left`` rows exist."""
         if isinstance(extent, int) and extent == 1 and isinstance(step, int) and step == 1:
             row = self.vectors.load(source, start, left)
             self.vectors.store(target, place(const(0)), row)
@@ -134,7 +134,7 @@ class Packer:
             self.vectors.copy_transposed((source, start, step), left, extent, target, place)
 
     def source(self, source, images: Images, row, lines) -> View:
-        """Return where the source is read: in place, or from a copy of the block with its padding."""
+        """Return the view of the source to read: in place, or in a padded copy of the block."""
         g, plane = self.g, self.s.plane
         move = images.taps.move * g.slices.apart * plane
         channel = g.slices.stored * plane
@@ -160,7 +160,7 @@ class Packer:
         return View(copy, const(0), size, heights * line, line, self.s.pitch)
 
     def _pack_image(self, source, rows, copy) -> None:
-        """Copy the rows of an image that some rows of the target read."""
+        """Copy the rows of an image that the given rows of the target read."""
         (source, image), (row, lines), (copy, to) = source, rows, copy
         line, channel = self.g.sources * self.s.pitch, self.g.slices.stored * self.s.plane
         needed = bind((lines - 1) * self.rows.step + self.rows.extent(1))
@@ -184,7 +184,7 @@ class Packer:
             )
 
     def _pack_line(self, source, start, copy, out) -> None:
-        """Copy a line of the source, with the zeros before and after it that are read."""
+        """Copy a line of the source, with the zeros of its padding on both sides."""
         offset = self.columns.offsets[0]
         before, skipped = max(0, -offset), max(0, offset)
         extent = max(0, min(self.columns.source - skipped, self.s.pitch - before))
@@ -207,7 +207,7 @@ class Packer:
         fill(min(before, self.s.pitch) + extent, self.s.pitch)
 
     def _pack_every(self, source, start, extent: int, copy, out) -> None:
-        """Copy elements that lie apart, none of which is outside: as many at once as a vector reaches over."""
+        """Copy strided elements, all in bounds: as many at once as one vector load spans."""
         step = self.columns.apart
         size = min(extent, ceil_div(self.vectors.lanes, step))
 

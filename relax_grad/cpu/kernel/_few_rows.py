@@ -1,7 +1,7 @@
-"""Matrix products of a few rows, at the speed at which the memory delivers B.
+"""Matrix products with few rows, limited by the memory bandwidth of reading B.
 
-To copy B into panels would cost as much as to multiply it, so B is read in place: as vectors of its rows, or, where
-it is stored as ``[n, k]``, as vectors along k, whose lanes are added up at the end.
+Packing B into panels would cost as much as multiplying it, so B is read in place: as vectors of its rows, or, if it
+is stored as ``[n, k]``, as vectors along k, whose lanes are summed at the end.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from . import builder as b
 from ._tile import multiply_add, rows_up_to
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
-#: Vectors that a row of a tile has at most, or columns where vectors go along k.
+#: The maximum number of vectors in a row of a tile, or of columns if vectors run along k.
 _WIDEST = 8
 
 
 class FewRows:
-    """The generator of products of few rows.
+    """A generator of matrix products with few rows.
 
     Parameters
     ----------
     rows, columns, depth : int or tirx.PrimExpr
-        The rows of A and C, the columns of B and C, and the extent of the sums.
+        The number of rows of A and C, the number of columns of B and C, and the extent of the sums.
     transpose_a, transpose_b : bool
-        Whether A is stored as ``[k, m]``, and B as ``[n, k]``; both at once only where there is one row.
+        Whether A is stored as ``[k, m]``, and B as ``[n, k]``; both only if there is a single row.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class FewRows:
         self.transpose_b = transpose_b
         self.vectors = Vectors(cpu.lanes)
         most_rows, registers = (8, 24) if cpu.registers >= 32 else (4, 12)
-        # Strips of equal height, so that each of them has the widest tile.
+        # Strips of equal height allow the widest tile in each.
         is_known = isinstance(rows, int)
         self.height = ceil_div(rows, ceil_div(rows, most_rows)) if is_known else 4
         self.size = 1 if transpose_b else cpu.lanes
         self.width = self.size * min(_WIDEST, registers // self.height)
 
     def emit(self, a, bb, c, batch: Extent, offsets: Callable) -> None:
-        """Emit the products; ``offsets(i)`` returns where the i-th one begins in A, B and C.
+        """Emit the products; ``offsets(i)`` returns the offsets of the i-th product in A, B and C.
 
-        A task has all rows of a tile's columns, so that B is read from memory once.
+        A task computes all rows of a tile's columns, so that B is read from memory once.
         """
         tiles = ceil_div(self.columns, self.width)
         tile = self._dots if self.transpose_b else self._rows
@@ -69,7 +69,7 @@ class FewRows:
             self._of_width(column, strips)
 
     def _each_strip(self, emit: Callable) -> None:
-        """Emit what takes the rows of a strip, for each of them."""
+        """Emit ``emit(rows)`` for each strip of rows."""
         rows, height = self.rows, self.height
         if isinstance(rows, int):
             for first in range(0, rows, height):
@@ -80,7 +80,7 @@ class FewRows:
             emit([bind(first + i) for i in rows_up_to(first, height, rows)])
 
     def _of_width(self, column, strips: Callable) -> None:
-        """Emit tiles of the whole width, and those of the columns that are left."""
+        """Emit tiles of the full width, and tiles of the remaining columns."""
         columns, width = self.columns, self.width
         if isinstance(columns, int) and columns % width == 0:
             strips(None)
@@ -115,7 +115,7 @@ class FewRows:
         )
 
     def _dots(self, buffers, starts, rows, column, left: Extent | None) -> None:
-        """Emit a tile whose vectors go along k."""
+        """Emit a tile whose vectors run along k."""
         (a, bb, c), (a0, b0, c0) = buffers, starts
         width = left if isinstance(left, int) else self.width
         columns = [column + j for j in range(width)]
@@ -135,7 +135,7 @@ class FewRows:
                     total[index] = total[index] + factor * term
 
         self.vectors.each(self.depth, add)
-        # Of columns that do not exist, the last one is computed again.
+        # Columns beyond the last one repeat the last one, and store the same values.
         for i, row in enumerate(rows):
             for j, each in enumerate(columns):
                 value = self.vectors.sum(total[i * width + j])

@@ -14,20 +14,20 @@ from .convolution import Windows
 
 @dataclass(frozen=True)
 class Block:
-    """As many channels of an image as a vector has lanes.
+    """A block of channels of an image, one for each lane of a vector.
 
     Attributes
     ----------
     buffer : tirx.Buffer
         The images, NCHW.
     plane : tirx.PrimExpr
-        Which plane of the buffer is channel 0.
+        The index of the buffer's plane that holds channel 0.
     channel : tirx.PrimExpr
-        The first channel that is copied.
+        The first channel of the block.
     channels : int
-        How many channels there are: beyond them there are zeros.
+        The number of channels of the image; lanes beyond them are copied as zeros.
     distance : int
-        How many planes it is from a channel to the next.
+        The stride of the channels, in planes.
     """
 
     buffer: tirx.Buffer
@@ -42,7 +42,7 @@ def pack_channels(
 ) -> None:
     """Copy rows of a block of channels to ``[row][column][channel]``.
 
-    Rows and columns are those that a convolution reads, at a distance of a step; what is padding is 0.
+    The rows and columns are those that a convolution reads, ``step`` apart; the padding is copied as zeros.
 
     Parameters
     ----------
@@ -51,11 +51,11 @@ def pack_channels(
     width, height : Windows
         The axes of the images.
     block : Block
-        What is copied.
+        The channels to copy.
     rows : tuple
-        The first row, in steps, and how many.
+        The first row, in steps, and the number of rows.
     target : tuple
-        A buffer, where in it the copy begins, and the distance of two columns.
+        A buffer, the offset of the copy in it, and the stride of the columns.
     """
     first, number = rows
     buffer, start, pixel = target
@@ -103,14 +103,14 @@ def pack_channels(
 def _row(
     vectors: Vectors, width: Windows, plane: int, source, start, channels: int, target
 ) -> None:
-    """Copy the columns of one row that lie inside of the image: a square is transposed in registers."""
+    """Copy the in-bounds columns of one row, a square at a time, transposed in registers."""
     buffer, to, pixel = target
     left, right = width.inside
     step, lanes = width.step, vectors.lanes
     at_once = -(-lanes // step)
 
     def square(j, number: int) -> None:
-        """Copy a number of columns, from the j-th on, counted from the left one."""
+        """Copy ``number`` columns, from the j-th in-bounds column on."""
         span = min(lanes, (number - 1) * step + 1)
         rows = [
             bind(vectors.load(source, start + j * step + c * plane, span))
@@ -131,7 +131,7 @@ def _row(
 
 
 def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, target) -> None:
-    """Copy rows of a plane with the zeros around them.
+    """Copy rows of a plane with their zero padding.
 
     Parameters
     ----------
@@ -140,11 +140,11 @@ def pad_rows(vectors: Vectors, height: Windows, width: Windows, source, rows, ta
     height, width : Windows
         The axes of the plane.
     source : tuple
-        A buffer, and where in it the plane begins.
+        A buffer, and the offset of the plane in it.
     rows : tuple
-        The first row, zeros before the plane being rows too, and how many.
+        The first row, counted from the first row of padding, and the number of rows.
     target : tuple
-        A buffer, where in it the copy begins, and the distance of two rows, all of which is written.
+        A buffer, the offset of the copy in it, and the stride of the rows. Rows are written up to their full stride.
     """
     buffer, to, pitch = target
     number = max(0, min(width.size, pitch - width.before))
@@ -183,11 +183,11 @@ def unpack_row(vectors: Vectors, line, target, columns: int, channels: int) -> N
     vectors : Vectors
         The vectors.
     line : tirx.Buffer
-        The row; it is allocated up to a multiple of the lanes.
+        The row, allocated up to a multiple of the lanes.
     target : tuple
-        A buffer, where in it the row of the first channel begins, and the distance of two channels.
+        A buffer, the offset in it of the first channel's row, and the stride of the channels.
     columns, channels : int
-        How many there are; not more channels than lanes.
+        The number of columns and of channels; at most as many channels as lanes.
     """
     buffer, start, plane = target
     lanes = vectors.lanes
@@ -208,9 +208,9 @@ def taps_of_channels(vectors: Vectors, source, taps: int, channels: int) -> list
     vectors : Vectors
         The vectors.
     source : tuple
-        A buffer, where in it the weights begin, and the distance of two channels.
+        A buffer, the offset of the weights in it, and the stride of the channels.
     taps, channels : int
-        How many there are; not more channels than lanes.
+        The number of taps and of channels; at most as many channels as lanes.
     """
     buffer, start, step = source
     lanes = vectors.lanes
@@ -235,9 +235,9 @@ def channels_of_taps(vectors: Vectors, source, taps: int, channels: int, target)
     vectors : Vectors
         The vectors.
     source, target : tuple
-        A buffer, and where in it the first one begins.
+        A buffer, and the offset of the first element in it.
     taps, channels : int
-        How many there are; not more channels than lanes.
+        The number of taps and of channels; at most as many channels as lanes.
     """
     (plain, begin), (buffer, start) = source, target
     lanes = vectors.lanes

@@ -12,14 +12,14 @@ from .builder import Accumulators, Extent, Vectors, bind
 
 
 def tile_size(cpu: CPU) -> tuple[int, int]:
-    """Return rows and vectors of the tile that fits the registers beside what multiplies it."""
+    """Return the rows and vectors of the largest tile that fits in the registers, with its operands."""
     return (10, 2) if cpu.registers >= 32 else (6, 2)
 
 
 def rows_up_to(first, number: int, end) -> list:
-    """Return how far some rows are from the first one; those at and behind the end are the last one again.
+    """Return the offsets of ``number`` rows from the first one, clamped to the last row before ``end``.
 
-    A tile that has a row twice computes it twice, and stores the same.
+    A tile computes a repeated row twice, and stores the same values.
     """
     return [bind(tirx.min(b.const(i), end - 1 - first)) for i in range(number)]
 
@@ -41,16 +41,16 @@ def multiply_add(
     vectors : Vectors
         The vectors.
     size : tuple[int, int]
-        Rows, and vectors of a row.
+        The number of rows, and of vectors in a row.
     depth : int or tirx.PrimExpr
         The extent of k.
     value, vector : Callable
         Return a scalar and a vector.
     place : Callable
-        ``place(i, v)`` returns where a vector of the tile is: buffer, index, and how many lanes of it exist
-        (None: all of them).
+        ``place(i, v)`` returns the location of a vector of the tile: buffer, index, and the number of lanes that
+        exist (None: all of them).
     add : bool or tirx.PrimExpr
-        Whether to add to what is there.
+        Whether to add to the values in the buffer, instead of overwriting them.
     """
     rows, columns = size
     cells = [(i, v) for i in range(rows) for v in range(columns)]

@@ -1,8 +1,8 @@
-"""Activations of float32 whose usual forms cancel: the normal distribution, and products with a sigmoid.
+"""Activations of float32 whose usual forms cancel: the cumulative normal distribution, and products with a sigmoid.
 
-``1 + erf(x / sqrt(2))`` and ``1 + tanh(x)`` have no digits left where they are close to 0. Here, the part that
-vanishes is computed by itself: an exponential times a function that varies slowly. Each function takes ``bind``, as
-those of :mod:`._math` do.
+``1 + erf(x / sqrt(2))`` and ``1 + tanh(x)`` lose all digits by cancellation where they are close to 0. Here, the tail
+is computed by itself: an exponential times a function that varies slowly. Each function takes ``bind``, like those of
+:mod:`.functions`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .functions import (
     widened,
 )
 
-#: An argument from which on the part that vanishes is 0. One for each function: exponents may not be much lower.
+#: The arguments from which on the tail is 0. Each function has its own: the exponents may not be much lower.
 _NORMAL_END, _TANH_END, _SIGMOID_END = 14.7, 10.9, 112.0
 
-#: The x at which ``Q(x) = x * phi(x)``, in two parts: where the derivative of gelu is 0, at -x.
+#: The x with ``Q(x) = x * phi(x)``, in two parts: -x is the root of the derivative of gelu.
 _ROOT_HIGH, _ROOT_LOW = 0.7517915368080139, -1.211444945855772e-8
 
-#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal distribution P, a quotient of two polynomials for a >= 0. At 0 both are
-#: powers of 2, which no product rounds.
+#: ``(1 - P(a)) * exp(a**2 / 2)`` with the normal CDF P, as a quotient of two polynomials for a >= 0. At 0 both
+#: are powers of 2, so that products with them are exact.
 _MILLS = (
     [4.10036556e-3, 4.05414626e-2, 1.82985976e-1, 4.37994689e-1, 0.5],
     [1.02779735e-2, 1.0162881e-1, 4.68805909e-1, 1.20152628, 1.67387426, 1.0],
 )
 
-#: The derivative of gelu at -a, times ``exp(a**2 / 2)``, divided by the distance from its root: a constant and a quotient,
-#: which is the smaller part, and whose error counts the less.
+#: The derivative of gelu at -a, times ``exp(a**2 / 2)``, divided by the distance from its root. It is the sum of a
+#: constant and a quotient; the quotient is the smaller term, so that its error weighs less.
 _SLOPE_CONSTANT = 0.3984375
 _SLOPE = (
     [1.32574742e-5, 7.94951431e-3, 6.19222336e-2, 1.96274161e-1, 2.66640484e-1],
@@ -55,8 +55,8 @@ _LINEAR = 2.0 * math.sqrt(2.0 / math.pi) / math.log(2)
 _CUBIC = _LINEAR * 0.044715
 
 
-#: The a at which the derivative of gelu_tanh is 0 at -a, in two parts; how far around it the derivative is a polynomial
-#: of the distance, and the polynomial, divided by the distance.
+#: The a such that -a is the root of the derivative of gelu_tanh, in two parts; the distance from it within which a
+#: polynomial of the distance is used; and that polynomial, divided by the distance.
 _TANH_ROOT_HIGH, _TANH_ROOT_LOW = 0.7524614334106445, -1.1339628272762046e-08
 _TANH_DISTANCE = 0.15
 _TANH_NEAR = [
@@ -70,7 +70,7 @@ _TANH_NEAR = [
 
 
 def normal_cdf(x, bind: Callable = emit_bind):
-    """Return the normal distribution of x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last place."""
+    """Return the normal CDF at x, ``(1 + erf(x / sqrt(2))) / 2``, within 4 units in the last place."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     numerator, denominator = (polynomial(a, each, bind) for each in _MILLS)
@@ -79,11 +79,11 @@ def normal_cdf(x, bind: Callable = emit_bind):
 
 
 def gelu(x, bind: Callable = emit_bind):
-    """Return x times its normal distribution, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
+    """Return x times the normal CDF at x, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
     (*numerator, constant), denominator = _MILLS
-    # Multiplied with a, in a way that rounds once.
+    # The product with a, in a form that rounds once.
     product = bind(a * a * polynomial(a, numerator, bind) + a * like(a, constant))
     tail = _lowered(bind(product / polynomial(a, denominator, bind)), p, n, bind)
     return _positive_part(x, bind) - tail
@@ -92,7 +92,7 @@ def gelu(x, bind: Callable = emit_bind):
 def gelu_slope(x, bind: Callable = emit_bind):
     """Return the derivative of gelu, ``P(x) + x * phi(x)``, within 4 units in the last place, also around its root.
 
-    It is NaN at both infinities, as PyTorch's.
+    It is NaN at both infinities, like PyTorch's.
     """
     a = bind(tirx.Min(like(x, _NORMAL_END), magnitude(x)))
     p, n = _normal_density(a, bind)
@@ -104,7 +104,7 @@ def gelu_slope(x, bind: Callable = emit_bind):
 
 
 def gelu_tanh(x, bind: Callable = emit_bind):
-    """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
+    """Return ``x * (1 + tanh(...)) / 2``, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
     wide = bind(widened(a))
     p, n = _tanh_exponential(wide, bind(wide * wide), bind)
@@ -114,14 +114,14 @@ def gelu_tanh(x, bind: Callable = emit_bind):
 def gelu_tanh_slope(x, bind: Callable = emit_bind):
     """Return the derivative of gelu_tanh, within 4 units in the last place, also around its root.
 
-    It is NaN at both infinities, as PyTorch's.
+    It is NaN at both infinities, like PyTorch's.
     """
     a = bind(tirx.Min(like(x, _TANH_END), magnitude(x)))
     wide = bind(widened(a))
     square = bind(wide * wide)
     p, n = _tanh_exponential(wide, square, bind)
     e = bind(raised(p + like(x, 1.0), n, bind) * like(x, LOWERED))
-    # At -a it is e / (1 + e)**2 times a difference, which cancels around the root.
+    # At -a, the derivative is e / (1 + e)**2 times a difference, which cancels around the root.
     cubic, linear = (math.log(2) * each for each in (3 * _CUBIC, _LINEAR))
     product = wide * (square * like(x, cubic, "float64") + like(x, linear, "float64"))
     difference = narrowed(bind(like(x, 1.0, "float64") - product)) + e
@@ -134,24 +134,24 @@ def gelu_tanh_slope(x, bind: Callable = emit_bind):
 
 
 def silu(x, bind: Callable = emit_bind):
-    """Return ``x * sigmoid(x)``, within 4 units in the last place; NaN at minus infinity, as PyTorch's."""
+    """Return ``x * sigmoid(x)``, within 4 units in the last place; NaN at minus infinity, like PyTorch's."""
     a = bind(tirx.Min(like(x, _SIGMOID_END), magnitude(x)))
     p, n = split_exp(bind(like(x, 0.0) - a), bind)
     return _positive_part(x, bind) - _sigmoid_tail(a, bind(p), n, bind)
 
 
 def softplus(x, bind: Callable = emit_bind):
-    """Return ``log(1 + exp(x))``, within 3 units in the last place: of a negative x, about its exponential."""
+    """Return ``log(1 + exp(x))``, within 3 units in the last place, also for negative x (about ``exp(x)``)."""
     e = functions.exp(bind(like(x, 0.0) - magnitude(x)), bind)
-    # In this order, a NaN passes the comparison.
+    # With the operands in this order, a NaN propagates.
     return bind(tirx.Max(like(x, 0.0), x) + functions.log1p(e, bind))
 
 
 def _normal_density(a, bind: Callable) -> tuple:
     """Return p and an int32 n such that ``exp(-a**2 / 2)`` is ``(1 + p) * 2**n``, for a between 0 and 16.
 
-    The square is taken of two parts of a, the first of which has so few bits that its square is exact: an error of the
-    exponent is the relative one of the result.
+    The square is computed from two parts of a. The first has so few bits that its square is exact: an absolute error of
+    the exponent becomes a relative error of the result.
     """
     high = bind(as_bits(as_bits(a, "int32") & like(a, -4096, "int32"), "float32"))
     rest = bind((a - high) * (a + high) * like(a, 0.5))
@@ -161,37 +161,37 @@ def _normal_density(a, bind: Callable) -> tuple:
 
 
 def _tanh_exponential(a, square, bind: Callable) -> tuple:
-    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a float64 and its square.
+    """Return p and an int32 n such that ``2**(-k * a - k * c * a**3)`` is ``(1 + p) * 2**n``, for a float64 a.
 
-    Of a float32, the error of the exponent would be the relative one of the result.
+    In float32, the rounding error of the exponent would become a relative error of the result.
     """
     slope = bind(square * like(a, -_CUBIC, "float64") - like(a, _LINEAR, "float64"))
     return split_exp2(bind(a * slope), bind)
 
 
 def _sigmoid_tail(a, p, n, bind: Callable):
-    """Return ``a * e / (1 + e)`` of an exponential ``e = p * 2**n`` for n between -190 and 0."""
+    """Return ``a * e / (1 + e)`` for an exponential ``e = p * 2**n`` with n between -190 and 0."""
     p = raised(p, n, bind)
     e = bind(p * like(a, LOWERED))
     return bind(a * p / (like(a, 1.0) + e) * like(a, LOWERED))
 
 
 def _lowered(factor, p, n, bind: Callable):
-    """Return ``factor * (1 + p) * 2**n``, which may be no normal number, for n between -190 and 0.
+    """Return ``factor * (1 + p) * 2**n``, which may be subnormal, for n between -190 and 0.
 
-    The sum of 1 and p is not rounded by itself.
+    The sum of 1 and p is not rounded separately.
     """
     return bind(raised(bind(factor * p + factor), n, bind) * like(factor, LOWERED))
 
 
 def _slope(x, tail, bind: Callable):
-    """Return the derivative of x times a distribution, given that at ``-abs(x)``; NaN at both infinities."""
+    """Return the derivative of x times a CDF, given its value at ``-abs(x)``; NaN at both infinities."""
     slope = bind(tirx.Select(x < like(x, 0.0), tail, like(x, 1.0) - tail))
     is_finite = magnitude(x) < like(x, float("inf"))
     return bind(tirx.Select(is_finite, slope, like(x, float("nan"))))
 
 
 def _positive_part(x, bind: Callable):
-    """Return the larger one of x and 0, and NaN at minus infinity."""
+    """Return the maximum of x and 0; NaN at minus infinity."""
     half = like(x, 0.5)
     return bind(half * x + half * magnitude(x))

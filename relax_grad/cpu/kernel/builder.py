@@ -1,8 +1,8 @@
-"""What the generated kernels are written with: functions over flat buffers, vectors and accumulators.
+"""The language of the generated kernels: functions over flat buffers, vectors and accumulators.
 
-A kernel is a ``tirx.PrimFunc`` that Python code emits statement by statement: loops of Python are unrolled,
-:func:`serial` and :func:`parallel` emit loops. Expressions are those of TVM, and :func:`bind` names one, so
-that it is computed once. Indices are int32.
+A kernel is a ``tirx.PrimFunc`` that Python code emits statement by statement. Python loops are unrolled;
+:func:`serial` and :func:`parallel` emit loops. Expressions are TVM's; :func:`bind` binds one to a variable, so that
+it is computed once. Indices are int32.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ...ir.module import IS_KERNEL, NO_ALIASES, SCHEDULED_ATTRS
 Extent = "int | tirx.PrimExpr"
 bind = T.Bind
 
-#: The buffers that were allocated in each of the blocks that are open.
+#: The buffers allocated in each open block.
 _SCOPES: ContextVar[list[list[tirx.Buffer]]] = ContextVar("scopes")
 
-#: Buffers of this size and more become allocations of their own; smaller ones LLVM keeps in registers.
+#: Buffers of at least this size become separate allocations; LLVM keeps smaller ones in registers.
 _REGISTER_BYTES = 1024
 
 
-#: Elements that an index of int32 reaches.
+#: The number of elements that an int32 index can address.
 _MOST_ELEMENTS = 2**31 - 1
 
 
@@ -41,23 +41,23 @@ def prim_func(
     params: Sequence[tuple[str, Sequence[Extent], str]],
     body: Callable[..., None],
 ) -> tirx.PrimFunc:
-    """Return the function whose body is what ``body`` emits.
+    """Return a function whose body ``body`` emits.
 
     Parameters
     ----------
     name : str
         The name.
     params : Sequence[tuple[str, Sequence[int or tirx.PrimExpr], str]]
-        Name, shape and dtype of each tensor, those of the results last.
+        The name, shape and dtype of each tensor, the results last.
     body : Callable
-        Takes a one-dimensional buffer for each tensor, all of it in row-major order.
+        Takes a flat buffer for each tensor, whose elements are in row-major order.
     """
     with IRBuilder() as builder, T.prim_func():
         T.func_name(name)
-        # No two tensors of a call share memory, and nothing is fused into a kernel.
+        # The tensors of a call do not alias, and kernels are not fused with other functions.
         T.func_attr({NO_ALIASES: True, IS_KERNEL: True, **SCHEDULED_ATTRS})
         tensors = [T.arg(name, _tensor(name, shape, dtype)) for name, shape, dtype in params]
-        # TVM takes the body of what has one argument for a block when it looks for reshapes.
+        # TVM's detection of reshapes assumes that the body of a function with one argument is a block.
         with block(name), scopes():
             flat = [
                 T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
@@ -70,7 +70,7 @@ def prim_func(
 
 
 def _refuse_large(name: str, shape: Sequence[Extent]) -> None:
-    """Emit the check that indices of int32 reach all elements of a symbolic shape."""
+    """Emit an assertion that int32 indices can address all elements of a symbolic shape."""
     if all(isinstance(extent, int) for extent in shape):
         return
     size = tirx.const(1, "int64")
@@ -82,19 +82,19 @@ def _refuse_large(name: str, shape: Sequence[Extent]) -> None:
 
 
 def _tensor(name: str, shape: Sequence[Extent], dtype: str) -> tirx.Buffer:
-    # TVM takes it for granted that tensors begin at multiples of 64 bytes; those of PyTorch may begin anywhere.
+    # TVM assumes tensors aligned to 64 bytes; PyTorch's tensors may have any alignment.
     align = tvm_ffi.dtype(dtype).itemsize
     return T.buffer(list(shape), dtype, buffer_name=name, align=align, layout=None)
 
 
 def floats(names: Iterable[str], shapes: Iterable[Sequence[Extent]]) -> list[tuple]:
-    """Return parameters of float32 for :func:`prim_func`."""
+    """Return float32 parameters for :func:`prim_func`."""
     return [(name, shape, "float32") for name, shape in zip(names, shapes, strict=True)]
 
 
 @contextmanager
 def block(name: str):
-    """Emit a block that does not say what it reads and writes."""
+    """Emit a block with empty read and write regions."""
     with T.sblock(name):
         T.reads([])
         T.writes([])
@@ -112,7 +112,7 @@ def scopes():
 
 @contextmanager
 def _block():
-    """Keep what is allocated in a block until its end."""
+    """Extend the lifetime of the buffers of a block to its end."""
     _SCOPES.get().append([])
     yield
     for buffer in _SCOPES.get().pop():
@@ -128,7 +128,7 @@ def serial(start: Extent, stop: Extent):
 
 @contextmanager
 def parallel(start: Extent, stop: Extent):
-    """Emit a loop whose iterations are divided among threads; there is none within another."""
+    """Emit a loop whose iterations are divided among threads; parallel loops do not nest."""
     with T.parallel(start, stop) as index, _block():
         yield index
 
@@ -147,15 +147,15 @@ def ceil_div(a: Extent, b: int) -> Extent:
 def const(value: int) -> IntImm:
     return IntImm(
         "int32", value
-    )  # made once: kernels hold tens of thousands, most of them in shuffles
+    )  # cached: kernels hold tens of thousands of constants, most of them in shuffles
 
 
 def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
     """Allocate a buffer that lives until the end of the block or the function."""
     own = T.alloc_buffer([size], dtype, layout=None)
-    # TVM works out which part of a buffer each access to it touches, to allocate no more than that: for a
-    # tile of scalars and vectors that takes longer than all else. Of what is accessed through another
-    # pointer it knows nothing, so that it is also told how long the buffer is needed.
+    # TVM computes the region that each access to a buffer touches, to allocate no more than that. For a
+    # tile of scalars and vectors, this takes longer than the rest of the compilation. Accesses through a
+    # second pointer avoid it. They also hide the buffer's lifetime from TVM: see _block, which states it.
     _SCOPES.get()[-1].append(own)
     return T.decl_buffer([size], dtype, data=bind(own.data), layout=None)
 
@@ -166,7 +166,7 @@ def store(buffer: tirx.Buffer, index, value) -> None:
 
 
 def copy(target: tirx.Buffer, at, source: tirx.Buffer, start, number) -> None:
-    """Copy consecutive elements of a buffer to another one of the same dtype."""
+    """Copy consecutive elements to another buffer of the same dtype."""
     pointers = tirx.address_of(target[at]), tirx.address_of(source[start])
     _call("llvm.memcpy", *pointers, _bytes(target, number), tirx.const(False, "bool"))
 
@@ -186,7 +186,7 @@ def _bytes(buffer: tirx.Buffer, number):
 
 
 def prefetch(buffer: tirx.Buffer, index) -> None:
-    """Ask for the cache line of an element, which may lie beyond the buffer, in the second-level cache."""
+    """Prefetch the cache line of an element into the second-level cache; the index may be out of bounds."""
     line = tirx.op.call_llvm_intrin(
         "void", "llvm.prefetch", tirx.address_of(buffer[index]), const(0), const(2), const(1)
     )
@@ -195,7 +195,7 @@ def prefetch(buffer: tirx.Buffer, index) -> None:
 
 @contextmanager
 def when(condition):
-    """Emit what follows under a condition."""
+    """Emit the statements of a ``with`` body under a condition."""
     with T.If(condition), T.Then(), _block():
         yield
 
@@ -224,21 +224,21 @@ class Vectors:
         self.lanes, self.dtype = lanes, dtype
 
     def load(self, buffer: tirx.Buffer, index, number=None):
-        """Load consecutive elements; with a number, that many, and 0 in the other lanes."""
+        """Load consecutive elements: all lanes, or the first ``number`` lanes with 0 in the others."""
         if self._is_whole(number):
             return buffer[self._ramp(index)]
         mask = self._mask(number)
-        # LLVM takes the other lanes for undefined, unless they are said to be 0. Not in one expression: within a
-        # Select, TVM takes its condition for granted, and would load all lanes. And through a buffer, which
-        # LLVM keeps in a register: TVM's simplifier goes through both cases of a Select that is bound,
-        # wherever the variable is used.
+        # For LLVM, the other lanes are undefined until a Select sets them to 0. The load is bound first: within
+        # a Select, TVM assumes its condition and would load all lanes. The result goes through a buffer, which
+        # LLVM keeps in a register: TVM's simplifier visits both cases of a bound Select at every use of the
+        # variable.
         loaded = bind(masked_load(buffer, self._ramp(index), mask))
         row = scratch(self.lanes, self.dtype)
         T.buffer_store(row, tirx.Select(mask, loaded, self.splat(0)), [self._ramp(const(0))])
         return row[self._ramp(const(0))]
 
     def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
-        """Store consecutive elements; with a number, that many."""
+        """Store consecutive elements: all lanes, or the first ``number`` lanes."""
         if self._is_whole(number):
             T.buffer_store(buffer, vector, [self._ramp(index)])
         else:
@@ -251,13 +251,13 @@ class Vectors:
         return Broadcast(value, self.lanes)
 
     def only(self, vector, number, other: float = 0.0):
-        """Return a vector of which the lanes from a number on, if it is given, hold another value."""
+        """Return a vector with ``other`` in the lanes from ``number`` on; unchanged if number is None."""
         if self._is_whole(number):
             return vector
         return tirx.Select(self._mask(number), vector, self.splat(other))
 
     def transpose(self, rows: Sequence) -> list:
-        """Return the columns of a square of vectors, in as many rounds as the binary logarithm of its size."""
+        """Return the columns of a square of vectors, in log2(lanes) rounds of shuffles."""
         half = self.lanes // 2
         low = [lane for i in range(half) for lane in (i, self.lanes + i)]
         high = [lane + half for lane in low]
@@ -268,20 +268,20 @@ class Vectors:
         return rows
 
     def copy_transposed(self, source, left, extent: Extent, target, place: Callable) -> None:
-        """Copy neighbouring rows, as many as lanes, to the columns of something else, a square at a time.
+        """Copy ``lanes`` rows transposed, a square at a time.
 
         Parameters
         ----------
         source : tuple
-            A buffer, where in it the first row begins, and the distance of two rows.
+            A buffer, the offset of the first row in it, and the stride of the rows.
         left : tirx.PrimExpr or None
-            How many of the rows exist; the others are copied as 0. None: all of them.
+            The number of rows that exist; the others are copied as 0. None: all of them.
         extent : int or tirx.PrimExpr
             The length of the rows.
         target : tirx.Buffer
-            Where to.
+            The buffer of the copy.
         place : Callable
-            ``place(k)`` returns where the k-th elements of all rows go.
+            ``place(k)`` returns the index in ``target`` of the k-th elements of all rows.
         """
         buffer, start, step = source
 
@@ -302,7 +302,7 @@ class Vectors:
         self.each(int(extent) if isinstance(extent, IntImm) else extent, square)
 
     def deinterleave(self, parts: Sequence) -> list:
-        """Return a vector of every n-th element of n vectors, for each of the first n to begin with."""
+        """Return n vectors from n consecutive ones: the i-th holds every n-th element from element i on."""
         step = len(parts)
         if step == 1:
             return list(parts)
@@ -310,11 +310,11 @@ class Vectors:
         return [bind(_shuffle(parts, range(i, end, step))) for i, end in enumerate(ends)]
 
     def every(self, vector, step: int):
-        """Return a vector that begins with every element of another at a distance of a step."""
+        """Return a vector that begins with every ``step``-th element of another."""
         return _shuffle([vector], (min(i * step, self.lanes - 1) for i in range(self.lanes)))
 
     def interleave(self, parts: Sequence) -> list:
-        """Return the vectors that :meth:`deinterleave` makes these of."""
+        """Return the inverse of :meth:`deinterleave`."""
         if len(parts) == 1:
             return list(parts)
         order = [i * self.lanes + lane for lane in range(self.lanes) for i in range(len(parts))]
@@ -326,7 +326,7 @@ class Vectors:
         return self.fold(vector, lambda a, b: a + b)
 
     def fold(self, vector, combine: Callable):
-        """Return the elements of a vector combined pairwise: first those half a vector apart."""
+        """Return the reduction of a vector, combined pairwise: first the elements half a vector apart."""
         size = self.lanes
         while size > 1:
             size //= 2
@@ -335,7 +335,7 @@ class Vectors:
         return vector
 
     def each(self, extent: Extent, emit: Callable, unroll: int = 1) -> None:
-        """Emit ``emit(offset, number)`` for each vector of a row; number is None but in the last.
+        """Emit ``emit(offset, number)`` for each vector of a row; number is None except in the last.
 
         With ``unroll``, ``emit(offset, number, i)`` is repeated that many times in the body of the loop.
         """
@@ -369,14 +369,14 @@ class Vectors:
 
 
 class Accumulators:
-    """Vectors that are added to, in registers.
+    """Vector accumulators, held in registers.
 
     Parameters
     ----------
     vectors : Vectors
-        What they are vectors of.
+        The kind of vectors.
     size : int
-        How many. More than the target has registers would spill.
+        The number of accumulators. More than the registers of the target would spill.
     """
 
     def __init__(self, vectors: Vectors, size: int):
@@ -403,16 +403,16 @@ class Sums:
     Parameters
     ----------
     vectors : Vectors
-        What rows are read in.
+        The kind of vectors that rows are read in.
     size : int
-        How many sums.
+        The number of sums.
     start : float
-        What they start at.
+        The initial value of the sums.
     combine : Callable
-        What takes the place of the sum, such as a maximum; it must not care about the order.
+        Another reduction in place of the sum, such as a maximum; it must be associative and commutative.
     """
 
-    #: Accumulators of each sum, and how often the loop over a row is unrolled.
+    #: The number of accumulators of each sum, and the unrolling factor of the loop over a row.
     UNROLL = 4
 
     def __init__(
@@ -430,7 +430,7 @@ class Sums:
     def add_row(self, extent: Extent, terms: Callable) -> None:
         """Emit the loop over a row: ``terms(offset, number)`` returns a vector for each sum.
 
-        Of the last vectors of a row, which have a number, the lanes behind it must hold what changes nothing.
+        In the last vectors of a row, the lanes from ``number`` on must hold the identity of the reduction.
         """
 
         def add(offset, number, i) -> None:

@@ -1,7 +1,8 @@
-"""Concatenation and its opposite: each part is copied to its place, or from there, row by row.
+"""Concatenation and splitting: each part is copied to its place in the whole, or from it, row by row.
 
-A copy is LLVM's, which the C library does in as many vectors as there are, and which costs one call of code however
-long a row is. A row is what lies behind the axis of the concatenation; where there are few rows, each is divided.
+A copy is LLVM's memcpy: one call of the C library, which copies in vectors, whatever the length of a row. A row
+consists of the axis of the concatenation and all later axes. If there are few rows, each is divided among several
+tasks.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from ..target import CPU
 from . import builder as b
 from .builder import Extent, as_expr, bind, ceil_div, const, count
 
-#: Bytes that one thread copies before a second one has woken up.
+#: Bytes that one thread copies in the time that a second one takes to wake up.
 _SMALL = 2**17
 
-#: Bytes that a part of a row has, at least.
+#: The minimum number of bytes of a part of a row.
 _PART = 2**14
 
-#: Bytes where parts of a row begin: multiples of a cache line.
+#: Parts of a row begin at multiples of a cache line, in bytes.
 _LINE = 64
 
 
 def concat(
     axis: int, shapes: Sequence[Sequence[Extent]], zeros: Sequence[int], dtype: str, cpu: CPU
 ) -> tirx.PrimFunc:
-    """Return the concatenation of tensors along an axis.
+    """Return the kernel of the concatenation of tensors along an axis.
 
     Parameters
     ----------
@@ -37,16 +38,16 @@ def concat(
     shapes : Sequence
         The shapes of the operands in their order, and of the result.
     zeros : Sequence[int]
-        Which of the operands are 0 and no arguments.
+        The indices of the operands that are zeros and not parameters of the function.
     dtype : str
-        The dtype of all.
+        The dtype of all tensors.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the other operands, and the result.
+        Takes the other operands and the result.
     """
     *operands, result = shapes
 
@@ -68,7 +69,7 @@ def concat(
 
 
 def split(axis: int, shapes: Sequence[Sequence[Extent]], dtype: str, cpu: CPU) -> tirx.PrimFunc:
-    """Return the division of a tensor along an axis.
+    """Return the kernel of the split of a tensor along an axis.
 
     Parameters
     ----------
@@ -99,8 +100,8 @@ def _each(
 ) -> None:
     """Emit the copies between the parts of a tensor along an axis and the whole, whose shape is the last one.
 
-    ``copy(i, at, start, number)`` copies elements of the i-th part: ``at`` is where in the whole, ``start`` where in
-    the part.
+    ``copy(i, at, start, number)`` copies elements of the i-th part: ``at`` is their offset in the whole, ``start``
+    their offset in the part.
     """
     *parts, whole = shapes
     outer, inner = count(whole[:axis]), count(whole[axis + 1 :])
@@ -118,7 +119,7 @@ def _each(
 
 
 def _tasks(outer: Extent, row: Extent, size: int, cpu: CPU) -> int:
-    """Return in how many parts a row is copied, so that there are several tasks for each core."""
+    """Return the number of parts of a row such that there are several tasks for each core."""
     if not isinstance(outer, int) or outer >= 4 * cpu.cores:
         return 1
     most = ceil_div(4 * cpu.cores, outer)
@@ -126,7 +127,7 @@ def _tasks(outer: Extent, row: Extent, size: int, cpu: CPU) -> int:
 
 
 def _share(share, length: Extent, shares: int, size: int) -> tuple:
-    """Return where a part of a row of an operand begins, and how many elements it has."""
+    """Return the offset and the number of elements of a share of an operand's row."""
     if shares == 1:
         return const(0), as_expr(length)
     line = max(1, _LINE // size)

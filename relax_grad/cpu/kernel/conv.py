@@ -1,17 +1,17 @@
 """Convolutions of images and volumes and their data gradients, NC(D)HW with weights OI(D)HW.
 
-Both are one computation: an element of the target is a sum over taps of the kernel, and the source element
-that a tap reads moves by a fixed step from one target element to the next. With a stride, that holds for
-the data gradient among the target elements of one phase, those whose position leaves the same remainder
-(:class:`._gathering.Axis`): each phase has taps of its own, and no zeros are put between the elements of the source.
+Both are the same computation: an element of the target is a sum over taps of the kernel, and the source element
+that a tap reads moves by a fixed step from one target element to the next. In a data gradient with a stride, this
+holds within a phase: the target elements whose positions have the same remainder modulo the stride
+(:class:`.gathering.Axis`). Each phase has its own taps, and no zeros are inserted between the elements of the source.
 
 The lanes of a vector are channels of the target. The weight is packed into panels ``[tap][source
-channel][channels of a panel]``, the part of the source that a task needs is copied to ``[row][channel][column]``
-with its padding, and a tile of pixels is summed in registers: each step loads the vectors of a panel's row,
-and broadcasts one element of the source for every pixel. Tiles are kept channels last until their block is
-complete, and transposed in registers on the way out. Of a volume, each image of the target is a sum of convolutions
-of images, slices of the source with slices of the weight; slices outside of the source are left out. The blocking
-follows Georganas et al., "Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures" (2018).
+channel][channels of a panel]``. The part of the source that a task needs is copied to ``[row][channel][column]``
+with its padding. A tile of pixels is summed in registers: each step loads the vectors of a panel's row, and
+broadcasts one element of the source for every pixel. Tiles are stored channels last until their block is complete,
+and transposed in registers on the way out. For a volume, each image of the target is a sum of convolutions of images:
+slices of the source with slices of the weight, except slices out of bounds. The blocking follows Georganas et al.,
+"Anatomy of High-Performance Deep Learning Convolutions on SIMD Architectures" (2018).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .gathering import Gathering, Taps
 def conv2d(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution.
+    """Return the kernel of a convolution: a function of data, weight and result (float32).
 
     Parameters
     ----------
     conv : Conv2d
-        The convolution. Its windows and channels are at least one.
+        The convolution. It has at least one window and one channel.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters, where they are not those of ``conv``.
+        The shapes of the parameters, if they differ from those of ``conv``.
     """
     return _forward("conv2d", conv, Gathering.forward(conv.flattened), cpu, shapes)
 
@@ -50,7 +50,7 @@ def conv2d(
 def conv2d_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution.
+    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def conv2d_backward_data(
 def conv3d(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution of volumes.
+    """Return the kernel of a convolution of volumes: a function of data, weight and result (float32).
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def conv3d(
 def conv3d_backward_data(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution of volumes.
+    """Return the kernel of the data gradient of :func:`conv3d`, of output gradient, weight and data gradient (float32).
 
     Parameters
     ----------
@@ -102,7 +102,8 @@ def _function(name, names, shapes, gathering: Gathering, cpu: CPU) -> tirx.PrimF
     return b.prim_func(name, b.floats(names, shapes), _Generator(gathering, cpu).emit)
 
 
-#: Taps that read zeros are left out of up to so many tiles of a row, if less than this part of all reads elements.
+#: Taps that read padding are skipped if a row has at most this many tiles, and less than this fraction of its reads is
+#: in bounds.
 _MOST_TILES = 3
 _MOST_READ = 0.96
 
@@ -114,7 +115,7 @@ class _Generator:
         self.rows, self.columns = gathering.rows, gathering.columns
 
     def emit(self, source, weight, target) -> None:
-        """Emit the packing of the weight, and the tasks: some panels for some rows of some images."""
+        """Emit the packing of the weight, and the tasks; each computes some panels for some rows of some images."""
         g = self.g
         panels = b.scratch(g.groups * self.s.panels * g.kernel[0] * self.s.panel_slice)
         self.pack.weight(weight, panels)
@@ -134,7 +135,7 @@ class _Generator:
         height = self.s.at_most(self.s.block_rows * phases, self.rows.target, row * phases)
         view = self.pack.source(source, images, row, lines)
         size = self.s.block_rows * phases * self.columns.target * self.s.width
-        # The last square that is transposed may reach beyond the sums.
+        # The last transposed square may read beyond the sums.
         sums = b.scratch(self.s.block_images * size + self.vectors.lanes * self.s.width)
         block = _Block(view, sums, size, row, lines, height)
         last = bind(tirx.min(panel + self.s.task_panels, const(self.s.panels)))
@@ -158,7 +159,7 @@ class _Generator:
             self._whole_or_part(j, one)
 
     def _stretches(self, block: _Block, panels, images: Images, j, tap, vectors: int) -> None:
-        """Emit what a slice of a panel adds to the images of a block."""
+        """Emit the contributions of a slice of a panel to the images of a block."""
         block = replace(block, view=block.view.of_slice(tap))
         panel = images.volume % self.g.groups * self.s.panels + j
         each = images.taps.first + tap * images.taps.step
@@ -169,7 +170,7 @@ class _Generator:
             self._images(block, _Part(panels, at, first, depth, vectors), images.number)
 
     def _whole_or_part(self, j, emit: Callable) -> None:
-        """Emit a whole panel, and the last one with as many vectors as its channels need."""
+        """Emit the code for a whole panel, and for a partial last one with only the vectors that its channels need."""
         rest = self.g.targets % self.s.width
         if rest == 0:
             emit(self.s.tile_vectors, None)
@@ -183,7 +184,7 @@ class _Generator:
             )
 
     def _images(self, block: _Block, part: _Part, number) -> None:
-        """Emit what a stretch of a panel adds to the images of a block, some of which share their tiles."""
+        """Emit the contributions of a stretch of a panel to the images of a block; several images may share tiles."""
         together = self.s.tile_images
         if together > 1:
             with b.serial(0, number // together) as i:
@@ -195,7 +196,7 @@ class _Generator:
                 self._rows(block, part, i, 1)
 
     def _rows(self, block: _Block, part: _Part, image, together: int) -> None:
-        """Emit the rows of an image, or of images together, phase by phase."""
+        """Emit the rows of an image, or of ``together`` images, phase by phase."""
         phases = self.rows.phases
         image = bind(image)
         if len(phases) == 1:
@@ -256,7 +257,7 @@ class _Generator:
                 tiles(const(whole * pixels), rest)
 
     def _inside(self, across: Taps, first: int, size: int) -> list[list[int]]:
-        """Return which columns of a tile each tap reads elements of the source for, not zeros around it."""
+        """Return, for each tap, the columns of a tile whose reads are in bounds."""
         starts = [(first + i) * self.columns.step + across.offset for i in range(size)]
         return [
             [i for i, at in enumerate(starts) if 0 <= at + q * across.move < self.columns.source]
@@ -264,13 +265,13 @@ class _Generator:
         ]
 
     def _skips(self, across: Taps, phase: int, pixels: int) -> bool:
-        """Tell whether so many taps read zeros, of so few tiles, that it is worth to have code for each of them."""
+        """Tell whether skipping taps that read padding is worth separate code for each tile of a row."""
         count = self.columns.count(phase)
         read = sum(map(len, self._inside(across, 0, count)))
         return count <= _MOST_TILES * pixels and read < _MOST_READ * count * across.number
 
     def _each_row(self, row, taps: Taps, emit: Callable) -> None:
-        """Emit ``emit(p)`` for each tap that reads within the source, the first of them at this row."""
+        """Emit ``emit(p)`` for each tap whose row is in bounds; the first tap reads row ``row``."""
         if self.rows.is_inside:
             with b.serial(0, taps.number) as p:
                 emit(p)
@@ -286,7 +287,7 @@ class _Generator:
                     emit(p)
 
     def _tile(self, block: _Block, part: _Part, tile, rows, across: Taps, inside) -> None:
-        """Emit what one tile adds to its sums; ``inside`` are the pixels that each tap adds to, if not all."""
+        """Emit one tile; ``inside`` lists the pixels that each tap contributes to, or is None for all."""
         view, sums, (read, place, spread) = block.view, block.sums, tile
         start, down = rows
         lanes, width, vectors = self.vectors.lanes, self.s.width, part.vectors
@@ -330,7 +331,7 @@ class _Generator:
                 self.vectors.store(sums, place + offset + v * lanes, total[i * vectors + v])
 
     def _finish(self, sums, start, target, out, height, channels) -> None:
-        """Transpose the sums of a block to where they belong; ``channels`` are those of a panel in part."""
+        """Transpose the sums of a block into the target; ``channels`` is the number of channels of a partial panel."""
         lanes = self.vectors.lanes
         plane = self.g.slices.target * self.rows.target * self.columns.target
         with b.serial(0, ceil_div(channels or self.s.width, lanes)) as v:
@@ -355,9 +356,9 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Block:
-    """What a task computes: its source, its sums (so many for an image), its first row, their number.
+    """The block of a task: its source, its sums (``size`` for each image), its first row and number of rows.
 
-    Rows are counted in those of a phase; ``height`` are the rows of the target.
+    ``row`` and ``lines`` count rows of a phase; ``height`` counts rows of the target.
     """
 
     view: View
@@ -370,7 +371,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Part:
-    """A stretch of a panel: where it starts, its first source channel and their number, its vectors."""
+    """A stretch of a panel: its offset, its first source channel, their number, and its number of vectors."""
 
     panels: tirx.Buffer
     start: tirx.PrimExpr

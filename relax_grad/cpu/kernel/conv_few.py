@@ -1,9 +1,9 @@
-"""Convolutions and data gradients whose target has few channels in a group, as grouped ones and that of a stem have.
+"""Convolutions and data gradients with few target channels in a group: grouped ones, and a stem's data gradient.
 
-Where :mod:`.conv` has channels of the target in a vector, here are columns of it: neighbours of one phase, which read
-neighbours of the source (:mod:`._gathering`). Rows of the source are copied with the zeros around them; a tile is
-the sums of all phases of the columns, for some channels, of some vectors of a row or of some rows. Each step loads
-vectors of the source, and broadcasts an element of the weight for every channel.
+In :mod:`.conv`, the lanes of a vector are channels of the target. Here, they are columns: neighbours of one phase,
+which read neighbours of the source (:mod:`.gathering`). Rows of the source are copied with their zero padding. A tile
+holds the sums of all phases of the columns, for some channels, and for some vectors of a row or some rows. Each step
+loads vectors of the source, and broadcasts an element of the weight for every channel.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .gathering import Gathering, Taps
 #: Bytes of the source that a task copies.
 _SOURCE_BYTES = 256 * 1024
 
-#: Multiplications in the body of a loop, beyond which the code is too long.
+#: The maximum number of multiplications in the body of a loop; with more, the code is too long.
 _MOST_PRODUCTS = 256
 
-#: How much fuller vectors must be than those of channels, for these need less loads.
+#: The minimum ratio of the lane utilisation to that of vectors of channels, which need fewer loads.
 _FULLER = 1.5
 
 
 def suits(gathering: Gathering) -> bool:
-    """Tell whether neighbours of the target read neighbours of the source, and there is code for all phases."""
+    """Tell whether neighbours of the target read neighbours of the source, with at most two phases per axis."""
     rows, columns = gathering.axes
     if not gathering.is_flat or max(len(rows.phases), len(columns.phases)) > 2:
         return False
@@ -39,7 +39,7 @@ def suits(gathering: Gathering) -> bool:
 
 
 def fits(gathering: Gathering, cpu: CPU) -> bool:
-    """Tell whether this kernel suits, and its vectors are fuller than vectors of channels."""
+    """Tell whether :func:`suits` holds, and vectors of columns use their lanes better than vectors of channels."""
     if not suits(gathering):
         return False
     generator = _Generator(gathering, cpu)
@@ -52,16 +52,16 @@ def fits(gathering: Gathering, cpu: CPU) -> bool:
 def conv_few(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution.
+    """Return the kernel of a convolution: a function of data, weight and result (float32).
 
     Parameters
     ----------
     conv : Conv2d
-        The convolution; its :class:`.Gathering` suits.
+        The convolution; :func:`suits` holds for its :class:`.Gathering`.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters, where they are not those of ``conv``.
+        The shapes of the parameters, if they differ from those of ``conv``.
     """
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
     params = b.floats(("data", "weight", "result"), shapes)
@@ -71,7 +71,7 @@ def conv_few(
 def conv_few_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution.
+    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
 
     Parameters are those of :func:`conv_few`.
     """
@@ -82,25 +82,25 @@ def conv_few_backward_data(
 
 
 def _filled(count: int, cpu: CPU) -> float:
-    """Return which part of the lanes of vectors is used for a number of elements."""
+    """Return the fraction of vector lanes that ``count`` elements use."""
     return count / (ceil_div(count, cpu.lanes) * cpu.lanes)
 
 
 class _Generator:
-    """The sizes of a kernel, and what emits it.
+    """A generator of a kernel, with its block sizes.
 
     Attributes
     ----------
     row_vectors : int
-        The vectors of a row of a phase.
+        The number of vectors in a row of a phase.
     channels, tile_rows, tile_vectors : int
-        The channels, rows and vectors of a row that a tile has.
+        The number of channels, of rows, and of vectors of a row in a tile.
     products : int
-        How many products the body of a loop has.
+        The number of products in the body of a loop.
     pitch, rows_read : int
-        The columns of a copied row, and the rows that are copied for a block.
+        The number of columns of a copied row, and of rows that are copied for a block.
     block_rows : int
-        The rows (of a phase) of a block.
+        The number of rows (of a phase) in a block.
     """
 
     def __init__(self, gathering: Gathering, cpu: CPU):
@@ -108,7 +108,7 @@ class _Generator:
         self.rows, self.columns = gathering.rows, gathering.columns
         phases = len(self.columns.phases)
         self.row_vectors = ceil_div(self.columns.count(), cpu.lanes)
-        # Beside the sums: a vector of the source for each that a tile has, and what multiplies it.
+        # The other registers hold vectors of the source, and the broadcast weight that multiplies them.
         most = (24 if cpu.registers >= 32 else 10) // phases
         per_row = min(2, self.row_vectors)
         blocks = ceil_div(gathering.targets * per_row, most)
@@ -131,11 +131,11 @@ class _Generator:
         self.products = taps * self.channels * self.tile_vectors * self.tile_rows
 
     def bytes_of(self, rows: int) -> int:
-        """Return how many bytes a block of so many rows copies."""
+        """Return the number of bytes that a block of ``rows`` rows copies."""
         return 4 * self.g.sources * self.rows.extent(rows) * self.pitch
 
     def emit(self, source, weight, target) -> None:
-        """Emit the tasks: some rows of an image of a group of channels."""
+        """Emit the tasks; each computes some rows of an image, for one group of channels."""
         g, phases = self.g, len(self.rows.phases)
         with b.parallel(0, g.images * self.row_blocks) as task:
             image = bind(task // self.row_blocks)
@@ -155,7 +155,7 @@ class _Generator:
                     self._lines(memory, (image, row * phases + phase, number), down, channels)
 
     def _copy(self, source, image, row, height, copy) -> None:
-        """Copy the rows of the source that are read, with zeros around them."""
+        """Copy the rows of the source that are read, with their zero padding."""
         g, (buffer, plane) = self.g, copy
         size = self.rows.source * self.columns.source
         rows, width = (
@@ -176,9 +176,9 @@ class _Generator:
             )
 
     def _lines(self, memory: _Memory, lines: tuple, down: Taps, channels: range) -> None:
-        """Emit rows of a phase, some at a time, for some channels.
+        """Emit rows of a phase, ``tile_rows`` at a time, for some channels.
 
-        ``lines`` are the image, the first row, and the number of rows.
+        ``lines`` is a tuple of the image, the first row, and the number of rows.
         """
         (image, line, number), size = lines, self.tile_rows
         phases = len(self.rows.phases)
@@ -199,7 +199,7 @@ class _Generator:
                 some(i, 1)
 
     def _row(self, memory: _Memory, row: _Part) -> None:
-        """Emit the tiles of a row: whole ones, and the last one, whose last vector may not be whole."""
+        """Emit the tiles of a row; the last vector of the last tile may be partial."""
         lanes, size, phases = self.cpu.lanes, self.tile_vectors, len(self.columns.phases)
         is_whole = self.columns.target % (lanes * phases) == 0
         whole = (self.row_vectors - (not is_whole)) // size
@@ -233,7 +233,7 @@ class _Generator:
         self._store(memory, sums)
 
     def _taps_by_offset(self) -> dict[int, list]:
-        """Return the taps of each offset of the columns: their phases and their places in a row of the kernel."""
+        """Return the taps for each column offset, as pairs of a phase and a column of the kernel."""
         taps: dict[int, list] = {}
         for phase, across in enumerate(self.columns.phases):
             for q, offset in enumerate(across.offsets):
@@ -241,7 +241,7 @@ class _Generator:
         return taps
 
     def _add_products(self, memory: _Memory, sums: _Sums, at: tuple, tap, taps: list) -> None:
-        """Add the products of what taps of one offset read: ``at`` is where it begins, and the offset from there."""
+        """Add the products of the taps of one offset; ``at`` is the start of the read row, and the offset from it."""
         (here, shift), g, lanes = at, self.g, self.cpu.lanes
         target_step = g.taps if g.source_major else g.sources * g.taps
         row = self.rows.step * self.pitch
@@ -269,7 +269,7 @@ class _Generator:
                 self._store_columns(memory.target, (tile.write, offset), vectors, left)
 
     def _store_columns(self, target, at: tuple, sums: Sequence, left: int | None) -> None:
-        """Store the sums of all phases of neighbouring columns, of which that many are left."""
+        """Store the sums of all phases of neighbouring columns: all of them, or the first ``left`` columns."""
         start, offset = at
         if len(sums) == 1:
             self.vectors.store(target, start + offset, sums[0], left)
@@ -282,20 +282,20 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What a task reads and writes.
+    """The buffers that a task reads and writes.
 
     Attributes
     ----------
     copy : tirx.Buffer
         The copied rows of the source.
     plane : int
-        How far apart the rows of two channels are in it.
+        The stride of the channels in it.
     weight : tirx.Buffer
         The weight.
     base : tirx.PrimExpr
-        Where that of the group begins.
+        The offset of the group's weight.
     target : tirx.Buffer
-        What is computed.
+        The result.
     """
 
     copy: tirx.Buffer
@@ -312,15 +312,15 @@ class _Part:
     Attributes
     ----------
     rows, vectors : int
-        How many rows, and vectors of a row.
+        The number of rows, and of vectors in a row.
     left : int or None
-        The elements of the last vector of each row, where it is not whole.
+        The number of elements in the last vector of each row, if it is partial.
     channels : range
         The channels.
     down : Taps
         The taps along the rows.
     read, write : tirx.PrimExpr
-        Where it begins in the copied source, and in the target.
+        The offset of the first row in the copied source, and in the target.
     """
 
     rows: int

@@ -1,9 +1,9 @@
-"""The weight gradient of a convolution of few input channels, as the first one of a network is.
+"""The weight gradient of a convolution with few input channels, such as the first one of a network.
 
-Where :mod:`.conv_weight` has input channels in a vector, here are output channels: of each chunk of images dY is
-copied to ``[image][row][column][channel]``, and X with the zeros around it. The sums of a tile are those of
-the taps of one row of the kernel, of all input channels. Each thread has a range of output channels and of rows of
-the kernel.
+In :mod:`.conv_weight`, the lanes of a vector are input channels; here, they are output channels. For each chunk of
+images, dY is copied to ``[image][row][column][channel]``, and X is copied with its zero padding. A tile holds the sums
+of the taps of one row of the kernel, for all input channels. Each thread computes a range of output channels and of
+rows of the kernel.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ._pack import Block, pack_channels, pad_rows
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 
-#: Bytes of dY that a tile goes through.
+#: Bytes of dY that a tile reads.
 _CHUNK_BYTES = 128 * 1024
 
-#: Taps of a row of the kernel, over all input channels, beyond which the code is too long.
+#: The maximum number of taps in a row of the kernel, over all input channels; with more, the code is too long.
 _MOST_TAPS = 64
 
 
 def fits(conv: Conv2d, cpu: CPU) -> bool:
-    """Tell whether this kernel needs less vectors than the one with input channels in them."""
+    """Tell whether this kernel needs fewer vectors than the one whose lanes are input channels."""
     outs, lanes = conv.out_channels, cpu.lanes
     here = conv.in_channels * ceil_div(outs, lanes)
     there = ceil_div(conv.in_channels, lanes) * outs
@@ -39,7 +39,7 @@ def fits(conv: Conv2d, cpu: CPU) -> bool:
 def conv_stem(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters are those of :func:`.conv_weight.conv_weight`; there is one group.
     """
@@ -77,7 +77,7 @@ class _Generator:
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
     def _divided(self, dy, x, dw) -> None:
-        """Emit the ranges that threads have."""
+        """Emit the loop over threads, each with a range of output channels and of rows of the kernel."""
         kernel_rows, lanes = self.conv.height.kernel, self.cpu.lanes
         by_out = min(self.blocks, self.cpu.cores)
         by_row = min(kernel_rows, max(1, self.cpu.cores // by_out))
@@ -111,7 +111,7 @@ class _Generator:
             whole_or_rest(block, self.out_vectors, self.tile_vectors, work)
 
     def _pad(self, chunk: Chunk, x, buffers) -> None:
-        """Copy what a chunk reads of X."""
+        """Copy the rows of X that a chunk reads."""
         conv = self.conv
         plane, size = self.rows_read * self.pitch, conv.size[0] * conv.size[1]
         with b.serial(0, chunk.images) as i, b.serial(0, conv.in_channels) as c:
@@ -128,7 +128,7 @@ class _Generator:
             )
 
     def _pack(self, chunk: Chunk, dy, buffers, vector, vectors: int) -> None:
-        """Copy what a chunk has of a block of output channels."""
+        """Copy the elements of dY of a chunk and a block of output channels."""
         conv, lanes = self.conv, self.cpu.lanes
         height, width = (Windows(number, 1, 1, 0, 0, 1) for number in conv.out_size)
         image = self.chunks.rows * conv.width.number * self.tile_vectors
@@ -172,7 +172,7 @@ class _Generator:
             self.vectors.store(buffers.sums, place, before + total[index])
 
     def _place(self, vector, kernel_row, tap):
-        """Return where the sums of a tap are."""
+        """Return the index of the sums of a tap."""
         row = vector * self.conv.height.kernel + kernel_row
         return (row * len(self.taps) + tap) * self.cpu.lanes
 

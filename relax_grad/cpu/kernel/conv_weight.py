@@ -1,14 +1,15 @@
 """The weight gradient of convolution: ``dW[o, c, k] = sum over n, y of dY[n, o, y] X[n, c, y * s + k * d - p]``.
 
-Vectors hold neighbouring channels of X, times a splat of dY. The images are gone through in chunks. Of each
-chunk and each block of input channels, X is copied to ``[image][row][column][channel]``, zeros around
-it and columns that are not read left out, small enough for the second-level cache; then each block of output
-channels and each row of the kernel is a tile of sums that stay in registers over the whole chunk.
+Vectors hold neighbouring channels of X, and are multiplied by a splat of dY. The images are processed in chunks. For
+each chunk and each block of input channels, X is copied to ``[image][row][column][channel]``, with its zero padding and
+without columns that are not read; the copy fits in the second-level cache. Then each block of output channels and each
+row of the kernel is a tile, whose sums stay in registers over the whole chunk.
 
-Each thread has a range of output and of input channels, and copies what it needs itself: there is no waiting, and
-the order of every sum is that of the images, whatever the number of threads.
+Each thread computes a range of output and of input channels, and makes its own copies. So threads do not wait for each
+other, and every sum is in the order of the images, whatever the number of threads.
 
-The images of volumes are their slices: each slice of the weight gradient is one of a convolution of images.
+The images of volumes are their slices: each slice of the weight gradient is the weight gradient of a convolution of
+images.
 """
 
 from __future__ import annotations
@@ -25,30 +26,29 @@ from ._pack import Block, channels_of_taps, pack_channels
 from .builder import Accumulators, Extent, Vectors, as_expr, bind, ceil_div, const
 from .convolution import ONE, Conv2d, Conv3d, Windows
 
-#: Bytes of X that a tile goes through: a part of a second-level cache.
+#: Bytes of X that a tile reads: a part of a second-level cache.
 _CHUNK_BYTES = 160 * 1024
 
-#: Columns of a row, at most, where rows can be joined.
+#: The maximum number of columns of joined rows.
 _COLUMNS = 1024
 
-#: Columns that the body of a loop goes through.
+#: The number of columns that the body of a loop processes.
 _UNROLL = 2
 
 
 def conv_weight(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters
     ----------
     conv : Conv2d
         The convolution.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of dY, X and dW as the function's parameters have them, where they are not those of the
-        convolution.
+        The shapes of the parameters dY, X and dW, if they differ from those of the convolution.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
@@ -59,7 +59,7 @@ def conv_weight(
 def conv3d_weight(
     conv: Conv3d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient of a convolution of volumes.
+    """Return the kernel for convolutions of volumes: a function of dY, X and dW (float32) that sets dW.
 
     Parameters are those of :func:`conv_weight`.
     """
@@ -71,7 +71,7 @@ def conv3d_weight(
 
 @dataclass(frozen=True)
 class Tile:
-    """The sums that are in registers at once: of output channels, kernel columns, vectors of input channels."""
+    """A tile of sums in registers: its output channels, kernel columns, and vectors of input channels."""
 
     outs: int
     columns: int
@@ -79,19 +79,19 @@ class Tile:
 
     @staticmethod
     def of(conv: Conv2d, cpu: CPU) -> Tile:
-        """Return the tile that fits the registers, beside what is multiplied."""
+        """Return the largest tile that fits in the registers together with its operands."""
         ins, outs = conv.in_channels // conv.groups, conv.out_channels // conv.groups
         vectors = 2 if conv.width.kernel == 1 and ins > cpu.lanes else 1
         groups = ceil_div(conv.width.kernel, 7 if cpu.registers >= 32 else 3)
         columns = ceil_div(conv.width.kernel, groups)
-        # Beside the sums: a splat, what it is multiplied by, and some without which LLVM spills.
+        # Other registers hold a splat and the vector that it multiplies; LLVM spills without a few more.
         free = cpu.registers - (4 if cpu.registers >= 32 else 1)
         most = free // (columns * vectors) - 1
         return Tile(_even(outs, most), columns, vectors)
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of blocks of at most ``most``, such that the last one is not much smaller."""
+    """Return a block size of at most ``most`` such that the last block is not much smaller."""
     for size in range(min(most, count), most * 3 // 4, -1):
         if count % size == 0:
             return size
@@ -124,7 +124,7 @@ class _Generator:
         unless_empty(self.conv.batch, dw, size, self.vectors, lambda: self._divided(dy, x, dw))
 
     def _divided(self, dy, x, dw) -> None:
-        """Emit the ranges of channels that threads have."""
+        """Emit the loop over threads, each with a range of input and of output channels."""
         conv, tile = self.conv, self.tile
         between = self.taps > 1 and not self.is_at_once
         if between:
@@ -144,7 +144,7 @@ class _Generator:
             )
 
     def _parts(self) -> tuple[int, int]:
-        """Return into how many ranges the blocks of input and of output channels are divided for threads."""
+        """Return the number of ranges of input-channel blocks and of output-channel blocks, for the threads."""
 
         def time(parts):
             by_in, by_out = parts
@@ -183,7 +183,7 @@ class _Generator:
             whole_or_rest(i, self.in_vectors, tile.vectors, work)
 
     def _pack(self, chunk, x, packed, group, vector, vectors: int, tap) -> None:
-        """Copy what a chunk reads of a block of input channels."""
+        """Copy the elements of X that a chunk reads of a block of input channels."""
         height, lanes, depth = self.conv.height, self.cpu.lanes, self.depth
 
         def pack(i, volume, at) -> None:
@@ -209,9 +209,9 @@ class _Generator:
                     pack(i, volume, at)
 
     def _slice(self, image, tap) -> tuple:
-        """Return the volume of an image, which slice of it it is, which slice of X it reads, and whether there is one.
+        """Return the volume of an image, its slice index, the slice of X that it reads, and whether that is in bounds.
 
-        The last is None where there always is.
+        The last is None if all slices are in bounds.
         """
         depth = self.depth
         volume, index = bind(image // depth.number), bind(image % depth.number)
@@ -275,7 +275,7 @@ class _Generator:
         sums.add(chunk, place, kernel_row, cells, total)
 
     def _each_column(self, step: Callable) -> None:
-        """Emit the steps along a row of output, some at a time."""
+        """Emit the steps along a row of the output, up to ``_UNROLL`` columns at a time."""
         extent = self.conv.width.number
         size = min(_UNROLL, extent)
         if extent >= size:
@@ -287,7 +287,7 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Place:
-    """Some output channels, some vectors of input channels, and a slice of the kernel."""
+    """The location of a tile: output channels, vectors of input channels, and a slice of the kernel."""
 
     out: tirx.PrimExpr
     outs: int
@@ -297,17 +297,17 @@ class _Place:
 
 
 class _Sums:
-    """Where the sums of a tile are kept between two chunks, and how they get to dW.
+    """The storage of sums between chunks, and their transfer to dW.
 
-    Those of a 1x1 kernel are in dW itself. Others are vectors of channels in a buffer: of all sums, or of one
-    block's where there is one chunk only.
+    The sums of a 1x1 kernel are stored in dW itself. Others are vectors of channels in a buffer: for all sums, or for
+    the sums of one block if there is a single chunk.
     """
 
     def __init__(self, generator: _Generator, dw, buffer):
         self._g, self._dw, self._buffer = generator, dw, buffer
 
     def add(self, chunk, place, kernel_row, cells, total) -> None:
-        """Add the sums of a tile to those of the chunks before."""
+        """Add the sums of a tile to those of the previous chunks."""
         places = [self._kept(place, kernel_row, cell) for cell in cells]
         vectors = self._g.vectors
 
@@ -323,7 +323,7 @@ class _Sums:
             b.either(chunk.is_first, lambda: store(add=False), lambda: store(add=True))
 
     def _kept(self, place, kernel_row, cell):
-        """Return buffer and index of a vector, and how many of its channels exist (None: all of them)."""
+        """Return the buffer and index of a vector, and the number of its channels that exist (None: all of them)."""
         (o, k, v), g = cell, self._g
         lanes, channels = g.cpu.lanes, g.ins
         if g.taps == 1:
@@ -336,7 +336,7 @@ class _Sums:
         return self._buffer, (self._block(place, o, v) * g.taps + tap) * lanes, None
 
     def _block(self, place, o, v):
-        """Return the number of the vectors of all taps."""
+        """Return the index of a group of vectors, one for each tap."""
         g = self._g
         if g.is_at_once:
             return o * g.tile.vectors + v

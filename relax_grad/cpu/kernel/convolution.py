@@ -19,7 +19,7 @@ class Conv2d:
     in_channels, out_channels : int
         The channels of data and result.
     size, kernel, strides, dilation : tuple[int, int]
-        Extents of data and weight, steps of windows and taps: for rows, then for columns.
+        Extents of data and weight, and distances between windows and between taps: for rows, then for columns.
     padding : tuple[int, int, int, int]
         Zeros before the rows and the columns, then those after.
     groups : int
@@ -46,12 +46,12 @@ class Conv2d:
 
     @property
     def out_size(self) -> tuple[int, int]:
-        """How many rows and columns of windows there are."""
+        """The number of rows and of columns of the result."""
         return self.height.number, self.width.number
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every channel has a kernel of its own."""
+        """Whether every channel has its own kernel."""
         return 1 < self.groups == self.in_channels == self.out_channels
 
     @property
@@ -68,15 +68,15 @@ class Conv2d:
 
     @property
     def flattened(self) -> Conv2d:
-        """The same convolution of one row, where every window is a single element."""
+        """The same convolution with its rows joined into one, if every window is a single element."""
         if not (self.height.is_pointwise and self.width.is_pointwise):
             return self
         return replace(self, size=(1, prod(self.size)))
 
     def with_rows_of(self, columns: int) -> Conv2d:
-        """Return a convolution of the same sums over the same memory; rows are joined where pixels stay apart.
+        """Return an equivalent convolution over the same memory, with rows joined if every window is a single element.
 
-        They are as long as possible, but not longer than this many columns, if they were not before.
+        The joined rows are as long as possible, but at most ``columns`` columns (or one original row).
         """
         if not (self.height.is_pointwise and self.width.is_pointwise):
             return self
@@ -98,7 +98,7 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class Conv3d:
-    """A convolution of volumes, NCDHW, with a weight, OIDHW: a volume is slices, one behind the other.
+    """A convolution of volumes, NCDHW, with a weight, OIDHW: a volume is a stack of slices.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Conv3d:
 
     @property
     def of_two_axes(self) -> Conv2d | None:
-        """The same sums over the same memory as a convolution of images; None where there is none."""
+        """An equivalent convolution of images over the same memory, or None."""
         each, depth = self.slices, self.depth
         if each.height.is_pointwise and each.width.is_pointwise:
             return replace(
@@ -145,7 +145,7 @@ class Conv3d:
 
 @dataclass(frozen=True)
 class Windows:
-    """What a convolution reads along one axis: window w and tap k read element w * stride + k * dilation - before.
+    """The windows of a convolution along one axis: window w and tap k read element w * stride + k * dilation - before.
 
     Attributes
     ----------
@@ -154,7 +154,7 @@ class Windows:
     stride, dilation : int
         As above.
     before, after : int
-        Zeros in front of the data and behind it.
+        The zeros before and after the data.
     """
 
     size: int
@@ -166,7 +166,7 @@ class Windows:
 
     @property
     def number(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         reach = self.dilation * (self.kernel - 1) + 1
         return (self.size + self.before + self.after - reach) // self.stride + 1
 
@@ -177,31 +177,31 @@ class Windows:
 
     @property
     def is_inside(self) -> bool:
-        """Whether no window reads a zero around the data."""
+        """Whether all windows are in bounds."""
         reach = (self.number - 1) * self.stride + (self.kernel - 1) * self.dilation
         return self.before == 0 and reach < self.size
 
     @property
     def step(self) -> int:
-        """The distance of two neighbours among the elements that are read."""
+        """The distance between neighbouring elements that are read."""
         return gcd(self.stride, self.dilation) if self.kernel > 1 else self.stride
 
     @property
     def steps(self) -> tuple[int, int]:
-        """How many of these neighbours it is from a window to the next, and from a tap to the next."""
+        """The distances between windows and between taps, in units of :attr:`step`."""
         return self.stride // self.step, self.dilation // self.step if self.kernel > 1 else 1
 
     def span(self, windows: Extent) -> Extent:
-        """Return how many neighbours consecutive windows read."""
+        """Return the number of elements, ``step`` apart, that consecutive windows span."""
         window, tap = self.steps
         return (windows - 1) * window + (self.kernel - 1) * tap + 1
 
     @property
     def inside(self) -> tuple[int, int]:
-        """The range of the neighbours that are elements of the data, not zeros around it."""
+        """The range, in units of :attr:`step`, of the elements that are in bounds."""
         stop = min(self.span(self.number), ceil_div(self.size + self.before, self.step))
         return min(max(0, ceil_div(self.before, self.step)), stop), stop
 
 
-#: An axis that there is none of.
+#: Placeholder for an absent axis.
 ONE = Windows(1, 1, 1, 0, 0, 1)

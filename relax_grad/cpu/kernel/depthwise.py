@@ -1,9 +1,9 @@
-"""Depthwise convolution and its data gradient: every channel has a kernel of its own.
+"""Depthwise convolution and its data gradient: every channel has its own kernel.
 
-Vectors hold neighbouring channels, so that planes of any size, any strides and dilations fill them: rows of
-the source are copied to ``[row][column][channel]`` with the zeros around them, a row of the target is computed
-with the channels innermost, and transposed in registers on its way out. Both are one computation
-(:class:`Gather`): an element of the target is a sum over taps of elements of the source.
+Vectors hold neighbouring channels, so that their lanes are used for any size of planes, strides and dilations. Rows of
+the source are copied to ``[row][column][channel]`` with their zero padding. A row of the target is computed with the
+channels innermost, and transposed in registers on its way out. The convolution and its data gradient are the same
+computation (:class:`Gather`): an element of the target is a sum over taps of elements of the source.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .convolution import Conv2d, Windows
 #: Bytes of the source that are copied at once.
 _CHUNK_BYTES = 96 * 1024
 
-#: Elements of the target that a task has at least, for the weights are copied once a task.
+#: The minimum number of target elements of a task, because each task copies the weights once.
 _TASK_ELEMENTS = 1024
 
-#: Columns of the target that are computed at once: the first of these that leaves no rest, or the first.
+#: Columns of the target that are computed at once: the first of these that divides their number, or the first of all.
 _UNROLL = (7, 8, 6, 5, 4)
 
-#: Taps beyond which the code is too long.
+#: The maximum number of taps; with more, the code is too long.
 MOST_TAPS = 128
 
 
 @dataclass(frozen=True)
 class Gather:
-    """What elements of the target are sums over, along one axis.
+    """The taps and source elements of each target element, along one axis.
 
-    Element ``unit * period + phase`` is the sum over ``taps[phase]``, pairs of a tap and an offset, of what the tap
-    weighs times element ``unit * advance + offset`` of the source; outside of the source is 0.
+    Element ``unit * period + phase`` of the target is the sum over ``taps[phase]``, pairs of a tap and an offset, of
+    the tap's weight times element ``unit * advance + offset`` of the source. Out-of-bounds elements are 0.
 
     Attributes
     ----------
@@ -58,16 +58,15 @@ class Gather:
 
     @staticmethod
     def forward(windows: Windows) -> Gather:
-        """Return what a convolution gathers: ``y[w] = sum over k of x[w * stride + k * dilation - before]``."""
+        """Return the gather of a convolution: ``y[w] = sum over k of x[w * stride + k * dilation - before]``."""
         taps = tuple((k, k * windows.dilation - windows.before) for k in range(windows.kernel))
         return Gather(windows.size, windows.number, 1, windows.stride, (taps,))
 
     @staticmethod
     def backward(windows: Windows) -> Gather:
-        """Return what its data gradient gathers: ``dx[i] = sum over k of dy[(i + before - k * dilation) / stride]``.
+        """Return the gather of its data gradient: ``dx[i] = sum over k of dy[(i + before - k * dilation) / stride]``.
 
-        Only those taps count for which the division leaves no remainder, and which these are repeats with the
-        stride.
+        Only taps whose division is exact contribute. These taps are periodic in i, with period ``stride``.
         """
         stride = windows.stride
         places = [
@@ -87,17 +86,17 @@ class Gather:
 
     @property
     def units(self) -> int:
-        """How many units the target has; the last one may be incomplete."""
+        """The number of units of the target; the last one may be incomplete."""
         return ceil_div(self.target, self.period)
 
     def span(self, units: Extent) -> Extent:
-        """Return how many elements of the source consecutive units reach over."""
+        """Return the number of source elements that consecutive units span."""
         last = max(offset for phase in self.taps for _, offset in phase)
         return (units - 1) * self.advance + last - self.first + 1
 
     @property
     def window(self) -> Windows:
-        """All elements of the source that are reached."""
+        """The range of all source elements that are read, as pointwise windows."""
         span = self.span(self.units)
         return Windows(self.source, span, 1, -self.first, span + self.first - self.source, 1)
 
@@ -105,17 +104,16 @@ class Gather:
 def depthwise(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of X, W and Y (float32) that sets Y to the convolution.
+    """Return the kernel: a function of X, W and Y (float32) that sets Y to the convolution.
 
     Parameters
     ----------
     conv : Conv2d
-        The convolution; it has as many groups as channels, and at most ``MOST_TAPS`` taps.
+        The convolution, with as many groups as channels and at most ``MOST_TAPS`` taps.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of X, W and Y as the function's parameters have them, where they are not those of the
-        convolution.
+        The shapes of the parameters X, W and Y, if they differ from those of the convolution.
     """
     shapes = shapes or [conv.data_shape, conv.weight_shape, conv.out_shape]
     axes = Gather.forward(conv.height), Gather.forward(conv.width)
@@ -125,9 +123,9 @@ def depthwise(
 def depthwise_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, W and dX (float32) that sets dX to the data gradient.
+    """Return the kernel of the data gradient: a function of dY, W and dX (float32) that sets dX.
 
-    Parameters are those of :func:`depthwise`, but for the order of the shapes.
+    Parameters are those of :func:`depthwise`, except the order of the shapes.
     """
     shapes = shapes or [conv.out_shape, conv.weight_shape, conv.data_shape]
     axes = Gather.backward(conv.height), Gather.backward(conv.width)
@@ -147,7 +145,7 @@ class _Generator:
         self.rows, self.columns, self.lanes = rows, columns, cpu.lanes
         self.vectors = Vectors(cpu.lanes)
         self.pitch = columns.span(columns.units) * cpu.lanes
-        # The images of a task; its rows are gone through in chunks.
+        # The images of a task; their rows are processed in chunks.
         self.images = max(1, _TASK_ELEMENTS // (rows.target * columns.target))
         self.chunks = Chunks.of_bytes(
             1, rows.units, lambda units: 4 * self.pitch * rows.span(units), _CHUNK_BYTES

@@ -1,9 +1,9 @@
 """The weight gradient of depthwise convolution.
 
-As in :mod:`.depthwise`, vectors hold neighbouring channels: X and dY are copied to ``[row][column][channel]``, and
-the sums of a tile are those of some rows of the kernel. A task has some images, as many as their size says, and
-one vector of channels. What the tasks find is added up in the order of the images, so that the result does not
-depend on the number of threads.
+As in :mod:`.depthwise`, vectors hold neighbouring channels: X and dY are copied to ``[row][column][channel]``, and a
+tile holds the sums of some rows of the kernel. A task processes several images, depending on their size, and one vector
+of channels. The partial sums of the tasks are added in the order of the images, so that the result does not depend on
+the number of threads.
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ from .depthwise import Gather
 #: Bytes of X and dY that are copied at once.
 _CHUNK_BYTES = 128 * 1024
 
-#: Elements of dY that a task has at least.
+#: The minimum number of elements of dY of a task.
 _TASK_ELEMENTS = 1024
 
-#: Columns that the body of a loop goes through.
+#: The number of columns that the body of a loop processes.
 _UNROLL = 2
 
 
 def depthwise_weight(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the weight gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters
     ----------
     conv : Conv2d
-        The convolution; it has as many groups as channels, and at most ``depthwise.MOST_TAPS`` taps.
+        The convolution, with as many groups as channels and at most ``depthwise.MOST_TAPS`` taps.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of dY, X and dW as the function's parameters have them, where they are not those of the
-        convolution.
+        The shapes of the parameters dY, X and dW, if they differ from those of the convolution.
     """
     shapes = shapes or [conv.out_shape, conv.data_shape, conv.weight_shape]
     params = b.floats(("DY", "X", "DW"), shapes)
@@ -107,7 +106,7 @@ class _Generator:
             self._write(parts, dw, block)
 
     def _pack(self, chunk: Chunk, dy, x, buffers, plane, channels: int) -> None:
-        """Copy some rows of dY, and what they are multiplied by."""
+        """Copy some rows of dY, and the rows of X that they are multiplied by."""
         grad, data = buffers
         block = const(0), channels
         plain = (Windows(size, 1, 1, 0, 0, 1) for size in (self.width, self.height))
@@ -128,7 +127,7 @@ class _Generator:
         )
 
     def _tile(self, chunk: Chunk, buffers, taps, parts, part) -> None:
-        """Add the sums over a chunk to those of a task."""
+        """Add the sums over a chunk to the partial sums of a task."""
         (grad, data), lanes, columns = buffers, self.lanes, self.columns
         down, right = self.conv.dilation
         total = Accumulators(self.vectors, len(taps))
@@ -157,7 +156,7 @@ class _Generator:
             self.vectors.store(parts, place, self.vectors.load(parts, place) + total[index])
 
     def _write(self, parts, dw, block) -> None:
-        """Add up what the tasks found for some channels, and write it to dW."""
+        """Add the partial sums of all tasks for a block of channels, and write them to dW."""
         lanes, taps = self.lanes, len(self.taps)
         sums = b.scratch(taps * lanes)
         with b.serial(0, taps) as tap:

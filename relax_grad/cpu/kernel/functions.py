@@ -1,9 +1,9 @@
-"""Elementary functions of float32 as polynomials, of scalars and of vectors.
+"""Elementary functions of float32 as polynomials, for scalars and vectors.
 
-LLVM calls the C library for each lane of a vector; these have no calls, no branches and no tables. They have
-few conditions either: TVM's simplifier writes out all that a condition is made of. Each takes
-``bind``, which names a value that is used more than once: kernels emit a statement, and :func:`expression`
-makes one expression of it all.
+For LLVM's own functions, the C library is called for each lane of a vector. These have no calls, no branches and no
+tables. They also have few conditions, because TVM's simplifier expands all operands of a condition. Each function takes
+``bind``, which binds a value that is used more than once to a variable: kernels emit a statement for it, and
+:func:`expression` builds one expression with ``Let``.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from tvm import tirx
 
 from .builder import bind as emit_bind
 
-#: 1.5 * 2**23: a float32 near 0 that is added to it is rounded to an integer, in its lowest bits.
+#: 1.5 * 2**23: its sum with a small float32 has that number, rounded to an integer, in its lowest bits.
 _MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000
 
-#: log(2) in two parts, the first of few enough bits that a product with an exponent is exact.
+#: log(2) in two parts. The first has so few bits that its product with an exponent is exact.
 _LOG2_HIGH, _LOG2_LOW = 0.693359375, -2.12194440e-4
 
-#: The bits of the root of 1/2.
+#: The bits of the square root of 1/2.
 _ROOT_BITS = 0x3F3504F3
 
 #: The bits of infinity, of a NaN, and of 1.
 _INFINITY, _NAN, _ONE = 0x7F800000, 0x7FC00000, 0x3F800000
 
-#: What a result of :func:`raised` is multiplied with.
+#: The factor that undoes the scaling of :func:`raised`.
 LOWERED = 2.0**-64
 
-#: Where :func:`erf` is less than an ulp below 1.
+#: The argument from which on :func:`erf` is less than an ulp below 1.
 _ERF_END = 3.85
 
 
 def expression(function: Callable, *arguments: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return a function of values as one expression.
+    """Return the application of a function as one expression.
 
     Parameters
     ----------
     function : Callable
-        One of the functions here.
+        One of the functions of this module.
     arguments : tirx.PrimExpr
-        What it takes.
+        Its arguments.
     """
     names = []
 
@@ -60,15 +60,15 @@ def exp(x, bind: Callable = emit_bind):
     """Return e to the power of x, within 1 unit in the last place.
 
     With ``x = n * log(2) + r`` it is ``2**n`` times a polynomial in r, that of Cephes' expf (S. L. Moshier).
-    Results that are not normal numbers, infinity and NaN are right too.
+    Subnormal results, infinity and NaN are correct too.
     """
-    # In this order, a NaN passes both comparisons.
+    # With the operands in this order, a NaN propagates.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
     return scaled(*split_exp(x, bind), bind)
 
 
 def _normal_exp(x, bind: Callable):
-    """Return e to the power of an x in [-87, 88], whose results are normal numbers, or of NaN."""
+    """Return e to the power of x, for NaN and for x in [-87, 88], where the results are normal numbers."""
     p, n = split_exp(x, bind)
     return bind(p * power_of_2(n))
 
@@ -80,9 +80,12 @@ def split_exp(x, bind: Callable) -> tuple:
 
 
 def reduced(x, bind: Callable, about=None, rest=None) -> tuple:
-    """Return an int32 n and a small r such that x, less a rest, is ``n * log(2) + r``; x may be given more roughly too."""
+    """Return an int32 n and a small r such that ``x - rest`` is ``n * log(2) + r``.
+
+    ``about`` is an approximation of x from which n is computed; it defaults to x.
+    """
     n = _rounded((x if about is None else about) * like(x, math.log2(math.e)), bind)
-    # Not by a subtraction, which TVM would simplify away.
+    # A cast from n, not a subtraction of _MAGIC, which TVM would simplify away.
     rounded = bind(tirx.Cast(x.ty.dtype, n))
     r = bind(x - rounded * like(x, _LOG2_HIGH))
     low = rounded * like(x, _LOG2_LOW)
@@ -97,12 +100,12 @@ def split_exp2(t, bind: Callable) -> tuple:
 
 
 def small_exp(r, bind: Callable):
-    """Return e to the power of an r between -log(2) / 2 and log(2) / 2."""
+    """Return e to the power of r, for r between -log(2) / 2 and log(2) / 2."""
     return small_expm1(r, bind) + like(r, 1.0)
 
 
 def small_expm1(r, bind: Callable):
-    """Return ``exp(r) - 1`` of an r between -log(2) / 2 and log(2) / 2."""
+    """Return ``exp(r) - 1`` for r between -log(2) / 2 and log(2) / 2."""
     p = polynomial(
         r,
         [
@@ -133,7 +136,7 @@ def log(x, bind: Callable = emit_bind):
 def log_of_normal(x, bind: Callable = emit_bind):
     """Return the natural logarithm of a positive normal number, of infinity or of NaN.
 
-    It is less to compute than :func:`log`.
+    It is cheaper than :func:`log`.
     """
     m, e = _normal_parts(bind(as_bits(x, "int32")), bind)
     result = _log_of_parts(bind(m - like(m, 1.0)), e, bind)
@@ -163,9 +166,9 @@ def _log_of_parts(f, e, bind: Callable):
 
 
 def power(x, y, bind: Callable = emit_bind):
-    """Return x to the power of y, within 2 units in the last place, and at the edges what C's pow returns.
+    """Return x to the power of y, within 2 units in the last place; special cases are those of C's pow.
 
-    It is ``2**(y * log2(abs(x)))``, the exponent in float64: a float32 of 100 would have lost 7 bits.
+    It is ``2**(y * log2(abs(x)))`` with the exponent in float64: in float32, an exponent of 100 would lose 7 bits.
     """
     m, e = _split(x, bind)
     wide = bind(widened(m))
@@ -184,12 +187,12 @@ def power(x, y, bind: Callable = emit_bind):
 
 
 def _at_the_edges(x, y, positive, bind: Callable):
-    """Return a power of any x and y, given that of a positive, finite x."""
+    """Return x to the power of y with the special cases, given the power for a positive, finite x."""
     base, exponent = bind(as_bits(x, "int32")), bind(as_bits(y, "int32"))
     size, exponent_size = bind(_without_sign(base)), bind(_without_sign(exponent))
     is_large = bind(_exceeds(size, _INFINITY - 1))
     is_extreme = bind(is_large | _is_0(size))
-    # Of 0 and infinity, it is one of these, as the exponent's sign says.
+    # For x = 0 and infinity, the power is 0 or infinity, depending on the sign of the exponent.
     extreme = like(x, _INFINITY, "int32") & (_is_negative(exponent) ^ is_large)
     result = _chosen(is_extreme, extreme, as_bits(positive, "int32"), bind)
     whole = bind(tirx.floor(y))
@@ -209,9 +212,9 @@ def _at_the_edges(x, y, positive, bind: Callable):
 
 
 def _chosen(mask, first, second, bind: Callable):
-    """Return the int32 that a mask, all ones or all zeros, chooses: the first of ones.
+    """Return the int32 that a mask selects: the first if it is all ones, the second if it is all zeros.
 
-    Not a condition, in whose branches TVM would simplify all over again.
+    It avoids a condition, in whose branches TVM would simplify everything again.
     """
     second = bind(second)
     return bind(second ^ ((first ^ second) & mask))
@@ -223,22 +226,22 @@ def _is_negative(n):
 
 
 def _without_sign(bits):
-    """Return bits without the first, not by a mask of the others: TVM 0.26 makes a remainder by 2**31 of that."""
+    """Return bits without the sign bit; not by a mask of the others, which TVM 0.26 turns into a remainder by 2**31."""
     return bits ^ (bits & like(bits, -(2**31), "int32"))
 
 
 def _exceeds(n, limit: int):
-    """Return the mask of numbers that are not negative and exceed a limit."""
+    """Return the mask of the numbers that exceed a limit, among non-negative ones."""
     return _is_negative(like(n, limit, "int32") - n)
 
 
 def _is_0(n):
-    """Return the mask of 0 among numbers that are not negative."""
+    """Return the mask of zeros, among non-negative numbers."""
     return _is_negative(n - like(n, 1, "int32"))
 
 
 def _differ(a, b, bind: Callable):
-    """Return the mask of bits that differ, in more than the sign."""
+    """Return the mask of inequality of two bit patterns."""
     bits = bind(a ^ b)
     return _is_negative(bits | (like(a, 0, "int32") - bits))
 
@@ -246,10 +249,10 @@ def _differ(a, b, bind: Callable):
 def erf(x, bind: Callable = emit_bind):
     """Return the error function of x, within 4 units in the last place; beyond 3.86 it is 1 or -1.
 
-    It is ``x / 4``, which is exact, and x times a quotient of polynomials of its square. The quotient no longer changes
-    beyond ``_ERF_END``: from there on, the sum grows, and is cut off.
+    It is the sum of ``x / 4``, which is exact, and of x times a quotient of polynomials of its square. Beyond
+    ``_ERF_END``, the argument of the quotient is clamped; the sum then grows with x, and is clamped to 1.
     """
-    # In this order, a NaN passes the comparison.
+    # With the operands in this order, a NaN propagates.
     s = bind(tirx.Min(like(x, _ERF_END**2), x * x))
     numerator = polynomial(
         s,
@@ -280,7 +283,7 @@ def erf(x, bind: Callable = emit_bind):
 
 
 def tanh(x, bind: Callable = emit_bind):
-    """Return the hyperbolic tangent of x, within 2 units in the last place: near 0 Cephes' polynomial."""
+    """Return the hyperbolic tangent of x, within 2 units in the last place; near 0 by Cephes' polynomial."""
     a = bind(magnitude(x))
     # Beyond 10 it is 1.
     t = bind(tirx.Min(like(a, 20.0), a + a))
@@ -304,7 +307,7 @@ def tanh(x, bind: Callable = emit_bind):
 def sigmoid(x, bind: Callable = emit_bind):
     """Return ``1 / (1 + exp(-x))``, within 3 units in the last place.
 
-    For a negative x it is ``exp(x) / (1 + exp(x))``, whose exponential does not overflow.
+    For a negative x it is computed as ``exp(x) / (1 + exp(x))``, whose exponential does not overflow.
     """
     p, n = split_exp(bind(tirx.Max(like(x, -110.0), like(x, 0.0) - magnitude(x))), bind)
     e = bind(raised(p, n, bind) * like(x, LOWERED))
@@ -313,8 +316,8 @@ def sigmoid(x, bind: Callable = emit_bind):
 
 
 def expm1(x, bind: Callable = emit_bind):
-    """Return ``exp(x) - 1``, within 2 units in the last place: of a small x, about x."""
-    # In this order, a NaN passes both comparisons.
+    """Return ``exp(x) - 1``, within 2 units in the last place, also for small x, where it is about x."""
+    # With the operands in this order, a NaN propagates.
     x = bind(tirx.Min(like(x, 89.0), tirx.Max(like(x, -104.0), x)))
     n, r = reduced(x, bind)
     p = bind(small_expm1(r, bind))
@@ -325,11 +328,11 @@ def expm1(x, bind: Callable = emit_bind):
 
 
 def log1p(x, bind: Callable = emit_bind):
-    """Return ``log(1 + x)``, within 2 units in the last place, for x from 0 to 2**126 and NaN: of a small x, about x."""
+    """Return ``log(1 + x)``, within 2 units in the last place, for x from 0 to 2**126 and NaN, also for small x."""
     bits = bind(as_bits(bind(x + like(x, 1.0)), "int32"))
     n = bind((bits - like(bits, _ROOT_BITS, "int32")) >> like(bits, 23, "int32"))
     scale = bind(power_of_2(like(n, 0, "int32") - n))
-    # Here is the part of x that its sum with 1 loses by rounding.
+    # This keeps the part of x that the sum with 1 loses by rounding.
     f = bind(x * scale + (scale - like(x, 1.0)))
     return _log_of_parts(f, bind(tirx.Cast(x.ty.dtype, n)), bind)
 
@@ -343,9 +346,9 @@ def atanh(x, bind: Callable = emit_bind):
 
 
 def _split(x, bind: Callable) -> tuple:
-    """Return m between the roots of 1/2 and 2, and e such that ``m * 2**e`` is the magnitude of a finite x."""
+    """Return m between sqrt(1/2) and sqrt(2), and e, such that ``m * 2**e`` is the magnitude of a finite x."""
     size = bind(_without_sign(bind(as_bits(x, "int32"))))
-    # What is not a normal number is multiplied with 2**25.
+    # Subnormal numbers and 0 are multiplied by 2**25.
     shift = bind(_is_negative(size - like(x, 1 << 23, "int32")))
     shift = bind(shift & like(x, 25, "int32"))
     bits = bind(as_bits(as_bits(size, "float32") * power_of_2(shift), "int32"))
@@ -354,15 +357,15 @@ def _split(x, bind: Callable) -> tuple:
 
 
 def _normal_parts(bits, bind: Callable) -> tuple:
-    """Return m and e, as :func:`_split` does, of the bits of a positive normal number."""
-    # The exponent of what is at least the root of 1/2, and what is left.
+    """Return m and e, like :func:`_split`, from the bits of a positive normal number."""
+    # The exponent for a significand m of at least sqrt(1/2), and that significand.
     e = bind((bits - like(bits, _ROOT_BITS, "int32")) >> like(bits, 23, "int32"))
     m = bind(as_bits(bits - (e << like(bits, 23, "int32")), "float32"))
     return m, bind(tirx.Cast(m.ty.dtype, e))
 
 
 def _rounded(x, bind: Callable):
-    """Return the integer, an int32, that is next to a small x."""
+    """Return the integer nearest to a small x, as an int32."""
     shifted = bind(x + like(x, _MAGIC))
     return bind(as_bits(shifted, "int32") - like(x, _MAGIC_BITS, "int32"))
 
@@ -378,10 +381,10 @@ def narrowed(x):
 
 
 def polynomial(x, coefficients: Sequence[float], bind: Callable, dtype: str = "float32"):
-    """Return a polynomial, given its coefficients from that of the highest power on.
+    """Return a polynomial of x, given its coefficients from the highest power down.
 
-    Neighbours are added up first, as G. Estrin did: a processor that has several additions under way waits for
-    each of a chain of them.
+    Neighbouring terms are combined first (Estrin's scheme), so that several additions overlap; in a chain, each would
+    wait for the one before.
     """
     terms = [like(x, coefficient, dtype) for coefficient in reversed(coefficients)]
     while len(terms) > 1:
@@ -393,7 +396,7 @@ def polynomial(x, coefficients: Sequence[float], bind: Callable, dtype: str = "f
 
 
 def like(x, value: float, dtype: str = "float32"):
-    """Return a constant of as many lanes as a value has."""
+    """Return a constant with the number of lanes of x."""
     constant = tirx.const(value, dtype)
     return constant if _lanes(x) == 1 else tirx.Broadcast(constant, _lanes(x))
 
@@ -412,22 +415,22 @@ def magnitude(x):
 
 
 def _with_sign(magnitude, x):
-    """Return a number that is not negative with the sign of another."""
+    """Return a non-negative number with the sign of x."""
     sign = as_bits(x, "int32") & like(x, -(2**31), "int32")
     return as_bits(as_bits(magnitude, "int32") | sign, "float32")
 
 
 def scaled(p, n, bind: Callable):
-    """Return ``p * 2**n``, which may be no normal number, in two factors that are."""
+    """Return ``p * 2**n``, which may be subnormal, by two factors that are normal numbers."""
     half = bind(n >> like(n, 1, "int32"))
     return bind(p * power_of_2(half) * power_of_2(n - half))
 
 
 def raised(p, n, bind: Callable):
-    """Return ``p * 2**n / LOWERED`` for n between -190 and 63, which is a normal number where ``p * 2**n`` is none."""
+    """Return ``p * 2**n / LOWERED`` for n between -190 and 63: a normal number even if ``p * 2**n`` is not."""
     return bind(p * power_of_2(n + like(n, 64, "int32")))
 
 
 def power_of_2(n):
-    """Return 2**n for int32 exponents of normal numbers."""
+    """Return 2**n for an int32 n in the range of the exponents of normal numbers."""
     return as_bits((n + like(n, 127, "int32")) << like(n, 23, "int32"), "float32")

@@ -1,4 +1,4 @@
-"""The geometry of convolutions and of their data gradients, which is one: what each target element reads."""
+"""The common geometry of convolutions and their data gradients: the source elements that a target element reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .convolution import ONE, Conv2d, Windows
 class Taps:
     """The taps of one phase: tap ``first + j * step`` reads at ``offset + j * move``, for j below ``number``.
 
-    Steps and moves are positive: the kernel of a data gradient is taken backwards, its last tap is number 0.
+    Steps and moves are positive: in a data gradient the kernel is reversed, so that its last tap is number 0.
     """
 
     number: int
@@ -33,23 +33,23 @@ class Taps:
 
 @dataclass(frozen=True)
 class Axis:
-    """A spatial axis: what taps the elements of the target have, and what they read.
+    """A spatial axis: the taps of the target elements, and the source elements that they read.
 
     Element ``i * len(phases) + phase`` of the target reads element ``i * step + offset`` of the source for each
-    offset of the phase's taps; there are zeros outside of the source.
+    offset of the phase's taps. Out-of-bounds elements are 0.
 
     Attributes
     ----------
     target, source : int
         The extents.
     step : int
-        What the source moves by from one target element of a phase to the next.
+        The distance of the source elements of consecutive target elements of a phase.
     phases : tuple[Taps, ...]
         The taps of each phase.
     apart : int
-        How far apart the elements of the source are in memory; those between them are read by none.
+        The stride of the source elements in memory; the elements between them are not read.
     stored : int
-        How many elements memory has, all counted.
+        The number of all elements in memory.
     """
 
     target: int
@@ -89,15 +89,15 @@ class Axis:
         return min(offsets), max(offsets)
 
     def count(self, phase: int = 0) -> int:
-        """Return how many elements of the target a phase has."""
+        """Return the number of target elements of a phase."""
         return max(0, ceil_div(self.target - phase, len(self.phases)))
 
     def extent(self, count: int) -> int:
-        """Return how many elements of the source this many elements of a phase reach over."""
+        """Return the number of source elements that ``count`` elements of a phase span."""
         return (count - 1) * self.step + self.offsets[1] - self.offsets[0] + 1
 
     def taps(self, phase) -> Taps:
-        """Return the taps of a phase that is known at run time."""
+        """Return the taps of a phase that is an expression, known at run time."""
         first, *others = self.phases
         if not others:
             return first
@@ -109,30 +109,30 @@ class Axis:
 
     @property
     def is_inside(self) -> bool:
-        """Whether nothing outside of the source is read."""
+        """Whether all reads are in bounds."""
         return self.offsets[0] >= 0 and self.offsets[0] + self.extent(self.count()) <= self.source
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """What is computed, per group: ``target[v] = sum over source channel r and tap of source[r] weight[v, r]``.
+    """A computation, per group: ``target[v] = sum over source channel r and tap of source[r] weight[v, r]``.
 
-    The weight is ``[v, r, tap]``, or where ``source_major`` ``[r, v, tap]`` with the last tap first.
+    The weight is stored as ``[v, r, tap]``, or if ``source_major`` as ``[r, v, tap]`` with the last tap first.
 
     Attributes
     ----------
     batch : int or tirx.PrimExpr
         The number of images, or of volumes.
     groups, sources, targets : int
-        The groups of channels, and the channels of a group.
+        The number of groups, and the number of source and of target channels in a group.
     slices : Axis
-        The axis along which a volume has images. An image that is one alone has no other taps.
+        The axis of the images in a volume. For a plain image, it is a single point with a single tap.
     axes : list[Axis]
         The axes of an image.
     kernel : tuple[int, int, int]
         The extents of the weight along the three axes.
     source_major : bool
-        Which way the weight lies.
+        The layout of the weight, as above.
     """
 
     batch: Extent
@@ -154,12 +154,12 @@ class Gathering:
 
     @property
     def images(self) -> Extent:
-        """Return the number of images of the target, those of each group of channels counted alone."""
+        """Return the number of images of the target, counted separately for each group of channels."""
         return self.batch * (self.groups * self.slices.target)
 
     @property
     def is_flat(self) -> bool:
-        """Whether an image is one alone."""
+        """Whether images are plain, not slices of volumes."""
         return self.slices == Axis.forward(ONE)
 
     @property
@@ -169,7 +169,7 @@ class Gathering:
 
     @staticmethod
     def forward(conv: Conv2d, depth: Windows = ONE) -> Gathering:
-        """Return what gathers the result of a convolution, of slices if there is a depth, from its data."""
+        """Return the computation of a convolution's result from its data; with a depth, of volumes."""
         sources, targets = conv.in_channels // conv.groups, conv.out_channels // conv.groups
         slices, *axes = (Axis.forward(each) for each in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)
@@ -177,7 +177,7 @@ class Gathering:
 
     @staticmethod
     def backward(conv: Conv2d, depth: Windows = ONE) -> Gathering:
-        """Return what gathers the gradient of a convolution's data from that of its result."""
+        """Return the computation of a convolution's data gradient from the gradient of its result."""
         sources, targets = conv.out_channels // conv.groups, conv.in_channels // conv.groups
         slices, *axes = (Axis.backward(each) for each in (depth, conv.height, conv.width))
         kernel = (depth.kernel, *conv.kernel)
@@ -185,7 +185,7 @@ class Gathering:
 
 
 def _table(values: Sequence[int], index):
-    """Return the value at an index, as a chain of selections."""
+    """Return ``values[index]`` for a run-time index, as a chain of selections."""
     result = const(values[-1])
     for i in reversed(range(len(values) - 1)):
         if values[i:] != values[i : i + 1] * (len(values) - i):

@@ -1,7 +1,7 @@
-"""Sums by index: the gradients of taking rows, as of an embedding, and of gathering elements; and taking columns.
+"""Scatter-adds: the gradients of taking rows (as in an embedding) and of gathering elements; also, taking columns.
 
-Each task has a range of columns, or of rows, of the result, and goes through the indices in their order. So no two
-tasks add to the same element, and the order of additions does not depend on the number of threads.
+Each task owns a range of columns or rows of the result, and processes the indices in their order. So no two tasks add
+to the same element, and the order of additions does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..target import CPU
 from . import builder as b
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
-#: Vectors that a task has of a row, at least.
+#: The minimum number of vectors of a row in a task.
 _NARROWEST = 4
 
-#: Rows that are shorter are added element by element.
+#: Rows with fewer elements are added element by element.
 _SHORTEST = 4
 
 Shapes = Sequence[Sequence[Extent]]
@@ -34,20 +34,20 @@ def take_backward(
     mode: str,
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of take.
+    """Return the kernel of the gradient of the data of take.
 
     Parameters
     ----------
     outer, extent, columns : int or tirx.PrimExpr
-        The data is ``[outer, extent, columns]``, of which rows were taken by index; ``columns`` is not symbolic.
+        The data is ``[outer, extent, columns]``, and its rows were taken by index; ``columns`` is not symbolic.
     shapes : Sequence
         The shapes of dy, of the indices, and of dx.
     index_dtype : str
         The dtype of the indices.
     mode : str
-        What an index means, as for ``relax.op.take``; what means no row contributes nothing.
+        The meaning of an index, as for ``relax.op.take``; indices that refer to no row contribute nothing.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------
@@ -78,29 +78,29 @@ def points_backward(
     index_dtypes: Sequence[str],
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of gather_nd or index_tensor.
+    """Return the kernel of the gradient of the data of gather_nd or index_tensor.
 
     Parameters
     ----------
     extents : Sequence
-        The extents of the axes that are indexed, which come first.
+        The extents of the indexed axes, which are the first axes.
     columns : int
-        The elements of what is behind these axes.
+        The number of elements along all later axes.
     number : int or tirx.PrimExpr
-        How many points there are.
+        The number of points.
     shapes : Sequence
-        The shapes of dy, of the tensors of indices, and of dx. One tensor has all the indices of a point side by
-        side; of several, each has one.
+        The shapes of dy, of the tensors of indices, and of dx. A single tensor of indices holds all indices of a point
+        side by side; several tensors hold one index of a point each.
     index_dtypes : Sequence[str]
         The dtypes of the tensors of indices.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, the tensors of indices, and dx. Negative indices count from the end; what means no element
-        contributes nothing.
+        Takes dy, the tensors of indices, and dx. Negative indices count from the end; out-of-bounds indices contribute
+        nothing.
     """
     together = len(index_dtypes) == 1
 
@@ -131,26 +131,25 @@ def gather_elements_backward(
     index_dtype: str,
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of gather_elements along the last axis.
+    """Return the kernel of the gradient of the data of gather_elements along the last axis.
 
     Parameters
     ----------
     rows : int or tirx.PrimExpr
-        How many rows the data and the indices have.
+        The number of rows of the data and of the indices.
     extents : tuple
-        The length of a row, of the data and of the indices.
+        The length of a row of the data, and of the indices.
     shapes : Sequence
         The shapes of dy, of the indices, and of dx.
     index_dtype : str
         The dtype of the indices.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, the indices, and dx. Negative indices count from the end; what means no element contributes
-        nothing.
+        Takes dy, the indices, and dx. Negative indices count from the end; out-of-bounds indices contribute nothing.
     """
     extent, number = extents
     vectors = Vectors(cpu.lanes)
@@ -175,7 +174,7 @@ def gather_elements_backward(
 def take_columns(
     rows: Extent, extent: Extent, shapes: Shapes, index_dtype: str, mode: str
 ) -> tirx.PrimFunc:
-    """Return take along the last axis.
+    """Return the kernel of take along the last axis.
 
     Parameters
     ----------
@@ -184,7 +183,7 @@ def take_columns(
     shapes : Sequence
         The shapes of x, of the indices, and of the result.
     index_dtype, mode
-        As for :func:`take_backward`; what means no element is NaN.
+        As for :func:`take_backward`; the result is NaN for indices that refer to no element.
 
     Returns
     -------
@@ -194,7 +193,7 @@ def take_columns(
     number = prod(shapes[1])
 
     def body(x, indices, y) -> None:
-        # What the indices mean is found out once for all rows.
+        # Indices are resolved once for all rows.
         places = b.scratch(number, "int32")
         with b.parallel(0, number) as i:
             where, inside = position(bind(indices[i]), extent, mode)
@@ -204,7 +203,7 @@ def take_columns(
             place = bind(places[i])
             value = x[row * extent + tirx.max(place, const(0))]
             nan = tirx.const(float("nan"), "float32")
-            # Every read is within bounds whichever way it goes, unless there is nothing to read.
+            # The read is in bounds in both cases, except if x is empty.
             b.store(y, row * number + i, tirx.Select(place >= 0, value, nan))
 
     dtypes = ("float32", index_dtype, "float32")
@@ -220,9 +219,9 @@ def _add_rows(
     dx: tirx.Buffer,
     cpu: CPU,
 ) -> None:
-    """Emit the sums of the rows of ``dy``, ``[outer, number, columns]``, by their places in ``dx``.
+    """Emit the additions of the rows of ``dy``, ``[outer, number, columns]``, to rows of ``dx``.
 
-    ``locate(i)`` returns which of the rows of ``dx`` the i-th is added to, and whether there is one.
+    ``locate(i)`` returns the row of ``dx`` that the i-th row is added to, and whether it exists.
     """
     outer, rows, columns = extents
     vectors = Vectors(cpu.lanes)
@@ -266,7 +265,7 @@ def _add_rows(
 
 
 def _clear(dx: tirx.Buffer, size: Extent, vectors: Vectors, cpu: CPU) -> None:
-    """Emit the zeros that are added to."""
+    """Set dx to 0, in parallel."""
     pieces = 4 * cpu.cores
     piece = ceil_div(size, pieces)
     with b.parallel(0, pieces) as i:
@@ -276,7 +275,7 @@ def _clear(dx: tirx.Buffer, size: Extent, vectors: Vectors, cpu: CPU) -> None:
 
 
 def _shares(tasks: Extent, rows: Extent, cpu: CPU) -> int:
-    """Return how many tasks divide the rows among them, so that there is a task for each core."""
+    """Return the number of shares of the rows such that there is a task for each core."""
     if not isinstance(tasks, int):
         return 1
     shares = ceil_div(cpu.cores, tasks)
@@ -284,7 +283,7 @@ def _shares(tasks: Extent, rows: Extent, cpu: CPU) -> int:
 
 
 def _owned(where, inside, rows: Extent, share, shares: int):
-    """Return the condition that a row exists and belongs to a share."""
+    """Return the condition that a row exists and lies in a share."""
     if shares == 1:
         return inside
     size = ceil_div(rows, shares)

@@ -1,7 +1,7 @@
-"""The gradient of a cross entropy: of nll_loss of log_softmax, given the result of log_softmax.
+"""The gradient of the cross entropy, nll_loss of log_softmax, given the result of log_softmax.
 
-The gradient of nll_loss is 0 but for one class of each position, and its sum over the classes is that of this one. So
-one pass over the classes is enough.
+At each position, the gradient of nll_loss is 0 for all classes except the target, so that its sum over the classes is
+its value at the target. So one pass over the classes is enough.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import functions as math
 from .builder import Extent, Vectors, bind, const, sum_of
 from .softmax import Columns, Lines, Row
 
-#: Parts that the weights of the targets are added up in.
+#: The number of partial sums of the weights of the targets.
 _PARTS = 16
 
 
@@ -30,10 +30,10 @@ class Loss:
     Attributes
     ----------
     reduction : str
-        ``"none"``, ``"sum"`` or ``"mean"``; or ``"gather"``, for what is gathered, not its negative: negative
-        targets count from the end, and what is no class contributes nothing.
+        ``"none"``, ``"sum"`` or ``"mean"``; or ``"gather"`` for the gathered elements themselves, not their negatives.
+        With ``"gather"``, negative targets count from the end, and out-of-bounds targets contribute nothing.
     ignore_index : int
-        The target that counts nothing.
+        The target of ignored positions.
     weighted : bool
         Whether classes have weights.
     """
@@ -50,12 +50,12 @@ def cross_entropy_backward(
     index_dtype: str,
     cpu: CPU,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the cross entropy.
+    """Return the kernel of the gradient of the cross entropy.
 
     Parameters
     ----------
     loss : Loss
-        What is lost at each position.
+        The loss of each position, and its reduction.
     lines : Lines
         The lines of classes: one for each position.
     shapes : Sequence
@@ -63,13 +63,13 @@ def cross_entropy_backward(
     index_dtype : str
         The dtype of the targets.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, y, targets, weights if there are any, and dx. What is no class and is not ignored makes NaN of
-        its position, and of the mean.
+        Takes dy, y, targets, weights if there are any, and dx. A target that is out of bounds and not ignored makes
+        its position NaN, and the mean too.
     """
 
     def body(dy, y, targets, *rest) -> None:
@@ -100,9 +100,9 @@ class _Targets:
     Attributes
     ----------
     loss : Loss
-        What is lost at each position.
+        The loss of each position, and its reduction.
     classes : int or tirx.PrimExpr
-        How many classes there are.
+        The number of classes.
     targets : tirx.Buffer
         The target of each position.
     weights : tirx.Buffer or None
@@ -115,7 +115,7 @@ class _Targets:
     weights: tirx.Buffer | None
 
     def factor(self, position, gradient):
-        """Return the gradient of a position, times its weight, and its target; -1 where it has none."""
+        """Return the gradient of a position times its weight, and its target (-1 if it has none)."""
         zero = tirx.const(0.0, "float32")
         if self.loss.reduction == "gather":
             where, inside = find_position(bind(self.targets[position]), self.classes, "fast")
@@ -129,24 +129,24 @@ class _Targets:
         ignored = tirx.EQ(target, tirx.const(self.loss.ignore_index, "int64"))
         nan = tirx.const(float("nan"), "float32")
         value = bind(tirx.Select(ignored, zero, tirx.Select(inside, value, nan)))
-        # A class that is none for what has no target of its own.
+        # -1 marks positions without a target.
         counts = tirx.all(inside, tirx.Not(ignored))
         return value, bind(tirx.Select(counts, safe, const(-1)))
 
 
 class _Generator:
-    """Emits the gradient of lines.
+    """A generator of the gradients of lines.
 
     Parameters
     ----------
     cpu : CPU
-        What the function is for.
+        The target CPU.
     targets : _Targets
         The targets.
     dy : tirx.Buffer
-        The gradient of each position, or of all.
+        The gradient of each position, or of the reduced loss.
     scale : tirx.PrimExpr or None
-        The gradient of every position, where all have the same.
+        The gradient of every position, if it is the same for all.
     y, dx : tirx.Buffer
         The result of log_softmax, and the gradient of its data.
     """
@@ -169,7 +169,7 @@ class _Generator:
             b.store(dx, of.base + target, dx[of.base + target] - value)
 
     def columns(self, of: Columns) -> None:
-        """Emit the gradients of positions that lie side by side."""
+        """Emit the gradients of neighbouring positions."""
         vectors = self.vectors
         values = b.scratch(of.size * vectors.lanes)
         own = b.scratch(of.size * vectors.lanes, "int32")

@@ -1,9 +1,9 @@
-"""Matrix products: ``C[m, n] = sum over k of A[m, k] B[k, n]``, either factor transposed, any number of them.
+"""Batches of matrix products: ``C[m, n] = sum over k of A[m, k] B[k, n]``, with either factor possibly transposed.
 
-B is packed into panels as wide as a tile, so that a tile reads it front to back; A is read in place, or each task
-copies what it needs of it, where it is transposed or its rows would share few sets of a cache. A tile of C is
-held in registers over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van
-de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+B is packed into panels as wide as a tile, so that a tile reads it sequentially. A is read in place, or each task
+copies its part of A, if A is transposed or its rows would share few sets of a cache. A tile of C is held in registers
+over a stretch of k whose panel stays in the first-level cache. This is the scheme of Goto and van de Geijn, "Anatomy
+of High-Performance Matrix Multiplication" (2008).
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from ._few_rows import FewRows
 from ._tile import multiply_add, rows_up_to, tile_size
 from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
 
-#: Steps of k that a tile goes through at once.
+#: Steps of k that a tile sums over at once.
 _DEPTH = 256
 
-#: Rows up to which B is not packed: where it is read in rows, and where its vectors go along k.
+#: The maximum number of rows for which B is not packed: if it is read in rows, and if its vectors run along k.
 _FEW_ROWS, _FEW_DOTS = 32, 16
 
-#: The same, where the number of rows is not known before.
+#: The same, if the number of rows is symbolic.
 _FEW_SYMBOLIC = 8
 
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache lines.
 _STRIPS = 8
 
-#: Bytes of A that one task goes through, about half of a second-level cache.
+#: Bytes of A that one task reads, about half of a second-level cache.
 _TASK_BYTES = 384 * 1024
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """What is multiplied. Extents may be symbolic (int32).
+    """The shapes and layouts of a batch of matrix products. Extents may be symbolic (int32).
 
     Attributes
     ----------
@@ -46,9 +46,9 @@ class Matmul:
     transpose_a, transpose_b : bool
         Whether A is stored as ``[k, m]``, and B as ``[n, k]``.
     batch : int or tirx.PrimExpr
-        How many products.
+        The number of products.
     shared_a, shared_b : bool
-        Whether there is one A, or one B, for all products.
+        Whether all products share one A, or one B.
     """
 
     rows: Extent
@@ -71,7 +71,7 @@ class Matmul:
         ]
 
     def starts(self, i) -> list:
-        """Return where the i-th product begins in A, B and C."""
+        """Return the offsets of the i-th product in A, B and C."""
         sizes = (self.rows * self.depth, self.columns * self.depth, self.rows * self.columns)
         shared = (self.shared_a, self.shared_b, False)
         return [const(0) if one else i * size for size, one in zip(sizes, shared, strict=True)]
@@ -90,10 +90,10 @@ class Matmul:
         )
 
     def most_few_rows(self) -> int:
-        """Return the number of rows up to which to pack B costs more than it saves."""
+        """Return the number of rows up to which packing B costs more than it saves."""
         if not self.transpose_b:
             return _FEW_ROWS
-        # To add up the lanes of a vector takes about as long as to multiply that many.
+        # Summing the lanes of a vector takes about as long as that many multiplications.
         depth = self.depth if isinstance(self.depth, int) else _DEPTH
         return 1 if self.transpose_a else max(4, min(_FEW_DOTS, depth // 16))
 
@@ -101,19 +101,18 @@ class Matmul:
 def matmul(
     product: Matmul, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
-    """Return the function of A, B and C (float32) that sets C to their product.
+    """Return the kernel: a function of A, B and C (float32) that sets C to the product of A and B.
 
     The order of each sum depends on the shapes alone, not on the number of threads.
 
     Parameters
     ----------
     product : Matmul
-        What is multiplied.
+        The products.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of A, B and C as the function's parameters have them, where they are not those of
-        :meth:`Matmul.shapes`.
+        The shapes of the parameters A, B and C, if they differ from :meth:`Matmul.shapes`.
     """
     params = b.floats("ABC", shapes or product.shapes())
     if _is(product.columns, 1) and not _is(product.rows, 1):
@@ -152,9 +151,9 @@ class _Generator:
         self.strips = ceil_div(product.rows, self.tile_rows)
 
     def emit(self, a, bb, c) -> None:
-        """Emit all products: each of them by one thread, or one by one where there are less than threads.
+        """Emit all products: each by one thread, or one after the other if they are fewer than threads.
 
-        What several products share is packed once.
+        A shared B is packed once.
         """
         p = self.p
         is_few = isinstance(p.batch, int) and p.batch < max(2, self.cpu.cores)
@@ -191,7 +190,7 @@ class _Generator:
         return panels
 
     def _left(self, column):
-        """Return how many columns of a vector exist; None where all of them always do."""
+        """Return the number of columns of a vector that exist, or None if all always do."""
         columns, lanes = self.p.columns, self.vectors.lanes
         if isinstance(columns, int) and columns % self.width == 0:
             return None
@@ -219,7 +218,7 @@ class _Generator:
             self._depths(block)
 
     def _blocks(self) -> tuple[int, int]:
-        """Return how many strips and panels one task has: about as many tasks as a multiple of the cores."""
+        """Return the number of strips and of panels of a task; the number of tasks is about a multiple of the cores."""
         depth = self.p.depth if isinstance(self.p.depth, int) else _DEPTH
         strips = max(1, _TASK_BYTES // (4 * self.tile_rows * min(depth, _DEPTH)))
         panels = 16
@@ -236,7 +235,7 @@ class _Generator:
                 panels = ceil_div(panels, 2)
             else:
                 break
-        # Tasks of equal size, for each thread gets as many of them.
+        # Tasks have equal size, because each thread gets the same number of them.
         across = ceil_div(self.panels, panels)
         down = ceil_div(self.strips, strips)
         if across * down % self.cpu.cores and down > 1:
@@ -244,7 +243,7 @@ class _Generator:
         return ceil_div(self.strips, down), ceil_div(self.panels, across)
 
     def _depths(self, emit: Callable) -> None:
-        """Emit for each stretch of k: the first sets C, the others add to it."""
+        """Emit ``emit(start, size, is_first)`` for each stretch of k; the first one sets C, the others add to it."""
         depth = self.p.depth
         if isinstance(depth, int) and depth <= _DEPTH:
             emit(const(0), const(depth), True)
@@ -254,7 +253,7 @@ class _Generator:
             size = ceil_div(depth, ceil_div(depth, _DEPTH))
         stretches = ceil_div(depth, size)
         if not isinstance(depth, int):
-            # The sum of nothing is 0.
+            # The empty sum is 0.
             stretches = stretches + tirx.Cast("int32", tirx.EQ(depth, const(0)))
         with b.serial(0, stretches) as i:
             start = bind(i * size)
@@ -276,7 +275,7 @@ class _Generator:
             self._whole_or_part(j, tiles)
 
     def _whole_or_part(self, j, tiles: Callable) -> None:
-        """Emit the tiles of a whole panel, and those of the last one, of which only a part may exist."""
+        """Emit the tiles of a whole panel, and those of the last one, which may be partial."""
         columns, width, lanes = self.p.columns, self.width, self.vectors.lanes
         whole = [None] * self.tile_vectors
         if isinstance(columns, int):
@@ -297,7 +296,7 @@ class _Generator:
         b.either(left >= width, lambda: tiles(whole), lambda: tiles(part))
 
     def _strip(self, i, tile: Callable) -> None:
-        """Emit the tile of a strip, whole or of the rows that there are."""
+        """Emit the tile of a strip: with all rows, or with the remaining ones."""
         rows, height = self.p.rows, self.tile_rows
         if isinstance(rows, int):
             rest = rows % height
@@ -314,7 +313,7 @@ class _Generator:
             return
 
         def parts() -> None:
-            """Half tiles; what lies behind the last row is the last row again."""
+            """Emit half tiles; rows beyond the last one repeat the last one."""
             half = height // 2
             with b.serial(0, ceil_div(rows - i * height, half)) as part:
                 first = bind(i * height + part * half)
@@ -323,7 +322,7 @@ class _Generator:
         b.either((i + 1) * height <= rows, lambda: tile(i * height, range(height)), parts)
 
     def _tile(self, reader, panels, c, c0, rows, columns, depth) -> None:
-        """Emit one tile of C over a stretch of k; each of its rows is so far from the first one."""
+        """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of all rows from it."""
         (row, each), (j, numbers), (k0, size, first) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
         row = bind(row)
@@ -343,12 +342,12 @@ class _Generator:
 
 @dataclass(frozen=True)
 class _Factor:
-    """How A is read where it lies, ``[m, k]``.
+    """A reader of A in place, ``[m, k]``.
 
     Attributes
     ----------
     p : Matmul
-        What is multiplied.
+        The products.
     vectors : Vectors
         The vectors.
     size : tuple[int, int]
@@ -361,19 +360,22 @@ class _Factor:
 
     @staticmethod
     def of(product: Matmul, vectors: Vectors, size: tuple[int, int]) -> _Factor:
-        """Return how the A of a product is read."""
+        """Return the reader for the A of a product."""
         if product.transpose_a:
             return _Strips(product, vectors, size)
-        # Rows that are a multiple of 2 KB apart lie in few sets of a first-level cache.
+        # Rows whose stride is a multiple of 2 KB share few sets of a first-level cache.
         is_crowded = isinstance(product.depth, int) and product.depth % 512 == 0
         return (_Copies if is_crowded and not _is_few(product) else _Factor)(product, vectors, size)
 
     def place(self) -> tirx.Buffer | None:
-        """Allocate what a task copies of A to."""
+        """Allocate the buffer for a task's copy of A, if there is one."""
         return None
 
     def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
-        """Emit the copies of some strips over a stretch of k; return what gives the elements of rows from a row on."""
+        """Emit the copies of some strips over a stretch of k, and return the reader of their elements.
+
+        ``reader(row)(i, k)`` is the element of row ``row + i`` at step ``k`` of the stretch.
+        """
 
         def read(row) -> Callable:
             base = bind(a0 + row * self.p.depth + depth[0])
@@ -383,7 +385,7 @@ class _Factor:
 
 
 class _Copies(_Factor):
-    """A is copied, ``[row][k]``, to rows that are not a power of 2 apart."""
+    """A reader of a copy of A, ``[row][k]``, whose row stride is not a power of 2."""
 
     _PITCH = _DEPTH + 16
 
@@ -410,7 +412,7 @@ class _Copies(_Factor):
 
 
 class _Strips(_Factor):
-    """A transposed A, ``[k, m]``, is copied to ``[strip][k][row]``."""
+    """A reader of a copy of a transposed A, ``[k, m]``, in the layout ``[strip][k][row]``."""
 
     def place(self) -> tirx.Buffer:
         return b.scratch(self.size[0] * self.size[1] * _DEPTH + self.vectors.lanes)
@@ -440,7 +442,7 @@ class _Strips(_Factor):
 
 
 def _is_few(product: Matmul) -> bool:
-    """Tell whether A is multiplied by so few columns that to copy it costs more than it saves."""
+    """Tell whether A is multiplied by so few columns that copying it costs more than it saves."""
     return isinstance(product.columns, int) and product.columns < 64
 
 

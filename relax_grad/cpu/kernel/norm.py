@@ -1,9 +1,9 @@
-"""Normalisations, over rows or over channels that lie together in memory.
+"""Normalisations over rows, or over channels that are contiguous in memory.
 
-Each reads what it normalizes two or three times, once for each kind of statistics and once for the result, a
-row or a channel at a time: a row stays in the first-level cache, a channel mostly in the second-level one.
-The variance is the mean of the squared distance from the mean, as in the tensor expressions. Sums along rows
-are kept in several vectors, so that no addition waits for the one before it.
+Each reads its operand two or three times, a row or a channel at a time: once for each statistic, and once for the
+result. A row stays in the first-level cache, a channel mostly in the second-level one. The variance is the mean of the
+squared distance from the mean, as in the tensor expressions. Sums along rows are kept in several vectors, so that an
+addition does not wait for the previous one.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def batch_norm(
     scale: bool = True,
     statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return batch_norm in training.
+    """Return the kernel of batch_norm in training.
 
     Parameters
     ----------
     of : Channels
-        What is normalized: each channel of it.
+        The data; each channel is normalized.
     shapes : Sequence
         The shapes of x and of the parameters.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     epsilon, momentum, center, scale
         As for ``relax.op.nn.batch_norm``.
     statistics : Sequence, optional
-        The shape of two more results: the mean, and 1 / sqrt(variance + epsilon).
+        The shape of two additional results: the mean, and 1 / sqrt(variance + epsilon).
 
     Returns
     -------
@@ -94,20 +94,20 @@ def row_norm(
     name: str = "layer_norm",
     statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return layer_norm (``inner`` is 1), instance_norm or group_norm.
+    """Return the kernel of layer_norm (``inner`` is 1), instance_norm or group_norm.
 
     Parameters
     ----------
     rows, planes, inner : int or tirx.PrimExpr
-        The data is ``[rows, planes, inner]``, each row of it normalized.
+        The data is ``[rows, planes, inner]``; each row is normalized.
     shapes : Sequence
         The shapes of x, gamma and beta.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     epsilon, center, scale
         As for ``relax.op.nn.layer_norm``.
     groups : int or tirx.PrimExpr
-        Rows with parameters of their own, which are ``[groups, planes]``.
+        The number of rows with their own parameters, which are ``[groups, planes]``.
     name : str
         The name of the function.
     statistics : Sequence, optional
@@ -163,14 +163,14 @@ def rms_norm(
     epsilon: float,
     statistics: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return rms_norm of the rows of ``[rows, columns]``.
+    """Return the kernel of rms_norm of the rows of ``[rows, columns]``.
 
     Parameters
     ----------
     rows, columns, cpu, epsilon
         As for :func:`row_norm`.
     statistics : Sequence, optional
-        The shape of one more result: ``1 / sqrt(average(x**2) + epsilon)``.
+        The shape of an additional result: ``1 / sqrt(average(x**2) + epsilon)``.
     shapes : Sequence
         The shapes of x and of the weight.
 
@@ -208,26 +208,26 @@ def rms_norm(
 
 
 def _saved(shape: Sequence[Extent] | None, names: Sequence[str] = ("mean", "rstd")) -> list:
-    """Return the parameters of statistics that are saved."""
+    """Return the parameters for saved statistics."""
     return [] if shape is None else [(f"saved_{name}", shape) for name in names]
 
 
 def _save(saved: Sequence[tirx.Buffer], index, *values) -> None:
-    """Store statistics, where they are saved."""
+    """Store the statistics, if they are saved."""
     for buffer, value in zip(saved, values, strict=False):
         b.store(buffer, index, value)
 
 
 def each_of_row(vectors: Vectors, extent: Extent, base, emit: Callable) -> None:
-    """Emit ``emit(index, number)`` for each vector of a row that begins at a place."""
+    """Emit ``emit(index, number)`` for each vector of a row that begins at index ``base``."""
     vectors.each(extent, lambda o, number: emit(base + o, number))
 
 
 def number_of(value: float) -> tirx.FloatImm:
-    """Return a constant of float32."""
+    """Return a float32 constant."""
     return tirx.const(float(value), "float32")
 
 
 def with_results(name: str, taken: Sequence, results: Sequence, body: Callable) -> tirx.PrimFunc:
-    """Return a function of tensors of float32, of which the names and shapes are given."""
+    """Return a function of float32 tensors, given the names and shapes of its operands and results."""
     return b.prim_func(name, b.floats(*zip(*taken, *results, strict=True)), body)

@@ -1,4 +1,4 @@
-"""The gradients of normalisations, given the statistics, over rows or over channels that lie together in memory."""
+"""Gradients of normalisations, given the statistics, over rows, or over channels that are contiguous in memory."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def channel_norm_backward_data(
     scale: bool = True,
     name: str = "batch_norm_backward_data",
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of batch_norm and of what is like it.
+    """Return the kernel of the gradient of the data of batch_norm and of similar normalisations.
 
     Parameters
     ----------
     of : Channels
-        The data; its channels are what has statistics of its own.
+        The data; each channel has its own statistics.
     shapes : Sequence
-        The shapes of the seven tensors taken and of the result.
+        The shapes of the seven operands and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     channels : int or tirx.PrimExpr
-        How many factors gamma has: that of ``c`` is at ``c`` modulo this.
+        The number of factors of gamma: the factor of channel ``c`` is at ``c`` modulo this.
     count : int or tirx.PrimExpr
-        The number of elements that statistics are of.
+        The number of elements that each statistic covers.
     scale : bool
         Whether there is a factor gamma.
     name : str
@@ -79,16 +79,16 @@ def channel_norm_backward_gamma(
     name: str = "batch_norm_backward_gamma",
     beta: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return the gradient of gamma for batch_norm, or for each instance.
+    """Return the kernel of the gradient of gamma for batch_norm, or for each instance.
 
     Parameters
     ----------
     of, cpu, name
         As for :func:`channel_norm_backward_data`.
     shapes : Sequence
-        The shapes of the four tensors taken and of the result.
+        The shapes of the four operands and of the result.
     beta : Sequence, optional
-        The shape of one more result: the gradient of beta, the sum over each channel of dy.
+        The shape of an additional result: the gradient of beta, the sum of dy over each channel.
 
     Returns
     -------
@@ -103,13 +103,13 @@ def channel_norm_backward_gamma(
             middle = bind(vectors.splat(mean[c]))
 
             def product(at, number):
-                # The lanes behind a row are 0 in dy, but an infinite mean must not make them NaN.
+                # Lanes beyond the row are 0 in dy; they are reset to 0 because an infinite mean makes them NaN.
                 distance = vectors.load(x, at, number) - middle
                 grad = bind(vectors.load(dy, at, number))
                 return [vectors.only(grad * distance, number), *([grad] if of_beta else [])]
 
             total, *plain = of.sums(vectors, c, 1 + len(of_beta), product)
-            # The sum over nothing is 0, whatever the deviation of nothing is.
+            # The empty sum is 0, whatever the statistics of an empty channel are.
             b.store(result, c, _where_any(of, total * rstd[c]))
             for target, value in zip(of_beta, plain, strict=True):
                 b.store(target, c, value)
@@ -120,7 +120,7 @@ def channel_norm_backward_gamma(
 
 
 def _where_any(of: Channels, value: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return a value, and 0 where the channels have no elements."""
+    """Return a value, or 0 if the channels have no elements."""
     extents = [each for each in (of.outer, of.inner) if not isinstance(each, int)]
     if not extents:
         return value
@@ -135,16 +135,16 @@ def row_norm_backward_data(
     centered: bool = True,
     scale: bool = True,
 ) -> tirx.PrimFunc:
-    """Return the gradient of the data of layer_norm, or of rms_norm, which is not centered.
+    """Return the kernel of the gradient of the data of layer_norm, or of rms_norm, which is not centered.
 
     Parameters
     ----------
     rows, columns : int or tirx.PrimExpr
-        The data is ``[rows, columns]``, each row of it normalized.
+        The data is ``[rows, columns]``; each row is normalized.
     shapes : Sequence
-        The shapes of the tensors taken and of the result.
+        The shapes of the operands and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     centered : bool
         Whether the normalization subtracts the mean.
     scale : bool
@@ -154,8 +154,8 @@ def row_norm_backward_data(
     -------
     function : tirx.PrimFunc
         Takes dy, x, gamma, mean (if centered), rstd, and dx, which it sets to ``rstd * (g - average(g) - z *
-        average(g * z))`` with ``g = gamma * dy`` and ``z = (x - mean) * rstd``; without a mean, ``average(g)`` is
-        left out.
+        average(g * z))`` with ``g = gamma * dy`` and ``z = (x - mean) * rstd``; if not centered, without
+        ``average(g)``.
     """
     vectors = Vectors(cpu.lanes)
 
@@ -202,16 +202,16 @@ def row_norm_backward_gamma(
     centered: bool = True,
     beta: Sequence[Extent] | None = None,
 ) -> tirx.PrimFunc:
-    """Return the gradient of gamma for layer_norm, or that of the weight for rms_norm.
+    """Return the kernel of the gradient of gamma for layer_norm, or that of the weight for rms_norm.
 
     Parameters
     ----------
     rows, columns, cpu, centered
         As for :func:`row_norm_backward_data`.
     shapes : Sequence
-        The shapes of the tensors taken and of the result.
+        The shapes of the operands and of the result.
     beta : Sequence, optional
-        The shape of one more result: the gradient of beta, the sum over the rows of dy.
+        The shape of an additional result: the gradient of beta, the sum of dy over the rows.
 
     Returns
     -------

@@ -1,9 +1,9 @@
-"""Pooling of planes and volumes and its gradients, with indices saved by the forward pass or without.
+"""Pooling of planes and volumes and its gradients, with or without indices saved by the forward pass.
 
-A plane is first copied to where its padding is filled in and columns that are a stride apart lie together: so
-what a tap of consecutive windows reads is a vector. For the gradient of maximum pooling, the winner of each
-window is found once and kept with the window's gradient; then every element gathers from the windows that it
-belongs to those that it has won. Each element is written once, and nothing depends on the order of threads.
+A plane is first copied with its padding, such that columns that are a stride apart become contiguous: a tap of
+consecutive windows then reads a vector. For the gradient of maximum pooling, the winning tap of each window is found
+once and stored with the window's gradient. Then every element sums the gradients of the windows in which it wins. Each
+element is written once, and the result does not depend on the order of threads.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ Shapes = Sequence[Sequence[Extent]]
 
 
 def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tirx.PrimFunc:
-    """Return maximum pooling.
+    """Return the kernel of maximum pooling.
 
     Parameters
     ----------
     pool : Pool
-        What is pooled.
+        The geometry of the pooling.
     shapes : Sequence
         The shapes of x and y.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     winners : bool
-        Whether there is a further result, of the shape of y: the tap that has won each window, in int8.
+        Whether there is an additional result, of the shape of y: the winning tap of each window, as int8.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes x and y, and what receives the winners. A NaN is larger than any number.
+        Takes x and y, and the winners if wanted. A NaN is larger than any number.
     """
     vectors = Vectors(cpu.lanes)
     bytes_ = Vectors(cpu.lanes, "int8")
@@ -74,7 +74,7 @@ def max_pool(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tir
 
 
 def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = False) -> tirx.PrimFunc:
-    """Return the gradient of maximum pooling.
+    """Return the kernel of the gradient of maximum pooling.
 
     Parameters
     ----------
@@ -83,12 +83,12 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
     shapes : Sequence
         The shapes of dy, x and dx.
     winners : bool
-        Whether it takes the winners that :func:`max_pool` has found in the place of x.
+        Whether it takes the winners of :func:`max_pool` instead of x.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes dy, x or the winners, and dx. Of equal elements the first of a window wins, and of several NaNs
+        Takes dy, x or the winners, and dx. Among equal elements of a window the first wins, and among several NaNs
         the last.
     """
     vectors = Vectors(cpu.lanes)
@@ -137,14 +137,14 @@ def max_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, winners: bool = Fals
 
 
 def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.PrimFunc:
-    """Return average pooling.
+    """Return the kernel of average pooling.
 
     Parameters
     ----------
     pool, shapes, cpu
         As for :func:`max_pool`.
     include_pad : bool
-        Whether the padding counts among what a window's sum is divided by.
+        Whether padding elements count in the divisor of a window's sum.
 
     Returns
     -------
@@ -172,7 +172,7 @@ def avg_pool(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.Pr
 
 
 def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -> tirx.PrimFunc:
-    """Return the gradient of average pooling.
+    """Return the kernel of the gradient of average pooling.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def avg_pool_backward(pool: Pool, shapes: Shapes, cpu: CPU, include_pad: bool) -
 
 
 def _counts(pool: Pool, vectors: Vectors, outer, j, include_pad: bool):
-    """Return how many taps of consecutive windows count, as floats."""
+    """Return the number of taps that count, as a vector of float32 for consecutive windows."""
     integers = Vectors(vectors.lanes, "int32")
     at = integers.splat(j) + tirx.Ramp(const(0), const(1), vectors.lanes)
     width = _count(pool.columns, at, integers.splat, include_pad)
@@ -219,13 +219,13 @@ def _counts(pool: Pool, vectors: Vectors, outer, j, include_pad: bool):
 
 
 def _outer_count(pool: Pool, at: Sequence, include_pad: bool):
-    """Return how many rows of taps of a window count."""
+    """Return the number of rows of taps of a window that count."""
     pairs = zip(pool.outer, at, strict=True)
     return bind(prod(_count(axis, i, const, include_pad) for axis, i in pairs))
 
 
 def _count(windows: Windows, window, splat: Callable, include_pad: bool):
-    """Return how many taps of a window count: those inside of the data, or of the padding as well."""
+    """Return the number of taps of a window that count: those in bounds, or with ``include_pad`` also the padding."""
     start = window * splat(windows.stride) - splat(windows.before)
     first = start if include_pad else tirx.max(start, splat(0))
     end = windows.extent + (windows.after if include_pad else 0)
@@ -234,12 +234,12 @@ def _count(windows: Windows, window, splat: Callable, include_pad: bool):
 
 
 def _if_finite(source: Source, emit: Callable[[bool], None]) -> None:
-    """Emit what is done with a plane that has infinities or NaN, and what without, which is faster."""
+    """Emit ``emit(True)``, which is faster, for planes without infinities and NaN, and ``emit(False)`` for others."""
     b.either(source.is_finite(), lambda: emit(True), lambda: emit(False))
 
 
 def _largest(vectors: Vectors, taps: Sequence, finite: bool):
-    """Return the largest of some vectors, or a NaN."""
+    """Return the element-wise maximum of vectors; NaN where one of them is NaN."""
     if finite:
         return _by_pairs(taps)
     result = Accumulators(vectors, 1)
@@ -250,7 +250,7 @@ def _largest(vectors: Vectors, taps: Sequence, finite: bool):
 
 
 def _by_pairs(taps: Sequence):
-    """Return the largest of some vectors, anything where there is a NaN, by pairs."""
+    """Return the element-wise maximum of vectors, by pairs; undefined where one of them is NaN."""
     taps = list(taps)
     while len(taps) > 1:
         pairs = zip(taps[::2], taps[1::2], strict=False)
@@ -259,16 +259,16 @@ def _by_pairs(taps: Sequence):
 
 
 def _winner(pool: Pool, vectors: Vectors, taps: Sequence, at: Sequence, j, finite: bool):
-    """Return which tap wins each of some windows."""
+    """Return the winning tap of each of consecutive windows, as a vector."""
     integers, lanes = Vectors(vectors.lanes, "int32"), vectors.lanes
     largest, winner = _by_pairs(taps), Accumulators(integers, 1)
     winner[0] = integers.splat(0 if not finite else len(taps) - 1)
-    # Nothing here waits for a comparison of the tap before. One of them is the largest number.
+    # Comparisons with the maximum do not wait for each other. One of the taps equals the maximum.
     for t, tap in reversed(list(enumerate(taps[: len(taps) - finite]))):
         winner[0] = tirx.Select(tirx.EQ(tap, largest), integers.splat(t), winner[0])
     if finite:
         return winner[0]
-    # Where nothing is above negative infinity, which padding is too, the first that is no padding wins.
+    # If no tap exceeds negative infinity, which is also the padding, the first tap that is not padding wins.
     outer = [axis.first_tap(i) for i, axis in zip(at, pool.outer, strict=True)]
     window = integers.splat(j) + tirx.Ramp(const(0), const(1), lanes)
     first = pool.columns.first_tap(window, integers.splat)

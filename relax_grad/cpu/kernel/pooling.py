@@ -1,4 +1,4 @@
-"""What kernels of pooling share: where windows lie, padded copies of planes, and sums over windows."""
+"""Common parts of the pooling kernels: the geometry of windows, padded copies of planes, and sums over windows."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from ..target import CPU
 from . import builder as b
 from .builder import Accumulators, Extent, Vectors, bind, ceil_div, const
 
-#: Tasks for each core: what is padding, a task fills in once.
+#: Tasks for each core; each task fills in the padding once.
 _TASKS = 16
 
-#: The exponent of a float32, and of what is no finite number all of it.
+#: The mask of a float32's magnitude bits, and the bits of infinity, the smallest ones of a number that is not finite.
 _MAGNITUDE, _INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows lie along an axis: tap ``t`` of window ``o`` is at ``o * stride + t * dilation - before``.
+    """The windows along an axis: tap ``t`` of window ``o`` is at ``o * stride + t * dilation - before``.
 
     Attributes
     ----------
     extent, size, stride, before, number : int
-        Elements of the axis, taps of a window, the distance of windows, padding, and how many windows.
+        The elements of the axis, the taps of a window, the distance of windows, the padding before the data, and the
+        number of windows.
     after : int
-        Padding behind, which counts where an average includes the padding.
+        The padding after the data, which matters if an average includes the padding.
     dilation : int
         The distance of taps.
     """
@@ -45,7 +46,7 @@ class Windows:
 
     @property
     def length(self) -> int:
-        """Elements from the first tap of the first window to the last one of the last."""
+        """The number of elements from the first tap of the first window to the last tap of the last window."""
         return (self.number - 1) * self.stride + self.reach + 1
 
     @property
@@ -55,30 +56,30 @@ class Windows:
 
     @property
     def copied(self) -> int:
-        """Elements of the axis that lie in front of the end of the last window."""
+        """The number of elements of the axis before the end of the last window."""
         return max(0, min(self.extent, self.length - self.before))
 
     def has_elements(self) -> bool:
-        """Tell whether no window holds nothing but padding."""
+        """Tell whether every window has an element that is not padding."""
         starts = [o * self.stride - self.before for o in range(self.number)]
         taps = range(0, self.reach + 1, self.dilation)
         return all(any(0 <= start + tap < self.extent for tap in taps) for start in starts)
 
     def first_tap(self, window, splat: Callable = const):
-        """Return the first tap of a window that lies behind the padding in front, if there is one."""
+        """Return the first tap of a window that is not in the padding before the data."""
         missing = tirx.max(splat(0), splat(self.before) - window * splat(self.stride))
         if self.dilation == 1:
             return missing
         return tirx.truncdiv(missing + splat(self.dilation - 1), splat(self.dilation))
 
     def taps(self, phase: int) -> list[tuple[int, int]]:
-        """Return which taps elements ``i * stride + phase`` are, and of which window, counted from i."""
+        """Return the taps that read elements ``i * stride + phase``, each with its window relative to i."""
         at = phase + self.before
         distances = ((t, at - t * self.dilation) for t in range(self.size))
         return [(t, far // self.stride) for t, far in distances if far % self.stride == 0]
 
     def margins(self, steps: int) -> tuple[int, int]:
-        """Return how far before the first and behind the last window the taps of ``steps`` strides reach."""
+        """Return the numbers of absent windows before the first and after the last that ``steps`` strides refer to."""
         offsets = [0, *(o for phase in range(self.stride) for _, o in self.taps(phase))]
         return -min(offsets), max(0, steps - 1 + max(offsets) - (self.number - 1))
 
@@ -90,9 +91,9 @@ class Pool:
     Attributes
     ----------
     planes : int or tirx.PrimExpr
-        How many planes.
+        The number of planes.
     outer : tuple[Windows, ...]
-        The windows along all axes but the last: one of a plane, two of a volume.
+        The windows along all axes except the last: one axis of a plane, two axes of a volume.
     columns : Windows
         The windows along the last axis.
     """
@@ -114,11 +115,11 @@ class Pool:
         return any(axis.dilation > 1 for axis in (*self.outer, self.columns))
 
     def outer_taps(self) -> Iterator[tuple[int, ...]]:
-        """Yield the taps of a window along all axes but the last."""
+        """Yield the taps of a window along all axes except the last."""
         return product(*(range(axis.size) for axis in self.outer))
 
     def tap(self, outer: Sequence[int], column: int) -> int:
-        """Return the number of a tap, in row-major order."""
+        """Return the index of a tap, in row-major order."""
         return _flat([*outer, column], [axis.size for axis in (*self.outer, self.columns)])
 
     def row(self, plane, at: Sequence):
@@ -131,7 +132,7 @@ class Pool:
 
     @contextmanager
     def each_plane(self, cpu: CPU):
-        """Emit the loop over tasks, and yield what emits the loop over the planes of one."""
+        """Emit the loop over tasks, and yield a function that emits the loop over the planes of a task."""
         tasks = _TASKS * cpu.cores
         if isinstance(self.planes, int):
             tasks = min(tasks, self.planes)
@@ -141,7 +142,7 @@ class Pool:
 
     @contextmanager
     def each_row_of_windows(self):
-        """Emit the loops over all axes of windows but the last, and yield where they are."""
+        """Emit the loops over all axes of windows except the last, and yield their indices."""
         with _loops([axis.number for axis in self.outer]) as at:
             yield at
 
@@ -152,11 +153,11 @@ class Source:
     Parameters
     ----------
     pool : Pool
-        What is pooled.
+        The geometry of the pooling.
     vectors : Vectors
-        What is computed in.
+        The vectors.
     padding : float
-        What the padding is.
+        The value of the padding.
     """
 
     def __init__(self, pool: Pool, vectors: Vectors, padding: float):
@@ -173,7 +174,7 @@ class Source:
         self._largest = Accumulators(Vectors(lanes, "int32"), 1)
 
     def taps(self, at: Sequence, j):
-        """Yield the elements at each tap of the windows from a place on, row by row."""
+        """Yield, for each tap in row-major order, the vector of its elements in the windows from ``(*at, j)`` on."""
         columns = self._pool.columns
         for taps in self._pool.outer_taps():
             place = [
@@ -200,7 +201,7 @@ class Source:
                 self._copy(x, source + whole * self._step, target + whole * lanes, rest)
 
     def is_finite(self):
-        """Return the condition that what was copied is free of infinities and NaN."""
+        """Return the condition that the copied plane has neither infinities nor NaN."""
         integers = Vectors(self._vectors.lanes, "int32")
         largest = integers.fold(bind(self._largest[0]), tirx.max)
         return tirx.LT(largest, const(_INFINITE))
@@ -226,7 +227,7 @@ class Source:
 
 
 class Gathered:
-    """What windows give to their elements, in a frame of windows that do not exist.
+    """Values of windows that elements gather, with a margin of absent windows around them.
 
     Parameters
     ----------
@@ -250,7 +251,7 @@ class Gathered:
         self._width = self._left + max(inner, columns.number + right) + lanes
 
     def buffer(self, vectors: Vectors, value: float) -> tirx.Buffer:
-        """Allocate something for each window, which for those that do not exist is a value."""
+        """Allocate one element for each window; those of absent windows hold ``value``."""
         return filled(vectors, prod(self._heights) * self._width, value)
 
     def at(self, at: Sequence, j):
@@ -282,7 +283,7 @@ class Gathered:
             self._store(dx, base + whole * step, sums, rest)
 
     def _sums(self, at: Sequence, phases: Sequence[int], j, share: Callable) -> list:
-        """Return a vector for each phase of the columns."""
+        """Return the sums of a row from step ``j`` on, as a vector for each phase of the columns."""
         columns = self._pool.columns
         sums = []
         for column_phase in range(columns.stride):
@@ -307,7 +308,7 @@ class Gathered:
 
 
 def filled(vectors: Vectors, size: int, value: float) -> tirx.Buffer:
-    """Allocate a buffer of one value."""
+    """Allocate a buffer filled with one value."""
     buffer = b.scratch(size, vectors.dtype)
     vectors.each(size, lambda o, n: vectors.store(buffer, o, vectors.splat(value), n))
     return buffer
@@ -320,7 +321,7 @@ def _loops(extents: Sequence[int]):
 
 
 def _flat(at: Sequence, extents: Sequence[int]):
-    """Return the number of an element, in row-major order."""
+    """Return the index of an element, in row-major order."""
     index = at[0]
     for i, extent in zip(at[1:], extents[1:], strict=True):
         index = index * extent + i

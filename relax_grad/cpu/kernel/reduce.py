@@ -1,8 +1,8 @@
-"""Sums over some axes: over rows, over columns, and over all but the channels.
+"""Sums over some axes: over rows, over columns, and over all axes except the channels.
 
-Sums along a row are kept in several vectors, so that no addition waits for the one before it. Sums down columns
-are kept in registers for a block of columns, over a fixed number of stretches of rows, whose sums are added at
-the end: what is added in which order does not depend on the number of threads.
+Sums along a row are kept in several vectors, so that an addition does not wait for the previous one. Sums down columns
+are kept in registers for a block of columns, over a fixed number of stretches of rows; the partial sums are added at
+the end. The order of additions does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..target import CPU
 from . import builder as b
 from .builder import Accumulators, Extent, Sums, Vectors, as_float, bind, sum_of
 
-#: Stretches that rows are summed in, where there are enough of them.
+#: The number of stretches that rows are divided into, if there are enough rows.
 _STRETCHES = 8
 
-#: Rows of a stretch, at least.
+#: The minimum number of rows of a stretch.
 _STRETCH = 32
 
-#: Vectors of a block of columns.
+#: The number of vectors in a block of columns.
 _BLOCK = 8
 
 
@@ -33,7 +33,7 @@ class Channels:
     Attributes
     ----------
     outer, channels, inner : int or tirx.PrimExpr
-        The extents. A row is what lies along ``inner``.
+        The extents. A row runs along ``inner``.
     """
 
     outer: Extent
@@ -41,12 +41,12 @@ class Channels:
     inner: Extent
 
     def each_row(self, channel, emit: Callable) -> None:
-        """Emit the loop over the rows of a channel: ``emit(base)`` for where each begins."""
+        """Emit ``emit(base)`` for each row of a channel; ``base`` is the offset of the row."""
         with b.serial(0, self.outer) as n:
             emit(bind((n * self.channels + channel) * self.inner))
 
     def sums(self, vectors: Vectors, channel, size: int, terms: Callable) -> list:
-        """Return sums over a channel; ``terms(index, number)`` gives a vector for each."""
+        """Return ``size`` sums over a channel; ``terms(index, number)`` returns a vector for each."""
         sums = Sums(vectors, size)
         self.each_row(
             channel,
@@ -55,7 +55,7 @@ class Channels:
         return [bind(total) for total in sums.totals()]
 
     def moments(self, vectors: Vectors, x: tirx.Buffer, channel) -> tuple:
-        """Return mean and biased variance of a channel."""
+        """Return the mean and the biased variance of a channel."""
         count = as_float(self.outer * self.inner)
         (total,) = self.sums(vectors, channel, 1, lambda at, number: [vectors.load(x, at, number)])
         mean = bind(total / count)
@@ -72,18 +72,18 @@ class Channels:
 def sum_channels(
     of: Channels, shapes: Sequence[Sequence[Extent]], cpu: CPU, mean: bool = False
 ) -> tirx.PrimFunc:
-    """Return the sum of ``[outer, channels, inner]`` over all but the channels.
+    """Return the kernel of the sum of ``[outer, channels, inner]`` over all axes except the channels.
 
     Parameters
     ----------
     of : Channels
-        What is summed.
+        The operand.
     shapes : Sequence
         The shapes of x and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     mean : bool
-        Whether the sums are divided by the number of what is summed.
+        Whether the sums are divided by the number of terms.
 
     Returns
     -------
@@ -108,12 +108,12 @@ def sum_columns(
     cpu: CPU,
     mean: bool = False,
 ) -> tirx.PrimFunc:
-    """Return the sum of ``[outer, rows, columns]`` over the rows.
+    """Return the kernel of the sum of ``[outer, rows, columns]`` over the rows.
 
     Parameters
     ----------
     outer, rows, columns : int or tirx.PrimExpr
-        The extents, of which that of the columns is not symbolic.
+        The extents; ``columns`` is not symbolic.
     shapes, cpu, mean
         As for :func:`sum_channels`.
 
@@ -147,24 +147,24 @@ def emit_column_sums(
     Parameters
     ----------
     vectors : Vectors
-        What is computed in.
+        The vectors.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     extents : tuple
-        The extents, of which that of the columns is not symbolic.
+        The extents; ``columns`` is not symbolic.
     term : Callable
-        Emits what a row has in common and returns ``term(index, number)``, which gives the vectors that are
-        summed, one for each result.
+        ``term(row)`` emits the values that a row's terms share, and returns a function of index and number, which
+        returns the vectors to sum, one for each result.
     results : Sequence[tirx.Buffer]
-        What the sums are stored to, ``[outer, columns]``.
+        The buffers of the sums, ``[outer, columns]``.
     divisor : tirx.PrimExpr, optional
-        What the sums are divided by.
+        The divisor of the sums.
     """
     _ColumnSums(vectors, cpu, extents, term, results, divisor).emit()
 
 
 class _ColumnSums:
-    """The sizes of sums over rows, and what emits them. Parameters are those of :func:`emit_column_sums`.
+    """A generator of sums over rows, with its block sizes. Parameters are those of :func:`emit_column_sums`.
 
     Each task sums a stretch of rows for a block of columns.
     """
@@ -191,7 +191,7 @@ class _ColumnSums:
             self._partial = [b.scratch(outer * stretches * columns) for _ in results]
 
     def emit(self) -> None:
-        """Emit the tasks, and the sums of what they have summed."""
+        """Emit the tasks, and the sums of their partial sums."""
         with b.parallel(0, self._outer * (self._stretches * self._blocks)) as task:
             self._task(task)
         if self._stretches > 1:
@@ -225,10 +225,10 @@ class _ColumnSums:
             b.either(j < blocks - 1, whole, tail)
 
     def _sums(self, rows: tuple, columns: tuple, number_of: int, rest: int | None) -> None:
-        """Emit the sums of some vectors of columns; of the last one, ``rest`` lanes.
+        """Emit the sums of ``number_of`` vectors of columns; the last one has ``rest`` lanes (None: all).
 
-        ``rows`` are the first row, the one behind the last, and what is before the first of all; ``columns`` are
-        where the columns begin, and where what is stored does.
+        ``rows`` is a tuple of the first row, the end of the rows, and the number of rows before row 0 of this outer
+        index; ``columns`` is a tuple of the first column, and the offset of the sums of all columns.
         """
         (first, last, base), (offset, target), vectors = rows, columns, self._vectors
         numbers = [None] * (number_of - 1) + [rest]
@@ -249,7 +249,7 @@ class _ColumnSums:
                 vectors.store(buffer, target + offset + v * vectors.lanes, value, number)
 
     def _add_stretches(self, n) -> None:
-        """Emit the sums of what all stretches gave."""
+        """Emit the sums of the partial sums of all stretches."""
         vectors, stretches, columns = self._vectors, self._stretches, self._columns
 
         def add(offset, number) -> None:
@@ -264,7 +264,7 @@ class _ColumnSums:
         vectors.each(columns, add)
 
     def _finished(self, total):
-        """Return a sum, divided if it is to be."""
+        """Return a sum, divided by the divisor if there is one."""
         return total if self._divisor is None else total / self._vectors.splat(self._divisor)
 
 

@@ -1,7 +1,7 @@
 """Softmax, its logarithm and their gradients, along rows or down columns.
 
-What is normalized together is read three times, for its maximum, for the sum of the exponentials and for the
-result, while it is in the cache: a row, or some vectors of neighbouring columns.
+A row, or a block of neighbouring columns, is read three times while it is in the cache: for its maximum, for the sum
+of its exponentials, and for the result.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .builder import Accumulators, Extent, Sums, Vectors, bind
 
 _LOWEST = float("-inf")
 
-#: Vectors of neighbouring columns.
+#: The number of vectors in a block of neighbouring columns.
 _BLOCK = 4
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A tensor ``[outer, extent, inner]`` that is normalized along the axis in the middle.
+    """A tensor ``[outer, extent, inner]`` that is normalized along its middle axis.
 
     Attributes
     ----------
     outer, extent, inner : int or tirx.PrimExpr
-        The extents. Where ``inner`` is 1, the lines are rows.
+        The extents. If ``inner`` is 1, the lines are rows.
     """
 
     outer: Extent
@@ -41,7 +41,7 @@ class Lines:
         return isinstance(self.inner, int) and self.inner == 1
 
     def each(self, vectors: Vectors, emit: Callable[[Row | Columns], None]) -> None:
-        """Emit what is done with a line, or with neighbouring ones, for all of them."""
+        """Emit ``emit`` for each row, or for each block of neighbouring columns."""
         if self.are_rows:
             with b.parallel(0, self.outer) as row:
                 emit(Row(vectors, self.extent, row))
@@ -70,14 +70,14 @@ class Lines:
 
 
 class Row:
-    """A line whose elements are neighbours.
+    """A line whose elements are contiguous.
 
     Attributes
     ----------
     number : tirx.PrimExpr
-        Which of the lines it is.
+        The index of the line.
     base : tirx.PrimExpr
-        Where it begins.
+        The offset of its first element.
     """
 
     def __init__(self, vectors: Vectors, extent: Extent, number):
@@ -85,7 +85,10 @@ class Row:
         self.number, self.base = number, bind(number * extent)
 
     def fold(self, term: Callable, start: float = 0.0, combine: Callable = lambda a, b: a + b):
-        """Return a vector, for each of the lines, of ``term(index, number, line)`` combined along them."""
+        """Return the reduction of ``term(index, number, k)`` along the lines, as a list of vectors (here one).
+
+        Each lane of the k-th vector holds the result of its line; for a row, all lanes hold the same.
+        """
         vectors = self._vectors
         sums = Sums(vectors, start=start, combine=combine)
 
@@ -96,21 +99,21 @@ class Row:
         return [bind(vectors.splat(sums.totals()[0]))]
 
     def each(self, emit: Callable) -> None:
-        """Emit ``emit(index, number, line)`` for each vector of the lines."""
+        """Emit ``emit(index, number, k)`` for each vector of the line; k is 0."""
         self._vectors.each(self._extent, lambda o, number: emit(self.base + o, number, 0))
 
 
 class Columns:
-    """Lines whose first elements are neighbours: some vectors, or a part of one.
+    """A block of neighbouring columns: several vectors, or a part of one.
 
     Attributes
     ----------
     first : tirx.PrimExpr
-        Which of the lines is the first.
+        The index of the first line.
     size : int
-        How many vectors.
+        The number of vectors.
     number : int or tirx.PrimExpr or None
-        How many lanes of one vector, if they are not all.
+        The number of lanes of a partial vector; None for whole vectors.
     """
 
     def __init__(self, vectors: Vectors, of: Lines, n, start, size: int, number=None):
@@ -141,16 +144,16 @@ class Columns:
 
 
 def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return softmax.
+    """Return the kernel of softmax.
 
     Parameters
     ----------
     lines : Lines
-        What is normalized.
+        The lines to normalize.
     shape : Sequence
         The shape of x and of the result.
     cpu : CPU
-        What the function is for.
+        The target CPU.
 
     Returns
     -------
@@ -178,7 +181,7 @@ def softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
 
 
 def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the logarithm of softmax, as for :func:`softmax`."""
+    """Return the kernel of the logarithm of softmax; parameters are those of :func:`softmax`."""
     vectors = Vectors(cpu.lanes)
 
     def line(of: Row | Columns, x, y) -> None:
@@ -199,7 +202,7 @@ def log_softmax(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFun
 
 
 def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the gradient of softmax.
+    """Return the kernel of the gradient of softmax.
 
     Parameters
     ----------
@@ -228,7 +231,7 @@ def softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.Pr
 
 
 def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tirx.PrimFunc:
-    """Return the gradient of the logarithm of softmax.
+    """Return the kernel of the gradient of the logarithm of softmax.
 
     Parameters
     ----------
@@ -255,7 +258,7 @@ def log_softmax_backward(lines: Lines, shape: Sequence[Extent], cpu: CPU) -> tir
 
 
 def _largest(vectors: Vectors, of: Row | Columns, x: tirx.Buffer) -> list:
-    """Return vectors of the largest elements of lines."""
+    """Return the maxima of the lines, as vectors."""
     return of.fold(lambda at, number, _: vectors.load(x, at, number), _LOWEST, tirx.max)
 
 
@@ -267,7 +270,7 @@ def _function(
     vectors: Vectors,
     line: Callable,
 ) -> tirx.PrimFunc:
-    """Return the function of tensors of one shape that does something for each line."""
+    """Return a function of tensors of one shape; ``line(of, *buffers)`` emits its body for each line."""
 
     def body(*buffers) -> None:
         lines.each(vectors, lambda of: line(of, *buffers))

@@ -1,15 +1,14 @@
 """Convolutions with 3x3 kernels by Winograd's minimal filtering, and their data gradients.
 
-A square of m x m results is made of m + 2 by m + 2 elements of the data with as many products as these, instead of 9
-for each result: data and weight are transformed, multiplied element by element and summed over channels (a
-matrix product for each element of the square), and transformed back. The transforms are those of Lavin and
-Gray, "Fast Algorithms for Convolutional Neural Networks" (2016). With m = 2 they only add and halve. The error is then
-no larger than that of a direct sum, and with m = 4 it is 4 to 7 times that: docs/cpu.md has the measurements.
+A square of m x m results is computed from (m + 2) x (m + 2) elements of the data with (m + 2)**2 products, instead of 9
+products for each result. Data and weight are transformed, multiplied element-wise and summed over channels (a matrix
+product for each element of the square), and transformed back. The transforms are those of Lavin and Gray, "Fast
+Algorithms for Convolutional Neural Networks" (2016). With m = 2 they only add and halve. The error is then no larger
+than that of a direct sum, and with m = 4 it is 4 to 7 times that: docs/cpu.md has the measurements.
 
-The lanes of a vector are channels in all transforms. Where the transformed weight fits the second-level
-cache, a task goes through all three steps for some rows of squares, and what lies between the steps stays in
-the cache. Where it does not, each step is done for many images, so that each part of the weight is read once
-for all of them.
+The lanes of a vector are channels in all transforms. If the transformed weight fits in the second-level cache, a task
+performs all three steps for some rows of squares, and the intermediate results stay in the cache. Otherwise, each step
+is performed for many images, so that each part of the weight is read once for all of them.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from ._tile import multiply_add, tile_size
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 
-#: Bytes of the transformed weight up to which a task goes through all steps.
+#: The maximum bytes of the transformed weight for which a task performs all steps.
 _FUSED_BYTES = 768 * 1024
 
-#: Bytes of transformed data and results of one task, and of a chunk of images.
+#: Bytes of the transformed data and results: for one task, and for a chunk of images.
 _TASK_BYTES, _CHUNK_BYTES = 512 * 1024, 8 * 1024 * 1024
 
 #: Channels that a tile sums over at once.
@@ -39,7 +38,7 @@ _DEPTH = 256
 
 @dataclass(frozen=True)
 class Transform:
-    """The matrices of F(m x m, 3 x 3), by rows: of the data, of the weight, and of the result."""
+    """The matrices of F(m x m, 3 x 3), by rows: for the data, for the weight, and for the result."""
 
     data: tuple[tuple[float, ...], ...]
     weight: tuple[tuple[float, ...], ...]
@@ -80,7 +79,7 @@ TRANSFORMS = {
 
 
 def is_winograd(conv: Conv2d) -> bool:
-    """Tell whether a convolution can be computed like this: 3x3, dense, without steps, in one group."""
+    """Tell whether Winograd's algorithm applies: 3x3, without stride and dilation, padding up to 2, one group."""
     unit = (1, 1)
     return (
         conv.kernel == (3, 3)
@@ -96,16 +95,16 @@ def winograd(
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
 ) -> tirx.PrimFunc:
-    """Return the function of data, weight and result (float32) that computes a convolution.
+    """Return the kernel of a convolution: a function of data, weight and result (float32).
 
     Parameters
     ----------
     conv : Conv2d
         The convolution; see :func:`is_winograd`.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of the parameters, where they are not those of ``conv``.
+        The shapes of the parameters, if they differ from those of ``conv``.
     square : int
         The extent m of the squares of results: 2, or 4, which is faster and less accurate.
     """
@@ -120,9 +119,9 @@ def winograd_backward_data(
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
 ) -> tirx.PrimFunc:
-    """Return the function of output gradient, weight and data gradient (float32) of a convolution.
+    """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
 
-    It is the convolution of the output gradient with the weight turned round and its channels exchanged.
+    It is the convolution of the output gradient with the flipped weight, whose input and output channels are swapped.
 
     Parameters
     ----------
@@ -143,19 +142,19 @@ def winograd_backward_data(
 
 
 class Squares:
-    """Transforms of squares of pixels, lanes being channels.
+    """Transforms of squares of pixels; the lanes are channels.
 
     Parameters
     ----------
     vectors : Vectors
         The vectors.
     square : int
-        How many pixels it is from one square to the next.
+        The distance between neighbouring squares, in pixels.
     """
 
     @dataclass(frozen=True)
     class Source:
-        """An image with its channels and its axes, whose windows are the pixels that squares begin at."""
+        """An image with its channels and axes; the number of windows of an axis is a multiple of ``square``."""
 
         buffer: tirx.Buffer
         image: tirx.PrimExpr
@@ -167,19 +166,19 @@ class Squares:
         self.vectors, self.square = vectors, square
 
     def transform(self, source: Source, matrix, rows, target) -> None:
-        """Transform rows of squares of an image by a matrix, from both sides.
+        """Multiply the squares of some rows of an image by a matrix from the left and its transpose from the right.
 
         Parameters
         ----------
         source : Squares.Source
             The image.
         matrix : Sequence[Sequence[float]]
-            Has a column for each pixel along the side of a square.
+            The matrix, with a column for each pixel along the side of a square.
         rows : tuple
-            The first row of squares, how many, and how many at most.
+            The first row of squares, the number of rows, and its maximum.
         target : tuple
-            A buffer ``[cell][square][channel]``, the number of the first square, the distance of two squares
-            and that of two cells.
+            A buffer ``[cell][square][channel]``, the index of the first square, the stride of the squares, and the
+            stride of the cells.
         """
         row, number, most = rows
         buffer, first, pixel, plane = target
@@ -226,7 +225,7 @@ class Squares:
                 store(y * len(matrix) + x, self._combined(row, across))
 
     def _combined(self, row, vectors):
-        """Return the sum of vectors times the numbers of a row."""
+        """Return the linear combination of vectors with the factors of a row."""
         total = None
         for factor, vector in zip(row, vectors, strict=True):
             if factor == 0:
@@ -267,7 +266,7 @@ class _Generator:
         self.tile_rows = balanced(self.images * self.rows * self.wide, height)
         number = ceil_div(self.images * self.rows * self.wide, self.tile_rows)
         squares = number * self.tile_rows
-        # How far the elements of a square are from each other: in data, results and weight.
+        # The strides of the elements of a square: in data, results and weight.
         self.in_plane, self.out_plane, self.weight_plane = (
             apart(size)
             for size in (
@@ -278,7 +277,7 @@ class _Generator:
         )
 
     def _rows(self, row: int) -> int:
-        """Return how many rows of squares a task has."""
+        """Return the number of rows of squares of a task."""
         rows = max(1, min(self.tall, _TASK_BYTES // row))
         if isinstance(self.conv.batch, int):
             parts = ceil_div(2 * self.cpu.cores, self.conv.batch)
@@ -286,7 +285,7 @@ class _Generator:
         return ceil_div(self.tall, ceil_div(self.tall, rows))
 
     def _images(self, row: int) -> int:
-        """Return how many images a chunk has."""
+        """Return the number of images of a chunk."""
         images = max(1, _CHUNK_BYTES // (row * self.tall))
         if isinstance(self.conv.batch, int):
             return ceil_div(self.conv.batch, ceil_div(self.conv.batch, images))
@@ -369,7 +368,7 @@ class _Generator:
                 whole_or_rest(block, conv.out_channels, lanes, vectors)
 
     def _data(self, source, data, image, row, rows, first) -> None:
-        """Transform rows of squares of an image; ``first`` is the number of the first square."""
+        """Transform rows of squares of an image; ``first`` is the index of the first square."""
         self.squares_of.transform(
             Squares.Source(source, image, self.conv.in_channels, self.height, self.width),
             self.transform.data,
@@ -434,7 +433,7 @@ class _Generator:
                 )
 
     def _tile(self, data, weight, results, depth: int, *, add: bool) -> None:
-        """Emit a tile of the results of an element of the squares; each is a buffer, and where in it to begin."""
+        """Emit a tile of the results of an element of the squares; each tensor is a buffer and an offset."""
         (values, at), (factors, start), (sums, place) = data, weight, results
         lanes = self.cpu.lanes
         multiply_add(
@@ -449,19 +448,19 @@ class _Generator:
 
 
 def whole_squares(axis: Windows, square: int) -> Windows:
-    """Return an axis with zeros behind it so that there are as many windows as whole squares have."""
+    """Return an axis padded at its end such that its number of windows is a multiple of ``square``."""
     return replace(axis, after=axis.after + -axis.number % square)
 
 
 def apart(size: int) -> int:
-    """Return a distance of planes of a size that is an odd number of cache lines.
+    """Return a stride for planes of ``size`` elements that is an odd number of cache lines.
 
-    What is stored in many planes at once would otherwise often meet in the same set of the cache.
+    With other strides, simultaneous stores to many planes would often map to the same set of the cache.
     """
     return (ceil_div(size, 16) | 1) * 16
 
 
 def balanced(count: int, most: int) -> int:
-    """Return a tile height up to ``most`` that leaves the fewest rows without a use."""
+    """Return a tile height up to ``most`` that wastes few rows."""
     sizes = range(most, max(1, most // 2) - 1, -1)
     return min(sizes, key=lambda size: ceil_div(count, size) * (size + 1))

@@ -1,12 +1,12 @@
 """The weight gradient of convolutions with 3x3 kernels by Winograd's minimal filtering.
 
-As in :mod:`relax_grad.cpu.kernel.winograd`, with what the transposes of its transforms make of the output gradient and
-of the products: for each element of a square the products are a matrix of output by input channels, summed over
-all squares of all images, of which at last 9 are made. Its errors differ from those of the convolution: docs/cpu.md
-has them too.
+This uses the scheme of :mod:`relax_grad.cpu.kernel.winograd`, with the transposes of its transforms for the output
+gradient and for the products. For each element of a square, the products form a matrix of output by input channels,
+which is summed over all squares of all images. At the end, these matrices are transformed to the 9 taps. The errors
+differ from those of the convolution: docs/cpu.md lists them too.
 
-The images are gone through in chunks, of which all squares stay in the last-level cache. The threads first
-transform them, then each adds up some matrices; so the order of every sum is that of the squares, whatever the
+The images are processed in chunks, such that all squares of a chunk stay in the last-level cache. The threads first
+transform the squares, then each sums some of the matrices. So every sum is in the order of the squares, whatever the
 number of threads.
 """
 
@@ -25,7 +25,7 @@ from .builder import Extent, Vectors, bind, ceil_div, const
 from .convolution import Conv2d, Windows
 from .winograd import TRANSFORMS, Squares, apart, balanced, whole_squares
 
-#: Bytes of the transformed squares of a chunk: as a rule, and at most where there are as many sums.
+#: Bytes of the transformed squares of a chunk: normally, and at most if the sums take as many bytes.
 _CHUNK_BYTES, _LARGEST_CHUNK_BYTES = 4 * 1024 * 1024, 16 * 1024 * 1024
 
 
@@ -35,17 +35,16 @@ def winograd_weight(
     shapes: Sequence[Sequence[Extent]] | None = None,
     square: int = 2,
 ) -> tirx.PrimFunc:
-    """Return the function of dY, X and dW (float32) that sets dW to the gradient.
+    """Return the kernel: a function of dY, X and dW (float32) that sets dW to the weight gradient.
 
     Parameters
     ----------
     conv : Conv2d
         The convolution; see :func:`relax_grad.cpu.kernel.winograd.is_winograd`.
     cpu : CPU
-        What the function is for.
+        The target CPU.
     shapes : Sequence, optional
-        The shapes of dY, X and dW as the function's parameters have them, where they are not those of the
-        convolution.
+        The shapes of the parameters dY, X and dW, if they differ from those of the convolution.
     square : int
         The extent of the squares: 2, or 4, which is faster and less accurate.
     """
@@ -77,7 +76,7 @@ class _Generator:
         self.sum_plane = apart(self.outs * self.ins)
         sums = 4 * self.cells * self.sum_plane
         row = 4 * self.cells * (self.ins + self.outs) * self.wide
-        # The sums are gone through once for each chunk: it is no smaller than they are.
+        # Each chunk reads and writes all sums once, so a chunk is at least as large as the sums.
         most = max(_CHUNK_BYTES, min(sums, _LARGEST_CHUNK_BYTES))
         self.chunks = Chunks.of_bytes(conv.batch, self.tall, lambda rows: rows * row, most)
 
@@ -106,7 +105,7 @@ class _Generator:
         conv, square = self.conv, self.square
         parts = ceil_div(self.chunks.rows, 4)
         size = ceil_div(self.chunks.rows, parts)
-        # Of the output gradient, a square is m x m, and nothing lies around it but zeros behind.
+        # Squares of the output gradient are m x m, without a halo; only the end of an axis is padded with zeros.
         own = [Windows(n, 1, 1, 0, -n % square, 1) for n in conv.out_size]
         transposed = list(zip(*self.transform.result, strict=True))
         with b.parallel(0, chunk.images * parts) as task:

@@ -1,9 +1,9 @@
-"""Schedules of functions of tensor expressions for CPUs: everything that has no kernel.
+"""CPU schedules of tensor expression functions that have no kernel.
 
-A function is read as nests of loops (``_nest``), nests are fused (``_fuse``), loops that go through memory as one
-become one (``_access``), and new loops are emitted: over elements (``_emit``), over more memory than caches hold
-(``_stream``), and of reductions (``_reduce``), with arithmetic in the place of functions of the C library
-(``_functions``). Several functions of elements can become one first (``_merge``). What cannot be read as nests is
+A function is parsed into loop nests (``_nest``), nests are fused (``_fuse``), and loops over contiguous memory are
+joined (``_access``). Then new loops are emitted: over elements (``_emit``), over more memory than caches hold
+(``_stream``), and for reductions (``_reduce``), with arithmetic instead of calls of the C library (``_functions``).
+Several element-wise functions can be merged into one first (``_merge``). Functions that cannot be parsed into nests are
 scheduled block by block (``_blocks``).
 """
 
@@ -38,16 +38,16 @@ __all__ = [
 
 
 def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
-    """Return a function that computes the same in parallel and in vectors.
+    """Return an equivalent function that is parallel and vectorised.
 
-    Sums are added in an order that does not depend on the number of threads.
+    The order of additions does not depend on the number of threads.
 
     Parameters
     ----------
     function : tirx.PrimFunc
         A function of tensor expressions, possibly fused ones.
     cpu : CPU
-        What it will run on.
+        The target CPU.
     """
     found = nests_of(function)
     if found is None:
@@ -62,16 +62,16 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
 def schedule_merged(
     merged: Merged, inputs: Sequence[Hashable], results: Sequence[Hashable], cpu: CPU
 ) -> tirx.PrimFunc:
-    """Return the function that computes what several did, in parallel and in vectors.
+    """Return a parallel and vectorised function for several merged functions.
 
     Parameters
     ----------
     merged : Merged
-        What they compute.
+        The merged functions.
     inputs, results : Sequence[Hashable]
-        The tensors that the function takes. Others are not stored.
+        The names of the tensors that the function takes. Other tensors are not stored.
     cpu : CPU
-        What it will run on.
+        The target CPU.
     """
     params = [merged.buffers[name] for name in (*inputs, *results)]
     dropped = [name for name in merged.buffers if name not in {*inputs, *results}]
@@ -87,9 +87,9 @@ def _emitted(
     cpu: CPU,
     name: str,
 ) -> tirx.Stmt:
-    """Return a block of the loops of groups, over rows in the place of the parameters and of what is allocated.
+    """Return a block with the loops of groups, over flat buffers in place of parameters and allocated buffers.
 
-    It is a block because TVM looks into one to tell whether a function of one argument is a reshape.
+    It is a block because TVM's detection of reshapes expects one in a function of one argument.
     """
     used = {nest.buffer for group in groups for nest in group.nests}
     with IRBuilder() as builder, T.prim_func():

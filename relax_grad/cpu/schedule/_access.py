@@ -1,4 +1,4 @@
-"""Where in memory the loops of a nest read and write, and which loops are one."""
+"""Memory accesses of loop nests as affine functions, and joining of loops."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Access:
     Attributes
     ----------
     strides : dict[tirx.Var, tirx.PrimExpr]
-        How far the next element of an axis is, where that is the same everywhere and not 0.
+        The stride of each axis that has a uniform, nonzero stride; it may be symbolic.
     base : tirx.PrimExpr
-        The place where all those axes are 0.
+        The index of the element where all those axes are 0.
     opaque : set[tirx.Var]
-        Axes that the base depends on in some other way.
+        The axes that occur in the base, because an index is not linear in its axes.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Access:
         self.strides = {var: known.simplify(stride) for var, stride in self.strides.items()}
 
     def stride(self, axis: Axis) -> int | None:
-        """Return the stride of an axis; None where it has none, or a symbolic one."""
+        """Return the stride of an axis, or None if it is opaque or its stride is symbolic."""
         if axis.var in self.opaque:
             return None
         stride = self.strides.get(axis.var, 0)
@@ -62,7 +62,7 @@ class Access:
         return stride if isinstance(stride, int) else None
 
     def place(self, at: Mapping[tirx.Var, tirx.PrimExpr]):
-        """Return the index of an element; in the base, the axes are still to be replaced."""
+        """Return the index of an element; axes in the base are not yet substituted."""
         index = self.base
         for var, stride in self.strides.items():
             index = index + at[var] * stride
@@ -70,7 +70,7 @@ class Access:
 
 
 class Accesses:
-    """All accesses of nests with the same axes, and the axes that are left when axes become one.
+    """All accesses of nests with the same axes, and the axes that remain when neighbouring axes are joined.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Accesses:
             for nest in nests
             for load in nest.loads
         }
-        self.tested = set()  # what decides more than a place in memory
+        self.tested = set()  # variables that occur outside of the indices of loads
         for nest in nests:
             self.tested |= _tested(nest.value)
         self.zeros = {axis.var: tirx.IntImm("int64", 0) for axis in axes if is_one(axis.extent)}
@@ -100,11 +100,11 @@ class Accesses:
         return [*self.stores, *self.loads.values()]
 
     def is_opaque(self, axis: Axis) -> bool:
-        """Tell whether something but strides depends on an axis."""
+        """Tell whether an axis is used in any other way than by a stride."""
         return axis.var in self.tested or any(axis.var in each.opaque for each in self.all)
 
     def _joined(self, axes: Iterable[Axis], known: Analyzer) -> list[Axis]:
-        """Return axes with neighbours made one where each access goes through both at one stride."""
+        """Return the axes, with neighbours joined if every access traverses both at one stride."""
         joined: list[Axis] = []
         for axis in axes:
             if is_one(axis.extent):
@@ -144,11 +144,11 @@ class Accesses:
         expr : tirx.PrimExpr
             The value of one of the nests.
         at : Mapping[tirx.Var, tirx.PrimExpr]
-            Where the axes are.
+            The values of the axes.
         buffers : Mapping[tirx.Buffer, tirx.Buffer]
-            The same memory as a row.
+            The flat buffers over the same memory.
         values : Mapping[tirx.Buffer, tirx.PrimExpr]
-            What has been computed of this element, to be used in the place of loads.
+            Values already computed for this element, which replace loads.
         """
         at = {**self.zeros, **at}
 
@@ -159,7 +159,7 @@ class Accesses:
             if buffer not in buffers:
                 return old
             access = self.loads.get(old)
-            if access is None:  # in the index of another
+            if access is None:  # a load in the index of another load
                 access = Access(buffer, old.indices, [], Analyzer())
             return buffers[buffer][access.place(at)]
 
@@ -167,13 +167,13 @@ class Accesses:
         return tvm_ffi.structural_map(expr, rules, order="pre")
 
     def place(self, access: Access, at: Mapping):
-        """Return the index of an element that is written."""
+        """Return the index of an element, with all axes substituted."""
         at = {**self.zeros, **at}
         return substitute(access.place(at), at)
 
 
 def _tested(expr) -> set[tirx.Var]:
-    """Return the variables in an expression that are not within the index of a load."""
+    """Return the variables that occur in an expression outside of the indices of loads."""
     found = set()
 
     def enter(_load):

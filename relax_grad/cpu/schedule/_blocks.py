@@ -1,4 +1,4 @@
-"""Schedules of blocks, one by one: of functions that are not nests of loops throughout."""
+"""Schedules of single blocks, for functions that do not consist of loop nests only."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..target import CPU
 from ._dependence import are_disjoint, is_pure, touched
 from ._nest import Axis, loops_of, parts_of
 
-#: Fewer iterations than this are done before a second thread has woken up.
+#: Loops with fewer iterations end before a second thread has woken up.
 _SMALL = 4096
 
-#: What a symbolic extent counts as: a large prime, which is not divided up.
+#: The value assumed for a symbolic extent: a large prime, so that its loop is not split.
 _SYMBOLIC = 2**31 - 1
 
 _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 
 def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
-    """Return a function whose blocks run in parallel and in vectors, where their iterations are independent.
+    """Return a function whose blocks are parallel and vectorised if their iterations are independent.
 
-    Others are left as they are, in the order in which they were written.
+    Other blocks keep their loops and their order.
     """
     independent = _independent(function)
     if not independent:
         return function
     try:
         return _scheduled(function, independent, cpu)
-    # TVM's analysis of regions fails on some that are read at places that depend on data.
+    # TVM's region analysis fails on some reads with data-dependent indices.
     except (s_tir.ScheduleError, tvm.error.InternalError):
         return function
 
@@ -42,12 +42,12 @@ def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
 def _scheduled(
     function: tirx.PrimFunc, independent: Sequence[tirx.Stmt], cpu: CPU
 ) -> tirx.PrimFunc:
-    """Return a function in which independent blocks are scheduled.
+    """Return a function with its independent blocks scheduled.
 
     Raises
     ------
     ScheduleError, InternalError
-        If TVM's schedules do not take the function, as one that was written by hand as one block.
+        If TVM's schedules do not support the function, for example a hand-written function with a single block.
     """
     schedule = s_tir.Schedule(function)
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
@@ -56,14 +56,14 @@ def _scheduled(
         kinds = [axis.iter_type for axis in schedule.get(block).iter_vars]
         loops = schedule.get_loops(block)
         if len(loops) == len(kinds):
-            # What a step refuses, such as parallel loops that share a result, is left as it was.
+            # If TVM rejects a step, such as parallel loops that share a result, the block is not scheduled further.
             with contextlib.suppress(s_tir.ScheduleError):
                 _schedule_block(schedule, block, loops, kinds, cpu)
     return schedule.mod["main"].with_attrs(function.attrs)
 
 
 def _independent(function: tirx.PrimFunc) -> list[tirx.Stmt]:
-    """Return the blocks below the root whose spatial iterations are independent, each in loops of its own."""
+    """Return the blocks below the root, each in its own loops, whose spatial iterations are independent."""
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
         return []
@@ -72,7 +72,7 @@ def _independent(function: tirx.PrimFunc) -> list[tirx.Stmt]:
 
 
 def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
-    """Tell whether what different elements of axes write, they alone read and write."""
+    """Tell whether no iteration of the axes reads or writes an element that another iteration writes."""
     if block.match_buffers or not is_pure(block):
         return False
     stores = []
@@ -82,13 +82,13 @@ def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
 
 
 def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:
-    """Order the loops of one block: parallel ones, those of the sum, and one for vectors."""
+    """Order the loops of one block: parallel loops, reduction loops, and the vector loop."""
     spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _SPATIAL]
     reduced = [loop for loop, kind in zip(loops, kinds, strict=True) if kind == _REDUCED]
     if not spatial:
         return
     small = math.prod(_extent(schedule, loop) for loop in loops) < _SMALL
-    # Of a 1x1 image only the channels can fill a vector.
+    # The vector loop needs an extent above 1: in a 1x1 image, only the channels can fill a vector.
     inner = next((loop for loop in spatial[::-1] if _extent(schedule, loop) > 1), spatial[-1])
     outer = [loop for loop in spatial if loop is not inner]
     lanes = math.gcd(_extent(schedule, inner), cpu.lanes)
@@ -99,7 +99,7 @@ def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:
     if outer and not small:
         schedule.parallel(schedule.fuse(*outer))
     if reduced:
-        # LLVM makes vectors of the inner loop once it no longer asks whether a sum has begun.
+        # LLVM vectorises the inner loop only without the test for the first term of a sum.
         schedule.decompose_reduction(block, reduced[0])
 
 

@@ -1,8 +1,8 @@
-"""Dependences between the iterations of a loop nest: whether their order matters.
+"""Analysis of dependences between the iterations of a loop nest.
 
-A block's axis types are claims of its author, and TVM's schedules trust them: ``spatial`` may stand on an axis along
-which elements are overwritten, or read one iteration later. Here independence is shown from the indices, or it is
-not assumed.
+A block's axis types are claims of its author, and TVM's schedules trust them: an axis may be declared ``spatial``
+although elements are overwritten along it, or read one iteration later. Here, independence is proved from the indices,
+and never assumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...ir.compat import BufferLoad, detect_linear_equation, loaded_buffer
 #: ``TCallEffectKind`` of calls without effects: annotations of expressions, and pure functions.
 _PURE = 1
 
-#: Calls that are pure, and through whose result any element of a tensor is read or written.
+#: Pure calls that return an address, through which any element of a tensor may be read or written.
 _ADDRESS_OF = ("tirx.address_of", "tirx.tvm_access_ptr")
 
 
@@ -31,11 +31,11 @@ class Axis(Protocol):
 
     @property
     def size(self) -> int | None:
-        """The extent; None where it is symbolic."""
+        """The extent, or None if it is symbolic."""
 
 
 def loads(expr) -> list:
-    """Return the loads in an expression or a statement, those in the indices of others included."""
+    """Return the loads in an expression or a statement, including loads in the indices of other loads."""
     found = []
     tvm_ffi.structural_walk(expr, (BufferLoad, found.append))
     return found
@@ -49,7 +49,7 @@ def variables(expr) -> set[tirx.Var]:
 
 
 def are_equal(one, other) -> bool:
-    """Tell whether two expressions have the same value; TVM 0.26 takes loads of different buffers for equal."""
+    """Tell whether two expressions have the same structure and buffers; TVM 0.26 ignores the buffers of loads."""
     return tvm_ffi.structural_equal(one, other) and all(
         loaded_buffer(a).same_as(loaded_buffer(b))
         for a, b in zip(loads(one), loads(other), strict=True)
@@ -57,7 +57,7 @@ def are_equal(one, other) -> bool:
 
 
 def is_pure(code) -> bool:
-    """Tell whether an expression or a statement reads and writes nothing but the tensors of its loads and stores.
+    """Tell whether the loads and stores of an expression or a statement are its only effects.
 
     Such an expression may be computed several times, in any order, and in vectors.
     """
@@ -88,7 +88,7 @@ def are_disjoint(accesses: Sequence[Sequence[tirx.PrimExpr]], axes: Sequence[Axi
     Returns
     -------
     are_disjoint : bool
-        True only if it is certain: if the dimensions in which all accesses have the same index determine all axes.
+        True only if it is proved: if the dimensions in which all accesses have the same index determine all axes.
     """
     shared = [
         indices[0]
@@ -114,7 +114,7 @@ def _determined(index, unknown: dict[tirx.Var, Axis], axes: Sequence[Axis]) -> s
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
         return set()
     factors = sorted((abs(int(part)), i) for i, part in enumerate(parts[:-1]))
-    # Digits of a number: each place is worth more than all places below it.
+    # Like digits of a number: each factor exceeds the sum of all lower terms.
     reached = 0
     for rank, (factor, i) in enumerate(factors):
         if factor <= reached:
@@ -135,7 +135,7 @@ def touched(code, buffer: tirx.Buffer) -> list[Sequence[tirx.PrimExpr]]:
 
 
 def divides(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
-    """Tell whether a variable stands within a division or a remainder."""
+    """Tell whether a variable occurs in a division or a remainder."""
     found: list[tirx.PrimExpr] = []
     tvm_ffi.structural_walk(expr, (_DIVISIONS, found.append))
     return any(variable in variables(each) for each in found)

@@ -1,4 +1,4 @@
-"""Loops for elements that do not depend on each other, and what they share with those of reductions."""
+"""Loops over independent elements, and the base class that they share with reductions."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from ._functions import as_arithmetic, calls_in, has_functions, is_arithmetic, k
 from ._fuse import Group
 from ._nest import Axis, Nest, analyzer, product, simplify, substitute, variable_rule
 
-#: Operations that are done before a second thread has woken up.
+#: Operations that one thread performs in the time that a second thread takes to wake up.
 SMALL = 8192
 
-#: Elements that a cache line holds, or several: where pieces of a row begin.
+#: Pieces of a row begin at multiples of this number of elements: one or several cache lines.
 LINE = 64
 
-#: Transposed operands that squares are made of.
+#: The maximum number of operands that are transposed in registers.
 _TURNED = 3
 
-#: Bounds that the innermost loop is divided at, at most.
+#: The maximum number of bounds that the innermost loop is split at.
 _BOUNDS = 6
 
-#: Functions that LLVM has for vectors.
+#: Functions that LLVM supports on vectors.
 _VECTOR_CALLS = {f"tirx.{name}" for name in ("exp", "log", "sqrt", "fabs", "floor", "ceil")}
 
 
 class Emitter:
-    """Emits the loops of a group over rows, as :func:`._fuse.flat` makes it.
+    """A generator of the loops of a group over flat buffers.
 
     Parameters
     ----------
     group : Group
-        What is computed.
+        The group, as returned by :func:`._fuse.flat`.
     cpu : CPU
-        What it will run on.
+        The target CPU.
     """
 
     def __init__(self, group: Group, cpu: CPU):
@@ -57,7 +57,7 @@ class Emitter:
         self.selected = [_selected(nest) for nest in group.nests]
 
     def lanes(self, dtype) -> int:
-        """Return how many elements of a dtype a vector register holds."""
+        """Return the number of elements of a dtype that a vector register holds."""
         size = max(2, tvm_ffi.dtype(str(dtype)).bits // 8)
         return max(2, self.cpu.lanes * 4 // size)
 
@@ -71,8 +71,18 @@ class Emitter:
     ) -> None:
         """Emit the computation of one element.
 
-        Of a reduction, the result is given; ``loaded`` holds values for loads, ``known`` simplifies, and ``stored``
-        holds, for buffers, another and the index there.
+        Parameters
+        ----------
+        at : dict
+            The values of the axes.
+        result : tirx.PrimExpr, optional
+            The result of the reduction, if the first nest is one.
+        loaded : dict, optional
+            Values that replace loads.
+        known : Analyzer, optional
+            An analyzer that simplifies values.
+        stored : dict, optional
+            For some buffers, another buffer and the index there to store to.
         """
         values = dict(loaded or {})
         for i, nest in enumerate(self.group.nests):
@@ -97,9 +107,9 @@ class Emitter:
     def loops(
         self, axes: Sequence[Axis], parallel: bool = False, at: dict | None = None
     ) -> Iterator[dict]:
-        """Open loops and yield where the axes are; with ``parallel``, the outer ones as one parallel loop.
+        """Open loops and yield the values of the axes; with ``parallel``, the outer axes are one parallel loop.
 
-        ``at`` says where the axes of the loops around are.
+        ``at`` holds the values of the axes of the enclosing loops.
         """
         together = self._outer(axes) if parallel else []
         at = dict(at or {})
@@ -115,9 +125,10 @@ class Emitter:
             yield at
 
     def _outer(self, axes: Sequence[Axis]) -> list[Axis]:
-        """Return the first axes, as many as give each core several tasks.
+        """Return the outermost axes, enough of them to give each core several tasks.
 
-        Only constants are divided by: an extent may be 0.
+        At most the first one is symbolic: the indices are quotients by the extents of the others, and a symbolic extent
+        may be 0.
         """
         count, outer = 1, []
         for axis in axes:
@@ -129,7 +140,7 @@ class Emitter:
 
 
 class Elements(Emitter):
-    """Elements that do not depend on each other."""
+    """A generator of loops over independent elements."""
 
     def emit(self) -> None:
         sizes = [axis.size for axis in self.axes]
@@ -154,7 +165,7 @@ class Elements(Emitter):
             self._row(inner, at)
 
     def _row(self, inner: Axis, at: dict) -> None:
-        """Emit the innermost loop: one loop for each range in which the same conditions hold."""
+        """Emit the innermost loop, split into ranges within which the same conditions hold."""
         bounds = self._bounds(inner)
         for start, end in pairwise(bounds):
             with T.serial(start, end) as i:
@@ -170,7 +181,7 @@ class Elements(Emitter):
                 self.element(place, known=known)
 
     def _bounds(self, inner: Axis) -> list:
-        """Return where the ranges of an axis begin and end that conditions tell apart."""
+        """Return the bounds of the ranges of an axis within which conditions do not change."""
         ends = [tirx.IntImm("int64", 0), inner.extent]
         if inner.size is None or inner.var not in self.accesses.tested:
             return ends
@@ -204,7 +215,7 @@ class Elements(Emitter):
         return 1 + sum(4 * len(calls_in(nest.value)) + len(nest.loads) // 4 for nest in nests)
 
     def _pieces(self, outer: list[Axis], inner: Axis) -> None:
-        """Divide rows, which are few, among the cores."""
+        """Emit the loops with each row divided among the cores, for few rows."""
         pieces, extent = self.cpu.cores, inner.extent
         piece = (extent + (pieces * LINE - 1)) // (pieces * LINE) * LINE
         if inner.size is not None:
@@ -218,7 +229,7 @@ class Elements(Emitter):
                 self.element({**at, inner.var: start + i})
 
     def _crossed(self) -> Axis | None:
-        """Return the axis along which something is read that is written along the last axis."""
+        """Return the axis along which an operand is contiguous that is strided along the last axis, or None."""
         *outer, inner = self.axes
         if self.accesses.is_opaque(inner) or (inner.size or LINE) < 4:
             return None
@@ -235,7 +246,7 @@ class Elements(Emitter):
         return None
 
     def _tiles(self, crossed: Axis, is_large: bool) -> None:
-        """Go through squares, in which what is read and what is written stays in the cache."""
+        """Emit the loops over square tiles, whose reads and writes stay in the cache."""
         *outer, inner = self.axes
         size = self.cpu.lanes
         both = (crossed, inner)
@@ -272,7 +283,7 @@ class Elements(Emitter):
                 either(tirx.all(*fits), whole, part)
 
     def _turned(self, crossed: Axis) -> list:
-        """Return the loads that a square is transposed of in registers; none where some cannot be."""
+        """Return the loads to transpose in registers; an empty list if one of them cannot be transposed."""
         inner = self.axes[-1]
         found = {
             load: access
@@ -305,7 +316,7 @@ class Elements(Emitter):
 
 
 def at_place(expr, at: dict, known: dict):
-    """Return an expression for where the axes are, with values in the place of loads."""
+    """Return an expression at given values of the axes, with known values in place of loads."""
 
     def load(old):
         return known.get(old, known.get(loaded_buffer(old), old))
@@ -315,27 +326,27 @@ def at_place(expr, at: dict, known: dict):
 
 
 def _turn(factor: int, rest: int, is_weak: bool) -> int:
-    """Return the first integer ``x`` for which ``factor * x + rest < 0`` is not what it is for all before it.
+    """Return the smallest integer ``x`` at which the truth of ``factor * x + rest < 0`` differs from that at ``x - 1``.
 
     With ``is_weak``, the inequality is ``<= 0``.
     """
-    if factor < 0:  # the inequality begins to hold where its negation ceases to
+    if factor < 0:  # the inequality starts to hold where its negation stops holding
         factor, rest, is_weak = -factor, -rest, not is_weak
     return -((rest - is_weak) // factor)
 
 
 def _selected(nest: Nest) -> list:
-    """Return the loads that a selection is made among, where they are certain to be within their tensors.
+    """Return the loads in the branches of selections that are proved in bounds.
 
-    TVM makes branches of a selection that reads memory, and LLVM of these addresses to gather from: what is
-    loaded before is selected in a vector.
+    TVM turns a selection that reads memory into branches, and LLVM turns these into a gather. Values that are loaded
+    before the selection are selected in vectors.
     """
     known = analyzer([*nest.axes, *nest.reduced])
     return [load for load in selections(nest.value) if _is_within(load, nest, known)]
 
 
 def selections(expr) -> list:
-    """Return the loads in an expression that a selection is made among."""
+    """Return the loads in the branches of an expression's selections."""
     found: dict = {}
 
     def visit(select) -> None:
@@ -347,7 +358,7 @@ def selections(expr) -> list:
 
 
 def _is_within(load, nest: Nest, known: Analyzer) -> bool:
-    """Tell whether a load reads an element that exists, whatever else the value depends on."""
+    """Tell whether a load is proved in bounds, regardless of conditions."""
     (index,), (extent,) = load.indices, loaded_buffer(load).shape
     if loads(index):
         return False
@@ -362,7 +373,7 @@ def _divided(axis: Axis, size: int) -> Axis:
 
 
 def is_vectorisable(expr) -> bool:
-    """Tell whether TVM makes vectors of an expression: without conditions, and functions that have none."""
+    """Tell whether TVM vectorises an expression: all calls are arithmetic functions or have vector forms."""
     return all(
         is_arithmetic(call) or (isinstance(call.op, Op) and call.op.name in _VECTOR_CALLS)
         for call in calls_in(expr)

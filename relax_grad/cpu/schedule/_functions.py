@@ -1,4 +1,4 @@
-"""Functions of float32 as arithmetic, of which LLVM makes vectors; those of the C library take one number."""
+"""Functions of float32 as arithmetic, which LLVM vectorises; functions of the C library take scalars."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FUNCTIONS = {
     "tirx.erf": functions.erf,
 }
 
-#: Those of so many steps that TVM would take very long for one expression of them all.
+#: Functions with so many steps that TVM would take very long to compile them as one expression.
 _LONG = {"tirx.log": functions.log, "tirx.pow": functions.power}
 
 #: Powers that are products.
@@ -31,12 +31,12 @@ _PRODUCTS = {2.0: lambda x, _: x * x, 3.0: lambda x, _: x * x * x}
 
 
 def as_arithmetic(expr):
-    """Return an expression without those functions of float32; some are computed by statements before it.
+    """Return an expression with float32 functions replaced by arithmetic; some are computed by statements before it.
 
-    A function of a function is computed from memory: TVM writes out in full what a name stands for, and where
-    each function reads the one before it many times, three of them take it half a minute. No statement can
-    be written for what a condition guards, or for what uses names that only the expression knows: there, functions
-    beyond the second, and the long ones, remain those of the C library.
+    The argument of a function that contains another function is stored and read from memory. TVM inlines ``Let``
+    values; since each function uses its argument many times, compiling three nested functions would take half a minute.
+    Statements cannot compute arguments that a condition guards, or that use variables bound within the expression.
+    There, nested functions beyond the second, and the long ones, remain calls of the C library.
     """
     has_names, (_, _, conditions) = bool(_names_in(expr)), weigh(expr)
     safe = _unguarded(expr) if conditions else []
@@ -74,9 +74,9 @@ def as_arithmetic(expr):
 
 
 def _is_guarded(expr, safe: list) -> bool:
-    """Tell whether an expression may be safe to compute only where a condition holds.
+    """Tell whether an expression may be unsafe to compute where its condition does not hold.
 
-    It is if it reads memory, but for some loads, or divides integers.
+    This is so if it reads memory (except by the loads in ``safe``), divides integers, or contains ``if_then_else``.
     """
     found = []
 
@@ -94,7 +94,7 @@ def _is_guarded(expr, safe: list) -> bool:
 
 
 def _unguarded(expr) -> list:
-    """Return the loads that an expression makes whatever its conditions are."""
+    """Return the loads of an expression that are executed regardless of its conditions."""
 
     def without_branches(node):
         if isinstance(node, tirx.Select):
@@ -117,7 +117,7 @@ def calls_in(expr) -> list[Call]:
 
 
 def has_functions(value) -> bool:
-    """Tell whether an expression is made of functions as arithmetic."""
+    """Tell whether an expression contains functions as arithmetic (``Let`` expressions)."""
     return bool(_names_in(value))
 
 
@@ -128,7 +128,7 @@ def _names_in(expr) -> list[tirx.Let]:
 
 
 def kept(value):
-    """Emit a statement that computes a value, and return what reads it: TVM does not look through memory."""
+    """Emit a statement that stores a value, and return a load of it: TVM does not inline values through memory."""
     buffer = T.alloc_buffer([1], str(value.ty.dtype), layout=None)
     T.buffer_store(buffer, value, [0])
     return buffer[0]

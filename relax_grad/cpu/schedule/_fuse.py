@@ -1,4 +1,4 @@
-"""Which nests become one: intermediate results that need no memory, or only a register."""
+"""Fusion of loop nests: intermediate results are inlined, or kept in registers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ._access import Accesses
 from ._integers import REINTERPRET
 from ._nest import Axis, Nest, is_one, is_zero, product, simplified, substitute
 
-#: Nodes of an expression that is computed again wherever it is used.
+#: The maximum number of nodes that inlining adds to one consumer.
 _LARGEST = 400
 
-#: Nodes of one that is computed again for several elements.
+#: The maximum number of nodes of an expression that is recomputed for several elements.
 _CHEAP = 24
 
 
@@ -39,7 +39,7 @@ class Group:
 
 
 def fuse(nests: Sequence[Nest], allocated: Sequence[tirx.Buffer]) -> list[Group]:
-    """Return the groups that compute what the nests compute, in order."""
+    """Return the nests as groups, in order, after inlining."""
     nests = _inline([simplified(nest) for nest in nests], set(allocated))
     groups: list[list[Nest]] = []
     for nest in nests:
@@ -65,7 +65,7 @@ def fuse(nests: Sequence[Nest], allocated: Sequence[tirx.Buffer]) -> list[Group]
 
 
 def flat(group: Group, rows: dict) -> Group:
-    """Return a group in which buffers are rows, and axes that are gone through as one are one."""
+    """Return a group over flat buffers, with axes joined that all accesses traverse at one stride."""
     accesses = Accesses(group.nests)
     at = {axis.var: axis.var for axis in [*accesses.axes, *accesses.reduced]}
     nests = [
@@ -86,7 +86,7 @@ def flat(group: Group, rows: dict) -> Group:
 
 
 def _inline(nests: list[Nest], allocated: set[tirx.Buffer]) -> list[Nest]:
-    """Return nests with values in the place of loads of buffers that only hold them."""
+    """Return the nests with producers of intermediate buffers inlined into their consumers."""
     kept: list[Nest] = []
     rest = list(nests)
     while rest:
@@ -131,7 +131,10 @@ def _reads(nest: Nest, buffer: tirx.Buffer) -> bool:
 
 
 def _inverse(nest: Nest) -> list | None:
-    """Return the axis that each index is; None of a reduction, or where an axis is not an index."""
+    """Return the axis of each index (None for an index that is not an axis).
+
+    None for a reduction, or if an axis of extent other than 1 is not an index by itself.
+    """
     if nest.combine:
         return None
     names = [index if isinstance(index, tirx.Var) else None for index in nest.indices]
@@ -142,7 +145,7 @@ def _inverse(nest: Nest) -> list | None:
 
 
 def _is_worth_it(nest: Nest, user: Nest, users: int) -> bool:
-    """Tell whether to compute a nest anew where it is used."""
+    """Tell whether to recompute a nest in a consumer."""
     nodes, calls, conditions = weigh(nest.value)
     uses = sum(loaded_buffer(load).same_as(nest.buffer) for load in user.loads)
     if nodes * uses > _LARGEST:
@@ -158,7 +161,7 @@ def _is_as_large(nest: Nest, user: Nest) -> bool:
 
 
 def weigh(expr) -> tuple[int, int, int]:
-    """Return how many nodes an expression has, how many of them are functions, and conditions."""
+    """Return the number of nodes of an expression, of function calls, and of conditions."""
     counts = [0, 0, 0]
 
     def visit(node):
@@ -195,11 +198,11 @@ def _with_inlined(user: Nest, nest: Nest, names: list) -> Nest:
 
 
 def _joinable(nest: Nest, groups: list[list[Nest]]):
-    """Yield the groups that a nest can join, the latest first: none that it would have to pass a dependence for."""
+    """Yield the groups that a nest can join, the latest first, up to the first one with a dependence."""
     if nest.combine:
         return
     for group in groups[::-1]:
-        # Within a group, an element that is overwritten has another value before than behind that.
+        # Nests of a group are computed element by element, so the nest must not overwrite a tensor of the group.
         if any(_reads(each, nest.buffer) or each.buffer.same_as(nest.buffer) for each in group):
             return
         if _have_same_axes(nest, group[0]) and _goes_along(nest, group):
@@ -214,7 +217,7 @@ def _have_same_axes(nest: Nest, other: Nest) -> bool:
 
 
 def _goes_along(nest: Nest, group: list[Nest]) -> bool:
-    """Tell whether a nest shares what it reads with a group, and needs of it only the same element."""
+    """Tell whether a nest shares operands with a group, and reads the group's results only at the same element."""
     names = {a.var: b.var for a, b in zip(nest.axes, group[0].axes, strict=True)}
     indices = [substitute(index, names) for index in nest.indices]
     if not tvm_ffi.structural_equal(indices, list(group[0].indices)):

@@ -1,8 +1,8 @@
-"""Expressions of float32 that cancel, and functions of the kernels' arithmetic that are the same without.
+"""Identities between float32 expressions that suffer from cancellation and functions that do not.
 
-``x * (0.5 + 0.5 * erf(x * 0.7071))`` is gelu, whether TVM's legalization, a gradient rule or a model has written it. As
-it stands, it has no correct digit where the sum is close to 0. An identity holds for any x, so it needs to know of no
-operator: what is an x in one place of an expression has to be the same in the others.
+``x * (0.5 + 0.5 * erf(x * 0.7071))`` is gelu, whether TVM's legalization, a gradient rule or a model has written it.
+Evaluated as written, it has no correct digit where the sum is close to 0. An identity holds for any x, so matching does
+not depend on operators: it only requires that all occurrences of x in an expression are equal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tvm.ir import Call, Op
 from ..kernel import activations, functions
 from ._dependence import are_equal
 
-#: How far a constant may be from that of an identity, relatively: some roundings of float32.
+#: The relative tolerance for the constants of an identity: a few float32 roundings.
 _TOLERANCE = 2.0**-22
 
 _HALF_ROOT = math.sqrt(0.5)
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 _TANH_LINEAR, _TANH_CUBIC = math.sqrt(2.0 / math.pi), 0.044715
 
-#: The functions that expressions are found to be, by the name of the call that stands for one.
+#: The functions that replace matched expressions, by the name of the call that represents them.
 FUNCTIONS = {
     f"relax_grad.{function.__name__}": function
     for function in (
@@ -45,26 +45,26 @@ _EXTERN = Op.get("tirx.call_pure_extern")
 
 
 def name_of(call: Call) -> str:
-    """Return the name of the function that is called: that of an operator, or one of :data:`FUNCTIONS`."""
+    """Return the name of the callee: an operator's name, or a key of :data:`FUNCTIONS`."""
     if not isinstance(call.op, Op):
         return ""
     return str(call.args[0].value) if call.op.same_as(_EXTERN) else call.op.name
 
 
 def arguments_of(call: Call) -> list[tirx.PrimExpr]:
-    """Return the numbers that a function is called with."""
+    """Return the arguments of a call."""
     return list(call.args[1:] if call.op.same_as(_EXTERN) else call.args)
 
 
 def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
-    """Return an expression with calls of :data:`FUNCTIONS` in the place of what is the same.
+    """Return an expression with calls of :data:`FUNCTIONS` in place of equivalent expressions.
 
     Parameters
     ----------
     expr : tirx.PrimExpr
         An expression.
     can_be : Callable
-        Tells of an argument whether there can be a call with it.
+        Tells whether a call with a given argument is possible.
     """
 
     def found(node):
@@ -81,7 +81,7 @@ def with_functions(expr: tirx.PrimExpr, can_be) -> tirx.PrimExpr:
     return tvm_ffi.structural_map(expr, (tuple(_IDENTITIES), found), order="pre")
 
 
-# Each returns the name of a function, its argument, and the constant and the other factors of a product.
+# Each matcher returns None or (name of a function, its argument, constant factor, other factors of the product).
 
 
 def _products(node: tirx.Mul):
@@ -99,12 +99,12 @@ def _products(node: tirx.Mul):
             rest = _without(others, wanted)
             if rest is not None and size:
                 candidates.append((name, x, constant * scale / size, rest))
-    # Of a function of a function, the outer one: the inner one remains in its argument.
+    # For nested functions, match the outer one: the inner one remains in its argument.
     return min(candidates, key=lambda found: len(found[3]), default=None)
 
 
 def _sums(node: tirx.Add):
-    """The derivatives of both forms of gelu, and the normal distribution."""
+    """The derivatives of both forms of gelu, the normal CDF, and ``exp(x) + (-1)``."""
     first, second = node.a, node.b
     found = _cdf(first)
     if found is not None and _is_slope_of_cdf(second, *found):
@@ -146,17 +146,17 @@ _IDENTITIES = {
 
 
 def _cdf(expr):
-    """Return a scale and x of ``scale * P(x)``, if this is ``scale / 2 * (1 + erf(x / sqrt(2)))``."""
+    """Return (scale, x) if this is ``scale / 2 * (1 + erf(x / sqrt(2)))``, which is ``scale * P(x)``; else None."""
     return _one_and(expr, "tirx.erf", _over_root)
 
 
 def _tanh_cdf(expr):
-    """Return a scale and x of ``scale / 2 * (1 + tanh(k * (x + c * x**3)))``."""
+    """Return (scale, x) if this is ``scale / 2 * (1 + tanh(k * (x + c * x**3)))``, else None."""
     return _one_and(expr, "tirx.tanh", _cubic)
 
 
 def _one_and(expr, name: str, argument):
-    """Return ``2 * scale`` and what an argument is of x, if this is ``scale + scale * function(argument)``."""
+    """Return ``2 * scale`` and x if this is ``scale + scale * function(a)`` and ``argument(a)`` is an x; else None."""
     for one, other in _either_order(expr):
         if not isinstance(one, tirx.FloatImm):
             continue
@@ -173,7 +173,7 @@ def _sigmoid(expr):
 
 
 def _over_root(expr):
-    """Return x, if this is ``x / sqrt(2)``."""
+    """Return x if this is ``x / sqrt(2)``, else None."""
     if isinstance(expr, tirx.Mul):
         for one, other in ((expr.a, expr.b), (expr.b, expr.a)):
             if _is(one, _HALF_ROOT):
@@ -184,7 +184,7 @@ def _over_root(expr):
 
 
 def _cubic(expr):
-    """Return x, if this is ``k * (x + c * x**3)`` with the constants of gelu_tanh."""
+    """Return x if this is ``k * (x + c * x**3)`` with the constants of gelu_tanh, else None."""
     constant, factors = _factors(expr)
     for i, factor in enumerate(factors):
         if not isinstance(factor, tirx.Add):
@@ -221,7 +221,7 @@ def _is_slope_of_cdf(expr, scale: float, x) -> bool:
 
 
 def _is_slope_of_tanh(expr, scale: float, x) -> bool:
-    """Tell whether this is ``scale * x * d/dx tanh(k * (x + c * x**3)) / 2`` as the rule of gelu_tanh writes it."""
+    """Tell whether this is ``scale * x * d/dx tanh(k * (x + c * x**3)) / 2`` in the form of gelu_tanh's rule."""
     constant, factors = _factors(expr)
     size, wanted = _factors(x)
     if size != 1.0 or len(factors) != 1 or not _is_near(constant, scale * _TANH_LINEAR / 2):
@@ -254,7 +254,7 @@ def _is_one_minus_square(one, other, x) -> bool:
 
 
 def _factors(expr) -> tuple[float, list]:
-    """Return the constant and the other factors that a product has."""
+    """Return the constant and the other factors of a product."""
     if isinstance(expr, tirx.FloatImm):
         return expr.value, []
     if isinstance(expr, tirx.Mul):
@@ -271,7 +271,7 @@ def _factors(expr) -> tuple[float, list]:
 
 
 def _without(factors: Sequence, wanted: Sequence) -> list | None:
-    """Return factors without those that are wanted; None if some are missing."""
+    """Return the factors that remain after removing the wanted ones, or None if some are missing."""
     rest = list(factors)
     for each in wanted:
         for i, factor in enumerate(rest):
@@ -289,7 +289,7 @@ def _multiplied(constant: float, factors: Sequence):
 
 
 def _either_order(expr):
-    """Return the terms of a sum in both orders; nothing of what is no sum."""
+    """Return the two terms of a sum in both orders; an empty tuple if this is not a sum."""
     return ((expr.a, expr.b), (expr.b, expr.a)) if isinstance(expr, tirx.Add) else ()
 
 

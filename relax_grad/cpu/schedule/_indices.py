@@ -1,8 +1,8 @@
-"""Indices and conditions in forms that TVM's analyses get right.
+"""Rewriting of indices and conditions that TVM's analyses handle incorrectly.
 
-TVM 0.26 and 0.27 flatten buffers by ``iter_map_simplify``, which takes ``(47 - v) // 12`` for ``v // -12 + 3`` and
-``(11 - v) % 12`` for ``-(v % -12)``: both are other numbers, and elements outside of the tensor. To bound the region of a
-buffer that is accessed, they solve conditions that are affine in variables, and fail to negate unsigned variables.
+TVM 0.26 and 0.27 flatten buffers by ``iter_map_simplify``, which rewrites ``(47 - v) // 12`` to ``v // -12 + 3`` and
+``(11 - v) % 12`` to ``-(v % -12)``: both have other values, and index out of bounds. To bound the accessed region of a
+buffer, TVM solves conditions that are affine in variables, and fails to negate unsigned variables.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 
 
 def as_analyzable(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a function that computes the same, in which the analyses find nothing that they get wrong."""
+    """Return an equivalent function without the indices and conditions that the analyses handle incorrectly."""
     return tvm_ffi.structural_map(
         function, [(_DIVISIONS, _ascending), (COMPARISONS, _without_unsigned_variables)]
     )
 
 
 def _ascending(node):
-    """Return a division of an iterator that does not descend.
+    """Return an equivalent division or remainder of an ascending iterator.
 
     For a positive m and any integer e, ``e // m == -((m - 1 - e) // m)`` and
     ``e % m == m - 1 - (m - 1 - e) % m``.
@@ -40,7 +40,7 @@ def _ascending(node):
 
 
 def _without_unsigned_variables(node):
-    """Return a comparison that is not affine in unsigned variables."""
+    """Return an equivalent comparison that is not affine in unsigned variables."""
     return folding_comparison(node) if any(map(_is_unsigned, undefined_vars(node))) else node
 
 
@@ -55,9 +55,9 @@ def _is_wrong(node) -> bool:
 
 
 def _direction(expr) -> int | None:
-    """Return 1 where an expression only adds iterators, -1 where it only subtracts them, 0 for a number.
+    """Return 1 if an expression only adds iterators, -1 if it only subtracts them, 0 for a number, else None.
 
-    A part of an iterator, as a quotient or a remainder is, counts as one. None of a difference of iterators.
+    A quotient or a remainder of an iterator counts as an iterator.
     """
     if isinstance(expr, tirx.IntImm):
         return 0

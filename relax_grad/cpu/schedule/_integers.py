@@ -1,8 +1,8 @@
-"""Operations on integers that TVM folds as C computes them: modulo a power of two.
+"""Integer operations in forms that TVM folds like C: modulo a power of two.
 
-TVM raises an error where it folds the cast of a constant that the other dtype does not hold, -3 to uint8 or 300 to
-int8, and where it finds that a difference of unsigned numbers is negative, as it subtracts the operands of comparisons.
-Fusion makes such operations: the constant that one nest stores goes into the expression of another.
+TVM raises an error if it folds the cast of a constant that the target dtype cannot represent, such as -3 to uint8 or
+300 to int8, and if it finds a negative difference of unsigned numbers, for example when it subtracts the operands of a
+comparison. Fusion creates such operations: the constant that one nest stores is inlined into the expression of another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._dependence import loads
 #: The signed dtypes that remainders are computed in.
 _WIDTHS = (32, 64)
 
-#: The operator that takes the bits of a number for another dtype.
+#: The operator that reinterprets the bits of a number as another dtype.
 REINTERPRET = Op.get("tirx.reinterpret")
 
 _EQUALITIES = (tirx.EQ, tirx.NE)
@@ -26,10 +26,10 @@ COMPARISONS = (*_EQUALITIES, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 
 
 def with_folding_integers(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return an expression of the same value, without operations on integers that TVM may fail to fold.
+    """Return an equivalent expression without integer operations that TVM may fail to fold.
 
-    Casts of floating-point numbers to integers are left as they are, except to bool: outside of the range of the
-    integers, C does not define them.
+    Casts of floating-point numbers to integers are unchanged, except to bool: C does not define them outside the range
+    of the integers.
     """
     rules = [
         (tirx.Cast, _folding),
@@ -48,7 +48,7 @@ def folding_comparison(node: tirx.PrimExpr) -> tirx.PrimExpr:
         return type(node)(*_wide(node))
     operands = [_reinterpreted("int64", operand) for operand in (node.a, node.b)]
     if not isinstance(node, _EQUALITIES):
-        # The order of unsigned numbers is that of the signed ones with the other sign bit.
+        # Unsigned numbers are ordered like signed numbers with the sign bit flipped.
         operands = [operand ^ tirx.const(-(2**63), "int64") for operand in operands]
     return type(node)(*operands)
 
@@ -82,7 +82,7 @@ def _width(bits: int) -> int:
 def _reinterpreted(dtype: str, value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the integer of a dtype with the same bits.
 
-    The code generator takes the reinterpretation of a 0 for a null pointer.
+    0 is treated separately, because the code generator compiles its reinterpretation to a null pointer.
     """
     if isinstance(value, tirx.Select) and getattr(value.false_value, "op", None) == REINTERPRET:
         (before,) = value.false_value.args
@@ -99,14 +99,14 @@ def _folding(cast: tirx.Cast) -> tirx.PrimExpr:
         zero = tirx.const(0, str(source))
         if _is_integer(source):
             return tirx.NE(value, zero)
-        # NaN is true, as C and NumPy have it; TVM compiles an inequality that is false of NaN.
+        # NaN is true, as in C and NumPy; TVM compiles NE to a comparison that is false for NaN.
         false, true = (tirx.const(number, "bool") for number in (0, 1))
         return cast if str(source) == "bool" else tirx.Select(tirx.EQ(value, zero), false, true)
     if not (_is_integer(dtype) and _is_integer(source)) or _holds(dtype, source):
         return cast
     if not _is_signed(dtype):
         return _to_unsigned(value, source, dtype.bits)
-    # An axis is in the range of its dtype; analyses of what is tested need its plain form.
+    # Axes do not exceed the range of their dtype; without loads, the plain cast is kept for the analyses of conditions.
     return _to_signed(value, source, dtype.bits) if loads(value) else cast
 
 
@@ -123,7 +123,7 @@ def _is_integer(dtype) -> bool:
 
 
 def _holds(dtype, source) -> bool:
-    """Tell whether a dtype of integers has all numbers of another."""
+    """Tell whether an integer dtype can represent all numbers of another."""
     if _is_signed(dtype) == _is_signed(source):
         return dtype.bits >= source.bits
     return _is_signed(dtype) and dtype.bits > source.bits
@@ -144,7 +144,7 @@ def _to_signed(value, source, bits: int) -> tirx.PrimExpr:
 
 
 def _remainder(value, source, bits: int) -> tirx.PrimExpr:
-    """Return a value modulo ``2**bits``, in a signed dtype that holds twice that."""
+    """Return a value modulo ``2**bits``, in a signed dtype of more than ``bits`` bits."""
     width = _width(bits)
     if _is_signed(source):
         value = _widened(value, source, width)

@@ -1,4 +1,4 @@
-"""Functions of elements that go along with each other, as one function with several results."""
+"""Horizontal fusion: several element-wise functions as one function with several results."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ...ir.module import is_buffer
 from ._fuse import Group, fuse, weigh
 from ._nest import Axis, Nest, nests_of, substitute
 
-#: Tensors that one loop goes through, at most: each takes an address, and a stream of the processor.
+#: The maximum number of tensors of one loop: each needs an address, and a memory stream of the processor.
 _MOST = 12
 
-#: Nodes of the expressions of one loop, at most.
+#: The maximum number of expression nodes in one loop.
 _LARGEST = 400
 
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A function of which each element of the result comes from the elements at its own place.
+    """An element-wise function: each element of the result depends only on operand elements at the same position.
 
     Attributes
     ----------
     params : Sequence[tirx.Var]
-        The arguments, then the result: tensors all of them.
+        The operands, then the result; all are tensors.
     nests : Sequence[Nest]
-        What it computes.
+        The nests of the function.
     allocated : Sequence[tirx.Buffer]
-        What it keeps between them.
+        The intermediate buffers.
     """
 
     params: Sequence[tirx.Var]
@@ -41,16 +41,16 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Part:
-    """A function that is called with certain tensors.
+    """A call of an element-wise function.
 
     Attributes
     ----------
     function : Pointwise
-        Takes the arguments, then the result.
+        The callee; it takes the operands, then the result.
     tensors : Sequence[Hashable]
-        What its parameters are: parts with a tensor in common name it alike.
+        The names of the tensors that are passed; parts that share a tensor use the same name for it.
     shapes : Sequence[Sequence[tirx.PrimExpr]]
-        The extents of each, integers or variables that all parts have in common.
+        The shape of each tensor, of integers or variables that all parts share.
     """
 
     function: Pointwise
@@ -60,21 +60,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Merged:
-    """What parts compute together: the nests, over buffers that stand for their tensors."""
+    """The nests of several parts, over common buffers for their tensors."""
 
     nests: list[Nest]
     allocated: list[tirx.Buffer]
     buffers: dict[Hashable, tirx.Buffer]
 
     def groups(self, dropped: Sequence[Hashable] = ()) -> list[Group]:
-        """Return the groups of nests, given the tensors that nothing but the parts needs."""
+        """Return the fused groups of nests; ``dropped`` are the tensors that only the parts use."""
         return fuse(self.nests, [*self.allocated, *(self.buffers[each] for each in dropped)])
 
 
 def pointwise(function: tirx.PrimFunc) -> Pointwise | None:
-    """Return a function as one of elements; None where it is not.
+    """Return an element-wise function as a :class:`Pointwise`, or None if it is not element-wise.
 
-    What an operand is broadcast along does not count. A function that only copies is none.
+    Operands may be broadcast. Functions that only copy are excluded.
     """
     found = nests_of(function)
     if found is None or not _is_pointwise(found[0]) or not all(map(is_buffer, function.params)):
@@ -93,14 +93,14 @@ def _is_pointwise(nests: Sequence[Nest]) -> bool:
 
 
 def _is_in_order(indices: Sequence, nest: Nest) -> bool:
-    """Tell whether indices are axes in their order, or constants."""
+    """Tell whether each index is a constant or an axis, with the axes in their order."""
     numbers = {axis.var: i for i, axis in enumerate(nest.axes)}
     found = [numbers.get(index, -1) for index in indices if not isinstance(index, tirx.IntImm)]
     return -1 not in found and found == sorted(set(found))
 
 
 def merge(parts: Sequence[Part]) -> Merged | None:
-    """Return what parts compute in one loop; None where they are not one."""
+    """Return several parts merged into one loop, or None if one loop cannot compute them."""
     buffers: dict[Hashable, tirx.Buffer] = {}
     nests, allocated = [], []
     for part in parts:
@@ -124,7 +124,10 @@ def merge(parts: Sequence[Part]) -> Merged | None:
 
 
 def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]] | None:
-    """Return the nests of a part, over the buffers of all parts, and what it allocates."""
+    """Return the nests of a part over the common buffers, and its intermediate buffers.
+
+    None if an extent of a parameter is neither an integer nor a variable.
+    """
     function = part.function
     extents = {}
     own = {}
@@ -143,7 +146,7 @@ def _renamed(part: Part, buffers: dict) -> tuple[list[Nest], list[tirx.Buffer]] 
 
 
 def _over(nest: Nest, buffers: dict, extents: dict) -> Nest:
-    """Return a nest over other buffers, with other extents and variables of its own."""
+    """Return a nest over other buffers, with other extents and with fresh variables."""
     axes = [
         Axis(tirx.Var(axis.var.name, axis.var.ty.dtype), substitute(axis.extent, extents))
         for axis in nest.axes

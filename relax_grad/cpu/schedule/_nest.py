@@ -1,4 +1,4 @@
-"""What a function of tensor expressions computes: one nest of loops for each tensor."""
+"""Parsing of tensor expression functions into loop nests, one for each tensor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ._integers import with_folding_integers
 
 _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
-#: Loads and variables of an expression in which named values are written out.
+#: The maximum number of loads and variables of an expression after its ``Let`` values are inlined.
 _LARGEST = 400
 
-#: What two partial results of a reduction are combined with.
+#: The operations that combine two partial results of a reduction.
 _COMBINERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min, tirx.And, tirx.Or)
 
 
@@ -34,7 +34,7 @@ class Axis:
 
     @property
     def size(self) -> int | None:
-        """The extent; None where it is symbolic."""
+        """The extent, or None if it is symbolic."""
         return int(self.extent) if isinstance(self.extent, tirx.IntImm) else None
 
 
@@ -47,17 +47,17 @@ class Nest:
     axes : Sequence[Axis]
         The loops, in the order of the tensor's axes.
     buffer : tirx.Buffer
-        What is computed.
+        The tensor that is written.
     indices : Sequence[tirx.PrimExpr]
-        Where.
+        The indices of the element that is written.
     value : tirx.PrimExpr
-        The value; of a reduction, the term that is combined with what has been found.
+        The value; in a reduction, the term that is combined with the partial result.
     reduced : Sequence[Axis]
         The loops of a reduction.
     combine : Callable, optional
-        Combines two values of a reduction.
+        The operation that combines two values of a reduction.
     init : tirx.PrimExpr, optional
-        What a reduction begins with.
+        The initial value of a reduction.
     """
 
     axes: Sequence[Axis]
@@ -70,7 +70,7 @@ class Nest:
 
     @cached_property
     def loads(self) -> list:
-        """What is read."""
+        """The loads of the value."""
         return loads(self.value)
 
     @cached_property
@@ -82,14 +82,14 @@ class Nest:
 def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | None:
     """Return the nests of a function and the buffers that it allocates.
 
-    The iterations of each nest are independent of each other, but for the order of a reduction.
+    The iterations of each nest are independent, except those of a reduction.
 
     Returns
     -------
     found : tuple[list[Nest], list[tirx.Buffer]] or None
-        None where a part of the function has another form, where the independence of its iterations cannot be
-        shown, or where a buffer is no row in memory. None for tensors of bfloat16 too: TVM lowers their arithmetic
-        later, and that pass fails on the emitted loops (erf gave 0, and types disagreed).
+        None if a part of the function has another form, if the independence of its iterations cannot be proved, or if
+        a buffer is not contiguous. None for tensors of bfloat16 too: TVM lowers their arithmetic later, and that pass
+        fails on the emitted loops (erf gave 0, and types disagreed).
     """
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
@@ -112,12 +112,12 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
 
 
 def parts_of(body: tirx.Stmt) -> list[tirx.Stmt]:
-    """Return the statements of a sequence, or the one statement that it is."""
+    """Return the statements of a sequence; a single statement counts as a sequence of one."""
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
 def _is_row(buffer: tirx.Buffer) -> bool:
-    """Tell whether the elements of a buffer are numbers that lie in a row."""
+    """Tell whether a buffer is contiguous, starts at offset 0 and holds scalar numbers of a supported dtype."""
     offset = buffer.elem_offset
     is_first = offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
     is_number = str(buffer.dtype).rstrip("0123456789") in ("float", "int", "uint", "bool")
@@ -126,16 +126,15 @@ def _is_row(buffer: tirx.Buffer) -> bool:
 
 
 def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] | None:
-    """Return the block that a nest of loops consists of, with its spatial and its reduced axes.
+    """Return the spatial axes, the reduced axes and the block of a loop nest.
 
-    The axes are in the order of the block, and their extents are those of the loops: a loop may be shorter than the
-    domain of its axis.
+    The axes are in the order of the block. Their extents are those of the loops: a loop may be shorter than the domain
+    of its axis.
 
     Returns
     -------
     loops : tuple[list[Axis], list[Axis], SBlock] or None
-        None where the loops are not serial loops from 0 around one block, each of them the value of an axis of its
-        own.
+        None unless the loops are serial loops from 0 around one block, and each loop variable is the value of one axis.
     """
     found: dict[tirx.Var, tirx.PrimExpr] = {}
     while isinstance(statement, tirx.For):
@@ -171,7 +170,7 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
             return None
         (reduced if iteration.iter_type == _REDUCED else axes).append(Axis(iteration.var, extent))
     own = {axis.var for axis in axes}
-    # The extent of a reduction may depend on the element; other loops have the same extent everywhere.
+    # The extent of a reduction may depend on the element; all other extents must be independent of the axes.
     if any(own & variables(axis.extent) for axis in axes) or any(
         variables(axis.extent) & {each.var for each in reduced} for axis in (*axes, *reduced)
     ):
@@ -180,7 +179,7 @@ def loops_of(statement: tirx.Stmt) -> tuple[list[Axis], list[Axis], tirx.Stmt] |
 
 
 def _nest(statement: tirx.Stmt) -> Nest | None:
-    """Return the nest that a statement is, if its iterations are independent."""
+    """Return a statement as a nest, or None if it has another form or dependent iterations."""
     found = loops_of(statement)
     if found is None:
         return None
@@ -208,7 +207,7 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
 
 
 def _reduction(axes, reduced, store, value, init) -> Nest | None:
-    """Return the nest of a reduction to one value."""
+    """Return the nest of a reduction, or None if it has another form."""
     if not isinstance(init, tirx.BufferStore) or not isinstance(value, _COMBINERS):
         return None
     is_same = init.buffer.same_as(store.buffer) and tvm_ffi.structural_equal(
@@ -230,9 +229,9 @@ def _reduction(axes, reduced, store, value, init) -> Nest | None:
 
 
 def _without_names(expr: tirx.PrimExpr) -> tirx.PrimExpr | None:
-    """Return an expression with values in the place of the names that it gives them; None where that is too large.
+    """Return an expression with its ``Let`` values inlined, or None if the result is too large.
 
-    A name may be defined only once, and the loops that are emitted hold a value several times.
+    A variable may be defined only once, but the emitted loops contain a value several times.
     """
     values = {}
 
@@ -264,12 +263,12 @@ def _is_load_of(value, store) -> bool:
 
 
 def is_zero(value) -> bool:
-    """Tell whether something is the number 0."""
+    """Tell whether an expression is the integer constant 0."""
     return isinstance(value, tirx.IntImm) and int(value) == 0
 
 
 def is_one(value) -> bool:
-    """Tell whether something is the number 1."""
+    """Tell whether an expression is the integer constant 1."""
     return isinstance(value, tirx.IntImm) and int(value) == 1
 
 
@@ -282,7 +281,7 @@ def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) ->
 
 
 def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
-    """Return what replaces a variable by its value, in the dtype of the variable."""
+    """Return the rewrite rule that replaces variables by their values, cast to the dtype of the variable."""
 
     def replaced(var):
         value = values.get(var)
@@ -295,12 +294,12 @@ def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
 
 
 def product(extents: Sequence[tirx.PrimExpr]):
-    """Return the product of extents, 1 of none."""
+    """Return the product of extents; the empty product is 1."""
     return reduce(lambda a, b: a * b, extents, tirx.IntImm("int64", 1))
 
 
 def analyzer(axes: Sequence[Axis]) -> Analyzer:
-    """Return what knows the ranges of axes."""
+    """Return an analyzer with the ranges of axes."""
     known = Analyzer()
     for axis in axes:
         known.bind(axis.var, Range(0, axis.extent))
@@ -308,7 +307,7 @@ def analyzer(axes: Sequence[Axis]) -> Analyzer:
 
 
 def simplified(nest: Nest) -> Nest:
-    """Return a nest with simple indices, those of extent 1 being 0."""
+    """Return a nest with simplified indices and value; axes of extent 1 become 0."""
     known = analyzer([*nest.axes, *nest.reduced])
     value = simplify(nest.value, known)
     return replace(
@@ -319,10 +318,10 @@ def simplified(nest: Nest) -> Nest:
 
 
 def simplify(expr: tirx.PrimExpr, known: Analyzer) -> tirx.PrimExpr | None:
-    """Return an expression that TVM has simplified; None where it fails to.
+    """Return an expression simplified by TVM, or None if TVM fails.
 
-    It does where it finds a division by 0, even one that is never done, where it compares integers of two dtypes, and
-    where it casts a constant to integers that do not have it.
+    TVM fails on a division by 0, even one that is never executed, on a comparison of integers of two dtypes, and on the
+    cast of a constant to an integer dtype that cannot represent it.
     """
     try:
         return known.simplify(expr)

@@ -1,4 +1,4 @@
-"""Loops for reductions: sums in registers, in vectors along what is read in a row."""
+"""Loops for reductions: accumulators in registers, vectors along contiguous operands."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
 from ._nest import Axis, analyzer, simplify, substitute
 
-#: Results that are enough to divide among any number of cores. A sum of fewer is taken apart.
+#: The number of results that are enough tasks for the cores. With fewer results, reductions are split into pieces.
 _TASKS = 16
 
-#: Elements of a reduction that one task goes through, where the results are too few to divide.
+#: Elements of a reduction in one piece, if the results are too few.
 _PIECE = 16384
 
-#: Pieces of a reduction at most.
+#: The maximum number of pieces of a reduction.
 _PIECES = 32
 
-#: Vectors that a sum is added up in.
+#: The number of vectors of accumulators: along a reduced axis, and along an axis of the results.
 _SUMS, _KEPT = 4, 8
 
-#: Terms of a reduction that are written out one by one, and nodes of all of them.
+#: The maximum number of terms of an unrolled reduction, and of expression nodes in all of them.
 _WRITTEN_OUT, _NODES = 32, 800
 
-#: What a reduction by each begins with.
+#: The identity element of each combining operation.
 _IDENTITIES = {tirx.Add: 0, tirx.Mul: 1, tirx.And: 1, tirx.Or: 0}
 
 
 class Reduction(Emitter):
-    """Elements that are sums, products or extremes over further axes."""
+    """A generator of loops whose elements are reductions (sums, products, extremes) over additional axes."""
 
     def __init__(self, group: Group, cpu: CPU):
         super().__init__(group, cpu)
@@ -46,7 +46,7 @@ class Reduction(Emitter):
         self.dtype = str(self.first.buffer.dtype)
         self.width = self.lanes(self.dtype)
         self.is_plain = is_vectorisable(self.first.value) and self.dtype != "bool"
-        # TVM makes vectors of arithmetic, LLVM of what functions are made of.
+        # TVM vectorises plain arithmetic; LLVM vectorises the arithmetic of functions.
         self.vectorized = (
             T.serial if any(map(is_arithmetic, calls_in(self.first.value))) else T.vectorized
         )
@@ -90,7 +90,7 @@ class Reduction(Emitter):
         return 0 < terms <= _WRITTEN_OUT and terms * weigh(self.first.value)[0] <= _NODES
 
     def _written_out(self) -> Group:
-        """Return the group with all terms of the reduction in one expression."""
+        """Return the group with the reduction unrolled into one expression."""
         total = self.first.init
         for values in combinations(*(range(axis.size) for axis in self.reduced)):
             at = {
@@ -102,14 +102,14 @@ class Reduction(Emitter):
         return Group([first, *self.group.nests[1:]], self.group.stored)
 
     def _is_ragged(self, axis: Axis) -> bool:
-        """Tell whether results that are neighbours along an axis have different numbers of terms."""
+        """Tell whether the number of terms varies along an axis of the results."""
         return any(axis.var in variables(each.extent) for each in self.reduced)
 
     def _may_be_kept(self, axis: Axis) -> bool:
-        """Tell whether results that are neighbours along an axis may be computed side by side.
+        """Tell whether neighbouring results along an axis may be computed side by side.
 
-        LLVM makes vectors of that loop, and takes ``x[i % 4]`` for ``x[i]`` there: on AVX-512 it reads other elements,
-        some out of bounds, for the powers of 2 below the number of lanes.
+        LLVM vectorises that loop, and compiles ``x[i % 4]`` like ``x[i]`` there: on AVX-512 it reads wrong elements,
+        some out of bounds, for divisors that are powers of 2 below the number of lanes.
         """
         indices = (index for load in self.first.loads for index in load.indices)
         return not self._is_ragged(axis) and not any(divides(index, axis.var) for index in indices)
@@ -118,7 +118,7 @@ class Reduction(Emitter):
         return self.axes[-1]
 
     def _along(self) -> Axis | None:
-        """Return the axis that vectors lie along: one that everything is read in order along, or not at all."""
+        """Return the axis for vectors, or None: all operands are contiguous along it, or constant."""
         if not self.is_plain:
             return None
         best, most = None, 0
@@ -136,7 +136,7 @@ class Reduction(Emitter):
         return best
 
     def _has_identity(self) -> bool:
-        """Tell whether several parts of a reduction may each begin with its first value."""
+        """Tell whether the initial value is the identity, so that partial reductions may each start with it."""
         init, combine = self.first.init, self.first.combine
         if combine in _IDENTITIES:
             return _is_number(init, _IDENTITIES[combine])
@@ -147,9 +147,9 @@ class Reduction(Emitter):
         return value is not None and value in (bound, infinite)
 
     def _divided(self, along: Axis | None, work: int | None) -> list[Group] | None:
-        """Return two groups: parts of the reduction, and their sum; None where there are tasks enough.
+        """Return two groups, the partial reductions and their combination, or None if there are enough tasks.
 
-        The parts are those of the shape, not of the number of threads, so that the sum is always the same.
+        The partition depends on the shape alone, not on the number of threads, so that the result is reproducible.
         """
         if not self._has_identity() or not self.reduced or (work is not None and work < 4 * _PIECE):
             return None
@@ -167,7 +167,7 @@ class Reduction(Emitter):
             piece = (axis.extent + (pieces * line - 1)) // (pieces * line) * line
         else:
             pieces = min(_PIECES, max(2, work // _PIECE), axis.size)
-            pieces = 1 << (pieces.bit_length() - 1)  # which most numbers of cores divide
+            pieces = 1 << (pieces.bit_length() - 1)  # a power of 2, which most core counts divide
             piece = tirx.IntImm("int64", -(-axis.size // (pieces * line)) * line)
             pieces = -(-axis.size // int(piece))
         if axis.size is not None and pieces < 2:
@@ -201,7 +201,7 @@ class Reduction(Emitter):
         ]
 
     def _serial(self, is_large: bool) -> None:
-        """One result after the other, in the order of the loops."""
+        """Emit one result after the other, in the order of the loops."""
         with self.loops(self.axes, is_large and bool(self.axes)) as at:
             total = self._scratch(1)
             T.buffer_store(total, self.first.init, [0])
@@ -214,7 +214,7 @@ class Reduction(Emitter):
         return T.alloc_buffer([size], self.dtype, layout=None)
 
     def _kept(self, along: Axis, is_large: bool) -> None:
-        """Sums of neighbours, side by side in registers."""
+        """Emit the reductions of neighbouring results, side by side in registers."""
         widest, size = self.width * _KEPT, along.size
         fits = self.is_plain and all(
             access.stride(along) in (0, 1) for access in self.accesses.loads.values()
@@ -231,7 +231,7 @@ class Reduction(Emitter):
                 self._row(along, at, T.Bind(along.extent - left), left, width, False)
 
     def _row(self, along: Axis, at: dict, start, number, width: int, is_vector: bool) -> None:
-        """Emit a row of sums, ``number`` of at most ``width``."""
+        """Emit ``number`` neighbouring reductions, at most ``width``."""
         total = self._scratch(width)
         loop = self.vectorized if is_vector else T.serial
         number = tirx.IntImm("int64", number) if isinstance(number, int) else number
@@ -244,7 +244,7 @@ class Reduction(Emitter):
             self.element({**at, along.var: start + i}, total[i])
 
     def _summed(self, along: Axis, is_large: bool) -> None:
-        """Sums along what vectors lie along: several vectors of sums, which are added at the end."""
+        """Emit reductions with vectors along a reduced axis: several vectors of accumulators, combined at the end."""
         sums = _SUMS if along.size is None else max(1, min(_SUMS, along.size // self.width))
         sums = 1 << (sums.bit_length() - 1)
         width = sums * self.width

@@ -1,8 +1,8 @@
-"""Loops through more memory than caches hold, which store past them.
+"""Loops over more memory than the caches hold, with nontemporal stores.
 
-A processor reads the line that it stores to, unless it is told that nothing will be read again soon. TVM has no such
-stores; LLVM has: functions in its language, which are inlined. They take whole aligned vectors; a tensor that begins
-somewhere else is stored to as usual.
+A processor reads the cache line that it stores to, except with nontemporal stores. TVM has no such stores, but LLVM
+does: they are emitted as functions in LLVM IR, which are inlined. They store whole aligned vectors; tensors that are
+not aligned are stored as usual.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._emit import Emitter, calls_in, is_vectorisable, selections
 from ._functions import is_arithmetic
 from ._nest import Nest, is_zero
 
-#: Bytes that are read and written at least, about what the caches of a processor hold.
+#: The minimum number of bytes read and written, about the size of a processor's caches.
 LARGE = 32 << 20
 
 _LLVM = """
@@ -41,11 +41,11 @@ define void @relax_grad_streamed{lanes}() {{
 
 
 class Stream(Emitter):
-    """Elements in the order of memory, which are computed in vectors and stored past the caches."""
+    """A generator of loops over contiguous elements, which are computed in vectors and stored past the caches."""
 
     @property
     def is_worth_it(self) -> bool:
-        """Tell whether the elements are many, in float32, lie in a row and need little arithmetic."""
+        """Tell whether the elements are many, of float32, contiguous, and need only vectorisable arithmetic."""
         if len(self.axes) != 1 or self.axes[0].size is None or self.accesses.tested:
             return False
         (axis,) = self.axes
@@ -62,7 +62,7 @@ class Stream(Emitter):
         )
 
     def _is_vector(self, nest: Nest, selected: list) -> bool:
-        """Tell whether TVM makes vectors of a value: without branches."""
+        """Tell whether TVM vectorises the value of a nest, without branches."""
         return (
             is_vectorisable(nest.value)
             and not any(map(is_arithmetic, calls_in(nest.value)))
