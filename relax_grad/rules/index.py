@@ -22,7 +22,7 @@ def take(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = take(x, indices, axis, mode)``.
 
     Backward form: ``[take_backward(y_grad, x, indices, axis, mode), no_grad]``: each element of x sums
-    the gradients of what was taken from it; an index that means no element contributes nothing.
+    the gradients of what was taken from it; an out-of-bounds index contributes nothing.
     """
     x, indices = orig_call.args
     return [

@@ -35,7 +35,7 @@ def take(
     mode : str
         What an index means, see :func:`position`.
     fill : str
-        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+        The value for an out-of-bounds index: ``"nan"`` (0 for integers) or ``"zero"``.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def take_backward(
     output_grad : te.Tensor
         The gradient with respect to the result.
     indices, axis, mode
-        As in :func:`take`; what means no element contributes nothing.
+        As in :func:`take`; an out-of-bounds index contributes nothing.
     x_shape : Sequence[int or PrimExpr]
         The shape of the data.
 
@@ -122,7 +122,7 @@ def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -
     axis : int
         The axis.
     fill : str
-        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+        The value for an out-of-bounds index: ``"nan"`` (0 for integers) or ``"zero"``.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def gather_elements_backward_data(
     output_grad : te.Tensor
         The gradient with respect to the result, of the shape of the indices.
     indices, axis
-        As in :func:`gather_elements`; what means no element contributes nothing.
+        As in :func:`gather_elements`; an out-of-bounds index contributes nothing.
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
 

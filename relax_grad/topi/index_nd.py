@@ -23,7 +23,7 @@ def gather_nd(data: te.Tensor, indices: te.Tensor, batch_dims: int, fill: str) -
     batch_dims : int
         How many axes the data and the indices share at the front.
     fill : str
-        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+        The value for an out-of-bounds index: ``"nan"`` (0 for integers) or ``"zero"``.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def gather_nd_backward_data(
     output_grad : te.Tensor
         The gradient with respect to the result.
     indices, batch_dims
-        As in :func:`gather_nd`; what means no element contributes nothing.
+        As in :func:`gather_nd`; an out-of-bounds index contributes nothing.
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
 

@@ -93,7 +93,7 @@ def instance_norm_backward_data(
     channel_axis : int
         The axis of the channels, not negative.
     axes : Sequence[int]
-        The axes; none of them negative.
+        The axes, all non-negative.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def layer_norm_backward_data(
     mean, rstd : te.Tensor
         The statistics, in which the axes have extent 1.
     axes : Sequence[int]
-        The axes; none of them negative.
+        The axes, all non-negative.
 
     Returns
     -------
@@ -289,7 +289,7 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
     of_shape : Sequence[int or PrimExpr]
         The shape to count in.
     axes : Sequence[int]
-        The axes to count along; none of them negative.
+        The axes to count along, all non-negative.
 
     Returns
     -------

@@ -44,7 +44,7 @@ def median(x: te.Tensor, axes: Sequence[int], out_shape: Shape) -> tuple[te.Tens
     x : te.Tensor
         The data, of a dtype that TVM sorts.
     axes : Sequence[int]
-        The axes that are reduced; none of them negative.
+        The axes that are reduced, all non-negative.
     out_shape : Sequence[int or PrimExpr]
         The extents of the axes that stay, and any number of extents 1.
 
@@ -96,7 +96,7 @@ def mean_backward_x(
     x_shape : Sequence[int or PrimExpr]
         The shape of ``x``.
     axes : Sequence[int]
-        The axes that were averaged over; none of them negative.
+        The axes that were averaged over, all non-negative.
     keepdims : bool
         Whether ``output_grad`` has these axes, with extent 1.
 
