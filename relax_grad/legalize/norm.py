@@ -277,7 +277,7 @@ def _compute(
         return bb.emit(op.mean(expr, list(axes), keepdims=True)) if axes else expr
 
     def spread(parameter):
-        if len(parameter_axes) != parameter.ty.ndim:  # a parameter of the channels, which are split into groups
+        if len(parameter_axes) != parameter.ty.ndim:  # channels, split into groups
             extents = [data.ty.shape.values[axis] for axis in parameter_axes]
             parameter = bb.emit(op.reshape(parameter, extents))
         order = sorted(range(len(parameter_axes)), key=parameter_axes.__getitem__)

@@ -74,7 +74,7 @@ def stack(orig_var, orig_call, output_grad, ctx):
 
     Backward form: ``[stack_backward_tensors(y_grad, axis)]``: the slices ``y_grad[.., i, ..]``.
     """
-    shape_of(orig_var)  # raises an error with a remedy if TVM cannot prove that the shapes are equal
+    shape_of(orig_var)  # raises if TVM cannot prove that the shapes are equal
     return [backward.stack_backward_tensors(output_grad, orig_call.attrs.axis)]
 
 
