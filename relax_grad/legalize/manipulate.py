@@ -1,4 +1,4 @@
-"""Legalization of the operators that rearrange elements, if TVM's is insufficient, and of their backward operators.
+"""Legalization of data-movement operators for which TVM's is insufficient, and of their backward operators.
 
 The operators that join, split and permute elements have modules of their own.
 """

@@ -47,7 +47,7 @@ def conv_backward_data(
     strides, dilation : Sequence[int]
         One for each spatial axis, in the order D, H, W.
     padding : Sequence[int]
-        Zeros before each spatial axis, then zeros after each, in the same order; those after the axes are not
+        Zeros before each spatial axis, then zeros after each, in the same order; the trailing zeros are not
         used.
     groups : int
         The number of groups.

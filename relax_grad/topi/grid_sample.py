@@ -51,7 +51,7 @@ class _Axis:
     weights: list[np.poly1d]
 
     def weight(self, tap: tirx.PrimExpr, sample: Sequence, order: int) -> tirx.PrimExpr | None:
-        """Return the derivative of an order of a tap's weight along the grid; None if it is 0 for all taps."""
+        """Return the derivative, of the given order, of a tap's weight along the grid; None if 0 for all taps."""
         polynomials = [np.polyder(weight, order) if order else weight for weight in self.weights]
         if not any(polynomial.coeffs.any() for polynomial in polynomials):
             return None

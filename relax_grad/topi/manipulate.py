@@ -1,4 +1,4 @@
-"""Tensor expressions of the operators that rearrange elements, if TVM's are insufficient, and of their gradients."""
+"""Tensor expressions of data-movement operators for which TVM's are insufficient, and of their gradients."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def expand_dims(data: te.Tensor, axes: Sequence[int]) -> te.Tensor:
 def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     """Sum over the axes along which a tensor of the given shape was broadcast to that of ``data``.
 
-    Unlike ``topi.collapse_sum``, accumulate half precision in float32, and return 0 for a sum over an empty
+    Unlike ``topi.collapse_sum``, it accumulates half precision in float32, and returns 0 for a sum over an empty
     axis.
 
     Parameters

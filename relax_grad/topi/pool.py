@@ -112,7 +112,7 @@ def max_pool_jvp(
     def tangent(*index):
         taps = windows.unflat(winner(*index))
         element = windows.element(out_layout.logical(index), taps)
-        # The winner is an element of the data, so the read is in bounds except for a window without a winner.
+        # The winner is an element of the data, so only a window without a winner needs a guard.
         value = data_tangent(*layout.stored(element))
         return tirx.if_then_else(winner(*index) >= 0, value, tirx.const(0, data_tangent.dtype))
 

@@ -281,7 +281,7 @@ def resize(
             at = list(index)
             for axis, (position, _) in zip(spatial, taps, strict=True):
                 at[axis] = position
-            if len(per_axis[0]) == 1:  # a single tap has weight 1: copy the element, whatever its dtype
+            if len(per_axis[0]) == 1:  # one tap, of weight 1: copied in any dtype
                 return data(*at).astype(out_dtype)
             weight = functools.reduce(operator.mul, (weight for _, weight in taps))
             terms.append(weight.astype(dtype) * data(*at).astype(dtype))
