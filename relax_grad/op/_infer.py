@@ -39,7 +39,7 @@ def infer_data(
     shape_name : str
         The name of the shape argument.
     if_known : bool
-        True skips the check if the shape is unknown. For a forward operator whose result type TVM does not infer, or
+        True skips the check if the shape is unknown: for a forward operator whose result type TVM does not infer, or
         infers too specifically, from a rank alone.
 
     Returns

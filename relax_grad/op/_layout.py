@@ -264,7 +264,7 @@ def moved_axes(axes: int | Sequence[int] | None, layout: str):
 
 
 def moved_shape(call: relax.Call, position: int, layout: str) -> dict[int, relax.Expr] | None:
-    """Return the replacement of a shape argument; None if its extents are not known."""
+    """Return the replacement of a shape argument; None if its extents are unknown."""
     if is_first(layout):
         return {}
     values = call.args[position].ty.values

@@ -84,7 +84,7 @@ _CHECKED = "_refuses_what_is_no_argument"
 def _checked(
     builder: Callable[..., relax.Call], op_name: str, arguments: Sequence[tuple[str, str, str]]
 ) -> Callable[..., relax.Call]:
-    """Check the arguments before TVM, which takes any object for a pointer to an expression, sees them."""
+    """Wrap a builder in a check of its arguments: TVM treats any object as a pointer to an expression."""
     signature = inspect.signature(builder)
     numbers_too = {
         n for n, p in signature.parameters.items() if "int" in str(p.annotation).split(" | ")
@@ -232,7 +232,7 @@ def attributes(attrs: tvm.ir.Attrs | None) -> dict[str, object]:
 
 
 def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
-    """Make a shape expression of a sequence of dimensions; an expression stays as it is."""
+    """Convert a sequence of dimensions to a shape expression; return an expression unchanged."""
     return shape if isinstance(shape, relax.Expr) else relax.ShapeExpr(list(shape))
 
 

@@ -11,7 +11,7 @@ respect to the data and to the grid; with ``m`` = 0 they are those of grid_sampl
 operators are built from the same three, with one direction more or less. So they give every order.
 
 grid_sample is not differentiable at the centre of an element (for ``bilinear``) and at a border. There the
-derivative is that of PyTorch: that of the piece behind the element, and 0 on and beyond a border.
+derivative is that of PyTorch: that of the piece after the element's centre, and 0 on and beyond a border.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _WEIGHTS = {
 class _Axis:
     """The taps along one spatial axis, for every sample."""
 
-    position: te.Tensor  # [N, tap, *sample], -1 where there is none
+    position: te.Tensor  # [N, tap, *sample], -1 outside the data
     fraction: te.Tensor  # [N, *sample]
     slope: te.Tensor  # [N, *sample], the derivative of the coordinate along the grid
     channel: int  # of the grid

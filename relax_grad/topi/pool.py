@@ -355,7 +355,7 @@ class _Windows:
         )
 
     def spread_index(self, element: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
-        """Return the position in a spread tensor of the window of which the element is the given tap.
+        """Return the position in a spread tensor of the window that has the element as the given tap.
 
         The taps are counted from the last one, so that no index decreases in a loop variable: TVM's
         simplification of iteration maps gets the floor of a decreasing index wrong.
