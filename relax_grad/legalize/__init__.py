@@ -1,4 +1,4 @@
-"""From operator to tensor expression (FLegalize)."""
+"""Legalization (FLegalize): from operators to tensor expressions."""
 
 from . import (
     activation,

@@ -1,12 +1,12 @@
-"""GPU schedules of what TVM's default rules for reductions take for something that it is not.
+"""GPU schedules for functions that TVM's default rules for reductions misclassify.
 
-TVM's default GPU pipeline (dlight) tries rules for matrix products and reductions before the one that takes
-any kernel. Some of our kernels look to these rules like what they are made for, and end in an error or in a
-kernel that does not compile. So their legalizations bind the threads themselves, and dlight leaves them
+TVM's default GPU pipeline (dlight) tries its rules for matrix products and reductions before the rule that
+accepts any kernel. These rules misclassify some of our kernels, which ends in an error or in a kernel that does
+not compile. So the legalizations of these kernels bind the threads themselves, and dlight leaves them
 alone.
 
-One of these rules is also wrong: where a sum has a single term, what follows it is inlined into its initial
-value too (0.26 and 0.27).
+One of these rules is also wrong: if a sum has a single term, it inlines the consumer of the sum into the
+initial value of the sum too (0.26 and 0.27).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..topi.util import is_static, on_gpu
 #: The threads of a block.
 _THREADS = 256
 
-#: Elements that are few enough, and terms that are many enough, to let a block share each element.
+#: Below this number of elements, and from this number of terms on, a block shares the sum of each element.
 _FEW, _MANY = 2**14, 2**10
 
-#: What TVM's reductions across threads combine with.
+#: The combiners of TVM's reductions across threads.
 _SHARED = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 
 
@@ -37,7 +37,7 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
     bb : relax.BlockBuilder
         The builder that holds the function.
     call : relax.Expr
-        What ``bb.call_te`` has returned; TVM's legalizations return the call itself where they refuse it.
+        The result of ``bb.call_te``. TVM's legalizations return the call itself if they do not support it.
     always : bool
         False leaves a function to TVM's rules unless it has a sum of a single term.
 
@@ -53,10 +53,10 @@ def bind_threads(bb: relax.BlockBuilder, call: relax.Expr, *, always: bool = Tru
 
 
 def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
-    """Keep a sum over some axes from being fused with what it sums, if it is for a GPU.
+    """Keep a sum over some axes from being fused with its producer, if it is for a GPU.
 
-    TVM's rule for matrix-vector products takes a sum of a product of two tensors for one, whatever their
-    axes are, and ends in an assertion where they do not fit. A sum of a single tensor is none.
+    TVM's rule for matrix-vector products misidentifies every sum of a product of two tensors, whatever their
+    axes, and fails an assertion if the axes do not fit. It does not match a sum of a single tensor.
 
     Parameters
     ----------
@@ -75,9 +75,9 @@ def keep_apart(bb: relax.BlockBuilder, call: relax.Expr) -> relax.Expr:
 
 
 def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
-    """Give each element of what a function computes a thread, and a sum to a scalar those of a block.
+    """Bind a thread to each element that a function computes, or a block to each sum that threads share.
 
-    A function that reduces nothing stays as it is: TVM fuses it with others, and schedules it.
+    A function without a reduction stays as it is: TVM fuses it with others, and schedules it.
     """
     schedule = s_tir.Schedule(function)
     blocks = schedule.get_child_blocks(schedule.get_sblock("root"))
@@ -90,13 +90,13 @@ def _schedule(function: tirx.PrimFunc, always: bool) -> tirx.PrimFunc:
 
 
 def _reduces(schedule: s_tir.Schedule, block) -> bool:
-    """Tell whether a block reduces, or holds one that does: its axes depend on the element."""
+    """Tell whether a block reduces, or contains a reduction over axes that depend on the element."""
     kinds, body = _kinds(schedule, block), schedule.get(block).body
     return tirx.IterVar.CommReduce in kinds or (bool(kinds) and isinstance(body, tirx.For))
 
 
 def _reduces_nothing(schedule: s_tir.Schedule, block) -> bool:
-    """Tell whether a block reduces over axes of extent 1, or over none."""
+    """Tell whether a block reduces over axes of extent 1 only, or over none."""
     stmt = schedule.get(block)
     extents = [
         iter_var.dom.extent
@@ -112,24 +112,24 @@ def _kinds(schedule: s_tir.Schedule, block) -> list[int]:
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: list) -> list:
-    """Inline what only moves or maps elements into what reads it; return the blocks that are left."""
+    """Inline the blocks that only move or map elements into their consumers; return the other blocks."""
     return [block for block in blocks if not _inline(schedule, block)]
 
 
 def _inline(schedule: s_tir.Schedule, block) -> bool:
     try:
         schedule.compute_inline(block)
-    except s_tir.ScheduleError:  # it reduces, or it is a result
+    except s_tir.ScheduleError:  # the block reduces, or computes a result
         return False
     return True
 
 
 def _bind(schedule: s_tir.Schedule, block) -> None:
-    """Bind the loops of a block: those over its elements or, of a single element, those of its sum."""
+    """Bind the loops of a block: those over its elements or, if threads share a sum, those of the sum."""
     kinds, loops = _kinds(schedule, block), schedule.get_loops(block)
     if not loops:
         if not isinstance(schedule.get(block).body, tirx.BufferStore):
-            return  # statements, which bind their loops themselves
+            return  # statements bind their loops themselves
         loops, kinds = [schedule.add_unit_loop(block)], [tirx.IterVar.DataPar]
     reduced = [
         loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.CommReduce
@@ -138,7 +138,7 @@ def _bind(schedule: s_tir.Schedule, block) -> None:
     schedule.reorder(*spatial, *reduced)
     if reduced and _shares_a_sum(schedule, block, spatial, reduced):
         summed = schedule.fuse(*reduced)
-        # What a thread keeps to itself is allocated within the outermost bound loop.
+        # Thread-local buffers are allocated inside the outermost bound loop.
         outer = schedule.fuse(*spatial) if spatial else schedule.add_unit_loop(summed)
         _, threads = schedule.split(summed, [None, _THREADS])
         schedule.bind(outer, "blockIdx.x")
@@ -152,7 +152,7 @@ def _bind(schedule: s_tir.Schedule, block) -> None:
 
 
 def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list) -> bool:
-    """Tell whether the threads of a block reduce to one element: to the only one, or few of many terms."""
+    """Tell whether a block of threads shares a sum: there is one element, or few elements with many terms."""
     body = schedule.get(block).body
     if not isinstance(getattr(body, "value", None), _SHARED):
         return False
@@ -163,6 +163,6 @@ def _shares_a_sum(schedule: s_tir.Schedule, block, spatial: list, reduced: list)
 
 
 def _count(schedule: s_tir.Schedule, loops: list) -> int | None:
-    """Return the number of steps of nested loops, or None where it is not known."""
+    """Return the number of steps of nested loops, or None if it is unknown."""
     extents = [schedule.get(loop).extent for loop in loops]
     return math.prod(map(int, extents)) if all(map(is_static, extents)) else None

@@ -1,4 +1,4 @@
-"""What the legalizations share."""
+"""Helpers that the legalizations share."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..ir.compat import dtype_of
 from ..registry import LegalizeRule
 from ..topi import util as topi_util
 
-#: What TVM's legalization of an operator that moves elements does wrong if it does not use zeros.
+#: The error in TVM's legalization of data-movement operators that :func:`zeros` avoids.
 EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"
 
 
 def stock(op_name: str) -> LegalizeRule:
     """Return TVM's own legalization of an operator.
 
-    It is read when a module is imported, before :func:`relax_grad.install` puts that of relax_grad in its place:
-    later, a legalization that leaves some calls to TVM would call itself without end.
+    It is read when a module is imported, before :func:`relax_grad.install` replaces it by that of relax_grad. Later,
+    a legalization that leaves some calls to TVM would call itself endlessly.
     """
     return Op.get(op_name).get_attr("FLegalize")
 
 
 def shape_values(shape: relax.Expr) -> list[tirx.PrimExpr]:
-    """Return the dimensions of a shape argument, whether it is written out or a variable."""
+    """Return the dimensions of a shape argument, either a shape expression or a variable."""
     return list(shape.ty.values)
 
 
 def int_list(values) -> list[int]:
-    """Return an attribute that is an array of integers as a list of Python's."""
+    """Return an attribute that is an array of integers as a Python list."""
     return [int(value) for value in values]
 
 
@@ -43,8 +43,8 @@ def is_empty(call: relax.Call) -> bool:
 def zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Return the result of a call that has no elements.
 
-    It takes no argument: TVM makes a reshape of a function from an empty tensor to another, and takes the
-    extent 0 in it for "as in the data".
+    The function takes no argument. TVM turns a function from one empty tensor to another into a reshape, and reads the
+    extent 0 in its shape as "as in the data".
     """
     return bb.call_te(
         topi_util.zeros,
@@ -57,10 +57,10 @@ def zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def zero_where_empty(
     bb: relax.BlockBuilder, total: relax.Expr, extents: Sequence[tirx.PrimExpr]
 ) -> relax.Expr:
-    """Return a legalized sum of products, and 0 where one of these extents of what is summed is 0.
+    """Return a legalized sum of products, with 0 if one of these summed extents is 0.
 
-    It is a call of its own, which is fused with the sum as what follows that is, so that TVM finds the sum in
-    the form that its schedules know.
+    The selection is a call of its own and fuses with the sum as its consumer. So TVM finds the sum in the form that
+    its schedules know.
     """
     return bb.call_te(
         topi_util.fill_where_empty,

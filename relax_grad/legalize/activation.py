@@ -1,4 +1,4 @@
-"""Legalization of the activations, where TVM's is wrong, and of their backward operators."""
+"""Legalization of activations for which TVM's is wrong, and of their backward operators."""
 
 from __future__ import annotations
 

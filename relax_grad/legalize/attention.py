@@ -1,4 +1,4 @@
-"""Legalization of attention, where TVM's is wrong, and of its weights."""
+"""Legalization of attention, which replaces TVM's wrong one, and of its weights."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _attention_weights(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _compute(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Return the attention out of its parts, in float32 at least."""
+    """Compute attention from its weights and values, in float32 at least."""
     parts = take_apart(bb, call)
     values = for_heads(bb, parts.value, call.args[0].ty.shape.values[2])
     result = bb.emit(op.matmul(parts.weights, bb.emit(op.permute_dims(values, [0, 1, 3, 2]))))

@@ -1,4 +1,4 @@
-"""Legalization of element-wise functions of two or more arguments, where TVM's is wrong or missing."""
+"""Legalization of element-wise functions of two or more arguments, for which TVM's is wrong or missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..registry import LegalizeRule, register_legalize
 from ..topi import binary as topi_binary
 from ._util import stock
 
-#: The dtypes in which what TVM makes does not compile.
+#: The dtypes in which TVM's legalization does not compile.
 _DO_NOT_COMPILE = {
     "relax.atan2": "float16",
     "relax.mod": "bfloat16",
@@ -21,7 +21,7 @@ def _in_float32(op_name: str, refused: str) -> LegalizeRule:
     of_tvm = stock(op_name)
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        """Compute in float32 what TVM does not compile in half precision."""
+        """Compute in float32 if TVM does not compile the operator in the dtype."""
         if dtype_of(call.ty) != refused:
             return of_tvm(bb, call)
         arguments = [relax.op.astype(argument, "float32") for argument in call.args]

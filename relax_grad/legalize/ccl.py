@@ -1,6 +1,6 @@
 """Legalization of the backward operators of collective communication.
 
-They are built of TVM's own collectives and of the worker's number, which the runtime is asked for.
+They are built from TVM's own collectives and the worker's number, which a call to the runtime returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._util import shape_values
 
 @register_legalize("relax.grad.allgather_backward_x")
 def _allgather_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Sum over the workers, then take the worker's own part."""
+    """Sum over the workers, then take the worker's own shard."""
     output_grad, x_shape = call.args
     attrs = call.attrs
     total = bb.emit(relax.op.ccl.allreduce(output_grad, "sum", bool(attrs.in_group)))
@@ -44,7 +44,7 @@ def _broadcast_from_worker0_backward_x(bb: relax.BlockBuilder, call: relax.Call)
 
 @register_legalize("relax.grad.scatter_from_worker0_backward_x")
 def _scatter_from_worker0_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Gather from all workers along the axis, then keep what was gathered on worker 0."""
+    """Gather from all workers along the axis, then keep the result on worker 0."""
     part = call.args[0]
     axis, ndim = int(call.attrs.axis), part.ty.ndim
     others = [i for i in range(ndim) if i != axis]

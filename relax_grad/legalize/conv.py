@@ -37,7 +37,7 @@ def _conv_transpose(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _in_layouts(
     bb: relax.BlockBuilder, call: relax.Call, data_layout: str, kernel_layout: str, **more
 ) -> relax.Expr:
-    """Compute a convolution in these layouts, which TVM compiles, whatever its own are."""
+    """Compute a convolution of any layouts in these layouts, which TVM compiles."""
     attrs = call.attrs
     layouts = [attrs.data_layout, attrs.kernel_layout, attrs.out_layout]
     plain = [data_layout, kernel_layout, data_layout]

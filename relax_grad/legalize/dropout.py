@@ -1,4 +1,4 @@
-"""Legalization of dropout, where TVM has none."""
+"""Legalization of dropout for releases of TVM that have none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STOCK_DROPOUT = stock("relax.nn.dropout")
 
 @register_legalize("relax.nn.dropout", corrects="0.26 leaves it as it is, and it does not compile")
 def _dropout(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """The identity, with a mask of ones, as in later releases."""
+    """Return the data and a mask of ones, as later releases do."""
     result = _STOCK_DROPOUT(bb, call)
     if not result.same_as(call):
         return result

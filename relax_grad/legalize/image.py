@@ -173,7 +173,7 @@ def _call_grid_sample(bb: relax.BlockBuilder, function, call, *arguments) -> rel
 def _stock_resize_is_right(call: relax.Call, layouts: tuple[str, str]) -> bool:
     data, attrs = call.args[0], call.attrs
     mode = attrs.coordinate_transformation_mode
-    packed = len(attrs.layout) > len(layouts[0])  # which is TVM's own to take or to refuse
+    packed = len(attrs.layout) > len(layouts[0])  # TVM supports or rejects packed layouts itself
     symbolic = not all(isinstance(extent, tirx.IntImm) for extent in data.ty.shape.values)
     return (
         (packed or attrs.layout in layouts)

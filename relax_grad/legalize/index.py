@@ -95,10 +95,10 @@ def _call_gather_elements(bb: relax.BlockBuilder, call: relax.Call, fill: str) -
 
 
 def _stock_take_is_right(call: relax.Call) -> bool:
-    """Tell whether TVM's own lowering reads inside the axis for every value of the indices."""
+    """Tell whether TVM's legalization reads in bounds for every value of the indices."""
     x, indices = call.args
     axis = call.attrs.axis
-    # TVM casts unsigned indices to signed ones as if none were too large.
+    # TVM casts unsigned indices to signed ones and ignores overflow.
     if "uint" in str(indices.ty.dtype) or (
         axis is None and not isinstance(indices.ty, relax.TensorType)
     ):
@@ -113,7 +113,7 @@ def _stock_take_is_right(call: relax.Call) -> bool:
 
 
 def provably_inside(indices: relax.Expr, extent: tirx.PrimExpr) -> bool:
-    """Tell whether all indices are known, as numbers or by symbols, to be elements of the axis."""
+    """Tell whether all indices are provably in bounds, as constants or symbolic expressions."""
     values = constant_value(indices)
     if values is not None:
         return not values.size or (values.min() >= 0 and _below(int(values.max()), extent))

@@ -145,5 +145,5 @@ _register_scan("scatter_nd_scan_reverse", topi_write.scatter_nd_scan, False, Tru
 
 
 def _is_left_to_tvm(call: relax.Call) -> bool:
-    """Tell whether TVM refuses the reduction."""
+    """Tell whether TVM rejects the reduction."""
     return call.attrs.reduction not in REDUCTIONS[call.op.name]

@@ -1,4 +1,4 @@
-"""Legalization of linear algebra: the backward operators, and matmul and einsum where TVM's are wrong."""
+"""Legalization of linear algebra: the backward operators, and matmul and einsum, for which TVM's are wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     product = _STOCK_MATMUL(bb, call)
     a, b = (each.ty.shape.values for each in call.args)
     extents = [a[-1], b[-2 if len(b) > 1 else 0]]
-    # TVM's own does what is right for an extent that it knows.
+    # TVM's legalization is correct if the extent is known.
     if is_static(extents[0]) or (is_static(extents[1]) and int(extents[1]) > 0):
         return product
     return zero_where_empty(bb, product, extents[:1])

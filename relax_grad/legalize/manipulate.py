@@ -1,6 +1,6 @@
-"""Legalization of the operators that move elements about where TVM's falls short, and of their backward operators.
+"""Legalization of data-movement operators for which TVM's is insufficient, and of their backward operators.
 
-Those that join and order elements are in modules of their own.
+The operators that join, split and permute elements have modules of their own.
 """
 
 from __future__ import annotations

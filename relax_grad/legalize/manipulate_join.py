@@ -1,4 +1,4 @@
-"""Legalization of the operators that join tensors and take them apart, and of their gradients."""
+"""Legalization of the operators that join and split tensors, and of their gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STOCK_STACK = stock("relax.stack")
 def _concat(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if call.attrs.axis is not None:
         return _STOCK_CONCAT(bb, call)
-    # Type inference takes axis=None for vectors only.
+    # Type inference accepts axis=None for vectors only.
     return _STOCK_CONCAT(bb, relax.op.concat(call.args[0], axis=0))
 
 
@@ -102,7 +102,7 @@ def _meshgrid(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _begins(call: relax.Call, extent) -> list:
-    """Return where each part of a split begins along the axis."""
+    """Return the begin of each part of a split along the axis."""
     indices = call.attrs.indices_or_sections
     if isinstance(indices, tirx.IntImm):
         sections = int(indices)

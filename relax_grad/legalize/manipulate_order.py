@@ -1,4 +1,4 @@
-"""Legalization of the operators that put elements into another order, and of their gradients."""
+"""Legalization of the operators that permute elements, and of their gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _layout_transform_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> re
     if is_empty(call):
         return zeros(bb, call)
     output_grad, x_shape = call.args
-    index_map = call.attrs.index_map  # which call_te does not take for an argument
+    index_map = call.attrs.index_map  # call_te does not accept it as an argument
     return bb.call_te(
         lambda grad, shape: topi_order.layout_transform_backward_x(grad, shape, index_map),
         output_grad,

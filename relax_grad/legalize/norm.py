@@ -1,4 +1,4 @@
-"""Legalization of the normalisations, where TVM's is wrong, and of their backward operators."""
+"""Legalization of the normalisations for which TVM's is wrong, and of their backward operators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STOCK_RMS_NORM = stock("relax.nn.rms_norm")
     "training for another one",
 )
 def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Compute half precision in float32, and count a negative axis from the start."""
+    """Compute half precision in float32, and convert a negative axis to a non-negative one."""
     attrs = call.attrs
     dtypes = [dtype_of(argument.ty) for argument in call.args]
     half = any(dtype in HALVES for dtype in dtypes)
@@ -277,7 +277,7 @@ def _compute(
         return bb.emit(op.mean(expr, list(axes), keepdims=True)) if axes else expr
 
     def spread(parameter):
-        if len(parameter_axes) != parameter.ty.ndim:  # of the channels, which are in groups
+        if len(parameter_axes) != parameter.ty.ndim:  # channels, split into groups
             extents = [data.ty.shape.values[axis] for axis in parameter_axes]
             parameter = bb.emit(op.reshape(parameter, extents))
         order = sorted(range(len(parameter_axes)), key=parameter_axes.__getitem__)
@@ -302,9 +302,9 @@ def _compute(
 def _kernel(
     bb: relax.BlockBuilder, expression: Callable, *args, name: str, of_parameter: bool = False
 ) -> relax.Expr:
-    """Call a tensor expression, with a schedule of ours for what TVM's rules for GPUs take wrongly.
+    """Call a tensor expression, with our own schedule if TVM's rules for GPUs misclassify it.
 
-    They take the sum of products that the gradient of a parameter is for a product of a matrix and a vector.
+    They misidentify the sum of products in the gradient of a parameter as a matrix-vector product.
     """
     gradient = bb.call_te(expression, *args, primfunc_name_hint=name)
     return bind_threads(bb, gradient, always=of_parameter)

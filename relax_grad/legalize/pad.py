@@ -1,4 +1,4 @@
-"""Legalization of padding, where TVM's is wrong, and of its backward operator."""
+"""Legalization of padding, which corrects TVM's, and of its backward operator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _pad_backward_data(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _tvm_takes(extent, before: int, after: int, mode: str) -> bool:
-    """Tell whether TVM reads within bounds along an axis, whatever a symbolic extent turns out to be."""
+    """Tell whether TVM reads in bounds along an axis, for every value of a symbolic extent."""
     if not is_static(extent):
         return before == after == 0
     widest = int(extent) - 1 if mode == "reflect" else max(before, after)

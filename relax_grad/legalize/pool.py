@@ -1,4 +1,4 @@
-"""Legalization of the backward operators of pooling, and of pooling to another layout."""
+"""Legalization of the backward operators of pooling, and of pooling with another output layout."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def _adaptive_avg_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _to_out_layout(
     bb: relax.BlockBuilder, call: relax.Call, is_adaptive: bool, **attrs
 ) -> relax.Expr:
-    """Pool in a layout that TVM compiles, and bring the result to the right one."""
+    """Pool in a layout that TVM compiles, and convert the result to ``out_layout``."""
     (data,) = call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
     if layout == out_layout and "[" not in layout:
         legalized = _STOCK[call.op.name](bb, call)
-        # TVM's rules for GPUs leave alone what has windows of several sizes; it would run on the host.
+        # TVM's GPU rules do not schedule windows of several sizes; the function would run on the host.
         return bind_threads(bb, legalized, always=is_adaptive)
-    if "[" in layout:  # TVM takes each of the parts in brackets for an axis
+    if "[" in layout:  # TVM treats each of the parts in brackets as an axis
         whole = Layout.of(layout)
         extents = whole.extents(data.ty.shape.values)
         shape = relax.ShapeExpr([extents[axis] for axis in whole.names])
@@ -72,7 +72,7 @@ def _to_out_layout(
 def _relayout(
     bb: relax.BlockBuilder, tensor: relax.Expr, shape: relax.ShapeExpr, layout: str, to: str
 ) -> relax.Expr:
-    """Bring a tensor to another layout, in which it has this shape."""
+    """Convert a tensor to another layout, in which it has this shape."""
     if layout == to:
         return tensor
     return bb.emit_te(relayout, tensor, list(shape.values), layout, to)
@@ -115,7 +115,7 @@ def _max_pool_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _adaptive_avg_pool_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     output_grad, data = call.args
     layout, out_layout = call.attrs.layout, call.attrs.out_layout
-    if call.attrs.output_size is None:  # every element is a window of its own
+    if call.attrs.output_size is None:  # every element is its own window
         same = _relayout(bb, output_grad, data.ty.shape, out_layout, layout)
         dtype = dtype_of(data.ty)
         return same if dtype_of(output_grad.ty) == dtype else relax.op.astype(same, dtype)
@@ -141,7 +141,7 @@ def _windows(attrs) -> dict:
     }
 
 
-#: What is wrong with TVM's own, for the operators that it has.
+#: The errors of TVM's legalizations, for the operators that it has.
 _CORRECTS = {
     "max_pool2d": "reads the argmax out of bounds where the windows do not tile the data, breaks ties "
     "and NaN differently from PyTorch, and has no dilation and no layout of its own for the result",

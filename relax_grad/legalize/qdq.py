@@ -1,4 +1,4 @@
-"""Legalization of quantization, where TVM's is wrong."""
+"""Legalization of quantization operators for which TVM's is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Legalization of reductions where TVM's is wrong, and of their backward operators."""
+"""Legalization of reductions for which TVM's is wrong, and of their backward operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._util import int_list, shape_values, stock
 
 _STOCK_MEDIAN = stock("relax.median")
 
-#: For each reduction, what computes it over axes that may be empty, and what it is over nothing.
+#: For each reduction, its tensor expression over axes that may be empty, and its value over an empty axis.
 _REDUCTIONS = {
     "relax.sum": (topi_statistical.sum, 0),
     "relax.prod": (topi_statistical.prod, 1),
@@ -50,7 +50,7 @@ def _legalize_reduction(op_name: str) -> None:
         return scheduled(bb, call, result)
 
     def scheduled(bb: relax.BlockBuilder, call: relax.Call, result: relax.Expr) -> relax.Expr:
-        """Bind the threads of what makes one number; TVM takes sums, and everything over some axes."""
+        """Bind the threads of a reduction to a scalar; TVM schedules sums, and reductions over some of the axes."""
         one = len(_extents(call)) == call.args[0].ty.ndim
         result = bind_threads(bb, result, always=one and op_name != "relax.sum")
         return result if one else keep_apart(bb, result)
@@ -112,20 +112,20 @@ def _mean_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _may_be_empty(reduction: relax.Call) -> bool:
-    """Tell whether an axis that is reduced is empty or symbolic."""
+    """Tell whether a reduced axis is empty or symbolic."""
     return not all(
         topi_util.is_static(extent) and int(extent) > 0 for extent in _extents(reduction)
     )
 
 
 def _extents(reduction: relax.Call) -> list[tirx.PrimExpr]:
-    """Return the extents of the axes that are reduced."""
+    """Return the extents of the reduced axes."""
     shape = reduction.args[0].ty.shape.values
     return [shape[axis] for axis in _axes(reduction)]
 
 
 def _axes(reduction: relax.Call) -> list[int]:
-    """Return the axes of a reduction, none of them negative."""
+    """Return the non-negative axes of a reduction."""
     ndim = reduction.args[0].ty.ndim
     axis = reduction.attrs.axis
     return list(range(ndim)) if axis is None else [axis % ndim for axis in int_list(axis)]

@@ -1,4 +1,4 @@
-"""Legalization of element-wise functions of one argument, where TVM's is wrong."""
+"""Legalization of element-wise functions of one argument, for which TVM's is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REFUSES = "refuses float16 on CPU, which has no such function"
 _CANCELS = "cancels in float16: small arguments give 0"
 _ROUNDS = "rounds every step in float16"
 
-#: What TVM computes wrongly in float16, and how.
+#: The operators that TVM rejects or computes wrongly in float16, and the error.
 _IN_FLOAT16 = {
     "acos": _REFUSES,
     "acosh": _REFUSES,

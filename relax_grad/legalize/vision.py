@@ -36,7 +36,7 @@ def _call(bb: relax.BlockBuilder, function: Callable, call: relax.Call) -> relax
 
 
 def _register(function: Callable) -> None:
-    """Register the legalization of the backward operator that has the name of its tensor expression."""
+    """Register a tensor expression as the legalization of the backward operator of the same name."""
     register_legalize(f"relax.grad.{function.__name__}")(lambda bb, call: _call(bb, function, call))
 
 

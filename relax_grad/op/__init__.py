@@ -1,4 +1,4 @@
-"""Backward operators, and what steers differentiation: declaration, type inference and builder."""
+"""Backward operators and operators that control differentiation: declaration, type inference and builder."""
 
 from . import (
     activation,

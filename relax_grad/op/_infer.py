@@ -1,4 +1,4 @@
-"""How the type of the result of a backward operator is inferred."""
+"""Type inference of backward operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ir.compat import shapes_differ, shapes_may_differ
 
 
 def unused(ndim: int = -1) -> relax.Var:
-    """Return a tensor to call a forward builder with for the sake of its attributes."""
+    """Return a placeholder tensor, to call a forward builder for its attributes only."""
     return relax.Var("unused", relax.TensorType(dtype="float32", ndim=ndim))
 
 
@@ -24,23 +24,23 @@ def infer_data(
     *,
     if_known: bool = False,
 ) -> relax.TensorType:
-    """Hold the output gradient against the type inference of the forward operator.
+    """Check the output gradient against the type inference of the forward operator.
 
-    For an operator that takes the output gradient, the shape of the data, which is the shape of its result,
-    and then what else the forward operator takes.
+    The backward operator takes the output gradient, then the shape of the data, which is also the shape of its
+    result, and then the other arguments of the forward operator.
 
     Parameters
     ----------
     call, ctx
         As for a type inference.
     forward : str or Callable
-        The forward operator, or what makes its call of the data where its other arguments are not as in the
-        call.
+        The forward operator. If its other arguments differ from those of ``call``, a function that builds its call
+        from the data.
     shape_name : str
-        The name of the argument that is the shape.
+        The name of the shape argument.
     if_known : bool
-        True for a forward operator of whose result TVM infers nothing, or too much, from a rank alone: nothing is
-        checked then where the shape is not known.
+        True skips the check if the shape is unknown: for a forward operator whose result type TVM does not infer, or
+        infers too specifically, from a rank alone.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def infer_data(
 def type_of_argument(
     call: relax.Call, index: int, name: str, like: relax.TensorType, dtype: str | None = None
 ) -> relax.TensorType:
-    """Return the type of a tensor whose shape is an argument; dtype and device are those of another.
+    """Return the type of a tensor whose shape is an argument, with the device, and by default the dtype, of ``like``.
 
     Raises
     ------
@@ -79,21 +79,21 @@ def type_of_shape(
     ndim: int,
     dtype: str | None = None,
 ) -> relax.TensorType:
-    """Return the type of a tensor of this shape, or of this rank where the shape is None.
+    """Return the type of a tensor of this shape, or of this rank if the shape is None.
 
-    It is on the device of another tensor, and of its dtype where none is given.
+    The device is that of ``like``, and so is the dtype if None is given.
     """
     of_shape = {"ndim": ndim} if shape is None else {"shape": shape}
     return relax.TensorType(**of_shape, dtype=dtype or like.dtype, vdevice=like.vdevice)
 
 
 def forward_type(call: relax.Call, ctx: relax.BlockBuilder, forward: relax.Call) -> relax.Type:
-    """Return what TVM infers for the forward operator, to hold a backward call's arguments against.
+    """Return the type that TVM infers for the forward operator, to check a backward call's arguments against.
 
     Raises
     ------
     TypeError, ValueError
-        Names the backward operator and its arguments, and says what TVM finds wrong.
+        Names the backward operator and its arguments, and quotes the error of TVM.
     """
     try:
         return ctx.normalize(forward).ty
@@ -124,7 +124,7 @@ def tensor_type(call: relax.Call, index: int, name: str) -> relax.TensorType:
 
 
 def shape_values(call: relax.Call, index: int, name: str) -> list[tirx.PrimExpr] | None:
-    """Return the dimensions of a shape argument, or None when they are not known.
+    """Return the dimensions of a shape argument, or None if they are unknown.
 
     Raises
     ------
@@ -140,10 +140,10 @@ def shape_values(call: relax.Call, index: int, name: str) -> list[tirx.PrimExpr]
 def check_shape(
     call: relax.Call, name: str, got: relax.TensorType, forward: relax.TensorType
 ) -> None:
-    """Refuse a gradient whose shape is not what the forward operator returns.
+    """Check that a gradient has the shape of the forward operator's result.
 
-    What computes the gradient takes the extents of the one for those of the other. So symbols must be the same;
-    what is not known at all, and expressions that may be the same, are for run time.
+    The code that computes the gradient uses the extents of one for those of the other, so symbols must be the same.
+    Unknown shapes, and expressions that may be equal, are left to run time.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def check_shape(
 
 
 def check_layouts(call: relax.Call, **layouts: tuple[str, str]) -> None:
-    """Refuse a layout that is not a permutation of the plain one.
+    """Check that each layout is a permutation of the plain one.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def check_layouts(call: relax.Call, **layouts: tuple[str, str]) -> None:
 
 
 def check_positive(call: relax.Call, *names: str) -> None:
-    """Refuse attributes (integers or arrays of them) that are not positive.
+    """Check that attributes (integers or arrays of them) are positive.
 
     Raises
     ------

@@ -1,25 +1,25 @@
-"""How operators take part in ``relax.transform.ConvertLayout``.
+"""Layout inference of operators for ``relax.transform.ConvertLayout``.
 
-The pass walks over a dataflow block once and keeps for each tensor the order in which its axes lie by now.
-The axes of a tensor of rank 4 are ``"ABCD"`` in the order in which the program has them, and ``"ACDB"``
-says that the second one has become the last: an ``NCHW`` tensor that now is an ``NHWC`` one. An operator
-that has layout inference says, given the layouts of its arguments, in which layouts it wants them, in which it
-returns its result, and which attributes and shapes change with that. Around every other operator the pass
-puts the axes back in their first order.
+The pass walks over a dataflow block once and tracks the current order of the axes of each tensor.
+The axes of a tensor of rank 4 are ``"ABCD"`` in the order of the program. ``"ACDB"`` says that the second
+axis is now the last: an ``NCHW`` tensor has become ``NHWC``. The layout inference of an operator takes the
+layouts of its arguments. It returns the layouts that the call takes, the layout of its result, and the
+attributes and shapes that change. Around every operator without layout inference the pass restores the
+order of the program.
 
 Most operators register themselves in one line, in the module that declares them:
 
-- :func:`follow_elementwise` for one that is element-wise in tensors that broadcast;
-- :func:`follow_axis` for one with an attribute that names an axis, or several, and perhaps small tensors
-  along it that keep their order::
+- :func:`follow_elementwise` for an operator that is element-wise in tensors that broadcast;
+- :func:`follow_axis` for an operator with an attribute that names one axis or several, and optionally
+  small tensors along these axes that keep their order::
 
       follow_axis("relax.grad.batch_norm_backward_data", full=(0, 1))  # its attribute is "axis"
 
-- :func:`follow_layout_attrs` for one that has the layout itself as an attribute;
-- :func:`follow_shape` for one that takes a tensor and the shape, of equal rank, of its result.
+- :func:`follow_layout_attrs` for an operator that has the layout itself as an attribute;
+- :func:`follow_shape` for an operator that takes a tensor and the shape of its result, of equal rank.
 
-What fits none of them is a rule of its own, under :func:`layout_rule`. A rule has to do with orders of axes
-alone: a tensor whose axes the pass has packed counts as one in the first order, and is unpacked.
+Any other operator has a rule of its own, under :func:`layout_rule`. A rule only handles permutations of axes:
+a tensor with axes that the pass has packed counts as one in the order of the program, and is unpacked.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from ..registry import register_infer_layout
 
 @dataclass(frozen=True)
 class Converted:
-    """What becomes of a call.
+    """The result of layout inference for a call.
 
-    The layout of a tensor is a string, that of what is no tensor None, and that of a tuple a list.
+    The layout of a tensor is a string, that of a tuple is a list, and that of anything else is None.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Converted:
     attrs : dict
         The attributes that change.
     args : dict[int, relax.Expr]
-        The arguments that are replaced: shapes, whose extents are to be in the order of the axes.
+        The replaced arguments: shapes, with their extents in the new order of the axes.
     """
 
     inputs: Sequence
@@ -57,8 +57,8 @@ class Converted:
     args: dict[int, relax.Expr] = field(default_factory=dict)
 
 
-#: Takes a call, the layouts of its arguments, and the layouts that are desired, by the operators' names.
-#: Returns None where the call has to stay as it is, on tensors in the first order of their axes.
+#: Takes a call, the layouts of its arguments, and the desired layouts by operator name.
+#: Returns None if the call must keep its tensors in the order of the program.
 LayoutRule = Callable[[relax.Call, list, Mapping[str, Sequence[str]]], "Converted | None"]
 
 
@@ -92,9 +92,9 @@ def layout_rule(*op_names: str) -> Callable[[LayoutRule], LayoutRule]:
 def follow_elementwise(*op_names: str) -> None:
     """Register operators that are element-wise in all of their tensors, which broadcast to the result.
 
-    Their result may also be the sum over axes along which an argument was broadcast, and other arguments
-    and the attributes may be anything that does not name axes of the tensors. The layout is that of the
-    first tensor whose axes lie in another order than the first.
+    The result may also be the sum over axes along which an argument was broadcast. Other arguments and
+    attributes must not name axes of the tensors. The layout is that of the first tensor that is not in
+    the order of the program.
     """
 
     @layout_rule(*op_names)
@@ -125,7 +125,7 @@ def follow_axis(
         The operators.
     full : Sequence[int]
         The positions of the tensors that have the axes that the attributes count. The layout is that of the
-        first whose axes lie in another order than the first; other tensors keep their order.
+        first of them that is not in the order of the program; other tensors keep their order.
     axes : Sequence[str]
         The attributes: each is an integer, a list of them, or None.
     result : bool
@@ -146,7 +146,7 @@ def follow_axis(
 def follow_layout_attrs(
     *op_names: str, leader: int = 0, full: Sequence[int] = (0, 1), shape: int | None = None
 ) -> None:
-    """Register operators that have the layout as an attribute, and perhaps that of the result as another.
+    """Register operators with the layout as an attribute, and optionally the result's layout as another.
 
     Parameters
     ----------
@@ -179,15 +179,15 @@ def follow_layout_attrs(
 def follow_shape(
     *op_names: str, attrs: Callable[[relax.Call, str], dict | None] | None = None
 ) -> None:
-    """Register operators of a tensor and the shape of the result, which have the same rank.
+    """Register operators that take a tensor and the shape of the result, of equal rank.
 
     Parameters
     ----------
     *op_names : str
         The operators.
     attrs : Callable, optional
-        Takes the call and its layout, and returns the attributes that change, or None where the call has
-        to stay as it is.
+        Takes the call and its layout, and returns the attributes that change, or None if the call must keep
+        its tensors in the order of the program.
     """
 
     @layout_rule(*op_names)
@@ -213,9 +213,9 @@ def is_first(layout: str) -> bool:
 
 
 def chosen(layouts: Sequence[str]) -> str:
-    """Return the layout that tensors of one rank should share, or those of the highest rank among them.
+    """Return the layout that tensors should share; for tensors of several ranks, that of the highest rank.
 
-    It is the first that is not the order that the program has: that one is at the edges.
+    It is the first one that differs from the order of the program: tensors in that order are at the edges.
     """
     ndim = max(map(len, layouts), default=0)
     return next(
@@ -226,7 +226,7 @@ def chosen(layouts: Sequence[str]) -> str:
 def trailing(layout: str, ndim: int) -> str | None:
     """Return the layout of a tensor that broadcasts against one of the given layout.
 
-    None where its axes would no longer be the last ones.
+    None if the axes of the tensor are not the last ones in that layout.
     """
     outer = len(layout) - ndim
     axes = sorted(layout)[outer:]
@@ -236,7 +236,7 @@ def trailing(layout: str, ndim: int) -> str | None:
 
 
 def order(names: str, wanted: str) -> str:
-    """Return the layout of a tensor whose axes have these names and get in the order wanted.
+    """Return the layout that brings axes with these names into the wanted order.
 
     ``order("NCHW", "NHWC")`` is ``"ACDB"``.
     """
@@ -244,17 +244,17 @@ def order(names: str, wanted: str) -> str:
 
 
 def axes_of(layout: str) -> list[int]:
-    """Return the axis of the program that each axis of a layout is: ``[0, 2, 3, 1]`` for ``"ACDB"``."""
+    """Return the axis of the program for each axis of a layout: ``[0, 2, 3, 1]`` for ``"ACDB"``."""
     return [ord(name) - ord("A") for name in layout]
 
 
 def moved(values: Sequence, layout: str) -> list:
-    """Return what belongs to each axis in the order of the layout, given it in that of the program."""
+    """Reorder one value per axis from the order of the program to that of the layout."""
     return [values[axis] for axis in axes_of(layout)]
 
 
 def moved_axes(axes: int | Sequence[int] | None, layout: str):
-    """Return where axes of the program lie in a layout: an integer for one, a list for several."""
+    """Return the positions of axes of the program in a layout: an integer for one, a list for several."""
     if axes is None:
         return None
     places = axes_of(layout)
@@ -264,7 +264,7 @@ def moved_axes(axes: int | Sequence[int] | None, layout: str):
 
 
 def moved_shape(call: relax.Call, position: int, layout: str) -> dict[int, relax.Expr] | None:
-    """Return the replacement of a shape argument; None if its extents are not known."""
+    """Return the replacement of a shape argument; None if its extents are unknown."""
     if is_first(layout):
         return {}
     values = call.args[position].ty.values
@@ -274,9 +274,9 @@ def moved_shape(call: relax.Call, position: int, layout: str) -> dict[int, relax
 
 
 def _written_out(call: relax.Call) -> dict[int, relax.Expr]:
-    """Return the shapes that a call reads off tensors, as far as their extents are known.
+    """Return the shapes that a call reads off tensors, as shape expressions, if their extents are known.
 
-    The pass would bring the axes of such a tensor back in order for the sake of its shape.
+    Otherwise the pass would restore the order of such a tensor's axes only for its shape.
     """
     return {
         i: relax.ShapeExpr(list(arg.ty.values))
@@ -288,7 +288,7 @@ def _written_out(call: relax.Call) -> dict[int, relax.Expr]:
 
 
 def _layout_of(expr: relax.Expr, var_layout_map: Mapping):
-    """Return the layout that a tensor has by now; the order of the program for one that is packed."""
+    """Return the current layout of a tensor; the order of the program for a packed one."""
     if isinstance(expr, relax.Tuple):
         return [_layout_of(item, var_layout_map) for item in expr.fields]
     if isinstance(expr, relax.Var) and expr in var_layout_map:
@@ -304,7 +304,7 @@ def _known(decision, expr_type: relax.Type):
 
 
 def _first_of_type(expr_type: relax.Type):
-    """Return the layout of the program for what has this type."""
+    """Return the layout that an expression of this type has in the program."""
     if isinstance(expr_type, relax.TupleType):
         return [_first_of_type(item) for item in expr_type.fields]
     if isinstance(expr_type, relax.TensorType) and expr_type.ndim >= 0:

@@ -1,4 +1,4 @@
-"""The types of the results of the backward operators of the normalisations."""
+"""Type inference of the backward operators of the normalisations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from ..ir.compat import dtype_of, shapes_may_differ
 from ._infer import check_shape, tensor_type, type_of_shape
 
-#: The extents of a tensor, each None where it is not known.
+#: The extents of a tensor, each None if unknown.
 Extents = list["tirx.PrimExpr | None"]
 
 
@@ -55,7 +55,7 @@ def infer_instance_norm_backward_gamma(call: relax.Call, ctx: relax.BlockBuilder
 
 
 def infer_over_axes_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """The type of the gradient of the data, for a normalization over the axes that gamma has."""
+    """Return the type of the data gradient of a normalization over the axes of gamma."""
     data, shape = _check_data(call)
     axes = _axes(call, data)
     _check_extents(call, 2, _take(shape, axes))
@@ -65,22 +65,22 @@ def infer_over_axes_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Typ
 
 
 def infer_over_axes_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    """The type of the gradient of gamma, for a normalization over the axes that it has."""
+    """Return the type of the gradient of gamma, for a normalization over its axes."""
     data, shape = _check_data(call)
     axes = _axes(call, data)
-    for index in range(2, len(call.args)):  # of which rstd is the last
+    for index in range(2, len(call.args)):  # the last one is rstd
         rstd = _check_extents(call, index, _reduced(shape, axes))
     return _typed(_take(shape, axes), rstd)
 
 
 def _check_data(call: relax.Call) -> tuple[relax.TensorType, Extents]:
-    """Return the type of the data and its extents, each None where it is not known.
+    """Return the type of the data and its extents, each None if unknown.
 
     Raises
     ------
     TypeError, ValueError
-        If the data has no known rank or is not of floating-point numbers, or if the output gradient is of
-        another shape or dtype.
+        If the rank of the data is unknown, its dtype is not floating-point, or the output gradient has another
+        shape or dtype.
     """
     output_grad, data = tensor_type(call, 0, "output_grad"), tensor_type(call, 1, "data")
     if data.ndim < 0:
@@ -127,23 +127,23 @@ def _take(shape: Extents, axes: Sequence[int]) -> Extents:
 
 
 def _reduced(shape: Extents, axes: Sequence[int]) -> Extents:
-    """The extents with those of the axes 1."""
+    """Return the extents, with 1 for those of the axes."""
     return [tirx.const(1, "int64") if axis in axes else extent for axis, extent in enumerate(shape)]
 
 
 def _typed(extents: Extents, like: relax.TensorType) -> relax.TensorType:
-    """A tensor of these extents, of the dtype and on the device of another."""
+    """Return the type of a tensor of these extents, with the dtype and device of ``like``."""
     unknown = any(extent is None for extent in extents)  # `in` would compare expressions
     return type_of_shape(like, None if unknown else extents, len(extents))
 
 
 def _check_extents(call: relax.Call, index: int, extents: Extents) -> relax.TensorType:
-    """Return the type of an argument, whose extents must be these where they are known.
+    """Return the type of an argument, after a check that its known extents are these.
 
     Raises
     ------
     TypeError, ValueError
-        Names the operator and the argument, and says what was expected and found.
+        Names the operator and the argument, and the expected and the found extents.
     """
     name = call.op.arguments[index].name
     found = tensor_type(call, index, name)

@@ -1,8 +1,8 @@
 """The backward operators of the activations.
 
-Softmax alone has one: the gradients of the others are elementwise, so that fusion leaves nothing to gain.
-That of log_softmax, ``output_grad - sum(output_grad) * exp(output)``, stays in the form in which TVM has it,
-whose sum reads the output gradient alone.
+Only softmax has one: the gradients of the others are element-wise, and an operator would gain nothing over fusion.
+The gradient of log_softmax, ``output_grad - sum(output_grad) * exp(output)``, keeps TVM's form. Its sum reads
+the output gradient only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .declare import declare_op
 def softmax_backward(output_grad: relax.Expr, output: relax.Expr, axis: int = -1) -> relax.Call:
     """Gradient of softmax.
 
-    ``(output_grad - sum(output_grad * output)) * output``, the sum over the axis.
+    ``(output_grad - sum(output_grad * output)) * output``, with the sum over the axis.
 
     Parameters
     ----------

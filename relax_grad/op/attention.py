@@ -1,4 +1,4 @@
-"""Attention in the parts that its forward and its gradient are made of."""
+"""The building blocks of attention that its forward and its gradient share."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def attention_weights(
     causal_mask: str | None = None,
     window_size: int | None = None,
 ) -> relax.Call:
-    """Softmax over the keys that each query sees.
+    """Softmax over the keys that each query attends to.
 
-    ``relax.op.nn.softmax`` of masked scores needs a mask as large as the scores, which symbolic extents and
-    sequences of different lengths do not give a constant for, and is NaN where a query sees no key.
+    ``relax.op.nn.softmax`` of masked scores needs a mask as large as the scores. No constant can be that mask
+    for symbolic extents or sequences of different lengths. It is also NaN where a query attends to no key.
 
     Parameters
     ----------
@@ -38,15 +38,15 @@ def attention_weights(
     seqstart_q, seqstart_k : relax.Expr, optional
         As given to ``relax.op.nn.attention_var_len``.
     scale
-        Not used: the scores have been scaled.
+        Not used: the scores are already scaled.
     causal_mask, window_size
         As given to ``relax.op.nn.attention``.
 
     Returns
     -------
     result : relax.Call
-        The weights, of the type of the scores; half precision is computed in float32. A key that is not seen
-        has weight 0, and so have all keys where a query sees none, or none with a score above minus infinity.
+        The weights, of the type of the scores; half precision is computed in float32. A masked key has weight 0.
+        All keys have weight 0 if a query attends to none, or to none with a score above minus infinity.
     """
     seqstarts = [seqstart for seqstart in (seqstart_q, seqstart_k) if seqstart is not None]
     attrs = op.nn.attention(scores, scores, scores, None, scale, causal_mask, window_size).attrs
@@ -55,15 +55,15 @@ def attention_weights(
 
 @dataclass(frozen=True)
 class Attention:
-    """The parts of an attention call, in float32 at least, each of them bound to a variable.
+    """The operands and weights of an attention call, in float32 at least, each bound to a variable.
 
     Attributes
     ----------
     query : relax.Expr
-        The scaled queries with their features before their positions: ``(batch, heads, features,
+        The scaled queries, with the axis of the features before that of the positions: ``(batch, heads, features,
         queries)``.
     scale : relax.Expr
-        What they were scaled by.
+        The factor that the queries were scaled by.
     key, value : relax.Expr
         ``(batch, heads of the keys, features, keys)`` and ``(batch, heads of the values, features,
         keys)``.
@@ -79,12 +79,12 @@ class Attention:
 
 
 def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
-    """Emit the weights of an attention call, and what they are made of.
+    """Emit the weights of an attention call and the operands that they are computed from.
 
     Raises
     ------
     ValueError
-        If what the call asks for has no agreed meaning.
+        If the masks that the call asks for have no agreed meaning.
     """
     query, key, value, *others = call.args
     _check_masks(call)
@@ -117,18 +117,18 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
 
 
 def for_heads(bb: relax.BlockBuilder, expr: relax.Expr, heads: tirx.PrimExpr) -> relax.Expr:
-    """Repeat the heads (axis 1) of keys or values for the queries' heads that share them."""
+    """Repeat each head (axis 1) of keys or values for all query heads that share it."""
     repeats = shared_by(expr, heads)
     return expr if repeats == 1 else bb.emit(op.repeat(expr, repeats, 1))
 
 
 def shared_by(expr: relax.Expr, heads: tirx.PrimExpr) -> int:
-    """Return how many of the queries' heads share a head (axis 1) of keys or values.
+    """Return the number of query heads that share one head (axis 1) of keys or values.
 
     Raises
     ------
     ValueError
-        If that is not known.
+        If that number is unknown.
     """
     own = expr.ty.shape.values[1]
     if Analyzer().can_prove_equal(own, heads):
@@ -142,7 +142,7 @@ def shared_by(expr: relax.Expr, heads: tirx.PrimExpr) -> int:
 
 
 def _scale(bb: relax.BlockBuilder, call: relax.Call, dtype: str) -> relax.Expr:
-    """Return the scale as a scalar; by default one over the root of the number of features."""
+    """Return the scale as a scalar; by default ``1 / sqrt(number of features)``."""
     features = call.args[0].ty.shape.values[3]
     if call.attrs.scale is not None:
         return relax.const(float(call.attrs.scale), dtype)

@@ -1,7 +1,7 @@
 """The backward operators of collective communication.
 
-Each is the transpose of a forward operator that differs from worker to worker, and linear in the output
-gradient. What it returns on a worker is the gradient of the sum over all workers of their functions.
+Each is the transpose of a forward operator that behaves differently on each worker, and is linear in the output
+gradient. On each worker it returns the gradient of the sum of all workers' functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def allgather_backward_x(
     num_workers: int,
     in_group: bool = True,
 ) -> relax.Call:
-    """Gradient of ccl.allgather: the worker's own part of the sum of the workers' gradients.
+    """Gradient of ccl.allgather: the worker's own shard of the sum of the workers' gradients.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def broadcast_from_worker0_backward_x(output_grad: relax.Expr) -> relax.Call:
 def scatter_from_worker0_backward_x(
     output_grad: relax.Expr, x_shape: relax.Expr | Shape, num_workers: int, axis: int = 0
 ) -> relax.Call:
-    """Gradient of ccl.scatter_from_worker0: the workers' gradients put together on worker 0, else 0.
+    """Gradient of ccl.scatter_from_worker0: the workers' gradients concatenated on worker 0, else 0.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def scatter_from_worker0_backward_x(
 def redistribute_replica_to_shard_backward_input(
     output_grad: relax.Expr, input_shape: relax.Expr | Shape, num_workers: int, axis: int
 ) -> relax.Call:
-    """Gradient of dist.redistribute_replica_to_shard: the gradient at the worker's own part, else 0.
+    """Gradient of dist.redistribute_replica_to_shard: the gradient at the worker's own shard, else 0.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Operators that say how to differentiate, and compute nothing."""
+"""Operators that control differentiation and compute nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .declare import declare_op
 
 
 def stop_gradient(data: relax.Expr) -> relax.Call:
-    """Return the data as it is, as a constant of the differentiation.
+    """Return the data unchanged, and treat it as a constant in differentiation.
 
     Parameters
     ----------
@@ -22,38 +22,38 @@ def stop_gradient(data: relax.Expr) -> relax.Call:
     Returns
     -------
     result : relax.Call
-        The same tensor, which no gradient passes.
+        The same tensor; no gradient flows through it.
 
     Raises
     ------
     TypeError
-        If the data is no expression.
+        If the data is not an expression.
     """
     _check_expr("data", data)
     return relax.Call(Op.get("relax.grad.stop_gradient"), [data])
 
 
 def checkpoint(function: Callable[..., relax.Expr], *inputs: relax.Expr) -> relax.Expr:
-    """Build a stretch of a program whose intermediate results are computed again for the gradient.
+    """Build a section of a program whose intermediate results are recomputed for the gradient.
 
-    Between the forward and the backward pass only its inputs are kept.
+    Only its inputs are kept between the forward and the backward pass.
 
     Parameters
     ----------
     function : Callable
         Takes the inputs and returns an expression: a tensor or a tuple of tensors.
     *inputs : relax.Expr
-        Tensors that are variables; what else the function uses is kept as it is.
+        Tensors that are variables; other values that the function captures are kept.
 
     Returns
     -------
     result : relax.Expr
-        What the function returns.
+        The result of the function.
 
     Raises
     ------
     TypeError
-        If the function is none, or an input or what the function returns is no expression.
+        If ``function`` is not callable, or an input or the function's result is not an expression.
     """
     if not callable(function) or isinstance(function, relax.Var):
         raise TypeError(f"function must be callable, but it is {function!r}")

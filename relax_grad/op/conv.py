@@ -2,11 +2,11 @@
 
 ``conv{1,2,3}d_backward_data`` and ``conv{1,2,3}d_backward_weight`` are linear in both of their
 tensors, and with the convolution itself they are closed under differentiation: the gradient of each is
-built of the other two (:mod:`relax_grad.rules.grad`). A transposed convolution is the data gradient of
+built from the other two (:mod:`relax_grad.rules.grad`). A transposed convolution is the data gradient of
 a convolution, and needs no operator of its own.
 
-Arguments and attributes are those of ``relax.op.nn.conv{1,2,3}d``, with the output gradient in front and
-the shape of what is produced in the place of the tensor itself, as in ``torch.nn.grad``.
+Arguments and attributes are those of ``relax.op.nn.conv{1,2,3}d``, with the output gradient first and
+the shape of the result in place of the tensor itself, as in ``torch.nn.grad``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _backward_weight(rank: int):
 
 
 def conv_attrs(call: relax.Call) -> dict:
-    """Return the attributes that a convolution and its backward operators have in common."""
+    """Return the attributes that a convolution and its backward operators share."""
     attrs = call.attrs
     return {
         "strides": attrs.strides,
@@ -110,7 +110,7 @@ def conv_attrs(call: relax.Call) -> dict:
 
 
 def _attrs(rank: int, attrs: dict) -> relax.op.op_attrs.Attrs:
-    """Complete the attributes in the way the forward operator does."""
+    """Complete the attributes as the forward operator does."""
     tensor = unused(rank + 2)
     return getattr(relax.op.nn, f"conv{rank}d")(tensor, tensor, **attrs).attrs
 
@@ -130,7 +130,7 @@ def _infer_backward_weight(call: relax.Call, ctx: relax.BlockBuilder) -> relax.T
 
 
 def _checked_result(call, ctx, output_grad, data_shape, weight_shape, result_shape):
-    """Hold the three shapes against each other by the type inference of the forward operator."""
+    """Check the three shapes against each other by the type inference of the forward operator."""
     attrs, rank = call.attrs, rank_of(call)
     spatial = spatial_axes(rank)
     check_layouts(
@@ -206,10 +206,10 @@ def _layout_backward_weight(call, layouts, desired):
 
 
 def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
-    """Return the orders of axes of data, weight and output gradient that are asked for.
+    """Return the desired orders of the axes of data, weight and output gradient.
 
-    They are asked for by the name of the operator, or by that of the convolution. None if they are not, or
-    are no permutations of those that the call has.
+    They are given under the name of the operator, or of the convolution. None if they are not given, or are not
+    permutations of those of the call.
     """
     attrs = call.attrs
     wanted = desired.get(call.op.name) or desired.get(f"relax.nn.conv{rank_of(call)}d")
@@ -227,7 +227,7 @@ def _desired(call: relax.Call, desired) -> tuple[str, str, str] | None:
 
 
 def _layout_attrs(call: relax.Call, data: str, kernel: str, out: str) -> dict:
-    """Return the attributes of a call whose tensors get these orders of axes."""
+    """Return the attributes of a call with its tensors in these orders of axes."""
     attrs = call.attrs
     return {
         "data_layout": "".join(moved(attrs.data_layout, data)),

@@ -1,4 +1,4 @@
-"""How a backward operator is added to TVM from Python."""
+"""Registration of backward operators with TVM from Python."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def declare_op(
     name : str
         The name under ``relax.grad``.
     arguments : Sequence[tuple[str, str, str]]
-        Name, type and description of each argument; a type that starts with ``Optional`` marks
-        one that a call may leave out, at the end.
+        Name, type and description of each argument. A type that starts with ``Optional`` marks an argument
+        that a call may omit; these come last.
     infer_type : Callable
         Checks a call and returns the type of its result.
     builder : Callable
@@ -49,12 +49,12 @@ def declare_op(
     attrs_type : str, optional
         The type key of the attributes, for example ``"relax.attrs.Conv2DAttrs"``.
     requires_argument_shapes : bool
-        False for an operator whose legalization gives unknown extents of its arguments a name.
+        False for an operator whose legalization binds the unknown extents of its arguments to symbols.
 
     Returns
     -------
     builder : Callable
-        The builder, which refuses what is no argument. It takes the builder's place in its module too.
+        The builder with checks of its arguments. It replaces the given builder in its module too.
     """
     op_name = f"relax.grad.{name}"
     if op_name not in Op.list_op_names():
@@ -77,14 +77,14 @@ def declare_op(
     return checked
 
 
-#: What marks a builder that :func:`_checked` has returned.
+#: The name of the attribute that marks a builder returned by :func:`_checked`.
 _CHECKED = "_refuses_what_is_no_argument"
 
 
 def _checked(
     builder: Callable[..., relax.Call], op_name: str, arguments: Sequence[tuple[str, str, str]]
 ) -> Callable[..., relax.Call]:
-    """Refuse what is no argument before TVM sees it, which takes any object for a pointer to an expression."""
+    """Wrap a builder in a check of its arguments: TVM treats any object as a pointer to an expression."""
     signature = inspect.signature(builder)
     numbers_too = {
         n for n, p in signature.parameters.items() if "int" in str(p.annotation).split(" | ")
@@ -114,14 +114,14 @@ def _checked(
 
 @contextlib.contextmanager
 def _refusals(op_name: str) -> Iterator[None]:
-    """Turn what TVM calls an internal error into one that names the operator."""
+    """Turn an internal error of TVM into an error that names the operator."""
     try:
         yield
     except (tvm.error.InternalError, AssertionError) as error:
         raise ValueError(f"{op_name}: {error}") from error
 
 
-#: What the arguments of a builder must be, for each kind of argument.
+#: The accepted types of a builder's arguments, for each kind of argument.
 _KINDS = {
     "Tensor": "a Relax expression",
     "Shape": "a Relax expression or a sequence of integers and expressions",
@@ -145,7 +145,7 @@ def _is_of_kind(value: object, kind: str) -> bool:
 def of_form(
     infer_type: InferType, arguments: Sequence[tuple[str, str, str]], attrs_type: str | None
 ) -> InferType:
-    """Refuse a call that is not of the operator's form before its type is inferred.
+    """Check the form of a call before its type is inferred.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def of_form(
     Returns
     -------
     infer_type : Callable
-        Raises a :class:`TypeError` for another number of arguments or other attributes.
+        Raises a :class:`TypeError` for a wrong number of arguments or wrong attributes.
     """
 
     required = sum(not kind.startswith("Optional") for _, kind, _ in arguments)
@@ -182,20 +182,20 @@ def of_form(
 
 
 class Inferred:
-    """Types that were inferred for the calls of an operator.
+    """A cache of the types inferred for the calls of an operator.
 
-    Every pass infers the types of all that it writes anew, of calls with the same attributes and types as before: the
-    same objects. A type only depends on these, and on shapes that are arguments.
+    Every pass infers the types of all calls that it rewrites again. Their attributes and types are the same objects
+    as before. A type only depends on these and on shape arguments.
     """
 
-    #: The number of calls after which all are forgotten.
+    #: The number of calls after which the cache is cleared.
     MOST = 4096
 
     def __init__(self):
         self._known: dict[tuple, tuple[list, relax.Type]] = {}
 
     def of(self, call: relax.Call, infer: Callable[[], relax.Type]) -> relax.Type:
-        """Return the type of a call; ``infer`` infers one that is not known."""
+        """Return the type of a call; ``infer`` computes it if it is not cached."""
         parts = [call.attrs, *call.ty_args]
         for argument in call.args:
             if isinstance(argument, relax.Var):
@@ -204,7 +204,7 @@ class Inferred:
                 parts.append(argument)
             else:
                 return infer()
-        # Objects that are held here share their addresses with no others.
+        # The cache keeps these objects alive, so their addresses are unique.
         key = tuple(map(_address, parts))
         if key not in self._known:
             found = infer()
@@ -224,7 +224,7 @@ def type_key(attrs: tvm.ir.Attrs | None) -> str | None:
 
 
 def attributes(attrs: tvm.ir.Attrs | None) -> dict[str, object]:
-    """Return the attributes of a call as the keyword arguments of a builder: in plain Python."""
+    """Return the attributes of a call as plain Python keyword arguments of a builder."""
     if attrs is None:
         return {}
     names = (field.name for field in attrs.__tvm_ffi_type_info__.fields)
@@ -232,7 +232,7 @@ def attributes(attrs: tvm.ir.Attrs | None) -> dict[str, object]:
 
 
 def as_shape(shape: relax.Expr | Shape) -> relax.Expr:
-    """Make a shape expression of a sequence of dimensions; an expression stays as it is."""
+    """Convert a sequence of dimensions to a shape expression; return an expression unchanged."""
     return shape if isinstance(shape, relax.Expr) else relax.ShapeExpr(list(shape))
 
 

@@ -5,13 +5,13 @@ derivatives
 
     ``y(data, grid; k1, .., km) = d/dt1 .. d/dtm grid_sample(data, grid + t1 * k1 + .. + tm * km)`` at 0.
 
-``grid_sample_jvp`` is that derivative, for ``m`` = 0 grid_sample itself. ``grid_sample_backward_data`` and
+``grid_sample_jvp`` is that derivative; with ``m`` = 0 it is grid_sample itself. ``grid_sample_backward_data`` and
 ``grid_sample_backward_grid`` are the gradients of ``<output_grad, y(data, grid; k1, .., km)>`` with
-respect to the data and to the grid, for ``m`` = 0 those of grid_sample. The gradients of the three are
-built of the three again, with a direction more or less, and so give every order.
+respect to the data and to the grid; with ``m`` = 0 they are those of grid_sample. The gradients of the three
+operators are built from the same three, with one direction more or less. So they give every order.
 
-Where it is not differentiable, at the centre of an element for ``bilinear`` and at a border, the
-derivative is PyTorch's: that of the piece behind the element, and 0 on and beyond a border.
+grid_sample is not differentiable at the centre of an element (for ``bilinear``) and at a border. There the
+derivative is that of PyTorch: that of the piece after the element's centre, and 0 on and beyond a border.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _infer_jvp(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 
 
 def _check_output_grad(call, ctx, data_type: relax.TensorType, grid_index: int) -> None:
-    """Hold the output gradient against the result of the forward operator."""
+    """Check the output gradient against the result type of the forward operator."""
     output_grad = tensor_type(call, 0, "output_grad")
     if dtype_of(output_grad) != dtype_of(data_type):
         raise TypeError(
@@ -177,7 +177,7 @@ def _forward(call, ctx, data_type: relax.TensorType, grid_index: int) -> relax.T
 
 
 def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> None:
-    """Refuse what TVM's inference of the forward operator lets pass, but no computation takes."""
+    """Reject calls that TVM's inference of the forward operator accepts but no implementation supports."""
     name, attrs = call.op.name, grid_sample_attrs(call)
     layout = attrs["layout"]
     for attr, values in (

@@ -1,4 +1,4 @@
-"""The backward operators of resizing and of affine_grid; those of grid_sample are in a module of their own.
+"""The backward operators of resizing and of affine_grid; those of grid_sample have their own module.
 
 Each is linear in the output gradient, and its own gradient is the forward operator.
 """
@@ -48,7 +48,7 @@ def resize2d_backward_data(
     size : relax.Expr or Sequence[int or PrimExpr]
         As given to ``relax.op.image.resize2d``.
     **attrs
-        As given to ``relax.op.image.resize2d``; ``extrapolation_value`` has no influence. ``out_dtype``
+        As given to ``relax.op.image.resize2d``; ``extrapolation_value`` has no effect. ``out_dtype``
         is the dtype of the result, by default that of ``output_grad``; half precision is accumulated in
         float32.
 

@@ -1,8 +1,8 @@
 """The backward operator of gather_elements, and the derivatives of take and gather_elements.
 
-TVM has the backward operator of take. An index that means no element contributes 0 to a gradient, while
-the forward operators put NaN in its place. So what transposes the backward operators is not the forward
-operator, but its derivative along a direction, which is 0 there.
+TVM has the backward operator of take. An out-of-bounds index contributes 0 to a gradient, while the forward
+operators return NaN for it. So the transpose of a backward operator is not the forward operator, but its
+derivative along a direction, which is 0 there.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def take_backward(
     axis: int | None = None,
     mode: str = "fast",
 ) -> relax.Call:
-    """Gradient of take with respect to its data: TVM's operator, whose builder leaves out ``mode``.
+    """Gradient of take with respect to its data: TVM's operator, whose own builder lacks ``mode``.
 
     Parameters
     ----------
     output_grad : relax.Expr
         The gradient with respect to the result of ``take(x, indices, axis, mode)``.
     x : relax.Expr
-        The data, of which only the shape is read.
+        The data; only its shape is read.
     indices : relax.Expr or int
         The indices: an integer tensor of any rank, or a scalar.
     axis, mode
@@ -41,7 +41,7 @@ def take_backward(
     Returns
     -------
     result : relax.Call
-        A tensor of the type of ``x``; an index that means no element contributes nothing.
+        A tensor of the type of ``x``; an out-of-bounds index contributes nothing.
     """
     indices = convert_to_expr(indices)
     attrs = relax.op.take(x, indices, axis, mode).attrs
@@ -68,7 +68,7 @@ def take_jvp(
     Returns
     -------
     result : relax.Call
-        ``take(x_direction, indices)``, with 0 where an index means no element.
+        ``take(x_direction, indices)``, with 0 for an out-of-bounds index.
     """
     indices = convert_to_expr(indices)
     attrs = relax.op.take(x_direction, indices, axis, mode).attrs
@@ -92,7 +92,7 @@ def gather_elements_jvp(
     Returns
     -------
     result : relax.Call
-        ``gather_elements(data_direction, indices)``, with 0 where an index means no element.
+        ``gather_elements(data_direction, indices)``, with 0 for an out-of-bounds index.
     """
     attrs = relax.op.gather_elements(data_direction, indices, axis).attrs
     return relax.Call(Op.get("relax.grad.gather_elements_jvp"), [data_direction, indices], attrs)
@@ -110,7 +110,7 @@ def gather_elements_backward_data(
     data_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     indices : relax.Expr
-        The indices, of the rank of the data; what means no element contributes nothing.
+        The indices, of the rank of the data; an out-of-bounds index contributes nothing.
     axis : int
         As given to ``relax.op.gather_elements``.
 
@@ -140,7 +140,7 @@ def check_take_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type
     Raises
     ------
     TypeError, ValueError
-        Names the operator, the argument, what was expected and what was found.
+        Names the operator, the argument, and the expected and the found type.
     """
     output_grad, x = tensor_type(call, 0, "output_grad"), tensor_type(call, 1, "x")
     forward = relax.op.take(*call.args[1:], **take_attrs(call))
@@ -170,7 +170,7 @@ def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -
     return infer_data(call, ctx, forward)
 
 
-# TVMScript prints the mode of a take_backward, which TVM's own builder would not parse back.
+# TVMScript prints the mode of a take_backward; TVM's own builder cannot parse it back.
 relax_op_grad.take_backward = take_backward
 register_infer_type(
     "relax.grad.take_backward",

@@ -1,9 +1,9 @@
 """The backward operators of gather_nd and index_tensor, and their derivatives along a direction.
 
-As with take, an index that means no element contributes 0 to a gradient, while the forward operators put NaN
-in its place; so what transposes a backward operator is the forward operator's derivative, which is 0 there.
-They take indices of every integer dtype, since the operators that write at indices do, whose gradients
-they are.
+As with take, an out-of-bounds index contributes 0 to a gradient, while the forward operators return NaN for it.
+So the transpose of a backward operator is the forward operator's derivative, which is 0 there. The operators
+here take indices of every integer dtype, because they are gradients of the operators that write at indices,
+which do too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def gather_nd_jvp(
     Returns
     -------
     result : relax.Call
-        ``gather_nd(data_direction, indices)``, with 0 where an index means no element.
+        ``gather_nd(data_direction, indices)``, with 0 for an out-of-bounds index.
     """
     attrs = relax.op.gather_nd(data_direction, indices, batch_dims).attrs
     return relax.Call(Op.get("relax.grad.gather_nd_jvp"), [data_direction, indices], attrs)
@@ -56,7 +56,7 @@ def gather_nd_backward_data(
     data_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     indices : relax.Expr
-        The indices, of any integer dtype; what means no element contributes nothing.
+        The indices, of any integer dtype; an out-of-bounds index contributes nothing.
     batch_dims : int
         As given to ``relax.op.gather_nd``.
 
@@ -88,7 +88,7 @@ def index_tensor_jvp(
     Returns
     -------
     result : relax.Call
-        ``index_tensor(data_direction, indices)``, with 0 where an index means no element.
+        ``index_tensor(data_direction, indices)``, with 0 for an out-of-bounds index.
     """
     return relax.Call(
         Op.get("relax.grad.index_tensor_jvp"), [data_direction, as_tuple(indices)], None
@@ -109,7 +109,7 @@ def index_tensor_backward_data(
     data_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     indices : relax.Expr or Sequence[relax.Expr]
-        The index tensors, of any integer dtype; what means no element contributes nothing.
+        The index tensors, of any integer dtype; an out-of-bounds index contributes nothing.
 
     Returns
     -------
@@ -124,24 +124,24 @@ def index_tensor_backward_data(
 
 
 def as_tuple(indices: relax.Expr | Sequence[relax.Expr]) -> relax.Expr:
-    """Make a tuple of a sequence of index tensors; an expression stays as it is."""
+    """Convert a sequence of index tensors to a tuple expression; return an expression unchanged."""
     return indices if isinstance(indices, relax.Expr) else relax.Tuple(list(indices))
 
 
 def int64_like(index: relax.TensorType, name: str = "indices") -> relax.Var:
-    """Return a variable in the place of an index tensor, of int64 if it is of integers."""
+    """Return a stand-in variable for an index tensor, of dtype int64 if the dtype is an integer."""
     dtype = dtype_of(index)
     kind = "int64" if dtype.startswith(("int", "uint")) else dtype
     return relax.Var(name, type_of_shape(index, index.shape, index.ndim, kind))
 
 
 def tuple_of_tensors(call: relax.Call, index: int, name: str) -> list[relax.TensorType]:
-    """Return the types in an argument that is a tuple of tensors.
+    """Return the element types of an argument that is a tuple of tensors.
 
     Raises
     ------
     TypeError
-        If the argument is something else.
+        If the argument is not a tuple of tensors.
     """
     fields = getattr(call.args[index].ty, "fields", None)
     if not fields or not all(isinstance(field, relax.TensorType) for field in fields):
@@ -158,7 +158,7 @@ def points_type(
     data: relax.Expr,
     indices: relax.TensorType | list[relax.TensorType],
 ) -> relax.TensorType:
-    """Return what gather_nd, for one index tensor, or index_tensor, for a list, infers for the data."""
+    """Return the type that gather_nd (one index tensor) or index_tensor (a list) infers for the data."""
     return forward_type(call, ctx, _points(call, data, indices))
 
 

@@ -60,7 +60,7 @@ def dynamic_strided_slice_backward_data(
     ----------
     output_grad : relax.Expr
         The gradient with respect to the result of ``dynamic_strided_slice(data, begin, end,
-        strides)``. Its shape need not be known when it is compiled.
+        strides)``. Its shape may be unknown at compile time.
     data_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     begin, end, strides : relax.Expr

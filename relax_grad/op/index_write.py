@@ -1,7 +1,7 @@
 """The backward operators of the operators that write at indices.
 
-TVM writes updates with equal indices one after the other: the last one wins for ``update``, and ``mean``
-halves what was there update by update. The operators here follow the same order.
+TVM writes updates with equal indices one after the other. For ``update`` the last one wins; for ``mean``
+each update halves the previous value. The operators here follow the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._infer import (
 from .declare import Shape, as_shape, declare_op
 from .index_nd import as_tuple, points_type, tuple_of_tensors
 
-#: What TVM can compile; its scatter_nd has no mean.
+#: The reductions that TVM compiles; its scatter_nd has no mean.
 REDUCTIONS = {
     "relax.scatter_elements": ("update", "add", "mul", "mean", "max", "min"),
     "relax.scatter_nd": ("update", "add", "mul", "max", "min"),
@@ -51,8 +51,8 @@ def scatter_elements_backward_updates(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape of the indices in the dtype of ``output_grad``: each update's share of what
-        is in its place in the end, so 0 for one that was overwritten or that has no place.
+        A tensor of the shape of the indices in the dtype of ``output_grad``: each update's share of the final
+        value at its index. It is 0 for an overwritten update and for an out-of-bounds index.
     """
     attrs = relax.op.scatter_elements(output_grad, indices, output_grad, axis, reduction).attrs
     return relax.Call(
@@ -73,8 +73,8 @@ def scatter_nd_backward_updates(output_grad: relax.Expr, indices: relax.Expr) ->
     Returns
     -------
     result : relax.Call
-        A tensor of the shape of the updates in the dtype of ``output_grad``; 0 for what was overwritten
-        or has no place.
+        A tensor of the shape of the updates in the dtype of ``output_grad``; 0 for an overwritten update and for
+        an out-of-bounds index.
     """
     return relax.Call(
         Op.get("relax.grad.scatter_nd_backward_updates"), [output_grad, indices], None
@@ -96,8 +96,8 @@ def index_put_backward_values(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape to which the indices are broadcast in the dtype of ``output_grad``; 0 for
-        what was overwritten or has no place.
+        A tensor of the shape to which the indices are broadcast in the dtype of ``output_grad``; 0 for an
+        overwritten value and for an out-of-bounds index.
     """
     return relax.Call(
         Op.get("relax.grad.index_put_backward_values"), [output_grad, as_tuple(indices)], None
@@ -112,21 +112,21 @@ def slice_scatter_backward_src(
     step: relax.Expr | int | tirx.PrimExpr,
     axis: int = 0,
 ) -> relax.Call:
-    """Gradient of slice_scatter with respect to what is written.
+    """Gradient of slice_scatter with respect to its source.
 
     Parameters
     ----------
     output_grad : relax.Expr
         The gradient with respect to the result.
     src_shape : relax.Expr or Sequence[int or PrimExpr]
-        The shape of what is written.
+        The shape of the source.
     start, end, step, axis
         As given to ``relax.op.slice_scatter``.
 
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for what was not written.
+        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for elements that were not written.
     """
     bounds = [convert_to_expr(bound) for bound in (start, end, step)]
     attrs = relax.op.slice_scatter(output_grad, output_grad, *bounds, axis).attrs
@@ -146,15 +146,15 @@ def scatter_elements_scan(
 ) -> relax.Call:
     """States before each update of ``state[place] = factors[k] * state[place] + terms[k]``.
 
-    With the data as ``start``, the updates as ``factors`` and no ``terms``, it is what scatter_elements with
-    the reduction mul has in each update's place when it comes to it.
+    With the data as ``start``, the updates as ``factors`` and no ``terms``, it gives the value at each
+    update's index just before scatter_elements with the reduction mul applies that update.
 
     Parameters
     ----------
     start : relax.Expr
-        The state at first, of the shape of the data.
+        The initial state, of the shape of the data.
     indices : relax.Expr
-        The place of each update, as for ``relax.op.scatter_elements``.
+        The index of each update, as for ``relax.op.scatter_elements``.
     factors : relax.Expr
         A factor for each update.
     terms : relax.Expr, optional
@@ -165,7 +165,7 @@ def scatter_elements_scan(
     Returns
     -------
     result : relax.Call
-        A tensor of the type of ``factors``; 0 where an index means no element.
+        A tensor of the type of ``factors``; 0 for an out-of-bounds index.
     """
     return _elements_scan("scatter_elements_scan", start, indices, factors, terms, axis)
 
@@ -177,7 +177,7 @@ def scatter_elements_scan_reverse(
     terms: relax.Expr | None = None,
     axis: int = 0,
 ) -> relax.Call:
-    """The same as ``scatter_elements_scan`` from the last update to the first."""
+    """``scatter_elements_scan`` in reverse, from the last update to the first."""
     return _elements_scan("scatter_elements_scan_reverse", start, indices, factors, terms, axis)
 
 
@@ -189,9 +189,9 @@ def scatter_nd_scan(
     Parameters
     ----------
     start : relax.Expr
-        The state at first, of the shape of the data.
+        The initial state, of the shape of the data.
     indices : relax.Expr
-        The place of each update, as for ``relax.op.scatter_nd``.
+        The index of each update, as for ``relax.op.scatter_nd``.
     factors : relax.Expr
         A factor for each element of the updates.
     terms : relax.Expr, optional
@@ -200,7 +200,7 @@ def scatter_nd_scan(
     Returns
     -------
     result : relax.Call
-        A tensor of the type of ``factors``; 0 where an index means no element.
+        A tensor of the type of ``factors``; 0 for an out-of-bounds index.
     """
     return relax.Call(
         Op.get("relax.grad.scatter_nd_scan"), _present(start, indices, factors, terms), None
@@ -210,21 +210,21 @@ def scatter_nd_scan(
 def scatter_nd_scan_reverse(
     start: relax.Expr, indices: relax.Expr, factors: relax.Expr, terms: relax.Expr | None = None
 ) -> relax.Call:
-    """The same as ``scatter_nd_scan`` from the last update to the first."""
+    """``scatter_nd_scan`` in reverse, from the last update to the first."""
     return relax.Call(
         Op.get("relax.grad.scatter_nd_scan_reverse"), _present(start, indices, factors, terms), None
     )
 
 
 def index_tuple(indices: relax.Expr) -> relax.Expr:
-    """Return the indices of index_put, which may be a single tensor, as a tuple."""
+    """Return the indices of index_put as a tuple; they may be a single tensor."""
     return relax.Tuple([indices]) if isinstance(indices.ty, relax.TensorType) else indices
 
 
 def listed_shape(
     ctx: relax.BlockBuilder, data: relax.Expr, indices: relax.Expr, values: relax.Expr
 ) -> relax.ShapeExpr | None:
-    """Return the shape to give to the values of index_put that are not broadcast.
+    """Return the shape to reshape index_put's values to, if they are not broadcast.
 
     TVM reads the values in row-major order, whatever their shape; PyTorch broadcasts them to the shape of
     the indices.
@@ -232,13 +232,13 @@ def listed_shape(
     Returns
     -------
     shape : relax.ShapeExpr or None
-        The shape of the indices where there are as many values, but in another shape; None where
-        the values can be broadcast to it.
+        The shape of the indices if there are as many values, but in another shape. None if the values
+        broadcast to it.
 
     Raises
     ------
     ValueError
-        If the values fit in neither way, or a shape is not known.
+        If the values fit in neither way, or a shape is unknown.
     """
     points = ctx.normalize(index_put_backward_values(data, index_tuple(indices))).ty.shape
     shape = values.ty.shape

@@ -1,4 +1,4 @@
-"""The backward operators of linear algebra, and how the subscripts of einsum are read."""
+"""The backward operators of linear algebra, and the parser of einsum's subscripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .declare import Shape, as_shape, declare_op
 
 
 def einsum_labels(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str]:
-    """Write the subscripts of einsum out, one letter for each axis.
+    """Expand the subscripts of einsum to one letter for each axis.
 
     Parameters
     ----------
@@ -30,15 +30,15 @@ def einsum_labels(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str
     Returns
     -------
     labels : list[str]
-        The letters of the axes of each operand. Those of an ellipsis are aligned to the right and have
-        letters that occur nowhere else.
+        The letters of the axes of each operand. The axes of an ellipsis are right-aligned and have letters
+        that occur nowhere else.
     output : str
         The letters of the axes of the result.
 
     Raises
     ------
     ValueError
-        If the subscripts do not fit the operands, or the result has a letter twice or one that no
+        If the subscripts do not fit the operands, or the result has a letter twice, or a letter that no
         operand has.
     """
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
@@ -72,7 +72,7 @@ def einsum_backward_operand(
 ) -> relax.Call:
     """Gradient of an einsum of one operand with respect to it.
 
-    Puts the gradient on the diagonal of letters that the operand has several times, and broadcasts it
+    Scatters the gradient to the diagonal of letters that occur several times in the operand, and broadcasts it
     along the axes that were summed.
 
     Parameters

@@ -1,7 +1,7 @@
 """The backward operators of the losses.
 
-``nll_loss_backward`` is TVM's own, whose calls are checked here; the one for the weights, which TVM lacks, and the
-one of ``cross_entropy_with_logits`` are added.
+``nll_loss_backward`` is TVM's own; its calls are checked here. This module adds the gradient with respect to the
+weights, which TVM lacks, and the backward operator of ``cross_entropy_with_logits``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def nll_loss_backward_weights(
     Returns
     -------
     result : relax.Call
-        A tensor of the shape and dtype of ``weights``. A target outside ``[0, C)`` that is not
-        ``ignore_index``, which PyTorch refuses, makes all of it NaN.
+        A tensor of the shape and dtype of ``weights``. A target outside ``[0, C)`` other than ``ignore_index``
+        makes all of it NaN; PyTorch raises an error for such a target.
     """
     attrs = relax.op.nn.nll_loss(
         predictions, targets, weights, reduction=reduction, ignore_index=ignore_index
@@ -58,7 +58,7 @@ def cross_entropy_with_logits_backward(output_grad: relax.Expr, factor: relax.Ex
     output_grad : relax.Expr
         The gradient with respect to the result of ``cross_entropy_with_logits``, a scalar.
     factor : relax.Expr
-        The other argument: the labels for the gradient of the predictions, and the reverse.
+        The other argument: the labels for the gradient of the predictions, and vice versa.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def cross_entropy_with_logits_backward(output_grad: relax.Expr, factor: relax.Ex
 
 
 def nll_loss_attrs(call: relax.Call) -> dict:
-    """Return the attributes that nll_loss and its backward operators have in common."""
+    """Return the attributes that nll_loss and its backward operators share."""
     return {
         "reduction": call.attrs.reduction,
         "ignore_index": int(call.attrs.ignore_index),
@@ -81,12 +81,12 @@ def nll_loss_attrs(call: relax.Call) -> dict:
 def check_nll_loss_backward(call: relax.Call, ctx: relax.BlockBuilder) -> None:
     """Check a call of one of nll_loss's backward operators.
 
-    TVM infers the type of that which it has without looking at anything but the type of the predictions.
+    TVM infers the type of its own operator from the type of the predictions alone.
 
     Raises
     ------
     TypeError, ValueError
-        Names the operator, the argument, what was expected and what was found.
+        Names the operator, the argument, and the expected and the found type.
     """
     names = ("output_grad", "predictions", "targets", "weights")[: len(call.args)]
     output_grad, predictions, *others = (
@@ -96,7 +96,7 @@ def check_nll_loss_backward(call: relax.Call, ctx: relax.BlockBuilder) -> None:
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
     if not isinstance(predictions.shape, relax.ShapeExpr):
         return
-    # The forward operator takes extents for equal unless they provably differ.
+    # The forward operator treats extents as equal if they do not provably differ.
     shape = list(predictions.shape.values)
     classes = min(1, len(shape) - 1)
     of_targets = shape[:classes] + shape[classes + 1 :]

@@ -1,4 +1,4 @@
-"""The backward operators of the operators that move elements about.
+"""The backward operators of tile and repeat.
 
 Each is linear in the output gradient, and its own gradient is the forward operator.
 """
@@ -107,14 +107,14 @@ declare_op(
 
 
 def _moved_repeats(call: relax.Call, layout: str) -> dict:
-    """Return how often tile repeats each axis in the order in which they lie."""
+    """Return tile's repeats in the order of the layout."""
     repeats = [int(count) for count in call.attrs.repeats]
     repeats = [1] * (len(layout) - len(repeats)) + repeats
     return {"repeats": moved(repeats, layout)}
 
 
 def _moved_axis(call: relax.Call, layout: str) -> dict | None:
-    """Return where the axis of repeat lies; without one it repeats the elements in their order."""
+    """Return the position of repeat's axis in the layout; without an axis, repeat needs the order of the program."""
     axis = call.attrs.axis
     return None if axis is None else {"axis": moved_axes(int(axis), layout)}
 

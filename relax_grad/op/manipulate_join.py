@@ -1,4 +1,4 @@
-"""The backward operators of the operators that join tensors and take them apart.
+"""The backward operators of the operators that join and split tensors.
 
 Each is linear in the output gradient, and its own gradient is the forward operator.
 """
@@ -29,7 +29,7 @@ def concat_backward_tensors(
 ) -> relax.Call:
     """Gradient of concat with respect to its tensors.
 
-    Unlike ``relax.op.split`` it takes symbolic and empty extents along the axis, and always returns a
+    Unlike ``relax.op.split`` it supports symbolic and empty extents along the axis, and always returns a
     tuple.
 
     Parameters
@@ -63,8 +63,8 @@ def split_backward_x(
 ) -> relax.Call:
     """Gradient of split with respect to its data.
 
-    Unlike ``relax.op.concat`` it takes parts that overlap or leave out elements, and its result has the
-    shape of the data where the extents of the parts are symbolic.
+    Unlike ``relax.op.concat`` it supports parts that overlap or leave out elements. Its result has the shape of
+    the data even if the extents of the parts are symbolic.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def _infer_split(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     fields = []
     for field, begin, end in zip(parts.fields, begins, [*begins[1:], extent], strict=True):
         shape = list(field.shape.values)
-        # Without the maximum where the end cannot lie before the begin: it would stay in the type.
+        # No maximum if the end cannot precede the begin: it would stay in the type.
         length = end if isinstance(begin, int) else tirx.max(end - begin, 0)
         shape[int(attrs.axis)] = analyzer.simplify(length)
         fields.append(type_of_shape(field, shape, field.ndim))

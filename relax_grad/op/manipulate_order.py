@@ -1,4 +1,4 @@
-"""The backward operators of the operators that put elements into another order.
+"""The backward operators of layout_transform and pixel_shuffle.
 
 Each is linear in the output gradient, and its own gradient is the forward operator.
 """
@@ -38,7 +38,7 @@ def layout_transform_backward_x(
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``x_shape`` and the dtype of ``output_grad``, without what belongs to padding.
+        A tensor of shape ``x_shape`` and the dtype of ``output_grad``, without the elements of the padding.
     """
     return relax.Call(
         Op.get("relax.grad.layout_transform_backward_x"),
@@ -89,7 +89,7 @@ def _infer_pixel_shuffle(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Typ
     *batch, channels, height, width = data.shape.values
     if isinstance(channels, tirx.IntImm):
         return _tvm_infer_pixel_shuffle(call, ctx)
-    # Of channels that do not divide, the last ones are left out.
+    # If the number of channels is not divisible, the last ones are dropped.
     shape = [*batch, channels // (factor * factor), height * factor, width * factor]
     return type_of_shape(data, shape, data.ndim)
 

@@ -1,11 +1,11 @@
 """The backward operators of the normalisations.
 
 They take the statistics of the data as arguments, as the libraries' primitives do: ``mean`` and ``rstd``,
-which is ``1 / sqrt(variance + epsilon)``. So those of the data and of gamma share them, and each reads the
-large tensors once or twice and writes nothing of their size but its result. The gradient of beta is a plain
-sum of the output gradient, which has no need of an operator.
+which is ``1 / sqrt(variance + epsilon)``. So the gradients of the data and of gamma share them. Each operator
+reads the large tensors once or twice and writes no tensor of their size except its result. The gradient of
+beta is a plain sum of the output gradient and needs no operator.
 
-Half precision is computed in float32; the statistics of it are best given in float32.
+Half precision is computed in float32; its statistics should be given in float32.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def batch_norm_backward_data(
     mean, rstd : relax.Expr
         The mean of each channel of ``data``, and ``1 / sqrt(variance + epsilon)``.
     mean_grad, variance_grad : relax.Expr
-        The gradients with respect to the mean and the biased variance of each channel. With the sums ``t``
-        of ``output_grad`` and ``u`` of ``output_grad * (data - mean) * rstd``, which are the gradients of
-        beta and gamma as well, the normalized data contributes ``-gamma * rstd * t`` and ``-gamma *
-        rstd**2 * u / 2``; the running statistics contribute too if their results are used.
+        The gradients with respect to the mean and the biased variance of each channel. Let ``t`` be the sum of
+        ``output_grad`` and ``u`` the sum of ``output_grad * (data - mean) * rstd``; these are also the gradients
+        of beta and gamma. The normalized data contributes ``-gamma * rstd * t`` and ``-gamma * rstd**2 * u / 2``.
+        The running statistics contribute too if their results are used.
     axis, epsilon, center, scale, momentum, training
         As given to ``relax.op.nn.batch_norm``; ``scale=False`` ignores ``gamma``. Without ``training`` the
         gradient is ``gamma * rstd * output_grad``, which needs no operator.
@@ -92,7 +92,7 @@ def batch_norm_backward_gamma(
 ) -> relax.Call:
     """Gradient of batch_norm with respect to gamma.
 
-    The sum of ``output_grad * (data - mean) * rstd`` over each channel.
+    It is the sum of ``output_grad * (data - mean) * rstd`` over each channel.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def batch_norm_backward_gamma(
     data : relax.Expr
         As given to ``relax.op.nn.batch_norm``.
     mean, rstd : relax.Expr
-        The mean that is subtracted in each channel, and ``1 / sqrt(variance + epsilon)``.
+        The mean of each channel that was subtracted, and ``1 / sqrt(variance + epsilon)``.
     axis, epsilon, center, scale, momentum, training
         As given to ``relax.op.nn.batch_norm``.
 
@@ -131,7 +131,7 @@ def layer_norm_backward_data(
     """Gradient of layer_norm with respect to its data.
 
     ``rstd * (g - average(g) - z * average(g * z))`` with ``g = gamma * output_grad`` and ``z = (data -
-    mean) * rstd``, the averages over the axes.
+    mean) * rstd``, with the averages over the axes.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def layer_norm_backward_gamma(
 ) -> relax.Call:
     """Gradient of layer_norm with respect to gamma.
 
-    The sum of ``output_grad * (data - mean) * rstd`` over all but the axes.
+    It is the sum of ``output_grad * (data - mean) * rstd`` over all axes except ``axes``.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def rms_norm_backward_data(
 ) -> relax.Call:
     """Gradient of rms_norm with respect to its data.
 
-    ``rstd * (g - z * average(g * z))`` with ``g = weight * output_grad`` and ``z = data * rstd``, the
+    ``rstd * (g - z * average(g * z))`` with ``g = weight * output_grad`` and ``z = data * rstd``, with the
     average over the axes.
 
     Parameters
@@ -234,7 +234,7 @@ def rms_norm_backward_weight(
 ) -> relax.Call:
     """Gradient of rms_norm with respect to its weight.
 
-    The sum of ``output_grad * data * rstd`` over all but the axes.
+    It is the sum of ``output_grad * data * rstd`` over all axes except ``axes``.
 
     Parameters
     ----------
@@ -281,10 +281,10 @@ def instance_norm_backward_data(
         As given to ``relax.op.nn.instance_norm``.
     mean, rstd : relax.Expr
         The mean of ``data`` over the axes, which are kept with extent 1, and ``1 / sqrt(variance +
-        epsilon)``. For ``group_norm``, those of the group stand for each of its channels.
+        epsilon)``. For ``group_norm``, each channel holds the statistics of its group.
     mean_grad, variance_grad : relax.Expr
         The gradients with respect to mean and biased variance, as for ``batch_norm_backward_data``. For
-        ``group_norm``, the average over the channels of the group stands for each of them.
+        ``group_norm``, each channel holds the average over the channels of its group.
     channel_axis, axes, epsilon, center, scale
         As given to ``relax.op.nn.instance_norm``; ``scale=False`` ignores ``gamma``.
 
@@ -313,8 +313,8 @@ def instance_norm_backward_gamma(
 ) -> relax.Call:
     """Gradient of instance_norm, and of group_norm, with respect to the gamma of each instance.
 
-    The sum of ``output_grad * (data - mean) * rstd`` over the axes. That of gamma is the sum of it over the
-    instances; the gradient of the data needs it for each of them.
+    It is the sum of ``output_grad * (data - mean) * rstd`` over the axes. The gradient of gamma is its sum over
+    the instances; the gradient of the data needs the value of each instance.
 
     Parameters
     ----------
@@ -338,17 +338,17 @@ def divide_by_count(
 ) -> relax.Call:
     """Divide by the number of elements that a tensor of the given shape has along the axes.
 
-    A sum becomes a mean without a constant for the number, which there is none of for a symbolic
-    extent, and without a pass over the tensor to count it.
+    It turns a sum into a mean without a constant for the count, which does not exist for a symbolic extent,
+    and without a pass over the tensor to compute the count.
 
     Parameters
     ----------
     data : relax.Expr
-        What to divide.
+        The tensor to divide.
     of_shape : relax.Expr or Sequence[int or PrimExpr]
-        The shape to count in.
+        The shape whose elements are counted.
     axis : int or Sequence[int], optional
-        The axes to count along; by default all of them.
+        The axes to count along; by default all.
 
     Returns
     -------
@@ -471,7 +471,7 @@ declare_op(
     "relax.attrs.RMSNormAttrs",
 )
 
-# The axes are those of the shape, which stays as it is.
+# The axes refer to the shape argument, which does not change.
 follow_elementwise("relax.grad.divide_by_count")
 follow_axis("relax.grad.batch_norm_backward_data", full=(0, 1))
 follow_axis("relax.grad.batch_norm_backward_gamma", full=(0, 1), result=False)
@@ -480,7 +480,7 @@ follow_axis(
     "relax.grad.instance_norm_backward_data", full=(0, 1, 3, 4, 5, 6), axes=_CHANNEL_AND_AXES
 )
 follow_axis("relax.grad.instance_norm_backward_gamma", full=(0, 1, 2, 3), axes=_CHANNEL_AND_AXES)
-# Gamma keeps its order, which is that of the attribute.
+# Gamma keeps its order: that of the attribute ``axes``.
 follow_axis("relax.grad.layer_norm_backward_data", full=(0, 1, 3, 4), axes=("axes",))
 follow_axis("relax.grad.layer_norm_backward_gamma", full=(0, 1, 2, 3), axes=("axes",), result=False)
 follow_axis("relax.grad.rms_norm_backward_data", full=(0, 1, 3), axes=("axes",))

@@ -11,7 +11,7 @@ from ._infer import infer_data, shape_values, unused
 from ._layout import follow_shape, moved
 from .declare import Shape, as_shape, declare_op
 
-#: What ``relax.nn.pad`` knows; it takes any other mode for ``constant``.
+#: The modes of ``relax.nn.pad``, which treats any other mode as ``constant``.
 PAD_MODES = ("constant", "reflect", "replicate", "circular")
 
 
@@ -31,7 +31,7 @@ def pad_backward_data(
     data_shape : relax.Expr or Sequence[int or PrimExpr]
         The shape of the data.
     pad_width, pad_mode, pad_value
-        As given to ``relax.op.nn.pad``. A negative width crops. The gradient does not depend on the value.
+        As given to ``relax.op.nn.pad``. A negative width crops. The gradient does not depend on ``pad_value``.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def _infer_pad(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
         raise ValueError(
             f"{call.op.name}: pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, not {mode!r}"
         )
-    shape_values(call, 1, "data_shape")  # refuses what is no shape
+    shape_values(call, 1, "data_shape")  # raises for an argument that is not a shape
     ndim = call.args[1].ty.ndim
     if ndim not in (-1, len(widths) / 2):
         raise ValueError(
@@ -84,7 +84,7 @@ declare_op(
 
 
 def moved_widths(call: relax.Call, layout: str) -> dict:
-    """Return the widths of a pad in the order in which its axes lie."""
+    """Return the widths of a pad in the order of the layout."""
     widths = call.attrs.pad_width
     pairs = [(int(widths[i]), int(widths[i + 1])) for i in range(0, len(widths), 2)]
     return {"pad_width": [width for pair in moved(pairs, layout) for width in pair]}

@@ -1,9 +1,9 @@
 """The backward operators of pooling.
 
-TVM has ``max_pool2d_backward`` and ``avg_pool2d_backward``; those of one and three spatial axes and of
-adaptive pooling are added here in the same form. All are linear in the output gradient. The transpose of
-average pooling's is average pooling itself; that of ``max_pool{1,2,3}d_backward`` is
-``max_pool{1,2,3}d_jvp``, with which the family is closed under differentiation
+TVM has ``max_pool2d_backward`` and ``avg_pool2d_backward``. The operators for one and three spatial axes and for
+adaptive pooling are added here in the same form. All are linear in the output gradient. The transpose of the
+backward operator of average pooling is average pooling itself. That of ``max_pool{1,2,3}d_backward`` is
+``max_pool{1,2,3}d_jvp``, and with it the family is closed under differentiation
 (:mod:`relax_grad.rules.grad`).
 """
 
@@ -40,8 +40,8 @@ def _jvp(rank: int):
     ) -> relax.Call:
         """Derivative of {forward} along a direction: the tangent of each window's largest element.
 
-        It is the transpose of ``relax.grad.{forward}_backward``, and chooses the same element where
-        several of a window are equally large.
+        It is the transpose of ``relax.grad.{forward}_backward``. If several elements of a window are equally
+        large, both choose the same one.
 
         Parameters
         ----------
@@ -56,7 +56,7 @@ def _jvp(rank: int):
         -------
         result : relax.Call
             A tensor of the shape that {forward} returns, in ``out_layout``, and of the dtype of
-            ``data_tangent``; 0 for a window that holds nothing but padding.
+            ``data_tangent``; 0 for a window that holds only padding.
         """
         attrs = _pool_attrs(
             rank,
@@ -158,18 +158,18 @@ def _adaptive_backward(rank: int):
 
 
 def check_pool_attrs(call: relax.Call) -> relax.op.op_attrs.Attrs:
-    """Return the attributes of a pooling call, completed in the way the forward operator does.
+    """Return the attributes of a pooling call, completed as the forward operator does.
 
     Raises
     ------
     ValueError
-        Names the operator and the attribute that no gradient is defined for.
+        Names the operator and the attribute that has no gradient.
     """
     attrs, rank = call.attrs, rank_of(call)
     _check_layouts(call)
     check_positive(call, "pool_size", "strides", "dilation")
     for name in ("pool_size", "strides", "dilation", "padding"):
-        # The forward operator's builder completes what is given once for all axes.
+        # The forward operator's builder expands a single value to all axes.
         lengths = sorted({1, rank, 2 * rank} if name == "padding" else {1, rank})
         value = [int(extent) for extent in getattr(attrs, name)]
         if len(value) not in lengths:
@@ -196,19 +196,19 @@ def check_adaptive_attrs(call: relax.Call) -> relax.op.op_attrs.Attrs:
     Raises
     ------
     ValueError
-        Names the operator and the layout that no gradient is defined for.
+        Names the operator and the layout that has no gradient.
     """
     _check_layouts(call)
     return call.attrs
 
 
 def pool_attrs(call: relax.Call) -> dict:
-    """Return the attributes that a pooling and its backward operators have in common.
+    """Return the attributes that a pooling and its backward operators share.
 
     Raises
     ------
     ValueError
-        If no gradient is defined for them.
+        If no gradient is defined for these attributes.
     """
     attrs = check_pool_attrs(call)
     return {
@@ -224,12 +224,12 @@ def pool_attrs(call: relax.Call) -> dict:
 
 
 def adaptive_attrs(call: relax.Call) -> dict:
-    """Return the attributes that an adaptive pooling and its backward operator have in common.
+    """Return the attributes that an adaptive pooling and its backward operator share.
 
     Raises
     ------
     ValueError
-        If no gradient is defined for them.
+        If no gradient is defined for these attributes.
     """
     attrs = check_adaptive_attrs(call)
     return {
@@ -242,12 +242,12 @@ def adaptive_attrs(call: relax.Call) -> dict:
 def check_pool_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.op.op_attrs.Attrs:
     """Check a call of a maximum or average pooling's backward operator and return its attributes.
 
-    TVM infers the type of those that it has without looking at anything but the type of the data.
+    TVM infers the types of its own operators from the type of the data alone.
 
     Raises
     ------
     TypeError, ValueError
-        Names the operator, the argument or attribute, what was expected and what was found.
+        Names the operator, the argument or attribute, and the expected and the found value.
     """
     attrs = check_pool_attrs(call)
     output_grad = tensor_type(call, 0, "output_grad")
@@ -268,7 +268,7 @@ def _check_layouts(call: relax.Call) -> None:
 
 
 def _pool_attrs(rank: int, pool_size, *attrs) -> relax.op.op_attrs.Attrs:
-    """Complete the attributes in the way the forward operator does."""
+    """Complete the attributes as the forward operator does."""
     return getattr(relax.op.nn, f"max_pool{rank}d")(unused(rank + 2), pool_size, *attrs).attrs
 
 
@@ -300,7 +300,7 @@ def _infer_adaptive_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax
 def _forward_type(
     call: relax.Call, ctx: relax.BlockBuilder, attrs, forward: str | None = None
 ) -> relax.TensorType:
-    """Return the type of a pooling of the call's data; that of the maximum is that of the average."""
+    """Return the result type of pooling the call's data; it is the same for maximum and average."""
     data = relax.Var("data", tensor_type(call, 1, "data"))
     op = Op.get(f"relax.nn.{forward or f'max_pool{rank_of(call)}d'}")
     return forward_type(call, ctx, relax.Call(op, [data], attrs))
@@ -339,7 +339,7 @@ def _declare_adaptive(rank: int):
 
 max_pool1d_jvp, max_pool2d_jvp, max_pool3d_jvp = map(_declare_jvp, RANKS)
 
-# TVM has those of rank 2.
+# TVM has the operators of rank 2.
 max_pool1d_backward, max_pool3d_backward = (_declare_backward("max", rank) for rank in (1, 3))
 avg_pool1d_backward, avg_pool3d_backward = (_declare_backward("avg", rank) for rank in (1, 3))
 
@@ -347,7 +347,7 @@ adaptive_avg_pool1d_backward, adaptive_avg_pool2d_backward, adaptive_avg_pool3d_
     _declare_adaptive, RANKS
 )
 
-# The data has the layout of the forward operator's data; the output gradient may come from anywhere.
+# The data has the layout of the forward operator's data; the output gradient may have any layout.
 follow_layout_attrs(
     *(f"relax.grad.{kind}_pool{rank}d_backward" for kind in ("max", "avg") for rank in RANKS),
     *(f"relax.grad.max_pool{rank}d_jvp" for rank in RANKS),

@@ -1,4 +1,4 @@
-"""Families of operators that exist once for each number of spatial axes."""
+"""Operator families with one member for each number of spatial axes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tvm import relax
 
-#: The numbers of spatial axes that TVM has convolution and pooling for.
+#: The numbers of spatial axes for which TVM has convolution and pooling.
 RANKS = (1, 2, 3)
 
 #: The operators of each family.
@@ -32,7 +32,7 @@ def rank_of(call: relax.Call) -> int:
 
 
 def named(function: Callable, name: str, **words: str) -> Callable:
-    """Give a function that is made once for each of several operators a name and the words of its docstring."""
+    """Set the name of a generated function and fill in the fields of its docstring."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = function.__doc__.format(**words)
     return function

@@ -31,8 +31,8 @@ def cumsum_backward_data(
     Returns
     -------
     result : relax.Call
-        A tensor of shape ``data_shape`` and the dtype of ``output_grad``, which is ``dtype`` where that is
-        given; half precision is accumulated in float32.
+        A tensor of shape ``data_shape`` and the dtype of ``output_grad``, which is ``dtype`` if that is given;
+        half precision is accumulated in float32.
     """
     return relax.Call(
         Op.get("relax.grad.cumsum_backward_data"),
@@ -44,7 +44,7 @@ def cumsum_backward_data(
 def linear_scan(
     multiplier: relax.Expr, increment: relax.Expr | None = None, axis: int = 0
 ) -> relax.Call:
-    """Linear recurrence along an axis, of which the gradients of products are made.
+    """Linear recurrence along an axis, the building block of the gradients of products.
 
     ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` from ``y[0] = 0``. Without increments, ``y[i]`` is the
     product of the multipliers before ``i``, from ``y[0] = 1``.
@@ -69,7 +69,7 @@ def linear_scan(
 def linear_scan_reverse(
     multiplier: relax.Expr, increment: relax.Expr | None = None, axis: int = 0
 ) -> relax.Call:
-    """Linear recurrence from the end of an axis: :func:`linear_scan` read backwards.
+    """Linear recurrence from the end of an axis: :func:`linear_scan` in reverse.
 
     ``y[i - 1] = multiplier[i] * y[i] + increment[i]``, from 0, or from 1 without increments, at the last
     element.
@@ -96,7 +96,7 @@ def _scan(name: str, multiplier, increment, axis: int) -> relax.Call:
 
 
 def _infer_cumsum(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
-    shape_values(call, 1, "data_shape")  # refuses what is no shape
+    shape_values(call, 1, "data_shape")  # raises for an argument that is not a shape
     if call.attrs.axis is not None:
         _check_axis(call, "data_shape", call.args[1].ty.ndim)
     return infer_data(call, ctx, "relax.cumsum", if_known=True)

@@ -58,7 +58,7 @@ declare_op(
 
 
 def _moved_axes(call: relax.Call, layout: str) -> dict | None:
-    """Return the axes of a mean in the order in which they lie; they do where it keeps them."""
+    """Return the axes of a mean in the order of the layout; None if ``keepdims`` is False."""
     attrs = call.attrs
     return {"axis": moved_axes(attrs.axis, layout)} if attrs.keepdims else None
 

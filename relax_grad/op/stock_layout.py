@@ -1,7 +1,7 @@
-"""Layout inference of operators of TVM that have none, and that the gradients of networks are full of.
+"""Layout inference for operators of TVM that lack it and are frequent in the gradients of networks.
 
-Without it, ``relax.transform.ConvertLayout`` puts the axes back in order around each of them: around the
-``where`` of every ``relu``, and the sum of every bias. Where TVM's own goes wrong, it is corrected.
+Without it, ``relax.transform.ConvertLayout`` restores the order of the axes around each of these operators: the
+``where`` of every ``relu``, and the sum of every bias. Wrong layout inferences of TVM are corrected here.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ follow_axis("relax.nn.log_softmax")
 
 @layout_rule("relax.nn.pad")
 def pad(call, layouts, desired):
-    """Pad the axes where they lie."""
+    """Pad the axes in the order of the layout."""
     layout = layouts[0]
     return Converted([layout], layout, moved_widths(call, layout))
 
 
 @layout_rule("relax.collapse_sum_to")
 def collapse_sum_to(call, layouts, desired):
-    """Sum over the axes where they lie; those that go must be the first."""
+    """Sum over the axes in the order of the layout; the removed axes must be the first."""
     layout = layouts[0]
     output = trailing(layout, call.ty.ndim)
     shape = None if output is None else moved_shape(call, 1, output)
@@ -52,7 +52,7 @@ def collapse_sum_to(call, layouts, desired):
 
 @layout_rule("relax.broadcast_to")
 def broadcast_to(call, layouts, desired):
-    """Broadcast along the axes where they lie; new ones come first."""
+    """Broadcast along the axes in the order of the layout; new axes come first."""
     layout, ndim = layouts[0], call.ty.ndim
     outer = ndim - len(layout)
     output = first(outer) + "".join(chr(ord(axis) + outer) for axis in layout)
@@ -61,7 +61,7 @@ def broadcast_to(call, layouts, desired):
 
 
 def _correct_scalar(op_name: str) -> None:
-    """Correct the layout of a result without axes."""
+    """Correct TVM's layout inference for a result without axes."""
     stock = Op.get(op_name).get_attr("FRelaxInferLayout")
 
     @register_infer_layout(

@@ -1,8 +1,8 @@
 """The backward operators of pooling over regions of interest.
 
-Each is linear in its first argument. For ``mode="max"`` and for roi_pool it also depends on the data, by
-which elements are largest, and what transposes the gradient is the derivative along a direction: the
-forward operator on the direction, with the winners of the data.
+Each is linear in its first argument. For ``mode="max"`` and for roi_pool it also depends on the positions of the
+largest elements of the data. The transpose of the gradient is then the derivative along a direction: the
+forward operator on the direction, at the positions of the largest elements of the data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def roi_align_backward_data(
     output_grad : relax.Expr
         The gradient with respect to the result of ``roi_align(data, rois, **attrs)``.
     data : relax.Expr
-        The data; for the mode ``avg`` only its type is read.
+        The data; for the mode ``avg`` only its type is used.
     rois : relax.Expr
         The regions.
     **attrs

@@ -1,4 +1,4 @@
-"""The declaration of operators that are linear in one argument, whose gradients are their transposes."""
+"""Gradients of operators that are linear in one argument: their transposes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def register_linear(
 ) -> None:
     """Register the gradient of an operator that is linear in its first argument.
 
-    The other arguments (shapes, indices, and tensors of which the shape is read, or at which places they are largest)
-    get no gradient.
+    The other arguments get no gradient: shapes, indices, and tensors of which only the shape or the positions of the
+    largest elements matter.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def register_linear(
     transpose : Callable
         The transpose of the operator: takes the gradient with respect to the result, and the call.
     accumulates : bool
-        Whether the transpose adds up elements: half precision is widened to float32 before.
+        Whether the transpose sums elements. If so, half precision is cast to float32 first.
     note : str
         A sentence for the docstring of the rule.
 

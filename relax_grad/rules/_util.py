@@ -1,4 +1,4 @@
-"""The concerns that gradient rules repeat, each under a name."""
+"""Helpers that the gradient rules share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shape_of(expr: relax.Expr) -> list[tirx.PrimExpr]:
     Raises
     ------
     GradientError
-        If the tensor's shape is not known as a list of dimensions.
+        If the dimensions of the tensor's shape are unknown.
     """
     shape = expr.ty.shape
     if not isinstance(shape, relax.ShapeExpr):
@@ -59,12 +59,12 @@ def dtype_of(expr: relax.Expr) -> str:
 
 
 def is_float(expr: relax.Expr) -> bool:
-    """Tell whether this is a tensor of floating-point numbers, to which alone a gradient belongs.
+    """Tell whether this is a floating-point tensor; only these have gradients.
 
     Raises
     ------
     GradientError
-        If the tensor's dtype is not known.
+        If the tensor's dtype is unknown.
     """
     if not isinstance(expr.ty, relax.TensorType):
         return False
@@ -83,12 +83,12 @@ def is_static(expr: relax.Expr) -> bool:
 
 
 def shape_arg(expr: relax.Expr) -> relax.Expr:
-    """Return a tensor's shape in the form in which a backward operator takes it.
+    """Return a tensor's shape in the form that backward operators take.
 
-    A static shape is written out. A symbolic one is read off the tensor: the stock Gradient pass
-    cannot walk over a shape expression that holds symbolic variables, so a backward graph with one
-    could not be differentiated again. TVM's own operators do not infer a usable type from that form;
-    :func:`broadcast_like` and :func:`unbroadcast` stand in for the two that are needed.
+    A static shape is a constant shape expression. A symbolic shape is read off the tensor by ``shape_of``: the stock
+    Gradient pass cannot traverse a shape expression with symbolic variables, so a backward graph that holds one could
+    not be differentiated again. TVM's own operators infer no usable type from that form. :func:`broadcast_like` and
+    :func:`unbroadcast` replace the two of them that are needed.
     """
     return expr.ty.shape if is_static(expr) else relax.op.shape_of(expr)
 
@@ -111,7 +111,7 @@ def broadcast_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
 def reshape_like(grad: relax.Expr, like: relax.Expr) -> relax.Expr:
     """Reshape a gradient to the shape of ``like``.
 
-    In a shape that is written out, reshape takes an extent of 0 for "as in the data".
+    In a constant shape, reshape reads an extent of 0 as "as in the data".
     """
     shape = shape_of(like)
     if all(is_const(extent) and int(extent) != 0 for extent in shape):
@@ -125,7 +125,7 @@ def broadcast_shape(grad: relax.Expr, like: relax.Expr) -> list[tirx.PrimExpr]:
     Raises
     ------
     GradientError
-        If one of the shapes is not known; it speaks of the arguments of the forward operator.
+        If a shape is unknown; the message refers to the arguments of the forward operator.
     """
     shape_of(like)
     if not isinstance(grad.ty.shape, relax.ShapeExpr):
@@ -158,7 +158,7 @@ def widen(expr: relax.Expr) -> relax.Expr:
 
 
 def cast_like(ctx: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr) -> relax.Expr:
-    """Normalize a gradient, and cast it to the dtype of ``like`` where the two differ."""
+    """Normalize a gradient, and cast it to the dtype of ``like`` if the two differ."""
     grad, dtype = ctx.normalize(grad), dtype_of(like)
     return grad if dtype_of(grad) == dtype else relax.op.astype(grad, dtype)
 
@@ -174,9 +174,9 @@ def cast_each(
 
 
 def float_only(rule):
-    """Make a rule of an operator of one argument say that integers have no gradient.
+    """Wrap the rule of an operator of one argument so that integers have no gradient.
 
-    That is so for an argument of integers, and for a result that is rounded to integers. A tuple counts as
+    There is none for an integer argument, nor for a result that is rounded to integers. A tuple counts as
     floating point.
     """
 
@@ -196,7 +196,7 @@ def zero(like: relax.Expr) -> relax.Expr:
 
 
 def const_like(value: float, like: relax.Expr) -> relax.Expr:
-    """Return a scalar constant in the dtype of ``like``."""
+    """Return ``value`` as a scalar constant in the dtype of ``like``."""
     return relax.const(value, dtype_of(like))
 
 

@@ -1,4 +1,4 @@
-"""Gradients of the operators that only pass tensors on."""
+"""Gradients of the operators that return their argument, or a copy on another device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def to_vdevice(orig_var, orig_call, output_grad, ctx):
     Raises
     ------
     GradientError
-        If the type of ``x`` does not say on which device it is.
+        If the type of ``x`` names no device.
     """
     (x,) = orig_call.args
     if x.ty.vdevice is None:
@@ -45,10 +45,10 @@ def to_vdevice(orig_var, orig_call, output_grad, ctx):
 def hint_on_device(orig_var, orig_call, output_grad, ctx):
     """Gradient of hint_on_device.
 
-    Forward form: ``y = hint_on_device(x, dst_vdevice)``, which is ``x``, on another device if need be.
+    Forward form: ``y = hint_on_device(x, dst_vdevice)``, which is ``x``, copied to another device if necessary.
 
-    Backward form: ``[to_vdevice(y_grad, vdevice of x)]``, or ``[y_grad]`` where ``x`` is on the device
-    already; the hint puts it there where its type names no device.
+    Backward form: ``[to_vdevice(y_grad, vdevice of x)]``, or ``[y_grad]`` if ``x`` is on the device
+    already. If the type of ``x`` names no device, the hint places it on the given one.
     """
     (x,) = orig_call.args
     source = x.ty.vdevice

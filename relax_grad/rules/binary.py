@@ -1,6 +1,6 @@
 """Gradients of element-wise functions of two or more arguments.
 
-The functions are data: :data:`_PARTIALS` has the derivatives of each, and one rule does what they share.
+The functions are data: :data:`_PARTIALS` has the derivatives of each, and one rule implements the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._util import (
     zero,
 )
 
-#: Makes the partial of an argument from ``(y_grad, *arguments, y)``.
+#: Builds the partial of an argument from ``(y_grad, *arguments, y)``.
 Partial = Callable[..., relax.Expr]
 
 _SYMBOLIC = "symbolic broadcasts end at order 1, and an integer tensor gets a gradient"
@@ -35,10 +35,10 @@ _SYMBOLIC = "symbolic broadcasts end at order 1, and an integer tensor gets a gr
 
 @dataclass(frozen=True)
 class _Function:
-    """The derivatives of an element-wise function, and what is wrong with TVM's.
+    """The derivatives of an element-wise function, and the errors of TVM's rule.
 
-    ``in_float32`` says that half precision has to be computed in float32, because an intermediate
-    result can overflow where the partial does not, or because the errors of several steps add up.
+    ``in_float32`` says that half precision must be computed in float32. Otherwise an intermediate result can
+    overflow where the partial does not, or the errors of several steps add up.
     """
 
     partials: tuple[Partial, ...]
@@ -47,7 +47,7 @@ class _Function:
 
 
 def _power_x1(g, x1, x2, y):
-    """Derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also where ``x1 = 0``."""
+    """Return ``g`` times the derivative of ``x1 ** x2`` by ``x1``: 0 for ``x2 = 0``, also if ``x1 = 0``."""
     slope = g * x2 * op.power(x1, x2 - const_like(1, x2))
     exponent = constant_value(x2)
     if exponent is not None and np.all(exponent != 0):
@@ -56,7 +56,7 @@ def _power_x1(g, x1, x2, y):
 
 
 def _power_x2(g, x1, x2, y):
-    """Derivative of ``x1 ** x2`` by ``x2``: 0 for ``x1 = 0`` and ``x2 >= 0``."""
+    """Return ``g`` times the derivative of ``x1 ** x2`` by ``x2``: 0 for ``x1 = 0`` and ``x2 >= 0``."""
     slope = g * y * op.log(x1)
     base = constant_value(x1)
     if base is not None and np.all(base != 0):
@@ -66,7 +66,7 @@ def _power_x2(g, x1, x2, y):
 
 
 def _atan2_share(g, numerator, x1, x2):
-    """Return ``g * numerator / (x1**2 + x2**2)``; 0 at the origin, as PyTorch has it."""
+    """Return ``g * numerator / (x1**2 + x2**2)``; 0 at the origin, as in PyTorch."""
     square = x1 * x1 + x2 * x2
     origin = op.equal(square, zero(x1))
     share = g * numerator / op.where(origin, const_like(1, x1), square)
@@ -74,7 +74,7 @@ def _atan2_share(g, numerator, x1, x2):
 
 
 def _chosen(lost: Callable[..., relax.Expr]) -> Partial:
-    """Pass the gradient on, unless ``lost(x1, x2)``; each of two equal arguments gets half of it."""
+    """Return a partial: 0 where ``lost(x1, x2)``, half of the gradient for equal arguments, else the gradient."""
 
     def partial(g, x1, x2, y):
         half = g * const_like(0.5, g)
@@ -121,7 +121,7 @@ _PARTIALS = {
         ),
         in_float32=True,
     ),
-    # exp(x1 - y), which 1 / (1 + exp(x2 - x1)) is without the rounding of y.
+    # exp(x1 - y) as 1 / (1 + exp(x2 - x1)), which avoids the rounding error of y.
     "relax.log_add_exp": _Function(
         (
             lambda g, x1, x2, y: g * op.sigmoid(x1 - x2),
@@ -129,7 +129,7 @@ _PARTIALS = {
         ),
         in_float32=True,
     ),
-    # x1 - x2 * trunc(x1 / x2), and with floor: the quotient is constant between the jumps.
+    # x1 - x2 * trunc(x1 / x2), for floor_mod with floor; the quotient is piecewise constant.
     "relax.mod": _Function(
         (lambda g, x1, x2, y: g, lambda g, x1, x2, y: -g * op.trunc(x1 / x2)),
         in_float32=True,
@@ -180,12 +180,12 @@ def _rule(op_name: str, function: _Function):
 
 
 def _tensor(expr: relax.Expr) -> relax.Expr:
-    """Make a constant of a number, which TVM takes in the place of a tensor."""
+    """Convert a number, which TVM accepts in place of a tensor, to a constant."""
     return relax.const(expr.value, dtype_of(expr)) if isinstance(expr, tirx.FloatImm) else expr
 
 
 def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
-    """Cast half precision to float32; a constant stays a constant, other casts are made once."""
+    """Cast half precision to float32; a constant stays a constant, any other cast is emitted once."""
     if not is_float(expr):
         return expr
     value = constant_value(expr)

@@ -15,7 +15,7 @@ from ._util import dtype_of, no_grad, shape_arg
 def resize2d(orig_var, orig_call, output_grad, ctx):
     """Gradient of resize2d.
 
-    Forward form: ``y = resize2d(x, size)``, which is linear but for the extrapolation value.
+    Forward form: ``y = resize2d(x, size)``, which is linear except for the extrapolation value.
 
     Backward form: ``[resize2d_backward_data(y_grad, x.shape, size), no_grad]``.
     """
@@ -26,7 +26,7 @@ def resize2d(orig_var, orig_call, output_grad, ctx):
 def resize3d(orig_var, orig_call, output_grad, ctx):
     """Gradient of resize3d.
 
-    Forward form: ``y = resize3d(x, size)``, which is linear but for the extrapolation value.
+    Forward form: ``y = resize3d(x, size)``, which is linear except for the extrapolation value.
 
     Backward form: ``[resize3d_backward_data(y_grad, x.shape, size), no_grad]``.
     """

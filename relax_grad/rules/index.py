@@ -22,7 +22,7 @@ def take(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = take(x, indices, axis, mode)``.
 
     Backward form: ``[take_backward(y_grad, x, indices, axis, mode), no_grad]``: each element of x sums
-    the gradients of what was taken from it; an index that means no element contributes nothing.
+    the gradients of its copies in y; an out-of-bounds index contributes nothing.
     """
     x, indices = orig_call.args
     return [
@@ -55,7 +55,7 @@ def strided_slice(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = strided_slice(x, axes, begin, end, strides)``.
 
     Backward form: ``[strided_slice_backward_data(y_grad, x.shape, axes, begin, end, strides), no_grad,
-    ...]``: the gradient of each element that was taken, 0 for the others.
+    ...]``: the gradient of each element in the slice, 0 for the others.
     """
     x, axes, begin, end, *strides = orig_call.args
     if not all(isinstance(arg, relax.Tuple) for arg in orig_call.args[1:]):

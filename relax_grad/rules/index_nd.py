@@ -16,8 +16,7 @@ def gather_nd(orig_var, orig_call, output_grad, ctx):
     axes ``b``.
 
     Backward form: ``[gather_nd_backward_data(y_grad, data.shape, indices, batch_dims), no_grad]``: each
-    element of the data sums the gradients of what was taken from it; an index that means no element
-    contributes nothing.
+    element of the data sums the gradients of its copies in y; an out-of-bounds index contributes nothing.
     """
     data, indices = orig_call.args
     return [

@@ -1,9 +1,9 @@
 """Gradients of the operators that write at indices.
 
-With ``p(k)`` for the place of update ``k``, all of them run ``state[p(k)] = f(state[p(k)], updates[k])`` through
-the updates in their order, beginning with the data. What they write with, and how the same places are read,
-is a :class:`Writer`; the partials for each ``f`` are one table. An update whose index means no element is
-not written and gets 0.
+Let ``p(k)`` be the index of update ``k``. All of them apply ``state[p(k)] = f(state[p(k)], updates[k])`` for each
+update in order, starting from the data. A :class:`Writer` holds the operator that writes at the indices, and the
+one that reads at the same indices. One table holds the partials for each ``f``. An update with an out-of-bounds
+index is not written and gets the gradient 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Writer:
     write : Callable
         ``(data, updates, reduction)``: the operator itself.
     read : Callable
-        ``(data)``: what is at the place of each update, and 0 for one without.
+        ``(data)``: the element at the index of each update, and 0 for an out-of-bounds index.
     written : Callable
         ``(output_grad, reduction)``: the gradient with respect to the updates for ``update`` and ``mean``.
     scan : Callable or None
@@ -45,7 +45,7 @@ class Writer:
 
 
 def elements_writer(indices: Expr, axis: int) -> Writer:
-    """Return what writes with scatter_elements."""
+    """Return the writer that uses scatter_elements."""
 
     def scan(start, factors, terms, reverse):
         name = "scatter_elements_scan_reverse" if reverse else "scatter_elements_scan"
@@ -64,7 +64,7 @@ def elements_writer(indices: Expr, axis: int) -> Writer:
 
 
 def nd_writer(indices: Expr) -> Writer:
-    """Return what writes with scatter_nd."""
+    """Return the writer that uses scatter_nd."""
 
     def scan(start, factors, terms, reverse):
         name = "scatter_nd_scan_reverse" if reverse else "scatter_nd_scan"
@@ -79,7 +79,7 @@ def nd_writer(indices: Expr) -> Writer:
 
 
 def put_writer(indices: Expr) -> Writer:
-    """Return what writes with index_put, values of the shape of the indices."""
+    """Return the writer that uses index_put, for values of the shape of the indices."""
     return Writer(
         lambda data, values, reduction: relax.op.index_put(
             data, indices, values, reduction == "add"
@@ -90,7 +90,7 @@ def put_writer(indices: Expr) -> Writer:
 
 
 def _update(writer, call, y, dy, ctx):
-    """What was overwritten, in the data or by a later update, gets 0."""
+    """Return 0 for overwritten elements of the data and for updates overwritten by a later one."""
     none = relax.op.zeros_like(call.args[2])
     return writer.write(dy, none, "update"), writer.written(dy, "update")
 
@@ -100,15 +100,16 @@ def _add(writer, call, y, dy, ctx):
 
 
 def _mean(writer, call, y, dy, ctx):
-    """Each update halves what was there before it."""
+    """Halve the gradient of the data, and of every earlier update at the index, with each update."""
     none = relax.op.zeros_like(call.args[2])
     return writer.write(dy, none, "mean"), writer.written(dy, "mean")
 
 
 def _mul(writer, call, y, dy, ctx):
-    """What came before an update, times what came after it: right for factors of 0 as well.
+    """Return for each update the product of the data and earlier updates, times that of later updates.
 
-    In float32 at least, since the product of either side may be out of range where that of both is not.
+    This is also correct for factors of 0. It is computed in float32 at least: the product of either side may be
+    out of range where the product of both is not.
     """
     data, _, updates = call.args
     factors, wide_grad = ctx.emit(widen(updates)), ctx.emit(widen(dy))
@@ -121,12 +122,12 @@ def _mul(writer, call, y, dy, ctx):
 
 
 def _extreme(writer, call, y, dy, ctx):
-    """All that equal the result share its gradient evenly, as in PyTorch."""
+    """Share the gradient evenly among the data and updates that equal the result, as in PyTorch."""
     data, _, updates = call.args
     dtype = wide_dtype(dy)
 
     def mask(a, b):
-        # A constant for the purposes of the gradient.
+        # The mask counts as a constant in differentiation.
         return ctx.emit(no_grad(relax.op.astype(relax.op.equal(a, b), dtype)))
 
     kept, chosen = mask(data, y), mask(updates, writer.read(y))
@@ -138,7 +139,7 @@ def _extreme(writer, call, y, dy, ctx):
     )
 
 
-#: Gradients with respect to data and updates, from writer, call, result and its gradient.
+#: Gradients with respect to data and updates, as functions of writer, call, result, its gradient and builder.
 _PARTIALS = {
     "update": _update,
     "add": _add,
@@ -159,11 +160,11 @@ def scatter_elements(orig_var, orig_call, output_grad, ctx):
     Backward form, for the reduction
 
     - update: ``[scatter_elements(y_grad, indices, 0), no_grad, scatter_elements_backward_updates(y_grad,
-      indices)]``: the last of the updates of a place gets its gradient;
+      indices)]``: the last update at an index gets its gradient;
     - add: ``[y_grad, no_grad, gather_elements_jvp(y_grad, indices)]``;
     - mean: as for update, with the shares 1/2, 1/4, ... counted from the last update;
-    - mul: ``[scatter_elements(y_grad, indices, updates, "mul"), no_grad, before * after]`` with the products of
-      data and updates before each update, and of y_grad and updates after it;
+    - mul: ``[scatter_elements(y_grad, indices, updates, "mul"), no_grad, before * after]`` with the product
+      ``before`` of data and earlier updates, and the product ``after`` of y_grad and later updates;
     - max, min: ``y_grad / N`` for each of the ``N`` elements of data and updates that equal ``y``.
     """
     indices = orig_call.args[1]
@@ -178,7 +179,7 @@ def scatter_nd(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = data``, then ``y[indices[p, 0], indices[p, 1], ..] = f(y[..], updates[p])`` for each
     point ``p`` in row-major order.
 
-    Backward form: as of :func:`scatter_elements`.
+    Backward form: that of :func:`scatter_elements`.
     """
     return _scatter(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx)
 
@@ -190,7 +191,7 @@ def index_put(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = data``, then ``y[indices[0], indices[1], ..] = values``, or ``+= values`` with
     ``accumulate``, with indices and values that are broadcast.
 
-    Backward form: as of :func:`scatter_elements` with the reductions update and add; the gradient of the
+    Backward form: that of :func:`scatter_elements` with the reductions update and add; the gradient of the
     values is summed over the axes along which they were broadcast.
     """
     data, indices, values = orig_call.args

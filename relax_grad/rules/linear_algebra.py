@@ -39,9 +39,9 @@ def matmul(orig_var, orig_call, output_grad, ctx):
     Forward form: ``c = matmul(a, b, out_dtype)``.
 
     Backward form: ``[matmul(c_grad, b^T), matmul(a^T, c_grad)]``, summed over the batch axes along which
-    the argument was broadcast: as one product of matrices where a whole batch meets one matrix, and as
-    an einsum otherwise, so that no product is held for each element of the batch. An axis that a vector
-    lacks is left out. Half precision is accumulated in float32.
+    the argument was broadcast. If a whole batch meets one matrix, this is a single matrix product. Otherwise it
+    is an einsum, so that the products of the batch are not stored. A vector's missing axis is left out. Half
+    precision is accumulated in float32.
     """
     a, b = orig_call.args
     if not is_float(orig_var):
@@ -94,9 +94,9 @@ def _is_broadcast(x: relax.Expr, grad: relax.Expr) -> bool:
 
 
 def _summed_product(ctx, grad, a, b, position: int) -> relax.Expr:
-    """Return matmul's partial as an einsum that sums over the batch axes of extent 1 as well."""
+    """Return matmul's partial as an einsum that also sums over the argument's batch axes of extent 1."""
     like, factor = (a, b) if position == 0 else (b, a)
-    if _is_empty(grad) or _is_empty(like):  # einsum infers that extents of 0 and 1 make 1
+    if _is_empty(grad) or _is_empty(like):  # einsum infers the extent 1 for 0 and 1
         return op.zeros_like(like)
     batch = string.ascii_uppercase[: max(a.ty.ndim, b.ty.ndim, 2) - 2]
     labels = []
@@ -140,8 +140,8 @@ def einsum(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = einsum((x1, x2, ...), subscripts)``.
 
     Backward form: for each operand the einsum of ``y_grad`` and the other operands with the operand's
-    subscripts as output; ``einsum_backward_operand`` puts it on the diagonal of subscripts that the
-    operand has several times, and broadcasts it along those that only the operand has.
+    subscripts as output. ``einsum_backward_operand`` scatters it to the diagonal of repeated subscripts, and
+    broadcasts it along subscripts that only the operand has.
     """
     (operands,) = orig_call.args
     if not is_float(orig_var):
@@ -173,7 +173,7 @@ def _einsum_operand(
         if not is_one(extent)
     }
     present = set("".join(letters for _, letters in others))
-    # What only the operand has, or has with another extent than the others: summed, then broadcast.
+    # Subscripts that only this operand has, or has with a different extent, are summed, then broadcast.
     target = "".join(
         letter
         for letter, extent in dict(zip(own, shape_of(operand), strict=True)).items()
@@ -190,7 +190,7 @@ def _einsum_operand(
 
 
 def _check_extents(terms: list[tuple[relax.Expr, str]]) -> None:
-    """Refuse a subscript of several extents that are neither 1 nor known to be equal."""
+    """Check that the extents of each subscript are 1 or known to be equal."""
     analyzer = Analyzer()
     found = {}
     for operand, letters in terms:

@@ -1,4 +1,4 @@
-"""Gradients of the operators that move elements about."""
+"""Gradients of the operators that broadcast, repeat and reshape."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def squeeze(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = squeeze(x, axis)``.
 
-    Backward form: ``[expand_dims(y_grad, axis)]``, without the axes that squeeze left alone because
-    their extent is not 1.
+    Backward form: ``[expand_dims(y_grad, axis)]``, except the axes that squeeze keeps because their extent
+    is not 1.
     """
     (x,) = orig_call.args
     extents = shape_of(x)
@@ -106,7 +106,7 @@ def squeeze(orig_var, orig_call, output_grad, ctx):
     expanded = relax.op.expand_dims(output_grad, removed)
     if all(is_const(extents[a]) for a in removed):
         return [expanded]
-    return [broadcast_like(expanded, x)]  # which has the symbolic extent in its type
+    return [broadcast_like(expanded, x)]  # whose type has the symbolic extent
 
 
 @register_gradient("relax.flatten")
@@ -139,7 +139,7 @@ def reshape(orig_var, orig_call, output_grad, ctx):
 def batch_flatten(orig_var, orig_call, output_grad, ctx):
     """Gradient of batch_flatten.
 
-    Forward form: ``y = batch_flatten(x)``, which leaves the first axis.
+    Forward form: ``y = batch_flatten(x)``, which keeps the first axis.
 
     Backward form: ``[reshape(y_grad, x.shape)]``.
     """

@@ -1,4 +1,4 @@
-"""Gradients of the operators that join tensors and take them apart."""
+"""Gradients of the operators that join and split tensors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def concat(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = concat((x1, x2, ...), axis)``.
 
-    Backward form: ``[split(y_grad, [x1.shape[axis], x1.shape[axis] + x2.shape[axis], ...], axis)]``,
-    by ``concat_backward_tensors`` where split does not take the extents.
+    Backward form: ``[split(y_grad, [x1.shape[axis], x1.shape[axis] + x2.shape[axis], ...], axis)]``, or
+    ``concat_backward_tensors`` if split does not support the extents.
     """
     (tensors,) = orig_call.args
     fields = tuple_fields(tensors)
@@ -44,7 +44,7 @@ def split(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y1, y2, ... = split(x, indices_or_sections, axis)``; a split into one is ``y = x``.
 
-    Backward form: ``[concat((y1_grad, y2_grad, ...), axis)]``, by ``split_backward_x`` where the parts
+    Backward form: ``[concat((y1_grad, y2_grad, ...), axis)]``, or ``split_backward_x`` if the parts
     overlap or their extents along the axis are symbolic.
     """
     (x,) = orig_call.args
@@ -74,7 +74,7 @@ def stack(orig_var, orig_call, output_grad, ctx):
 
     Backward form: ``[stack_backward_tensors(y_grad, axis)]``: the slices ``y_grad[.., i, ..]``.
     """
-    shape_of(orig_var)  # says what to do where TVM cannot tell that the tensors have one shape
+    shape_of(orig_var)  # raises if TVM cannot prove that the shapes are equal
     return [backward.stack_backward_tensors(output_grad, orig_call.attrs.axis)]
 
 
@@ -83,7 +83,7 @@ def meshgrid(orig_var, orig_call, output_grad, ctx):
     """Gradient of meshgrid.
 
     Forward form: ``y1, y2, ... = meshgrid((x1, x2, ...), indexing)``: each ``yi`` repeats ``xi`` along
-    the axes of the others; with the indexing ``"xy"`` the first two axes change places.
+    the axes of the others; with the indexing ``"xy"`` the first two axes are swapped.
 
     Backward form: ``[(sum(y1_grad, axes of the others), sum(y2_grad, axes of the others), ...)]``, in
     float32 at least.

@@ -1,4 +1,4 @@
-"""Gradients of the operators that put elements into another order, or leave some of them out."""
+"""Gradients of the operators that permute elements, or drop some of them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def reverse_sequence(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = reverse_sequence(x, seq_lengths, seq_axis, batch_axis)``, which reverses the first
     ``seq_lengths[b]`` elements of each sequence ``b``.
 
-    Backward form: ``[reverse_sequence(y_grad, seq_lengths, seq_axis, batch_axis), no_grad]``: to reverse
-    twice changes nothing.
+    Backward form: ``[reverse_sequence(y_grad, seq_lengths, seq_axis, batch_axis), no_grad]``: the operator is
+    its own inverse.
     """
     x, seq_lengths = orig_call.args
     ndim = x.ty.ndim
@@ -50,10 +50,10 @@ def reverse_sequence(orig_var, orig_call, output_grad, ctx):
 def layout_transform(orig_var, orig_call, output_grad, ctx):
     """Gradient of layout_transform.
 
-    Forward form: ``y[index_map(i)] = x[i]``, and ``pad_value`` where no element of x goes.
+    Forward form: ``y[index_map(i)] = x[i]``, and ``pad_value`` elsewhere.
 
     Backward form: ``[layout_transform_backward_x(y_grad, x.shape, index_map)]``: ``x_grad[i] =
-    y_grad[index_map(i)]``, which drops what belongs to padding.
+    y_grad[index_map(i)]``, which drops the gradient of the padding.
     """
     (x,) = orig_call.args
     return [
@@ -79,7 +79,7 @@ def pixel_shuffle(orig_var, orig_call, output_grad, ctx):
 
 
 def _triangle(name: str):
-    """Return the gradient of an operator that keeps one triangle."""
+    """Return the gradient rule of an operator that keeps one triangle."""
     builder = getattr(relax.op, name)
 
     def rule(orig_var, orig_call, output_grad, ctx):

@@ -1,8 +1,8 @@
-"""The operators without a gradient, and why they have none.
+"""The operators without a gradient, and the reasons.
 
-An operator whose result does not change with its arguments, or not continuously, counts as a constant:
-its gradient is zero, and nothing is emitted for it. An operator whose result does depend on its
-arguments in a way that no rule can know is refused where a gradient reaches it.
+If the result of an operator does not depend on its arguments, or not continuously, it counts as a constant:
+its gradient is zero, and no code is emitted for it. If the result does depend on the arguments, in a way that
+no rule can know, a gradient that reaches the operator is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONSTANTS = {
     SIDE_EFFECT: "assert_op print memory.kill_storage memory.kill_tensor vm.kill_object",
 }
 
-#: The same for which TVM has such a rule of its own.
+#: Operators that count as constants and for which TVM has a rule.
 _STOCK = {
     INTEGER: "equal greater greater_equal less less_equal not_equal",
     CONSTANT: "ones ones_like zeros zeros_like",

@@ -1,18 +1,18 @@
 """Gradients of quantization: the straight-through estimator.
 
-``q = quantize(x, scale, zero_point)`` is a staircase, whose derivative says nothing. The straight-through
-estimator (Bengio, Leonard and Courville, 2013) takes the rounding for the identity, and the clipping to
-the range of ``q`` as it is, so that with ``dequantize`` the pair has
+``q = quantize(x, scale, zero_point)`` is a staircase, whose derivative is zero or undefined. The straight-through
+estimator (Bengio, Leonard and Courville, 2013) replaces the rounding by the identity, and keeps the clipping to
+the range of ``q``. With ``dequantize``, the pair has
 
 - the gradient 1 for ``x`` where ``q`` is not clipped and 0 where it is, as PyTorch's fake_quantize;
 - the gradient ``round(x / scale) - x / scale`` for ``scale`` where ``q`` is not clipped, and
   ``q - zero_point`` where it is: learned step size quantization (Esser et al., 2020), and PyTorch's
   learnable fake_quantize.
 
-``q`` is an integer or float8 tensor, which has no gradient of its own. Where ``dequantize`` takes the result
-of ``quantize``, the adjoint of ``q`` is a float32 tensor: the gradient with respect to the numbers that ``q``
-stands for. Anything else that reads ``q`` gives it none: a cast, as from every integer. A ``q`` that went
-through another operator between the two is refused, rather than taken for a constant.
+``q`` is an integer or float8 tensor, which has no gradient of its own. If ``dequantize`` takes the result of
+``quantize``, the adjoint of ``q`` is a float32 tensor: the gradient with respect to the numbers that ``q``
+stands for. Any other consumer of ``q``, such as a cast, contributes no gradient, as for every integer. If another
+operator stands between the two, this is an error: ``q`` is not treated as a constant.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def dequantize(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = scale * (q - zero_point)``.
 
     Backward form: ``[y_grad * scale, sum(y_grad * dequantize(q, 1, zero_point)), no_grad]``, the sum over
-    the elements that share a scale. The first belongs to a floating-point ``q``, or is the float32 adjoint of one that
-    ``quantize`` made; any other ``q`` has none. A floating-point ``zero_point`` has the gradient
-    ``sum(-y_grad * scale)``.
+    the elements that share a scale. The first is the gradient of a floating-point ``q``, or the float32 adjoint of a
+    ``q`` that ``quantize`` produces; any other ``q`` has no gradient. A floating-point ``zero_point`` has the
+    gradient ``sum(-y_grad * scale)``.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def dequantize(orig_var, orig_call, output_grad, ctx):
         data_partial = data_grad
     else:
         data_partial = no_grad(data)
-    # The difference as dequantize makes it, because its gradient finds the way back through the integers.
+    # q - zero_point as a dequantize, because its rule passes gradients on through integers.
     one = relax.const(1, "float32")
     levels = relax.op.dequantize(data, one, zero_point, int(orig_call.attrs.axis), "float32")
     return [
@@ -103,10 +103,10 @@ def dequantize(orig_var, orig_call, output_grad, ctx):
 
 
 def _parameters(call: relax.Call, ctx: relax.BlockBuilder) -> list[relax.Expr]:
-    """Return scale and zero point in float32, such that they broadcast to the data."""
+    """Return scale and zero point in float32, broadcastable to the data."""
     data, *parameters = call.args
     ndim = len(shape_of(data))
-    # A 0-d tensor has no axis, and parameters of one element.
+    # A 0-d tensor has no axis; its parameters have one element.
     others = [i for i in range(ndim) if i != int(call.attrs.axis) % ndim]
 
     def broadcast(parameter):
@@ -132,7 +132,7 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
     Raises
     ------
     GradientError
-        If it is computed from one through integers or float8, or chosen by a conditional.
+        If it is computed from such a result through integers or float8, or chosen by a conditional.
     """
     value = _value(ctx, data)
     if isinstance(value, relax.Call) and value.op == _QUANTIZE:
@@ -162,7 +162,7 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
 
 
 def _value(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr | None:
-    """Return what a variable is bound to, and taken out of a tuple; None for a parameter."""
+    """Return the value of a variable, looking through bindings and tuples; None for a parameter."""
     while isinstance(expr, relax.Var):
         expr = ctx.lookup_binding(expr)
     if isinstance(expr, relax.TupleGetItem):

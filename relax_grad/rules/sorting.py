@@ -1,4 +1,4 @@
-"""Gradients of sorting: to each element that was moved, the gradient of where it was moved to."""
+"""Gradients of sorting: each element gets the gradient of its new position."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def topk(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y, index = topk(x, k, axis, ret_type, largest, dtype)``, or one of the two.
 
-    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``; an index that the call
-    does not return, or not as an integer, is found again. Nothing where only the index is returned.
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``. If the call does not return
+    the index, or not as an integer, it is recomputed. If only the index is returned, there is no gradient.
     """
     (x,) = orig_call.args
     attrs = orig_call.attrs
@@ -58,7 +58,7 @@ def topk(orig_var, orig_call, output_grad, ctx):
 
 
 def _checked_axis(call: relax.Call) -> int:
-    """Return the axis, none of it negative, of a call that TVM sorts right."""
+    """Return the non-negative axis of a call, after a check that TVM sorts it correctly."""
     (x,) = call.args
     ndim, axis = len(shape_of(x)), int(call.attrs.axis)
     if not -ndim <= axis < ndim:

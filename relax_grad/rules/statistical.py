@@ -26,7 +26,7 @@ def sum(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = sum(x, axis, keepdims)``.
 
-    Backward form: ``[broadcast_to(y_grad, x.shape)]``, with the summed axes put back.
+    Backward form: ``[broadcast_to(y_grad, x.shape)]``, with the summed axes restored.
     """
     (x,) = orig_call.args
     return [broadcast_like(restore_axes(orig_call, output_grad), x)]
@@ -86,11 +86,11 @@ def std(orig_var, orig_call, output_grad, ctx):
     (x,) = orig_call.args
     attrs = orig_call.attrs
     wide = ctx.emit(widen(x))
-    # Squared deviations may leave the range of half precision; the deviation itself is no such number.
+    # Squared deviations may leave the range of half precision where the deviation itself does not.
     half = dtype_of(x) != dtype_of(wide)
     y = ctx.emit(relax.op.std(wide, attrs.axis, attrs.keepdims)) if half else orig_var
     flat = ctx.emit(relax.op.equal(y, zero(wide)))
-    # Not divided by 0 either: the gradient of the quotient must not be NaN there.
+    # Do not divide by 0 even in the unused branch: the quotient's own gradient would be NaN there.
     safe = relax.op.where(flat, relax.const(1, dtype_of(wide)), y)
     scaled = relax.op.where(flat, zero(wide), widen(output_grad) / safe)
     share = backward.mean_backward_x(scaled, shape_arg(x), attrs.axis, attrs.keepdims)
@@ -105,11 +105,11 @@ def max(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = max(x, axis, keepdims)``.
 
-    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their maximum, as
+    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their maximum, as for
     ``torch.amax``, and 0 elsewhere.
     """
     (x,) = orig_call.args
-    # Of nothing but -inf, TVM's maximum is the least finite number.
+    # If all elements are -inf, TVM's maximum is the least finite number.
     candidates = relax.op.maximum(x, _const(tirx.min_value(dtype_of(x)), x))
     return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
 
@@ -121,11 +121,11 @@ def min(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = min(x, axis, keepdims)``.
 
-    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their minimum, as
+    Backward form: ``[y_grad / count]`` at each of the ``count`` elements that are equal to their minimum, as for
     ``torch.amin``, and 0 elsewhere.
     """
     (x,) = orig_call.args
-    # Of nothing but inf, TVM's minimum is the largest finite number.
+    # If all elements are inf, TVM's minimum is the largest finite number.
     candidates = relax.op.minimum(x, _const(tirx.max_value(dtype_of(x)), x))
     return [_share_among_equals(orig_call, candidates, orig_var, output_grad, ctx)]
 
@@ -138,9 +138,9 @@ def median(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y, index = median(x, [axis], keepdims)``, or ``y = median(x, axis, keepdims)`` over several
     axes.
 
-    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``, the gradient to the
-    element that is the median. Over several axes, which give no index, it is shared by all elements that
-    are equal to the median, as in PyTorch.
+    Backward form: ``[gather_elements_backward_data(y_grad, x.shape, index, axis)]``: the median element gets
+    the gradient. Over several axes, which give no index, all elements that are equal to the median share it, as
+    in PyTorch.
     """
     (x,) = orig_call.args
     if isinstance(orig_var.ty, relax.TensorType):
@@ -162,11 +162,11 @@ def prod(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = prod(x, axis, keepdims)``.
 
     Backward form: ``[y_grad * linear_scan(x, axis) * linear_scan_reverse(x, axis)]``: the products of the
-    elements before and behind each. Several axes are taken one after the other. In float32 at least.
+    elements before and after each element. Several axes are reduced one after the other. In float32 at least.
     """
     (x,) = orig_call.args
     axes = _reduced_axes(orig_call)
-    factors = [ctx.emit(widen(x))]  # what goes into the product over each axis
+    factors = [ctx.emit(widen(x))]  # the factors of the product over each axis
     for axis in axes[:-1]:
         factors.append(ctx.emit(relax.op.prod(factors[-1], axis, keepdims=True)))
     partial = restore_axes(orig_call, widen(output_grad))
@@ -187,7 +187,7 @@ def _share_among_equals(
 ) -> relax.Expr:
     """Share the gradient evenly among the elements that are equal to the result of a reduction.
 
-    Where none is, because the result is NaN, the gradient is NaN, as in PyTorch.
+    If the result is NaN, no element is equal to it, and the gradient is NaN, as in PyTorch.
     """
     (x,) = reduction.args
     found = ctx.emit(restore_axes(reduction, reduced))
@@ -202,7 +202,7 @@ def _const(value: tirx.PrimExpr, like: relax.Expr) -> relax.Expr:
 
 
 def _reduced_axes(reduction: relax.Call) -> list[int]:
-    """Return the axes of a reduction, none of them negative."""
+    """Return the non-negative axes of a reduction."""
     (x,) = reduction.args
     if x.ty.ndim < 0:
         raise GradientError(f"the rank of {x} must be known, but its type is {x.ty}")
@@ -211,7 +211,7 @@ def _reduced_axes(reduction: relax.Call) -> list[int]:
 
 
 def restore_axes(reduction: relax.Call, reduced: relax.Expr) -> relax.Expr:
-    """Give a reduction's result back the axes that ``keepdims=False`` removed, with extent 1."""
+    """Restore the axes, with extent 1, that ``keepdims=False`` removed from a reduction's result."""
     axis, keepdims = reduction.attrs.axis, reduction.attrs.keepdims
     if keepdims or axis is None or len(axis) == 0:
         return reduced

@@ -39,17 +39,17 @@ def roi_pool(orig_var, orig_call, output_grad, ctx):
 def multibox_transform_loc(orig_var, orig_call, output_grad, ctx):
     """Gradient of multibox_transform_loc.
 
-    Forward form: with the offsets ``e`` (for x, y) and ``f`` (for width, height) that ``loc_pred`` holds,
-    and the prior boxes' ``size`` and ``centre``, ``half = exp(f * v_wh) / 2 * size`` and ``middle = e *
-    v_xy * size + centre``; the boxes are ``[middle - half, middle + half]``, clipped to [0, 1] if so
-    asked. The scores are ``s = softmax(cls_pred)`` (or cls_pred itself) where ``s >= threshold``, without
-    the background class if so asked.
+    Forward form: ``loc_pred`` holds the offsets ``e`` (for x, y) and ``f`` (for width, height). Each prior box has
+    a ``size`` and a ``centre``. With ``half = exp(f * v_wh) / 2 * size`` and ``middle = e * v_xy * size +
+    centre``, the boxes are ``[middle - half, middle + half]``, optionally clipped to [0, 1]. The scores are
+    ``s = softmax(cls_pred)`` (or cls_pred itself) where ``s >= threshold``, optionally without the background
+    class.
 
-    Backward form: with ``g`` the boxes' gradient, 0 where it was clipped, ``m_grad = g_min + g_max`` and
-    ``h_grad = g_max - g_min``, the gradient of ``e`` is ``m_grad * v_xy * size`` and of ``f`` is ``h_grad
-    * half * v_wh``; the priors' size has ``m_grad * e * v_xy + h_grad * exp(f * v_wh) / 2`` and their
-    centre ``m_grad``, both summed over the batch. That of ``cls_pred`` is softmax's, of the scores that
-    were kept. Half precision is computed in float32.
+    Backward form: let ``g`` be the boxes' gradient, 0 where it was clipped, ``m_grad = g_min + g_max`` and
+    ``h_grad = g_max - g_min``. The gradient of ``e`` is ``m_grad * v_xy * size``, that of ``f`` is ``h_grad
+    * half * v_wh``. That of the priors' size is ``m_grad * e * v_xy + h_grad * exp(f * v_wh) / 2`` and that of
+    their centre ``m_grad``, both summed over the batch. That of ``cls_pred`` is the gradient of softmax for the
+    scores that were kept. Half precision is computed in float32.
     """
     cls_pred, loc_pred, anchor = orig_call.args
     boxes_grad, scores_grad = (
@@ -118,7 +118,7 @@ def _scores(ctx, attrs, cls_pred, grad):
     zero = relax.const(0, dtype_of(grad))
     grad = ctx.emit(op.where(op.greater_equal(scores, threshold), grad, zero))
     if not attrs.keep_background:
-        number = op.cumsum(op.ones_like(grad), axis=1)  # of the class, from 1 on
+        number = op.cumsum(op.ones_like(grad), axis=1)  # of the class, counted from 1
         grad = ctx.emit(op.where(op.greater(number, relax.const(1, dtype_of(grad))), grad, zero))
     if not softmax:
         return grad

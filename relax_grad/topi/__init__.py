@@ -1,5 +1,5 @@
-"""Tensor expressions: of the backward operators, and of what takes the place of TVM's own.
+"""Tensor expressions of the backward operators, and replacements of TVM's own.
 
-They know nothing of Relax, and take static and symbolic shapes. Sums by index write their loops themselves, as the
-target wants them; all else is left to be scheduled.
+They do not depend on Relax, and support static and symbolic shapes. Sums by index are explicit loops for the target
+in scope; everything else is left to the scheduler.
 """

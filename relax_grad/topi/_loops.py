@@ -1,4 +1,4 @@
-"""Loops of tensors that are made of statements, for CPUs and, where the target in scope is one, for GPUs."""
+"""Loops for tensors that statements compute, for CPUs and, if the target in scope is a GPU, for GPUs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tvm.script.ir_builder import tirx as T
 
 from .util import Shape, is_empty, is_static, on_gpu, zeros
 
-#: Elements of an axis behind the indexed one that a parallel task of a scatter owns on a CPU.
+#: Elements of the axes after the indexed one that a parallel task of a scatter owns on a CPU.
 _CHUNK = 64
 
-#: Threads of a block of a GPU: what every kind of GPU takes.
+#: Threads of a block of a GPU: a number that every kind of GPU supports.
 _THREADS = 256
 
-#: Threads of a kernel that are enough, where more of them would each do again what the others do.
+#: A sufficient number of threads of a kernel, if more threads would repeat each other's work.
 _ENOUGH = 4**8
 
 
@@ -32,7 +32,7 @@ def extern(
     name: str,
     state: tuple[Shape, str] | None = None,
 ) -> te.Tensor:
-    """Make a tensor of statements, with a buffer to work in where they need one.
+    """Make a tensor from statements, with a scratch buffer if they need one.
 
     Parameters
     ----------
@@ -40,18 +40,18 @@ def extern(
         Emits the statements; takes the buffers of the inputs, of the state if there is one, and of the
         result.
     inputs : Sequence[te.Tensor]
-        What the statements read.
+        The tensors that the statements read.
     shape, dtype
         The type of the result.
     name : str
         The name of the result.
     state : tuple[Sequence[int or PrimExpr], str], optional
-        Shape and dtype of a buffer to work in.
+        Shape and dtype of the scratch buffer.
 
     Returns
     -------
     result : te.Tensor
-        The result; zeros where it, or the state, is known to be empty.
+        The result; zeros if it, or the state, is known to be empty.
     """
     types = [(shape, dtype)] if state is None else [state, (shape, dtype)]
     if any(is_empty(extents) for extents, _ in types):
@@ -63,7 +63,7 @@ def extern(
 def statements(
     body: Callable, inputs: Sequence[te.Tensor], outputs: Sequence[tuple[Shape, str]], name: str
 ) -> list[te.Tensor]:
-    """Make tensors of statements: ``body`` takes the buffers of the inputs and of the outputs."""
+    """Make tensors from statements: ``body`` takes the buffers of the inputs and of the outputs."""
 
     def generate(ins, outs):
         with IRBuilder() as builder:
@@ -94,7 +94,7 @@ def loops(extents: Sequence, reverse: bool = False) -> Iterator[list[tirx.PrimEx
 
 
 def add(buffer: tirx.Buffer, at: Sequence, value: tirx.PrimExpr) -> None:
-    """Add to an element of a buffer."""
+    """Add a value to an element of a buffer."""
     T.buffer_store(buffer, buffer[tuple(at)] + value, list(at))
 
 
@@ -102,17 +102,17 @@ def add(buffer: tirx.Buffer, at: Sequence, value: tirx.PrimExpr) -> None:
 def tasks(extents: Sequence, inner: Sequence = ()) -> Iterator[list[tirx.PrimExpr]]:
     """Open a parallel loop over all elements of a shape and yield the indices of one.
 
-    On a GPU every element has a thread of its own, and the last index is that of neighbouring threads.
+    On a GPU every element has its own thread, and neighbouring threads have neighbouring last indices.
 
-    On a CPU only constants are divided by: under what TVM's simplifier knows within a loop, it takes a
-    division out of one that an extent of 0 skips. So what follows a symbolic extent runs serially.
+    On a CPU indices are only divided by constants: TVM's simplifier hoists a division out of a loop that an extent
+    of 0 skips. So the axes from the first symbolic extent on, except the first axis, run serially.
 
     Parameters
     ----------
     extents : Sequence[int or PrimExpr]
         The shape.
     inner : Sequence[int or PrimExpr]
-        Further extents, which a parallel task of a CPU goes through by itself.
+        Further extents, which a parallel task of a CPU loops over serially.
     """
     if on_gpu():
         with _threads([*extents, *inner]) as at:
@@ -128,9 +128,9 @@ def tasks(extents: Sequence, inner: Sequence = ()) -> Iterator[list[tirx.PrimExp
 
 @contextlib.contextmanager
 def _threads(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
-    """Give every element of a shape to a thread of a GPU; an empty shape to none."""
+    """Map every element of a shape to a GPU thread; an empty shape to none."""
     total = _size(extents)
-    # No grid is empty: it could not be launched.
+    # The grid is never empty: an empty grid cannot be launched.
     blocks = tirx.max(tirx.ceildiv(total, _THREADS), tirx.const(1, "int64"))
     with (
         T.thread_binding(blocks, thread="blockIdx.x") as block,
@@ -142,36 +142,36 @@ def _threads(extents: Sequence) -> Iterator[list[tirx.PrimExpr]]:
 
 
 def once(value: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return an integer that is used several times; on a GPU as a variable, that it may be computed once.
+    """Return an integer that is used several times; on a GPU as a variable, to compute it once.
 
-    LLVM finds out by itself. TVM writes long expressions of CUDA, and repeats what has conditions.
+    LLVM eliminates common subexpressions itself. TVM emits long CUDA expressions, and repeats those with conditions.
     """
     if not on_gpu():
         return value
-    # TVM does not compile a variable of eight bits.
+    # TVM does not compile a variable of an 8-bit type.
     return T.bind(value.astype("uint64" if str(value.ty.dtype).startswith("uint") else "int64"))
 
 
 class Chunks:
-    """What is written at indices, divided among parallel tasks so that they never write to the same element.
+    """The elements written at indices, partitioned among parallel tasks so that no two tasks write the same element.
 
-    On a CPU a task owns a piece of the axes behind the indexed ones, along the first of them. So an
+    On a CPU a task owns a chunk of the axes after the indexed ones, split along the first of them. So an
     embedding (axis 0) runs in parallel too.
 
-    On a GPU a task, which is a thread, owns one element of the axes behind, so that neighbouring threads
-    read and write neighbouring elements. Where these and the axes before are too few threads, the elements
-    of the indexed axes are dealt out to several: element ``i`` belongs to share ``i % shares``. Each of
-    them goes through all indices, and does what concerns its own share. So the order of the updates of
-    an element is the same on both, whatever the indices are.
+    On a GPU a task is a thread. It owns one element of the trailing axes, so that neighbouring threads read and
+    write neighbouring elements. If the trailing and leading axes give too few threads, the elements of the
+    indexed axes are distributed among several threads: element ``i`` belongs to share ``i % shares``. Each of
+    these threads loops over all indices, and only processes those of its own share. So the order of the updates
+    of an element is the same on CPU and GPU, whatever the indices.
 
     Parameters
     ----------
     behind : Sequence[int or PrimExpr]
-        The extents of the axes behind the indexed ones.
+        The extents of the trailing axes, after the indexed ones.
     indexed : Sequence[int or PrimExpr]
-        The extents of the axes that may be dealt out.
+        The extents of the indexed axes, whose elements may be distributed.
     before : Sequence[int or PrimExpr]
-        The extents that there is a task for anyway.
+        The extents of the leading axes; each of their elements has its own task.
     """
 
     def __init__(self, behind: Shape, indexed: Shape = (), before: Shape = ()):
@@ -192,20 +192,20 @@ class Chunks:
     def tasks(self) -> Iterator[tuple[list[tirx.PrimExpr], list[tirx.PrimExpr]]]:
         """Open a parallel loop over the tasks.
 
-        Yields the indices of the axes before, and what the other methods take for the chunk of the task.
+        Yields the indices of the leading axes, and the chunk of the task, an argument of the other methods.
         """
         count = len(self._before)
         if not self._on_gpu:
             with tasks([*self._before, *self._extents]) as at:
                 yield at[:count], at[count:]
             return
-        # First, and so divided by the extents alone.
+        # The share is the first index, so that only the extents divide it.
         with tasks([self._shares, *self._before, *self._behind]) as (share, *at):
             yield at[:count], [share, *at[count:]]
 
     @contextlib.contextmanager
     def loops(self, chunk: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
-        """Open loops over the elements of one piece of the axes behind."""
+        """Open loops over the elements of one chunk of the trailing axes."""
         if self._on_gpu:
             yield list(chunk[1:])
             return
@@ -219,7 +219,7 @@ class Chunks:
 
     @contextlib.contextmanager
     def own(self, chunk: Sequence[tirx.PrimExpr]) -> Iterator[list[tirx.PrimExpr]]:
-        """Open loops over all elements that the task owns, of the indexed axes and of those behind."""
+        """Open loops over all elements that the task owns, of the indexed and of the trailing axes."""
         with contextlib.ExitStack() as stack:
             if not self._is_shared:
                 at = stack.enter_context(loops(self._indexed))
@@ -236,9 +236,9 @@ class Chunks:
     def owns(
         self, chunk: Sequence[tirx.PrimExpr], where: Sequence[tirx.PrimExpr]
     ) -> tirx.PrimExpr | None:
-        """Return the condition that an element of the indexed axes belongs to the task; None for always.
+        """Return the condition that an element of the indexed axes belongs to the task; None if it always holds.
 
-        What is no element of them, because an index lies outside, belongs to one task too.
+        An out-of-bounds index belongs to exactly one task too.
         """
         if not self._is_shared:
             return None
@@ -247,14 +247,14 @@ class Chunks:
             zip(where, self._indexed, strict=True),
             tirx.const(0, "int64"),
         )
-        # A power of two, so this is the remainder, also of what is negative.
+        # The divisor is a power of two, so this is the remainder, also of a negative number.
         return tirx.bitwise_and(flat, self._shares - 1) == chunk[0]
 
     @contextlib.contextmanager
     def if_owned(
         self, chunk: Sequence[tirx.PrimExpr], *places: Sequence[tirx.PrimExpr]
     ) -> Iterator[None]:
-        """Run statements where :meth:`owns` says so for one of the places at least."""
+        """Run statements if at least one of the places satisfies :meth:`owns`."""
         conditions = [self.owns(chunk, where) for where in places]
         with contextlib.ExitStack() as stack:
             if all(condition is not None for condition in conditions):
@@ -264,11 +264,11 @@ class Chunks:
 
 
 def _share_count(number: tirx.PrimExpr, others: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return among how many threads to deal out a number of elements: a power of 4.
+    """Return the number of threads that share a number of elements: a power of 4.
 
-    As many as make :data:`_ENOUGH` threads together with the others that there are, or as there are
-    elements, if it is known. Of a number of others that is not known a short expression makes the choice,
-    without a division, which extents of 0 forbid.
+    Together with the other threads these are up to :data:`_ENOUGH`. The share count is also limited by the number
+    of elements, if it is known. If the number of other threads is unknown, comparisons choose the count at run
+    time. They need no division, which extents of 0 forbid.
     """
     count = tirx.const(1, "int64")
     known = is_static(others)
@@ -284,11 +284,11 @@ def _share_count(number: tirx.PrimExpr, others: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 def _unravel(flat: tirx.PrimExpr, extents: Sequence) -> list[tirx.PrimExpr]:
-    """Return the indices of an element of a shape from its number."""
+    """Return the indices of an element of a shape from its row-major number."""
     at = []
     for i, extent in reversed(list(enumerate(extents))):
-        # Of what is not negative both divisions are the same. TVM knows more about the first one, and
-        # has to take care of the sign of a divisor that it does not know.
+        # Both divisions agree for non-negative operands. TVM simplifies floordiv better, but floordiv must
+        # handle the sign of an unknown divisor.
         static = is_static(extent)
         div, mod = (tirx.floordiv, tirx.floormod) if static else (tirx.truncdiv, tirx.truncmod)
         # The first index needs no remainder.
@@ -302,7 +302,7 @@ def _size(shape: Sequence) -> tirx.PrimExpr:
 
 
 def _static_size(shape: Shape) -> int:
-    """Return the number of elements, or :data:`_CHUNK`, a large one, where it is not known."""
+    """Return the number of elements, or :data:`_CHUNK`, a large number, if it is unknown."""
     if all(map(is_static, shape)):
         return max(1, functools.reduce(operator.mul, map(int, shape), 1))
     return _CHUNK

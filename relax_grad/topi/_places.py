@@ -1,13 +1,12 @@
-"""Which element of the data each element of an update belongs to, and the loops that go through them.
+"""The element of the data for each element of an update, and the loops over these pairs.
 
-Operators that read or write at indices differ only in that: :class:`Elements` has one index for each
-update (scatter_elements), :class:`Points` a vector of them for each slice (scatter_nd, index_put,
-gather_nd, index_tensor). An index counts from the end where it is negative; one that means no element never
-becomes an address.
+Operators that read or write at indices only differ in this mapping. :class:`Elements` has one index for each
+update (scatter_elements). :class:`Points` has a vector of indices for each slice (scatter_nd, index_put,
+gather_nd, index_tensor). A negative index counts from the end; an out-of-bounds index never becomes an
+address.
 
-What is written at the same element is written by one task, in the order of the updates (row-major), as in
-TVM's loops on a CPU: so "update" leaves the last one, always. How tasks are divided, on a CPU and on a GPU,
-:class:`Chunks` says.
+One task writes all updates of an element, in the order of the updates (row-major), as TVM's loops on a CPU do. So
+"update" always leaves the last one. :class:`Chunks` describes the partition into tasks, on a CPU and on a GPU.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ Task = tuple[Sequence["tirx.PrimExpr"], Sequence["tirx.PrimExpr"]]
 
 
 class Elements:
-    """``updates[.., k, ..]`` belongs to ``data[.., indices[.., k, ..], ..]``.
+    """The mapping of ``updates[.., k, ..]`` to ``data[.., indices[.., k, ..], ..]``.
 
-    A task owns what lies along the axis at one element of the axes before it and at a piece of those
-    behind it.
+    A task owns the elements along the axis for one element of the leading axes and one chunk of the trailing
+    axes.
     """
 
     def __init__(self, data_shape: Shape, index_shape: Shape, axis: int):
@@ -45,7 +44,7 @@ class Elements:
         self.chunks = Chunks(behind, [data_shape[self._axis]], before)
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-        """Return conditions under which no task comes across an update: its row is none of the data's."""
+        """Return conditions under which no task visits an update: the data has no such row."""
         return _beyond(*map(self._others, (at, self.update_shape, self.data_shape)))
 
     @contextlib.contextmanager
@@ -59,8 +58,8 @@ class Elements:
     def visit(self, task: Task, readers: Sequence[Reader], reverse: bool) -> Iterator[tuple]:
         """Loop over the indices of the task's elements.
 
-        Yields the condition that there is an element, and what loops over the elements of the update
-        and of the data that belong together. An update without an element is one task's, too.
+        Yields the condition that the index is in bounds, and a function that opens loops over the pairs of update
+        and data elements. An update with an out-of-bounds index belongs to one task, too.
         """
         before, chunk = task
         (read,) = readers
@@ -87,7 +86,7 @@ class Elements:
 
 
 class Points:
-    """``updates[p, ..]`` belongs to ``data[i, j, .., ..]`` with the indices ``i, j, ..`` of the point ``p``.
+    """The mapping of ``updates[p, ..]`` to ``data[i, j, .., ..]`` with the indices ``i, j, ..`` of the point ``p``.
 
     Parameters
     ----------
@@ -96,13 +95,13 @@ class Points:
     point_shape : Sequence[int or PrimExpr]
         The shape of the points, which begins with the batch axes.
     count : int
-        How many axes are indexed.
+        The number of indexed axes.
     index_of : Callable
         Takes readers of the index tensors, a point, and the number of an indexed axis; returns the index.
     batch_dims : int
-        How many axes the data and the points share at the front.
+        The number of leading batch axes that the data and the points share.
 
-    A task owns what belongs to one element of the batch and to a piece of the axes behind the indexed ones.
+    A task owns the elements for one element of the batch and one chunk of the axes after the indexed ones.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Points:
         self.chunks = Chunks(behind, self._indexed, self._batch)
 
     def outside(self, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-        """Return conditions under which no task comes across an update: its batch is none of the data's."""
+        """Return conditions under which no task visits an update: the data has no such batch."""
         return _beyond(at[: len(self._batch)], self._point_batch, self._batch)
 
     @contextlib.contextmanager
@@ -158,7 +157,7 @@ class Points:
     def locate(
         self, readers: Sequence[Reader], point: Sequence[tirx.PrimExpr]
     ) -> tuple[list[tirx.PrimExpr], tirx.PrimExpr]:
-        """Return the element of the batch and indexed axes that a point means, and whether there is one."""
+        """Return the indices of the batch and indexed axes for a point, and whether they are in bounds."""
         batch = list(point[: len(self._batch)])
         found = [
             position(self._index_of(readers, point, i), extent, "fast")
@@ -172,7 +171,7 @@ Places = Elements | Points
 
 
 def nd_points(data_shape: Shape, index_shape: Shape, batch_dims: int = 0) -> Points:
-    """Return the places of gather_nd and scatter_nd: the last axis of the indices holds the vectors."""
+    """Return the mapping of gather_nd and scatter_nd: the last axis of the indices holds the vectors."""
 
     def index_of(readers, point, i):
         (read,) = readers
@@ -182,7 +181,7 @@ def nd_points(data_shape: Shape, index_shape: Shape, batch_dims: int = 0) -> Poi
 
 
 def tensor_points(data_shape: Shape, index_shapes: Sequence[Shape]) -> Points:
-    """Return the places of index_tensor and index_put: index tensors that are broadcast."""
+    """Return the mapping of index_tensor and index_put: index tensors that are broadcast."""
 
     def index_of(readers, point, i):
         return readers[i](*broadcast_index(index_shapes[i], point))
@@ -225,17 +224,17 @@ def scatter(
     Parameters
     ----------
     data : te.Tensor or None
-        What is written to; None for zeros of the shape and dtype that fit.
+        The tensor to update; None for zeros of the matching shape and dtype.
     indices : Sequence[te.Tensor]
-        The index tensors, with any values; what means no element is not written.
+        The index tensors, with any values; an update with an out-of-bounds index is not written.
     updates : te.Tensor
-        What is written.
+        The values to write.
     places : Elements or Points
-        Where it is written.
+        The element of the data for each update.
     reduction : str
-        How it is combined with what is there: a key of :data:`REDUCTIONS`.
+        The combination of an update with the previous value: a key of :data:`REDUCTIONS`.
     element : Callable, optional
-        Returns the element of ``updates`` for one of ``places.update_shape``.
+        Returns the index into ``updates`` for an index into ``places.update_shape``.
 
     Returns
     -------
@@ -281,18 +280,18 @@ def scan(
     places: Places,
     reverse: bool,
 ) -> te.Tensor:
-    """Run ``state[place] = factors[k] * state[place] + terms[k]`` through the updates ``k``.
+    """Run ``state[place] = factors[k] * state[place] + terms[k]`` for each update ``k`` in order.
 
     Parameters
     ----------
     start : te.Tensor
-        The state at first, of the shape of the data.
+        The initial state, of the shape of the data.
     indices : Sequence[te.Tensor]
         The index tensors.
     factors : te.Tensor or float
-        Of ``places.update_shape``, or one for all.
+        A tensor of ``places.update_shape``, or one number for all updates.
     terms : te.Tensor or None
-        Of ``places.update_shape``; None for zeros.
+        A tensor of ``places.update_shape``; None for zeros.
     places : Elements or Points
         The element of the state that each update changes.
     reverse : bool
@@ -301,11 +300,11 @@ def scan(
     Returns
     -------
     result : te.Tensor
-        For each update, the state at its place before it, and 0 where it has none; in the dtype of
-        ``start``, computed in float32 at least.
+        For each update, the state at its element before the update, and 0 for an out-of-bounds index; in the
+        dtype of ``start``, computed in float32 at least.
     """
     tensors = [t for t in (factors, terms) if isinstance(t, te.Tensor)]
-    # What is only handed on is not rounded.
+    # Values that are only copied are not rounded, so they need no wider dtype.
     dtype = str(start.dtype) if factors == 0 else accumulation_dtype(start.dtype)
 
     def body(first, *buffers):
@@ -359,7 +358,7 @@ def _mean(old: tirx.PrimExpr, new: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.truncdiv(total, tirx.const(2, str(total.ty.dtype)))
 
 
-#: How an update is combined with what is at its place. TVM's mean is that of the two, update by update.
+#: The combination of an update with the previous value. TVM's mean is the mean of these two, for each update.
 REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] = {
     "update": lambda old, new: new,
     "add": lambda old, new: old + new,
@@ -371,9 +370,9 @@ REDUCTIONS: dict[str, Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr]] =
 
 
 def _run(places: Places, start: Callable, work: Callable) -> None:
-    """Let every task give its elements a start value and then do its work."""
+    """Let every task initialise its elements and then do its work."""
     if places.chunks.is_one_task:
-        # There is nothing else to divide among tasks. One loop around both makes them one statement.
+        # Only one task exists. One loop around both parts makes them one statement.
         with T.serial(1):
             first, rest = places.data_shape[:1], places.data_shape[1:]
             with tasks(first or [1]) as at, loops(rest) as behind:
@@ -381,8 +380,8 @@ def _run(places: Places, start: Callable, work: Callable) -> None:
             work(([], []))
         return
     if on_gpu():
-        # A kernel each, with a thread for every element. Two of them keep a buffer to work in out of both:
-        # TVM would allocate it within one.
+        # One kernel each, with a thread for every element. Two kernels keep a scratch buffer outside of both:
+        # within a single kernel, TVM would allocate it inside.
         with T.serial(1):
             with tasks(places.data_shape) as at:
                 start(at)
@@ -406,7 +405,7 @@ def _reading_once(read: Reader) -> Reader:
 def _beyond(
     at: Sequence[tirx.PrimExpr], extents: Sequence, limits: Sequence
 ) -> list[tirx.PrimExpr]:
-    """Return the conditions that an index, which runs through the extents, is beyond its limit."""
+    """Return the conditions that indices, which are below the extents, exceed the limits."""
     analyzer = Analyzer()
     return [
         i >= limit

@@ -1,8 +1,8 @@
-"""What pooling over regions of interest has in common.
+"""Common parts of pooling over regions of interest.
 
-A region is ``[batch, x1, y1, x2, y2]``. What it holds never becomes an address: a batch index outside the
-data, a coordinate that is no number and a region of more than :data:`LARGEST` elements along an axis mean
-that there is nothing to read. What depends on the region alone is computed once, into tables.
+A region is ``[batch, x1, y1, x2, y2]``. Its values never become addresses directly. Nothing is read for a batch
+index outside the data, a coordinate that is NaN, or a region of more than :data:`LARGEST` elements along an
+axis. Values that only depend on the region are computed once, into tables.
 
 Neither operator has a gradient with respect to the regions, as in torchvision.
 """
@@ -18,19 +18,19 @@ from tvm.script.ir_builder import tirx as T
 from ._loops import Chunks, add, loops, statements
 from .util import Shape, axes, on_gpu
 
-#: A region that is larger along an axis, in elements of the data, is not looked at.
+#: The largest extent of a region along an axis, in elements of the data; a larger region is ignored.
 LARGEST = 2.0**20
 
 
 class Plane(NamedTuple):
-    """A channel of an element of the batch: a task owns it, or on a GPU some rows of it."""
+    """A channel of a batch element: a task owns the whole channel, or on a GPU some of its rows."""
 
     add: Callable  # (y, x, value): adds to an element if the task owns it
     if_owned: Callable  # (*y): runs statements if the task owns one of the rows
 
 
 def bounds(rois: te.Tensor, axis: int, attrs: dict, dtype: str) -> tuple[Callable, Callable]:
-    """Return functions from a region to where it begins and ends along an axis (0: height, 1: width)."""
+    """Return functions from a region to its begin and its end along an axis (0: height, 1: width)."""
     scale = tirx.const(attrs["spatial_scale"], dtype)
     return tuple(
         lambda r, column=column: rois(r, column).astype(dtype) * scale
@@ -39,7 +39,7 @@ def bounds(rois: te.Tensor, axis: int, attrs: dict, dtype: str) -> tuple[Callabl
 
 
 def batch_of(rois: te.Tensor, extent: tirx.PrimExpr, dtype: str) -> te.Tensor:
-    """Return the table of the element of the batch that a region lies in, or -1."""
+    """Return the table of the batch index of each region, or -1 if it is out of bounds."""
 
     def of(r):
         index = te.trunc(rois(r, 0).astype(dtype))
@@ -52,18 +52,18 @@ def batch_of(rois: te.Tensor, extent: tirx.PrimExpr, dtype: str) -> te.Tensor:
 
 
 def table(rois: te.Tensor, of: Callable) -> te.Tensor:
-    """Compute something of each region once: the result is indexed by region."""
+    """Compute a function of each region once: the result is indexed by region."""
     return te.compute((rois.shape[0],), lambda r: of(r), name="region")
 
 
 def scatter(
     add_bin, inputs, regions, data_shape: Shape, attrs: dict, dtype: str, scratch: bool = False
 ) -> te.Tensor:
-    """Let ``add_bin`` add what each bin of each region contributes to the gradient of the data.
+    """Return the gradient of the data, to which ``add_bin`` adds the contribution of each bin of each region.
 
-    It takes the :class:`Plane` to add to, the buffers of the inputs, the tables, region, channel and bin,
-    and with ``scratch`` buffers for positions and weights, of which the task has four numbers each, and
-    where they are.
+    ``add_bin`` takes the :class:`Plane` to add to, the buffers of the inputs, the tables, region, channel and bin.
+    With ``scratch`` it also takes buffers for positions and weights, of four numbers each for a task, and the
+    task's index into them.
     """
     at = axes(attrs["layout"], "NCHW")
     n_extent, c_extent, height, width = (data_shape[axis] for axis in at)
@@ -76,7 +76,7 @@ def scatter(
         out, *rest = buffers[len(inputs) + len(regions) :]
         tables = kind(*tables)
         with rows.tasks() as ((n, c), own):
-            if scratch and on_gpu():  # each thread has its own, in registers
+            if scratch and on_gpu():  # each thread has its own scratch, in registers
                 rest = [
                     T.alloc_buffer([1, 4], own_dtype, scope="local", layout=None)
                     for own_dtype in ("int64", dtype)
@@ -95,7 +95,7 @@ def scatter(
                 T.Then(),
                 loops(attrs["pooled_size"]) as bin_,
             ):
-                # What is read at a place without a variable, TVM takes for the same number everywhere.
+                # TVM treats a read at a constant index as loop-invariant.
                 slot = tirx.bitwise_and(r, 0) if on_gpu() else n * c_extent + c
                 add_bin(plane, *ins, tables, r, c, bin_, *rest, *([(slot,)] if scratch else []))
 
@@ -106,7 +106,7 @@ def scatter(
 
 
 def row_and_column(number, columns) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-    """Return where in a row-major plane an element is, by its number."""
+    """Return row and column of an element of a row-major plane, by its number."""
     width = tirx.max(columns, 1)
     return tirx.floordiv(number, width), tirx.floormod(number, width)
 
@@ -129,5 +129,5 @@ def spatial(data_shape: Shape, at: Sequence[int]) -> list[tirx.PrimExpr]:
 
 
 def place_of(at: Sequence[int], *values) -> tuple:
-    """Order values for N, C, H and W by the layout."""
+    """Reorder values for N, C, H and W to the order of the layout."""
     return tuple(value for _, value in sorted(zip(at, values, strict=True), key=lambda p: p[0]))

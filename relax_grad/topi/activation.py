@@ -10,7 +10,7 @@ from .util import is_empty, zeros
 
 
 def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
-    """Scale what is not positive by a slope: one for all, or one for each position along an axis.
+    """Multiply non-positive elements by a slope: one for all, or one for each position along an axis.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ def prelu(data: te.Tensor, alpha: te.Tensor, axis: int) -> te.Tensor:
 
 
 def softmax_backward(output_grad: te.Tensor, output: te.Tensor, axis: int) -> te.Tensor:
-    """Gradient of softmax, of its result.
+    """Gradient of softmax, computed from its result.
 
     Parameters
     ----------
     output_grad : te.Tensor
-        The gradient of the result.
+        The gradient with respect to the result.
     output : te.Tensor
-        The result, of the same shape.
+        The result of softmax, of the same shape.
     axis : int
         The axis, not negative.
 

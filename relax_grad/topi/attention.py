@@ -18,27 +18,27 @@ def attention_weights(
     causal_mask: str | None = None,
     window_size: int | None = None,
 ) -> te.Tensor:
-    """Softmax over the keys that each query sees.
+    """Softmax over the keys that each query attends to.
 
     Parameters
     ----------
     scores : te.Tensor
         The scores, of shape ``(batch, heads, queries, keys)``.
     seqstarts : Sequence[te.Tensor]
-        Nothing, or where each sequence of queries and of keys starts and the last one ends, two tensors of
-        integers of shape ``(sequences + 1,)``: a query sees the keys of its own sequence only.
+        Empty, or two integer tensors of shape ``(sequences + 1,)``: the start of each sequence of queries, and of
+        keys, and the end of the last one. A query then attends to the keys of its own sequence only.
     causal_mask : str, optional
-        ``"TopLeft"``: query ``i`` of a sequence sees the keys up to ``i``. ``"BottomRight"``: those up to ``i
-        + abs(queries - keys)``.
+        ``"TopLeft"``: query ``i`` of a sequence attends to the keys up to ``i``. ``"BottomRight"``: to those up to
+        ``i + abs(queries - keys)``.
     window_size : int, optional
-        A query sees no more than this many keys: query ``i`` sees the keys from ``i - window_size + 1`` on.
+        The largest number of keys that a query attends to: those from ``i - window_size + 1`` on for query ``i``.
 
     Returns
     -------
     result : te.Tensor
-        The weights, of the shape and the dtype of ``scores``; half precision is computed in float32. A key
-        that is not seen has weight 0, and so have all keys where a query sees none, or none with a score
-        above minus infinity.
+        The weights, of the shape and the dtype of ``scores``; half precision is computed in float32. A masked key
+        has weight 0. All keys have weight 0 if a query attends to none, or to none with a score above minus
+        infinity.
     """
     if is_empty(scores.shape):
         return zeros(scores.shape, scores.dtype)
@@ -82,7 +82,7 @@ def _bounds(
     causal_mask: str | None,
     window_size: int | None,
 ) -> Bounds | None:
-    """Return what gives the first key that a query sees and the one after the last; None if it sees all."""
+    """Return a function from a query to its half-open range of keys; None if every query attends to all keys."""
     queries, keys = scores.shape[2:]
     if seqstarts:
         bounds = _bounds_in_sequence(queries, *seqstarts, causal_mask, window_size)
@@ -104,7 +104,7 @@ def _bounds_in_sequence(
     causal_mask: str | None,
     window_size: int | None,
 ) -> Bounds:
-    """Return what gives the bounds in the sequence of a query; a query in no sequence sees no key."""
+    """Return a function from a query to its range of keys; the range is empty for a query in no sequence."""
     starts = seqstart_q.shape[0]
     start = te.reduce_axis((0, starts), "start")
     started = te.compute(
@@ -135,7 +135,7 @@ def _bounds_in_sequence(
 
 
 def _limits(query, q_begin, q_end, k_begin, k_end, causal_mask, window_size):
-    """Return the first key that a query of a sequence sees, and the one after the last."""
+    """Return the half-open range of keys that a query of a sequence attends to."""
     low, high = k_begin, k_end
     position = k_begin + (query - q_begin)
     if causal_mask is not None:

@@ -32,7 +32,7 @@ def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
     def element(*index):
         a, b = (x(*broadcast_index(x.shape, index)).astype(dtype) for x in (x1, x2))
         rest = tirx.log(tirx.exp(-tirx.abs(a - b)) + 1)
-        # Two equal infinities have no difference.
+        # The difference of two equal infinities is NaN.
         total = tirx.Select(
             a == b, a + tirx.const(math.log(2), dtype), tirx.Select(a > b, a, b) + rest
         )
@@ -42,7 +42,7 @@ def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
 
 
 def ewise_fma(x1: te.Tensor, x2: te.Tensor, x3: te.Tensor) -> te.Tensor:
-    """Compute ``x1 * x2 + x3``, half precision in float32, so that it is rounded once.
+    """Compute ``x1 * x2 + x3``; half precision is computed in float32, so that it is rounded once.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Tensor expressions of what a worker does with its own part of a tensor."""
+"""Tensor expressions of a worker's operations on its own part of a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def part_of_worker(
     Parameters
     ----------
     data : te.Tensor
-        The whole.
+        The whole tensor.
     worker : PrimExpr
         The worker's number. Groups of ``num_workers`` workers each divide the whole among them.
     part_shape : Sequence[int or PrimExpr]
@@ -42,7 +42,7 @@ def part_of_worker(
 def at_part_of_worker(
     part: te.Tensor, worker: tirx.PrimExpr, data_shape: Shape, axis: int
 ) -> te.Tensor:
-    """Put a worker's part where it stands in the whole, and 0 elsewhere.
+    """Put a worker's part at its position in the whole tensor, and 0 elsewhere.
 
     Parameters
     ----------
@@ -51,9 +51,9 @@ def at_part_of_worker(
     worker : PrimExpr
         The worker's number.
     data_shape : Sequence[int or PrimExpr]
-        The shape of the whole.
+        The shape of the whole tensor.
     axis : int
-        The axis along which the whole is divided.
+        The axis along which the whole tensor is divided.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def at_part_of_worker(
 
 
 def on_worker0(data: te.Tensor, worker: tirx.PrimExpr) -> te.Tensor:
-    """Keep a tensor on worker 0; it is 0 on the others."""
+    """Return the tensor on worker 0, and 0 on the other workers."""
     return te.compute(
         data.shape,
         lambda *i: tirx.if_then_else(worker == 0, data(*i), tirx.const(0, data.dtype)),

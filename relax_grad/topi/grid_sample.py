@@ -1,8 +1,8 @@
 """Tensor expressions of affine_grid and grid_sample and of their derivatives.
 
-A sample is a sum over a few elements of the data around it, its taps: two or four along each spatial axis,
-the weight of a tap being the product of one weight for each axis. All that depends on the grid alone is
-computed once for all channels: where the taps lie along each axis, and their weights or a derivative of
+A sample is a weighted sum of a few elements of the data around it, its taps: two or four along each spatial axis.
+The weight of a tap is the product of one weight for each axis. All values that depend on the grid alone are
+computed once for all channels: the positions of the taps along each axis, and their weights or a derivative of
 them along directions of the grid. A tap outside the data has the position -1, and is neither read nor
 written, whatever the grid holds.
 """
@@ -27,7 +27,7 @@ _SPLINE = -0.75
 _NEAR = np.poly1d([_SPLINE + 2, -(_SPLINE + 3), 0, 1])
 _FAR = np.poly1d([_SPLINE, -5 * _SPLINE, 8 * _SPLINE, -4 * _SPLINE])
 
-#: The weights of an axis' taps as polynomials of the fraction of the coordinate, from the first tap on.
+#: The weights of an axis' taps, in order, as polynomials of the fractional part of the coordinate.
 _WEIGHTS = {
     "nearest": [np.poly1d([1.0])],
     "bilinear": [np.poly1d([-1.0, 1.0]), np.poly1d([1.0, 0.0])],
@@ -44,14 +44,14 @@ _WEIGHTS = {
 class _Axis:
     """The taps along one spatial axis, for every sample."""
 
-    position: te.Tensor  # [N, tap, *sample], -1 where there is none
+    position: te.Tensor  # [N, tap, *sample], -1 outside the data
     fraction: te.Tensor  # [N, *sample]
     slope: te.Tensor  # [N, *sample], the derivative of the coordinate along the grid
     channel: int  # of the grid
     weights: list[np.poly1d]
 
     def weight(self, tap: tirx.PrimExpr, sample: Sequence, order: int) -> tirx.PrimExpr | None:
-        """Return a derivative of a tap's weight along the grid; None where all are 0."""
+        """Return the derivative, of the given order, of a tap's weight along the grid; None if 0 for all taps."""
         polynomials = [np.polyder(weight, order) if order else weight for weight in self.weights]
         if not any(polynomial.coeffs.any() for polynomial in polynomials):
             return None
@@ -84,8 +84,8 @@ def affine_grid(data: te.Tensor, size: Shape, align_corners: bool) -> te.Tensor:
     size : Sequence[int or PrimExpr]
         The spatial extents of the grid.
     align_corners : bool
-        Whether the first and the last element of an axis lie at -1 and 1, or their outer borders do; an
-        axis of one element lies at 0 in either case.
+        Whether the first and the last element of an axis are at -1 and 1, or their outer borders are. An axis of
+        one element is at 0 in either case.
 
     Returns
     -------
@@ -146,7 +146,7 @@ def affine_grid_backward_data(output_grad: te.Tensor, align_corners: bool) -> te
 def grid_sample_jvp(
     data: te.Tensor, grid: te.Tensor, directions: Sequence[te.Tensor], **attrs
 ) -> te.Tensor:
-    """Derivative of grid_sample along directions of the grid; without directions, grid_sample itself.
+    """Derivative of grid_sample along directions of the grid; grid_sample itself without directions.
 
     Parameters
     ----------
@@ -204,8 +204,7 @@ def grid_sample_backward_data(
     -------
     result : te.Tensor
         A tensor of shape ``data_shape`` in the dtype of ``output_grad``. A parallel task owns a channel
-        of an element of the batch, and on a GPU some rows of it, so that the order of the sums is always
-        the same.
+        of a batch element, or on a GPU some of its rows, so the order of the sums is always the same.
     """
     axes = _taps(grid, data_shape[2:], **attrs)
     dtype = accumulation_dtype(output_grad.dtype, grid.dtype)
@@ -291,7 +290,7 @@ def grid_sample_backward_grid(
 
 
 def _regular(i, extent, align_corners: bool, dtype: str) -> tirx.PrimExpr:
-    """Return where element ``i`` of an axis lies between -1 and 1, as ``topi.image.affine_grid`` has it."""
+    """Return the coordinate in [-1, 1] of element ``i`` of an axis, as in ``topi.image.affine_grid``."""
 
     def const(value):
         return tirx.const(value, dtype)
@@ -308,14 +307,14 @@ def _regular(i, extent, align_corners: bool, dtype: str) -> tirx.PrimExpr:
 
 @dataclass(frozen=True)
 class _Coordinates:
-    """Where samples lie along one spatial axis of the data.
+    """The coordinates of samples along one spatial axis of the data.
 
     Attributes
     ----------
     grid : te.Tensor
         The grid.
     channel : int
-        That of the axis in the grid.
+        The channel of the axis in the grid.
     extent : int or PrimExpr
         The extent of the data.
     method, padding_mode, align_corners
@@ -343,7 +342,7 @@ class _Coordinates:
 
     @property
     def moves_samples(self) -> bool:
-        """Whether samples are moved into the data; bicubic moves its taps."""
+        """Whether samples are moved into the data; for bicubic, the taps are moved instead."""
         return self.method != "bicubic"
 
     def const(self, value) -> tirx.PrimExpr:
@@ -363,7 +362,7 @@ class _Coordinates:
         return x, slope * factor
 
     def position(self, x: tirx.PrimExpr, tap: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Return the position of a tap of the sample at a coordinate; -1 where there is none."""
+        """Return the position of a tap of the sample at a coordinate; -1 if it is outside the data."""
         const = self.const
         if self.method == "nearest":
             x = te.nearbyint(x)
@@ -371,7 +370,7 @@ class _Coordinates:
             x = te.floor(x) + tap.astype(self.dtype) - const(1 if self.method == "bicubic" else 0)
         if not self.moves_samples:
             x, _ = self._moved(x)
-        # Compared before it is cast: neither NaN nor a huge number is an integer.
+        # Compare before the cast: NaN and huge numbers do not fit into an integer.
         inside = tirx.all(x >= const(0), x <= self.last)
         found = tirx.Select(inside, x, const(0)).astype("int32")
         return tirx.Select(inside, found, tirx.const(-1, "int32"))
@@ -404,7 +403,7 @@ class _Coordinates:
 def _taps(
     grid: te.Tensor, extents: Shape, method: str, padding_mode: str, align_corners: bool
 ) -> list[_Axis]:
-    """Find the taps along each spatial axis, in the order D, H, W; the grid has x first."""
+    """Return the taps along each spatial axis, in the order D, H, W; the grid has x first."""
     weights = _WEIGHTS[method]
     batch, sample_shape = grid.shape[0], list(grid.shape[2:])
 
@@ -437,7 +436,7 @@ def _weights(
 ) -> te.Tensor | None:
     """Return the derivative of every tap's weight along the directions, and along one axis' coordinate.
 
-    A tensor of the axes ``[N, *taps, *sample]``; None where it is 0 everywhere.
+    The tensor has the axes ``[N, *taps, *sample]``; None if it is 0 everywhere.
     """
     count = len(axes)
 
@@ -474,7 +473,7 @@ def _tap_axes(axes: Sequence[_Axis]) -> list[tirx.IterVar]:
 
 
 def _read(data, n, channel, axes, taps, sample, dtype) -> tirx.PrimExpr:
-    """Read a tap; 0 where there is none."""
+    """Read a tap; 0 for a tap outside the data."""
     at = [axis.position(n, tap, *sample) for axis, tap in zip(axes, taps, strict=True)]
     return tirx.if_then_else(
         tirx.all(*(i >= 0 for i in at)),

@@ -1,7 +1,7 @@
 """Tensor expressions of take, gather_elements and their gradients.
 
-An index outside the axis never becomes an address: :func:`position` says for every mode which element
-an index means and whether there is one.
+An out-of-bounds index never becomes an address: :func:`position` returns for every mode the element that
+an index selects, and whether it exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .util import Shape, cast
 def take(
     x: te.Tensor, indices: te.Tensor | tirx.PrimExpr, axis: int | None, mode: str, fill: str
 ) -> te.Tensor:
-    """Take elements along an axis: ``topi.take`` that reads nothing outside the axis.
+    """Take elements along an axis: ``topi.take`` without reads outside the axis.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ def take(
     axis : int or None
         The axis; None, for data of rank 1, is its only one.
     mode : str
-        What an index means, see :func:`position`.
+        The treatment of out-of-range indices, see :func:`position`.
     fill : str
-        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+        The value for an out-of-bounds index: ``"nan"`` (0 for integers) or ``"zero"``.
 
     Returns
     -------
@@ -67,14 +67,14 @@ def take_backward(
     axis: int | None,
     mode: str,
 ) -> te.Tensor:
-    """Gradient of take with respect to its data: ``dx[.., i, ..]`` sums what was taken from ``i``.
+    """Gradient of take with respect to its data: ``dx[.., i, ..]`` sums the gradients of its copies.
 
     Parameters
     ----------
     output_grad : te.Tensor
         The gradient with respect to the result.
     indices, axis, mode
-        As in :func:`take`; what means no element contributes nothing.
+        As in :func:`take`; an out-of-bounds index contributes nothing.
     x_shape : Sequence[int or PrimExpr]
         The shape of the data.
 
@@ -111,7 +111,7 @@ def take_backward(
 
 
 def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -> te.Tensor:
-    """Gather along an axis, one index for each result: ``topi.gather`` that reads nothing outside.
+    """Gather along an axis, one index for each result: ``topi.gather`` without reads outside the data.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -
     axis : int
         The axis.
     fill : str
-        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+        The value for an out-of-bounds index: ``"nan"`` (0 for integers) or ``"zero"``.
 
     Returns
     -------
@@ -131,8 +131,8 @@ def gather_elements(data: te.Tensor, indices: te.Tensor, axis: int, fill: str) -
     """
     axis %= len(data.shape)
     analyzer = Analyzer()
-    # ONNX wants the same extent along the other axes and PyTorch no larger one; a larger one must
-    # not read elsewhere.
+    # ONNX requires the same extent along the other axes, and PyTorch no larger one. With a larger extent, this must
+    # not read out of bounds.
     too_long = [
         i
         for i, (size, wanted) in enumerate(zip(data.shape, indices.shape, strict=True))
@@ -159,7 +159,7 @@ def gather_elements_backward_data(
     output_grad : te.Tensor
         The gradient with respect to the result, of the shape of the indices.
     indices, axis
-        As in :func:`gather_elements`; what means no element contributes nothing.
+        As in :func:`gather_elements`; an out-of-bounds index contributes nothing.
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
 
@@ -174,7 +174,7 @@ def gather_elements_backward_data(
 
 
 def _take_one_backward(output_grad, index, x_shape, axis, mode) -> te.Tensor:
-    """Gradient of take with one index: nothing to sum, so each element looks for its own."""
+    """Gradient of take with one index: no sum, as each element of the data selects its own gradient."""
 
     def element(*at):
         where, inside = position(_index_at(index, ()), x_shape[axis], mode)

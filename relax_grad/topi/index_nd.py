@@ -12,7 +12,7 @@ from .util import Shape
 
 
 def gather_nd(data: te.Tensor, indices: te.Tensor, batch_dims: int, fill: str) -> te.Tensor:
-    """Gather slices at points: ``topi.gather_nd`` that reads nothing outside the data.
+    """Gather slices at points: ``topi.gather_nd`` without reads outside the data.
 
     Parameters
     ----------
@@ -21,9 +21,9 @@ def gather_nd(data: te.Tensor, indices: te.Tensor, batch_dims: int, fill: str) -
     indices : te.Tensor
         Its last axis holds the vectors of indices, with any values; negative ones count from the end.
     batch_dims : int
-        How many axes the data and the indices share at the front.
+        The number of leading batch axes that the data and the indices share.
     fill : str
-        What stands where an index means no element: ``"nan"`` (0 for integers) or ``"zero"``.
+        The value for an out-of-bounds index: ``"nan"`` (0 for integers) or ``"zero"``.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def gather_nd_backward_data(
     output_grad : te.Tensor
         The gradient with respect to the result.
     indices, batch_dims
-        As in :func:`gather_nd`; what means no element contributes nothing.
+        As in :func:`gather_nd`; an out-of-bounds index contributes nothing.
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
 
@@ -58,21 +58,21 @@ def gather_nd_backward_data(
 
 
 def index_tensor(data: te.Tensor, indices: Sequence[te.Tensor], fill: str) -> te.Tensor:
-    """Index with tensors that are broadcast: ``topi.index_tensor`` that reads nothing outside the data.
+    """Index with tensors that are broadcast: ``topi.index_tensor`` without reads outside the data.
 
     Parameters
     ----------
     data : te.Tensor
         The data.
     indices : Sequence[te.Tensor]
-        One for each of the first axes, with any values; negative ones count from the end.
+        An index tensor for each of the first axes, with any values; negative ones count from the end.
     fill : str
         As in :func:`gather_nd`.
 
     Returns
     -------
     result : te.Tensor
-        The axes of the indices' broadcast and then those of the data that are not indexed.
+        A tensor with the axes of the broadcast indices, then the axes of the data that are not indexed.
     """
     places = tensor_points(data.shape, [index.shape for index in indices])
     return _gather(data, indices, places, fill)

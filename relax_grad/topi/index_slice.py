@@ -1,9 +1,9 @@
 """Tensor expressions of strided slices and their gradients.
 
-A slice takes ``y[k] = x[begin + k * stride]`` along an axis. So element ``i`` of the data was taken where
-``i - begin`` is a multiple of the stride, by ``k = (i - begin) / stride``, if the slice has that many
-elements: each element of the gradient finds its own one, and an output's extent is all that is needed of
-``end``.
+A slice reads ``y[k] = x[begin + k * stride]`` along an axis. So element ``i`` of the data is in the slice if
+``i - begin`` is a multiple of the stride and ``k = (i - begin) / stride`` is less than the number of elements in
+the slice. Each element of the gradient computes its own ``k``. Of ``end``, only the extent of the output is
+needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .util import Shape
 #: A constant stride up to this one cannot overflow where it is added to an index.
 _SAFE_STRIDE = 2**31
 
-#: Further off than any extent.
+#: A number greater than any extent.
 _FAR = 2**48
 
 
@@ -41,10 +41,10 @@ def strided_slice_backward_data(
     axes : Sequence[int]
         The axes that are sliced; a negative one counts from the last.
     begin, strides : Sequence[PrimExpr]
-        One for each of the axes.
+        One value for each of the axes.
     assume_inbound : bool
-        Whether ``begin`` is taken as it is. ``topi.strided_slice`` does so only where something is
-        symbolic; where everything is constant, it clips in either case.
+        Whether ``begin`` is used without clipping. ``topi.strided_slice`` only does so if a value is symbolic;
+        if everything is constant, it clips in either case.
 
     Returns
     -------
@@ -69,14 +69,14 @@ def strided_slice(
     begin: Sequence[tirx.PrimExpr],
     strides: Sequence[tirx.PrimExpr],
 ) -> te.Tensor:
-    """Strided slice of data with symbolic extents, that clips where it begins.
+    """Compute a strided slice of data with symbolic extents, with ``begin`` clipped to the data.
 
     Parameters
     ----------
     x : te.Tensor
         The data.
     output_shape : Sequence[PrimExpr]
-        The shape of the result, which says where the slice ends.
+        The shape of the result, which determines the end of the slice.
     axes, begin, strides
         As in :func:`strided_slice_backward_data`.
 
@@ -105,7 +105,7 @@ def strided_slice(
 def dynamic_strided_slice(
     x: te.Tensor, begin: te.Tensor, strides: te.Tensor, output_shape: Shape
 ) -> te.Tensor:
-    """Strided slice whose begin and strides are known at run time only.
+    """Compute a strided slice whose begin and strides are known at run time only.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def dynamic_strided_slice(
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``output_shape``; NaN (0 for integers) where it is larger than the slice.
+        A tensor of shape ``output_shape``; NaN (0 for integers) beyond the end of the slice.
     """
 
     starts = [
@@ -145,8 +145,9 @@ def dynamic_strided_slice(
 def dynamic_strided_slice_shape(
     x: te.Tensor, begin: te.Tensor, end: te.Tensor, strides: te.Tensor
 ) -> te.Tensor:
-    """Shape of a strided slice, a vector of int64; an axis that is sliced backwards to or past its
-    begin, or with stride 0, is empty.
+    """Return the shape of a strided slice, a vector of int64.
+
+    An axis is empty if its slice does not advance past its begin in the direction of the stride, or if its stride is 0.
     """
 
     def extent_of(axis, extent):
@@ -187,7 +188,7 @@ def dynamic_strided_slice_backward_data(
         A tensor of shape ``data_shape`` in the dtype of ``output_grad``.
     """
 
-    # Stages of their own: TVM 0.26 simplifies the expressions in one another for minutes.
+    # Separate stages: TVM 0.26 takes minutes to simplify the nested expressions.
     def stage(name, value):
         return te.compute((1,), lambda _: value, name=name)(0)
 
@@ -204,13 +205,13 @@ def dynamic_strided_slice_backward_data(
 def canonical_index(
     index: int | tirx.PrimExpr, extent: tirx.PrimExpr, stride: tirx.PrimExpr
 ) -> tirx.PrimExpr:
-    """Return the element at which a slice begins or ends, as ``topi.strided_slice`` finds it.
+    """Return the element at which a slice begins or ends, as in ``topi.strided_slice``.
 
     A negative index counts from the end; the result is clipped to ``[0, extent]``, or to
     ``[-1, extent - 1]`` for a negative stride.
     """
     index, extent, stride = as_int64(index), as_int64(extent), as_int64(stride)
-    if isinstance(index, tirx.IntImm):  # no further off than any extent: TVM would overflow
+    if isinstance(index, tirx.IntImm):  # bounded, because TVM would overflow
         index = as_int64(max(-_FAR, min(int(index), _FAR)))
     index = tirx.if_then_else(index < 0, index + extent, index)
     low = tirx.if_then_else(stride < 0, tirx.const(-1, "int64"), tirx.const(0, "int64"))
@@ -218,7 +219,7 @@ def canonical_index(
 
 
 def _bounded_stride(stride: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Bound a stride by the extent: a larger one also takes the first element only, and could overflow."""
+    """Bound a stride by the extent: a larger stride also selects the first element only, and could overflow."""
     stride = as_int64(stride)
     if isinstance(stride, tirx.IntImm) and abs(int(stride)) <= _SAFE_STRIDE:
         return stride
@@ -230,7 +231,7 @@ def _slice_backward(output_grad, data_shape, starts, name) -> te.Tensor:
     """Look up each element of the data in the slice; ``starts`` maps axes to begin and stride.
 
     Positions are counted from the lowest element of the slice, which is its last for a negative
-    stride: TVM miscompiles an index that divides something which falls as the loop variable rises,
+    stride: TVM miscompiles an index with a floor division of an expression that decreases in the loop variable,
     such as ``(3 - i) // 2``.
     """
 

@@ -1,9 +1,9 @@
 """Tensor expressions of the operators that write at indices, and of their gradients.
 
-With repeated indices the updates are written in row-major order, as TVM's loops on a CPU do: the last
-one wins for the reduction ``update``, and ``mean`` halves what was there update by update. All of
-``update``, ``add``, ``mul`` and ``mean`` are recurrences ``state = factor * state + term`` along the updates of
-one place, so their gradients are recurrences that run back through the same updates.
+Updates with equal indices are written in row-major order, as in TVM's loops on a CPU. The last one wins for the
+reduction ``update``; for ``mean`` each update halves the previous value. The reductions ``update``, ``add``,
+``mul`` and ``mean`` are recurrences ``state = factor * state + term`` over the updates of an element. So their
+gradients are recurrences over the same updates in reverse.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from ._places import Elements, nd_points, scan, scatter, tensor_points
 from .position import as_int64
 from .util import Shape, broadcast_index
 
-#: The factor of the state for each reduction that adds a multiple of the update.
+#: The factor of the state, for each reduction that adds a multiple of the update.
 _FACTORS = {"update": 0.0, "mean": 0.5}
 
-#: What an update is multiplied with before it is added.
+#: The factor of an update before it is added.
 _WEIGHTS = {"update": 1.0, "mean": 0.5}
 
 
 def scatter_elements(
     data: te.Tensor, indices: te.Tensor, updates: te.Tensor, axis: int, reduction: str
 ) -> te.Tensor:
-    """Scatter along an axis: ``topi.scatter_elements`` that writes nothing outside the data.
+    """Scatter along an axis: ``topi.scatter_elements`` without writes outside the data.
 
     Parameters
     ----------
     data : te.Tensor
-        What is written to.
+        The tensor to update.
     indices : te.Tensor
         Indices, of the rank of the data, with any values; negative ones count from the end.
     updates : te.Tensor
-        What is written, of the shape of the indices.
+        The values to write, of the shape of the indices.
     axis : int
         The axis.
     reduction : str
@@ -59,18 +59,18 @@ def scatter_nd(
 def index_put(
     data: te.Tensor, indices: Sequence[te.Tensor], values: te.Tensor, accumulate: bool
 ) -> te.Tensor:
-    """Put values at the places of index tensors that are broadcast, one for each axis of the data.
+    """Put values at indices given by broadcast index tensors, one for each axis of the data.
 
     Parameters
     ----------
     data : te.Tensor
-        What is written to.
+        The tensor to update.
     indices : Sequence[te.Tensor]
         Indices with any values; negative ones count from the end.
     values : te.Tensor
-        What is written; it is broadcast to the shape of the indices.
+        The values to write, which are broadcast to the shape of the indices.
     accumulate : bool
-        Whether to add to what is there.
+        Whether to add the values to the data.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def scatter_elements_backward_updates(
     indices, axis
         As in :func:`scatter_elements`.
     reduction : str
-        ``"update"``: 0 for what was overwritten; ``"mean"``.
+        ``"update"``, with 0 for an overwritten update, or ``"mean"``.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def scatter_nd_backward_updates(output_grad: te.Tensor, indices: te.Tensor) -> t
 
 
 def index_put_backward_values(output_grad: te.Tensor, indices: Sequence[te.Tensor]) -> te.Tensor:
-    """Gradient of index_put with respect to values of the shape of the indices, not accumulated."""
+    """Gradient of index_put without accumulation with respect to values of the shape of the indices."""
     places = tensor_points(output_grad.shape, [index.shape for index in indices])
     return _backward_updates(output_grad, indices, places, "update")
 
@@ -131,7 +131,7 @@ def scatter_elements_scan(
     axis: int,
     reverse: bool,
 ) -> te.Tensor:
-    """Recurrence along the updates of scatter_elements: :func:`._places.scan`."""
+    """Recurrence over the updates of scatter_elements: :func:`._places.scan`."""
     places = Elements(start.shape, indices.shape, axis)
     return scan(start, [indices], factors, terms, places, reverse)
 
@@ -143,7 +143,7 @@ def scatter_nd_scan(
     terms: te.Tensor | None,
     reverse: bool,
 ) -> te.Tensor:
-    """Recurrence along the updates of scatter_nd: :func:`._places.scan`."""
+    """Recurrence over the updates of scatter_nd: :func:`._places.scan`."""
     places = nd_points(start.shape, indices.shape)
     return scan(start, [indices], factors, terms, places, reverse)
 
@@ -160,13 +160,13 @@ def slice_scatter(
     Parameters
     ----------
     data : te.Tensor
-        What is written to.
+        The tensor to update.
     src : te.Tensor
-        What is written; what would lie before or behind the axis is not.
+        The values to write; values before or after the axis are not written.
     start : int or PrimExpr
-        Where to begin; a negative one lies before the axis.
+        The first position; a negative one lies before the axis.
     step : int or PrimExpr
-        1 or more.
+        The step, 1 or more.
     axis : int
         The axis.
 
@@ -194,21 +194,21 @@ def slice_scatter_backward_src(
     step: int | tirx.PrimExpr,
     axis: int,
 ) -> te.Tensor:
-    """Gradient of slice_scatter with respect to what is written.
+    """Gradient of slice_scatter with respect to its source.
 
     Parameters
     ----------
     output_grad : te.Tensor
         The gradient with respect to the result.
     src_shape : Sequence[int or PrimExpr]
-        The shape of what is written.
+        The shape of the source.
     start, step, axis
         As in :func:`slice_scatter`.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for what was not written.
+        A tensor of shape ``src_shape`` in the dtype of ``output_grad``; 0 for elements that were not written.
     """
     axis %= len(src_shape)
     start, step = as_int64(start), as_int64(step)
@@ -223,9 +223,9 @@ def slice_scatter_backward_src(
 
 
 def _backward_updates(output_grad, indices, places, reduction) -> te.Tensor:
-    """Run back through the updates: each takes its share of the gradient at its place.
+    """Run the updates in reverse: each takes its share of the gradient at its element.
 
-    The update is multiplied with its weight, so its gradient is too.
+    The forward operator multiplies the update with its weight, so this multiplies the gradient with it too.
     """
     states = scan(output_grad, indices, _FACTORS[reduction], None, places, True)
     weight = _WEIGHTS[reduction]

@@ -11,9 +11,9 @@ from .util import Shape, cast, fill_where_empty, is_empty, is_one, zeros
 
 
 def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) -> te.Tensor:
-    """Sum products of elements, as ``topi.einsum``.
+    """Compute an einsum, as ``topi.einsum`` does.
 
-    Unlike that it accumulates half precision in float32, and sums to 0 over an empty axis.
+    Unlike ``topi.einsum``, it accumulates half precision in float32, and returns 0 for a sum over an empty axis.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def einsum(operands: Sequence[te.Tensor], labels: Sequence[str], output: str) ->
     labels : Sequence[str]
         For each operand, the letters of its axes. An axis of extent 1 is broadcast.
     output : str
-        The letters of the axes of the result, each once. Letters that it lacks are summed over.
+        The letters of the axes of the result, each once. All other letters are summed over.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def einsum_backward_operand(
     operand_shape : Sequence[int or PrimExpr]
         The shape of the operand.
     labels : str
-        The letters of the operand's axes; one that occurs several times stands for a diagonal.
+        The letters of the operand's axes; a repeated letter selects a diagonal.
     output : str
         The letters of the axes of the result, each once.
 

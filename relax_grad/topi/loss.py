@@ -1,18 +1,18 @@
-"""Tensor expressions of the losses that read a class by its index, and of the gradients of all losses.
+"""Tensor expressions of the losses that select a class by its index, and of the gradients of all losses.
 
-``cross_entropy_with_logits`` is a product of two tensors, and so is its gradient. What follows is about the others.
-A position is one element of ``targets``; ``x[p, c]`` is the prediction of class ``c`` there, ``w[c]`` the
-weight of the class (1 without weights). ``nll_loss`` gives each position the loss ``-w[t] * x[p, t]`` of its
-target ``t``, and ``mean`` divides the sum of the losses by the sum ``W`` of the weights ``w[t]``. So
+``cross_entropy_with_logits`` is a product of two tensors, and so is its gradient. The rest of this text is about
+``nll_loss``. A position is one element of ``targets``; ``x[p, c]`` is the prediction of class ``c`` there, and
+``w[c]`` the weight of the class (1 without weights). ``nll_loss`` gives each position the loss ``-w[t] * x[p, t]``
+of its target ``t``, and ``mean`` divides the sum of the losses by the sum ``W`` of the weights ``w[t]``. So
 
 - the gradient of the predictions is ``-w[c] * dy[p] / W`` where ``c`` is the target, and 0 elsewhere,
 - the gradient of the weights is, for class ``c``, the sum over the positions with that target of
   ``-x[p, c] * dy[p]``; for ``mean``, where ``W`` varies too, of ``-(x[p, c] + L) * dy / W`` with the loss
   ``L``.
 
-A target that is ``ignore_index`` counts nothing, whether or not it names a class. Any other target outside
-``[0, C)`` is an error of the caller, which PyTorch raises; here it makes NaN of all that it takes part in.
-Nothing is read or written at a target that does not name a class.
+A target that is ``ignore_index`` contributes nothing, whether or not it is a valid class. Any other target outside
+``[0, C)`` is an error of the caller, which PyTorch raises. Here every result that depends on it is NaN.
+Nothing is read or written at a target that is not a valid class.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def nll_loss(
     targets : te.Tensor
         Integers of shape ``(N, d1, ..., dk)``, or ``()`` without a batch.
     weights : te.Tensor, optional
-        The weight of each class, of shape ``(C,)``; all 1 where it is None.
+        The weight of each class, of shape ``(C,)``; None for all 1.
     reduction : str
         ``"none"``, ``"sum"`` or ``"mean"``.
     ignore_index : int
-        The target that counts nothing.
+        The target that contributes nothing.
 
     Returns
     -------
     result : te.Tensor
         The loss in the dtype of ``predictions``: of the shape of ``targets`` for ``"none"``, else a
-        scalar. The mean of nothing is NaN.
+        scalar. The mean over no targets is NaN.
     """
     loss = _Loss(predictions, targets, weights, reduction, ignore_index)
     return cast(loss.forward(), predictions.dtype)
@@ -81,8 +81,8 @@ def nll_loss_backward(
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and dtype of ``predictions``. It is 0 at an ignored target, even where all
-        targets are ignored and the mean itself is NaN, and NaN for every class at an invalid target.
+        A tensor of the shape and dtype of ``predictions``. It is 0 at an ignored target, even if all targets are
+        ignored and the mean itself is NaN. It is NaN for every class at an invalid target.
     """
     loss = _Loss(predictions, targets, weights, reduction, ignore_index)
     scale = loss.scale(output_grad)
@@ -91,7 +91,7 @@ def nll_loss_backward(
         class_index = index[loss.class_axis]
         position = [*index[: loss.class_axis], *index[loss.class_axis + 1 :]]
         target = loss.target(position)
-        # Every read is within bounds whichever way it goes, so Select leaves the loop without a branch.
+        # Both branches read in bounds, so Select keeps the loop free of branches.
         return tirx.Select(
             target == loss.ignore_index,
             loss.const(0),
@@ -120,13 +120,13 @@ def nll_loss_backward_weights(
     output_grad : te.Tensor
         The gradient with respect to the loss.
     predictions, targets, weights, reduction, ignore_index
-        As for :func:`nll_loss`; the values of ``weights`` count for ``"mean"`` only.
+        As for :func:`nll_loss`; the values of ``weights`` matter for ``"mean"`` only.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and dtype of ``weights``. It is 0 for a class that is no target, and NaN
-        throughout where a target is invalid, since that could have been any class.
+        A tensor of the shape and dtype of ``weights``. It is 0 for a class that is not a target. It is NaN
+        throughout if a target is invalid, because that target could have been any class.
     """
     loss = _Loss(predictions, targets, weights, reduction, ignore_index)
     scale = loss.scale(output_grad)
@@ -139,7 +139,7 @@ def nll_loss_backward_weights(
 
         return loss.select(position, of_class)
 
-    # Whatever names no class goes to a bin of its own: 0 if it is ignored, NaN if it is invalid.
+    # Targets that are not a class have a bin of their own: 0 if ignored, NaN if invalid.
     bins = loss.num_classes + 1
 
     def bin_of(position):
@@ -148,7 +148,7 @@ def nll_loss_backward_weights(
             loss.names_class(target), target, tirx.Cast("int64", loss.num_classes)
         )
 
-    # Without a batch there is one position, and it has no axes.
+    # Without a batch there is one position, without axes.
     shape, ndim = targets.shape or [1], len(targets.shape)
     partials = te.compute(shape, lambda *i: partial(i[:ndim]), name="partials")
     bin_indices = te.compute(shape, lambda *i: bin_of(i[:ndim]), name="bins")
@@ -172,7 +172,7 @@ def cross_entropy_with_logits_backward(
     factor : te.Tensor
         The other factor.
     batch_size : PrimExpr, optional
-        ``N``; None does not divide.
+        ``N``; None for no division.
 
     Returns
     -------
@@ -191,7 +191,7 @@ def cross_entropy_with_logits_backward(
 
 
 class _Loss:
-    """What the loss and its gradients share: what is read at a position, and the two reductions."""
+    """Expressions that the loss and its gradients share: reads at a position, and the two reductions."""
 
     def __init__(self, predictions, targets, weights, reduction, ignore_index):
         self.predictions, self.targets, self.weights = predictions, targets, weights
@@ -221,7 +221,7 @@ class _Loss:
         return self.weights(class_index).astype(self.dtype)
 
     def select(self, position, of_class: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> tirx.PrimExpr:
-        """Return ``of_class`` of a target that names a class; it is not evaluated for any other."""
+        """Return ``of_class(target)`` for a valid target, evaluated only then; 0 for an ignored one, else NaN."""
         target = self.target(position)
         return tirx.if_then_else(
             target == self.ignore_index,
@@ -230,7 +230,7 @@ class _Loss:
         )
 
     def forward(self) -> te.Tensor:
-        """Return the loss in the dtype that it is accumulated in."""
+        """Return the loss in the accumulation dtype."""
 
         def term(*position):
             return self.select(position, lambda c: -self.prediction(position, c) * self.weight(c))
@@ -250,7 +250,7 @@ class _Loss:
         )
 
     def scale(self, output_grad: te.Tensor) -> Callable[[list], tirx.PrimExpr]:
-        """Return what gives, for a position, the gradient with respect to its ``-w[t] * x[p, t]``."""
+        """Return a function from a position to the gradient with respect to its ``-w[t] * x[p, t]``."""
         if self.reduction == "none":
             return lambda position: output_grad(*position).astype(self.dtype)
         if self.reduction == "sum":
@@ -271,9 +271,9 @@ def _total(shape: Shape, value: Callable[..., tirx.PrimExpr], name: str) -> te.T
 
 
 def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) -> te.Tensor:
-    """Return for each bin the sum of the values whose index, which lies in ``[0, bins)``, is that bin.
+    """Return for each bin the sum of the values whose index, in ``[0, bins)``, is that bin.
 
-    One pass over the values instead of one for each bin, which gathering them would take.
+    This takes one pass over the values; a gather would take one for each bin.
     """
 
     if on_gpu():
@@ -300,7 +300,7 @@ def _sum_by_bin(values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr) 
 def _sum_by_bin_in_threads(
     values: te.Tensor, bin_indices: te.Tensor, bins: tirx.PrimExpr
 ) -> te.Tensor:
-    """:func:`_sum_by_bin` on a GPU: a thread goes through all values and sums those of its own bins."""
+    """:func:`_sum_by_bin` on a GPU: a thread loops over all values and sums those of its own bins."""
     chunks = Chunks((), [bins])
 
     def body(values, bin_indices, sums):

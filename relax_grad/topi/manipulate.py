@@ -1,4 +1,4 @@
-"""Tensor expressions of the operators that move elements about where TVM's fall short, and of their gradients."""
+"""Tensor expressions of data-movement operators for which TVM's are insufficient, and of their gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tile_backward_data(
         The shape of the data.
     repeats : Sequence[int]
         The number of copies along each axis of the data, right-aligned: missing ones at the front are
-        1, and those in excess belong to axes that tile has added.
+        1, and excess ones belong to axes that tile has added.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def repeat_backward_data(
     repeats : int
         The number of copies of each element.
     axis : int or None
-        The axis along which elements were repeated; None where repeat flattened the data first.
+        The axis along which elements were repeated; None if repeat flattened the data first.
 
     Returns
     -------
@@ -92,7 +92,7 @@ def repeat_backward_data(
 
 
 def repeat(data: te.Tensor, out_shape: Shape, repeats: int, axis: int | None) -> te.Tensor:
-    """Repeat each element, as ``topi.repeat``, but for any rank and any number of repeats.
+    """Repeat each element like ``topi.repeat``, for any rank and any number of repeats.
 
     Parameters
     ----------
@@ -140,13 +140,13 @@ def expand_dims(data: te.Tensor, axes: Sequence[int]) -> te.Tensor:
 def collapse_sum(data: te.Tensor, shape: Shape) -> te.Tensor:
     """Sum over the axes along which a tensor of the given shape was broadcast to that of ``data``.
 
-    Unlike ``topi.collapse_sum`` it accumulates half precision in float32, and sums to 0 over an empty
+    Unlike ``topi.collapse_sum``, it accumulates half precision in float32, and returns 0 for a sum over an empty
     axis.
 
     Parameters
     ----------
     data : te.Tensor
-        What to sum.
+        The tensor to sum.
     shape : Sequence[int or PrimExpr]
         The shape of the result, which must be broadcastable to that of ``data``.
 

@@ -1,4 +1,4 @@
-"""Tensor expressions of the operators that join tensors and take them apart, and of their gradients."""
+"""Tensor expressions of the operators that join and split tensors, and of their gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .util import Shape, cast, is_empty, zeros
 def concat_backward_tensors(
     output_grad: te.Tensor, shapes: Sequence[Shape], axis: int
 ) -> list[te.Tensor]:
-    """Gradient of concat with respect to its tensors: the slice that each has become.
+    """Gradient of concat with respect to its tensors: each tensor's slice of the gradient.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def concat_backward_tensors(
 def split(
     data: te.Tensor, part_shapes: Sequence[Shape], begins: Sequence[tirx.PrimExpr], axis: int
 ) -> list[te.Tensor]:
-    """Take parts along an axis; unlike for ``topi.split``, they may be empty, overlap, or be symbolic.
+    """Split a tensor along an axis; unlike for ``topi.split``, parts may be empty, overlap, or be symbolic.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def split(
     part_shapes : Sequence[Sequence[int or PrimExpr]]
         The shape of each part.
     begins : Sequence[int or PrimExpr]
-        Where each part begins along the axis.
+        The begin of each part along the axis.
     axis : int
         The axis.
 
@@ -84,7 +84,7 @@ def split(
 def split_backward_x(
     output_grads: Sequence[te.Tensor], x_shape: Shape, begins: Sequence[tirx.PrimExpr], axis: int
 ) -> te.Tensor:
-    """Gradient of split with respect to its data: each element sums the parts that it is in.
+    """Gradient of split with respect to its data: each element sums its gradients in all parts.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def split_backward_x(
     x_shape : Sequence[int or PrimExpr]
         The shape of the data.
     begins : Sequence[int or PrimExpr]
-        Where each part begins along the axis.
+        The begin of each part along the axis.
     axis : int
         The axis.
 

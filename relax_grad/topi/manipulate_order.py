@@ -1,4 +1,4 @@
-"""Tensor expressions of the operators that put elements into another order, and of their gradients."""
+"""Tensor expressions of the operators that permute elements, and of their gradients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .util import Shape
 def reverse_sequence(
     data: te.Tensor, seq_lengths: te.Tensor, seq_axis: int, batch_axis: int
 ) -> te.Tensor:
-    """Reverse the beginning of each sequence, as ``topi.reverse_sequence``, for symbolic batches too.
+    """Reverse the first elements of each sequence like ``topi.reverse_sequence``, for symbolic batches too.
 
     Parameters
     ----------
     data : te.Tensor
         The data.
     seq_lengths : te.Tensor
-        The number of elements to reverse of each sequence. One that exceeds the extent means all of them;
-        a negative one means none.
+        The number of elements to reverse of each sequence. If it exceeds the extent, all elements are reversed;
+        if it is negative, none.
     seq_axis, batch_axis : int
-        The axis along which a sequence runs, and that along which sequences follow each other.
+        The axis of the elements of a sequence, and the axis of the sequences.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def reverse_sequence(
 def layout_transform_backward_x(
     output_grad: te.Tensor, x_shape: Shape, index_map: IndexMap
 ) -> te.Tensor:
-    """Gradient of layout_transform: each element of the data reads where it went.
+    """Gradient of layout_transform: each element of the data reads the gradient at its new position.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def layout_transform_backward_x(
     x_shape : Sequence[int or PrimExpr]
         The shape of the data.
     index_map : IndexMap
-        Where each element goes.
+        The map from the old to the new index of an element.
 
     Returns
     -------
@@ -96,9 +96,10 @@ def pixel_shuffle(data: te.Tensor, upscale_factor: int) -> te.Tensor:
 def pixel_shuffle_backward_data(
     output_grad: te.Tensor, data_shape: Shape, upscale_factor: int
 ) -> te.Tensor:
-    """Gradient of pixel_shuffle with respect to its data: what has been moved into space moves back.
+    """Gradient of pixel_shuffle with respect to its data: the inverse permutation.
 
-    Where the number of channels does not divide, as a symbolic one may, the gradient of those that are left out is 0.
+    If the number of channels is not divisible, as is possible for a symbolic one, the gradient of the dropped channels
+    is 0.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Tensor expressions that the gradients of the normalisations need.
 
-The data is normalized to ``z = (x - mean) * rstd``, which is computed again wherever it is read, so that no
-tensor of the size of the data is written but the result. ``mean`` may be None, for 0, and ``gamma`` for 1.
+The data is normalized to ``z = (x - mean) * rstd``, which is recomputed wherever it is read. So only the result is
+written as a tensor of the size of the data. ``mean`` may be None, for 0, and ``gamma`` for 1.
 Everything is computed in float32 at least.
 """
 
@@ -32,7 +32,7 @@ def batch_norm_backward_data(
     Parameters
     ----------
     output_grad, data : te.Tensor
-        The gradient of the normalized data, and the data.
+        The gradient with respect to the normalized data, and the data.
     gamma, mean, rstd, mean_grad, variance_grad : te.Tensor
         For each channel: the factor, the statistics, and the gradients of mean and variance.
     axis : int
@@ -80,12 +80,12 @@ def instance_norm_backward_data(
     channel_axis: int,
     axes: Sequence[int],
 ) -> te.Tensor:
-    """Gradient of a normalization over axes that gamma does not have with respect to the data.
+    """Gradient with respect to the data of a normalization over axes that gamma lacks.
 
     Parameters
     ----------
     output_grad, data : te.Tensor
-        The gradient of the normalized data, and the data.
+        The gradient with respect to the normalized data, and the data.
     gamma : te.Tensor or None
         The factor of each channel.
     mean, rstd, mean_grad, variance_grad : te.Tensor
@@ -93,7 +93,7 @@ def instance_norm_backward_data(
     channel_axis : int
         The axis of the channels, not negative.
     axes : Sequence[int]
-        The axes; none of them negative.
+        The axes, all non-negative.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def instance_norm_backward_gamma(
     rstd: te.Tensor,
     axes: Sequence[int],
 ) -> te.Tensor:
-    """Gradient of a normalization over axes that gamma does not have with respect to gamma.
+    """Gradient with respect to gamma of a normalization over axes that gamma lacks.
 
     Parameters
     ----------
@@ -145,18 +145,18 @@ def layer_norm_backward_data(
     rstd: te.Tensor,
     axes: Sequence[int],
 ) -> te.Tensor:
-    """Gradient of a normalization over axes that gamma has with respect to the data.
+    """Gradient with respect to the data of a normalization over the axes of gamma.
 
     Parameters
     ----------
     output_grad, data : te.Tensor
-        The gradient of the normalized data, and the data.
+        The gradient with respect to the normalized data, and the data.
     gamma : te.Tensor or None
-        The factors; the axes are those of ``axes``, in that order.
+        The factors, with the axes ``axes``, in that order.
     mean, rstd : te.Tensor
         The statistics, in which the axes have extent 1.
     axes : Sequence[int]
-        The axes; none of them negative.
+        The axes, all non-negative.
 
     Returns
     -------
@@ -179,7 +179,7 @@ def layer_norm_backward_data(
     twist = _row_sums(lambda i: g(i) * z(i), data.shape, axes, "layer_norm_twist")
 
     def element(*i):
-        # The averages are no tensors: TVM's schedule for GPUs takes sums and one elementwise result.
+        # The averages are not tensors: TVM's GPU schedule supports sums and one element-wise result.
         centered = g(i) - shift(*at(i)) / count - z(i) * (twist(*at(i)) / count)
         return (centered * rstd(*at(i)).astype(dtype)).astype(data.dtype)
 
@@ -193,7 +193,7 @@ def rms_norm_row_sums(
     rstd: te.Tensor,
     axes: Sequence[int],
 ) -> te.Tensor:
-    """Sums over the axes that :func:`rms_norm_backward_data` takes.
+    """Compute the sums over the axes that :func:`rms_norm_backward_data` needs.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def rms_norm_row_sums(
     Returns
     -------
     result : te.Tensor
-        ``sum(weight * dy * x * rstd)``, in which the axes have extent 1; in float32 at least.
+        ``sum(weight * dy * x * rstd)``, where the axes have extent 1; in float32 at least.
     """
     dtype, at = accumulation_dtype(data.dtype), _row_of(axes)
     if is_empty(data.shape):
@@ -234,8 +234,8 @@ def rms_norm_backward_data(
     output_grad, data, weight, rstd, axes
         As for :func:`layer_norm_backward_data`.
     row_sums : te.Tensor
-        What :func:`rms_norm_row_sums` returns. In one function with it, TVM's schedules for GPUs would take
-        the two for the product of a matrix and a vector, and fail.
+        The result of :func:`rms_norm_row_sums`. In one function with these sums, TVM's GPU schedules would
+        misidentify the two as a matrix-vector product, and fail.
 
     Returns
     -------
@@ -263,7 +263,7 @@ def layer_norm_backward_gamma(
     rstd: te.Tensor,
     axes: Sequence[int],
 ) -> te.Tensor:
-    """Gradient of a normalization over axes that gamma has with respect to gamma.
+    """Gradient with respect to gamma of a normalization over the axes of gamma.
 
     Parameters
     ----------
@@ -273,7 +273,7 @@ def layer_norm_backward_gamma(
     Returns
     -------
     result : te.Tensor
-        The sum of ``dy * z`` over all but the axes, which are in the order given; of the dtype of
+        The sum of ``dy * z`` over all axes except ``axes``, which are in the order given; of the dtype of
         ``rstd``.
     """
     return _sum_of_products(output_grad, data, mean, rstd, axes, _row_of(axes))
@@ -285,17 +285,17 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
     Parameters
     ----------
     data : te.Tensor
-        What to divide.
+        The tensor to divide.
     of_shape : Sequence[int or PrimExpr]
-        The shape to count in.
+        The shape whose elements are counted.
     axes : Sequence[int]
-        The axes to count along; none of them negative.
+        The axes to count along, all non-negative.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and the dtype of ``data``. The count does not pass through half
-        precision, which holds none above 65504.
+        A tensor of the shape and the dtype of ``data``. The count is not converted to half precision, which
+        overflows above 65504.
     """
     dtype = accumulation_dtype(data.dtype)
     count = count_along(of_shape, axes)
@@ -308,7 +308,7 @@ def divide_by_count(data: te.Tensor, of_shape: Shape, axes: Sequence[int]) -> te
 
 
 def _row_of(axes: Sequence[int]) -> Callable[[Index], Index]:
-    """Return what gives the index of the statistics of an element, in which the axes have extent 1."""
+    """Return a function from an element's index to that of its statistics, where the axes have extent 1."""
     return lambda i: [0 if axis in axes else i[axis] for axis in range(len(i))]
 
 
@@ -323,8 +323,8 @@ def _affine_backward(
 ) -> te.Tensor:
     """Return ``gamma * rstd * dy + (mean_grad + 2 * variance_grad * (x - mean)) / N``.
 
-    ``N`` elements along the axes have statistics in common, which are ``at`` an index made of that of an
-    element; ``channel`` gives their channel.
+    ``N`` elements along the axes share their statistics. ``at`` maps the index of an element to that of its
+    statistics; ``channel`` maps it to its channel.
     """
     if is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -333,7 +333,7 @@ def _affine_backward(
     count = count_along(data.shape, axes).astype(dtype)
 
     def small(value, name):
-        """A tensor of the extents of the statistics, so that an element takes no division."""
+        """Compute a tensor of the statistics' shape, so that no division remains for each element."""
         return te.compute(rstd.shape, lambda *i: value(i), name=f"norm_{name}")
 
     def factor(i):
@@ -356,7 +356,7 @@ def _affine_backward(
 def _normalized(
     data: te.Tensor, mean: te.Tensor | None, rstd: te.Tensor, i: Index, at: Index, dtype: str
 ) -> tirx.PrimExpr:
-    """Return an element of the normalized data, whose statistics are ``at`` this index."""
+    """Return element ``i`` of the normalized data, with its statistics at the index ``at``."""
     centered = data(*i).astype(dtype)
     if mean is not None:
         centered = centered - mean(*at).astype(dtype)
@@ -366,7 +366,7 @@ def _normalized(
 def _scaled(
     output_grad: te.Tensor, gamma: te.Tensor | None, i: Index, axes: Sequence[int], dtype: str
 ) -> tirx.PrimExpr:
-    """Return an element of ``gamma * dy``, where gamma has the axes, in that order."""
+    """Return element ``i`` of ``gamma * dy``, where gamma has the axes, in that order."""
     grad = output_grad(*i).astype(dtype)
     return grad if gamma is None else grad * gamma(*(i[axis] for axis in axes)).astype(dtype)
 
@@ -374,7 +374,7 @@ def _scaled(
 def _row_sums(
     value: Callable[[Index], tirx.PrimExpr], shape: Shape, axes: Sequence[int], name: str
 ) -> te.Tensor:
-    """Return the sum over the axes, which are kept with extent 1, of values given for an index."""
+    """Return the sum of ``value(index)`` over the axes, which are kept with extent 1."""
     reduced = {axis: te.reduce_axis((0, shape[axis]), f"k{axis}") for axis in sorted(axes)}
 
     def total(*row):
@@ -393,9 +393,9 @@ def _sum_of_products(
     kept: Sequence[int],
     at: Callable[[Index], Index],
 ) -> te.Tensor:
-    """Return the sum of ``dy * z`` over all axes but some, which are kept in the order given.
+    """Return the sum of ``dy * z`` over all axes except ``kept``, which are in the order given.
 
-    ``at`` gives the index of the statistics of an element. A sum over nothing is 0.
+    ``at`` maps the index of an element to that of its statistics. A sum over an empty axis is 0.
     """
     shape = [data.shape[axis] for axis in kept]
     summed = [axis for axis in range(len(data.shape)) if axis not in kept]

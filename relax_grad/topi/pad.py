@@ -1,8 +1,8 @@
 """Tensor expressions of padding and its gradient.
 
-Padding gives place ``p`` of an axis the element ``source(p - before)`` of the data. So the gradient of an
-element sums over the places that have it, which can be told apart axis by axis: one axis after the other
-is unpadded. No place is divided in an index, and none is written twice.
+Padding fills position ``p`` of an axis with the element ``source(p - before)`` of the data. So the gradient of an
+element is the sum over all positions of its copies. These positions are independent for each axis, so the axes
+are unpadded one after the other. No index needs a division, and no element is written twice.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .util import Shape, at_least_1, cast, is_empty, is_static, zeros
 def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:
     """Pad with elements of the data, for any width and any extent.
 
-    Unlike ``topi.nn.reflect_pad`` it reflects as often as the width asks for, as NumPy does, and an
-    extent that turns out to be 0 reads nothing.
+    Unlike ``topi.nn.reflect_pad``, it reflects as often as the width requires, as NumPy does. If a symbolic
+    extent is 0 at run time, it reads nothing.
 
     Parameters
     ----------
     data : te.Tensor
         The data.
     pad_width : Sequence[int]
-        The number of places before and after each axis; a negative one crops.
+        The number of positions before and after each axis; a negative one crops.
     mode : str
         ``"reflect"``, ``"replicate"`` or ``"circular"``.
 
@@ -68,7 +68,7 @@ def pad(data: te.Tensor, pad_width: Sequence[int], mode: str) -> te.Tensor:
 def pad_backward_data(
     output_grad: te.Tensor, data_shape: Shape, pad_width: Sequence[int], mode: str
 ) -> te.Tensor:
-    """Gradient of padding with respect to its data: each element sums the places that have it.
+    """Gradient of padding with respect to its data: each element sums the gradients of its copies.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def pad_backward_data(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
     pad_width : Sequence[int]
-        The number of places before and after each axis; a negative one crops.
+        The number of positions before and after each axis; a negative one crops.
     mode : str
         ``"constant"``, ``"reflect"``, ``"replicate"`` or ``"circular"``.
 
@@ -108,7 +108,7 @@ def pad_backward_data(
 
 
 def _reflect(place, extent):
-    """Walk to and fro between the first and the last element."""
+    """Reflect a position at the first and the last element, as often as necessary."""
     last = extent - 1
     return last - tirx.abs(last - tirx.floormod(place, at_least_1(2 * last)))
 
@@ -122,13 +122,13 @@ def _circle(place, extent):
 
 
 def _crop(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
-    """Each element has one place, unless it was cropped."""
+    """Undo cropping or constant padding: each element has one copy, or none if it was cropped."""
     crops = min(before, after) < 0
     return _along(grad, axis, extent, lambda i, read: read(i + before, crops))
 
 
 def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
-    """Besides its own place, the first element has all places before, and the last all behind."""
+    """Undo replication: the first element also sums all positions before it, and the last all after it."""
     crops = min(before, after) < 0
     size = grad.shape[axis]
     none = tirx.const(0, accumulation_dtype(grad.dtype))
@@ -153,7 +153,7 @@ def _unreplicate(grad: te.Tensor, axis: int, extent, before: int, after: int) ->
 
 
 def _uncircle(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
-    """An element has every place that is some turns, of ``extent`` places each, from its own."""
+    """Undo circular padding: the copies of an element are at multiples of ``extent`` from its own position."""
     period = at_least_1(extent)
     back = (max(before, 0) + period - 1) // period
     ahead = (max(after, 0) + period - 1) // period
@@ -166,9 +166,9 @@ def _uncircle(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te
 
 
 def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> te.Tensor:
-    """An element has the places some turns, to the other edge and back, from its own and its image's.
+    """Undo reflection: the copies of an element are whole periods from its own position and from its mirror image.
 
-    The first and the last element are their own images.
+    A period is twice the distance from edge to edge. The first and the last element are their own images.
     """
     last = extent - 1
     period = at_least_1(2 * last)
@@ -187,9 +187,9 @@ def _unreflect(grad: te.Tensor, axis: int, extent, before: int, after: int) -> t
 def _along(grad: te.Tensor, axis: int, extent, element: Callable) -> te.Tensor:
     """Compute one axis anew, of the given extent.
 
-    ``element(i, read)`` is what stands at ``i``; ``read(place, guarded, tensor, when)`` is what stands at
-    a place of a tensor, by default of the gradient, or 0 where ``guarded`` and the place lies outside,
-    or where not ``when``.
+    ``element(i, read)`` returns the value at ``i``. ``read(place, guarded, tensor, when)`` returns the value of a
+    tensor, by default of the gradient, at a position of the axis. It returns 0 if ``when`` does not hold, or if
+    ``guarded`` and the position is out of bounds.
     """
     shape = list(grad.shape)
     shape[axis] = extent

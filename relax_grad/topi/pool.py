@@ -1,12 +1,12 @@
 """Tensor expressions of the gradients of pooling, for any rank and any layout.
 
-Along a spatial axis of stride ``s``, dilation ``d`` and padding ``p``, tap ``t`` of window ``o`` stands at
-element ``o * s + t * d - p``, which may lie outside of the data. So element ``i`` is tap ``t`` of window
-``(i + p - t * d) / s`` where that divides, and a gradient with respect to the data is a sum over taps:
-every element gathers from the windows that it belongs to, and nothing is written twice. What is
-gathered is first spread out so that the sum itself has neither a division nor a condition.
+Along a spatial axis of stride ``s``, dilation ``d`` and padding ``p``, tap ``t`` of window ``o`` is at
+element ``o * s + t * d - p``, which may be outside the data. So element ``i`` is tap ``t`` of window
+``(i + p - t * d) / s`` if that division leaves no remainder. A gradient with respect to the data is a sum over
+taps: every element gathers from the windows that contain it, and nothing is written twice. The gathered tensor is
+first spread out, so that the sum itself has neither a division nor a condition.
 
-Attributes that are given along the spatial axes are in the order depth, height, width, whatever the
+Attributes along the spatial axes are in the order depth, height, width, whatever the
 layout, as in the pooling operators.
 """
 
@@ -55,8 +55,8 @@ def max_pool_backward(
     Returns
     -------
     result : te.Tensor
-        A tensor of the shape and dtype of ``data``. Each window gives its gradient to one element
-        (:func:`_winner`), and one that holds nothing but padding gives it to none.
+        A tensor of the shape and dtype of ``data``. Each window passes its gradient to one element
+        (:func:`_winner`); a window that holds only padding passes it to none.
     """
     layout, out_layout = Layout.together(layout, out_layout)
     windows = _Windows.of(layout, pool_size, strides, padding, dilation)
@@ -103,7 +103,7 @@ def max_pool_jvp(
     -------
     result : te.Tensor
         A tensor of shape ``out_shape`` and the dtype of ``data_tangent``: the tangent of the element
-        that :func:`max_pool_backward` gives a window's gradient to; 0 where there is none.
+        that gets a window's gradient in :func:`max_pool_backward`; 0 if there is none.
     """
     layout, out_layout = Layout.together(layout, out_layout)
     windows = _Windows.of(layout, pool_size, strides, padding, dilation)
@@ -112,7 +112,7 @@ def max_pool_jvp(
     def tangent(*index):
         taps = windows.unflat(winner(*index))
         element = windows.element(out_layout.logical(index), taps)
-        # The winner is an element of the data, so only a window without one reads nothing.
+        # The winner is an element of the data, so only a window without a winner needs a guard.
         value = data_tangent(*layout.stored(element))
         return tirx.if_then_else(winner(*index) >= 0, value, tirx.const(0, data_tangent.dtype))
 
@@ -140,9 +140,8 @@ def avg_pool_backward(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data, in ``layout``.
     count_include_pad : bool
-        Whether a window is divided by the number of its elements that lie in the data or in the
-        padding, or by that of those in the data. What ``ceil_mode`` adds beyond the padding never
-        counts.
+        Whether the divisor of a window counts its elements in the data and in the padding, or only those in
+        the data. Elements that ``ceil_mode`` adds beyond the padding never count.
     out_dtype : str
         The dtype of the result.
     pool_size, strides, padding, dilation, layout, out_layout
@@ -187,7 +186,7 @@ def adaptive_avg_pool_backward(
 
     Along an axis of ``H`` elements, window ``o`` of ``O`` holds the elements from ``floor(o * H / O)`` up
     to ``ceil((o + 1) * H / O)``. So element ``i`` belongs to the windows from ``floor(i * O / H)`` up to
-    ``ceil((i + 1) * O / H)``: what it gathers from are adaptive windows too, with the roles exchanged.
+    ``ceil((i + 1) * O / H)``: these are adaptive windows too, with the roles exchanged.
 
     Parameters
     ----------
@@ -242,8 +241,8 @@ def adaptive_avg_pool_backward(
 
 
 def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimExpr) -> tuple:
-    """Return where one of a number of adaptive windows over an axis begins and ends."""
-    # The simplifier divides by 0 in what these two cases come to below, for a symbolic extent.
+    """Return begin and end of one of ``number`` adaptive windows over ``over`` elements."""
+    # For a symbolic extent, the simplifier would divide by 0 in the general formula of these two cases.
     if is_one(number):
         return tirx.const(0, "int64"), over
     if is_one(over):
@@ -252,7 +251,7 @@ def _adaptive_window(at: tirx.PrimExpr, number: tirx.PrimExpr, over: tirx.PrimEx
 
 
 def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return a bound of how many adaptive windows an element belongs to; at least 1."""
+    """Return an upper bound on the number of adaptive windows that contain an element; at least 1."""
     if is_static(extent) and is_static(output):
         extent, output = int(extent), int(output)
         if extent % output == 0:
@@ -260,7 +259,7 @@ def _most_windows(extent: tirx.PrimExpr, output: tirx.PrimExpr) -> tirx.PrimExpr
         return output // extent if output % extent == 0 else output // extent + 2
     if is_one(output):
         return 1
-    # An empty axis has no element to gather, but the loop's extent is still computed.
+    # An empty axis gathers no element, but the loop's extent is still computed.
     return tirx.floordiv(output - 1, tirx.max(extent, 1)) + 2
 
 
@@ -271,7 +270,7 @@ def _spatial(layout: Layout) -> str:
 
 @dataclass(frozen=True)
 class _Windows:
-    """Where the windows of a pooling lie; every sequence has one item for each spatial axis."""
+    """The geometry of the windows of a pooling; every sequence has one item for each spatial axis."""
 
     names: str
     sizes: Sequence[int]
@@ -283,7 +282,7 @@ class _Windows:
     @classmethod
     def of(cls, layout: Layout, pool_size, strides, padding, dilation) -> _Windows:
         names = _spatial(layout)
-        # block_builder.call_te makes expressions of integers.
+        # block_builder.call_te converts integers to expressions.
         sizes, strides, padding, dilation = (
             [int(value) for value in values] for values in (pool_size, strides, padding, dilation)
         )
@@ -313,7 +312,7 @@ class _Windows:
         return taps
 
     def element(self, window: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
-        """Return the element of the data, or of its padding, at which a tap of a window stands."""
+        """Return the element of the data, or of its padding, at a tap of a window."""
         at = dict(window)
         for name, stride, before, step, tap in zip(
             self.names, self.strides, self.before, self.dilation, taps, strict=True
@@ -322,7 +321,7 @@ class _Windows:
         return at
 
     def inside(self, element: Index, extents: Index, filled_up: Sequence[str]) -> tirx.PrimExpr:
-        """Tell whether an element lies in the data, and not in its padding or in what fills a layout up."""
+        """Tell whether an element lies in the data, and not in its padding or in the filling of a packed layout."""
         bounds = [
             bound
             for name in self.names
@@ -339,9 +338,9 @@ class _Windows:
         dtype: str,
         fill: int = 0,
     ) -> te.Tensor:
-        """Copy what belongs to windows, in ``out_layout``, to where :meth:`spread_index` finds it.
+        """Copy a tensor of one element per window, in ``out_layout``, to the positions of :meth:`spread_index`.
 
-        Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to where there is no window.
+        Window ``o`` goes to ``o * s + (K - 1) * d - p``, and ``fill`` to positions without a window.
         """
         extents = [data_shape[axis] for axis in layout.positions(self.names)]
         reach = [(size - 1) * step for size, step in zip(self.sizes, self.dilation, strict=True)]
@@ -356,10 +355,10 @@ class _Windows:
         )
 
     def spread_index(self, element: Index, taps: Sequence[tirx.PrimExpr]) -> dict:
-        """Return where in a spread tensor the window stands of which the element is a certain tap.
+        """Return the position in a spread tensor of the window that has the element as the given tap.
 
-        The taps are counted from the last one, so that no index falls as a loop variable rises: TVM's
-        simplification of iteration maps gets the floor of a falling one wrong.
+        The taps are counted from the last one, so that no index decreases in a loop variable: TVM's
+        simplification of iteration maps gets the floor of a decreasing index wrong.
         """
         at = dict(element)
         for name, step, tap in zip(self.names, self.dilation, taps, strict=True):
@@ -367,7 +366,7 @@ class _Windows:
         return at
 
     def count(self, window: Index, extents: Index, include_pad: bool) -> tirx.PrimExpr:
-        """Return what average pooling divides the sum over a window by, where the sum is not empty."""
+        """Return the divisor of average pooling for a window; at least 1."""
         total = 1
         for name, size, stride, before, after, step in zip(
             self.names,
@@ -391,12 +390,12 @@ def _winner(
 ) -> te.Tensor:
     """Return for each window the position in it of its largest element, or -1.
 
-    Of equal elements the first wins, a NaN wins over any number, and the last of several NaNs wins;
-    padding never does. That is what PyTorch's CPU kernel finds by walking over a window and moving on
-    where ``value > largest or isnan(value)``. A window that holds nothing but padding has -1.
+    Of equal elements the first wins. A NaN wins over any number, and the last of several NaNs wins.
+    Padding never wins. PyTorch's CPU kernel chooses the same element: it loops over a window and moves on
+    if ``value > largest or isnan(value)``. A window that holds only padding has -1.
 
-    One reduction finds the largest number of a window and a second one the position: two of one value
-    each compile many times faster than one of a pair, and no schedule can change what they find.
+    One reduction computes the largest number of a window and a second one its position. Two reductions of one value
+    each compile many times faster than one of a pair, and no schedule can change their results.
     """
     dtype = accumulation_dtype(data.dtype)
     lowest = tirx.const(float("-inf"), dtype)
@@ -418,11 +417,11 @@ def _winner(
     largest = te.compute(out_shape, largest_number, name="max_pool_largest")
 
     def highest_rank(*index):
-        # The rank of a NaN is number + position, so that the last one wins; that of another element as
-        # large as any is number - 1 - position, so that the first one does.
+        # The rank of a NaN is number + position, so that the last one wins. The rank of another largest element
+        # is number - 1 - position, so that the first one wins.
         taps = windows.taps()
         inside, value = read(index, taps)
-        # Relax's index dtype: te promotes some of the integers of a narrower one to it, but not all.
+        # int64 is Relax's index dtype: te promotes only some integers of a narrower dtype to it.
         position = windows.flat(taps).astype("int64")
         none = tirx.const(-1, "int64")
         rank = tirx.Select(
@@ -444,7 +443,7 @@ def _winner(
     )
 
 
-#: The reduction ``te.max`` starts at the least finite number, which is above negative infinity.
+#: A maximum that starts at negative infinity; ``te.max`` starts at the least finite number, which is greater.
 _largest = te.comm_reducer(
     lambda x, y: tirx.max(x, y),
     lambda dtype: tirx.const(float("-inf"), dtype),

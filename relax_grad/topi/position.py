@@ -1,7 +1,7 @@
-"""Which element of an axis an index means, whatever its value.
+"""The element of an axis that an index selects, for any value of the index.
 
-An index outside the axis never becomes an address: everything that reads or writes by an index asks
-:func:`position`.
+An index is out of bounds if it selects no element. Such an index never becomes an address: all reads and writes
+by index use :func:`position`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tvm import tirx
 def position(
     index: tirx.PrimExpr, extent: tirx.PrimExpr, mode: str
 ) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-    """Return the element of an axis that an index means, and whether there is one.
+    """Return the element of an axis that an index selects, and whether it exists.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ def position(
         The extent of the axis, which may be 0.
     mode : str
         ``"fast"``: negative indices count from the end, as in NumPy and PyTorch; ``"clip"``: moved to
-        the nearest element; ``"wrap"``: modulo the extent; ``"nan"``: taken as it is.
+        the nearest element; ``"wrap"``: modulo the extent; ``"nan"``: used without change.
 
     Returns
     -------
     element : PrimExpr
-        An int64, which is an element of the axis where ``inside`` holds.
+        An int64, which is an element of the axis if ``inside`` holds.
     inside : PrimExpr
         The condition that the element exists.
     """
@@ -35,7 +35,7 @@ def position(
     divisor = tirx.max(extent, 1)  # the axis may be empty
     signed = not str(index.ty.dtype).startswith("uint")
     if not signed:
-        # Both keep the element that is meant, and fit into int64.
+        # Both branches select the same element as before, and fit into int64.
         index = index.astype("uint64")
         if mode == "wrap":
             index = tirx.truncmod(index, divisor.astype("uint64"))
@@ -54,11 +54,11 @@ def position(
 
 
 def filling(dtype: str, fill: str) -> tirx.PrimExpr:
-    """Return what stands where an index means no element: ``fill`` is ``"nan"`` (0 for integers) or ``"zero"``."""
+    """Return the value for an out-of-bounds index: ``fill`` is ``"nan"`` (0 for integers) or ``"zero"``."""
     is_float = str(dtype).startswith(("float", "bfloat"))
     return tirx.const(float("nan") if fill == "nan" and is_float else 0, dtype)
 
 
 def as_int64(value: int | tirx.PrimExpr) -> tirx.PrimExpr:
-    """Make an index or an extent an expression of dtype int64."""
+    """Convert an index or an extent to an expression of dtype int64."""
     return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")

@@ -1,8 +1,8 @@
 """Tensor expressions of resizing and of its gradient.
 
-A resize is linear in the data (apart from the extrapolation value) and separable: along each spatial axis,
+A resize is linear in the data (except for the extrapolation value) and separable: along each spatial axis,
 output ``x`` is a sum of a few elements, its taps, with weights that depend on ``x`` only. :class:`Axis`
-says which elements and weights; the forward and the backward expression both ask it. The formulas are
+defines the taps and the weights for both the forward and the backward expression. The formulas are
 those of ``topi.image.resize2d``, which follow ONNX's Resize.
 """
 
@@ -30,13 +30,13 @@ from .util import (
     zeros,
 )
 
-#: What keeps a coordinate that is an integer but for rounding errors from being rounded to the next one.
+#: The tolerance for rounding errors when a coordinate that should be an integer is rounded up or down.
 _EPSILON = 1e-5
 
 
 @dataclass(frozen=True)
 class Axis:
-    """How one axis is resized.
+    """The resize of one axis.
 
     Attributes
     ----------
@@ -53,9 +53,9 @@ class Axis:
     cubic_alpha : float
         The coefficient of the cubic spline.
     cubic_exclude : bool
-        Whether taps outside the data count for nothing, instead of for the element at the border.
+        Whether taps outside the data have weight 0, instead of reading the element at the border.
     roi : tuple[float, float]
-        Where the region of interest begins and ends, for ``tf_crop_and_resize``.
+        Begin and end of the region of interest, for ``tf_crop_and_resize``.
     dtype : str
         The dtype of coordinates and weights.
     """
@@ -76,9 +76,9 @@ class Axis:
         return self.mode == "tf_crop_and_resize"
 
     def coordinate(self, x: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Return where an output lies in the data.
+        """Return the coordinate of an output in the data.
 
-        The order of the operations is topi's, so that ``nearest_neighbor`` rounds as it does. A compiler
+        The order of the operations is that of topi, so that ``nearest_neighbor`` rounds identically. A compiler
         that fuses multiplications and additions may still break a tie differently in two functions.
         """
         scale = self._ratio(self.extent, self.size)
@@ -108,7 +108,7 @@ class Axis:
         raise ValueError(f"no coordinate_transformation_mode {self.mode!r} is known")
 
     def taps(self, x: tirx.PrimExpr) -> list[tuple[tirx.PrimExpr, tirx.PrimExpr]]:
-        """Return the elements that an output is a sum of, and their weights."""
+        """Return the taps of an output, and their weights."""
         at = self.coordinate(x)
         if self.method == "nearest_neighbor":
             return [(self._clipped(self._nearest(at)), self._const(1))]
@@ -141,8 +141,8 @@ class Axis:
         return tirx.all(at >= self._const(0), at <= self._float(self.extent - 1))
 
     def window_length(self) -> tirx.PrimExpr:
-        """Return how many outputs there are at most that may have the same element as a tap."""
-        if self.crops:  # whose coordinates may fall, or all be the same
+        """Return the largest number of outputs that may share a tap."""
+        if self.crops:  # coordinates may decrease, or all be equal
             return self.size
         rise, run = self._slope()
         return tirx.min(tirx.floordiv(2 * self._reach * rise + run - 1, run) + 2, self.size)
@@ -150,8 +150,8 @@ class Axis:
     def window_begin(self, i: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return the first output that may have element ``i`` as a tap.
 
-        The coordinate rises with the output, and an element is a tap where it lies less than ``_reach``
-        away. The arithmetic is that of integers, so that no rounding error moves the window off a tap.
+        The coordinate increases with the output, and an element is a tap if it is less than ``_reach``
+        away. The arithmetic is in integers, so that no rounding error moves the window off a tap.
         """
         if self.crops:
             return tirx.const(0, "int64")
@@ -170,23 +170,23 @@ class Axis:
         return 2 if self.method == "cubic" else 1
 
     def _slope(self) -> tuple[tirx.PrimExpr, tirx.PrimExpr]:
-        """Return the number of outputs for a number of elements."""
+        """Return the outputs per element as a ratio: a number of outputs, and a number of elements."""
         if self.mode == "align_corners":
             return self.size - 1, at_least_1(self.extent - 1)
         return self.size, at_least_1(self.extent)
 
     def _ratio(self, a: tirx.PrimExpr, b: tirx.PrimExpr) -> tirx.PrimExpr:
-        """Divide two extents, or what is left of them; 0 where there is nothing to divide by."""
+        """Divide two extents, or two extents minus 1; 0 for a static divisor that is not positive."""
         if is_static(b):
             return self._float(a) / self._float(b) if int(b) > 0 else self._const(0)
-        # Where b is 0, there is one output, number 0, and its number is what this is multiplied by. (TVM
-        # does not compile a product with a plain quotient of two symbolic extents.)
+        # If b is 0, there is one output, with number 0, and this ratio is multiplied by that number. (TVM does not
+        # compile a product with a plain quotient of two symbolic extents.)
         return self._float(a) / tirx.max(self._float(b), self._const(1))
 
     def _if_several(
         self, value: Callable[[], tirx.PrimExpr], otherwise: tirx.PrimExpr
     ) -> tirx.PrimExpr:
-        """Return a value that needs more than one output, as what divides by their number less 1."""
+        """Return ``value()``, which may divide by the number of outputs minus 1, or ``otherwise`` for one output."""
         if is_static(self.size):
             return value() if int(self.size) > 1 else otherwise
         return tirx.if_then_else(self.size > 1, value(), otherwise)
@@ -210,7 +210,7 @@ class Axis:
         return at.astype("int32")
 
     def _cubic(self, t: tirx.PrimExpr) -> list[tirx.PrimExpr]:
-        """Return the weights of the four elements around, at the fraction ``t`` behind the second."""
+        """Return the weights of the four nearest elements, at the fraction ``t`` after the second."""
         alpha, const = self.cubic_alpha, self._const
         t2 = t * t
         t3 = t2 * t
@@ -281,7 +281,7 @@ def resize(
             at = list(index)
             for axis, (position, _) in zip(spatial, taps, strict=True):
                 at[axis] = position
-            if len(per_axis[0]) == 1:  # of weight 1: the element itself, whatever its dtype
+            if len(per_axis[0]) == 1:  # one tap, of weight 1: copied in any dtype
                 return data(*at).astype(out_dtype)
             weight = functools.reduce(operator.mul, (weight for _, weight in taps))
             terms.append(weight.astype(dtype) * data(*at).astype(dtype))
@@ -303,9 +303,9 @@ def resize_backward_data(
 ) -> te.Tensor:
     """Gradient of a resize with respect to its data: the transpose of :func:`resize`.
 
-    One spatial axis after the other, each element sums the outputs that it is a tap of. They lie in a
-    window whose first output and length follow from the extents, so that an axis costs a few
-    multiplications for each element; ``tf_crop_and_resize`` looks at every output.
+    One spatial axis after the other, each element sums the outputs that have it as a tap. These outputs are in a
+    window whose first output and length follow from the extents, so an axis costs a few
+    multiplications for each element; ``tf_crop_and_resize`` loops over every output.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ def resize_backward_data(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
     layout : str
-        The layout of both.
+        The layout of ``output_grad`` and of the data.
     out_dtype : str
         The dtype of the data.
     **attrs
@@ -366,7 +366,7 @@ def _transpose(grad: te.Tensor, axis: int, rule: Axis, dtype: str) -> te.Tensor:
         i = index[axis]
         at = list(index)
         at[axis] = tirx.min(first(i) + k, rule.size - 1)
-        # What is no tap contributes nothing, not even NaN.
+        # An output without this tap contributes nothing, not even NaN.
         term = tirx.Select(
             weights(i, k) != 0, weights(i, k) * grad(*at).astype(dtype), tirx.const(0, dtype)
         )
@@ -389,12 +389,12 @@ def _axes(
     cubic_exclude: bool,
 ) -> list[Axis]:
     method = method.lower()
-    # An element must not be another one's neighbour in another dtype.
+    # The nearest element must not depend on the dtype.
     if dtype != "float64" or method == "nearest_neighbor":
         dtype = "float32"
     ndim = len(extents)
     regions = list(zip(roi[:ndim], roi[ndim:], strict=True))
-    if ndim == 3:  # which topi reads from the last axis on
+    if ndim == 3:  # topi reads roi from the last axis on
         regions.reverse()
     return [
         Axis(

@@ -1,6 +1,6 @@
 """Tensor expressions of roi_align and of its gradients.
 
-Each bin of a region is sampled on a regular grid, by bilinear interpolation.
+Each bin of a region is sampled on a regular grid with bilinear interpolation.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .util import Shape, axes, cast, is_empty, on_gpu, zeros
 class _Align(NamedTuple):
     """Tables of the regions of roi_align, of shape ``[region]``: tensors, or buffers in statements."""
 
-    batch: te.Tensor  # -1 where there is no such element
+    batch: te.Tensor  # -1 if out of bounds
     top: te.Tensor
     left: te.Tensor
     bin_height: te.Tensor
     bin_width: te.Tensor
-    rows: te.Tensor  # of samples in a bin
+    rows: te.Tensor  # rows of samples in a bin
     columns: te.Tensor
 
 
 def roi_align(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
-    """Average or largest of samples of each bin: ``topi.vision.roi_align`` that reads nothing outside.
+    """Average or maximum of the samples of each bin: ``topi.vision.roi_align`` without reads outside the data.
 
     Parameters
     ----------
@@ -90,14 +90,14 @@ def roi_align_backward_data(
     output_grad : te.Tensor
         The gradient with respect to the result.
     data, rois, **attrs
-        As for :func:`roi_align`. Of the data, only ``mode="max"`` reads more than the shape: the gradient
-        goes to the first one of the largest samples.
+        As for :func:`roi_align`. Only ``mode="max"`` reads the values of the data: the gradient goes to the
+        first of the largest samples. Otherwise only the shape of the data is used.
 
     Returns
     -------
     result : te.Tensor
         A tensor of the shape and the dtype of the data; half precision is accumulated in float32. A
-        parallel task owns what it adds to, so that the order of the sums is always the same.
+        parallel task owns all elements that it adds to, so the order of the sums is always the same.
     """
     if is_empty(output_grad.shape) or is_empty(data.shape):
         return zeros(data.shape, data.dtype)
@@ -151,7 +151,7 @@ def roi_align_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attr
     Returns
     -------
     result : te.Tensor
-        With ``mode="max"``, the first one of the largest samples of each bin, taken of the direction; else
+        With ``mode="max"``, the direction at the first of the largest samples of each bin; otherwise
         ``roi_align(direction, rois)``.
     """
     shape = pooled_shape(data.shape, rois, attrs)
@@ -184,7 +184,7 @@ def _align(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Align:
         return tirx.const(value, dtype)
 
     def length(axis):
-        """Return a table of the lengths of the bins, by region."""
+        """Return a table of the bin length of each region."""
         begin, end = bounds(rois, axis, attrs, dtype)
 
         def of(r):
@@ -196,7 +196,7 @@ def _align(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Align:
         return table(rois, of)
 
     def count(lengths):
-        """Return a table of the numbers of samples of the bins, by region."""
+        """Return a table of the number of samples in a bin of each region."""
         if attrs["sample_ratio"] > 0:
             return table(rois, lambda r: tirx.const(attrs["sample_ratio"], "int64"))
 
@@ -260,7 +260,7 @@ def _store_taps(
 ) -> None:
     """Store the elements around a sample along an axis: two positions, -1 for none, and weights.
 
-    TVM is slow to compile indices and conditions as long as these, so statements write them down.
+    TVM compiles such long indices and conditions slowly, so statements store their values.
     """
     taps = _taps(regions, axis, r, which, sample, extent)
     for i, (position, weight, exists) in enumerate(taps, start=offset + 2 * axis):
@@ -281,10 +281,10 @@ def _corners(positions, weights, at, offset: int = 0) -> Iterator[tuple]:
 def _largest_samples(
     data: te.Tensor, regions: _Align, attrs: dict, dtype: str
 ) -> tuple[te.Tensor, te.Tensor]:
-    """Return positions and weights of the elements around the first one of the largest samples of bins.
+    """Return positions and weights of the elements around the first of the largest samples of each bin.
 
-    Both have the axes region, channel, row and column of the bin, and four numbers as
-    :func:`_store_taps` writes them, and four more of the last sample. Without samples there is no element.
+    Both have the axes region, channel, row and column of the bin, and then eight numbers: the four that
+    :func:`_store_taps` writes, and four of the sample visited last. A bin without samples has no element (-1).
     """
     at = axes(attrs["layout"], "NCHW")
     shape = bins_shape(data.shape, regions, attrs)
@@ -322,6 +322,6 @@ def _largest_samples(
                             T.buffer_store(buffer, buffer[(*place, 4 + i)], [*place, i])
 
     outputs = [([*shape, 8], "int64"), ([*shape, 8], dtype)]
-    if not on_gpu():  # where a thread has registers for the largest sample
+    if not on_gpu():  # on a GPU, registers hold the largest sample
         outputs.append(([*shape, 2], dtype))
     return tuple(statements(body, [data, *regions], outputs, "largest_samples")[:2])

@@ -30,15 +30,15 @@ from .util import Shape, axes, cast, is_empty, on_gpu, zeros
 class _Pool(NamedTuple):
     """Tables of the regions of roi_pool, of shape ``[region]`` and ``[region, bin along the axis]``."""
 
-    batch: te.Tensor  # -1 where there is no such element
+    batch: te.Tensor  # -1 if out of bounds
     top: te.Tensor  # the first row of a bin, inside the data
-    bottom: te.Tensor  # the row behind the last
+    bottom: te.Tensor  # the row after the last
     left: te.Tensor
     right: te.Tensor
 
 
 def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
-    """Largest element of each bin: ``topi.vision.roi_pool`` that reads nothing outside.
+    """Largest element of each bin: ``topi.vision.roi_pool`` without reads outside the data.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def roi_pool(data: te.Tensor, rois: te.Tensor, **attrs) -> te.Tensor:
 def roi_pool_backward_data(
     output_grad: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs
 ) -> te.Tensor:
-    """Gradient of roi_pool with respect to the data: the first one of the largest elements gets it.
+    """Gradient of roi_pool with respect to the data: the first of the largest elements gets it.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def roi_pool_jvp(direction: te.Tensor, data: te.Tensor, rois: te.Tensor, **attrs
     Returns
     -------
     result : te.Tensor
-        The first one of the largest elements of each bin, taken of the direction.
+        The direction at the first of the largest elements of each bin.
     """
     shape = pooled_shape(data.shape, rois, attrs)
     if is_empty(shape) or is_empty(data.shape):
@@ -156,13 +156,13 @@ def _pool(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Pool:
         return tirx.const(value, dtype)
 
     def whole(value):
-        """Cast a float to an integer; what is too large or no number to a bound."""
+        """Cast a float to an integer; a value that is too large, or NaN, becomes a bound."""
         valid = tirx.all(value > const(-LARGEST), value < const(LARGEST))
         bound = tirx.Select(value > const(0), const(LARGEST), const(-LARGEST))
         return tirx.Select(valid, value, bound).astype("int64")
 
     def edges(axis, extent):
-        """Return the tables of the elements at which bins begin and end."""
+        """Return the tables of the begin and the end of each bin."""
 
         def rounded_bound(bound):
             return table(rois, lambda r: whole(te.floor(bound(r) + const(0.5))))
@@ -187,7 +187,7 @@ def _pool(data_shape: Shape, rois: te.Tensor, attrs: dict) -> _Pool:
 
 
 def _largest_element(data: te.Tensor, regions: _Pool, attrs: dict) -> te.Tensor:
-    """Return the number of the first one of the largest elements of each bin, -1 where there is none."""
+    """Return the number of the first of the largest elements of each bin, -1 for an empty bin."""
     at = axes(attrs["layout"], "NCHW")
     shape = bins_shape(data.shape, regions, attrs)
     width = spatial(data.shape, at)[1]
@@ -211,6 +211,6 @@ def _largest_element(data: te.Tensor, regions: _Pool, attrs: dict) -> te.Tensor:
                     T.buffer_store(winner, (top + i) * width + left + j, place)
 
     outputs = [(shape, "int64")]
-    if not on_gpu():  # where a thread has a register for the largest element
+    if not on_gpu():  # on a GPU, a register holds the largest element
         outputs.append((shape, data.dtype))
     return statements(body, [data, *regions], outputs, "largest_element")[0]

@@ -1,8 +1,8 @@
-"""Tensor expressions of scans: what an axis accumulates, in one pass over the memory.
+"""Tensor expressions of scans: cumulative operations along an axis, in one pass over the memory.
 
-A task scans a piece of the axes behind the scanned one, so that it reads and writes rows of memory, and
-tasks never meet. What is accumulated so far is read from the result. On a GPU a thread scans one row: as
-each element follows from the one before, along the axis there is nothing to do at the same time.
+A task scans a chunk of the axes after the scanned one. So it reads and writes rows of memory, and
+tasks are independent. The running state is read from the result. On a GPU a thread scans one row: each
+element depends on the previous one, so nothing is parallel along the axis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def linear_scan(
 ) -> te.Tensor:
     """Linear recurrence ``y[i + 1] = multiplier[i] * y[i] + increment[i]`` along an axis, from ``y[0] = 0``.
 
-    Without increments it starts from 1: the products of all the elements before. The last multiplier
+    Without increments it starts from 1 and gives the products of all previous elements. The last multiplier
     and increment are not used.
 
     Parameters
@@ -66,7 +66,7 @@ def cumsum_backward_data(
     data_shape : Sequence[int or PrimExpr]
         The shape of the data.
     axis : int or None
-        The axis; None where cumsum flattened the data first.
+        The axis; None if cumsum flattened the data first.
     exclusive : bool
         Whether an element is left out of its own sum.
 
@@ -96,12 +96,12 @@ def _scan(inputs, step, first, axis: int, reverse: bool, dtype: str, name: str) 
     Parameters
     ----------
     inputs : list[te.Tensor]
-        What ``step`` and ``first`` read, as buffers.
+        The tensors that ``step`` and ``first`` read, as buffers.
     step : Callable
-        ``(buffers, state, before, here) -> state``: what follows a state, given the indices of the element
-        before and of the one that is written.
+        ``(buffers, state, before, here) -> state``: the next state, given the indices of the previous element
+        and of the element to write.
     first : Callable
-        ``(buffers, here) -> state``: what stands at the first element.
+        ``(buffers, here) -> state``: the value of the first element.
     axis, reverse, dtype, name
         The axis, whether to go from its end, the dtype of the result and its name.
     """

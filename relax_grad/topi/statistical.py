@@ -11,47 +11,47 @@ from .util import Shape, count_along, fill_where_empty, is_empty, zeros
 
 
 def sum(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
-    """Sum over axes that may be empty: ``topi.sum``, but 0 over nothing."""
+    """Sum over axes that may be empty: like ``topi.sum``, with 0 for an empty sum."""
     return fill_where_empty(topi.sum(x, axes, keepdims), [x.shape[axis] for axis in axes], 0)
 
 
 def prod(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
-    """Multiply over axes that may be empty: ``topi.prod``, but 1 over nothing."""
+    """Multiply over axes that may be empty: like ``topi.prod``, with 1 for an empty product."""
     return fill_where_empty(topi.prod(x, axes, keepdims), [x.shape[axis] for axis in axes], 1)
 
 
 def mean(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
-    """Average over axes that may be empty: NaN over nothing."""
+    """Average over axes that may be empty, with NaN for an empty mean."""
     return topi.divide(sum(x, axes, keepdims), count_along(x.shape, axes))
 
 
 def variance(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
-    """Average the squared deviations over axes that may be empty: NaN over nothing."""
+    """Average the squared deviations over axes that may be empty, with NaN for no elements."""
     deviation = x - mean(x, axes, True)
     return mean(deviation * deviation, axes, keepdims)
 
 
 def std(x: te.Tensor, axes: Sequence[int], keepdims: bool) -> te.Tensor:
-    """Root of :func:`variance`."""
+    """Return the square root of :func:`variance`."""
     return topi.sqrt(variance(x, axes, keepdims))
 
 
 def median(x: te.Tensor, axes: Sequence[int], out_shape: Shape) -> tuple[te.Tensor, te.Tensor]:
-    """Median over any axes, the lower one of an even number of elements; NaN over nothing.
+    """Median over any axes: the lower one for an even number of elements, NaN for no elements.
 
     Parameters
     ----------
     x : te.Tensor
         The data, of a dtype that TVM sorts.
     axes : Sequence[int]
-        The axes that are reduced; none of them negative.
+        The axes that are reduced, all non-negative.
     out_shape : Sequence[int or PrimExpr]
         The extents of the axes that stay, and any number of extents 1.
 
     Returns
     -------
     value, index : te.Tensor
-        Tensors of shape ``out_shape``: the median, and, in int64, where it stands in the flattened axes.
+        Tensors of shape ``out_shape``: the median, and, in int64, its position in the flattened axes.
     """
     if is_empty(out_shape):
         return zeros(out_shape, x.dtype), zeros(out_shape, "int64")
@@ -78,7 +78,7 @@ def median(x: te.Tensor, axes: Sequence[int], out_shape: Shape) -> tuple[te.Tens
 
 
 def full(shape: Shape, fill: float, dtype: str) -> te.Tensor:
-    """Return a tensor of one number."""
+    """Return a tensor with all elements equal to ``fill``."""
     return te.compute(
         shape, lambda *_: tirx.const(fill, dtype), name="full", tag=topi.tag.INJECTIVE
     )
@@ -87,7 +87,7 @@ def full(shape: Shape, fill: float, dtype: str) -> te.Tensor:
 def mean_backward_x(
     output_grad: te.Tensor, x_shape: Shape, axes: Sequence[int], keepdims: bool
 ) -> te.Tensor:
-    """Gradient of mean: what each mean receives, divided by the number of its elements.
+    """Gradient of mean: the gradient of each mean, divided by the number of its elements.
 
     Parameters
     ----------
@@ -96,15 +96,15 @@ def mean_backward_x(
     x_shape : Sequence[int or PrimExpr]
         The shape of ``x``.
     axes : Sequence[int]
-        The axes that were averaged over; none of them negative.
+        The axes that were averaged over, all non-negative.
     keepdims : bool
         Whether ``output_grad`` has these axes, with extent 1.
 
     Returns
     -------
     result : te.Tensor
-        A tensor of shape ``x_shape`` and the dtype of ``output_grad``. The count does not pass through
-        half precision, which holds none above 65504.
+        A tensor of shape ``x_shape`` and the dtype of ``output_grad``. The count is not converted to half
+        precision, which overflows above 65504.
     """
     if is_empty(x_shape):
         return zeros(x_shape, output_grad.dtype)

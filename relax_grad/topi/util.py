@@ -1,4 +1,4 @@
-"""What the tensor expressions share."""
+"""Helpers that the tensor expressions share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shape = Sequence["int | tirx.PrimExpr"]
 
 
 def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:
-    """Cast every element; the tensor itself where the dtype is right already."""
+    """Cast every element; return the tensor itself if it has the dtype."""
     if tensor.dtype == dtype:
         return tensor
     return te.compute(
@@ -20,10 +20,10 @@ def cast(tensor: te.Tensor, dtype: str) -> te.Tensor:
 
 
 def on_gpu() -> bool:
-    """Tell whether the target in scope has the threads of a GPU, as TVM's own legalizations ask.
+    """Tell whether the target in scope has the threads of a GPU, by the same check as TVM's own legalizations.
 
-    What compute tensors is scheduled later. Loops that are written out as statements are not, and choose
-    here how they run.
+    Computed tensors are scheduled later. Explicit loops in statements are not, so they choose here between CPU
+    and GPU.
     """
     target = tvm.target.Target.current(allow_none=True)
     return target is not None and "gpu" in target.keys
@@ -54,7 +54,7 @@ def is_one(extent: int | tirx.PrimExpr) -> bool:
 
 
 def at_least_1(extent: int | tirx.PrimExpr) -> int | tirx.PrimExpr:
-    """Return an extent to divide by, also where that of an axis is 0."""
+    """Return an extent as a divisor: at least 1, even for an empty axis."""
     return max(extent, 1) if isinstance(extent, int) else tirx.max(extent, 1)
 
 
@@ -77,13 +77,13 @@ def count_along(shape: Shape, axes: Sequence[int]) -> tirx.PrimExpr:
 
 
 def broadcast_index(shape: Shape, at: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
-    """Return the element of a tensor of this shape that an element of its broadcast is."""
+    """Return the index into a tensor of this shape for an index into its broadcast."""
     at = at[len(at) - len(shape) :]
     return [0 if is_one(extent) else i for i, extent in zip(at, shape, strict=True)]
 
 
 def fill_where_empty(total: te.Tensor, extents: Shape, fill: int = 0) -> te.Tensor:
-    """Return ``fill`` for a reduction over an empty axis, which its loops leave undefined."""
+    """Return a reduction, with ``fill`` over an empty axis, for which its loops leave the result undefined."""
     extents = [extent for extent in extents if not (is_static(extent) and int(extent) > 0)]
     if not extents:
         return total
@@ -105,9 +105,9 @@ def spread(
     dtype: str,
     fill: int = 0,
 ) -> te.Tensor:
-    """Copy a tensor to where each element ``i`` of a spatial axis stands at ``origin + i * step``.
+    """Copy a tensor so that element ``i`` of a spatial axis is at ``origin + i * step``.
 
-    Elements that fall outside ``[0, extent)`` are left out; ``fill`` is what stands elsewhere.
+    Elements outside ``[0, extent)`` are dropped; all other positions hold ``fill``.
     """
     shape = list(tensor.shape)
     for axis, extent in zip(spatial_axes, extents, strict=True):

@@ -1,8 +1,8 @@
-"""Gradients of the backward operators themselves, which give second and higher order.
+"""Gradients of the backward operators themselves, for second and higher order.
 
-A backward operator is linear in its output gradient. Its own gradient with respect to that is the
-forward operator's derivative along a direction; where the forward operator is linear, that is the
-forward operator.
+A backward operator is linear in its output gradient. Its gradient with respect to that argument is the
+forward operator's derivative along a direction. If the forward operator is linear, this derivative is the
+forward operator itself.
 """
 
 from . import (

@@ -13,7 +13,7 @@ from .._util import cast_like, widen
 def softmax_backward(orig_var, orig_call, output_grad, ctx):
     """Gradient of softmax_backward.
 
-    Forward form: ``dx = (dy - sum(dy * y)) * y`` with the sum over the axis.
+    Forward form: ``dx = (dy - sum(dy * y)) * y``, with the sum over the axis.
 
     Backward form: with ``h = dx_grad``, ``[softmax_backward(h, y), h * (dy - sum(dy * y)) - dy * sum(h *
     y)]``.

@@ -12,10 +12,10 @@ from .._util import cast_like, no_grad, widen
 def attention_weights(orig_var, orig_call, output_grad, ctx):
     """Gradient of attention_weights.
 
-    Forward form: ``p = attention_weights(s)``: a softmax of ``s`` over the keys that are seen, and 0 for the
-    others.
+    Forward form: ``p = attention_weights(s)``: a softmax of ``s`` over the keys that a query attends to, and 0 for
+    the others.
 
-    Backward form: ``[(p_grad - sum(p_grad * p)) * p]``, which is 0 where ``p`` is, whatever is seen.
+    Backward form: ``[(p_grad - sum(p_grad * p)) * p]``, which is 0 wherever ``p`` is 0, whatever the mask.
     """
     scores, *seqstarts = orig_call.args
     weights, grad = ctx.normalize(widen(orig_var)), ctx.normalize(widen(output_grad))

@@ -14,7 +14,7 @@ from .._util import dtype_of, no_grad, shape_arg
 
 
 def _register_resize(forward) -> None:
-    """Register the gradient of the backward operator of a resize operator, which is given by its builder."""
+    """Register the gradient of the backward operator of a resize operator, given by its builder."""
     name = forward.__name__
 
     def transpose(grad, call):
@@ -120,14 +120,14 @@ def grid_sample_backward_grid(orig_var, orig_call, output_grad, ctx):
 
 
 def _directions(call, index: int) -> list[relax.Expr]:
-    """Return the directions of a call, whose argument ``index`` is a tuple of them or is missing."""
+    """Return the directions of a call: the fields of the tuple at argument ``index``, if it is present."""
     return tuple_fields(call.args[index]) if len(call.args) > index else []
 
 
 def _of_directions(directions, partial_without) -> list[relax.Expr]:
-    """Return the partial of the argument of the directions, if there is one.
+    """Return the partial of the argument that holds the directions, if there is one.
 
-    The derivative is linear in each direction, whose partial takes the others.
+    The derivative is linear in each direction. The partial of a direction takes the other directions.
     """
     if not directions:
         return []

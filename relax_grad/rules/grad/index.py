@@ -56,6 +56,6 @@ def dynamic_strided_slice_backward_data(orig_var, orig_call, output_grad, ctx):
     dy, data_shape, *bounds = orig_call.args
     partial = relax.op.dynamic_strided_slice(output_grad, *bounds)
     if isinstance(dy.ty.shape, relax.ShapeExpr):
-        # The slice has no known shape, but dy has.
+        # The shape of the slice is unknown, but that of dy is known.
         partial = ctx.match_cast(ctx.normalize(partial), dy.ty)
     return [partial, *map(no_grad, (data_shape, *bounds))]

@@ -1,6 +1,6 @@
 """Gradients of the backward operators of gather_nd and index_tensor.
 
-Gathering and adding up transpose each other.
+A gather and a scatter with addition are transposes of each other.
 """
 
 from __future__ import annotations

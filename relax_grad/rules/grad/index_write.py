@@ -11,9 +11,9 @@ from ..index_write import elements_writer, nd_writer, put_writer
 
 
 def _register_updates(op_name: str, arguments: str, writer, reduction) -> None:
-    """Register the gradient of the gradient with respect to updates: they are written into zeros.
+    """Register the gradient of an operator that returns the gradient of updates: a write into zeros.
 
-    ``writer`` and ``reduction`` take a call of the operator.
+    ``writer`` and ``reduction`` are functions of a call of the operator.
     """
 
     def transpose(grad, call):
@@ -61,7 +61,7 @@ def scatter_elements_scan(orig_var, orig_call, output_grad, ctx):
     """Gradient of scatter_elements_scan.
 
     Forward form: ``s = scatter_elements_scan(start, indices, factors, terms)``, the state before each
-    update of ``state = factors * state + terms`` at its place.
+    update of ``state = factors * state + terms`` at its index.
 
     Backward form: with ``t = scatter_elements_scan_reverse(0, indices, factors, s_grad)``, the gradient of the
     state after each update, ``[scatter_elements(0, indices, s_grad * scatter_elements_scan(1, indices,
@@ -73,20 +73,20 @@ def scatter_elements_scan(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient("relax.grad.scatter_elements_scan_reverse")
 def scatter_elements_scan_reverse(orig_var, orig_call, output_grad, ctx):
-    """Gradient of scatter_elements_scan_reverse: as of :func:`scatter_elements_scan`, the other way."""
+    """Gradient of scatter_elements_scan_reverse: that of :func:`scatter_elements_scan`, reversed."""
     writer = elements_writer(orig_call.args[1], int(orig_call.attrs.axis))
     return _scan(writer, orig_var, orig_call, output_grad, ctx, reverse=True)
 
 
 @register_gradient("relax.grad.scatter_nd_scan")
 def scatter_nd_scan(orig_var, orig_call, output_grad, ctx):
-    """Gradient of scatter_nd_scan: as of :func:`scatter_elements_scan`."""
+    """Gradient of scatter_nd_scan: that of :func:`scatter_elements_scan`."""
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=False)
 
 
 @register_gradient("relax.grad.scatter_nd_scan_reverse")
 def scatter_nd_scan_reverse(orig_var, orig_call, output_grad, ctx):
-    """Gradient of scatter_nd_scan_reverse: as of :func:`scatter_elements_scan`, the other way."""
+    """Gradient of scatter_nd_scan_reverse: that of :func:`scatter_elements_scan`, reversed."""
     return _scan(nd_writer(orig_call.args[1]), orig_var, orig_call, output_grad, ctx, reverse=True)
 
 

@@ -18,8 +18,8 @@ def nll_loss_backward(orig_var, orig_call, output_grad, ctx):
     Forward form: ``dx = nll_loss_backward(dy, x, t, w)``, which does not depend on the values of ``x``.
 
     Backward form: ``[nll_loss(dx_grad, t, w), no_grad, no_grad, nll_loss_backward_weights(dy, dx_grad, t,
-    w)]``, without the last where there are no weights. Like PyTorch's, the first is NaN for a mean of
-    ignored targets only.
+    w)]``, without the last one if there are no weights. As in PyTorch, the first is NaN for a mean over only
+    ignored targets.
     """
     dy, predictions, targets, *weights = orig_call.args
     attrs = nll_loss_attrs(orig_call)

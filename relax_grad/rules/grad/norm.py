@@ -18,8 +18,8 @@ from ..nn.norm import average_over, collect, spread
 def batch_norm_backward_data(orig_var, orig_call, output_grad, ctx):
     """Gradient of batch_norm_backward_data.
 
-    Forward form, for each channel: ``dx = gamma * r * dy + (M + 2 * V * c) / N`` with ``c = x - m``, where
-    ``m`` and ``r`` are the statistics, ``M`` and ``V`` the gradients of mean and variance.
+    Forward form, for each channel: ``dx = gamma * r * dy + (M + 2 * V * c) / N`` with ``c = x - m``. Here
+    ``m`` and ``r`` are the statistics, and ``M`` and ``V`` are the gradients of mean and variance.
 
     Backward form, with ``h = dx_grad`` and sums over a channel:
 
@@ -37,8 +37,8 @@ def batch_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 def instance_norm_backward_data(orig_var, orig_call, output_grad, ctx):
     """Gradient of instance_norm_backward_data.
 
-    Forward form and backward form: those of :func:`batch_norm_backward_data`, with sums over the axes in the
-    place of those over a channel; that of gamma is over all but the channels.
+    Forward form and backward form: those of :func:`batch_norm_backward_data`, with sums over the axes instead
+    of over a channel. The sum for gamma is over all axes except that of the channels.
     """
     ndim = orig_call.args[1].ty.ndim
     channel = int(orig_call.attrs.channel_axis) % ndim
@@ -60,8 +60,8 @@ def instance_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
 def batch_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
     """Gradient of batch_norm_backward_gamma.
 
-    Forward form and backward form: those of :func:`layer_norm_backward_gamma`, where the axes are that of
-    the channels, which the statistics have too.
+    Forward form and backward form: those of :func:`layer_norm_backward_gamma`. The sum keeps the axis of the
+    channels, which the statistics have too.
     """
     ndim = orig_call.args[1].ty.ndim
     statistics = _of_channels(ctx, int(orig_call.attrs.axis) % ndim, ndim)
@@ -95,9 +95,9 @@ def layer_norm_backward_data(orig_var, orig_call, output_grad, ctx):
 def layer_norm_backward_gamma(orig_var, orig_call, output_grad, ctx):
     """Gradient of layer_norm_backward_gamma.
 
-    Forward form: ``dgamma = sum(dy * (x - m) * r)`` over all but the axes.
+    Forward form: ``dgamma = sum(dy * (x - m) * r)`` over all axes except ``axes``.
 
-    Backward form, with ``h = dgamma_grad`` and sums over what the statistics do not have:
+    Backward form, with ``h = dgamma_grad`` and sums over the axes that the statistics lack:
 
     - ``dy_grad = h * (x - m) * r`` and ``x_grad = h * dy * r``;
     - ``m_grad = -sum(x_grad)`` and ``r_grad = sum(h * dy * (x - m))``.
@@ -144,14 +144,14 @@ def divide_by_count(orig_var, orig_call, output_grad, ctx):
 
 @dataclass(frozen=True)
 class _Statistics:
-    """How the statistics meet the data.
+    """The mapping between tensors of the statistics' shape and of the data's shape.
 
     Attributes
     ----------
     spread : Callable
-        Gives a tensor of the form of the statistics all axes of the data.
+        Makes a tensor of the statistics' shape broadcastable to the data.
     collect : Callable
-        Sums a tensor of the form of the data for each element of the statistics.
+        Sums a tensor of the data's shape to the statistics' shape.
     """
 
     spread: Callable[[relax.Expr], relax.Expr]
@@ -159,14 +159,14 @@ class _Statistics:
 
 
 def _of_channels(ctx: relax.BlockBuilder, axis: int, ndim: int) -> _Statistics:
-    """Statistics that are a vector, with an element for each channel."""
+    """Return the mapping for statistics that are a vector with an element for each channel."""
     return _Statistics(
         lambda expr: spread(ctx, expr, [axis], ndim), lambda expr: collect(ctx, expr, [axis])
     )
 
 
 def _of_rows(ctx: relax.BlockBuilder, axes: list[int]) -> _Statistics:
-    """Statistics that have the axes of the data, with extent 1 for those that are normalized."""
+    """Return the mapping for statistics with the axes of the data, where normalized axes have extent 1."""
     return _Statistics(
         lambda expr: ctx.normalize(widen(expr)),
         lambda expr: ctx.emit(op.sum(expr, axes, keepdims=True) if axes else expr),
@@ -174,7 +174,7 @@ def _of_rows(ctx: relax.BlockBuilder, axes: list[int]) -> _Statistics:
 
 
 def _axes(call: relax.Call) -> list[int]:
-    """Return the axes that are normalized, none of them negative."""
+    """Return the normalized axes, all non-negative."""
     return [int(axis) % call.args[1].ty.ndim for axis in call.attrs.axes]
 
 
@@ -188,7 +188,7 @@ def _of_affine(
 ) -> list[relax.Expr]:
     """Return the partials of ``gamma * r * dy + (M + 2 * V * (x - m)) / N`` with ``N`` elements along axes.
 
-    Gamma belongs to an axis, or has the form of the statistics.
+    Gamma has the axis ``channel``, or the shape of the statistics if that is None.
     """
     dy, x, gamma, mean, rstd, _, variance_grad = call.args
     scale = call.attrs.scale
@@ -232,9 +232,9 @@ def _of_data_of_rows(
     mean: relax.Expr | None,
     rstd: relax.Expr,
 ) -> list[relax.Expr]:
-    """Return the partials of the gradient of rows that are normalized: those of the arguments not None.
+    """Return the partials of the data gradient of a normalization over rows, for the arguments that are not None.
 
-    That of gamma stands in the list where there is no gamma too.
+    The list has an item for gamma even if gamma is None.
     """
     ndim, axes, emit = x.ty.ndim, _axes(call), ctx.emit
 
@@ -273,7 +273,7 @@ def _of_data_of_rows(
 def _of_sum_over_rows(
     call: relax.Call, output_grad: relax.Expr, ctx: relax.BlockBuilder
 ) -> list[relax.Expr]:
-    """Return the partials of ``sum(dy * (x - m) * r)`` over all but the axes that are normalized."""
+    """Return the partials of ``sum(dy * (x - m) * r)`` over all axes except the normalized ones."""
     axes = _axes(call)
     return _of_sum_of_products(
         call,
@@ -293,7 +293,7 @@ def _of_sum_of_products(
 ) -> list[relax.Expr]:
     """Return the partials of sums of ``dy * (x - m) * r``, with or without ``m``.
 
-    ``spread_result`` gives what has the form of the sums all axes of the data.
+    ``spread_result`` makes a tensor of the shape of the sums broadcastable to the data.
     """
     dy, x, *mean, rstd = call.args
     h, r = spread_result(output_grad), statistics.spread(rstd)

@@ -13,9 +13,9 @@ from .._linear import register_linear
 
 
 def _register_max_pool(name: str, of_tangent: Callable, of_cotangent: Callable) -> None:
-    """Register the gradients of the two backward operators of a max pooling, which transpose each other.
+    """Register the gradients of the two backward operators of a max pooling, which are transposes of each other.
 
-    The elements that are largest do not change with the data, except where two become equal.
+    The positions of the largest elements do not change with the data, except where two elements become equal.
     """
     register_linear(
         f"{name}_backward",

@@ -32,14 +32,14 @@ def linear_scan(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y[i + 1] = a[i] * y[i] + b[i]``.
 
     Backward form: ``[t * y, t]`` where ``t = linear_scan_reverse(a, y_grad)`` is the gradient of ``y[i + 1]``
-    through everything that follows; ``[t * y]`` for a scan without ``b``.
+    through all later elements; ``[t * y]`` for a scan without ``b``.
     """
     return _linear_scan(orig_var, orig_call, output_grad, ctx, backward.linear_scan_reverse)
 
 
 @register_gradient("relax.grad.linear_scan_reverse")
 def linear_scan_reverse(orig_var, orig_call, output_grad, ctx):
-    """Gradient of linear_scan_reverse: as of :func:`linear_scan`, read backwards.
+    """Gradient of linear_scan_reverse: that of :func:`linear_scan`, reversed.
 
     Forward form: ``y[i - 1] = a[i] * y[i] + b[i]``.
 

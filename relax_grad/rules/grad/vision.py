@@ -1,6 +1,6 @@
 """Gradients of the backward operators of pooling over regions of interest.
 
-The data tells which samples are largest, and nothing else.
+The data only determines the positions of the largest samples.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def relu(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = relu(x)``.
 
-    Backward form: ``[where(x <= 0, 0, y_grad)]``; as in PyTorch, it is 0 at 0, and a NaN in ``x`` lets
-    the gradient pass.
+    Backward form: ``[where(x <= 0, 0, y_grad)]``; as in PyTorch, it is 0 at 0, and ``y_grad`` where ``x`` is
+    NaN.
     """
     (x,) = orig_call.args
     closed = relax.op.less_equal(x, zero(x))
@@ -49,8 +49,8 @@ def prelu(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = prelu(x, alpha, axis)`` with an ``alpha`` for each position along the axis, or one
     for all.
 
-    Backward form: ``[where(x > 0, y_grad, alpha * y_grad), sum(where(x > 0, 0, x * y_grad))]``, the sum
-    over all axes but ``axis``, or over all. Half precision is summed in float32.
+    Backward form: ``[where(x > 0, y_grad, alpha * y_grad), sum(where(x > 0, 0, x * y_grad))]``. The sum is
+    over all axes except ``axis``, or over all axes. Half precision is summed in float32.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def selu(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = scale * (max(x, 0) + alpha * (exp(min(x, 0)) - 1))``.
 
     Backward form: ``[y_grad * where(x <= 0, scale * alpha * exp(x), scale)]``, in float32 at least. A
-    positive ``x`` stays out of the exponential, where it could overflow.
+    positive ``x`` is kept out of the exponential, which could overflow.
     """
     x, grad = _wide_arguments(orig_call, output_grad, ctx)
     falling = relax.op.less_equal(x, zero(x))
@@ -164,8 +164,8 @@ def log_softmax(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = log_softmax(x, axis)``.
 
-    Backward form: ``[y_grad - sum(y_grad, axis, keepdims=True) * exp(y)]``. It stays in TVM's form, which
-    TVM's tests fix: an operator of its own would spare one pass over ``y_grad``.
+    Backward form: ``[y_grad - sum(y_grad, axis, keepdims=True) * exp(y)]``. This is TVM's form, which TVM's
+    tests require. A dedicated operator would save one pass over ``y_grad``.
     """
     (x,) = orig_call.args
     y, grad = _wide_result(orig_var, orig_call, ctx), ctx.normalize(widen(output_grad))
@@ -184,17 +184,17 @@ def softmax(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = softmax(x, axis)``.
 
     Backward form: ``[softmax_backward(y_grad, y, axis)]``, which is ``(y_grad - sum(y_grad * y, axis,
-    keepdims=True)) * y``. The sum is no result of its own, so an operator takes it while the row is in the
-    cache, where a composite reads both tensors from memory again.
+    keepdims=True)) * y``. The operator computes the sum of a row while the row is in the cache. A composite of
+    smaller operators would read both tensors from memory again.
     """
     y = _wide_result(orig_var, orig_call, ctx)
     return [backward.softmax_backward(output_grad, y, int(orig_call.attrs.axis))]
 
 
 def _wide_result(orig_var: relax.Var, orig_call: relax.Call, ctx: relax.BlockBuilder) -> relax.Expr:
-    """Return the result of a softmax, computed again in float32 where it has half precision.
+    """Return the result of a softmax, recomputed in float32 if it has half precision.
 
-    TVM sums the exponentials in half precision, where the sum of a long axis stops growing.
+    TVM sums the exponentials in half precision, where the sum over a long axis stops growing.
     """
     (x,) = orig_call.args
     if wide_dtype(x) == dtype_of(x):

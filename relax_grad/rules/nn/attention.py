@@ -15,15 +15,15 @@ def attention(orig_var, orig_call, output_grad, ctx):
     """Gradient of attention.
 
     Forward form, for each head: ``o = p @ v`` with ``p = softmax(scale * q @ k^T)`` over the keys that the
-    causal mask and the window let a query see.
+    causal mask and the window admit for a query.
 
-    Backward form, with ``dp = o_grad @ v^T`` and ``ds = p * (dp - sum(dp * p))``, the sum over the keys:
-    ``[scale * ds @ k, scale * ds^T @ q, p^T @ o_grad]``, the last two summed over the heads that share
+    Backward form, with ``dp = o_grad @ v^T`` and ``ds = p * (dp - sum(dp * p))``, where the sum is over the keys:
+    ``[scale * ds @ k, scale * ds^T @ q, p^T @ o_grad]``. The last two are summed over the query heads that share
     a head of the keys or of the values.
 
-    The weights ``p`` are computed again from ``q`` and ``k``, in float32 at least. ``sum(dp * p)`` is
-    ``sum(o_grad * o)`` over the features, which saves two passes over what is as large as the weights;
-    in half precision the result ``o`` is rounded too coarsely for that.
+    The weights ``p`` are recomputed from ``q`` and ``k``, in float32 at least. ``sum(dp * p)`` is
+    ``sum(o_grad * o)`` over the features, which saves two passes over tensors as large as the weights. In half
+    precision the rounding error of ``o`` is too large for that.
     """
     return _attention(orig_var, orig_call, output_grad, ctx)[0]
 
@@ -46,10 +46,10 @@ def attention_bias(orig_var, orig_call, output_grad, ctx):
 def attention_var_len(orig_var, orig_call, output_grad, ctx):
     """Gradient of attention_var_len.
 
-    Forward and backward form: those of :func:`attention`, where a query sees the keys of its own sequence.
+    Forward and backward form: those of :func:`attention`, where a query attends to the keys of its own sequence.
 
-    The weights of all queries and keys are computed, also of those that are in different sequences: time and
-    memory grow with the square of the total length.
+    The weights of all pairs of queries and keys are computed, even across sequences: time and memory grow with
+    the square of the total length.
     """
     partials, _ = _attention(orig_var, orig_call, output_grad, ctx)
     return [*partials, *map(no_grad, orig_call.args[3:])]
@@ -66,7 +66,7 @@ def _attention(orig_var, orig_call, output_grad, ctx):
         return expr if dtype_of(expr) == wide else emit(op.astype(expr, wide))
 
     def own_heads(grad, like):
-        """Sum over the heads that share a head of the keys or the values."""
+        """Sum over the query heads that share a head of the keys or the values."""
         shared = shared_by(like, heads)
         if shared == 1:
             return grad

@@ -24,7 +24,7 @@ def conv(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = conv(x, w)``.
 
     Backward form: ``[conv_backward_data(y_grad, x.shape, w), conv_backward_weight(y_grad, x, w.shape)]``,
-    each in the dtype of the argument that it belongs to.
+    each in the dtype of its argument.
     """
     data, weight = orig_call.args
     attrs = conv_attrs(orig_call)
@@ -42,7 +42,7 @@ def conv_transpose(orig_var, orig_call, output_grad, ctx):
     """Gradient of conv1d_transpose, conv2d_transpose and conv3d_transpose.
 
     Forward form: ``y = conv_transpose(x, w)``, which is ``conv_backward_data(x, y.shape, w)`` of the
-    convolution that takes ``y`` to ``x``. Its weight is ``w`` with the names of the channel axes
+    convolution that maps ``y`` to ``x``. Its weight is ``w`` with the names of the two channel axes
     exchanged.
 
     Backward form: ``[conv(y_grad, w), conv_backward_weight(x, y_grad, w.shape)]``.
@@ -57,13 +57,13 @@ def conv_transpose(orig_var, orig_call, output_grad, ctx):
 
 
 def _conv_transposed(call: relax.Call) -> dict:
-    """Return the attributes of the convolution that a transposed convolution is the transpose of."""
+    """Return the attributes of the convolution whose transpose is the given call."""
     attrs = conv_attrs(call)
     rank = rank_of(call)
     padding = [int(size) for size in attrs["padding"]]
     for axis, size in enumerate(call.attrs.output_padding):
-        # A positive one is what the stride of the convolution leaves over; a negative one crops the
-        # result, as more padding behind does.
+        # A positive output padding is the remainder that the convolution's stride skips. A negative one crops
+        # the result, as more padding at the end does.
         padding[rank + axis] += max(-int(size), 0)
     return {
         **attrs,
@@ -75,7 +75,7 @@ def _conv_transposed(call: relax.Call) -> dict:
 
 
 def backward_builders(call: relax.Call) -> tuple:
-    """Return the builders of the gradients of data and weight, of the rank of a call."""
+    """Return the builders of the data and weight gradients for the rank of a call."""
     name = f"conv{rank_of(call)}d_backward"
     return getattr(backward, f"{name}_data"), getattr(backward, f"{name}_weight")
 
@@ -83,7 +83,7 @@ def backward_builders(call: relax.Call) -> tuple:
 def conv_like(data: relax.Expr, weight: relax.Expr, attrs: dict, like: relax.Expr) -> relax.Expr:
     """Return the convolution of data with weight in the dtype of ``like``.
 
-    TVM accumulates in the dtype that it returns.
+    TVM accumulates in the dtype of the result.
     """
     forward = getattr(relax.op.nn, f"conv{len(attrs['strides'])}d")
     dtype, wide = dtype_of(like), wide_dtype(like)

@@ -20,8 +20,8 @@ def nll_loss(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y = nll_loss(x, t, w, reduction, ignore_index)``.
 
     Backward form: ``[nll_loss_backward(y_grad, x, t, w), no_grad, nll_loss_backward_weights(y_grad, x,
-    t, w)]``, without the last where there are no weights. A target outside ``[0, C)`` that is not
-    ``ignore_index``, which PyTorch refuses, gives NaN.
+    t, w)]``, without the last one if there are no weights. A target outside ``[0, C)`` other than
+    ``ignore_index`` gives NaN; PyTorch raises an error for such a target.
     """
     predictions, targets, *weights = orig_call.args
     attrs = nll_loss_attrs(orig_call)
@@ -45,8 +45,8 @@ def cross_entropy_with_logits(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``z = cross_entropy_with_logits(x, y) = -sum(x * y) / N``, without ``N`` for vectors.
 
-    Backward form: ``[-z_grad / N * y, -z_grad / N * x]``; an operator of its own for what has no
-    constant ``N`` of the dtype at hand.
+    Backward form: ``[-z_grad / N * y, -z_grad / N * x]``. If ``N`` is not a constant, or the dtype is neither
+    float32 nor float64, it is ``cross_entropy_with_logits_backward``.
     """
     x, y = orig_call.args
     if x.ty.ndim < 0:

@@ -26,14 +26,14 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
     Backward form, with sums over the ``N`` elements of a channel:
 
     - ``beta_grad = sum(y_grad)`` and ``gamma_grad = sum(y_grad * (x - m)) / s``;
-    - the statistics have ``m_grad = -gamma / s * beta_grad`` and ``v_grad = -gamma / s * gamma_grad /
-      (2 * s)`` from ``y``, and what the other two results contribute;
+    - ``y`` contributes ``m_grad = -gamma / s * beta_grad`` and ``v_grad = -gamma / s * gamma_grad / (2 * s)`` to
+      the gradients of the statistics, and the other two results contribute too;
     - ``x_grad = gamma / s * y_grad``, in training plus ``(m_grad + 2 * v_grad * (x - m)) / N``.
 
-    The statistics are computed again from ``x``: saving them would change the forward function. They and
-    the sums are small, and shared by all gradients, so an operator that computed all of one gradient by
-    itself would read the large tensors more often. Those of gamma and of the data, given these, are one pass
-    each. Without training that of the data is an affine map, which fuses, and so is the sum of beta.
+    The statistics are recomputed from ``x``: saving them would change the forward function. The statistics and
+    the sums are small, and all gradients share them. An operator that computed all of one gradient by itself
+    would read the large tensors more often. Given them, the gradients of gamma and of the data take one pass
+    each. Without training the data gradient is an affine map, which fuses, and so does the sum for beta.
     """
     data, gamma, beta, moving_mean, moving_var = orig_call.args
     attrs = orig_call.attrs
@@ -66,7 +66,7 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
 
     names = ("axis", "epsilon", "center", "scale", "momentum", "training")
     settings = _attrs(orig_call, *names)
-    # In this order, a kernel of the first can return the second as well.
+    # In this order, a kernel for gamma_grad can return beta_grad as well.
     gamma_grad = emit(backward.batch_norm_backward_gamma(y_grad, data, mean, rstd, **settings))
     beta_grad = total(widen(y_grad))
     mean_grad = op.negative(op.multiply(slope, beta_grad))
@@ -75,7 +75,7 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
         momentum, kept = const(float(attrs.momentum)), const(1.0 - float(attrs.momentum))
         mean_grad = emit(op.add(mean_grad, op.multiply(momentum, new_mean_grad)))
         var_grad = emit(op.add(var_grad, op.multiply(momentum, new_var_grad)))
-        # The mean of the centered data is 0, so the variance does not change with the mean.
+        # The mean of the centered data is 0, so the variance does not depend on the mean.
         data_grad = backward.batch_norm_backward_data(
             y_grad, data, gamma, mean, rstd, mean_grad, var_grad, **settings
         )
@@ -98,7 +98,7 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
     """Gradient of layer_norm.
 
     Forward form: ``y = gamma * z + beta`` with ``z = (x - mean(x)) / s`` and ``s = sqrt(mean((x -
-    mean(x)) ** 2) + epsilon)``, the means over the axes; ``scale=False`` leaves out gamma and
+    mean(x)) ** 2) + epsilon)``, with the means over the axes; ``scale=False`` leaves out gamma and
     ``center=False`` leaves out beta.
 
     Backward form, with ``g = gamma * y_grad``:
@@ -106,9 +106,9 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
     - ``x_grad = (g - mean(g) - z * mean(g * z)) / s``;
     - ``gamma_grad = sum(y_grad * z)`` and ``beta_grad = sum(y_grad)`` over the other axes.
 
-    The sums over a row that ``x_grad`` needs are no results themselves, so an operator of its own can take
-    them while the row is in the cache, where a composite reads both tensors from memory again. The statistics
-    are shared with the gradient of gamma. That of beta is a plain sum.
+    The sums over a row that ``x_grad`` needs are not results. A dedicated operator computes them while the row is
+    in the cache; a composite would read both tensors from memory again. The gradient of gamma shares the
+    statistics. The gradient of beta is a plain sum.
     """
     data, gamma, beta = orig_call.args
     attrs = orig_call.attrs
@@ -120,7 +120,7 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
     settings = _attrs(orig_call, "axes", "epsilon", "center", "scale")
     gamma_grad = op.zeros_like(gamma)
     if attrs.scale:
-        # In this order, a kernel of the first can return the gradient of beta as well.
+        # In this order, a kernel for gamma_grad can return the gradient of beta as well.
         gamma_grad = backward.layer_norm_backward_gamma(output_grad, data, mean, rstd, **settings)
     gradients = [
         backward.layer_norm_backward_data(output_grad, data, gamma, mean, rstd, **settings),
@@ -136,9 +136,9 @@ def rms_norm(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y = weight * z`` with ``z = x / s`` and ``s = sqrt(mean(x ** 2) + epsilon)``.
 
-    Backward form, with ``g = weight * y_grad``: ``[(g - z * mean(g * z)) / s, sum(y_grad * z)]``, the
-    mean over the axes and the sum over the others. Each is an operator, for the reason that
-    :func:`layer_norm` gives.
+    Backward form, with ``g = weight * y_grad``: ``[(g - z * mean(g * z)) / s, sum(y_grad * z)]``, with the
+    mean over the axes and the sum over the others. Each is a dedicated operator, for the reason given in
+    :func:`layer_norm`.
     """
     data, weight = orig_call.args
     axes = [int(axis) % data.ty.ndim for axis in orig_call.attrs.axes]
@@ -163,13 +163,13 @@ def group_norm(orig_var, orig_call, output_grad, ctx):
     Backward form, with ``N`` elements in a group:
 
     - ``t = sum(y_grad)`` and ``u = sum(y_grad * z)`` over the axes, for each channel;
-    - ``gamma_grad`` and ``beta_grad`` are the sums of ``u`` and of ``t`` over what else there is;
+    - ``gamma_grad`` and ``beta_grad`` are the sums of ``u`` and of ``t`` over all other axes;
     - ``x_grad = (gamma * y_grad - T / N - z * U / N) / s``, where ``T`` and ``U`` are the sums of ``gamma
       * t`` and ``gamma * u`` over the channels of the group.
 
-    Everything but ``x_grad`` itself comes of the small sums for each channel, and that is one pass, given
-    them: the gradients of mean and variance, as for :func:`batch_norm`. The operators are those of
-    ``instance_norm``, for which the channels of a group have statistics in common.
+    Everything except ``x_grad`` itself follows from the small sums for each channel. Given the gradients of mean
+    and variance, as for :func:`batch_norm`, ``x_grad`` is one pass. The operators are those of ``instance_norm``,
+    with the same statistics for all channels of a group.
     """
     data, groups = orig_call.args[0], int(orig_call.attrs.num_groups)
     channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
@@ -186,7 +186,7 @@ def group_norm(orig_var, orig_call, output_grad, ctx):
 def instance_norm(orig_var, orig_call, output_grad, ctx):
     """Gradient of instance_norm.
 
-    Forward and backward form: those of :func:`group_norm` with each channel a group of its own.
+    Forward and backward form: those of :func:`group_norm` where each channel is its own group.
     """
     channel = int(orig_call.attrs.channel_axis) % orig_call.args[0].ty.ndim
     return _by_channel(orig_call, output_grad, ctx, channel, 1)
@@ -200,7 +200,7 @@ def average_over(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int])
 def spread(
     ctx: relax.BlockBuilder, parameter: relax.Expr, axes: Sequence[int], ndim: int
 ) -> relax.Expr:
-    """Give a parameter that has these axes of a tensor, in the order given, all axes of it."""
+    """Make a parameter with these axes of a tensor, in the order given, broadcastable to the tensor."""
     order = sorted(range(len(axes)), key=axes.__getitem__)
     others = [axis for axis in range(ndim) if axis not in axes]
     expr = widen(parameter)
@@ -209,7 +209,7 @@ def spread(
 
 
 def collect(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> relax.Expr:
-    """Sum over all but these axes, which the result has in the order given: undoes :func:`spread`."""
+    """Sum over all axes except these, kept in the order given: the transpose of :func:`spread`."""
     expr = ctx.normalize(expr)
     others = [axis for axis in range(expr.ty.ndim) if axis not in axes]
     total = op.sum(expr, others) if others else expr
@@ -218,16 +218,17 @@ def collect(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> r
 
 
 def _attrs(call: relax.Call, *names: str) -> dict:
-    """Return attributes that an operator and its backward operators have in common."""
+    """Return attributes that an operator and its backward operators share."""
     return {name: getattr(call.attrs, name) for name in names}
 
 
 def _moments(
     data: relax.Expr, average: Callable, like_data: Callable, ctx: relax.BlockBuilder
 ) -> tuple[relax.Expr, relax.Expr]:
-    """Return mean and variance of the data, given how it is averaged and how an average meets it again.
+    """Return mean and variance of the data.
 
-    The centered data is bound for the variance alone: what has one use fuses into it.
+    ``average`` computes a mean, and ``like_data`` makes it broadcastable to the data. The centered data is a
+    variable of its own, used only by the variance: a value with one use fuses into its consumer.
     """
     mean = average(widen(data))
     centered = ctx.emit(op.subtract(widen(data), like_data(mean)))
@@ -251,7 +252,7 @@ def _by_channel(
         return emit(op.sum(expr, axes, keepdims=True) if axes else expr)
 
     def share(sums):
-        """Return the average over the channels of each group, for each of them."""
+        """Return the average over the channels of each group, repeated for each channel."""
         sums = emit(sums)
         if group_size > 1:
             sums = _over_groups(ctx, sums, channel, group_size)
@@ -259,7 +260,7 @@ def _by_channel(
         return sums
 
     def mean(sums):
-        """Return the mean of each group, given the sums over the axes for each channel."""
+        """Return the mean of each group, given the sum over the axes for each channel."""
         sums = share(sums)
         return emit(backward.divide_by_count(sums, shape_arg(data), axes) if axes else sums)
 
@@ -290,9 +291,9 @@ def _by_channel(
 def _over_groups(
     ctx: relax.BlockBuilder, expr: relax.Expr, channel: int, group_size: int
 ) -> relax.Expr:
-    """Sum over the channels of each group, and repeat the sum for each of them.
+    """Sum over the channels of each group, and repeat the sum for each channel.
 
-    Without a reshape, whose symbolic extents would end differentiation at order 1.
+    It does not reshape: symbolic extents in a reshape would limit differentiation to order 1.
     """
     channels = int(shape_of(expr)[channel])
     if group_size == channels:
@@ -312,6 +313,6 @@ def _inverse_deviation(
 
 
 def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
-    """Bind a tensor in the dtype to accumulate in."""
+    """Cast a tensor to the dtype to accumulate in, and bind the result."""
     wide = widen(expr)
     return expr if wide is expr else ctx.emit(wide)

@@ -35,7 +35,7 @@ def avg_pool(orig_var, orig_call, output_grad, ctx):
 
     Forward form: ``y[o] = sum over t of x[o * stride + t * dilation - padding] / count[o]``.
 
-    Backward form: ``[avg_pool_backward(y_grad, x)]``; of ``x``, only its shape is used.
+    Backward form: ``[avg_pool_backward(y_grad, x)]``; only the shape of ``x`` is used.
     """
     (data,) = orig_call.args
     return [_builder(orig_call)(output_grad, data, **pool_attrs(orig_call))]
@@ -50,7 +50,7 @@ def adaptive_avg_pool(orig_var, orig_call, output_grad, ctx):
     Forward form: ``y[o] = mean of x[floor(o * H / O) : ceil((o + 1) * H / O)]``, for ``O`` windows over
     ``H`` elements.
 
-    Backward form: ``[adaptive_avg_pool_backward(y_grad, x)]``; of ``x``, only its shape is used.
+    Backward form: ``[adaptive_avg_pool_backward(y_grad, x)]``; only the shape of ``x`` is used.
     """
     (data,) = orig_call.args
     return [_builder(orig_call)(output_grad, data, **adaptive_attrs(orig_call))]
