@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from ..ir.compat import Analyzer
 from ..ir.dtypes import accumulation_dtype
 from ._loops import Chunks, add, extern, loops, once
-from ._places import Elements, scatter
+from ._scatter import Elements, scatter
 from .position import filling, position
 from .util import Shape, cast
 

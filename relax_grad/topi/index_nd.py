@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._places import Points, nd_points, scatter, tensor_points
+from ._scatter import Points, nd_points, scatter, tensor_points
 from .position import filling
 from .util import Shape
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tvm import te, tirx, topi
 
-from ._places import Elements, nd_points, scan, scatter, tensor_points
+from ._scatter import Elements, nd_points, scan, scatter, tensor_points
 from .position import as_int64
 from .util import Shape, broadcast_index
 

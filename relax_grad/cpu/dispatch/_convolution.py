@@ -7,10 +7,10 @@ from dataclasses import astuple
 from ...ir.compat import dtype_of
 from ...op.rank import rank_of, spatial_axes
 from ..kernel.convolution import ONE, Conv2d, Conv3d, Windows
-from ._registry import Site
+from .registry import CallSite
 
 
-def convolution_of(site: Site, data, weight, out) -> Conv2d | Conv3d | None:
+def convolution_of(site: CallSite, data, weight, out) -> Conv2d | Conv3d | None:
     """Return the convolution with these shapes of data, weight and result; None if no kernel supports it.
 
     A convolution over one axis becomes one over two axes, and the first of them has extent 1. A convolution over

@@ -10,7 +10,7 @@ from tvm.ir import Op
 
 from ...ir.compat import dtype_of
 from ..kernel.concat import concat, split
-from ._registry import Kernel, Site, kernel_for
+from .registry import CallSite, Kernel, kernel_for
 
 #: The fewest operands that have a kernel: concatenations of fewer are fused with element-wise neighbours.
 _MANY = 6
@@ -25,7 +25,7 @@ _KINDS = ("float", "int", "uint", "bool")
 
 
 @kernel_for("relax.concat")
-def concatenation(site: Site) -> Kernel | None:
+def concatenation(site: CallSite) -> Kernel | None:
     """Return the kernel of a concatenation of many tensors."""
     operands, kind = site.call.args[0], site.call.ty
     value = site.lookup(operands) if isinstance(operands, relax.Var) else operands
@@ -43,7 +43,7 @@ def concatenation(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.split")
-def division(site: Site) -> Kernel | None:
+def division(site: CallSite) -> Kernel | None:
     """Return the kernel of a split into many tensors."""
     operand, kind = site.call.args[0], site.call.ty
     # A split into one part has the type of a tensor.
@@ -75,6 +75,6 @@ def _is_empty(operand: relax.Expr) -> bool:
     return any(getattr(extent, "value", None) == 0 for extent in extents)
 
 
-def _is_zero(operand: relax.Expr, site: Site) -> bool:
+def _is_zero(operand: relax.Expr, site: CallSite) -> bool:
     value = site.lookup(operand) if isinstance(operand, relax.Var) else operand
     return isinstance(value, relax.Call) and value.op == _ZEROS

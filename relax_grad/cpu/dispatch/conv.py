@@ -7,10 +7,10 @@ from functools import partial
 from math import prod
 
 from ..kernel.conv import conv2d, conv2d_backward_data, conv3d, conv3d_backward_data
-from ..kernel.conv_few import conv_few, conv_few_backward_data
-from ..kernel.conv_few import fits as fits_few
+from ..kernel.conv_few_channels import conv_few_channels, conv_few_channels_backward_data
+from ..kernel.conv_few_channels import is_faster as few_channels_are_faster
 from ..kernel.conv_stem import conv_stem
-from ..kernel.conv_stem import fits as fits_stem
+from ..kernel.conv_stem import is_faster as stem_is_faster
 from ..kernel.conv_weight import conv3d_weight, conv_weight
 from ..kernel.convolution import Conv2d, Conv3d
 from ..kernel.depthwise import MOST_TAPS, depthwise, depthwise_backward_data
@@ -21,7 +21,7 @@ from ..kernel.winograd import is_winograd, winograd, winograd_backward_data
 from ..kernel.winograd_weight import winograd_weight
 from ..target import CPU
 from ._convolution import convolution_of
-from ._registry import Kernel, Site, kernel_for
+from .registry import CallSite, Kernel, kernel_for
 
 #: The largest strides of a data gradient. Its code has a part for each phase, and grows too long with larger strides.
 _LARGEST_STRIDE = 32
@@ -35,7 +35,7 @@ _MANY_CHANNELS = 32
 
 
 @kernel_for("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
-def convolution(site: Site) -> Kernel | None:
+def convolution(site: CallSite) -> Kernel | None:
     """Return the kernel of a convolution."""
     data, weight = site.call.args
     shapes = [site.shape(each) for each in (data, weight, site.call)]
@@ -47,8 +47,8 @@ def convolution(site: Site) -> Kernel | None:
     if _is_product(conv):
         shapes = [shapes[1], shapes[0], shapes[2]]
         return Kernel(partial(matmul, _product(conv, False), site.cpu, shapes), [weight, data])
-    few = fits_few(Gathering.forward(conv), site.cpu)
-    make = _choose(site, conv, depthwise, winograd, conv_few if few else conv2d)
+    few = few_channels_are_faster(Gathering.forward(conv), site.cpu)
+    make = _choose(site, conv, depthwise, winograd, conv_few_channels if few else conv2d)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [data, weight])
 
 
@@ -57,7 +57,7 @@ def convolution(site: Site) -> Kernel | None:
     "relax.grad.conv2d_backward_data",
     "relax.grad.conv3d_backward_data",
 )
-def data_gradient(site: Site) -> Kernel | None:
+def data_gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of a convolution."""
     output_grad, _, weight = site.call.args
     out, kernel, data = (site.shape(each) for each in (output_grad, weight, site.call))
@@ -75,8 +75,8 @@ def data_gradient(site: Site) -> Kernel | None:
     largest = _LARGEST_DEPTHWISE_STRIDE if conv.is_depthwise else _LARGEST_STRIDE
     if max(conv.strides) > largest:
         return None
-    few = fits_few(Gathering.backward(conv), site.cpu)
-    direct = conv_few_backward_data if few else conv2d_backward_data
+    few = few_channels_are_faster(Gathering.backward(conv), site.cpu)
+    direct = conv_few_channels_backward_data if few else conv2d_backward_data
     make = _choose(site, conv, depthwise_backward_data, winograd_backward_data, direct)
     shapes = [out, kernel, data]
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, weight])
@@ -87,7 +87,7 @@ def data_gradient(site: Site) -> Kernel | None:
     "relax.grad.conv2d_backward_weight",
     "relax.grad.conv3d_backward_weight",
 )
-def weight_gradient(site: Site) -> Kernel | None:
+def weight_gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the weight gradient of a convolution."""
     output_grad, data, _ = site.call.args
     shapes = [site.shape(each) for each in (output_grad, data, site.call)]
@@ -97,12 +97,12 @@ def weight_gradient(site: Site) -> Kernel | None:
         return None
     if isinstance(conv, Conv3d):
         return _of_volumes(conv, conv3d_weight, site, shapes, [output_grad, data])
-    direct = conv_stem if fits_stem(conv, site.cpu) else conv_weight
+    direct = conv_stem if stem_is_faster(conv, site.cpu) else conv_weight
     make = _choose(site, conv, depthwise_weight, winograd_weight, direct)
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, data])
 
 
-def _of_volumes(conv: Conv3d, make: Callable, site: Site, shapes, arguments) -> Kernel | None:
+def _of_volumes(conv: Conv3d, make: Callable, site: CallSite, shapes, arguments) -> Kernel | None:
     """Return the kernel of a convolution over three axes."""
     if conv.slices.is_depthwise:
         return None
@@ -110,7 +110,7 @@ def _of_volumes(conv: Conv3d, make: Callable, site: Site, shapes, arguments) -> 
 
 
 def _choose(
-    site: Site, conv: Conv2d, for_depthwise: Callable, by_winograd: Callable, direct: Callable
+    site: CallSite, conv: Conv2d, for_depthwise: Callable, by_winograd: Callable, direct: Callable
 ) -> Callable[[Conv2d, CPU, list], object] | None:
     """Return the generator of the kernel of a convolution, or None."""
     if conv.is_depthwise:

@@ -10,14 +10,14 @@ from tvm import relax
 from ...ir.compat import dtype_of
 from ...op.index import check_take_backward, take_attrs
 from ..kernel import index
-from ._registry import Kernel, Site, kernel_for
+from .registry import CallSite, Kernel, kernel_for
 
 #: The fewest rows of a tensor for which the indices are resolved once for all rows.
 _ROWS = 4
 
 
 @kernel_for("relax.grad.take_backward")
-def take_backward(site: Site) -> Kernel | None:
+def take_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of taking rows."""
     check_take_backward(site.call, relax.BlockBuilder())
     output_grad, x, indices = site.call.args
@@ -45,7 +45,7 @@ def take_backward(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.take")
-def take_columns(site: Site) -> Kernel | None:
+def take_columns(site: CallSite) -> Kernel | None:
     """Return the kernel of taking elements along the last axis; None for whole rows, which are fused instead."""
     x, indices = site.call.args
     dtype = _index_dtype(indices)
@@ -62,7 +62,7 @@ def take_columns(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.gather_elements_backward_data")
-def gather_elements_backward(site: Site) -> Kernel | None:
+def gather_elements_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of gathering along the last axis."""
     output_grad, _, indices = site.call.args
     dtype = _index_dtype(indices)
@@ -85,7 +85,7 @@ def gather_elements_backward(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.gather_nd_backward_data")
-def gather_nd_backward(site: Site) -> Kernel | None:
+def gather_nd_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of gather_nd; None with batch dimensions."""
     output_grad, _, indices = site.call.args
     shape = site.shape(indices, _index_dtype(indices) or "")
@@ -95,7 +95,7 @@ def gather_nd_backward(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.index_tensor_backward_data")
-def index_tensor_backward(site: Site) -> Kernel | None:
+def index_tensor_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of indexing by tensors of equal shapes."""
     output_grad, _, indices = site.call.args
     value = site.lookup(indices) if isinstance(indices, relax.Var) else indices
@@ -109,7 +109,7 @@ def index_tensor_backward(site: Site) -> Kernel | None:
 
 
 def _points_backward(
-    site: Site, output_grad: relax.Expr, indices: list, count: int, points: list
+    site: CallSite, output_grad: relax.Expr, indices: list, count: int, points: list
 ) -> Kernel | None:
     """Return the kernel of the data gradient of an operator that reads points of its data."""
     dtypes = [_index_dtype(each) for each in indices]

@@ -10,13 +10,13 @@ from tvm.ir import Op
 
 from ...ir.compat import dtype_of
 from ..kernel.matmul import Matmul, matmul
-from ._registry import Kernel, Site, kernel_for
+from .registry import CallSite, Kernel, kernel_for
 
 _PERMUTE = Op.get("relax.permute_dims")
 
 
 @kernel_for("relax.matmul")
-def matrix_product(site: Site) -> Kernel | None:
+def matrix_product(site: CallSite) -> Kernel | None:
     """Return the kernel of a product of matrices, or of stacks of matrices.
 
     The stacks have equal batch axes, or one factor is a single matrix. A factor that is bound to a transposed matrix is
@@ -51,7 +51,7 @@ def matrix_product(site: Site) -> Kernel | None:
     return Kernel(generator, [a, b])
 
 
-def _untransposed(site: Site, factor: relax.Expr) -> tuple[relax.Expr, bool]:
+def _untransposed(site: CallSite, factor: relax.Expr) -> tuple[relax.Expr, bool]:
     """Return (operand, True) if a factor is an operand with its last two axes exchanged, else (factor, False)."""
     value = site.lookup(factor) if isinstance(factor, relax.Var) else None
     if not (isinstance(value, relax.Call) and value.op == _PERMUTE):

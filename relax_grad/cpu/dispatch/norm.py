@@ -10,14 +10,14 @@ from tvm import tirx
 
 from ..kernel import norm, norm_backward
 from ..kernel.reduce import Channels
-from ._registry import Kernel, Site, kernel_for
+from .registry import CallSite, Kernel, kernel_for
 
 #: The shortest rows that have a kernel: most lanes of a vector are unused with shorter ones.
 _SHORTEST = 8
 
 
 @kernel_for("relax.nn.batch_norm")
-def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
+def batch_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
     """Return the kernel of batch_norm in training; None in inference, where it is element-wise and is fused.
 
     With the shape of the statistics, the kernel returns them too.
@@ -44,7 +44,7 @@ def batch_norm(site: Site, statistics: list | None = None) -> Kernel | None:
 
 
 @kernel_for("relax.grad.batch_norm_backward_data")
-def batch_norm_backward_data(site: Site) -> Kernel | None:
+def batch_norm_backward_data(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of batch_norm."""
     attrs, shapes = site.call.attrs, _shapes(site, 7)
     of = shapes and _channels(shapes[1], int(attrs.axis))
@@ -64,7 +64,7 @@ def batch_norm_backward_data(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.batch_norm_backward_gamma")
-def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
+def batch_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
     """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
     shapes = _shapes(site, 4)
     axis = int(site.call.attrs.axis)
@@ -84,18 +84,18 @@ def batch_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | 
 
 
 @kernel_for("relax.nn.instance_norm")
-def instance_norm(site: Site) -> Kernel | None:
+def instance_norm(site: CallSite) -> Kernel | None:
     """Return the kernel of instance_norm, which normalises each channel over all axes after the channel axis."""
     return _of_groups(site, "instance_norm", None)
 
 
 @kernel_for("relax.nn.group_norm")
-def group_norm(site: Site) -> Kernel | None:
+def group_norm(site: CallSite) -> Kernel | None:
     """Return the kernel of group_norm, which normalises groups of channels over all axes after the channel axis."""
     return _of_groups(site, "group_norm", int(site.call.attrs.num_groups))
 
 
-def _of_groups(site: Site, name: str, groups: int | None) -> Kernel | None:
+def _of_groups(site: CallSite, name: str, groups: int | None) -> Kernel | None:
     """Return the kernel of a normalisation of groups of channels; if ``groups`` is None, of each channel."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _instances(shapes[0], attrs)
@@ -122,7 +122,7 @@ def _of_groups(site: Site, name: str, groups: int | None) -> Kernel | None:
 
 
 @kernel_for("relax.grad.instance_norm_backward_data")
-def instance_norm_backward_data(site: Site) -> Kernel | None:
+def instance_norm_backward_data(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of instance_norm."""
     attrs, shapes = site.call.attrs, _shapes(site, 7)
     split = shapes and _instances(shapes[1], attrs)
@@ -143,7 +143,7 @@ def instance_norm_backward_data(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.instance_norm_backward_gamma")
-def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
+def instance_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
     """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
     shapes = _shapes(site, 4)
     split = shapes and _instances(shapes[1], site.call.attrs)
@@ -162,7 +162,7 @@ def instance_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel
 
 
 @kernel_for("relax.nn.layer_norm")
-def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
+def layer_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
     """Return the kernel of layer_norm; with the shape of the statistics, the kernel returns them too."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
     split = shapes and _rows(shapes[0], attrs.axes)
@@ -185,7 +185,7 @@ def layer_norm(site: Site, statistics: list | None = None) -> Kernel | None:
 
 
 @kernel_for("relax.nn.rms_norm")
-def rms_norm(site: Site, statistics: list | None = None) -> Kernel | None:
+def rms_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
     """Return the kernel of rms_norm; with the shape of the statistics, the kernel returns them too."""
     shapes = _shapes(site, 2)
     split = shapes and _rows(shapes[0], site.call.attrs.axes)
@@ -197,7 +197,7 @@ def rms_norm(site: Site, statistics: list | None = None) -> Kernel | None:
 
 
 @kernel_for("relax.grad.layer_norm_backward_data", "relax.grad.rms_norm_backward_data")
-def row_norm_backward_data(site: Site) -> Kernel | None:
+def row_norm_backward_data(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of layer_norm or rms_norm."""
     attrs, shapes = site.call.attrs, _shapes(site, len(site.call.args))
     split = shapes and _rows(shapes[1], attrs.axes)
@@ -215,7 +215,7 @@ def row_norm_backward_data(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.grad.layer_norm_backward_gamma", "relax.grad.rms_norm_backward_weight")
-def row_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | None:
+def row_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel | None:
     """Return the kernel of the gradient of gamma; with the shape of beta, it returns the gradient of beta too."""
     shapes = _shapes(site, len(site.call.args))
     split = shapes and _rows(shapes[1], site.call.attrs.axes)
@@ -229,7 +229,7 @@ def row_norm_backward_gamma(site: Site, beta: list | None = None) -> Kernel | No
     return Kernel(generator, site.call.args)
 
 
-def _shapes(site: Site, number: int) -> list | None:
+def _shapes(site: CallSite, number: int) -> list | None:
     """Return the shapes of the first arguments; None if a kernel does not support one of them."""
     shapes = [site.shape(argument) for argument in site.call.args[:number]]
     return None if None in shapes else shapes

@@ -10,8 +10,8 @@ from tvm import relax
 from ...op.pool import check_pool_attrs, check_pool_backward
 from ..kernel import pool
 from ..kernel.pooling import Pool, Windows
-from ._registry import Kernel, Site, kernel_for
-from ._saving import Calls, Found, Saving, Use, saving_for
+from .registry import CallSite, Kernel, kernel_for
+from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
 
 #: The most taps of a window, and the largest stride, for which the code of all taps and phases is unrolled.
 _MOST_TAPS, _LARGEST_STRIDE = 49, 4
@@ -26,7 +26,7 @@ _RANKS = (1, 2, 3)
 
 
 @kernel_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
-def max_pool(site: Site) -> Kernel | None:
+def max_pool(site: CallSite) -> Kernel | None:
     """Return the kernel of max pooling."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
@@ -34,8 +34,10 @@ def max_pool(site: Site) -> Kernel | None:
     return of and Kernel(partial(pool.max_pool, of, shapes, site.cpu), [data])
 
 
-@saving_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
-def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+@residuals_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
+def max_pool_with_winners(
+    site: CallSite, var: relax.Var, calls: BlockCalls
+) -> ResidualKernel | None:
     """Return max pooling that also saves the position of the maximum of each window, for its gradient."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
@@ -52,16 +54,16 @@ def max_pool_with_winners(site: Site, var: relax.Var, calls: Calls) -> Saving | 
 
     name = f"{site.call.op.name.replace('.nn.', '.grad.')}_backward"
     wanted = forward.args[0], _pool_key(forward)
-    uses: dict[relax.Var, Use] = {}
+    uses: dict[relax.Var, Replacement] = {}
     while (found := calls.take(var, name, _recomputed_winners, wanted)) is not None:
         uses[found[0]] = gradient
     if not uses:
         return None
     kernel = Kernel(partial(pool.max_pool, of, shapes, site.cpu, winners=True), [data])
-    return Saving(kernel, [relax.TensorType(site.call.ty.shape, "int8")], uses)
+    return ResidualKernel(kernel, [relax.TensorType(site.call.ty.shape, "int8")], uses)
 
 
-def _recomputed_winners(_calls: Calls, var: relax.Var, call: relax.Call) -> Found:
+def _recomputed_winners(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
     """Describe a gradient that searches the maxima again, by its data and its windows."""
     return (call.args[1], _pool_key(call)), (var,)
 
@@ -75,7 +77,7 @@ def _pool_key(call: relax.Call) -> tuple:
 
 
 @kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in _RANKS))
-def avg_pool(site: Site) -> Kernel | None:
+def avg_pool(site: CallSite) -> Kernel | None:
     """Return the kernel of average pooling; None for dilated windows."""
     (data,) = site.call.args
     shapes = [site.shape(data), site.shape(site.call)]
@@ -87,7 +89,7 @@ def avg_pool(site: Site) -> Kernel | None:
 
 
 @kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
-def max_pool_backward(site: Site) -> Kernel | None:
+def max_pool_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of max pooling."""
     check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
@@ -98,7 +100,7 @@ def max_pool_backward(site: Site) -> Kernel | None:
 
 
 @kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
-def avg_pool_backward(site: Site) -> Kernel | None:
+def avg_pool_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of average pooling; None for dilated windows."""
     check_pool_backward(site.call, relax.BlockBuilder())
     output_grad, data = site.call.args
@@ -111,7 +113,7 @@ def avg_pool_backward(site: Site) -> Kernel | None:
     return Kernel(generator, [output_grad])
 
 
-def _pool(site: Site, data: list | None, result: list | None) -> Pool | None:
+def _pool(site: CallSite, data: list | None, result: list | None) -> Pool | None:
     """Return the pooling of a call, given the shapes of data and result; None if no kernel supports it."""
     attrs = check_pool_attrs(site.call)
     if data is None or result is None:

@@ -9,13 +9,13 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..kernel.reduce import Channels, sum_channels, sum_columns
-from ._registry import Kernel, Site, kernel_for
+from .registry import CallSite, Kernel, kernel_for
 
 _CALL_TIR = Op.get("relax.call_tir")
 
 
 @kernel_for("relax.sum", "relax.mean")
-def sum_over_axes(site: Site) -> Kernel | None:
+def sum_over_axes(site: CallSite) -> Kernel | None:
     """Return the kernel of a sum or a mean."""
     axes = site.call.attrs.axis
     ndim = site.call.args[0].ty.ndim
@@ -24,7 +24,7 @@ def sum_over_axes(site: Site) -> Kernel | None:
 
 
 @kernel_for("relax.collapse_sum_to", "relax.collapse_sum_like")
-def collapse_sum(site: Site) -> Kernel | None:
+def collapse_sum(site: CallSite) -> Kernel | None:
     """Return the kernel of the adjoint of a broadcast: the sum over the axes that it adds or stretches."""
     shape, result = site.shape(site.call.args[0]), site.shape(site.call)
     if shape is None or result is None:
@@ -38,7 +38,7 @@ def collapse_sum(site: Site) -> Kernel | None:
     return _sum(site, {*range(added), *stretched}, False)
 
 
-def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
+def _sum(site: CallSite, axes: set[int], mean: bool) -> Kernel | None:
     """Return the kernel of a sum over axes; None if the operand may be fused with the sum.
 
     The sum of all elements has no kernel. Kernels divide only the results among the cores, while schedules divide the
@@ -62,7 +62,7 @@ def _sum(site: Site, axes: set[int], mean: bool) -> Kernel | None:
     return Kernel(generator, [data])
 
 
-def _fuses(site: Site, expr: relax.Expr) -> bool:
+def _fuses(site: CallSite, expr: relax.Expr) -> bool:
     """Tell whether a tensor is the result of an operator that may be fused with its reduction."""
     value = site.lookup(expr) if isinstance(expr, relax.Var) else None
     return isinstance(value, relax.Call) and isinstance(value.op, Op) and value.op != _CALL_TIR

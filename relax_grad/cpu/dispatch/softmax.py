@@ -12,8 +12,8 @@ from ...ir.compat import dtype_of
 from ...op.loss import check_nll_loss_backward
 from ..kernel import softmax as kernels
 from ..kernel.loss import Loss, cross_entropy_backward
-from ._registry import Kernel, Site, kernel_for
-from ._saving import Calls, Saving, saving_for
+from .registry import CallSite, Kernel, kernel_for
+from .residuals import BlockCalls, ResidualKernel, residuals_for
 
 _MAKE = {
     "relax.nn.softmax": kernels.softmax,
@@ -30,7 +30,7 @@ _GATHER_BACKWARD = "relax.grad.gather_elements_backward_data"
 
 
 @kernel_for(*_MAKE)
-def softmax(site: Site) -> Kernel | None:
+def softmax(site: CallSite) -> Kernel | None:
     """Return the kernel of softmax, of log_softmax, or of the gradient of softmax."""
     shapes = [site.shape(argument) for argument in site.call.args]
     lines = None if None in shapes else _lines(shapes[0], int(site.call.attrs.axis))
@@ -40,8 +40,10 @@ def softmax(site: Site) -> Kernel | None:
     return Kernel(generator, site.call.args)
 
 
-@saving_for("relax.subtract")
-def log_softmax_backward(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+@residuals_for("relax.subtract")
+def log_softmax_backward(
+    site: CallSite, var: relax.Var, calls: BlockCalls
+) -> ResidualKernel | None:
     """Return the kernel of ``dy - sum(dy, axis) * exp(y)``, the gradient of log_softmax, in one pass."""
     axis = _gradient_axis(var, calls)
     if axis is None:
@@ -58,10 +60,10 @@ def log_softmax_backward(site: Site, var: relax.Var, calls: Calls) -> Saving | N
     if kernel is None:
         generator = partial(kernels.log_softmax_backward, lines, shape, site.cpu)
         kernel = Kernel(generator, [output_grad, y], "grad.log_softmax_backward")
-    return Saving(kernel, [], {})
+    return ResidualKernel(kernel, [], {})
 
 
-def _gradient_axis(var: relax.Var, calls: Calls) -> int | None:
+def _gradient_axis(var: relax.Var, calls: BlockCalls) -> int | None:
     """Return the axis of a gradient of log_softmax; None if the variable is bound to another value."""
     difference = calls.of(var, "relax.subtract")
     share = None if difference is None else calls.of(difference.args[1], "relax.multiply")
@@ -75,7 +77,7 @@ def _gradient_axis(var: relax.Var, calls: Calls) -> int | None:
     return int(axes[0]) % difference.args[0].ty.ndim
 
 
-def _exponent(site: Site, share: relax.Expr) -> relax.Expr | None:
+def _exponent(site: CallSite, share: relax.Expr) -> relax.Expr | None:
     """Return ``y`` of ``t * exp(y)``; None if it may have been overwritten."""
     # A call without a kernel differs from the original only in its arguments.
     product = site.lookup(share)
@@ -84,7 +86,7 @@ def _exponent(site: Site, share: relax.Expr) -> relax.Expr | None:
 
 
 def _cross_entropy_backward(
-    site: Site, y: relax.Expr, shape: list, lines: kernels.Lines, axis: int
+    site: CallSite, y: relax.Expr, shape: list, lines: kernels.Lines, axis: int
 ) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax whose cotangent is the gradient of nll_loss, else None."""
     output_grad = site.call.args[0]
@@ -105,7 +107,7 @@ def _cross_entropy_backward(
 
 
 def _gathered_backward(
-    site: Site, var: relax.Var, calls: Calls, y: relax.Expr, lines: kernels.Lines
+    site: CallSite, var: relax.Var, calls: BlockCalls, y: relax.Expr, lines: kernels.Lines
 ) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax if one element of each row of it is gathered, else None."""
     before = calls.of(calls.of(var, "relax.subtract").args[0], _GATHER_BACKWARD)

@@ -27,7 +27,7 @@ _CHUNK_BYTES = 128 * 1024
 _MOST_TAPS = 64
 
 
-def fits(conv: Conv2d, cpu: CPU) -> bool:
+def is_faster(conv: Conv2d, cpu: CPU) -> bool:
     """Tell whether this kernel needs fewer vectors than the one whose lanes are input channels."""
     outs, lanes = conv.out_channels, cpu.lanes
     here = conv.in_channels * ceil_div(outs, lanes)

@@ -11,7 +11,10 @@ from tvm.ir import GlobalVar, Op, PrimType
 
 from ...ir.aliases import Memory, writing_functions
 from ...ir.bindings import without_unused
-from ..dispatch import Calls, Kernel, Saving, Site, Use, declaration, find_kernel, find_saving
+from ..dispatch import CallSite, Kernel
+from ..dispatch.declare import declaration
+from ..dispatch.registry import find_kernel
+from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
 from ._target import TargetPass
@@ -112,10 +115,10 @@ class _Dispatch(relax.PyExprMutator):
     def __init__(self, mod: tvm.IRModule, cpu: CPU, winograd_tile: int, define: _Define):
         super().__init__(mod)
         self._cpu, self._winograd_tile, self._define = cpu, winograd_tile, define
-        self._calls: Calls | None = None
+        self._calls: BlockCalls | None = None
         self._memory: Memory | None = None
         self._var: relax.Var | None = None
-        self._uses: dict[relax.Var, tuple[Use, Sequence[relax.Var]]] = {}
+        self._uses: dict[relax.Var, tuple[Replacement, Sequence[relax.Var]]] = {}
         self._functions: dict[tuple, GlobalVar] = {}
 
     def module(self) -> tvm.IRModule:
@@ -129,7 +132,7 @@ class _Dispatch(relax.PyExprMutator):
         return self.builder_.get()
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
-        self._calls = Calls(block, self._memory)
+        self._calls = BlockCalls(block, self._memory)
         block = super().visit_dataflow_block_(block)
         self._calls = None
         return block
@@ -149,9 +152,9 @@ class _Dispatch(relax.PyExprMutator):
             use, saved = self._uses[var]
             found = use(call, saved)
             return self._called(found, call, [])[0] if isinstance(found, Kernel) else found
-        site = Site(call, self._cpu, partial(self._lookup, var), self._winograd_tile)
+        site = CallSite(call, self._cpu, partial(self._lookup, var), self._winograd_tile)
         if self._calls is not None:
-            saving = find_saving(call.op.name, site, var, self._calls)
+            saving = find_residuals(call.op.name, site, var, self._calls)
             if saving is not None:
                 return self._saving(saving, call)
         kernel = find_kernel(call.op.name, site)
@@ -181,7 +184,7 @@ class _Dispatch(relax.PyExprMutator):
         arguments = relax.Tuple(list(kernel.arguments))
         return relax.call_tir(function, arguments, types), len(results) - len(more)
 
-    def _saving(self, saving: Saving, call: relax.Call) -> relax.Expr:
+    def _saving(self, saving: ResidualKernel, call: relax.Call) -> relax.Expr:
         """Emit the call of a kernel with saved results, and return the results of the replaced call."""
         called, number = self._called(saving.kernel, call, saving.types)
         if not saving.types:

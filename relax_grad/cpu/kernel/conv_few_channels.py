@@ -30,7 +30,7 @@ _MOST_PRODUCTS = 256
 _FULLER = 1.5
 
 
-def suits(gathering: Gathering) -> bool:
+def is_supported(gathering: Gathering) -> bool:
     """Tell whether neighbours of the target read neighbours of the source, with at most two phases per axis."""
     rows, columns = gathering.axes
     if not gathering.is_flat or max(len(rows.phases), len(columns.phases)) > 2:
@@ -38,9 +38,9 @@ def suits(gathering: Gathering) -> bool:
     return (columns.step, columns.apart, rows.apart) == (1, 1, 1) and columns.offsets[0] <= 0
 
 
-def fits(gathering: Gathering, cpu: CPU) -> bool:
-    """Tell whether :func:`suits` holds, and vectors of columns use their lanes better than vectors of channels."""
-    if not suits(gathering):
+def is_faster(gathering: Gathering, cpu: CPU) -> bool:
+    """Tell whether :func:`is_supported` holds, and vectors of columns use their lanes better than vectors of channels."""
+    if not is_supported(gathering):
         return False
     generator = _Generator(gathering, cpu)
     if generator.products > _MOST_PRODUCTS or generator.bytes_of(1) > _SOURCE_BYTES:
@@ -49,7 +49,7 @@ def fits(gathering: Gathering, cpu: CPU) -> bool:
     return _filled(here, cpu) > _FULLER * _filled(there, cpu)
 
 
-def conv_few(
+def conv_few_channels(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
     """Return the kernel of a convolution: a function of data, weight and result (float32).
@@ -57,7 +57,7 @@ def conv_few(
     Parameters
     ----------
     conv : Conv2d
-        The convolution; :func:`suits` holds for its :class:`.Gathering`.
+        The convolution; :func:`is_supported` holds for its :class:`.Gathering`.
     cpu : CPU
         The target CPU.
     shapes : Sequence, optional
@@ -65,20 +65,20 @@ def conv_few(
     """
     shapes = shapes or (conv.data_shape, conv.weight_shape, conv.out_shape)
     params = b.floats(("data", "weight", "result"), shapes)
-    return b.prim_func("conv_few", params, _Generator(Gathering.forward(conv), cpu).emit)
+    return b.prim_func("conv_few_channels", params, _Generator(Gathering.forward(conv), cpu).emit)
 
 
-def conv_few_backward_data(
+def conv_few_channels_backward_data(
     conv: Conv2d, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
 ) -> tirx.PrimFunc:
     """Return the kernel of the data gradient: a function of output gradient, weight and data gradient (float32).
 
-    Parameters are those of :func:`conv_few`.
+    Parameters are those of :func:`conv_few_channels`.
     """
     shapes = shapes or (conv.out_shape, conv.weight_shape, conv.data_shape)
     params = b.floats(("output_grad", "weight", "data_grad"), shapes)
     generator = _Generator(Gathering.backward(conv), cpu)
-    return b.prim_func("conv_few_backward_data", params, generator.emit)
+    return b.prim_func("conv_few_channels_backward_data", params, generator.emit)
 
 
 def _filled(count: int, cpu: CPU) -> float:

@@ -11,8 +11,8 @@ from tvm_ffi import structural_equal
 
 from ...ir.compat import constant_value
 from . import norm
-from ._registry import Kernel, Site
-from ._saving import Calls, Found, Saving, saving_for
+from .registry import CallSite, Kernel
+from .residuals import BlockCalls, Found, ResidualKernel, residuals_for
 
 #: The gradients that are given the statistics, and where among their arguments these are.
 _GIVEN = {
@@ -22,8 +22,8 @@ _GIVEN = {
 }
 
 
-@saving_for("relax.nn.batch_norm", "relax.nn.layer_norm", "relax.nn.rms_norm")
-def with_statistics(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+@residuals_for("relax.nn.batch_norm", "relax.nn.layer_norm", "relax.nn.rms_norm")
+def with_statistics(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
     """Return a normalization with its statistics, where a gradient is given them computed again."""
     name = site.call.op.name.rpartition(".")[2]
     forward = calls.original(var)
@@ -42,15 +42,15 @@ def with_statistics(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
     shape = site.shape(statistics[0])
     kernel = getattr(norm, name)(site, shape) if shape else None
     uses = {each: _saved(i) for i, each in enumerate(statistics)}
-    return kernel and Saving(kernel, [each.ty for each in statistics], uses)
+    return kernel and ResidualKernel(kernel, [each.ty for each in statistics], uses)
 
 
-@saving_for(
+@residuals_for(
     "relax.grad.batch_norm_backward_gamma",
     "relax.grad.instance_norm_backward_gamma",
     "relax.grad.layer_norm_backward_gamma",
 )
-def with_beta(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+def with_beta(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
     """Return the gradient of gamma with that of beta, which is the sum of the same output gradient."""
     name = site.call.op.name.rpartition(".")[2]
     backward = calls.original(var)
@@ -64,7 +64,7 @@ def with_beta(site: Site, var: relax.Var, calls: Calls) -> Saving | None:
     (later,) = found
     shape, make = site.shape(later), _GAMMA[name.partition("_norm")[0]]
     kernel = make(site, shape) if shape else None
-    return kernel and Saving(kernel, [later.ty], {later: _saved(0)})
+    return kernel and ResidualKernel(kernel, [later.ty], {later: _saved(0)})
 
 
 _GAMMA: dict[str, Callable[..., Kernel | None]] = {
@@ -78,12 +78,12 @@ def _saved(index: int):
     return lambda _call, saved: saved[index]
 
 
-def _sum(_calls: Calls, var: relax.Var, call: relax.Call) -> Found:
+def _sum(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
     """Return the operand and the axes of a sum."""
     return (call.args[0], _axes(call.attrs.axis, call.args[0].ty.ndim)), (var,)
 
 
-def _statistics(name: str, where: slice, calls: Calls, _var, call: relax.Call) -> Found | None:
+def _statistics(name: str, where: slice, calls: BlockCalls, _var, call: relax.Call) -> Found | None:
     """Return the data, the axes and the epsilon of the statistics that a gradient is given.
 
     These are the mean, except for rms_norm, and the inverse deviation.
@@ -115,7 +115,7 @@ _STATISTICS = {
 
 
 def _subtracted(
-    calls: Calls, expr: relax.Expr, data: relax.Expr, axes: frozenset[int]
+    calls: BlockCalls, expr: relax.Expr, data: relax.Expr, axes: frozenset[int]
 ) -> relax.Expr | None:
     """Return ``m`` of ``data - m``, without the axes that broadcast it."""
     centered = calls.of(expr, "relax.subtract")
@@ -128,7 +128,7 @@ def _subtracted(
     return middle
 
 
-def _variance(calls: Calls, rstd: relax.Expr) -> tuple[relax.Expr | None, float | None]:
+def _variance(calls: BlockCalls, rstd: relax.Expr) -> tuple[relax.Expr | None, float | None]:
     """Return ``v`` and ``epsilon`` of ``1 / sqrt(v + epsilon)``."""
     inverse = calls.of(rstd, "relax.divide")
     if inverse is None or _scalar(inverse.args[0]) != 1.0:
@@ -140,7 +140,7 @@ def _variance(calls: Calls, rstd: relax.Expr) -> tuple[relax.Expr | None, float 
 
 
 def _averaged(
-    calls: Calls, expr: relax.Expr | None, data: relax.Expr, axes: frozenset[int]
+    calls: BlockCalls, expr: relax.Expr | None, data: relax.Expr, axes: frozenset[int]
 ) -> relax.Expr | None:
     """Return x if an expression is the mean of x over axes, with the extents of the data; else None."""
     total = calls.of(expr, "relax.mean")

@@ -15,17 +15,17 @@ from tvm import relax
 from tvm.ir import Op
 
 from ...ir.aliases import Memory
-from ._registry import Kernel, Site
+from .registry import CallSite, Kernel
 
 #: Makes the replacement of a later call: takes the call and the saved results.
-Use = Callable[[relax.Call, Sequence[relax.Var]], Kernel | relax.Expr]
+Replacement = Callable[[relax.Call, Sequence[relax.Var]], Kernel | relax.Expr]
 
 #: A key, and the results that a kernel of an earlier call with this key can save.
 Found = tuple[Hashable, tuple[relax.Var, ...]]
 
 
 @dataclass(frozen=True)
-class Saving:
+class ResidualKernel:
     """A kernel that also returns saved results.
 
     Attributes
@@ -40,10 +40,10 @@ class Saving:
 
     kernel: Kernel
     types: Sequence[relax.TensorType]
-    uses: Mapping[relax.Var, Use]
+    uses: Mapping[relax.Var, Replacement]
 
 
-class Calls:
+class BlockCalls:
     """The calls in a block, and the candidates for replacement by a kernel of an earlier call.
 
     A call is no candidate if an operand or the result is overwritten anywhere in the function, because such a call
@@ -133,31 +133,33 @@ class Calls:
 
 
 #: Describes a call that may recompute an intermediate result of an earlier kernel.
-Describe = Callable[[Calls, relax.Var, relax.Call], "Found | None"]
+Describe = Callable[[BlockCalls, relax.Var, relax.Call], "Found | None"]
 
-_SAVINGS: dict[str, Callable[[Site, relax.Var, Calls], Saving | None]] = {}
+_RESIDUALS: dict[str, Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel | None]] = {}
 
 
-def saving_for(*op_names: str):
+def residuals_for(*op_names: str):
     """Register a factory of savings for operators. It returns None if no later call needs saved results.
 
     It takes the site of the call, the variable that the call is bound to, and the calls of the block before any
     replacement.
     """
 
-    def register(make: Callable[[Site, relax.Var, Calls], Saving | None]):
+    def register(make: Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel | None]):
         for op_name in op_names:
-            if op_name in _SAVINGS:
+            if op_name in _RESIDUALS:
                 raise ValueError(f"{op_name} has a saving already, by {_SAVINGS[op_name].__name__}")
-            _SAVINGS[op_name] = make
+            _RESIDUALS[op_name] = make
         return make
 
     return register
 
 
-def find_saving(op_name: str, site: Site, var: relax.Var, calls: Calls) -> Saving | None:
+def find_residuals(
+    op_name: str, site: CallSite, var: relax.Var, calls: BlockCalls
+) -> ResidualKernel | None:
     """Return the saving of a call, if there is one."""
-    make = _SAVINGS.get(op_name)
+    make = _RESIDUALS.get(op_name)
     return None if make is None else make(site, var, calls)
 
 

@@ -10,8 +10,8 @@ from tvm import relax, tirx
 
 from ...ir.compat import dtype_of
 from ..target import CPU
-from ._declaration import Extents
 from ._identity import key_of, text_of
+from .declare import Extents
 
 #: The most elements that an index of int32 can address.
 _LARGEST = 2**31 - 1
@@ -58,7 +58,7 @@ class Kernel:
         return text_of(self.key)
 
 
-class Site:
+class CallSite:
     """A call that a kernel may replace, and the context of this call.
 
     Parameters
@@ -104,13 +104,13 @@ class Site:
         return extents if 0 < size <= _LARGEST else None
 
 
-_KERNELS: dict[str, Callable[[Site], Kernel | None]] = {}
+_KERNELS: dict[str, Callable[[CallSite], Kernel | None]] = {}
 
 
 def kernel_for(*op_names: str):
     """Register a kernel factory for operators. It returns None for calls that it does not support."""
 
-    def register(make: Callable[[Site], Kernel | None]):
+    def register(make: Callable[[CallSite], Kernel | None]):
         for op_name in op_names:
             if op_name in _KERNELS:
                 raise ValueError(f"{op_name} has a kernel already, by {_KERNELS[op_name].__name__}")
@@ -120,7 +120,7 @@ def kernel_for(*op_names: str):
     return register
 
 
-def find_kernel(op_name: str, site: Site) -> Kernel | None:
+def find_kernel(op_name: str, site: CallSite) -> Kernel | None:
     """Return the kernel of a call, if there is one."""
     make = _KERNELS.get(op_name)
     return None if make is None else make(site)
