@@ -77,6 +77,13 @@ def test_no_file_imports_itself_through_others():
     TopologicalSorter(graph).prepare()
 
 
+def test_no_part_imports_private_modules_of_another():
+    for each in BETWEEN:
+        room = each.imported.removeprefix(each.parts[1]).lstrip(".")
+        private = [name for name in room.split(".") if name.startswith("_")]
+        assert not private, f"{each.module} imports {each.imported}: give the module a public name"
+
+
 def test_one_door_between_the_wings():
     """Only named operators and the definitions in topi pass from one wing to the other."""
     between = {

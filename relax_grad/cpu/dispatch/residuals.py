@@ -148,7 +148,7 @@ def residuals_for(*op_names: str):
     def register(make: Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel | None]):
         for op_name in op_names:
             if op_name in _RESIDUALS:
-                raise ValueError(f"{op_name} has a saving already, by {_SAVINGS[op_name].__name__}")
+                raise ValueError(f"{op_name} has a residual kernel already, by {_RESIDUALS[op_name].__name__}")
             _RESIDUALS[op_name] = make
         return make
 
