@@ -87,7 +87,7 @@ class BlockCalls:
     ) -> tuple[relax.Var, ...] | None:
         """Take and return the first variables with a key that are all computed after a variable, or None.
 
-        Each variable is taken once. Each call is described once. It is also skipped at most once, because savings are
+        Each variable is taken once. Each call is described once. It is also skipped at most once, because residual kernels are
         searched in the order of the block. The total time of all calls of this function is linear in the calls of the
         block.
 
@@ -99,7 +99,7 @@ class BlockCalls:
             The operator of the described calls.
         describe : Callable
             Takes this object, a variable and the call that it is bound to. Returns a key and the variables that a
-            saving with this key can replace; None if there are no such variables.
+            residual kernel with this key can replace; None if there are no such variables.
         wanted : Hashable
             The key.
         """
@@ -139,7 +139,7 @@ _RESIDUALS: dict[str, Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel
 
 
 def residuals_for(*op_names: str):
-    """Register a factory of savings for operators. It returns None if no later call needs saved results.
+    """Register a factory of residual kernels for operators. It returns None if no later call needs saved results.
 
     It takes the site of the call, the variable that the call is bound to, and the calls of the block before any
     replacement.
@@ -148,7 +148,9 @@ def residuals_for(*op_names: str):
     def register(make: Callable[[CallSite, relax.Var, BlockCalls], ResidualKernel | None]):
         for op_name in op_names:
             if op_name in _RESIDUALS:
-                raise ValueError(f"{op_name} has a residual kernel already, by {_RESIDUALS[op_name].__name__}")
+                raise ValueError(
+                    f"{op_name} has a residual kernel already, by {_RESIDUALS[op_name].__name__}"
+                )
             _RESIDUALS[op_name] = make
         return make
 
@@ -158,7 +160,7 @@ def residuals_for(*op_names: str):
 def find_residuals(
     op_name: str, site: CallSite, var: relax.Var, calls: BlockCalls
 ) -> ResidualKernel | None:
-    """Return the saving of a call, if there is one."""
+    """Return the residual kernel of a call, if there is one."""
     make = _RESIDUALS.get(op_name)
     return None if make is None else make(site, var, calls)
 

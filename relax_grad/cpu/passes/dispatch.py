@@ -154,9 +154,9 @@ class _Dispatch(relax.PyExprMutator):
             return self._called(found, call, [])[0] if isinstance(found, Kernel) else found
         site = CallSite(call, self._cpu, partial(self._lookup, var), self._winograd_tile)
         if self._calls is not None:
-            saving = find_residuals(call.op.name, site, var, self._calls)
-            if saving is not None:
-                return self._saving(saving, call)
+            found = find_residuals(call.op.name, site, var, self._calls)
+            if found is not None:
+                return self._with_residuals(found, call)
         kernel = find_kernel(call.op.name, site)
         return call if kernel is None else self._called(kernel, call, [])[0]
 
@@ -184,15 +184,15 @@ class _Dispatch(relax.PyExprMutator):
         arguments = relax.Tuple(list(kernel.arguments))
         return relax.call_tir(function, arguments, types), len(results) - len(more)
 
-    def _saving(self, saving: ResidualKernel, call: relax.Call) -> relax.Expr:
+    def _with_residuals(self, found: ResidualKernel, call: relax.Call) -> relax.Expr:
         """Emit the call of a kernel with saved results, and return the results of the replaced call."""
-        called, number = self._called(saving.kernel, call, saving.types)
-        if not saving.types:
+        called, number = self._called(found.kernel, call, found.types)
+        if not found.types:
             return called
         both = self.builder_.emit(called)
-        end = number + len(saving.types)
+        end = number + len(found.types)
         saved = [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(number, end)]
-        self._uses.update({var: (use, saved) for var, use in saving.uses.items()})
+        self._uses.update({var: (use, saved) for var, use in found.uses.items()})
         results = [relax.TupleGetItem(both, i) for i in range(number)]
         if isinstance(call.ty, relax.TupleType):
             return relax.Tuple([self.builder_.emit(result) for result in results])
