@@ -75,7 +75,7 @@ def check(cases, target):
 
 
 def pooled_by_torch(x, axes):
-    """Return pooled windows, which may reach beyond the padding, and the tap of each window's maximum."""
+    """Return max pooling and the winning taps; the data are padded as far as the windows reach."""
     shape = [x.shape[0], *(axis.number for axis in axes)]
     axes = [Windows(1, 1, 1, 0, 1)] * (3 - len(axes)) + list(axes)
     x = x.reshape(x.shape[0], *(axis.extent for axis in axes))

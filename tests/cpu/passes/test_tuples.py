@@ -1,4 +1,4 @@
-"""Elements of tuples that a function puts together itself: used directly, and the tuples are dropped."""
+"""Elements of tuples that a function builds itself are used directly, and the tuples are dropped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def values(module):
 
 
 def test_elements_are_used_directly():
-    """Also those of tuples of tuples, and of calls in whose arguments they stand."""
+    """Nested tuples, and elements used as arguments of calls, are resolved too."""
 
     @I.ir_module
     class Module:
@@ -42,7 +42,7 @@ def test_elements_are_used_directly():
     resolved = resolve_tuples(Module)
     is_sound(resolved)
     found = values(resolved)
-    assert sum(isinstance(value, relax.TupleGetItem) for value in found) == 1  # of split
+    assert sum(isinstance(value, relax.TupleGetItem) for value in found) == 1  # the element of split
     assert not any(isinstance(value, relax.Tuple) for value in found)
     for pipeline in ("default", "relax_grad"):
         np.testing.assert_array_equal(run(resolved, "main", X, pipeline=pipeline), 2 * X * X)
@@ -84,7 +84,7 @@ def test_nothing_to_resolve():
 
 
 def test_nothing_unused_is_left():
-    """TVM would remove it one by one."""
+    """TVM would remove unused bindings one by one."""
 
     @I.ir_module
     class Module:
