@@ -76,7 +76,7 @@ def test_the_module_is_that_of_tvm(asked):
     tvm.ir.assert_structural_equal(found, wanted)
     assert found.script() == wanted.script()
     assert asked.count("relax.add") == 6  # of 8: x + y, y + x and x + x share one
-    assert asked.count("relax.multiply") == 5  # of 6: the two with a scalar 2 on the right share one
+    assert asked.count("relax.multiply") == 5  # of 6: the two by 2 on the right share one
 
 
 def test_another_legalization_is_asked_each_time():

@@ -113,7 +113,7 @@ def test_inline(rows):
     module = step_of(layers(rows))
     inlined = InlineSingleUse()(module)
     is_sound(inlined)
-    assert inlined.get_global_vars() == module.get_global_vars()  # the function may have other callers
+    assert inlined.get_global_vars() == module.get_global_vars()  # others may call it
     assert peak(inlined, "step") > peak(module, "step")
     assert_same(module, inlined, "step", values())
 
