@@ -24,16 +24,16 @@ class Kernel:
 
     Attributes
     ----------
-    A function of a placeholder for each input; it gets None for a None.
-        Takes a placeholder for each of the inputs, and None for None.
-    The input arrays.
-        The arrays to run it on.
-    The expected result.
-        What it must return.
-    The dtype of the expected result.
-        The dtype of what it must return.
-    The accepted absolute and relative error; 0 requires equality of every element.
-        The error that is accepted, absolute and relative; without one, every element must be equal.
+    expression : Callable
+        A function of a placeholder for each input; it gets None for a None.
+    inputs : Sequence[np.ndarray or None]
+        The input arrays.
+    expected : np.ndarray
+        The expected result.
+    dtype : str
+        The dtype of the expected result.
+    tolerance : float
+        The accepted absolute and relative error; 0 requires equality of every element.
     symbolic : bool
         Whether the extents of the inputs are variables, one for each distinct size.
     static : Collection[int]
