@@ -1,4 +1,4 @@
-"""Functions of float32 and their gradients by the pipeline: at every exponent, and at and beyond their edges."""
+"""Errors of float32 functions and their gradients under the pipeline: at every exponent, and at and beyond edges."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SHAPES = [(6, 8), (8, 5), (5,)]
 
 
 def classifier(rows=6):
-    """The loss of a linear classifier and its gradients, with an optimizer's step."""
+    """Return the loss of a linear classifier with gelu, and its gradients."""
 
     def body(bb, x, w, b):
         scores = bb.emit(op.add(op.matmul(x, w), b))
@@ -74,7 +74,7 @@ def test_as_an_object():
 
 
 def mixture(x, kernel, w, table, words):
-    """The loss of convolutions, a normalisation, products and an embedding."""
+    """Return the loss of convolutions, a normalisation, products and an embedding, with its gradients."""
 
     def body(bb, x, kernel, w, table, words):
         y = bb.emit(op.nn.relu(bb.emit(op.nn.conv2d(x, kernel, padding=1))))
@@ -177,7 +177,7 @@ def test_targets_of_other_compilers_keep_their_pipeline():
 
 
 def network(rows):
-    """The loss of a small convolutional network, and its gradients."""
+    """Return the loss of a small convolutional network, and its gradients."""
 
     def body(bb, images, kernel, gamma, beta, wide, dense):
         y = bb.emit(op.nn.conv2d(images, kernel, padding=1))
@@ -195,7 +195,7 @@ def network(rows):
 
 
 def training_step(rows):
-    """An Adam step of the network: it takes and returns the parameters and the optimizer's state."""
+    """Return an Adam step of the network and its state. The step takes and returns the parameters and the state."""
     module = network(rows)
     module["main_adjoint"] = module["main_adjoint"].without_attr("global_symbol")
     images, *learned = relax.utils.copy_with_new_vars(module["main_adjoint"]).params

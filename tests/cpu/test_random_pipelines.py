@@ -1,4 +1,4 @@
-"""Random programs, differentiated, by the pipeline for each vector width and by TVM's."""
+"""Random differentiated programs: relax_grad's pipeline for each vector width against TVM's pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layout strings against a permutation of numbers."""
+"""Layout strings against permutations of element positions."""
 
 from __future__ import annotations
 

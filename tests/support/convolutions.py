@@ -29,14 +29,14 @@ def check_weight_gradients(
 def check_data_gradients(
     make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
-    """Compare the data gradients of kernels with those of PyTorch in the same way."""
+    """Compare the data gradients of kernels with those of PyTorch, like :func:`check_weight_gradients`."""
     _check(make, convs, target, batch, ("out", "weight"), "data")
 
 
 def check_convolutions(
     make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
-    """Compare the results of kernels with those of PyTorch in the same way."""
+    """Compare the results of kernels with those of PyTorch, like :func:`check_weight_gradients`."""
     _check(make, convs, target, batch, ("data", "weight"), "out")
 
 

@@ -1,7 +1,7 @@
 """Run programs with the buffers of every kernel flush against inaccessible pages.
 
 The programs are those of :class:`Case` and :class:`SampleCase`. A subprocess (``guard_worker.py``) differentiates,
-legalizes and compiles them. It runs each kernel that they call once for each set of shapes:
+legalizes and compiles them. For each kernel and each set of its shapes, it runs the first call:
 
 - First with the inputs of the program and then, if ``adversarial``, with extreme integers and floats: for any
   contents of the tensors, a kernel must not read or write outside of its buffers.

@@ -68,7 +68,7 @@ class Call:
 
     @functools.cached_property
     def workspaces(self) -> list[tuple]:
-        """Shape and dtype of each buffer that the kernel allocates."""
+        """The shape and dtype of each buffer that the kernel allocates."""
         if not self.kernel.workspaces:
             return []
         analyzer, known = Analyzer(), set()

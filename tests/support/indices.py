@@ -128,7 +128,7 @@ def index_arrays(draw, shape, size, dtypes=INDEX_DTYPES):
     dtype = draw(st.sampled_from(dtypes))
     limits = np.iinfo(dtype)
     low, high = int(limits.min), int(limits.max)
-    # An array takes more random data than there is for a list of cases.
+    # Drawing each element would exceed Hypothesis' limit of random data for a list of cases.
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     reach = draw(st.sampled_from([size - 1, size, 2 * size + 2]))
     near = rng.integers(max(low, -reach - 1), min(high, max(reach, 0)), shape, dtype, endpoint=True)

@@ -37,7 +37,7 @@ class KernelCase:
     shapes : Sequence[tuple]
         The shapes of the parameters, in which :data:`N` stands for the batch.
     body : Callable
-        Takes the parameters and returns the call.
+        A function of the batch and the parameters that returns the call.
     integers : str
         The dtype of the last parameter, if it is not float32.
     """

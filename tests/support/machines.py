@@ -86,7 +86,7 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
 
 
 def at(shape: Sequence, values: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape with values for its symbolic extents."""
+    """Return a shape with the given values for its symbolic extents."""
     return tuple(extent if isinstance(extent, int) else values[extent.name] for extent in shape)
 
 

@@ -23,7 +23,7 @@ ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
 def classifier(rows=6):
-    """A loss with its gradients: kernels, scheduled functions and, for symbolic rows, shape functions."""
+    """Return a loss with its gradients: kernels, scheduled functions and, for symbolic rows, shape functions."""
 
     def body(bb, x, w, b):
         scores = bb.emit(op.nn.gelu(bb.emit(op.add(op.matmul(x, w), b))))

@@ -165,6 +165,6 @@ def test_other_attributes_make_other_kernels():
         )
 
     found = kernels_in(build([x, y, w, g, i, j], body))
-    # A product with y equals the one with x: both have any number of rows.
+    # matmul(y, w) shares the kernel of matmul(x, w): both have a symbolic number of rows.
     assert len(found) == 11
     assert len(set(found)) == 10

@@ -133,7 +133,7 @@ def test_symbolic_batch(target):
 
 @st.composite
 def axes(draw):
-    """Extent, kernel, stride, padding and dilation of an axis with at least one window."""
+    """Draw the extent, kernel, stride, padding and dilation of an axis with at least one window."""
     kernel, dilation = draw(st.integers(1, 7)), draw(st.integers(1, 3))
     stride = draw(st.sampled_from([1, 1, 2, 3, 4]))
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))

@@ -92,7 +92,7 @@ def test_scalars():
 
 @SCALAR_PARAMETERS
 def test_arguments_of_tensor_functions():
-    """The extents that a tensor function takes, and the type of its result."""
+    """Inlining substitutes the extents that a tensor function takes, and those in the type of its result."""
 
     def rows(x, number):
         return te.compute((number, 4), lambda i, j: x[j] + number.astype("float32"))

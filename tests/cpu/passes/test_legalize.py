@@ -1,4 +1,4 @@
-"""Binary operators are legalized as TVM legalizes them, once for operands of equal types."""
+"""Binary operators are legalized as in TVM, but only once for operands of equal types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N = tirx.Var("n", "int64")
 
 
 def mixed(bb, x, y, row, half, symbolic):
-    """Calls with equal types, other shapes and dtypes, scalars, and one operand twice."""
+    """Return calls with equal types, other shapes and dtypes, scalars, and one operand twice."""
     two, three = (relax.const(np.float32(value)) for value in (2, 3))
     found = [
         op.add(x, y),

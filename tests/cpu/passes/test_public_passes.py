@@ -20,7 +20,7 @@ N = tirx.Var("n", "int64")
 
 
 def convolution(bb, x, w, gamma):
-    """A convolution and a normalization with its own statistics."""
+    """Return a convolution followed by a normalization with its own statistics."""
     zeros = bb.emit(op.zeros((4,), "float32"))
     y = bb.emit(op.nn.conv2d(x, w, padding=1))
     y = bb.emit(op.nn.batch_norm(y, gamma, zeros, zeros, gamma, axis=1))
@@ -29,7 +29,7 @@ def convolution(bb, x, w, gamma):
 
 
 def products(bb, a, b, c):
-    """Two products of different shapes: two kernels of one operator."""
+    """Return two products of different shapes, which need two kernels of one operator."""
     return bb.emit(op.sum(bb.emit(op.matmul(bb.emit(op.matmul(a, b)), c))))
 
 
@@ -48,7 +48,7 @@ def symbolic(bb, x, w):
 
 
 def update(bb, p, g, m):
-    """An optimizer's update, with several element-wise results of one tensor."""
+    """Return an optimizer's update, with several element-wise results of one tensor."""
     moment = bb.emit(op.add(bb.emit(op.multiply(m, relax.const(0.9))), g))
     new = bb.emit(op.subtract(p, bb.emit(op.multiply(moment, relax.const(0.1)))))
     return bb.emit(op.sum(bb.emit(op.add(bb.emit(op.exp(moment)), new))))
