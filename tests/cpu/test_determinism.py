@@ -1,4 +1,4 @@
-"""The same bits with any number of threads, run after run; and what is compiled runs in threads of Python."""
+"""The same bits with any number of threads in every run; compiled programs also run in Python threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKER = Path(__file__).parents[1] / "support" / "thread_worker.py"
 STEPS = {"convolutional": training_steps.convolutional, "transformer": training_steps.transformer}
 TARGET = tvm.target.Target(TARGETS[[name for name in TARGETS if runs_here(name)][-1]])
 
-#: Of the cases of kernels, those of the default suite.
+#: The step between the kernel cases that the default suite runs.
 SOME = 18
 
 
@@ -35,7 +35,7 @@ def compiled(step):
 
 
 def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
-    """Compile kernels and steps once, and compare what processes of these numbers of threads find."""
+    """Compile kernels and steps once, and compare the results of processes with these numbers of threads."""
     functions, jobs = {}, []
     for i, case in enumerate(chosen):
         call = kernel_of(case, TARGET, None)
@@ -73,7 +73,7 @@ def test_same_bits_with_any_number_of_threads(tmp_path):
 
 
 def test_in_threads_of_python():
-    """Two machines of one executable at the same time, neither in the main thread."""
+    """Two virtual machines of one executable run at the same time, neither in the main thread."""
     executable, values = compiled("convolutional")
     results, failures = [], []
 
@@ -83,7 +83,7 @@ def test_in_threads_of_python():
             for _ in range(2):
                 tensors = list(map(tvm.runtime.tensor, values))
                 results.append(flat(to_numpy(machine["main_adjoint"](*tensors))))
-        except Exception as error:  # pytest sees none of another thread
+        except Exception as error:  # pytest does not see exceptions of other threads
             failures.append(error)
 
     threads = [threading.Thread(target=run) for _ in range(2)]

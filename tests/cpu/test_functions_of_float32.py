@@ -1,4 +1,4 @@
-"""Functions of float32 and their gradients by the pipeline: at every exponent, and at and beyond their edges."""
+"""Errors of float32 functions and their gradients under the pipeline: at every exponent, and at and beyond edges."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from sweep import SHARE
 ROOT = Path(__file__).parents[2]
 PAGE = json.loads((ROOT / "docs" / "_measured" / "functions.json").read_text())["errors"]
 
-#: Units in the last place, from float64 or from PyTorch's float32.
+#: The error bound in units in the last place, from float64 or from PyTorch's float32.
 LIMIT = 4.0
 
-#: How much larger than on the page an error may be: fewer numbers have smaller ones, another processor others.
+#: The largest accepted ratio to the error in docs: fewer numbers have smaller errors, other processors other ones.
 MORE = 1.5
 
-#: At NaN, PyTorch's gradient of selu is NaN in vectors, and that of a positive number where there are too few.
+#: PyTorch's gradient of selu at NaN is NaN in vectors, but the gradient of a positive number in short tensors.
 UNSPECIFIED = {"selu": np.isnan}
 
 
 @pytest.fixture(scope="module")
 def functions(torch):
-    """The program that measures."""
+    """The benchmark module that measures errors."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     path = ROOT / "benchmarks" / "functions.py"
     spec = importlib.util.spec_from_file_location("functions", path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["functions"] = module  # dataclasses look their module up
+    sys.modules["functions"] = module  # dataclasses look their module up here
     spec.loader.exec_module(module)
     return module
 
@@ -79,7 +79,7 @@ def test_a_distance_counts_what_is_no_number(functions):
     found = np.array([1 + 2**-22, inf, nan, nan, 3.4e38, -inf, inf], "float32")
     exact = np.array([1.0, inf, nan, 1.0, inf, inf, 2.0**128 - 2.0**100])
     assert functions.ulps(found, exact).tolist() == [2, 0, 0, inf, inf, inf, 0]
-    # What is no normal number has one distance for all.
+    # Subnormal numbers share one spacing.
     assert functions.ulps(np.array([0.0], "float32"), np.array([2.0**-148])).tolist() == [2]
 
 

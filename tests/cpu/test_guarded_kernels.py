@@ -1,4 +1,4 @@
-"""No kernel reads or writes out of bounds, whatever its inputs hold: see ``guard_kernels.py``."""
+"""No kernel reads or writes out of bounds, whatever its inputs contain: see ``guard_kernels.py``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from machines import TARGETS, runs_here
 
 from relax_grad.cpu.dispatch import operators_with_kernels
 
-#: The widest vectors that this machine has.
+#: The target with the widest vectors that this machine supports.
 WIDEST = [name for name in TARGETS if runs_here(name)][-1]
 
-#: Of the cases, those of the default suite.
+#: The step between the cases that the default suite runs.
 SOME = 9
 
 

@@ -1,4 +1,4 @@
-"""The pipeline: how it is found, what it leaves to others, and what it exports."""
+"""The pipeline: its registration, the cases that it leaves to other pipelines, and exported libraries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = [(6, 8), (8, 5), (5,)]
 
 
 def classifier(rows=6):
-    """The loss of a linear classifier and its gradients, with an optimizer's step."""
+    """Return the loss of a linear classifier with gelu, and its gradients."""
 
     def body(bb, x, w, b):
         scores = bb.emit(op.add(op.matmul(x, w), b))
@@ -74,7 +74,7 @@ def test_as_an_object():
 
 
 def mixture(x, kernel, w, table, words):
-    """The loss of convolutions, a normalisation, products and an embedding."""
+    """Return the loss of convolutions, a normalisation, products and an embedding, with its gradients."""
 
     def body(bb, x, kernel, w, table, words):
         y = bb.emit(op.nn.relu(bb.emit(op.nn.conv2d(x, kernel, padding=1))))
@@ -113,7 +113,7 @@ def test_no_loop_over_much_is_serial():
 
 
 def is_fast(function, much=20000):
-    """Tell whether a function's loops are parallel, if a parameter of it has many elements."""
+    """Tell whether a function has parallel loops, or only parameters with fewer than ``much`` elements."""
     sizes = [np.prod([int(n) for n in param.shape]) for param in function.params]
     kinds = []
     tvm_ffi.structural_walk(function.body, (tirx.For, lambda loop: kinds.append(loop.kind)))
@@ -121,7 +121,7 @@ def is_fast(function, much=20000):
 
 
 def test_tensors_that_begin_anywhere(torch):
-    """A part of a tensor of PyTorch, which is passed as it is, has the alignment of its elements."""
+    """A slice of a PyTorch tensor is passed without a copy and may have only the alignment of its elements."""
 
     def body(bb, x, w, gamma, other):
         y = bb.emit(op.nn.conv2d(x, w, padding=1))
@@ -150,7 +150,7 @@ def test_tensors_with_strides_are_refused(torch):
 
 
 def test_a_batch_that_is_too_large_is_refused():
-    """Kernels have indices of int32. The memory is only reserved: nothing may touch it."""
+    """Kernels use int32 indices. The memory is only reserved: nothing may touch it."""
     rows, columns = 2**25 + 1, 64
     size = 4 * rows * columns
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
@@ -177,7 +177,7 @@ def test_targets_of_other_compilers_keep_their_pipeline():
 
 
 def network(rows):
-    """The loss of a small network of images, and its gradients."""
+    """Return the loss of a small convolutional network, and its gradients."""
 
     def body(bb, images, kernel, gamma, beta, wide, dense):
         y = bb.emit(op.nn.conv2d(images, kernel, padding=1))
@@ -195,7 +195,7 @@ def network(rows):
 
 
 def training_step(rows):
-    """A step of Adam on the network: it takes and returns the parameters and the optimizer's state."""
+    """Return an Adam step of the network and its state. The step takes and returns the parameters and the state."""
     module = network(rows)
     module["main_adjoint"] = module["main_adjoint"].without_attr("global_symbol")
     images, *learned = relax.utils.copy_with_new_vars(module["main_adjoint"]).params
@@ -233,7 +233,7 @@ np.savez(folder + "/found.npz", *(x.numpy() for x in flat(found)))
 
 
 def check_export(module, name, arrays, state, folder):
-    """Run what is exported in a process that imports TVM alone, which gives the same bits."""
+    """Run an exported library in a process that imports only TVM, and assert the same bits."""
     executable = tvm.compile(module, HOST, relax_pipeline="relax_grad")
     executable.export_library(str(folder / "step.so"))
     np.savez(folder / "arrays.npz", **{str(i): a for i, a in enumerate([*arrays, *state])})
@@ -277,7 +277,7 @@ def test_examples():
 
 @pytest.mark.parametrize("rows", [6, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 def test_no_function_lets_pointers_be_aliases(rows):
-    """TVM's LLVM backend takes the last function, by name, to speak for all: sums would go through memory."""
+    """TVM's LLVM codegen applies the last function's ``noalias`` to the whole module; without it sums use memory."""
     with HOST:
         compiled = relax_grad.pipeline()(classifier(rows))
     functions = [f for f in compiled.functions.values() if isinstance(f, tirx.PrimFunc)]
@@ -287,7 +287,7 @@ def test_no_function_lets_pointers_be_aliases(rows):
 
 
 def test_what_is_read_before_it_is_written_to_in_place():
-    """FuseOps moves what reads behind what writes."""
+    """FuseOps moves the read behind the write."""
     mod = from_source("""
 @I.ir_module
 class Module:
@@ -319,7 +319,7 @@ class Module:
 
 
 def test_functions_whose_extents_are_int32():
-    """FuseTIR fails on a tensor that functions declare differently."""
+    """FuseTIR fails on a tensor that functions declare with different extent dtypes."""
     mod = from_source("""
 @I.ir_module
 class Module:
@@ -346,7 +346,7 @@ class Module:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_tuple_of_which_a_conditional_takes_an_element(taken):
-    """FuseTIR hands over the element, which the dataflow block that computes it did not return."""
+    """FuseTIR passes the element on, although the dataflow block that computes it does not return it."""
     mod = from_source("""
 @I.ir_module
 class Module:
@@ -374,7 +374,7 @@ class Module:
 
 
 def test_extents_are_found_out_before_what_needs_them():
-    """FuseOps moves what needs the extents of a dynamic slice before the cast that finds them out."""
+    """FuseOps moves the consumers of a dynamic slice's extents before the cast that defines the extents."""
     mod = from_source("""
 @I.ir_module
 class Module:
@@ -421,7 +421,7 @@ class Module:
 
 
 def test_the_value_of_a_function_that_several_need():
-    """TVM writes out what has a name wherever it is used, and names within it are then defined again."""
+    """TVM inlines nested ``Let`` values at each use, which defines the inner variables again."""
     x, y = (
         relax.Var("x", relax.TensorType((11, 3), "float32")),
         relax.Var("y", relax.TensorType((), "float32")),
@@ -444,7 +444,7 @@ def test_the_value_of_a_function_that_several_need():
 
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
 def test_a_constant_without_elements(shape):
-    """TVM's FoldConstant makes one of zeros, and TVM does not load some programs with such constants."""
+    """TVM's FoldConstant makes a constant of zeros, and TVM fails to load some programs with such constants."""
     mod = from_source(f"""
 @I.ir_module
 class Module:

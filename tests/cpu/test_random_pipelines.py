@@ -1,4 +1,4 @@
-"""Random programs, differentiated, by the pipeline for each vector width and by TVM's."""
+"""Random differentiated programs: relax_grad's pipeline for each vector width against TVM's pipeline."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from relax_grad.testing.fuzz.pipelines import check_pipelines
 from relax_grad.testing.fuzz.programs import FEATURES, random_program
 from relax_grad.testing.fuzz.script import BATCH
 
-#: Programs that TVM's passes make something of that does not compile, unless the pipeline puts it right.
+#: Programs that do not compile after TVM's passes without the pipeline's corrections.
 FAILED = [
-    # An element of a tuple in a tuple that is a parameter is all that a fused function has.
+    # A fused function contains only an element of a nested tuple, and the outer tuple is a parameter.
     (129, 9, ("blocks", "tuple_parameters", "intermediates")),
-    # A tuple that a dataflow block returns is joined in a later one.
+    # A dataflow block returns a tuple, and a later block joins its elements.
     (460, 15, ("symbolic", "branches", "locals")),
 ]
 
-#: A program that crashed: branches that were inlined again, of which TVM gives the storage to what comes behind.
+#: A program that crashed: TVM gave the storage of branches, inlined again, to later bindings.
 CRASHED = (525, 15, FEATURES)
 
 
 @pytest.fixture
 def large(monkeypatch):
-    """What is done to large tensors is done to small ones too."""
+    """Apply the optimizations for large tensors to small ones too."""
     monkeypatch.setattr(_emit, "SMALL", 2)
     monkeypatch.setattr(_reduce, "_PIECE", 2)
     monkeypatch.setattr(_emit, "LINE", 4)
 
 
 def check(programs, batches, name):
-    """Check programs for one of the targets, if it runs here."""
+    """Check programs for one target, if this machine supports it."""
     targets = {name: TARGETS[name]} if runs_here(name) else {}
     check_pipelines(programs, batches, targets)
 

@@ -1,4 +1,4 @@
-"""What is read from a target."""
+"""Properties of the CPU, read from a target."""
 
 from __future__ import annotations
 

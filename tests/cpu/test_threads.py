@@ -1,4 +1,4 @@
-"""How many threads TVM's runtime uses: in processes of their own, for it cannot be undone."""
+"""The number of threads of TVM's runtime, tested in subprocesses because it cannot be reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ more_than_one = pytest.mark.skipif(PROCESSORS < 2, reason="this machine has one 
 
 
 def run(script: str, **environment: str) -> list[str]:
-    """Return the words that a script prints, in which relax_grad is imported."""
+    """Run a script, with relax_grad imported, and return the words that it prints."""
     inherited = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
     script = f"import os, threading\nimport relax_grad\nfrom relax_grad import *\n{script}"
     return run_python(script, inherited | environment).split()

@@ -1,4 +1,4 @@
-"""Which tensors share memory, and between which bindings a value stays the same."""
+"""Aliasing of tensors, and the bindings between which a value stays the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relax_grad.ir.aliases import Memory, kept_copies, may_write, writing_functi
 
 
 def function_of(body, names=("x", "y")):
-    """Return the function of a module that :func:`in_place.module_of` makes."""
+    """Return the function ``main`` of :func:`in_place.module_of`."""
     return module_of(body, names)["main"]
 
 
@@ -21,7 +21,7 @@ def bindings(function):
 
 
 def holds(function, name, at):
-    """Tell whether a variable and its operands are the same at another one."""
+    """Tell whether a variable and its operands keep their values until another variable is bound."""
     found = bindings(function)
     return Memory(function).holds(found[name].var, found[name].value, found[at].var)
 
@@ -40,7 +40,7 @@ ALIASES = {
 
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
 def test_what_shares_memory(alias):
-    """Written under either name, the other one and what is computed of it cannot be computed again."""
+    """A write through either name makes the other one, and values computed from it, impossible to recompute."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.exp(x), "a")
@@ -77,7 +77,7 @@ def test_the_result_of_a_call_in_place_is_its_argument():
 
 
 def test_a_call_in_place_cannot_be_computed_again():
-    """It reads what it writes itself."""
+    """The call overwrites its own operand."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.exp(x), "a")
@@ -191,7 +191,7 @@ def test_functions_that_write_to_their_arguments():
 
 
 def test_functions_of_which_copies_stay_copies():
-    """Those with writes, and those that are called in a module with writes."""
+    """Functions with writes, and functions that a module with writes calls."""
     mod = from_source(FUNCTIONS)
     found = {variable.name_hint for variable in kept_copies(mod)}
     assert found == {
@@ -248,14 +248,14 @@ class Module:
 
 
 def test_a_local_function_reads_when_it_is_called():
-    """Where it stands, nothing has been written yet."""
+    """No write precedes the definition of the function, but one precedes its call."""
     function = from_source(LOCAL)["main"]
     found = bindings(function)
     (inner,) = [b.value for b in found.values() if isinstance(b.value, relax.Function)]
     (at,) = [b.var for block in inner.body.blocks for b in block.bindings][-1:]
     memory = Memory(function)
     assert not memory.holds(found["b"].var, found["b"].value, at)
-    # An unknown closure may write to all that it captures and is given; x is neither.
+    # An unknown closure may write to its captured variables and its arguments. x is neither.
     assert memory.holds(found["k"].var, found["k"].value, at)
 
 

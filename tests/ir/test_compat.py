@@ -1,4 +1,4 @@
-"""Which versions of TVM are accepted, and what is said of the others."""
+"""The accepted versions of TVM, and the messages for other versions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ffi_that_crashes_is_warned_of_with_the_remedy(ffi):
 
 
 def test_the_ranges_are_those_of_the_package_metadata():
-    """What pip is told and what the import checks must not drift apart."""
+    """The version ranges for pip and for the import check must agree."""
     setup = (ROOT / "setup.py").read_text()
     low, high = (".".join(map(str, release)) for release in TVM_RANGE)
     assert f'"apache-tvm>={low},<{high}"' in setup

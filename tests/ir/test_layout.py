@@ -1,4 +1,4 @@
-"""Layout strings against a permutation of numbers."""
+"""Layout strings against permutations of element positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_grad.ir.layout import Layout
 @settings(deadline=None, derandomize=True)
 @given(layouts("NCW"), layouts("NCW"), st.tuples(*[st.integers(1, 3)] * 3))
 def test_indices_in_two_layouts(source, target, sizes):
-    """Also where both are read together, and parts that they have in common are axes of their own."""
+    """The index maps of two layouts agree, separately and together; together, common parts become separate axes."""
     shape = [size * parts_of(source).get(name, 1) for name, size in zip("NCW", sizes, strict=True)]
     stored, expected = places(shape, "NCW", source), places(shape, "NCW", target)
     for one, other in ([Layout.of(source), Layout.of(target)], Layout.together(source, target)):
@@ -29,7 +29,7 @@ def test_indices_in_two_layouts(source, target, sizes):
 
 
 def test_symbolic_extents():
-    """An extent is a multiple of the part that is split off it."""
+    """A symbolic extent is a multiple of the part that the layout splits off."""
     n = tirx.Var("n", "int64")
     split, plain = Layout.together("NCHW4c", "NCHW")
     extents = split.extents([1, n, 5, 6, 4])

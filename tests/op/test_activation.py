@@ -18,7 +18,7 @@ def tensor(*shape, dtype="float16"):
 
 @pytest.mark.parametrize("axis", [0, -1])
 def test_round_trip_and_type(axis):
-    """The result may come in a wider dtype than its gradient."""
+    """The forward result may have a wider dtype than its gradient."""
     params = [tensor(N, 3), tensor(N, 3, dtype="float32")]
     bb = relax.BlockBuilder()
     with bb.function("main", params):

@@ -1,4 +1,4 @@
-"""The weights of attention: type inference, TVMScript and JSON."""
+"""The attention weights operator: type inference, TVMScript and JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What every backward operator can do, checked on the calls that differentiated samples hold.
+"""Requirements that every backward operator meets, checked on the calls in differentiated samples.
 
-An operator is found by its builder in the package, so a new one is checked without being named here.
+The tests find operators by their builders in the package, so a new operator is checked without an entry here.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ OPERATORS = own_operators()
 HALVES = ("float16", "bfloat16")
 each_operator = pytest.mark.parametrize("name", OPERATORS)
 
-#: Operators whose result has its shape from elsewhere or from the output gradient itself, so that any output
-#: gradient of the right rank, or of any rank, belongs to some call of the forward operator.
+#: Operators that accept any output gradient of the right rank, or of any rank: another argument or the output
+#: gradient itself gives the shape of the result.
 ANY_OUTPUT_GRAD = {
     "relax.grad.affine_grid_backward_data": "the size of the grid is an argument of its own",
     "relax.grad.broadcast_from_worker0_backward_x": "the result has the type of the output gradient",
@@ -62,7 +62,7 @@ def infer(call: relax.Call) -> relax.Type:
 
 
 def module_of(items: list[Found]) -> tvm.IRModule:
-    """A module with a function for each call."""
+    """Return a module with a function for each call."""
     module = tvm.IRModule()
     for number, item in enumerate(items):
         add_function(module, f"{short(item.name)}_{number}", *remade(item.call))
@@ -71,7 +71,7 @@ def module_of(items: list[Found]) -> tvm.IRModule:
 
 @each_operator
 def test_it_is_reached(name):
-    """By the samples of the operators whose gradients it is for."""
+    """The gradients of the samples of the forward operators contain the operator."""
     assert found_calls()[name], (
         f"no differentiated sample holds a call of {name}: let a rule in relax_grad/rules call it, and add samples of the "
         "forward operator in relax_grad/testing/samples"
@@ -92,7 +92,7 @@ def test_attributes(name):
 
 @each_operator
 def test_builder_and_type_inference(name):
-    """The builder makes the call that the rule has made, and its type is the one in the program."""
+    """The builder reproduces the rule's call, and the inferred type equals the type in the program."""
     for item in found_calls()[name]:
         params, call = remade(item.call)
         assert call.op.name == name
@@ -115,7 +115,7 @@ def test_result_is_where_the_arguments_are(name):
 
 @each_operator
 def test_round_trips(name):
-    # TVM prints no constant in an index map in a way that it parses.
+    # TVM prints constants in an index map in a form that it cannot parse.
     calls = [item for item in found_calls()[name] if not has_constant_index(item.call)]
     assert calls
     module = module_of(calls)
@@ -134,7 +134,7 @@ def has_constant_index(call: relax.Call) -> bool:
 
 @each_operator
 def test_legalizes(name):
-    """To what needs no legalization any more."""
+    """The result needs no further legalization."""
     items = found_calls()[name]
     with items[0].sample.within():
         legalized = relax.transform.LegalizeOps()(module_of(items))
@@ -145,7 +145,7 @@ def test_legalizes(name):
 
 @each_operator
 def test_symbolic_shapes(name):
-    """The type over symbolic extents is the static one once they are known."""
+    """The type for symbolic extents becomes the static type when the extents are substituted."""
     found = found_calls(symbolic=True)[name]
     calls = [(item.call, at_sample(item.sample)) for item in found]
     for call, extents in calls or [symbolic_batch(found_calls()[name][0].call)]:
@@ -156,7 +156,7 @@ def test_symbolic_shapes(name):
 
 
 def symbolic_batch(call: relax.Call):
-    """Make the leading extent of a call's first tensor symbolic, wherever another tensor has the same."""
+    """Make the leading extent of a call's first tensor symbolic, and equal leading extents of other arguments."""
     n = tirx.Var("n", "int64")
     batch = call.args[0].ty.shape.values[0]
 
@@ -174,12 +174,12 @@ def symbolic_batch(call: relax.Call):
 
 #: Half a unit in the last place, relative to the value.
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-#: What float32 loses, relative to the largest number in the arguments and the result.
+#: The error of float32 accumulation, relative to the largest number in the arguments and the result.
 ACCUMULATED = 1e-5
 
 
 def check_half_precision(items: list[Found]):
-    """Each result must be that of float64 on the same numbers, accumulated in float32 and rounded once."""
+    """Assert that results equal those of float64 on the same inputs, up to float32 sums and one rounding."""
     module = tvm.IRModule()
     for number, item in enumerate(items):
         for dtype in ("float64", *HALVES):
@@ -225,7 +225,7 @@ def elements(item: Found) -> int:
 
 
 def random_value(rng, kind: relax.TensorType, half: str) -> np.ndarray:
-    """Positive numbers that fit half precision, so that nothing cancels; indices that exist."""
+    """Return positive numbers that half precision can represent, so that nothing cancels, or valid indices."""
     shape = [int(extent) for extent in kind.shape.values]
     if dtype_of(kind) in (half, "float64", "float32"):
         return rng.uniform(0.1, 1, shape).astype(numpy_dtype(half)).astype("float64")
@@ -241,12 +241,12 @@ def leaves(value) -> list[np.ndarray]:
 def close(found: np.ndarray, exact: np.ndarray, half: str, values: list[np.ndarray]) -> bool:
     scale = max((np.abs(array).max() for array in (*values, exact) if array.size), default=0)
     tolerance = ROUNDING[half] * np.abs(exact) + ACCUMULATED * scale
-    same = (found == exact) | (np.isnan(found) & np.isnan(exact))  # NaN for a target that is none
+    same = (found == exact) | (np.isnan(found) & np.isnan(exact))  # NaN for an invalid target
     return bool(np.all((np.abs(found - exact) <= tolerance) | same))
 
 
 def test_half_precision():
-    """Of the call with the largest arguments, which sums most."""
+    """Check the call with the largest arguments of each operator, which has the longest sums."""
     check_half_precision([max(with_known_shapes(name), key=elements) for name in OPERATORS])
 
 
@@ -256,11 +256,11 @@ def test_half_precision_of_all_calls(name):
     check_half_precision(list(with_known_shapes(name)))
 
 
-# What is refused.
+# Refused calls.
 
 
 def refused(name: str, args, attrs, kinds, *words: str) -> bool:
-    """Tell whether a call is refused; it must be by an exception of Python's that says what is wrong."""
+    """Tell whether a call is refused; the exception must be one of Python's and explain the error."""
     try:
         infer(relax.Call(Op.get(name), list(args), attrs))
     except Exception as raised:
@@ -292,7 +292,7 @@ def test_refuses_another_number_of_arguments(name):
 
 @each_operator
 def test_refuses_arguments_of_another_kind(name):
-    """A shape or a tuple in the place of a tensor, and so on."""
+    """A shape or a tuple instead of a tensor, and similar mismatches."""
     tensor = relax.Var("wrong", relax.TensorType((2, 3), "float64"))
     shape = relax.ShapeExpr([2, 3])
     others = {
@@ -324,7 +324,7 @@ def test_refuses_other_attributes(name):
 
 @each_operator
 def test_refuses_an_output_grad_of_another_shape(name):
-    """Or it is another call that is right, as always with a first argument that is no output gradient."""
+    """A changed first argument is refused or makes another valid call, as it may if it is no output gradient."""
     first = Op.get(name).arguments[0].name
     must = first.startswith("output_grad") and name not in ANY_OUTPUT_GRAD
     module, accepted = tvm.IRModule(), 0
@@ -344,7 +344,7 @@ def test_refuses_an_output_grad_of_another_shape(name):
 
 
 def other_shapes(argument: relax.Expr):
-    """Yield expressions like an argument, with an axis more, one less, or another extent of one."""
+    """Yield expressions like an argument with one axis more, one axis less, or one different extent."""
     kind = argument.ty
     if isinstance(kind, relax.TupleType):
         first, *others = argument.fields

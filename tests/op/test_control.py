@@ -1,4 +1,4 @@
-"""What steers differentiation and computes nothing."""
+"""Operators that control differentiation and compute nothing."""
 
 from __future__ import annotations
 

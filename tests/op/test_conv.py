@@ -12,7 +12,7 @@ from tvm_ffi import structural_equal
 from relax_grad.op import conv as op_conv
 
 ATTRS = {"strides": (2, 1), "padding": (1, 0, 1, 0), "dilation": (1, 2), "groups": 2}
-# The result of conv2d of these data and weight with these attributes.
+# The output shape of conv2d for these data, weight and attributes.
 DATA, WEIGHT, OUTPUT = (2, 4, 7, 8), (6, 2, 3, 2), (2, 6, 4, 6)
 
 
@@ -47,7 +47,7 @@ def backward_weight(grad=None, data=None, shape=WEIGHT, **attrs):
 
 
 def module(build):
-    """A module with one function that calls both operators on a batch of the given extent."""
+    """Return a function that makes a module, for a given batch, with one function that calls both operators."""
 
     def make(batch):
         params = [
@@ -119,7 +119,7 @@ def test_symbolic_extents():
     grad = relax.Var("dy", forward)
     assert same(type_of(backward_data(grad, data.ty.shape)), data.ty)
     assert same(type_of(backward_weight(grad, data)), relax.TensorType(WEIGHT, "float32"))
-    # Read off a tensor, the shape says as much.
+    # A shape read from a tensor gives the same type.
     bb = relax.BlockBuilder()
     with bb.function("main", [data, grad]):
         result = bb.emit(backward_data(grad, relax.op.shape_of(data)))
@@ -128,7 +128,7 @@ def test_symbolic_extents():
 
 
 def test_unknown_shapes():
-    """A rank that is known gives a rank; what is not known is not refused."""
+    """A known rank gives the rank of the result; unknown extents are accepted."""
     rank4 = relax.TensorType(dtype="float32", ndim=4)
     shape = relax.Var("s", relax.ShapeType(ndim=4))
     assert same(type_of(backward_data(var("dy", ndim=4), shape)), rank4)
@@ -217,7 +217,7 @@ def test_unknown_dtype():
     )
 
 
-# Every number of spatial axes: what the operators share with those of conv2d is tested above.
+# Other ranks: the tests above cover the behaviour in common with conv2d.
 
 RANKS = {
     # Shapes of data, weight and output, and attributes.

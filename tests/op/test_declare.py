@@ -1,4 +1,4 @@
-"""What every backward operator refuses before it looks at shapes."""
+"""Errors of every backward operator that are raised before shapes are examined."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_attributes_that_must_be_positive(name, value):
 
 
 def test_an_operator_is_declared_once():
-    """A second declaration leaves the operator as it is and sets the builder again."""
+    """A second declaration leaves the operator unchanged and sets the builder again."""
     builder = backward.conv2d_backward_weight
     before = Op.get("relax.grad.conv2d_backward_weight").get_attr("FInferType")
     declare.declare_op("conv2d_backward_weight", [], lambda call, ctx: None, builder)
@@ -81,7 +81,7 @@ def test_an_operator_is_declared_once():
 
 
 def test_types_are_inferred_once():
-    """Of calls with the same attributes and types; others are not taken for them, and errors not kept."""
+    """Calls with equal attributes and types share a result. Others do not, and errors are not cached."""
     known, counts = declare.Inferred(), []
 
     def inferred(call):
@@ -115,7 +115,7 @@ def test_types_are_inferred_once():
 
 
 def test_few_inferred_types_are_kept(monkeypatch):
-    """Types of short life, whose addresses are used again, are never taken for each other."""
+    """Short-lived types whose addresses are reused are never confused with each other."""
     monkeypatch.setattr(declare.Inferred, "MOST", 3)
     known = declare.Inferred()
     for i in range(200):

@@ -23,7 +23,7 @@ def same(a, b):
 
 
 def module(types, build):
-    """A module with one function that makes the call which ``build`` makes of its parameters."""
+    """Return a module with one function that returns the call ``build(*params)``."""
     params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -34,7 +34,7 @@ def module(types, build):
 
 
 def modules(n):
-    """One call of each operator on data of ``n`` rows."""
+    """Return one call of each operator on data with ``n`` rows."""
 
     def tensor(*shape, dtype="float32"):
         return relax.TensorType(shape, dtype)

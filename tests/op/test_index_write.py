@@ -35,7 +35,7 @@ def ints(*shape, dtype="int64"):
 
 
 def module(types, build):
-    """A module with one function that makes the call which ``build`` makes of its parameters."""
+    """Return a module with one function that returns the call ``build(*params)``."""
     params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -46,7 +46,7 @@ def module(types, build):
 
 
 def modules(n):
-    """One call of each operator on data of ``n`` rows."""
+    """Return one call of each operator on data with ``n`` rows."""
     scans = {
         f"{name}{terms}": module(
             [tensor(n, 3), ints(n, 2), *[tensor(n, 2)] * count],

@@ -1,4 +1,4 @@
-"""Layout inference: of each operator, between two convolutions that are converted."""
+"""Layout inference of each operator, between two convolutions whose layouts are converted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shape(rank: int, *, batch: int = 2, channels: int = 4) -> tuple[int, ...]:
 
 
 def between_convolutions(rank: int, function):
-    """Build a function of two convolutions with what is to be converted in between."""
+    """Build a function that applies ``function`` between two convolutions."""
     data = relax.Var("data", relax.TensorType(shape(rank), "float32"))
     weights = [
         relax.Var(name, relax.TensorType((4, 4, *[1] * rank), "float32")) for name in ("u", "v")
@@ -40,7 +40,7 @@ def between_convolutions(rank: int, function):
 
 
 def _pooling(name: str, rank: int):
-    """The gradient of a pooling for a gradient that the pooling itself makes."""
+    """Return the gradient of a pooling, with the result of the pooling as its output gradient."""
     attrs = {"pool_size": [3, 2, 2][:rank], "strides": [2, 1, 1][:rank]}
     attrs.update(padding=[1, 0, 1][:rank] * 2, ceil_mode=True)
     if name.startswith("adaptive"):
@@ -57,7 +57,7 @@ def _max_pool_jvp(rank: int):
 
 
 def _statistics(bb, x, axes):
-    """Stand-ins for the mean and the reciprocal deviation of a normalization."""
+    """Return stand-ins for the mean and the reciprocal deviation of a normalization."""
     return [bb.emit(reduce(x, axes, keepdims=True)) for reduce in (op.mean, op.max)]
 
 
@@ -82,7 +82,7 @@ def _instance_norm(bb, x):
 
 
 def _layer_norm(bb, x):
-    """With axes in another order than theirs, which is that of gamma."""
+    """The axes are given in another order than in the data; gamma follows the given order."""
     mean, rstd = _statistics(bb, x, [1, 3])
     gradient = bb.emit(op.negative(x))
     gamma = bb.emit(backward.layer_norm_backward_gamma(gradient, x, mean, rstd, axes=[-1, 1]))
@@ -188,7 +188,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """The outcome of every case, converted and as it was; compiled together."""
+    """The converted modules, and the results of every case with and without conversion; compiled together."""
     originals = {name: between_convolutions(*case) for name, case in CASES.items()}
     after = {name: converted(module) for name, module in originals.items()}
     run = compile_together([*originals.values(), *after.values()], TARGET)
@@ -205,11 +205,12 @@ def outcomes():
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_between_two_convolutions(outcomes, name):
-    """Only the parameters and the result are transposed, and the numbers are the same."""
+    """Conversion transposes only the parameters and the result, and the numbers are the same."""
     after, values = outcomes
     parameters, results, inside = edges(after[name]["main"])
     rank = CASES[name][0]
-    # The result of the second convolution is the function's, and the kernels are of extent 1.
+    # The kernels have extent 1, so their transposes move nothing.
+    # The function returns the result of the second convolution.
     assert (parameters, inside) == (["data"], 0)
     assert len(results) == 1
     (conv, *_) = calls(after[name]["main"], f"relax.nn.conv{rank}d")
@@ -221,7 +222,7 @@ def test_an_operator_between_two_convolutions(outcomes, name):
 
 
 def test_every_layout_inference_has_a_case():
-    """A new registration cannot be forgotten here; those of convolution have a module of their own."""
+    """Every registration needs a case here, except those of convolutions, which have their own module."""
     registered = {
         d.op_name
         for d in registry.declarations()
@@ -250,7 +251,7 @@ def test_orders_of_axes():
 
 
 def test_the_layout_of_a_tensor_that_is_broadcast():
-    """Its axes must stay the last ones."""
+    """Its axes must stay the trailing ones."""
     assert trailing("ACDB", 4) == "ACDB"
     assert trailing("ACDB", 3) == "BCA"
     assert trailing("ACDB", 0) == ""
@@ -264,7 +265,7 @@ def test_the_layout_that_tensors_share():
 
 
 def test_what_cannot_be_broadcast_otherwise_stays_in_order():
-    """With the batch as the last axis, the axes of the condition are not the last ones."""
+    """With the batch as the last axis, the axes of the condition are not trailing."""
     condition = relax.const(RNG.normal(size=shape(2)[1:]) > 0)
     module = between_convolutions(2, lambda bb, x: op.where(condition, x, op.negative(x)))
     main = converted(module, {"relax.nn.conv2d": ["CHWN", "OIHW"]})["main"]
@@ -274,7 +275,7 @@ def test_what_cannot_be_broadcast_otherwise_stays_in_order():
 
 
 def test_a_scalar_stays_a_scalar():
-    """TVM's inference permutes the axes of a scalar, of which there are none."""
+    """TVM's inference permutes the axes of a scalar, although it has none."""
     x = relax.Var("x", relax.TensorType((1, 3), "float32"))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):
@@ -307,7 +308,7 @@ def test_a_result_of_unknown_rank_stays():
 
 
 def test_a_shape_is_written_out():
-    """Reading it off a tensor that was converted would bring the axes back in order."""
+    """A shape read from a converted tensor would force the axes back into their original order."""
     n = tirx.Var("n", "int64")
     data = relax.Var("data", relax.TensorType((n, 4, 6, 5), "float32"))
     weight = relax.Var("weight", relax.TensorType((4, 4, 1, 1), "float32"))

@@ -1,4 +1,4 @@
-"""The subscripts of einsum, and what its backward operator refuses."""
+"""The subscripts of einsum, and the errors of its backward operator."""
 
 from __future__ import annotations
 

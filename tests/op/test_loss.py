@@ -1,4 +1,4 @@
-"""The loss operators' declarations: types, errors, and the round trips through text and JSON."""
+"""The declarations of the loss operators: types, errors, and round trips through text and JSON."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ M, N = (tirx.Var(name, "int64") for name in "mn")
     ],
 )
 def test_gradient_of_nll_loss_refuses(shapes, message, with_softmax, pipeline):
-    """TVM infers the type of its own operator from that of the predictions alone."""
+    """TVM infers the type of its own operator from the predictions alone."""
     dtypes = ["float32", "float32", "int64", "float32"]
     params = [var(f"x{i}", shape, dtypes[i]) for i, shape in enumerate(shapes)]
     axis = min(1, len(shapes[1]) - 1)
@@ -108,7 +108,7 @@ def test_gradient_of_nll_loss_refuses(shapes, message, with_softmax, pipeline):
         with bb.dataflow():
             y = bb.emit(relax.op.nn.log_softmax(params[1], axis)) if with_softmax else params[1]
             result = bb.emit(grad.nll_loss_backward(params[0], y, *params[2:]))
-            if with_softmax:  # one kernel computes the gradient of both
+            if with_softmax:  # one kernel computes both gradients
                 total = bb.emit(relax.op.sum(result, [axis], keepdims=True))
                 share = bb.emit(relax.op.multiply(total, bb.emit(relax.op.exp(y))))
                 result = bb.emit(relax.op.subtract(result, share))

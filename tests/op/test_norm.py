@@ -43,7 +43,7 @@ def tensor(name, shape, dtype="float16"):
     return relax.Var(name, relax.TensorType(list(shape), dtype))
 
 
-#: For each operator the shapes of its arguments behind the data, attributes, and the shape of its result.
+#: For each operator, the shapes of the arguments after the data, the attributes, and the result's shape.
 OPERATORS = {
     "batch_norm_backward_data": ([CHANNELS] * 5, {"axis": -2}, SHAPE),
     "batch_norm_backward_gamma": ([CHANNELS] * 2, {"axis": 1, "training": False}, CHANNELS),
@@ -65,7 +65,7 @@ OPERATORS = {
 
 
 def arguments(name):
-    """Variables for a call; the statistics of half precision are in float32."""
+    """Return variables for a call: half precision data with float32 statistics."""
     data = [tensor("output_grad", SHAPE), tensor("data", SHAPE)]
     others = OPERATORS[name][0]
     return [*data, *(tensor(f"x{i}", shape, "float32") for i, shape in enumerate(others))]
@@ -96,7 +96,7 @@ def test_attributes_are_the_forward_operators(name):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_unknown_extents(name):
-    """Of data whose rank alone is known, the result has its rank."""
+    """If only the rank of the data is known, the result has the right rank."""
     params, (_, attrs, expected) = arguments(name), OPERATORS[name]
     params[1] = relax.Var("data", relax.TensorType(ndim=3, dtype="float16"))
     found = relax.BlockBuilder().normalize(getattr(backward, name)(*params, **attrs)).ty

@@ -99,7 +99,7 @@ def test_refuses(make, error, message):
     assert "relax.grad.max_pool2d_jvp" in str(caught.value)
 
 
-# Every operator and number of spatial axes.
+# Every operator for its numbers of spatial axes.
 
 SPATIAL = {1: (7,), 2: (7, 6), 3: (7, 6, 4)}
 POOL = {"pool_size": 3, "strides": 2, "padding": 1, "dilation": 1, "ceil_mode": True}
@@ -112,7 +112,7 @@ OPERATORS = [
 
 
 def arguments(name, rank, batch=2):
-    """The two arguments of an operator, with the channels of the data last."""
+    """Return the two arguments of an operator; the data have channels last."""
     data = tensor(batch, *SPATIAL[rank], 3)
     windows = (4,) * rank if name.startswith("adaptive") else WINDOWS[rank]
     first = tensor(batch, 3, *windows, name="g") if name.endswith("backward") else data
@@ -150,7 +150,7 @@ def test_types(name, rank, attrs):
 
 @pytest.mark.parametrize(("name", "rank", "attrs"), OPERATORS)
 def test_types_of_split_channels(name, rank, attrs):
-    """As many as 4 does not divide are filled up."""
+    """If 4 does not divide the number of channels, they are padded."""
     spatial = "DHW"[-rank:]
     windows = (4,) * rank if name.startswith("adaptive") else WINDOWS[rank]
     data, grad = tensor(2, *SPATIAL[rank], 3, 2), tensor(2, 2, *windows, 4, name="g")

@@ -1,4 +1,4 @@
-"""Calls of every backward operator that this package adds, as differentiated samples hold them."""
+"""Calls of this package's backward operators, taken from differentiated samples."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from relax_grad.testing.samples import Sample, sampled_operators, samples
 
 Extents = Callable[[Sequence], Sequence]
 
-#: Operators under ``relax.grad`` that are no gradients: functions hold them, and no rule returns them.
+#: Operators under ``relax.grad`` that are not gradients: functions contain them, but no rule returns them.
 MARKERS = {"relax.grad.stop_gradient"}
 
 
 @dataclass(frozen=True)
 class Found:
-    """A call, and the sample whose gradient holds it."""
+    """A call, and the sample whose gradient contains it."""
 
     call: relax.Call
     sample: Sample
@@ -38,7 +38,7 @@ class Found:
 
 
 def own_operators() -> list[str]:
-    """The backward operators whose builder is in this package."""
+    """Return the backward operators whose builders are in this package."""
     return sorted(
         name
         for name in Op.list_op_names()
@@ -54,9 +54,9 @@ def builder_of(op_name: str) -> Callable | None:
 
 @functools.cache
 def found_calls(*, symbolic: bool = False) -> dict[str, list[Found]]:
-    """Calls of each operator that differ in attributes or in the types of arguments.
+    """Return the calls of each operator that differ in attributes or argument types.
 
-    The samples of all operators are differentiated twice.
+    They come from the first and second derivatives of the samples of all operators.
     """
     own = set(own_operators())
     found: dict[str, list[Found]] = {name: [] for name in own}
@@ -73,7 +73,7 @@ def found_calls(*, symbolic: bool = False) -> dict[str, list[Found]]:
 
 
 def _calls(sample: Sample, symbolic: bool) -> Iterator[relax.Call]:
-    """Yield the calls of operators in the gradients of a sample."""
+    """Yield the operator calls in the gradients of a sample."""
     _, function = resolve(sample.function or sample.op)
     names = sample.symbolic if symbolic else {}
     arguments = _program.make_arguments(sample.inputs, None, names)
@@ -96,7 +96,7 @@ def _calls(sample: Sample, symbolic: bool) -> Iterator[relax.Call]:
 
 
 def calls_in(module: tvm.IRModule) -> list[relax.Call]:
-    """The calls of operators in all Relax functions of a module."""
+    """Return the operator calls in all Relax functions of a module."""
     found = []
 
     def visit(expr: relax.Expr) -> None:
@@ -120,25 +120,25 @@ def _alike(one: relax.Call, other: relax.Call) -> bool:
 def remade(
     call: relax.Call, dtype: str = "float64", extents: Extents = tuple, vdevice=None
 ) -> tuple[list[relax.Var], relax.Call]:
-    """Make a call of new variables, in which float64 is replaced by another dtype.
+    """Rebuild a call on new variables, with another dtype in place of float64.
 
     Parameters
     ----------
     call : relax.Call
         The call.
     dtype : str
-        What float64 becomes.
+        The dtype that replaces float64.
     extents : Callable
-        Takes the extents of an argument and returns others.
+        Maps the extents of an argument to new extents.
     vdevice : VDevice, optional
-        Where the tensors are.
+        The device of the tensors.
 
     Returns
     -------
     params : list[relax.Var]
-        The tensors among the arguments.
+        The tensor arguments.
     call : relax.Call
-        The call, made by the operator's builder.
+        The call from the operator's builder.
     """
     params: list[relax.Var] = []
 
@@ -171,14 +171,14 @@ def _with(kind: relax.TensorType, dtype: str, extents: Extents, vdevice=None) ->
 
 
 def with_extents(kind: relax.Type, extents: Extents) -> relax.Type:
-    """Replace the extents in the type of a tensor or a tuple of them."""
+    """Return the type of a tensor or a tuple of tensors with other extents."""
     if isinstance(kind, relax.TupleType):
         return relax.TupleType([with_extents(field, extents) for field in kind.fields])
     return _with(kind, "float64", extents)
 
 
 def at_sample(sample: Sample) -> Extents:
-    """Replace the symbolic extents of a sample by those of its inputs."""
+    """Return a function that replaces the symbolic extents of a sample by the extents of its inputs."""
     known = {
         name: sample.inputs[i].shape[axis]
         for i, names in sample.symbolic.items()
@@ -204,7 +204,7 @@ def _evaluated(value, known: dict[str, int]):
 def add_function(
     module: tvm.IRModule, name: str, params: list[relax.Var], call: relax.Call
 ) -> None:
-    """Add a function that returns what a call does."""
+    """Add a function that returns the result of a call."""
     bb = relax.BlockBuilder()
     with bb.function(name, params):
         with bb.dataflow():

@@ -1,4 +1,4 @@
-"""Calls of public functions with what they do not take, by the name of the function."""
+"""Invalid calls of public functions, keyed by the function's name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from relax_grad.testing import samples
 
 @dataclass(frozen=True)
 class BadCall:
-    """A call that must fail, and how."""
+    """A call that must fail, and the expected error."""
 
     function: str
     what: str
@@ -38,12 +38,12 @@ X = relax.Var("x", relax.TensorType((3,), "float32"))
 ONES = [np.ones(3)]
 MODULE = build([relax.Var("x", relax.TensorType((3,), "float32"))], lambda _, x: op.sum(op.exp(x)))
 
-#: What is no text, no module and no function.
+#: Values that are no string, no module and no function.
 OTHERS = {"None": None, "a number": 3, "a list": [None], "a tensor": X, "an array": np.ones(3)}
 
 
 def _function(body: relax.Expr, result: relax.Type = X.ty, *values: relax.Expr) -> relax.Function:
-    """Return a public function that binds one variable to values, and returns a body or that variable."""
+    """Return a public function that binds one variable to each value, and returns ``body`` or that variable."""
     bindings = []
     for value in values:
         y = bindings[0].var if bindings else relax.Var("y", value.ty)
@@ -83,7 +83,7 @@ def _missing_callee() -> relax.Function:
 
 
 def _unknown_extent() -> relax.Function:
-    """A function with an extent in its body that no parameter gives."""
+    """Return a function whose body uses an extent that no parameter defines."""
     zeros = op.zeros(relax.ShapeExpr([tirx.Var("m", "int64")]), "float32")
     return _function(None, relax.TensorType(None, "float32", ndim=1), _typed(zeros))
 
@@ -100,7 +100,7 @@ MALFORMED = {
 
 
 def bad_calls() -> Iterator[BadCall]:
-    """Yield the calls of all functions."""
+    """Yield the invalid calls of all functions."""
     yield from _without_arguments()
     yield from _with_unknown_arguments()
     yield from _of_malformed_modules()
@@ -108,7 +108,7 @@ def bad_calls() -> Iterator[BadCall]:
     yield from _others()
 
 
-#: Functions that take no arguments.
+#: Functions without parameters.
 _NOTHING = {
     "relax_grad.get_num_threads": relax_grad.get_num_threads,
     "relax_grad.install": relax_grad.install,
@@ -142,7 +142,7 @@ def _without_arguments() -> Iterator[BadCall]:
             )
 
 
-#: Everything else.
+#: Functions and classes with parameters.
 _SOMETHING = {
     "relax_grad.register_gradient": relax_grad.register_gradient,
     "relax_grad.register_legalize": relax_grad.register_legalize,
@@ -218,7 +218,7 @@ def _of_malformed_modules() -> Iterator[BadCall]:
             yield BadCall(name, what, call, ValueError, "main is not well-formed: it (uses|binds)")
 
 
-#: What takes the name of an operator, or of something else.
+#: Functions that take the name of an operator or of another object.
 _ON_NAMES = {
     "relax_grad.registry.classify": registry.classify,
     "relax_grad.registry.register_nondifferentiable": lambda name: (

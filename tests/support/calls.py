@@ -1,4 +1,4 @@
-"""Modules of one call."""
+"""Modules with a single call."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ __all__ = ["build", "tensor"]
 
 
 def build(params: Sequence[relax.Var], body: Callable) -> tvm.IRModule:
-    """Return a module whose ``main`` returns what ``body`` returns for the parameters."""
+    """Return a module whose ``main`` returns ``body(*params)``."""
     return programs.build(params, lambda _builder, *arguments: body(*arguments))

@@ -21,7 +21,7 @@ def check_weight_gradients(
 ) -> None:
     """Compare the weight gradients of kernels, compiled together, with those of PyTorch.
 
-    The batch takes these values, if it is symbolic.
+    ``batch`` gives the values of a symbolic batch.
     """
     _check(make, convs, target, batch, ("out", "data"), "weight")
 
@@ -29,19 +29,19 @@ def check_weight_gradients(
 def check_data_gradients(
     make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
-    """Compare the data gradients of kernels with those of PyTorch in the same way."""
+    """Compare the data gradients of kernels with those of PyTorch, like :func:`check_weight_gradients`."""
     _check(make, convs, target, batch, ("out", "weight"), "data")
 
 
 def check_convolutions(
     make: Callable, convs: Sequence[Conv2d | Conv3d], target, batch: Sequence[int] = ()
 ) -> None:
-    """Compare the results of kernels with those of PyTorch in the same way."""
+    """Compare the results of kernels with those of PyTorch, like :func:`check_weight_gradients`."""
     _check(make, convs, target, batch, ("data", "weight"), "out")
 
 
 def draw_inputs(conv: Conv2d) -> list[np.ndarray]:
-    """Return a gradient of the result, and data."""
+    """Return random arrays for the gradient of the result and for the data."""
     return list(_draw(conv, {}, ("out", "data")).values())
 
 
@@ -72,7 +72,7 @@ def _shape(conv: Conv2d, extents: Mapping[str, int], name: str) -> tuple[int, ..
 
 
 def expected(conv: Conv2d, arrays: Mapping[str, np.ndarray], shape, wanted: str) -> np.ndarray:
-    """Return what PyTorch computes of two of ``data``, ``weight`` and ``out`` for the third, whose shape is given."""
+    """Return the tensor ``wanted`` of shape ``shape``, computed by PyTorch from the other two tensors."""
     torch = pytest.importorskip("torch")
     if 0 in shape or any(array.size == 0 for array in arrays.values()):
         return np.zeros(shape)
@@ -99,7 +99,7 @@ def expected(conv: Conv2d, arrays: Mapping[str, np.ndarray], shape, wanted: str)
 
 @st.composite
 def axes(draw, kernels: int = 6, strides: Sequence[int] = (1, 1, 2, 3, 5, 17)):
-    """Draw size, kernel, stride, padding before and behind, and dilation."""
+    """Draw the size, kernel, stride, padding before and after, and dilation of an axis."""
     kernel, dilation = draw(st.integers(1, kernels)), draw(st.integers(1, 3))
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))
     least = max(1, (kernel - 1) * dilation + 1 - before - after)
@@ -109,7 +109,7 @@ def axes(draw, kernels: int = 6, strides: Sequence[int] = (1, 1, 2, 3, 5, 17)):
 
 @st.composite
 def convolutions(draw, ins: int = 50, outs: int = 40, groups: Sequence[int] = (1,), **more):
-    """Draw convolutions of any attributes; ``ins`` and ``outs`` are the most channels of a group."""
+    """Draw convolutions with any attributes; ``ins`` and ``outs`` are the maximal channels of a group."""
     number = draw(st.sampled_from(groups))
     columns = zip(*(draw(axes(**more)) for _ in range(2)), strict=True)
     size, kernel, strides, before, after, dilation = columns
@@ -128,7 +128,7 @@ def convolutions(draw, ins: int = 50, outs: int = 40, groups: Sequence[int] = (1
 
 @st.composite
 def depthwise_convolutions(draw, channels: int = 50, **more):
-    """Draw depthwise convolutions of any attributes, of at most this many channels."""
+    """Draw depthwise convolutions with any attributes and at most ``channels`` channels."""
     number = draw(st.integers(2, channels))
     return replace(
         draw(convolutions(**more)), in_channels=number, out_channels=number, groups=number
@@ -137,7 +137,7 @@ def depthwise_convolutions(draw, channels: int = 50, **more):
 
 @st.composite
 def volumes(draw, **more):
-    """Draw convolutions of volumes of any attributes."""
+    """Draw convolutions of volumes with any attributes."""
     images = draw(convolutions(ins=24, outs=24, groups=(1, 1, 1, 2, 3), kernels=4, **more))
     axis = draw(axes(kernels=4, strides=(1, 1, 2, 3)))
     depth = replace(Windows(*axis), size=min(axis[0], 9 + axis[1] * axis[5]))

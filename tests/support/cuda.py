@@ -1,9 +1,8 @@
-"""Compile for CUDA without a device: look at the kernels, compile them, and run them on the CPU.
+"""Compile for CUDA without a device: inspect the kernels, compile them, and run them on the CPU.
 
-:func:`compile_for_cuda` goes through TVM's default pipeline for GPUs. It keeps the source of the kernels, and
-makes the code that launches them, which belongs to the CPU, look for them among the functions that Python has
-registered. :meth:`Compiled.emulate` compiles the source with a C++ compiler and ``cuda_emulator.h``, and
-registers them there.
+:func:`compile_for_cuda` uses TVM's default pipeline for GPUs. It keeps the source of the kernels. The host code
+that launches them looks them up among the functions registered in Python. :meth:`Compiled.emulate` compiles the
+source with a C++ compiler and ``cuda_emulator.h``, and registers the kernels there.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tvm.tirx import compilation_pipeline
 
 from relax_grad.ir.compat import Analyzer
 
-#: What to compile for: a target that needs no device to be asked.
+#: The compilation target, which can be created without a device.
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_80"}, host="llvm")
 
 _HOST = tvm.target.Target("llvm", host="llvm")
@@ -46,13 +45,13 @@ class Compiled:
     source : str
         The CUDA source of all kernels.
     launches : dict[str, tuple[str]]
-        The kernels with the axes that each is launched along.
+        The kernels, with the axes of each launch.
     on_host : list[str]
-        What is wrong about functions that do their work where they should launch kernels.
+        Findings: functions that work on the host instead of launching kernels.
     serial : list[str]
-        The kernels in which one thread loops, and the others do nothing.
+        The kernels in which one thread runs a loop while the others do nothing.
     executable : tvm.runtime.Executable
-        What runs the module, with kernels that are registered by their names.
+        The compiled module; it calls kernels that are registered by their names.
     """
 
     source: str = ""
@@ -62,7 +61,7 @@ class Compiled:
     executable: object = None
 
     def compile(self) -> None:
-        """Compile the kernels with nvcc, as far as the toolkit goes without a device: to machine code."""
+        """Compile the kernels to machine code with nvcc, which is possible without a device."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "kernels.cu"
             path.write_text(self.source)
@@ -81,7 +80,7 @@ class Compiled:
 
     @contextlib.contextmanager
     def emulate(self) -> Iterator[Emulation]:
-        """Compile the kernels for the CPU, and run the module there."""
+        """Compile the kernels for the CPU, and yield an emulation that runs the module."""
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "kernels.cpp"
             path.write_text(_for_cpu(self.source))
@@ -100,7 +99,7 @@ class Compiled:
 
 
 class Emulation:
-    """Runs the functions of a module, whose kernels a shared library holds."""
+    """A runner for the functions of a module whose kernels are in a shared library."""
 
     def __init__(self, library: ctypes.CDLL, compiled: Compiled):
         self._library, self._launches = library, compiled.launches
@@ -109,12 +108,12 @@ class Emulation:
         self.launched: set[str] = set()
 
     def run(self, name: str, values: Sequence[np.ndarray]):
-        """Run a function with the threads in ascending and in descending order.
+        """Run a function with ascending and with descending thread order.
 
         Raises
         ------
         AssertionError
-            If the results are not the same, bit by bit.
+            If the results differ in any bit.
         """
         results = []
         for self._descending in (False, True):
@@ -127,7 +126,7 @@ class Emulation:
         return results[0]
 
     def launch(self, kernel: str, *arguments) -> None:
-        """Run a kernel: takes its arguments, then the extents that it is launched with."""
+        """Run a kernel; the arguments are its own, followed by the launch extents."""
         self.launched.add(kernel)
         axes = self._launches[kernel]
         given = dict(zip(axes, arguments[len(arguments) - len(axes) :], strict=True))
@@ -141,7 +140,7 @@ class Emulation:
 
 
 def leaves(value) -> Iterator[np.ndarray]:
-    """Yield the arrays of a (nested) result."""
+    """Yield the arrays of a result, which may be nested."""
     if hasattr(value, "numpy"):
         yield value.numpy()
     else:
@@ -150,7 +149,7 @@ def leaves(value) -> Iterator[np.ndarray]:
 
 
 def missing(tool: str) -> str | None:
-    """Return why a tool cannot be used, or None."""
+    """Return the reason why a tool is unavailable, or None."""
     return None if shutil.which(tool) else f"{tool} is not installed"
 
 
@@ -203,7 +202,7 @@ def _source(kernels: tvm.IRModule) -> str:
 
 
 def _look_at_host(name: str, function: tirx.PrimFunc, compiled: Compiled) -> None:
-    """See that a function on the host does nothing but launch kernels."""
+    """Record a host function that stores to memory instead of only launching kernels."""
     stores: list = []
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append), order="post")
     if stores:
@@ -211,7 +210,7 @@ def _look_at_host(name: str, function: tirx.PrimFunc, compiled: Compiled) -> Non
 
 
 def _look_at_kernel(name: str, kernel: tirx.PrimFunc, compiled: Compiled) -> None:
-    """Find loops that only one thread of a kernel runs."""
+    """Record loops of a kernel that only one thread runs."""
     extents, values = {}, {}
 
     def see(node) -> None:
@@ -221,7 +220,7 @@ def _look_at_kernel(name: str, kernel: tirx.PrimFunc, compiled: Compiled) -> Non
             extents[node.node.var] = node.value
 
     tvm_ffi.structural_walk(kernel.body, [(tirx.AttrStmt, see), (tirx.Bind, see)], order="pre")
-    # The second thread, and block, along each axis that has one.
+    # The second thread or block along each axis with more than one.
     others = []
     for other, extent in extents.items():
         if isinstance(extent, tirx.IntImm) and int(extent) == 1:
@@ -256,7 +255,7 @@ def _look_at_kernel(name: str, kernel: tirx.PrimFunc, compiled: Compiled) -> Non
 
 
 def _for_cpu(source: str) -> str:
-    """Turn CUDA source into C++ that ``cuda_emulator.h`` completes, with a function that runs each kernel."""
+    """Turn CUDA source into C++ for ``cuda_emulator.h``, with a function that runs each kernel."""
     source = re.sub(r"#include <(cuda|math_constants|cuda_\w+)\.h>", "", source)
     source = re.sub(r"extern __shared__ (.*)\[\];", r"static \1[1 << 16];", source)
     pieces = [source]
@@ -279,7 +278,7 @@ def _for_cpu(source: str) -> str:
 
 
 def _number(argument) -> int:
-    """Return an argument of a kernel as an integer: the address of a buffer, or a value."""
+    """Return a kernel argument as an integer: the address of a buffer, or a value."""
     if isinstance(argument, ctypes.c_void_p):
         return argument.value or 0
     return int(argument)

@@ -1,4 +1,4 @@
-"""Modules compiled with kernels and without."""
+"""Modules compiled with kernels and without them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ HOST = relax_grad.target.host()
 
 
 def kernels_in(module: tvm.IRModule, target=HOST) -> list[str]:
-    """Return the names of the kernels that a module's calls are replaced by, one for each call.
+    """Return the names of the kernels that replace a module's calls, one for each call.
 
-    Different kernels of an operator have numbers behind their names.
+    A number is appended to the names of different kernels of one operator.
     """
     found = DispatchKernels(target)(module)
     return [
@@ -33,7 +33,7 @@ def kernels_in(module: tvm.IRModule, target=HOST) -> list[str]:
 
 
 def run_both(module: tvm.IRModule, name: str, values: Sequence[np.ndarray], target=HOST) -> tuple:
-    """Return the results of a function, compiled by the pipeline and by TVM's."""
+    """Return the results of a function under relax_grad's pipeline and under TVM's."""
     pipelines = ("relax_grad", "default")
     return tuple(run(module, name, *values, target=target, pipeline=each) for each in pipelines)
 
@@ -49,7 +49,7 @@ def check_dispatch(
     kernels: Sequence[str],
     rtol: float = 1e-5,
 ) -> None:
-    """Assert which kernels a module's calls become, and that the numbers stay what they were."""
+    """Assert which kernels replace a module's calls, and that the numbers do not change."""
     found = [name.rstrip("0123456789") for name in kernels_in(module)]
     assert sorted(found) == sorted(kernels)
     ours, stock = (flat(each) for each in run_both(module, name, values))

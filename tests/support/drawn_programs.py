@@ -1,7 +1,8 @@
-"""Random programs as Hypothesis draws them.
+"""Random programs for Hypothesis.
 
-A program is drawn by a seed, not choice by choice: one with 40 bindings takes hundreds of choices, which is more
-than Hypothesis keeps for a batch of programs. It prints as its seed, length and features.
+A seed determines a program, instead of one draw for each choice: a program with 40 bindings takes hundreds of
+choices, which exceeds the limit of Hypothesis for a batch of programs. A program prints as its seed, length and
+features.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from relax_grad.testing.fuzz.script import Program
 
 
 def programs(features: Collection[str] = FEATURES) -> st.SearchStrategy[Program]:
-    """Programs of 5 to 40 statements that have some of the features."""
+    """Return programs of 5 to 40 statements that have some of the features."""
     return st.builds(
         random_program,
         st.integers(0, 2**32 - 1),

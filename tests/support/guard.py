@@ -1,14 +1,13 @@
-"""Run programs with the buffers of every kernel flush against pages that must not be touched.
+"""Run programs with the buffers of every kernel flush against inaccessible pages.
 
-The programs are those of :class:`Case` and :class:`SampleCase`. A process of its own
-(``guard_worker.py``) differentiates, legalizes and compiles them, and runs each kernel that they call,
-once for each set of shapes:
+The programs are those of :class:`Case` and :class:`SampleCase`. A subprocess (``guard_worker.py``) differentiates,
+legalizes and compiles them. For each kernel and each set of its shapes, it runs the first call:
 
-- as the program calls it, and then, if ``adversarial``, with its integers and floats replaced by extreme
-  ones: whatever a tensor holds, nothing outside of the kernel's buffers may be read or written;
-- twice each, with all buffers ending at an inaccessible page, and with all beginning behind one. What
-  else can be reached, within a page, differs between the two, and so does what the outputs hold before:
-  the results must be the same, bit by bit, and those of a run without guards.
+- First with the inputs of the program and then, if ``adversarial``, with extreme integers and floats: for any
+  contents of the tensors, a kernel must not read or write outside of its buffers.
+- Twice for each input: with all buffers ending at an inaccessible page, and with all buffers beginning after one.
+  The accessible rest of the page and the initial contents of the outputs differ between these runs. The results
+  must be equal bit by bit, and equal to those of a run without guards.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from pathlib import Path
 
 from relax_grad.testing.samples import samples
 
-#: Kernels of TVM that relax_grad leaves as they are and that do access memory out of bounds, as patterns
-#: of what is found, with the reason. docs/limits.md lists them too.
+#: TVM's kernels that access memory out of bounds and that relax_grad leaves unchanged: patterns of findings, with
+#: the reasons. docs/limits.md lists them too.
 FAULTS_OF_TVM = {
     r"cum(sum|prod)\d*\(.*\[(\d+, )*0(, \d+)*\].*\) of relax.backend.DispatchSortScan: as called, ": (
         "cumsum and cumprod over an empty axis write one element per row outside the tensor"
@@ -40,7 +39,7 @@ FAULTS_OF_TVM = {
 }
 
 
-#: What takes long by its definition, and touches nothing out of bounds while it runs.
+#: Kernels that take long by definition, and stay in bounds while they run.
 ENDLESS = {
     r" roi_align\d*\(.*: (floats|numbers) .*: SIGALRM$": (
         "with sample_ratio=-1, a region of size 3e9 has as many samples"
@@ -50,7 +49,7 @@ ENDLESS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One call of an operator or function, differentiated up to an order; order 0 is the call alone."""
+    """A call of an operator or function, differentiated up to an order; order 0 is the call alone."""
 
     name: str
     op: str | Callable
@@ -62,9 +61,9 @@ class Case:
 
 @dataclass(frozen=True)
 class SampleCase:
-    """One of the samples of an operator, to its own order or a lower one.
+    """A sample of an operator, up to its own order or a lower one.
 
-    It crosses to the other process by its number.
+    The subprocess receives its number.
     """
 
     op: str
@@ -79,7 +78,7 @@ class SampleCase:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with one kernel."""
+    """An error of one kernel."""
 
     case: str
     kernel: str
@@ -94,7 +93,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings, and how much was run."""
+    """The findings, and the numbers of kernels and runs."""
 
     findings: Sequence[Finding]
     kernels: int
@@ -105,7 +104,7 @@ class Report:
 def sample_cases(
     ops: Sequence[str], numbers: int | None = None, order: int | None = None
 ) -> list[SampleCase]:
-    """Return samples of operators: the first ``numbers`` of each, or all, with symbolic shapes too."""
+    """Return the first ``numbers`` samples of each operator, or all of them, also with symbolic shapes."""
     cases = []
     for op in ops:
         found = samples(op)[:numbers]
@@ -124,21 +123,21 @@ def run_guarded(
     time_limit: int = 30,
     machine: str | None = None,
 ) -> Report:
-    """Run the kernels of cases between guard pages, in a process of its own.
+    """Run the kernels of cases between guard pages in a subprocess.
 
     Parameters
     ----------
     cases : Sequence[Case or SampleCase]
         The programs.
     adversarial : bool
-        Whether to replace the values of each kernel's inputs too.
+        Whether to also replace the values of each kernel's inputs.
     ours : bool
         Whether to run only the kernels of operators that relax_grad legalizes.
     time_limit : int
-        Seconds after which a kernel counts as one that does not end.
+        Seconds after which a kernel counts as endless.
     machine : str, optional
-        One of ``machines.TARGETS``: the kernels are those that relax_grad's pipeline makes for it, which are fused,
-        merged and scheduled. Without it, they are those of TVM's pipeline before fusion.
+        One of ``machines.TARGETS``: run the fused, merged and scheduled kernels of relax_grad's pipeline for it.
+        Otherwise, run the kernels of TVM's pipeline before fusion.
     """
     worker = Path(__file__).with_name("guard_worker.py")
     job = pickle.dumps((list(cases), adversarial, ours, time_limit, machine))
@@ -153,7 +152,7 @@ def run_guarded(
 
 
 def check_out_of_bounds(cases: Sequence[Case | SampleCase], **settings) -> Report:
-    """Run cases between guard pages, and fail with all that is found but the known faults of TVM."""
+    """Run cases between guard pages, and fail with all findings except the known faults of TVM."""
     report = run_guarded(cases, **settings)
     assert report.kernels
     unknown = [

@@ -1,4 +1,4 @@
-"""Calls of kernels between guard pages, with the values that a program calls them with and others."""
+"""Calls of kernels between guard pages, with the values of the program and with other values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm import tirx
 from relax_grad.ir.compat import Analyzer, dtype_of
 from relax_grad.testing import _program
 
-#: For each buffer of a kernel and each placement, so that its pages stay open from run to run.
+#: A place for each buffer of a kernel and each placement, so that its pages stay open between runs.
 _places: dict[tuple[int, bool], Place] = defaultdict(Place)
 
 
@@ -27,7 +27,7 @@ def _bytes(tensor) -> bytes:
 
 
 def _without_bits_of_nan(data: bytes, dtype: str) -> bytes:
-    """Let all NaN be the same: which one it is depends on which operand an instruction has in memory."""
+    """Replace every NaN by the same one: its bits depend on which operand of an instruction is in memory."""
     numbers = np.frombuffer(data, _program.numpy_dtype(dtype))
     if dtype not in FLOAT_DTYPES:
         return data
@@ -35,7 +35,7 @@ def _without_bits_of_nan(data: bytes, dtype: str) -> bytes:
 
 
 class Call:
-    """One call of a kernel: its arguments are tensors, read ones first, and integers for extents."""
+    """A call of a kernel: its arguments are input tensors, output tensors, and integers for extents."""
 
     def __init__(self, kernel: Kernel, function, args, allocating: Workspaces | None):
         self.kernel, self.function, self.args = kernel, function, args
@@ -63,12 +63,12 @@ class Call:
         return self.tensors[-self.kernel.outputs :]
 
     def results(self) -> list[bytes]:
-        """What the outputs hold, as :meth:`replay` returns it."""
+        """Return the contents of the outputs in the form of :meth:`replay`."""
         return [_without_bits_of_nan(_bytes(each), str(each.dtype)) for each in self.outputs()]
 
     @functools.cached_property
     def workspaces(self) -> list[tuple]:
-        """Shape and dtype of each buffer that the kernel allocates."""
+        """The shape and dtype of each buffer that the kernel allocates."""
         if not self.kernel.workspaces:
             return []
         analyzer, known = Analyzer(), set()
@@ -87,7 +87,7 @@ class Call:
         ]
 
     def replay(self, inputs: Sequence[bytes], at_end: bool, fill: int) -> tuple:
-        """Run the kernel between guard pages; return its results, None for an error, and the faults."""
+        """Run the kernel between guard pages; return its results (None after an error) and the faults."""
         buffers = []
 
         def hold(shape, dtype, content=None):
@@ -110,7 +110,7 @@ class Call:
             self.allocating.at_end, self.allocating.fill = at_end, fill
         try:
             (self.kernel.guarded or self.function)(*args)
-        except Exception:  # an error is no access out of bounds
+        except Exception:  # an error is not an out-of-bounds access
             raised = True
         faults = []
         if not all(buffer.is_clean() for buffer in buffers):
@@ -129,12 +129,12 @@ class Call:
         return None if raised else results, faults
 
 
-#: What floats are replaced by.
+#: The values that replace floats.
 _FLOATS = [np.nan, np.inf, -np.inf, 1e30, -1e30, 3e9, -3e9, 1e4, -1e4, 0.3]
 
 
 def variations(call: Call) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield other contents for the inputs of a kernel, with what they are."""
+    """Yield other contents for the inputs of a kernel, each with a description."""
     dtypes = [_program.numpy_dtype(str(tensor.dtype)) for tensor in call.tensors]
     own = [np.frombuffer(d, dtype) for d, dtype in zip(call.inputs, dtypes, strict=False)]
     extents = {extent for tensor in call.tensors for extent in tensor.shape}
@@ -177,7 +177,7 @@ def variations(call: Call) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def _extremes(extents: set[int], dtype: np.dtype) -> np.ndarray:
-    """Integers at and beyond the limits of axes, and at those of dtypes, as far as the dtype has them."""
+    """Return integers at and beyond the limits of axes and dtypes that the dtype can represent."""
     around = (
         v for extent in extents for v in (extent - 1, extent, extent + 1, -extent, -extent - 1)
     )

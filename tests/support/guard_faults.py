@@ -1,6 +1,6 @@
-"""Functions with kernels that are wrong, to see that the guard pages find it.
+"""Functions with faulty kernels, which the guard pages must detect.
 
-Each takes a vector of four elements, and most as many indices.
+Each takes a vector of four elements, and most also take four indices.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Run kernels with their tensors, and what they allocate, flush against pages that must not be touched.
+"""Run kernels with their tensors and workspaces flush against inaccessible pages.
 
-A process of its own compiles the kernels of ``kernel_cases.py`` and runs each several times: with all tensors and
-workspaces ending at an inaccessible page, and with all beginning behind one. What lies around them and what they hold
-before differs, so that the results would, if anything else were read. Integers are also replaced by those
-at and beyond the limits, floats by infinities and NaN.
+A subprocess compiles the kernels of ``kernel_cases.py`` and runs each several times: with all tensors and workspaces
+ending at an inaccessible page, and with all beginning after one. The surrounding bytes and the initial contents differ
+between the runs, so that a read of any of them changes the results. Further runs replace integers by values at and
+beyond the limits, and floats by infinities and NaN.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    os.environ["TVM_NUM_THREADS"] = "1"  # what workspaces are allocated by is Python
+    os.environ["TVM_NUM_THREADS"] = "1"  # the workspace allocator is written in Python
 
 import math
 import signal
@@ -32,16 +32,16 @@ from machines import TARGETS
 
 from relax_grad.testing._program import without_assertions
 
-#: What surrounds the tensors, and what outputs and workspaces hold before.
+#: The fill byte around the tensors, and initially in outputs and workspaces.
 _PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
-#: The batch of static kernels, and those of symbolic ones.
+#: The batch of static kernels, and the batches of symbolic ones.
 _STATIC, _SYMBOLIC = 3, (1, 2, 3, 17)
-#: Seconds after which a kernel counts as one that does not end.
+#: Seconds after which a kernel counts as endless.
 _TIME_LIMIT = 60
 
 
 def run_guarded_kernels(target: str, part: slice = slice(None)) -> list[str]:
-    """Run the kernels of a part of the cases, static and symbolic, and return what is wrong with them."""
+    """Run the kernels of a part of the cases, static and symbolic, and return the findings."""
     job = json.dumps([target, part.start, part.stop, part.step])
     result = subprocess.run(
         [sys.executable, __file__, job], capture_output=True, check=False, text=True
@@ -53,7 +53,7 @@ def run_guarded_kernels(target: str, part: slice = slice(None)) -> list[str]:
 
 
 def _contents(call: KernelCall, inputs) -> Iterator[tuple[str, list[np.ndarray]]]:
-    """Yield arrays for the inputs of a kernel, with what they are."""
+    """Yield arrays for the inputs of a kernel, each time with a description."""
     rng = np.random.default_rng(zlib.crc32(call.case.name.encode()))
     plain = []
     for shape, dtype in inputs:
@@ -83,7 +83,7 @@ def _contents(call: KernelCall, inputs) -> Iterator[tuple[str, list[np.ndarray]]
 
 
 def _limits(extents: set[int], dtype: np.dtype) -> np.ndarray:
-    """Return integers at and beyond the limits of axes, and those of dtypes."""
+    """Return integers at and beyond the limits of axes and dtypes."""
     info = np.iinfo(dtype)
     values = {0, -1, 10**6, -(10**6), info.min, info.min + 1, info.max}
     values |= {sign * v + i for v in extents for sign in (1, -1) for i in (-1, 0, 1)}
@@ -92,7 +92,7 @@ def _limits(extents: set[int], dtype: np.dtype) -> np.ndarray:
 
 
 class _Runner:
-    """Runs the kernels of calls, which are compiled together."""
+    """A runner for the kernels of calls, compiled together."""
 
     def __init__(self, calls: Sequence[KernelCall], target: tvm.target.Target, folder: str):
         self.calls = calls
@@ -108,7 +108,7 @@ class _Runner:
         self._places: dict[tuple[int, bool], Place] = defaultdict(Place)
 
     def run(self, first: int, send: Callable[[str], None]) -> None:
-        """Run kernels from a number on, and tell what is done and what is found."""
+        """Run kernels from number ``first`` on, and send the progress and the findings."""
         for number in range(first, len(self.calls)):
             send(f"kernel {number}")
             call = self.calls[number]
@@ -157,7 +157,7 @@ class _Runner:
 
 
 def _same(ones: Sequence[bytes], others: Sequence[bytes]) -> bool:
-    """Compare bits, but those of NaN, which depend on which operand an instruction has in memory."""
+    """Compare bits, except those of NaN, which depend on which operand of an instruction is in memory."""
     pairs = [
         [np.frombuffer(data, "float32") for data in pair] for pair in zip(ones, others, strict=True)
     ]
@@ -175,7 +175,7 @@ def _extents(call: KernelCall) -> list:
 
 
 def _check(runner: _Runner) -> int:
-    """Run all kernels in children, a new one whenever one ends; print findings, return how many runs there were."""
+    """Run all kernels in child processes, restarted after a crash; print findings, return the number of runs."""
     first = runs = 0
     while first < len(runner.calls):
         read, write = os.pipe()
@@ -206,7 +206,7 @@ def _check(runner: _Runner) -> int:
 
 
 def main(name: str, *part) -> None:
-    """Check a part of the cases for the target of a name."""
+    """Check a part of the cases for the named target."""
     target = tvm.target.Target(TARGETS[name])
     chosen: list[KernelCase] = cases()[slice(*part)]
     calls = [kernel_of(case, target, batch) for case in chosen for batch in (_STATIC, None)]

@@ -1,4 +1,4 @@
-"""Tensors in memory of their own, flush against pages that must not be touched."""
+"""Tensors in memory of their own, flush against inaccessible pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tvm
 import tvm_ffi
 
 _PAGE = mmap.PAGESIZE
-#: Reserved on each side of a buffer: an index has to be far off to jump over it. Costs no memory.
+#: Bytes reserved on each side of a buffer, so that far out-of-bounds indices hit them too. They cost no memory.
 _GUARD = 1 << 36
 _NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 _NORESERVE = 0x4000
@@ -23,7 +23,7 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Place:
-    """Where one buffer can be: pages that can be opened right before or right behind an address."""
+    """The place of one buffer: pages that can be opened right before or right after an address."""
 
     def __init__(self):
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
@@ -36,7 +36,7 @@ class Place:
     def hold(self, data: bytes, shape, dtype: str, at_end: bool, fill: int) -> Guarded:
         """Place a buffer so that it ends, or begins, exactly where the accessible memory does.
 
-        What else is accessible, less than a page, holds the byte ``fill``.
+        The rest of the accessible memory, less than a page, is filled with the byte ``fill``.
         """
         size = max(1, -(-len(data) // _PAGE)) * _PAGE
         first = self._middle - size if at_end else self._middle
@@ -60,10 +60,10 @@ class Guarded:
         self._inside = slice(start, start + len(data))
         self._fill = fill
         self._bytes[:] = fill
-        # A view of its own for the empty one too: its address counts.
+        # An empty buffer needs its own view too: its address matters.
         inside = np.ndarray((len(data),), np.uint8, pages, start)
         inside[:] = np.frombuffer(data, np.uint8)
-        # Aligned to its elements only.
+        # Aligned only to its elements.
         raw = tvm_ffi.from_dlpack(inside, require_alignment=0)
         self.tensor: tvm.runtime.Tensor = raw._create_view(shape, dtype)
 
@@ -71,13 +71,13 @@ class Guarded:
         return self._bytes[self._inside].tobytes()
 
     def is_clean(self) -> bool:
-        """Tell whether the rest of the pages is as it was."""
+        """Tell whether the rest of the pages is unchanged."""
         before, behind = self._bytes[: self._inside.start], self._bytes[self._inside.stop :]
         return bool(np.all(before == self._fill) and np.all(behind == self._fill))
 
 
 class Workspaces:
-    """What kernels of a library allocate, in pages of their own."""
+    """The workspaces that the kernels of a library allocate, each in pages of its own."""
 
     def __init__(self, library: str):
         self._free: list[Place] = []
@@ -92,7 +92,7 @@ class Workspaces:
         ):
             callback = ctypes.CFUNCTYPE(*kind)(function)
             self._callbacks.append(callback)
-            # A library has only what its kernels use.
+            # A library defines only the symbols that its kernels use.
             with contextlib.suppress(ValueError):
                 variable = pointer.in_dll(loaded, f"__TVMBackend{name}Workspace")
                 variable.value = ctypes.cast(callback, pointer).value

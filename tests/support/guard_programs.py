@@ -1,4 +1,4 @@
-"""The programs that ``guard.py`` runs: cases that are differentiated and lowered to kernels, by either pipeline."""
+"""The programs of ``guard.py``: cases that are differentiated and lowered to kernels by either pipeline."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
     "schedule",
 ]
 
-#: As in the sweeps: what LLVM's optimizer makes of a kernel is not what is tested.
+#: Without LLVM's optimizer, as in the sweeps: its output is not under test.
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 _OURS = {declared.op_name for declared in declarations() if declared.attr == "FLegalize"}
-#: The pass by which TVM puts kernels of its own in the place of sorts and scans.
+#: The pass that replaces sorts and scans by TVM's own kernels.
 _SORT_SCAN = "relax.backend.DispatchSortScan"
 _CALL_TIR, _CALL_TIR_INPLACE = Op.get("relax.call_tir"), Op.get("relax.call_tir_inplace")
 
@@ -55,19 +55,19 @@ class Kernel:
     Attributes
     ----------
     name : str
-        What the module calls it.
+        Its name in the module.
     outputs : int
-        How many of its tensors are written; they come after those that are read.
+        The number of output tensors, which follow the input tensors.
     ops : set[str]
-        The operators that were legalized to it.
+        The operators that are legalized to it.
     hash : str
-        The same for all that are structurally equal.
+        Equal for structurally equal functions.
     parameters : Sequence
-        Its own parameters.
+        Its parameters.
     workspaces : Sequence
         The buffers that it allocates, which :func:`exposed` makes parameters.
     guarded : Callable, optional
-        What takes the workspaces too; None for a kernel without.
+        The kernel with the workspaces as arguments; None for a kernel without workspaces.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Program:
-    """What one case runs: a function of the module that the case became, and its arguments."""
+    """A function of the module of a case, and its arguments."""
 
     case: Case | SampleCase
     module: tvm.IRModule
@@ -104,7 +104,7 @@ def details(case: Case | SampleCase) -> tuple:
 
 
 def build(case: Case | SampleCase) -> Program:
-    """Differentiate a case; of its orders only the last is kept, which computes the ones before."""
+    """Differentiate a case; only the function of the highest order is kept, which computes the lower ones."""
     function, inputs, attrs, wrt, order, symbolic, _ = details(case)
     _, function = check.resolve(function)
     if not order:
@@ -123,7 +123,7 @@ def build(case: Case | SampleCase) -> Program:
 
 
 def _in_floats(function: Callable, *args, **attrs) -> relax.Expr:
-    """Return the floats of what a function returns, for a program that has only those as results."""
+    """Return a function's results as floats, for a program whose results must all be floats."""
     result = relax.BlockBuilder.current().emit(function(*args, **attrs))
     if not isinstance(result.ty, relax.TupleType):
         return _as_float(result)
@@ -137,7 +137,7 @@ def _as_float(tensor: relax.Expr) -> relax.Expr:
 
 
 def calls_ours(module: tvm.IRModule) -> bool:
-    """Tell whether a program calls an operator that relax_grad legalizes, besides the sum of the loss."""
+    """Tell whether a program calls an operator that relax_grad legalizes, other than the sum of the loss."""
     found = set()
 
     def visit(expr):
@@ -149,7 +149,7 @@ def calls_ours(module: tvm.IRModule) -> bool:
 
 
 def legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, Kernel]]:
-    """Legalize a module as TVM's pipeline for CPUs does, without fusing; tell what became of each op."""
+    """Legalize a module as TVM's CPU pipeline does, without fusion; return it and its kernels by name."""
     ops = defaultdict(set)
     current = [_SORT_SCAN]  # TVM dispatches before it legalizes
     add_func = relax.BlockBuilder.add_func
@@ -185,7 +185,7 @@ def legalize(module: tvm.IRModule) -> tuple[tvm.IRModule, dict[str, Kernel]]:
 
 
 def _kernels_of(module: tvm.IRModule, ops: Mapping[str, set]) -> dict[str, Kernel]:
-    """Return what the programs of a module call by ``call_tir``; those that write in place are left out."""
+    """Return the kernels that a module calls by ``call_tir`` or ``call_tir_inplace``, by name."""
     kernels = {}
 
     def visit(expr):
@@ -203,7 +203,7 @@ def _kernels_of(module: tvm.IRModule, ops: Mapping[str, set]) -> dict[str, Kerne
 def schedule(
     module: tvm.IRModule, target: tvm.target.Target
 ) -> tuple[tvm.IRModule, dict[str, Kernel]]:
-    """Take a module through relax_grad's pipeline; tell what is called when all is fused and merged."""
+    """Run relax_grad's pipeline on a module; return it and the kernels called after fusion, by name."""
     kernels, ops = {}, defaultdict(set)
     with target:
         for each in stages.passes(target, DispatchKernels(target)):
@@ -219,7 +219,7 @@ def schedule(
 
 
 def _rely_on_no_alignment(module: tvm.IRModule, kernels: Mapping[str, Kernel]) -> None:
-    """Let kernels rely on no alignment of their buffers: TVM assumes 64 bytes, which would be slack."""
+    """Let kernels assume no alignment of their buffers: with TVM's 64 bytes there would be slack."""
     for name, kernel in kernels.items():
         text = tvm.ir.save_json(module[name])
         text = re.sub(r'"data_alignment": ?\d+', '"data_alignment":1', text)
@@ -233,7 +233,7 @@ def _workspaces(function) -> Sequence:
 
 
 def exposed(function):
-    """Make the buffers that a kernel allocates parameters, so that they can be guarded as well."""
+    """Turn the buffers that a kernel allocates into parameters, so that they can be guarded too."""
     realize, block = function.body, function.body.block
     block = type(block)(
         block.iter_vars,

@@ -1,11 +1,11 @@
-"""The process in which ``guard.py`` runs kernels; a fault ends only a child of it, and is a finding."""
+"""The subprocess of ``guard.py`` that runs kernels; a fault ends only a child of it, and is a finding."""
 
 from __future__ import annotations
 
 import json
 import os
 
-os.environ["TVM_NUM_THREADS"] = "1"  # the threads of a pool do not survive a fork
+os.environ["TVM_NUM_THREADS"] = "1"  # threads of a pool do not survive a fork
 
 import pickle
 import signal
@@ -38,15 +38,15 @@ from tvm.relax.backend.cpu_generic import pipeline
 
 from relax_grad.testing import _program
 
-#: The programs that are compiled together.
+#: The number of programs that are compiled together.
 BATCH = 25
-#: What surrounds the buffers, and what the outputs hold before: NaN at the end, a number at the start.
+#: The fill byte around the buffers and initially in the outputs: NaN at the end, a number at the start.
 _PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
 _SKIP_RUN = 1
 
 
 class _Batch:
-    """Programs that are compiled together, and how their kernels are run."""
+    """Programs that are compiled together, and the runner of their kernels."""
 
     def __init__(
         self, programs: Sequence[Program], done: set, adversarial, ours, time_limit, machine
@@ -54,16 +54,16 @@ class _Batch:
         self.programs, self.adversarial, self.ours = programs, adversarial, ours
         self.time_limit = time_limit
         merged = _program.merge([program.module for program in programs])
-        self.workspaces: Workspaces | None = None  # of what allocates as it runs
+        self.workspaces: Workspaces | None = None  # for kernels that allocate at run time
         if machine:
-            target = {**TARGETS[machine], "opt-level": 0}  # half of the time is LLVM's optimizer
+            target = {**TARGETS[machine], "opt-level": 0}  # LLVM's optimizer takes half of the time
             self._schedule(merged, tvm.target.Target(target))
         else:
             self._legalize(merged)
         self._machine.set_instrument(self._instrument)
-        self.done = done  # the kernels that were run, with their shapes
-        self.broken: set[str] = set()  # those that the programs cannot run
-        self._guarded: dict[str, list[bytes]] = {}  # the results of the one that is running
+        self.done = done  # the kernels that have run, with their shapes
+        self.broken: set[str] = set()  # the kernels that end a process
+        self._guarded: dict[str, list[bytes]] = {}  # the results of the running kernel
 
     def _legalize(self, merged: tvm.IRModule) -> None:
         module, self.kernels = legalize(merged)
@@ -91,7 +91,7 @@ class _Batch:
         self._machine = relax.VirtualMachine(loaded, tvm.cpu())
 
     def run(self, first: int, send) -> None:
-        """Run the programs from a number on, and send what happens; for a process that may end."""
+        """Run the programs from number ``first`` on, and send events, in a process that may crash."""
         self._send = send
         for number in range(first, len(self.programs)):
             send("case", number)
@@ -120,7 +120,7 @@ class _Batch:
         return 0
 
     def _replays(self, call: Call) -> list[bytes] | None:
-        """Run a kernel in every placement, with its own values and others; return its own results."""
+        """Run a kernel in every placement, with its own inputs and others; return the results for its own inputs."""
         results = self._both(call, "as called", call.inputs)
         if results is None:
             self._send("finding", [call.title, "as called: it raises an error"])
@@ -130,7 +130,7 @@ class _Batch:
         return results
 
     def _both(self, call: Call, what: str, inputs: Sequence[bytes]) -> list[bytes] | None:
-        """Run a kernel in both placements, and compare; None if it raises an error."""
+        """Run a kernel in both placements and compare; return the results, or None after an error."""
         found = []
         for placement, fill in _PLACEMENTS.items():
             self._send("replay", f"{what}, {placement}")
@@ -149,7 +149,7 @@ class _Batch:
 
 
 def _check(batch: _Batch, report) -> int:
-    """Run a batch in children, a new one whenever one ends; return how many runs of kernels there were."""
+    """Run a batch in child processes, restarted after a crash; return the number of kernel runs."""
     first = replays = 0
     while first < len(batch.programs):
         read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""Functions that write to their arguments, and random programs that call them."""
+"""Functions with in-place calls, and random programs of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
-#: The extent of each axis of the tensors of random programs.
+#: The extent of each axis of the tensors.
 SIZE = 4
 
-#: The type of these tensors.
+#: The type of the tensors.
 KIND = relax.TensorType((SIZE, SIZE), "float32")
 
-#: Larger elements are made small: the sine of a large number loses all digits of float32.
+#: Larger elements are normalized: float32 cannot hold the digits that the sine of a large number needs.
 LARGEST = 8
 
 
@@ -26,12 +26,12 @@ def add_to(A: T.Buffer((SIZE, SIZE), "float32"), B: T.Buffer((SIZE, SIZE), "floa
 
 
 class Program:
-    """A function of a builder, and the value of each variable that it has computed.
+    """A function under construction, with the values of its variables.
 
     Attributes
     ----------
     values : dict[relax.Var, numpy.ndarray]
-        The values of the variables that may be read: the argument of an in-place call is none of them any more.
+        The values of the readable variables. The overwritten argument of an in-place call is removed.
     """
 
     def __init__(self, bb: relax.BlockBuilder, helper: tvm.ir.GlobalVar | None = None):
@@ -46,13 +46,13 @@ class Program:
         return var
 
     def name(self, var: relax.Var) -> relax.Var:
-        """Bind another variable to a tensor."""
+        """Bind a second variable to a tensor."""
         other = self.emit(var, self.values[var])
         self._names[other] = self._original(var)
         return other
 
     def write(self, target: relax.Var, source: relax.Var, through_helper: bool = False):
-        """Add one tensor to another in place, by a Relax function if that is wanted."""
+        """Add one tensor to another in place, optionally through a Relax function."""
         kind, value = target.ty, self.values[target] + self.values[source]
         if through_helper:
             call = relax.Call(self._helper, [target, source])
@@ -69,7 +69,7 @@ class Program:
 
 
 def with_helper(bb: relax.BlockBuilder) -> tvm.ir.GlobalVar:
-    """Add a Relax function that writes to its first argument."""
+    """Add a Relax function that overwrites its first argument."""
     target, source = relax.Var("target", KIND), relax.Var("source", KIND)
     function = bb.add_func(add_to, "add_to")
     with bb.function("helper", [target, source], private=True):
@@ -82,9 +82,9 @@ def with_helper(bb: relax.BlockBuilder) -> tvm.ir.GlobalVar:
 
 
 def module_of(body, names=("x", "y"), *, dataflow: bool = True) -> tvm.IRModule:
-    """Return the module of a function of tensors; ``body`` takes a builder, a function that writes, and the tensors.
+    """Return the module of a function of tensors; ``body`` takes a builder, a writing function and the tensors.
 
-    The function that writes takes the tensor that is written to, the one that is added to it, a name for the result and
+    The writing function takes the tensor that it overwrites, the tensor to add, a name for the result, and
     ``through_helper``: whether a Relax function makes the call.
     """
     bb = relax.BlockBuilder()
@@ -112,7 +112,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
-#: Operators on a matrix, with what they compute.
+#: Operators on a matrix, with their NumPy definitions.
 UNARY = {
     "sin": (relax.op.sin, np.sin),
     "transpose": (relax.op.permute_dims, np.transpose),
@@ -140,7 +140,7 @@ def random_function(
     rng: np.random.Generator,
     steps: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Add a function of random operators and in-place calls; return arguments, and what it returns for them."""
+    """Add a function of random operators and in-place calls; return arguments and the expected results."""
     kind = relax.TensorType((SIZE, SIZE), "float32")
     params = [relax.Var(each, kind) for each in ("x", "y", "w")]
     inputs = [rng.normal(size=(SIZE, SIZE)).astype("float32") for _ in params]
@@ -158,7 +158,7 @@ def random_function(
 
 def _step(program: Program, rng: np.random.Generator) -> None:
     known = list(program.values)
-    # Mostly what was computed last: else little depends on what is written.
+    # Prefer recent values. Otherwise little would depend on the writes.
     a, b = (known[-1 - int(rng.integers(min(4, len(known))))] for _ in range(2))
     kind = rng.choice(["unary", "binary", "write", "name"], p=[0.4, 0.25, 0.28, 0.07])
     if kind == "write" and program._original(a).same_as(program._original(b)):
@@ -180,7 +180,7 @@ def _step(program: Program, rng: np.random.Generator) -> None:
 
 
 def _transposed_product(program: Program, a: relax.Var, b: relax.Var) -> None:
-    """Multiply by a transpose that is made before its source is written to."""
+    """Multiply by a transpose that is made before its source is overwritten."""
     transposed = program.emit(relax.op.permute_dims(a), program.values[a].T)
     product = program.values[b] @ program.values[a].T
     program.write(a, b)

@@ -1,4 +1,4 @@
-"""Indices in Python: what they mean, and random ones, for the tests of operators that take some."""
+"""Random indices, and their meaning in Python integers, for tests of operators with index operands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INDEX_DTYPES = ("int64", "int32", "int8", "uint8", "uint32", "uint64")
 
 
 def element_of(index: int, size: int, mode: str) -> int | None:
-    """The element that an index means, in Python's integers."""
+    """Return the element that an index selects, or None for an index out of bounds."""
     if mode == "clip" and size:
         return min(max(index, 0), size - 1)
     if mode == "wrap" and size:
@@ -24,7 +24,7 @@ def element_of(index: int, size: int, mode: str) -> int | None:
 
 
 def take_pairs(x_shape, indices, axis, mode):
-    """Yield the place in the result and the place in the data, or None, of each element taken."""
+    """Yield for each taken element its place in the result and its place in the data, or None."""
     for at in np.ndindex(*x_shape[:axis], *indices.shape, *x_shape[axis + 1 :]):
         behind = axis + indices.ndim
         where = element_of(int(indices[at[axis:behind]]), x_shape[axis], mode)
@@ -32,7 +32,7 @@ def take_pairs(x_shape, indices, axis, mode):
 
 
 def gather_pairs(data_shape, indices, axis):
-    """The same of gather_elements."""
+    """Yield the same pairs for gather_elements."""
     for at in np.ndindex(*indices.shape):
         where = element_of(int(indices[at]), data_shape[axis], "fast")
         others = (
@@ -43,7 +43,7 @@ def gather_pairs(data_shape, indices, axis):
 
 
 def point_pairs(data_shape, points, batch_dims=0):
-    """Yield the place in the result and the place in the data, or None, for points of integers."""
+    """Yield the place in the result and the place in the data, or None, for integer points."""
     count = points.shape[-1]
     behind = data_shape[batch_dims + count :]
     for point in np.ndindex(points.shape[:-1]):
@@ -58,13 +58,13 @@ def point_pairs(data_shape, points, batch_dims=0):
 
 
 def points_of(indices):
-    """The points that arrays of indices, broadcast, are the coordinates of."""
+    """Return the points whose coordinates are the broadcast index arrays."""
     return np.stack(np.broadcast_arrays(*(index.astype(object) for index in indices)), -1)
 
 
 def expected_reads(pairs, data, shape, dtype):
-    """What such pairs read of the data, with NaN and with 0 for nothing, and a random gradient of it with
-    what that adds up to."""
+    """Return the data read at pairs, with NaN and with 0 for missing places, a random output gradient, and the
+    expected data gradient."""
     grad = np.random.default_rng(1).normal(size=shape).astype(dtype)
     taken, with_zero = np.full(shape, np.nan, dtype), np.zeros(shape, dtype)
     expected = np.zeros(data.shape)
@@ -76,7 +76,7 @@ def expected_reads(pairs, data, shape, dtype):
 
 
 def read_with_torch(pairs, shape):
-    """A function for PyTorch that reads the elements of such pairs, and NaN for those without a place."""
+    """Return a PyTorch function that reads the elements of pairs, and NaN where there is no place."""
     pairs = list(pairs)
 
     def read(torch, x, *_):
@@ -88,9 +88,9 @@ def read_with_torch(pairs, shape):
 
 
 def write_with_torch(pairs, reduction):
-    """A function for PyTorch that writes updates at the places of such pairs, one after the other.
+    """Return a PyTorch function that writes updates at the places of pairs, one after the other.
 
-    The gradient of the extremum of several is shared evenly, as that of PyTorch's ``amax`` is.
+    The gradient of an extremum is shared evenly among ties, as in PyTorch's ``amax``.
     """
     pairs = list(pairs)
 
@@ -124,11 +124,11 @@ def shapes(min_rank=0, max_rank=3, min_side=0):
 
 @st.composite
 def index_arrays(draw, shape, size, dtypes=INDEX_DTYPES):
-    """Indices inside, near and far outside an axis, as far as their dtype goes."""
+    """Draw indices inside, near and far outside an axis, as far as their dtype allows."""
     dtype = draw(st.sampled_from(dtypes))
     limits = np.iinfo(dtype)
     low, high = int(limits.min), int(limits.max)
-    # An array takes more random data than there is for a list of cases.
+    # Drawing each element would exceed Hypothesis' limit of random data for a list of cases.
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     reach = draw(st.sampled_from([size - 1, size, 2 * size + 2]))
     near = rng.integers(max(low, -reach - 1), min(high, max(reach, 0)), shape, dtype, endpoint=True)

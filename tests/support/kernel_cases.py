@@ -1,4 +1,4 @@
-"""Calls of every operator that has kernels: odd sizes that leave parts of vectors, tiles and blocks."""
+"""Calls of every operator with kernels, in odd sizes that leave partial vectors, tiles and blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KernelCase:
     shapes : Sequence[tuple]
         The shapes of the parameters, in which :data:`N` stands for the batch.
     body : Callable
-        Takes the parameters and returns the call.
+        A function of the batch and the parameters that returns the call.
     integers : str
         The dtype of the last parameter, if it is not float32.
     """
@@ -53,7 +53,7 @@ class KernelCase:
         return " ".join(filter(None, [self.op, str(self.shapes[0]), self.integers, self.detail]))
 
     def module(self, batch: int | None) -> tvm.IRModule:
-        """Return the module of the call; without a batch, it is symbolic."""
+        """Return the module of the call; if ``batch`` is None, the batch is symbolic."""
         n = tirx.Var("n", "int64") if batch is None else batch
         dtypes = ["float32"] * (len(self.shapes) - 1) + [self.integers or "float32"]
         params = [
@@ -65,7 +65,7 @@ class KernelCase:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """The kernel of a case, and the shapes and dtypes of what it takes and returns."""
+    """The kernel of a case, and the shapes and dtypes of its inputs and outputs."""
 
     case: KernelCase
     function: tirx.PrimFunc
@@ -73,7 +73,7 @@ class KernelCall:
     outputs: Sequence[tuple]
 
     def at(self, batch: int) -> tuple[list, list]:
-        """Return the shapes and dtypes for a value of the batch."""
+        """Return the shapes and dtypes of inputs and outputs for a value of the batch."""
 
         def extent(each: tirx.Expr) -> int:
             values = dict.fromkeys(undefined_vars(each), tirx.const(batch, "int64"))
@@ -86,7 +86,7 @@ class KernelCall:
 
 
 def kernel_of(case: KernelCase, target, batch: int | None) -> KernelCall:
-    """Return the kernel that a case becomes for a target."""
+    """Return the kernel of a case for a target."""
     module = DispatchKernels(target)(case.module(batch))
     calls = [
         binding.value
@@ -105,7 +105,7 @@ def kernel_of(case: KernelCase, target, batch: int | None) -> KernelCall:
 
 
 def cases() -> list[KernelCase]:
-    """Return the cases of all operators that have kernels."""
+    """Return the cases of all operators with kernels."""
     known = set(operators_with_kernels())
     return [case for case in _cases() if case.op in known]
 
@@ -138,7 +138,7 @@ def _products() -> Iterator[KernelCase]:
     yield KernelCase(
         "relax.matmul", [(21, 33), (N, 21)], lambda _, a, b: matmul(turn(a), turn(b)), detail="TT"
     )
-    # Rows that lie multiples of 2 KB apart are copied before they are multiplied.
+    # Rows at multiples of 2 KB are copied before the multiplication.
     yield KernelCase(
         "relax.matmul", [(N, 512), (512, 70)], lambda _, a, b: matmul(a, b), detail="a is copied"
     )
@@ -150,7 +150,7 @@ def _products() -> Iterator[KernelCase]:
     )
 
 
-#: Attributes, data, weight and result; the results have a batch too.
+#: Attributes and shapes of data, weight and result; the results have a batch axis too.
 _CONVOLUTIONS = [
     ({"padding": 1}, (19, 9, 11), (21, 19, 3, 3), (21, 9, 11)),
     ({"padding": 1}, (35, 7, 9), (33, 35, 3, 3), (33, 7, 9)),
@@ -195,7 +195,7 @@ def _convolutions(attrs, data, weight, out) -> Iterator[KernelCase]:
     )
 
 
-#: Attributes, data and result.
+#: Attributes and shapes of data and result.
 _POOLS = [
     ({"pool_size": (3, 3), "strides": (2, 2), "padding": (1, 1)}, (5, 19, 37), (5, 10, 19)),
     ({"pool_size": (2, 2), "strides": (2, 2)}, (3, 12, 34), (3, 6, 17)),

@@ -1,7 +1,7 @@
-"""Run tensor expressions on arrays, and compare what they return with what they must return.
+"""Run tensor expressions on arrays, and compare the results with expected ones.
 
-Every array lies between two fences in memory, which have to be intact afterwards. What is written for the threads
-of a GPU runs as loops.
+Every array lies between two fences in memory, which must be intact afterwards. Expressions for the threads of a GPU
+run as serial loops.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Kernel:
     Attributes
     ----------
     expression : Callable
-        Takes a placeholder for each of the inputs, and None for None.
+        A function of a placeholder for each input; it gets None for a None.
     inputs : Sequence[np.ndarray or None]
-        The arrays to run it on.
+        The input arrays.
     expected : np.ndarray
-        What it must return.
+        The expected result.
     dtype : str
-        The dtype of what it must return.
+        The dtype of the expected result.
     tolerance : float
-        The error that is accepted, absolute and relative; without one, every element must be equal.
+        The accepted absolute and relative error; 0 requires equality of every element.
     symbolic : bool
-        Whether the extents of the inputs are variables, one for each size.
+        Whether the extents of the inputs are variables, one for each distinct size.
     static : Collection[int]
-        The inputs whose extents are not.
+        The indices of inputs whose extents stay static.
     """
 
     expression: Callable
@@ -50,7 +50,7 @@ class Kernel:
 
 
 def check_kernels(kernels: Iterable[Kernel], target="llvm") -> None:
-    """Run kernels, compiled in one module, and compare."""
+    """Run kernels, compiled in one module, and compare the results with the expected ones."""
     kernels = list(kernels)
     for kernel, found in zip(kernels, run_kernels(kernels, target), strict=True):
         tolerance = kernel.tolerance
@@ -58,14 +58,14 @@ def check_kernels(kernels: Iterable[Kernel], target="llvm") -> None:
 
 
 def run_kernels(kernels: Sequence[Kernel], target="llvm") -> list[np.ndarray]:
-    """Run kernels, compiled in one module; of what is expected, only the shape matters."""
+    """Run kernels, compiled in one module; only the shapes of the expected results are used."""
     module = tvm.IRModule(
         {
             f"kernel_{i}": _prim_func(kernel).with_attr("global_symbol", f"kernel_{i}")
             for i, kernel in enumerate(kernels)
         }
     )
-    # The loops that stand for the threads of a GPU are long for LLVM, and not what runs.
+    # LLVM would take long to optimize the loops that stand for GPU threads.
     executable = tvm.compile(module, target=TARGET if on_gpu() else target)
     return [_run(executable[f"kernel_{i}"], kernel) for i, kernel in enumerate(kernels)]
 
@@ -77,17 +77,17 @@ def run(expression, inputs, shape, dtype, symbolic=False) -> np.ndarray:
 
 
 def int64(size: int) -> tirx.IntImm:
-    """An extent as in Relax: TVM simplifies indices of int32 differently."""
+    """Return an extent as in Relax: TVM simplifies int32 indices differently."""
     return tirx.IntImm("int64", size)
 
 
 class Fenced:
-    """An array between two fences of NaN, or of large numbers, in the same memory."""
+    """An array between two fences of NaN, or of the largest integer, in the same allocation."""
 
     FENCE = 4096
 
     def __init__(self, array):
-        line = 64 // array.itemsize  # TVM wants tensors aligned to 64 bytes
+        line = 64 // array.itemsize  # TVM requires 64-byte alignment
         is_float = np.issubdtype(array.dtype, np.floating)
         self._fill = np.nan if is_float else np.iinfo(array.dtype).max
         memory = np.full(2 * self.FENCE + array.size + line, self._fill, array.dtype)
@@ -97,7 +97,7 @@ class Fenced:
         self._outside = memory[:skip], memory[skip + array.size :]
 
     def tensor(self):
-        if not self.array.size:  # NumPy gives an empty view any address, TVM wants an aligned one
+        if not self.array.size:  # NumPy gives an empty view any address, TVM requires alignment
             return tvm.runtime.tensor(self.array)
         return tvm.runtime.from_dlpack(self.array)
 

@@ -1,4 +1,4 @@
-"""What the tests of layout conversion share: the passes, and which transpositions a function has left."""
+"""Helpers of the layout conversion tests: the passes, and the transposes that remain in a function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import transform
 
-#: What a convolution of each rank is asked for.
+#: The requested layouts for convolutions of each rank.
 CHANNELS_LAST = {
     "relax.nn.conv1d": ["NWC", "OWI"],
     "relax.nn.conv2d": ["NHWC", "OHWI"],
@@ -17,13 +17,13 @@ CHANNELS_LAST = {
 
 
 def converted(module: tvm.IRModule, desired=None, layout_cb=None) -> tvm.IRModule:
-    """Convert a module in the way that the documentation says."""
+    """Convert the layouts of a module as the documentation describes."""
     convert = transform.ConvertLayout(desired or CHANNELS_LAST, layout_cb)
     return tidied(convert(tidied(module)))
 
 
 def tidied(module: tvm.IRModule) -> tvm.IRModule:
-    """Drop bindings that only rename, what is computed twice, and what is not used."""
+    """Remove renaming bindings, common subexpressions and dead code."""
     passes = [
         transform.CanonicalizeBindings(),
         transform.EliminateCommonSubexpr(),
@@ -33,7 +33,7 @@ def tidied(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def calls(function: relax.Function, *op_names: str) -> Iterator[relax.VarBinding]:
-    """Return the bindings of calls of operators."""
+    """Yield the bindings of calls of operators."""
     for block in function.body.blocks:
         for binding in block.bindings:
             value = binding.value
@@ -42,10 +42,10 @@ def calls(function: relax.Function, *op_names: str) -> Iterator[relax.VarBinding
 
 
 def transpositions(function: relax.Function) -> list[relax.VarBinding]:
-    """Return the bindings that bring the elements of a tensor of three or more axes into another order.
+    """Return the bindings that permute the elements of a tensor of three or more axes.
 
-    The transposition of a matrix belongs to ``matmul``, one along axes of extent 1 moves nothing, and that of a
-    constant is folded.
+    Transposes of matrices belong to ``matmul``, transposes along axes of extent 1 move nothing, and transposes of
+    constants are folded.
     """
     found = calls(function, "relax.permute_dims", "relax.layout_transform")
     return [
@@ -70,16 +70,16 @@ def _is_one(extent: tirx.PrimExpr) -> bool:
 
 
 def edges(function: relax.Function) -> tuple[list[str], list[str], int]:
-    """Sort the transpositions of a function.
+    """Classify the transposes of a function.
 
     Returns
     -------
     parameters : list[str]
-        The parameters that are transposed.
+        The transposed parameters.
     results : list[str]
-        What is returned after it was transposed.
+        The results that are transposed before they are returned.
     inside : int
-        The number of all others.
+        The number of other transposes.
     """
     names = {param.name for param in function.params}
     returned = _variables(function.body.body)

@@ -1,4 +1,4 @@
-"""The CPUs that kernels are generated for, and how a kernel is run on this one."""
+"""The CPUs that kernels are generated for, and helpers to run kernels on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm.target import codegen
 
 from relax_grad.testing._program import without_assertions
 
-#: Targets of every vector width that x86 has, by name.
+#: A target for each vector width of x86, by name.
 TARGETS = {
     "sse": {"kind": "llvm", "num-cores": 2},
     "avx2": {"kind": "llvm", "mcpu": "haswell", "num-cores": 2},
@@ -22,16 +22,16 @@ TARGETS = {
 
 
 def runs_here(name: str) -> bool:
-    """Tell whether this machine executes what is compiled for a target."""
+    """Tell whether this machine can execute code compiled for a target."""
     host = {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()}
     features = {"sse": ["sse2"], "avx2": ["avx2", "fma"], "avx512": ["avx512f", "avx512vl"]}[name]
     return bool(codegen.target_has_features(features, tvm.target.Target(host)))
 
 
 def each_target(function):
-    """Run a test, which takes ``target``, for each vector width that this machine has.
+    """Run a test with a ``target`` parameter for each vector width that this machine supports.
 
-    The narrowest is left to the long sweeps, for the time that it takes.
+    The narrowest width runs only in the long sweeps, to save time.
     """
     params = [
         pytest.param(
@@ -49,7 +49,7 @@ def each_target(function):
 
 @dataclass(frozen=True)
 class Run:
-    """A kernel, the arrays that it takes, and the shapes of what it returns, all float32."""
+    """A kernel, its input arrays, and the shapes of its outputs, all float32."""
 
     function: tirx.PrimFunc
     inputs: Sequence[np.ndarray]
@@ -59,7 +59,8 @@ class Run:
 def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.ndarray]]:
     """Compile kernels together, run each, and return the results of each.
 
-    A function that several runs have is compiled once. What a kernel does not write is NaN, and one that writes to an input fails.
+    A function that several runs share is compiled once. Elements that a kernel does not write are NaN. A kernel that
+    writes to an input fails.
     """
     names = {id(run.function): f"kernel{i}" for i, run in enumerate(runs)}
     module = tvm.IRModule(
@@ -70,7 +71,7 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
             for run in runs
         }
     )
-    # What a kernel asserts of its arguments is half of its code, and of the time to compile it.
+    # Argument assertions are half of a kernel's code and compile time.
     with without_assertions():
         compiled = tvm.compile(module, target)
     found = []
@@ -85,11 +86,11 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
 
 
 def at(shape: Sequence, values: Mapping[str, int]) -> tuple[int, ...]:
-    """Return a shape with values for its symbolic extents."""
+    """Return a shape with the given values for its symbolic extents."""
     return tuple(extent if isinstance(extent, int) else values[extent.name] for extent in shape)
 
 
 def largest_error(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest error relative to the largest number, NaN counting as infinite."""
+    """Return the largest error relative to max(1, the largest wanted number); NaN counts as infinite."""
     error = np.abs(found - wanted) / max(1.0, np.abs(wanted).max(initial=0.0))
     return float(np.nan_to_num(error, nan=np.inf).max(initial=0.0))

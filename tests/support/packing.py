@@ -1,4 +1,4 @@
-"""Layouts with and without parts split off, as permutations of the elements of an array."""
+"""Layouts with and without split axes, as permutations of the elements of an array."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 @st.composite
 def layouts(draw, plain: str, split: str = "NC"):
-    """The axes of ``plain`` in any order, with parts of some of those in ``split`` split off."""
+    """Draw a layout: the axes of ``plain`` in any order, with parts split off some of the axes in ``split``."""
     parts = [f"{draw(st.integers(2, 3))}{name.lower()}" for name in split if draw(st.booleans())]
     if len(parts) > 1 and draw(st.booleans()):
         parts = [f"[{''.join(draw(st.permutations(parts)))}]"]
@@ -18,18 +18,18 @@ def layouts(draw, plain: str, split: str = "NC"):
 
 
 def parts_of(layout: str) -> dict[str, int]:
-    """The axes that a part is split off, and its extent: ``{"C": 4}`` of ``"NCHW4c"``."""
+    """Return the split axes with the extents of their parts: ``{"C": 4}`` for ``"NCHW4c"``."""
     return {name.upper(): int(size) for size, name in re.findall(r"(\d+)([a-z])", layout)}
 
 
 def places(shape, plain: str, layout: str) -> np.ndarray:
-    """Return for each element of a tensor in ``layout`` which element of one in ``plain`` it is; -1: none."""
+    """Return for each element of a tensor in ``layout`` its position in the ``plain`` tensor; -1 for padding."""
     parts = parts_of(layout)
     sizes = [parts.get(name, 1) for name in plain]
     numbers = np.arange(np.prod(shape)).reshape(shape)
     fill = [(0, -extent % size) for extent, size in zip(shape, sizes, strict=True)]
     numbers = np.pad(numbers, fill, constant_values=-1)
-    # Two axes for each: what remains of it, and its part.
+    # Two axes for each: the rest of the axis, and its part.
     halves = [
         half
         for extent, size in zip(numbers.shape, sizes, strict=True)
@@ -48,6 +48,6 @@ def places(shape, plain: str, layout: str) -> np.ndarray:
 
 
 def in_layout(array: np.ndarray, plain: str, layout: str) -> np.ndarray:
-    """Store an array, whose axes are those of ``plain``, in a layout."""
+    """Store an array with the axes ``plain`` in a layout."""
     at = places(array.shape, plain, layout)
     return np.where(at < 0, array.dtype.type(0), array.ravel()[at])

@@ -1,4 +1,4 @@
-"""Python processes of their own, for what cannot be undone in this one."""
+"""Python subprocesses for actions that cannot be undone in this process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-#: TVM imports PyTorch where it is installed, which takes longer than all else that TVM imports.
+#: TVM imports PyTorch if it is installed, which takes longer than the rest of TVM's import.
 _WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 
 
 def run_python(
     code: str, environment: Mapping[str, str] | None = None, *, torch: bool = False
 ) -> str:
-    """Run code in a fresh interpreter, as if PyTorch were not installed by default, and return what it prints."""
+    """Run code in a fresh interpreter and return its output; without ``torch``, PyTorch appears not to be installed."""
     code = textwrap.dedent(code)
     return _run(["-c", code if torch else _WITHOUT_TORCH + code], environment)
 
 
 def run_file(path: Path) -> str:
-    """Run a script in a fresh interpreter and return what it prints."""
+    """Run a script in a fresh interpreter and return its output."""
     return _run([str(path)], None)
 
 
@@ -39,7 +39,7 @@ def _run(arguments: list[str], environment: Mapping[str, str] | None) -> str:
     return found.stdout.strip()
 
 
-#: Runs each program that it is told of in a process forked from this one, and prints how that ended.
+#: Runs each program that it reads from stdin in a forked process, and prints the exit code.
 _FORKS = """
 import os, runpy, sys, traceback
 import relax_grad, tvm
@@ -68,9 +68,9 @@ for line in sys.stdin:
 
 
 class Forks:
-    """Processes that begin with TVM and relax_grad imported, which takes longer than most of what they run.
+    """Forked processes that begin with TVM and relax_grad imported, which takes longer than most of their programs.
 
-    Each sees what it does itself and nothing of the others.
+    Each process is isolated from the others.
     """
 
     def __init__(self, environment: Mapping[str, str]):
@@ -83,7 +83,7 @@ class Forks:
         )
 
     def run(self, program: Path) -> tuple[int, str]:
-        """Run a program and return its exit code, and what it and its errors print."""
+        """Run a program and return its exit code and its output, including errors."""
         output = program.with_suffix(".out")
         self._parent.stdin.write(f"{program}\t{output}\n")
         self._parent.stdin.flush()
@@ -91,5 +91,5 @@ class Forks:
         return code, output.read_text()
 
     def close(self) -> None:
-        """End the process that they are forked from."""
+        """End the parent of the forked processes."""
         self._parent.communicate(timeout=60)

@@ -17,7 +17,7 @@ def tensor(name: str, shape: Sequence, dtype: str = "float64") -> relax.Var:
 
 
 def build(params: Sequence[relax.Var], body: Callable, *, dataflow: bool = True) -> tvm.IRModule:
-    """Return a module whose ``main`` returns what ``body`` returns for a builder and the parameters."""
+    """Return a module whose ``main`` returns ``body(builder, *params)``."""
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         if dataflow:
@@ -30,7 +30,7 @@ def build(params: Sequence[relax.Var], body: Callable, *, dataflow: bool = True)
 
 
 def run(module: tvm.IRModule, name: str, *values, target="llvm", pipeline: str = "default"):
-    """Compile a module and run a function of it on arrays; what is no array is passed as it is."""
+    """Compile a module and run a function of it; values that are no arrays are passed unchanged."""
     executable = tvm.compile(module, target, relax_pipeline=pipeline)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     tensors = [tvm.runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in values]
@@ -38,7 +38,7 @@ def run(module: tvm.IRModule, name: str, *values, target="llvm", pipeline: str =
 
 
 def value_and_gradients(function: Callable, inputs: Sequence[np.ndarray], wrt: Sequence[int]):
-    """Differentiate a function of tensors, and return its result for some and the gradients of those of ``wrt``."""
+    """Return the value of a function of tensors at the inputs, and the gradients of the inputs ``wrt``."""
     params = [tensor(f"x{i}", each.shape, each.dtype.name) for i, each in enumerate(inputs)]
     module = build(params, lambda bb, *tensors: function(*tensors))
     module = relax.transform.Gradient("main", [params[i] for i in wrt])(module)
@@ -50,7 +50,7 @@ def to_numpy(value):
 
 
 def gradients(module: tvm.IRModule, *values) -> list:
-    """Differentiate ``main``, and return its gradients by an adjoint function that is compiled alone."""
+    """Differentiate ``main``, and return the gradients of its adjoint function, compiled alone."""
     adjoint = Gradient("main")(module)
     is_sound(adjoint)
     return run(tvm.IRModule({"main_adjoint": adjoint["main_adjoint"]}), "main_adjoint", *values)[1]
@@ -62,16 +62,16 @@ def bindings_in(function: relax.Function) -> int:
 
 
 def is_sound(module: tvm.IRModule) -> None:
-    """Assert that a module is well-formed, and prints as what parses back to the same."""
+    """Assert that a module is well-formed, and that its script parses back to the same module."""
     assert relax.analysis.check_well_formed(module)
     tvm.ir.assert_structural_equal(from_source(module.script(show_meta=True)), module)
 
 
 def check(module: tvm.IRModule, *values, at: Sequence[int] = (0,), **settings) -> list:
-    """Differentiate ``main`` and compare with central differences; return the gradients.
+    """Differentiate ``main``, compare with central differences, and return gradients.
 
-    ``at`` are the positions of the parameters whose gradients are returned; the result is a scalar, or the
-    first element of a tuple.
+    ``at`` lists the positions of the parameters whose gradients are returned. The result of ``main`` is a scalar, or a
+    tuple whose first element is one.
     """
     adjoint = Gradient("main", **settings)(module)
     is_sound(adjoint)

@@ -1,4 +1,4 @@
-"""Small programs that keep much until their end, as training steps do."""
+"""Small programs that keep many values live until their end, as training steps do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEPTH, WIDTH = 6, 8
 
 
 def layers(rows=64):
-    """A loss of several layers, and its gradients."""
+    """Return the module of a loss of several layers, and its gradients."""
 
     def body(bb, x, *weights):
         for weight in weights:
@@ -26,7 +26,7 @@ def layers(rows=64):
 
 
 def step_of(module):
-    """Add a function that calls the gradient, and updates the weights."""
+    """Add a function that calls the gradient function and updates the weights."""
     adjoint = module.get_global_var("main_adjoint")
     params = list(relax.utils.copy_with_new_vars(module["main_adjoint"]).params)
     bb = relax.BlockBuilder(module)
@@ -46,7 +46,7 @@ def step_of(module):
 
 
 def late(rows=64):
-    """Products of what is computed forward and backward, all of them at the end."""
+    """Return a module whose products of forward and backward values all come at the end."""
 
     def body(bb, x):
         forward, backward = [x], []

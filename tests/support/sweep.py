@@ -1,8 +1,8 @@
-"""What the long sweeps over random cases share.
+"""Common settings of the long sweeps over random cases.
 
-Compiling takes most of the time of a case, and a module of many functions compiles in a fraction of the
-time that they take one after the other. So a sweep draws lists of cases, and checks the cases of a list
-together, by :func:`relax_grad.testing.check_many_against_torch` or ``kernels.check_kernels`` for example.
+Compilation takes most of the time of a case, and a module of many functions compiles much faster than the functions
+one by one. So a sweep draws lists of cases and checks the cases of a list together, for example with
+:func:`relax_grad.testing.check_many_against_torch` or ``kernels.check_kernels``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from relax_grad.testing.fuzz.differential import TARGET
 
 __all__ = ["BATCH", "SHARE", "TARGET", "at_length", "batches", "share"]
 
-#: The cases that are compiled together.
+#: The number of cases that are compiled together.
 BATCH = 25
 
-#: How many of its cases a sweep checks: a machine that has no hour for them takes a share, the same at every run.
+#: The share of its cases that a sweep checks, for slow machines; every run checks the same cases.
 SHARE = float(os.environ.get("SWEEP_SHARE", "1"))
 
 
 def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
-    """The settings of a test that takes ``batches``, and checks this many cases in all, or their ``SHARE``.
+    """Return the settings of a test that takes ``batches`` and checks this many cases in all, or their ``SHARE``.
 
-    ``more`` are further settings. The first batch that is drawn holds the simplest case only, so the least are two.
-    Kernels assert nothing of their arguments. A batch that fails is not made smaller, which would take longer than
-    the sweep: the error names the case.
+    ``more`` are further settings. The first batch holds only the simplest case, so at least two batches run. Kernels
+    are compiled without argument assertions. A failing batch is not shrunk, which would take longer than the sweep:
+    the error names the case.
     """
 
     number = math.ceil(cases / batch)
@@ -54,10 +54,10 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
 
 
 def share(cases: Sequence) -> Sequence:
-    """Return the ``SHARE`` of cases that are all there are, spread evenly among them."""
+    """Return an evenly spaced ``SHARE`` of a complete list of cases."""
     return cases[:: round(1 / SHARE)]
 
 
 def batches(case: st.SearchStrategy, batch: int = BATCH) -> st.SearchStrategy:
-    """Lists of cases to check together."""
+    """Return lists of cases to check together."""
     return st.lists(case, min_size=batch, max_size=batch)

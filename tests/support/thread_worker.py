@@ -1,4 +1,4 @@
-"""Run what ``tests/cpu/test_threads.py`` has compiled, and print what comes out as hashes."""
+"""Run the programs that ``tests/cpu/test_determinism.py`` compiles, and print hashes of the results."""
 
 from __future__ import annotations
 

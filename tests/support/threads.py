@@ -1,4 +1,4 @@
-"""Run on a CPU what is written for the threads of a GPU, one thread after the other."""
+"""Run kernels for the threads of a GPU on a CPU, one thread after the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-#: A GPU that TVM compiles for on any machine.
+#: A GPU target that TVM compiles for on any machine.
 GPU = {"kind": "cuda", "arch": "sm_80", "host": {"kind": "llvm"}}
 
 #: Whether the last thread runs first.
@@ -19,9 +19,9 @@ _backwards: ContextVar[bool] = ContextVar("backwards", default=False)
 
 @contextlib.contextmanager
 def in_threads(backwards: bool) -> Iterator[None]:
-    """Make kernels for a GPU; their threads run from the first to the last, or backwards.
+    """Make kernels for a GPU; their threads run in ascending order, or in descending order if ``backwards``.
 
-    Results that do not depend on it show that no thread needs what another one writes.
+    If the results do not depend on the order, no thread reads the writes of another.
     """
     token = _backwards.set(backwards)
     try:
@@ -32,7 +32,7 @@ def in_threads(backwards: bool) -> Iterator[None]:
 
 
 def without_threads(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return the function with serial loops in the place of threads; others do not change."""
+    """Return the function with serial loops in place of threads; functions without threads do not change."""
 
     def serial(loop: tirx.For) -> tirx.For:
         if loop.kind != tirx.ForKind.THREAD_BINDING:
@@ -40,7 +40,7 @@ def without_threads(function: tirx.PrimFunc) -> tirx.PrimFunc:
         variable, body = loop.loop_var, loop.body
         if _backwards.get():
             variable = tirx.Var(f"{variable.name}_turn", variable.ty)
-            # Hidden from the simplifier, which divides what falls wrongly.
+            # Hidden from the simplifier, which divides descending indices wrongly.
             at = tirx.call_pure_extern("int64", "labs", loop.extent - 1 - variable)
             body = tirx.SeqStmt([tirx.Bind(loop.loop_var, at), body])
         return tirx.For(variable, loop.min, loop.extent, tirx.ForKind.SERIAL, body)
@@ -49,7 +49,7 @@ def without_threads(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def threads_of(function: tirx.PrimFunc) -> list[tuple[tirx.PrimExpr, tirx.PrimExpr]]:
-    """Return how many blocks each kernel of a function has, and of how many threads."""
+    """Return the numbers of blocks and of threads in a block of each kernel of a function."""
     extents = {"blockIdx.x": [], "threadIdx.x": []}
 
     def visit(loop: tirx.For) -> None:
@@ -61,7 +61,7 @@ def threads_of(function: tirx.PrimFunc) -> list[tuple[tirx.PrimExpr, tirx.PrimEx
 
 
 def stores_outside_threads(function: tirx.PrimFunc) -> list[tirx.BufferStore]:
-    """Return the stores of a function that no thread of a GPU would run, but the host."""
+    """Return the stores of a function that run on the host, outside of all GPU threads."""
     stores = []
 
     def without(loop: tirx.For) -> tirx.Stmt:

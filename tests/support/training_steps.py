@@ -1,4 +1,4 @@
-"""Small training steps: the loss of a network and its gradients, as one function."""
+"""Small training steps: the loss of a network and its gradients in one function."""
 
 from __future__ import annotations
 

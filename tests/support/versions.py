@@ -1,4 +1,4 @@
-"""What the oldest TVM that is supported cannot do, as marks of the tests that need it; docs/limits.md says more."""
+"""Limits of the oldest supported TVM, as marks of the affected tests; docs/limits.md has the details."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tvm
 
 IS_OLDEST = tvm.__version__.startswith("0.26.")
 
-#: Operators that do not compile with it.
+#: Operators that it cannot compile.
 WITHOUT = {"relax.vision.roi_align", "relax.vision.roi_pool"} if IS_OLDEST else set()
 
 

@@ -35,7 +35,7 @@ def test_prelu(shape, slopes, axis, dtype):
 )
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_softmax_backward(axis, dtypes):
-    """The sum of 4096 products is too large for float16 to add to."""
+    """A float16 accumulator is too narrow for a sum of 4096 products."""
     shape = [2, 3, 2]
     shape[axis] = 4096
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The weights of attention, against NumPy."""
+"""The attention weights, against NumPy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_masks(causal_mask, shape, window_size):
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_sequence_starts_that_are_garbage(dtype):
-    """Whatever they hold, weights are weights; a query before the first or behind the last sequence has none."""
+    """Any starts give valid weights; a query before the first or after the last sequence has no weights."""
     info = np.iinfo(dtype)
     scores = random(1, 2, 6, 4)
     for starts_q, starts_k in (
@@ -71,7 +71,7 @@ def test_sequence_starts_that_are_garbage(dtype):
 
 
 def test_extremes():
-    """Scores that overflow, a query to which minus infinity leaves nothing, and one that is not a number."""
+    """Scores that overflow, a query with only minus infinity, and a query with NaN."""
     scores = np.float32([[1e38, 1e38], [-np.inf, -np.inf], [-np.inf, -1e38], [np.nan, 0]])
     found = run(scores[None, None])[0, 0]
     np.testing.assert_array_equal(found[:3], [[0.5, 0.5], [0, 0], [0, 1]])

@@ -1,4 +1,4 @@
-"""The tensor expressions of the gradients of convolution against sums written out in NumPy."""
+"""The tensor expressions of the gradients of convolution against explicit sums in NumPy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of any rank; shapes and layouts are in the order of ``NC...`` and ``OI...``."""
+    """A convolution of any rank, with shapes and layouts in the order of ``NC...`` and ``OI...``."""
 
     data: tuple
     weight: tuple
@@ -86,12 +86,12 @@ def transpose(array, plain: str, layout: str):
 
 
 class Fenced:
-    """An array with NaN before and after it in the same memory."""
+    """An array with NaN before and after it in the same allocation."""
 
     FENCE = 4096
 
     def __init__(self, array):
-        line = 64 // array.itemsize  # TVM wants tensors aligned to 64 bytes
+        line = 64 // array.itemsize  # TVM requires 64-byte alignment
         memory = np.full(2 * self.FENCE + array.size + line, np.nan, array.dtype)
         skip = -memory.ctypes.data % 64 // array.itemsize + self.FENCE
         self.array = memory[skip : skip + array.size].reshape(array.shape)
@@ -99,7 +99,7 @@ class Fenced:
         self._outside = memory[:skip], memory[skip + array.size :]
 
     def tensor(self):
-        if not self.array.size:  # NumPy gives an empty view any address, TVM wants an aligned one
+        if not self.array.size:  # NumPy gives an empty view any address, TVM requires alignment
             return tvm.runtime.tensor(self.array)
         return tvm.runtime.from_dlpack(self.array)
 
@@ -108,7 +108,7 @@ class Fenced:
 
 
 def relax_shape(shape):
-    """The extents in int64, as in Relax: TVM simplifies indices of int32 differently."""
+    """Return the extents in int64, as in Relax: TVM simplifies int32 indices differently."""
     return [tirx.IntImm("int64", extent) for extent in shape]
 
 
@@ -131,7 +131,7 @@ def run(expression, inputs, result_shape, dtype):
 
 
 def gradients(conv: Conv, grad, data, weight, dtype):
-    """Return both gradients as the tensor expressions give them, in the plain layouts."""
+    """Return both gradients from the tensor expressions, in the plain layouts."""
     names, kernel_names = "NC" + conv.spatial, "OI" + conv.spatial
     grad = transpose(grad, names, conv.out_layout)
     data = transpose(data, names, conv.data_layout)
@@ -176,7 +176,7 @@ def convs(draw, rank=None):
     groups = draw(st.integers(1, 3))
     in_group, out_group = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     kernel, dilation, padding = each(1, 3), each(1, 3), each(0, 3) + each(0, 3)
-    # The data may be smaller than the kernel, as long as the padding makes up for it.
+    # The data may be smaller than the kernel if the padding makes up for it.
     extents = tuple(
         draw(st.integers(max(1, (k - 1) * d + 1 - before - after), small + (k - 1) * d))
         for k, d, before, after in zip(
@@ -258,7 +258,7 @@ def test_dtypes(dtype, rtol):
 
 
 def test_half_precision_accumulates_in_float32():
-    """A sum of 4096 ones stops at 2048 in float16."""
+    """A float16 sum of ones stops at 2048."""
     ones = [np.ones(shape, "float16") for shape in ((1, 4096, 1), (1, 1, 1), (4096, 1, 1))]
     data_grad, _ = gradients(plain((1, 1, 1), (4096, 1, 1)), *ones, "float16")
     assert data_grad.item() == 4096
@@ -271,7 +271,7 @@ def test_out_dtype_is_not_that_of_the_inputs():
     conv = plain((1, 2, 4), (3, 2, 2))
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=s).astype("float16") for s in (conv.output, conv.data, conv.weight)]
-    # Products of halves and sums of a few are exact in float32 to its own precision.
+    # Products of halves are exact in float32, and so are short sums up to its own precision.
     for got, expected in zip(
         gradients(conv, *inputs, "float32"), conv.backward(*inputs), strict=True
     ):
@@ -279,7 +279,7 @@ def test_out_dtype_is_not_that_of_the_inputs():
 
 
 def test_values_beyond_the_last_window_do_not_count():
-    """What the forward operator never reads must not reach the gradient, not even as NaN."""
+    """Elements that the forward operator never reads must not affect the gradient, even if they are NaN."""
     conv = plain((1, 1, 6), (1, 1, 2), (3,))
     data = np.arange(6.0).reshape(conv.data)
     data[0, 0, [2, 5]] = np.nan

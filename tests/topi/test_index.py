@@ -44,7 +44,7 @@ def take_kernels(x_shape, indices, axis, mode, dtype="float64", symbolic=False):
             dtype,
             symbolic=symbolic,
         )
-    # The data is an input for its shape only, which is symbolic where the data's is.
+    # The data are an input only for their shape, which may be symbolic.
     yield Kernel(
         lambda dy, i, a: topi_index.take_backward(dy, i, a.shape, axis, mode),
         [grad, indices, x],
@@ -122,13 +122,13 @@ def test_gather_elements_at_length(batch, either):
 @pytest.mark.parametrize("behind", [(1,), (63,), (64,), (65,), (200,), (3, 50), (2, 0)], ids=str)
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_take_backward_in_pieces(behind, symbolic):
-    """The axis behind the indexed one is divided among parallel tasks, whatever its extent."""
+    """The trailing axes are divided among parallel tasks, for any extents."""
     indices = np.array([[2, 0, 2], [-1, 5, -4]])
     check_kernels(take_kernels((2, 3, *behind), indices, 1, "fast", symbolic=symbolic))
 
 
 def test_a_wrong_result_is_found():
-    """Of the kernels that are compiled together, the one that differs is named."""
+    """The error names the kernel that differs among the kernels compiled together."""
     right, *_ = take_kernels((3,), np.array([2, 0]), 0, "clip")
     wrong = dataclasses.replace(right, expected=right.expected + 1e-9)
     check_kernels([right, right])
@@ -144,7 +144,7 @@ def test_unsigned_indices_do_not_count_from_the_end():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_scalar_index(mode):
-    """An index that is an expression counts as one of rank 0."""
+    """A scalar index expression acts as an index of rank 0."""
     x, grad = np.arange(12.0).reshape(3, 4), np.array([1.0, 2.0, 3.0])
     for index in (-5, -1, 0, 3, 4):
         where = element_of(index, 4, mode)
@@ -175,7 +175,7 @@ def test_integers_are_filled_with_zero(dtype):
 
 
 def test_half_precision_accumulates_in_float32():
-    """The sum of 4096 ones, in float16 itself, would stop at 2048."""
+    """A float16 sum of ones would stop at 2048."""
     grad, indices = np.ones(4096, "float16"), np.zeros(4096, "int32")
     for expression in (
         lambda dy, i: topi_index.take_backward(dy, i, (2,), 0, "fast"),

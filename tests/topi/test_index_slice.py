@@ -19,7 +19,7 @@ def slices(begin, end, strides):
 
 
 def sliced(shape, begin, end, strides):
-    """Random data and what is sliced of them, and an output gradient and what it becomes."""
+    """Return random data and a slice of it, and an output gradient and the expected data gradient."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape)
     at = slices(begin, end, strides)
@@ -29,10 +29,10 @@ def sliced(shape, begin, end, strides):
 
 
 def slice_kernels(shape, begin, end, strides, symbolic=False):
-    """Slice the leading axes of data of the given shape, forward and back."""
+    """Yield kernels that slice the leading axes of data of the given shape, forward and backward."""
     x, taken, grad, expected = sliced(shape, begin, end, strides)
     begins, steps = list(map(int64, begin)), list(map(int64, strides))
-    # Every other axis is named from the end.
+    # Every other axis is negative, counted from the end.
     axes = [axis - len(shape) if axis % 2 else axis for axis in range(len(begin))]
     yield Kernel(
         lambda dy, a: topi_slice.strided_slice_backward_data(
@@ -79,17 +79,17 @@ def dynamic_kernels(shape, begin, end, strides, symbolic=False):
 
 @st.composite
 def cases(draw):
-    """A shape, and a slice of each of its axes with bounds inside, near and far outside."""
+    """Draw a shape, and a slice of each axis with bounds inside, near and far outside."""
     shape = tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=3)))
     bound = st.one_of(st.integers(-9, 9), st.sampled_from([SMALLEST, SMALLEST + 1, LARGEST]))
-    # Python's slices refuse a stride of 0.
+    # Python's slices do not allow a stride of 0.
     step = st.one_of(st.integers(1, 4), st.integers(-4, -1), st.sampled_from([LARGEST, SMALLEST]))
     return shape, *([draw(kind) for _ in shape] for kind in (bound, bound, step))
 
 
 @pytest.mark.parametrize("extent", range(1, 7))
 def test_every_small_slice_with_a_negative_stride(extent):
-    """TVM miscompiles (3 - i) // 2 in an index, which such a slice must not be written with."""
+    """TVM miscompiles (3 - i) // 2 in an index, so the index of such a slice must avoid this form."""
     bounds = [
         (begin, begin - taken * stride, -stride)
         for stride in (1, 2, 3)
@@ -165,7 +165,7 @@ def test_assume_inbound_takes_begin_as_it_is_where_something_is_symbolic():
     ],
 )
 def test_adversarial_bounds(begin, stride, expected):
-    """An output gradient longer than the slice is read where an element was taken, and nowhere else."""
+    """Of an output gradient longer than the slice, only the elements that belong to the slice are read."""
     found = run(
         lambda dy, b, s: topi_slice.dynamic_strided_slice_backward_data(dy, (4,), b, s),
         [np.ones(9), np.array([begin]), np.array([stride])],

@@ -31,7 +31,7 @@ COMBINE = {
     "max": max,
     "min": min,
 }
-#: factor of what was there and of the update
+#: For each linear reduction, the factors of the old value and of the update.
 LINEAR = {"update": (0, 1), "mean": (0.5, 0.5)}
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
@@ -87,7 +87,7 @@ def index_tensor_kernels(data_shape, indices, dtype="float64"):
 
 
 def write_kernels(data, updates, indices, pairs, reduction, write, backward, symbolic=False):
-    """Forward, and the gradient with respect to updates of the reductions that have an operator."""
+    """Yield the forward kernel and, for linear reductions, the kernel of the gradient of the updates."""
     pairs = list(pairs)
     expected = data.copy()
     for at, where in pairs:
@@ -239,7 +239,7 @@ def test_writes_at_length(batch, flag):
 
 @pytest.mark.parametrize("behind", [(1,), (63,), (64,), (65,), (3, 50), (2, 0)], ids=str)
 def test_pieces_of_the_axes_behind(behind):
-    """They are divided among parallel tasks, whatever their extents."""
+    """The trailing axes are divided among parallel tasks, for any extents."""
     check_kernels(scatter_nd_kernels((3, *behind), np.array([[2], [-1], [0], [3]]), "update"))
     indices = np.random.default_rng(0).integers(-4, 4, (2, 4, *behind))
     check_kernels(scatter_elements_kernels((2, 3, *behind), indices, 1, "mean"))
@@ -276,7 +276,7 @@ def test_slice_scatter(start, step, count, symbolic):
 
 
 def test_half_precision_accumulates_in_float32():
-    """The sum of 4096 ones, in float16 itself, would stop at 2048, and their product of 1 + 2**-11 at 1."""
+    """In float16, a sum of ones would stop at 2048."""
     ones, indices = np.ones(4096, "float16"), np.zeros(4096, "int32")
     data = np.zeros(2, "float16")
     for found in (
@@ -300,7 +300,7 @@ def test_half_precision_accumulates_in_float32():
         ),
     ):
         np.testing.assert_array_equal(found, [4096, 0])
-    # 4096 halves of 2**-14, which float16 does not hold, are 0; 2**14 and back is not.
+    # In float16 the first two factors would underflow to 0; in float32 the product is 1.
     factors = np.array([2.0**-14, 2.0**-14, 2.0**14, 2.0**14], "float16")
     found = run(
         lambda d, i, u: index_write.scatter_elements(d, i, u, 0, "mul"),

@@ -1,4 +1,4 @@
-"""The tensor expressions of the losses against NumPy, targets that name no class included."""
+"""The tensor expressions of the losses against NumPy, including targets that name no class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_A_CLASS = (-(2**31), -101, -1, 255, 2**31 - 1)
 
 
 def run(function, *inputs, symbolic=False, **attrs):
-    """Compile a tensor expression for the inputs (None for an argument left out) and run it."""
+    """Compile and run a tensor expression for the inputs; None stands for an omitted argument."""
     bb = relax.BlockBuilder()
     arrays = [value for value in inputs if value is not None]
     names = {size: tvm.tirx.Var(f"n{size}", "int64") for a in arrays for size in a.shape}
@@ -39,7 +39,7 @@ def run(function, *inputs, symbolic=False, **attrs):
 
 
 def reference(output_grad, predictions, targets, weights, reduction, ignore_index):
-    """The loss and its two gradients, position by position."""
+    """Return the loss and its two gradients, computed position by position."""
     x = np.moveaxis(predictions, 0 if predictions.ndim == 1 else 1, -1).astype("float64")
     num_classes = x.shape[-1]
     w = np.ones(num_classes) if weights is None else weights.astype("float64")
@@ -148,7 +148,7 @@ def test_an_invalid_target_is_neither_read_nor_written(invalid, reduction):
 
 
 def test_unsigned_targets():
-    """255 is not -1, whatever its 8 bits say."""
+    """An unsigned 255 is not equal to -1, although the bits are the same."""
     targets = np.array([0, 255, 2], "uint8")
     predictions, weights = np.arange(9.0).reshape(3, 3), np.array([1.0, 2.0, 3.0])
     check((np.asarray(1.0), predictions, targets, weights, "mean", 255))
@@ -158,14 +158,14 @@ def test_unsigned_targets():
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_nothing_at_all(reduction, symbolic):
-    """An empty batch: the mean of nothing is NaN, and no weight has a gradient."""
+    """An empty batch: the mean of no losses is NaN, and the gradients of all weights are 0."""
     output_grad = np.zeros((0,) if reduction == "none" else ())
     case = (output_grad, np.zeros((0, 3)), np.zeros(0, "int64"), np.ones(3), reduction, -100)
     check(case, symbolic)
 
 
 def test_a_class_that_occurs_often_is_summed_in_float32():
-    """5000 halves of float16: a sum in float16 stops growing at 2048."""
+    """5000 terms of 0.5: a float16 sum stops growing at 2048."""
     count = 5000
     predictions = np.full((count, 2), 0.5, "float16")
     targets, weights = np.zeros(count, "int64"), np.ones(2, "float16")

@@ -13,7 +13,7 @@ from relax_grad.topi.norm import divide_by_count
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_count_is_not_rounded_to_the_dtype(dtype):
-    """70000 is infinite in float16."""
+    """The count 70000 is infinite in float16."""
     n = tirx.Var("n", "int64")
     like = te.placeholder((n, 7), "int8", "like")
     data = te.placeholder((2,), dtype, "data")
@@ -33,7 +33,7 @@ def rows(shape, axes):
 
 
 def over_axes(kind, gamma=True, mean=True):
-    """A case of layer_norm or rms_norm: arguments by name, shapes, what computes it, what it should be."""
+    """Return a case of layer_norm or rms_norm: the argument shapes, the expression and its NumPy definition."""
 
     def case(shape, axes):
         order = sorted(range(len(axes)), key=axes.__getitem__)
@@ -69,7 +69,7 @@ def over_axes(kind, gamma=True, mean=True):
 
 
 def affine(statistics, kind, gamma=True):
-    """A case of batch_norm (``axes`` but one) or instance_norm, with channels on axis 1."""
+    """Return a case of batch_norm or instance_norm with channels on axis 1; batch_norm ignores ``axes``."""
 
     def case(shape, axes):
         batch = statistics == "channels"
@@ -124,7 +124,7 @@ WIDE_RESULTS = ("gamma", "weight")
 
 
 def build(case, shape, axes, dtype, wide):
-    """The function of a case, with data of ``dtype`` and statistics of ``wide``, and its definition."""
+    """Return the function of a case, with data of ``dtype`` and statistics of ``wide``, its shapes and definition."""
     shapes, compute, define = case(shape, axes)
     inputs = {
         name: te.placeholder(extents, wide if i > 1 else dtype, name)
@@ -158,7 +158,7 @@ def test_dense_definition(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_half_precision_is_computed_in_float32(name):
-    """4096 products of about 1 do not add up in float16."""
+    """A float16 sum of 4096 products of about 1 is wrong."""
     function, shapes, define = build(CASES[name], (2, 2, 4096), [2], "float16", "float32")
     values = values_of(shapes, "float16", "float32")
     values["dy"] = np.abs(values["dy"])
@@ -169,7 +169,7 @@ def test_half_precision_is_computed_in_float32(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_symbolic_extents_that_may_be_empty(name):
-    """A sum over nothing is 0, and a result without elements is left alone."""
+    """A sum of no elements is 0, and a result without elements is not written."""
     n, m = (tirx.Var(name, "int64") for name in "nm")
     function, _, define = build(CASES[name], (n, 3, m), [2], "float32", "float32")
     function = tvm.compile(function, target="llvm")
@@ -177,7 +177,7 @@ def test_symbolic_extents_that_may_be_empty(name):
         shapes, _, define = CASES[name](shape, [2])
         if 0 in shape and not name.endswith(WIDE_RESULTS):
 
-            def define(dy, **_):  # of no elements
+            def define(dy, **_):  # the result has no elements
                 return dy
 
         check(function, define, values_of(shapes, "float32", "float32"), "float32", 1e-4)

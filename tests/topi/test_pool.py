@@ -1,4 +1,4 @@
-"""The tensor expressions of pooling's gradients against a walk over every window."""
+"""The tensor expressions of pooling's gradients against a loop over every window."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCES = {"float16": 2e-3, "float32": 1e-6, "float64": 1e-12}
 
 @dataclass(frozen=True)
 class Case:
-    """A pooling: shapes are in the order N, C, spatial axes; the layouts say how they are stored."""
+    """A pooling. Shapes are in the order N, C, spatial axes; the layouts are those of the stored tensors."""
 
     data_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Case:
         }
 
     def walk(self):
-        """Yield each window and the elements at its taps, row by row, those in the padding too."""
+        """Yield each window and the elements at its taps, row by row, including those in the padding."""
         for window in np.ndindex(*self.out_shape):
             yield (
                 window,
@@ -66,7 +66,7 @@ class Case:
         return all(0 <= i < extent for i, extent in zip(element, self.data_shape, strict=True))
 
     def winners(self, data):
-        """Yield each window with its largest element, as PyTorch's CPU kernel walks over it."""
+        """Yield each window with its largest element, in the order of PyTorch's CPU kernel."""
         for window, elements in self.walk():
             winner = None
             for element in filter(self.in_data, elements):
@@ -111,7 +111,7 @@ def cases(draw, rank=None):
 
 
 def fenced(shape, dtype, value=None):
-    """Return an array between stretches of NaN, and a function that says whether those are unharmed."""
+    """Return an array between two ranges of NaN, and a function that tells whether the ranges are intact."""
     fence = 1024
     size = int(np.prod(shape))
     memory = np.full(2 * fence + size + 64, np.nan, dtype)
@@ -126,7 +126,7 @@ def fenced(shape, dtype, value=None):
 
 
 def run(expression, *inputs, change=None):
-    """Compile ``expression(*placeholders)`` and run it on arrays that lie between NaN."""
+    """Compile ``expression(*placeholders)`` and run it on arrays between ranges of NaN."""
     shapes = [[tirx.IntImm("int64", size) for size in a.shape] for a in inputs]
     tensors = [
         te.placeholder(shape, a.dtype.name, f"x{i}")
@@ -239,7 +239,7 @@ test_avg_pool_many = pytest.mark.slow(MANY(AVG_POOL(sweep_avg_pool)))
 
 @pytest.mark.parametrize(("layout", "out_layout"), [("NCHW", "NCHW4c"), ("2nN3cCHW", "[3c2n]WHCN")])
 def test_layouts_that_have_more_channels_than_there_are(layout, out_layout):
-    """A layout is filled up with zeros, which come from nowhere and go nowhere."""
+    """Padded channels are zero: the result has zeros there, and they do not affect other channels."""
     shapes = (2, 6, 4, 3), (2, 6, 2, 2)
     case = Case(*shapes, (3, 2), (2, 1), (1, 0) * 2, (1, 1), layout, out_layout)
     rng = np.random.default_rng(0)
@@ -256,7 +256,7 @@ IN_PADDING = Case((1, 1, 2, 1), (1, 1, 7, 6), (2, 2), (1, 1), (3,) * 4, (1, 1), 
     "value", [0.0, -np.inf, np.inf, np.nan], ids=["equal", "-inf", "inf", "nan"]
 )
 def test_a_window_of_one_value(value, dtype):
-    """The first wins; of NaN, the last."""
+    """The first element wins; among NaN, the last one."""
     check_max_pool(PLAIN, np.full(PLAIN.data_shape, value, dtype), np.random.default_rng(0), dtype)
 
 
@@ -275,7 +275,7 @@ def test_zeros_of_either_sign_are_equal():
 
 @pytest.mark.parametrize("layout", ["NCW", "NWC", "CWN"])
 def test_one_element_and_one_window_over_it(layout):
-    """The window of a tap is ``(1 - tap) / 2`` here, whose floor TVM's simplifier gets wrong in an index."""
+    """The window of a tap is ``(1 - tap) / 2`` here; TVM's simplifier computes the floor in an index wrongly."""
     case = Case((2, 2, 1), (2, 2, 1), (3,), (2,), (1, 0), (1,), layout, layout)
     rng = np.random.default_rng(0)
     check_max_pool(case, rng.normal(size=case.data_shape), rng, "float64")
@@ -290,7 +290,7 @@ def test_no_windows():
 
 
 def test_any_order_of_reduction():
-    """Whatever the order in which a schedule walks over a window, the same element wins."""
+    """The same element wins for any order in which a schedule visits the window."""
 
     def reverse(function):
         schedule = Schedule(function)
@@ -306,7 +306,7 @@ def test_any_order_of_reduction():
 
 
 def test_half_precision_is_accumulated_in_single():
-    """Every window's largest element is the middle one; its gradient is the sum of 961 halves."""
+    """The middle element is the maximum of every window, and its gradient sums 961 float16 numbers."""
     case = Case((1, 1, 61, 61), (1, 1, 31, 31), (31, 31), (1, 1), (0,) * 4, (1, 1), "NCHW", "NCHW")
     data = np.zeros(case.data_shape, "float16")
     data[0, 0, 30, 30] = 1
@@ -328,13 +328,13 @@ def test_half_precision_is_accumulated_in_single():
 
 
 def adaptive_windows(extent, output):
-    """The elements of each window, as PyTorch has them."""
+    """Return the elements of each window, as PyTorch defines them."""
     return [range(o * extent // output, -(-(o + 1) * extent // output)) for o in range(output)]
 
 
 @st.composite
 def adaptive_cases(draw):
-    """Extents of the data and of the result, and the two layouts."""
+    """Draw the extents of the data and of the result, and both layouts."""
     rank = draw(st.integers(1, 3))
     extents, outputs = (
         tuple(draw(st.integers(1, high)) for _ in range(rank)) for high in (9 - 2 * rank, 7)
@@ -378,7 +378,7 @@ def test_adaptive_windows_that_tile_and_that_do_not(extent, output):
 
 
 def test_adaptive_avg_pool_of_half_precision_is_accumulated_in_single():
-    """4096 windows share one element."""
+    """4096 windows contain the same element."""
     grad = np.full((1, 1, 4096), 1, "float16")
     shape = [tirx.IntImm("int64", 1)] * 3
     found = run(lambda g: pool.adaptive_avg_pool_backward(g, shape, "NCW", "NCW", "float16"), grad)

@@ -17,7 +17,7 @@ from relax_grad.topi import roi_pool as topi_roi_pool
 
 
 def align_weights(shape, roi, pooled, scale, ratio, aligned):
-    """Yield for each bin the samples, each a dict from an element ``(n, y, x)`` to its weight."""
+    """Yield for each bin its samples; a sample is a dict from an element ``(n, y, x)`` to its weight."""
     n, height, width = shape
     batch = int(roi[0])
     x1, y1, x2, y2 = roi[1:] * scale
@@ -116,7 +116,7 @@ def check(op, mode, pooled, scale, seed, layout="NCHW", **others):
     channels = 2
     data, direction = rng.normal(size=(2, 2, channels, *rng.integers(1, 6, 2)))
     corners = rng.uniform(-3, 8, (6, 4))
-    if seed % 2:  # none is inside out
+    if seed % 2:  # no region has its corners exchanged
         corners.sort(axis=1)
     rois = np.concatenate([rng.integers(-1, 3, (6, 1)), corners], 1)
     grad = rng.normal(size=(6, channels, *pooled))
@@ -159,7 +159,7 @@ def test_roi_align(**case):
 
 @REGIONS
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)  # each a kernel that TVM is slow to compile
+@settings(max_examples=30, deadline=None)  # TVM compiles each kernel slowly
 @given(**ALIGN)
 def test_roi_align_many(**case):
     check("roi_align", **case)

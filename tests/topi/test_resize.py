@@ -1,4 +1,4 @@
-"""The transpose of a resize against the Jacobian of TVM's own and of ours."""
+"""The transpose of a resize against the Jacobian of TVM's resize and of ours."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def ours(data, size, settings):
 
 
 def check_transposes(cases, target="llvm"):
-    """The backward function of unit images must be the transposed Jacobian of the forward one."""
+    """Assert that the backward function of unit images is the transposed Jacobian of the forward one."""
     forward = [
         Kernel(
             functools.partial(forward_of(extents, size, settings), size=size, settings=settings),
@@ -104,8 +104,11 @@ def check_transposes(cases, target="llvm"):
 
 
 def forward_of(extents, size, settings):
-    """TVM's own for images, unless it divides by zero: corners, of the data or of a region, aligned to one
-    element. TVM extrapolates volumes along one axis only."""
+    """Return TVM's resize for images, and ours where TVM's is wrong.
+
+    TVM divides by zero if it aligns corners, of the data or of a region, to one element. It extrapolates volumes along
+    one axis only.
+    """
     mode = settings["coordinate_transformation_mode"]
     alone = mode in ("align_corners", "tf_crop_and_resize") and 1 in (*extents, *size)
     return ours if alone or len(extents) == 3 else stock
@@ -130,11 +133,11 @@ smooth = st.builds(
 
 @st.composite
 def cases(draw, largest=9):
-    """Extents and size of an image or, now and then, of a volume, and the settings."""
+    """Draw the extents and the size of an image, or sometimes of a volume, and the settings."""
     settings = draw(st.one_of(nearest, smooth))
     if draw(st.integers(0, 3)) == 0:
         settings["roi"] = [0.1, 0.2, 0.3, 0.9, 0.7, 0.8]
-        if settings["method"] == "cubic":  # of 64 taps, which take seconds to compile
+        if settings["method"] == "cubic":  # 64 taps take seconds to compile
             settings["method"] = "linear"
         extents, size = (draw(st.tuples(*[st.integers(1, 4)] * 3)) for _ in range(2))
     else:
@@ -165,7 +168,7 @@ def test_ties_of_nearest(mode, rounding):
 
 @pytest.mark.parametrize("method", ["nearest_neighbor", "linear", "cubic"])
 def test_window_holds_every_tap_of_large_extents(method):
-    """Where the ratio is neither an integer nor small, in the integers that are computed at run time."""
+    """The ratio is neither an integer nor small, and integers computed at run time bound the window."""
     for extent, size in ((257, 1000), (1000, 257), (3, 500), (500, 3), (99, 100)):
         settings = attrs("half_pixel", method, "round")
         data = te.placeholder((1, 1, 1, extent), "float32", "data")

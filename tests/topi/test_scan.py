@@ -11,7 +11,7 @@ from relax_grad.topi import scan as topi_scan
 
 
 def run(build, arrays, symbolic):
-    """Run what ``build`` makes of placeholders for arrays of one shape; every extent is an int64."""
+    """Run ``build(*placeholders)`` for arrays of one shape, with int64 extents."""
     shape = [
         tirx.Var(f"n{i}", "int64") if symbolic else tirx.IntImm("int64", extent)
         for i, extent in enumerate(arrays[0].shape)
@@ -36,7 +36,7 @@ def by_elements(multiplier, increment, axis, reverse):
     return np.moveaxis(out[::-1] if reverse else out, 0, axis)
 
 
-#: Among them axes longer than the piece that a task owns, of extent 1, and empty.
+#: Some axes are longer than the piece of a task, some have extent 1, and some are empty.
 SHAPES = [(7,), (5, 130), (2, 5, 3, 70), (3, 1, 4), (0, 3), (3, 0), (2, 0, 3)]
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are made of statements, as the threads of a GPU run them, on a CPU one after the other."""
+"""Kernels written as statements for the threads of a GPU, run on a CPU one thread after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from relax_grad.topi.roi_align import roi_align_backward_data
 from relax_grad.topi.roi_pool import roi_pool_backward_data
 
 rng = np.random.default_rng(0)
-#: Repeated, negative, and outside.
+#: Repeated, negative and out-of-bounds indices.
 INDICES = np.array([[2, 0, 2, -8, 1], [-1, 5, -4, 2, 0]])
 POINTS = np.stack([INDICES, INDICES[::-1]], -1)
 ROIS = np.array([[0, 0.3, 1.2, 5.1, 6.7], [1, 2, -1, 4, 3], [0, 1, 1, 9, 9], [7, 0, 0, 3, 3]])
@@ -36,8 +36,8 @@ def normal(*shape, dtype="float64"):
     return rng.normal(size=shape).astype(dtype)
 
 
-#: Each: the expression and its inputs, the first of which has the shape and the dtype of the result. In
-#: float16 another kernel follows, so that the one of statements writes to memory of the function's own.
+#: Each case: the expression and its inputs; the first input has the shape and dtype of the result. In
+#: float16 a second kernel follows, so that the first one writes to memory that the function allocates.
 CASES = {
     "take_backward": (
         lambda x, dy, i: index.take_backward(dy, i, x.shape, 1, "fast"),
@@ -124,7 +124,7 @@ CASES = {
 }
 
 
-#: Those whose kernels differ most where extents are variables.
+#: The cases whose kernels differ most for symbolic extents.
 SYMBOLIC = [
     "take_backward of a vector, in float16",
     "take_backward of nothing",
@@ -139,7 +139,7 @@ SYMBOLIC = [
     ("name", "symbolic"), [*((name, False) for name in CASES), *((name, True) for name in SYMBOLIC)]
 )
 def test_threads_compute_what_a_cpu_does(name, symbolic, monkeypatch):
-    """In whatever order they run, and however many elements each owns: none needs what another writes."""
+    """The result is the same in any order and with any number of elements per thread: no thread reads another's."""
     expression, inputs = CASES[name]
     expected = run(expression, inputs, inputs[0].shape, inputs[0].dtype.name, symbolic)
     for backwards, enough in ((True, 4**8), (False, 64))[: 1 if symbolic else 2]:
@@ -151,7 +151,7 @@ def test_threads_compute_what_a_cpu_does(name, symbolic, monkeypatch):
 
 @pytest.fixture
 def without_nvcc():
-    """Let TVM write CUDA, and leave it at that."""
+    """Let TVM generate CUDA source without compiling it."""
     name = "tvm_callback_cuda_compile"
     own = tvm.get_global_func(name)
     tvm.register_global_func(name, lambda code, *_: code, override=True)
@@ -171,7 +171,7 @@ def without_nvcc():
     ],
 )
 def test_cuda(name, without_nvcc):
-    """What a kernel works in is allocated outside of it, where it has to be."""
+    """The buffers that a kernel works in are allocated outside of it where necessary."""
     expression, inputs = CASES[name]
     target = tvm.target.Target(GPU)
     with target:
@@ -183,7 +183,7 @@ def test_cuda(name, without_nvcc):
 
 
 def kernels(expression, *types):
-    """The number of threads of each kernel of what is computed of tensors of these shapes and dtypes."""
+    """Return the number of threads of each kernel of an expression of tensors of these shapes and dtypes."""
     with tvm.target.Target(GPU):
         tensors = [te.placeholder(shape, dtype) for shape, dtype in types]
         function = te.create_prim_func([*tensors, expression(*tensors)])
@@ -217,20 +217,20 @@ def kernels(expression, *types):
     ids=["embedding", "vector", "matrix", "updates", "scan"],
 )
 def test_large_kernels_have_many_threads(expression, types):
-    # The one that does the work is the last; one before it may write to its state.
+    # The last kernel does the work; an earlier one may initialize its state.
     *_, count = kernels(expression, *types)
     assert 2**14 <= int(count) <= 2**17
 
 
 def value_of(expression, n, value):
-    """The number that an expression is for a value of its variable."""
+    """Return the value of an expression for a value of its variable."""
     function = tirx.PrimFunc([n], tirx.Evaluate(expression)).specialize({n: int64(value)})
     return int(Analyzer().simplify(function.body.value))
 
 
 @pytest.mark.parametrize(("before", "shares"), [(1, 4**6), (2**8, 4**4), (2**12, 4**2), (2**20, 1)])
 def test_symbolic_extents_choose_their_threads(before, shares):
-    """By an expression, in steps of 16; extents that are known choose in steps of 4."""
+    """A symbolic extent gives an expression, in factors of 16; a static extent gives a number, in factors of 4."""
     n = tirx.Var("n", "int64")
     with tvm.target.Target(GPU):
         symbolic = _loops.Chunks((), [int64(10**6)], [n])._shares
@@ -246,7 +246,7 @@ def test_threads_follow_the_shape():
         function = te.create_prim_func([x, scan.linear_scan(x, None, 1, False)])
     ((blocks, threads),) = threads_of(function)
     assert value_of(blocks, n, 1000) * int(threads) == 391 * 256
-    assert value_of(blocks, n, 0) == 1  # an empty grid could not be launched
+    assert value_of(blocks, n, 0) == 1  # an empty grid cannot be launched
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_threads_follow_the_shape():
     ],
 )
 def test_default_schedule_leaves_nothing_to_the_host(op):
-    """TVM's rules for GPUs take kernels as they are, and bind what else is in the same function."""
+    """TVM's GPU rules keep such kernels unchanged, and bind the rest of the function to threads."""
     sample = samples(f"relax.{op}")[0]
     name, function = resolve(sample.function or sample.op)
     arguments = _program.make_arguments(sample.inputs, "float32", {})

@@ -1,4 +1,4 @@
-"""Arguments of compiled functions: taken and refused as by the checks that TVM writes into functions."""
+"""Argument checks of compiled functions: they accept and refuse the same arguments as TVM's own checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relax_grad.cpu.codegen.declarations import Declarations
 
 RNG = np.random.default_rng(0)
 
-#: Parameters of functions, as shapes and dtypes.
+#: Signatures of functions: the shape and dtype of each parameter.
 SIGNATURES = [
     [((3, 5), "float32"), ((3, 5), "float32")],
     [((), "float64"), ((4,), "int8"), ((2, 1, 3), "bool")],
@@ -25,7 +25,7 @@ SIGNATURES = [
 
 
 def function(signature, name="function"):
-    """Return a function that takes tensors, and writes 1 to each element of the last one."""
+    """Return a function that takes tensors and writes 1 to each element of the last one."""
     given = [
         te.placeholder(shape, dtype, name=f"a{i}") for i, (shape, dtype) in enumerate(signature)
     ]
@@ -35,7 +35,7 @@ def function(signature, name="function"):
 
 
 def compiled(*functions):
-    """Return the library of functions that are compiled here."""
+    """Return a library of functions compiled by relax_grad."""
     target = codegen._optimizing(HOST)
     objects, labels = codegen._Compiler(target, None, Declarations()).compile(functions)
     checked = codegen._checked(functions)
@@ -48,13 +48,13 @@ def array(shape, dtype):
 
 
 def tensors(signature):
-    """Return what a function takes: the last tensor is its result."""
+    """Return arguments for a signature; the last tensor receives the result."""
     made = [array(*each) for each in [*signature, signature[-1]]]
     return [tvm.runtime.tensor(a) if isinstance(a, np.ndarray) else a for a in made]
 
 
 def wrong_ones(shape, dtype):
-    """Yield tensors, and others, that are not of a shape and dtype."""
+    """Yield tensors of other shapes or dtypes, and objects that are not tensors."""
     other = "int32" if dtype != "int32" else "float32"
     yield tvm.runtime.empty(shape, other)
     yield tvm.runtime.empty((*shape, 1), dtype)
@@ -67,7 +67,7 @@ def wrong_ones(shape, dtype):
 
 
 def outcome(run, arguments):
-    """Return the type of the error of a call; None where it succeeds."""
+    """Return the type of the exception that a call raises, or None if it succeeds."""
     try:
         run(*arguments)
     except Exception as error:
@@ -97,7 +97,7 @@ def test_as_tvm_checks_them(signature):
 
 
 def test_other_objects_are_no_tensors():
-    """TVM reads the memory of any object as that of a tensor."""
+    """TVM's own check would read the memory of any object as a tensor."""
     run = compiled(function([((2,), "float32")])).get_function("function")
     for wrong in (tvm.runtime.ShapeTuple([1]), [1, 2], "a text of many characters", run):
         with pytest.raises(
@@ -107,7 +107,7 @@ def test_other_objects_are_no_tensors():
 
 
 def test_strides_and_offsets(torch):
-    """Elements have to lie in a row, from where the pointer shows."""
+    """A tensor must be contiguous, starting at its data pointer."""
     shape = (3, 1, 4)
     signature = [(shape, "float32")]
     run = compiled(function(signature)).get_function("function")
@@ -126,7 +126,7 @@ def test_empty_tensors_may_have_any_strides(torch):
 
 
 def test_names_of_all_kinds():
-    """What errors say, of functions with the names of others at their beginning, and of many arguments."""
+    """Errors name the right function and argument: one name is a prefix of another, one function has many arguments."""
     many = [((2,), "float32")] * 30
     library = compiled(function(many, "f"), function([((2,), "int64")], "f1"))
     arguments = tensors(many)
@@ -140,7 +140,7 @@ def test_names_of_all_kinds():
 
 
 def test_functions_that_check_themselves():
-    """Extents that are computed, numbers, and strides."""
+    """Computed extents, scalar parameters and explicit strides are left to TVM's own checks."""
     assert parameters(function([((2, 3), "bool")])) == (
         Parameter("a0", (2, 3), "bool"),
         Parameter("result", (2, 3), "bool"),
@@ -175,7 +175,7 @@ def function(a: T.handle, b: T.handle):
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_symbolic_extents(dtype):
-    """The same number wherever it stands, as large as its type."""
+    """A symbolic extent must have the same value at every occurrence, in the dtype of its variable."""
     n, m = (tirx.Var(name, dtype) for name in "nm")
     made = function([((n, 3), "float32"), ((m,), "int8"), ((2, m, n), "float32")])
     ours = compiled(made).get_function("function")
@@ -202,7 +202,7 @@ def test_symbolic_extents(dtype):
 
 
 def test_extents_that_their_type_does_not_hold(torch):
-    """TVM's checks only see the lower half of such an extent."""
+    """TVM's checks compare only the lower 32 bits of such an extent."""
     n = tirx.Var("n", "int32")
     run = compiled(function([((n,), "int8")])).get_function("function")
     with pytest.raises(ValueError, match="expected \\[n\\]"):

@@ -1,4 +1,4 @@
-"""The directory of compiled functions: what is found in it, what is not, and who else uses it."""
+"""The directory of compiled functions: hits, misses, and concurrent processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """The names of the functions that are compiled from now on."""
+    """The names of the functions that are compiled after this point."""
     names = []
     made = lower.object_file
 
@@ -111,7 +111,7 @@ def test_entries_that_are_no_objects_are_compiled_again(directory, compiled):
 
 
 def test_keys_know_target_and_options(directory, compiled):
-    """Where the processor, the level of optimization or the options of passes differ, functions are others."""
+    """Another processor, optimization level or pass option makes another function."""
     run(module())
     count = len(compiled)
     run(module(), tvm.target.Target({**dict(HOST.export()), "opt-level": 1}))
@@ -134,7 +134,7 @@ def test_keys_know_the_function_and_its_name():
     for i, one in enumerate(prims):
         for j, other in enumerate(prims[:i]):
             assert keys[i] != keys[j] or tvm_ffi.structural_equal(one, other)
-    assert len({*keys}) < len(prims)  # the product is in both
+    assert len({*keys}) < len(prims)  # both modules contain the product
     first, second = contents[:2]
     assert lower.key({"f": first}, environment) != lower.key({"g": first}, environment)
     assert lower.key({"f": first, "g": second}, environment) != keys[0]
@@ -150,7 +150,7 @@ def test_names_without_numbers(name, wanted):
 
 
 def test_two_processes_at_once(tmp_path):
-    """Both come to the same numbers, whichever writes first, and a third process compiles nothing."""
+    """Both processes get the same numbers, whichever writes first, and a third process compiles nothing."""
     script = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
@@ -172,7 +172,7 @@ print(test_cache.run(test_cache.module()).tobytes().hex())
 
 
 def test_a_directory_that_cannot_be_written_to(tmp_path, compiled):
-    """Here because a file stands where its parent would be."""
+    """The parent of the directory is a file here."""
     file = tmp_path / "file"
     file.write_text("no directory")
     with relax_grad.cache(file / "functions"):
@@ -186,7 +186,7 @@ def test_the_oldest_entries_are_deleted(tmp_path):
     for i, letter in enumerate("abc"):
         stored.store(letter * 8, letter.encode() * 1000)
         os.utime(tmp_path / (letter * 2) / f"{letter * 6}.o", (i, i))
-    assert stored.load("a" * 8) == b"a" * 1000  # which is now the newest
+    assert stored.load("a" * 8) == b"a" * 1000  # now the newest entry
     stored.trim()
     assert [stored.load(letter * 8) is not None for letter in "abc"] == [True, False, True]
     Directory(tmp_path).trim()

@@ -1,4 +1,4 @@
-"""Functions that are compiled in threads: the same numbers as TVM's, errors, and what is left to TVM."""
+"""Functions compiled in threads: the same numbers as TVM's, errors, and the cases that are left to TVM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in SHAPES]
 
 
 def classifier(rows=6):
-    """A loss with its gradients: kernels, functions that are scheduled, and, of symbolic rows, shapes."""
+    """Return a loss with its gradients: kernels, scheduled functions and, for symbolic rows, shape functions."""
 
     def body(bb, x, w, b):
         scores = bb.emit(op.nn.gelu(bb.emit(op.add(op.matmul(x, w), b))))
@@ -91,7 +91,7 @@ np.savez(sys.argv[3], loss.numpy(), *(gradient.numpy() for gradient in gradients
 
 
 def test_errors_of_functions_arrive():
-    """A function says which argument it does not take, by the name that it has."""
+    """A function reports the argument that it refuses."""
     executable = tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     wrong = [np.zeros((6, 31), "float32"), *ARRAYS[1:]]
@@ -100,7 +100,7 @@ def test_errors_of_functions_arrive():
 
 
 def with_function(source: str) -> tvm.IRModule:
-    """Return a module that calls a tensor function of a vector and its result."""
+    """Return a module that calls a tensor function on a vector and returns the result."""
     return from_source(
         f"""
 @I.ir_module
@@ -119,7 +119,7 @@ class Module:
 
 
 def test_a_function_that_calls_packed_functions():
-    """Machine code finds them through a pointer that the runtime fills in."""
+    """The machine code finds packed functions through a pointer that the runtime sets."""
     mod = with_function(
         """
     @T.prim_func(private=True, s_tir=True)
@@ -163,7 +163,7 @@ def classifier_lowered():
 
 
 def test_what_cannot_be_put_together_is_left_to_tvm(monkeypatch):
-    """Other formats of object files, programs without bytecode, and another pipeline for tensor functions."""
+    """Other object file formats, executables without bytecode, and another pipeline for tensor functions."""
     lowered = classifier_lowered()
     count = len(prim_funcs(lowered))
     windows = tvm.target.Target(
@@ -186,7 +186,7 @@ def test_what_cannot_be_put_together_is_left_to_tvm(monkeypatch):
 
 @pytest.mark.parametrize("triple", ["x86_64-linux-gnu", "aarch64-linux-gnu"])
 def test_another_machine(triple, tmp_path):
-    """Object files are put together for machines that are not this one, and exported."""
+    """Object files for other machines are assembled and exported as well."""
     target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "num-cores": 2})
     with target:
         done = relax_grad.pipeline(target, compile_functions=True)(classifier())
@@ -198,7 +198,7 @@ def test_another_machine(triple, tmp_path):
 
 
 def test_instruments_see_the_passes_of_functions():
-    """They are not made for several threads: functions are compiled one after the other."""
+    """Instruments are not thread-safe: functions are compiled one after the other."""
 
     @tvm.instrument.pass_instrument
     class Names:
@@ -216,7 +216,7 @@ def test_instruments_see_the_passes_of_functions():
 
 
 def test_options_of_the_context_count():
-    """Threads take them over, and so does the key of a function in a directory."""
+    """The compiling threads use the options of the pass context, as does the key of a function in a directory."""
     with tvm.transform.PassContext(config={"tirx.disable_vectorize": True}):
         executable = tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")
     wanted = run(tvm.compile(classifier(), HOST, relax_pipeline="relax_grad"))

@@ -1,4 +1,4 @@
-"""Functions that are declared: equal to those that are made at once, and made only where they are needed."""
+"""Declared functions: equal to functions made at once, and made only on demand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ARRAYS = [RNG.normal(size=shape).astype("float32") for shape in ((6, 32), (32, 4
 
 
 class Counting(Declarations):
-    """Declarations that keep each identity, and the functions that are made."""
+    """Declarations that record each identity and each function that is made."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class Counting(Declarations):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The declarations of each run of the pipeline from now on."""
+    """The declarations of each pipeline run after this point."""
     found = []
 
     def for_run():
@@ -100,10 +100,10 @@ def run(mod, pipeline="relax_grad"):
 
 
 def test_kernels_are_those_of_dispatching():
-    """Of a sample of all operators with kernels; equal keys stand for equal functions, also of other calls."""
+    """One case of every operator with kernels; equal identities, of any calls, stand for equal functions."""
     functions: dict[str, tvm.tirx.PrimFunc] = {}
     for i, case in enumerate(cases()):
-        # Each case both ways would take twice as long.
+        # Running each case both static and symbolic would take twice as long.
         mod = case.module(None if i % 2 else 3)
         declared = Counting()
         found = DeclareKernels(HOST, 2, declared.kernel)(mod)
@@ -192,14 +192,14 @@ def test_what_has_no_identity():
     assert text_of(key_of(partial(lambda: None))) is None
     assert text(PRODUCT, cpu, lambda: None) is None
     assert text(PRODUCT, cpu, object()) is None
-    # As a test, or a user, may replace a function of the package: the sources do not say what it does.
+    # A test or a user may replace a function of the package: the sources then do not describe it.
     replaced = partial(lambda *arguments: matmul(*arguments))
     replaced.func.__module__, replaced.func.__qualname__ = matmul.__module__, matmul.__qualname__
     assert text_of(key_of(replaced)) is None
 
 
 def test_a_kernel_of_somebody_else_is_generated(monkeypatch, runs, tmp_path):
-    """Its sources are unknown, so that it is identified by its content."""
+    """The kernel's sources are unknown, so its content identifies it."""
     made = []
 
     def own_matmul(*arguments):
@@ -262,7 +262,7 @@ def test_the_digest_of_sources(tmp_path):
 
 
 def test_sources_that_were_written_after_the_import(tmp_path):
-    """The time of the content may be set to an earlier one, as copying does."""
+    """The modification time may be older than the content, for example after a copy."""
     path = tmp_path / "edited.py"
     path.write_text("a = 1\n")
     os.utime(path, (1, 1))
@@ -284,7 +284,7 @@ def raises(*_):
 
 @pytest.mark.parametrize("way", ["external", "object", "disabled", "instrument"])
 def test_declarations_do_not_stay(way, monkeypatch, tmp_path):
-    """Where functions are not compiled here, the pipeline returns what it returns to who compiles them itself."""
+    """Where relax_grad does not compile the functions, the pipeline returns the module without declarations."""
     mod, options = module(), {}
     if way == "external":
         monkeypatch.setattr(compiler, "links_external_modules", lambda: False)
@@ -328,7 +328,7 @@ def test_an_error_of_a_generator_is_raised(runs, monkeypatch):
 
 
 def test_kernels_of_constants_are_folded():
-    """TVM runs them while it compiles."""
+    """TVM runs these kernels at compile time."""
     weight = relax.const(ARRAYS[1])
 
     def body(bb, x, w):
@@ -346,7 +346,7 @@ def test_kernels_of_constants_are_folded():
 
 
 def test_a_declaration_does_not_link():
-    """It is no kernel that does nothing."""
+    """A declaration fails to link. It is not a kernel with an empty body."""
     script = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
@@ -364,5 +364,5 @@ print("it runs")
 
 
 def test_sources_are_known_here():
-    """Otherwise the tests of this file would test nothing."""
+    """Without known sources the tests of this file would test nothing."""
     assert sources() is not None

@@ -1,4 +1,4 @@
-"""Object files as assembly: what they may hold, and what is refused."""
+"""Object files as assembly: the accepted contents, and the refused ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_function_that_is_not_there(data):
 
 
 def test_constants_are_read_where_they_are(data):
-    """Two objects with labels of their own make one module."""
+    """Two objects with their own labels link into one module."""
     import numpy as np
 
     from relax_grad.cpu.codegen.compile import _empty_module, _library

@@ -1,4 +1,4 @@
-"""Concatenations and divisions that kernels take: of many tensors, whatever they hold."""
+"""Concatenations and splits that become kernels: of many tensors, of any supported dtype."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_empty_operands():
 
 
 def test_zeros():
-    """They are no arguments of the kernel."""
+    """The kernel takes no argument for an operand of zeros."""
     params = [tensor(f"x{i}", (2, 3), "float32") for i in range(6)]
 
     def body(bb, *xs):
@@ -82,7 +82,7 @@ def test_zeros_that_a_call_writes_to():
 
 
 def test_what_is_left():
-    """Few tensors, which are fused with what uses them; a tuple of unknown elements; dtypes that are no bytes."""
+    """No kernel for few tensors, which fuse with their consumers, a tuple parameter, or bfloat16."""
     assert kernels_in(module([(2, 3)] * 5, 1)) == []
     pair = relax.Var("xs", relax.TupleType([relax.TensorType((2, 3), "float32")] * 6))
     assert kernels_in(build([pair], lambda bb, xs: op.concat(xs, 1))) == []
@@ -102,7 +102,7 @@ def test_its_gradient():
 @pytest.mark.parametrize("dtype", ["float32", "int16", "bool"])
 @pytest.mark.parametrize("where", [[1, 2, 4, 9, *range(10, 22)], 17])
 def test_divisions(dtype, where):
-    """By indices, and in parts of one size."""
+    """By indices, and into parts of equal size."""
     built = build([tensor("x", (3, 34, 2), dtype)], lambda bb, x: op.split(x, where, -2))
     check_dispatch(built, "main", [some((3, 34, 2), dtype)], ["split_kernel"])
 
@@ -113,7 +113,7 @@ def test_a_division_of_a_symbolic_batch():
 
 
 def test_divisions_that_are_left():
-    """Those in few parts, and in empty ones; one part is no tuple."""
+    """No kernel for few parts, for empty parts, or for one part, which is no tuple."""
     for where in (1, 15, list(range(20)), [*range(1, 20), 19]):
         built = build([tensor("x", (3, 30), "float32")], lambda bb, x, w=where: op.split(x, w, 1))
         assert kernels_in(built) == []

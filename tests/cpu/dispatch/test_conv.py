@@ -1,4 +1,4 @@
-"""Which convolutions run as kernels, and that these give the numbers of what they take the place of."""
+"""Which convolutions become kernels, and that the kernels compute the numbers of the replaced calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES = {
 
 
 def of_two(shapes, body):
-    """A function of two tensors."""
+    """Return the module of a function of two tensors."""
     params = [tensor(f"x{i}", shape, "float32") for i, shape in enumerate(shapes)]
     return build(params, lambda _, *arguments: body(*arguments))
 
@@ -85,7 +85,7 @@ def test_what_is_left(data, attrs):
 
 
 def of_squares(tile):
-    """The module of a convolution and its gradients, with the kernels of squares of a size."""
+    """Return the module of a convolution and its gradients, without and with kernels of a Winograd tile size."""
     x, w = (2, 32, 7, 6), (32, 32, 3, 3)
 
     def body(bb, data, weight):
@@ -99,7 +99,7 @@ def of_squares(tile):
 
 
 def test_squares_that_are_asked_for():
-    """Each size has kernels of its own, and none is None; the numbers stay within the error of the size."""
+    """Each tile size has kernels of its own, None equals 0, and the error stays within the bound of the size."""
     found = {}
     for tile in (0, 2, 4, None):
         module, found[tile] = of_squares(tile)

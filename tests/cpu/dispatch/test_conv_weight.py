@@ -1,4 +1,4 @@
-"""Which weight gradients of convolutions become kernels, and that the numbers stay what they were."""
+"""Which weight gradients of convolutions become kernels, and that the numbers do not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N = tirx.Var("n", "int64")
 
 
 def gradient(backward, out, data, weight, dtype="float32", **attrs):
-    """The weight gradient of a convolution of two parameters."""
+    """Return the module of the weight gradient of a convolution of two parameters."""
     params = [tensor("output_grad", out, dtype), tensor("data", data, dtype)]
     return build(params, lambda _, dy, x: backward(dy, x, weight, **attrs))
 

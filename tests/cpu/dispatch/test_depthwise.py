@@ -1,4 +1,4 @@
-"""Which depthwise convolutions and gradients become kernels, and that the numbers stay what they were."""
+"""Which depthwise convolutions and gradients become kernels, and that the numbers do not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = tirx.Var("n", "int64")
 
 
 def loss(conv, data, weight, **attrs):
-    """The sum of the squares of a convolution, and its gradients."""
+    """Return the module of the sum of the squares of a convolution, and its gradients."""
     params = [tensor("data", data, "float32"), tensor("weight", weight, "float32")]
 
     def body(bb, x, w):

@@ -1,4 +1,4 @@
-"""Rules of kernels that look behind the operands of a call read nothing that has been written to since."""
+"""Kernel rules that inspect the producers of operands never read a tensor that has been overwritten since."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clear_indices(A: T.Buffer((8,), "int64")):
 
 
 def write(bb, target, written):
-    """Overwrite a tensor of floats of shape (8, 8), or one of 8 indices, if that is wanted; return the result."""
+    """If ``written``, overwrite a float tensor of shape (8, 8) or a tensor of 8 indices. Return the results."""
     if not written:
         return []
     callee = bb.add_func(clear if target.ty.ndim == 2 else clear_indices, "clear")
@@ -84,7 +84,7 @@ def _gradient_of_log_softmax(bb, x, y, dy, written):
 
 
 def statistics(bb, x, y, at, written):
-    """The reads behind the write are of what it has written: nothing can be saved."""
+    """The reads after the write see the overwritten tensor, so no statistics can be saved."""
     gamma = bb.emit(op.ones((8,), "float32"))
     a = copied(bb, x)
     normalized = bb.emit(op.nn.rms_norm(a, gamma, axes=[1], epsilon=1e-3))
@@ -117,7 +117,7 @@ def names(module):
     return sorted(name for name in found if name not in ("clear", "sum_kernel"))
 
 
-#: What each becomes with a write, and without.
+#: The kernels of each function, with a write and without.
 FORWARDED = {
     "transpose": (transposed, ["matmul_kernel"], ["matmul_kernel"]),
     "log_softmax": (
@@ -140,7 +140,7 @@ FORWARDED = {
 
 @pytest.mark.parametrize("case", FORWARDED.values(), ids=FORWARDED)
 def test_what_is_written_to_before_a_kernel_would_read_it(case):
-    """The results are those of the same function without the write."""
+    """The results equal those of the same function without the write."""
     body, with_write, without = case
     modules = [module_of(body, written) for written in (True, False)]
     assert [names(module) for module in modules] == [with_write, without]

@@ -71,7 +71,7 @@ def test_taking_columns(dtype):
 
 
 def test_gathering():
-    """The gradients, where the same element is read several times."""
+    """The gradients of gathering, where indices read an element several times."""
     dy, shape = tensor("dy", (N, 3, 40), "float32"), (N, 3, 7)
     values = [RNG.normal(size=(2, 3, 40)).astype("float32"), RNG.integers(-9, 9, (2, 3, 40))]
     params = [dy, tensor("indices", (N, 3, 40), "int64")]
@@ -109,7 +109,7 @@ def test_what_is_left():
 
 
 def test_what_was_built_before_the_import_is_checked():
-    """TVM infers the type of its own operator from that of the data alone."""
+    """TVM infers the type of its own operator from the type of the data alone."""
     params = [
         tensor("dy", (2, 4), "float32"),
         tensor("x", (9, 4), "float32"),

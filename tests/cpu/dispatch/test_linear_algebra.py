@@ -1,4 +1,4 @@
-"""Which matrix products become kernels, and that the numbers stay what they were."""
+"""Which matrix products become kernels, and that the numbers do not change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def normal(*shape):
 
 
 def product(a, b, transpose=()):
-    """A product of two parameters, the last two axes of some exchanged before."""
+    """Return the module of a product of two parameters; ``transpose`` names those to transpose first."""
 
     def body(bb, *factors):
         swapped = []

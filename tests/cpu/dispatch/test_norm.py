@@ -1,4 +1,4 @@
-"""Normalisations become kernels, forward and backward, and give the numbers of the default build."""
+"""Normalisations become kernels, forward and backward, and compute the numbers of the default build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def module(body, *shapes):
 
 
 def check(kernel, body, *shapes):
-    """Assert that a call becomes a kernel, for static shapes and for a symbolic first extent of 3."""
+    """Assert that a call becomes a kernel with the right numbers; a symbolic first extent is 3 at run time."""
     values = [
         np.abs(RNG.normal(size=[3 if extent is N else extent for extent in shape])) + 0.1
         for shape in shapes
@@ -28,7 +28,7 @@ def check(kernel, body, *shapes):
     check_dispatch(module(body, *shapes), "main", values, [kernel])
 
 
-#: A shape, and whether there are gamma and beta.
+#: A shape, and whether the call has gamma and beta.
 CASES = [((N, 6, 5, 4), True), ((3, 6, 5, 4), False)]
 
 
@@ -174,7 +174,7 @@ def test_what_is_left():
     ids=["batch", "space", "instance"],
 )
 def test_gradient_of_gamma_without_elements(backward, data, parameters):
-    """It is a sum over nothing, although the statistics of nothing are NaN."""
+    """The gradient is an empty sum, that is 0, although the statistics of no elements are NaN."""
     sizes = [0 if extent is N else extent for extent in data]
     values = [np.zeros(sizes, "float32")] * 2 + [np.full(parameters, np.nan, "float32")] * 2
     found = module(backward, data, data, parameters, parameters)

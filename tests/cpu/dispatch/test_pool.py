@@ -83,7 +83,7 @@ def test_what_is_left(attrs):
     ],
 )
 def test_an_output_gradient_of_another_shape_is_refused(grad, data, expected, kind, with_forward):
-    """TVM infers the types of these two without looking at it, and a kernel would read outside of it."""
+    """TVM infers the types of these two calls without checking its shape, and a kernel would read out of bounds."""
     forward = getattr(relax.op.nn, f"{kind}_pool2d")
     backward = getattr(relax.op.grad, f"{kind}_pool2d_backward")
 

@@ -1,4 +1,4 @@
-"""Sums of what is not computed on the fly become kernels."""
+"""Sums of materialized tensors become kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about a call that a kernel may take the place of, and who makes its kernel."""
+"""The facts about a call that kernel rules use, and the registry of these rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_static_shapes():
 
 
 def test_symbolic_extents():
-    """One variable of int32 for each expression, in all shapes of a call."""
+    """Each distinct extent expression becomes one int32 variable, shared by all shapes of a call."""
     at = site()
     n, again, m, both = at.shape(tensor("x", (N, N, M, N * M), "float32"))
     assert n is again

@@ -1,4 +1,4 @@
-"""What gradients compute again of the forward pass, kernels of the forward pass return."""
+"""Kernels of the forward pass return the values that gradients would otherwise recompute."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rms_norm():
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_max_pool(rank):
-    """Also where several elements of a window are equally large, or none is a number."""
+    """The numbers agree for ties within a window and for NaN too."""
     pool = getattr(op.nn, f"max_pool{rank}d")
     shape = (N, 4, *(7, 8, 19)[-rank:])
     module, values = derivative(
@@ -73,13 +73,13 @@ def test_max_pool(rank):
     check_dispatch(module, "main_vjp", values, kernels)
     some = [-np.inf, 0, 1, np.nan]
     values[0] = RNG.choice(some, values[0].shape, p=[0.45, 0.25, 0.25, 0.05]).astype("float32")
-    # TVM's own pooling passes over NaN, and its padding is the lowest finite number.
+    # TVM's own pooling ignores NaN, and pads with the lowest finite number.
     (_, ours), (_, stock) = run_both(module, "main_vjp", values)
     np.testing.assert_allclose(ours[0], stock[0], rtol=1e-5)
 
 
 def test_the_statistics_of_something_else_are_computed():
-    """With another epsilon, or of other data, and of what is computed before the normalization."""
+    """Statistics with another epsilon, of other data, or from before the normalization are not replaced."""
     shape = (4, 16)
 
     def body(epsilon, first):

@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, their gradients and that of the cross entropy become kernels."""
+"""Softmax, log_softmax, their gradients and the gradient of the cross entropy become kernels."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_gradient_of_log_softmax(axis):
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("shape", [(N, 21), (N, 3, 5, 7), (21,)], ids=str)
 def test_cross_entropy(shape, reduction):
-    """With targets that are ignored and, unless that makes NaN of everything, some that are no class."""
+    """With ignored targets and, except where a reduction would make all NaN, targets that name no class."""
     batch, classes, inner = shape[: len(shape) - 1][:1], shape[len(shape) > 1], shape[2:]
     params = [
         tensor("x", shape, "float32"),
@@ -83,7 +83,7 @@ def test_cross_entropy(shape, reduction):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_gathered_logarithms(number):
-    """As the cross entropies of PyTorch are exported: of one class for each row in one pass."""
+    """One class for each row, the form of PyTorch's exported cross entropy, runs in one pass."""
     params = [tensor("x", (N, 3, 21), "float32"), tensor("targets", (N, 3, number), "int64")]
 
     def body(x, targets):

@@ -1,4 +1,4 @@
-"""The work of DispatchKernels is linear in the number of calls, and equal calls generate one kernel."""
+"""The work of DispatchKernels is linear in the number of calls, and equal calls share one generated kernel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def adjoint_of(params, body):
 
 
 def chain(layer, own):
-    """``n`` layers after each other, each with parameters of its own or all with the same."""
+    """Return a builder of ``n`` chained layers, each with its own parameters or all with the same ones."""
 
     def made(n, rows=16):
         x = tensor("x", (rows, 16), "float32")
@@ -40,7 +40,7 @@ def chain(layer, own):
 
 
 def of_one_input(layer):
-    """``n`` layers with parameters of their own of one tensor, summed up."""
+    """Return a builder of the sum of ``n`` layers of one tensor, each with its own parameters."""
 
     def made(n):
         x = tensor("x", (16, 16), "float32")
@@ -120,7 +120,7 @@ def work(module) -> Counter:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_the_work_is_linear(model):
-    """As many more calls of functions for each of several more layers; as many kernels are generated."""
+    """The number of function calls grows linearly with the layers, and the number of generated kernels stays."""
     works = [work(model(n)) for n in (6, 12, 18)]
     generated = [each.pop("prim_func") for each in works]
     assert generated[0] == generated[1] == generated[2]
@@ -131,14 +131,14 @@ def test_the_work_is_linear(model):
 
 @pytest.mark.parametrize("rows", [16, N])
 def test_equal_calls_share_a_kernel_that_is_generated_once(rows):
-    """Symbolic extents stand for the same in each: they are named by the site."""
+    """The site names the symbolic extents, so that equal calls use the same variables."""
     model = chain(layer_norm, True)
     one, some = (work(model(n, rows))["prim_func"] for n in (2, 8))
     assert one == some == len(set(kernels_in(model(2, rows))))
 
 
 def test_other_attributes_make_other_kernels():
-    """Each pair differs in one attribute, dtype, shape or transpose; none takes the kernel of another."""
+    """Each pair differs in one attribute, dtype, shape or transpose; no call gets the kernel of another."""
     x, y = tensor("x", (N, 16), "float32"), tensor("y", (N * 2, 16), "float32")
     w, g = tensor("w", (16, 16), "float32"), tensor("g", (16,), "float32")
     i, j = tensor("i", (N,), "int32"), tensor("j", (N,), "int64")
@@ -165,6 +165,6 @@ def test_other_attributes_make_other_kernels():
         )
 
     found = kernels_in(build([x, y, w, g, i, j], body))
-    # The rows of y, of any number, are those of a product like that of x.
+    # matmul(y, w) shares the kernel of matmul(x, w): both have a symbolic number of rows.
     assert len(found) == 11
     assert len(set(found)) == 10

@@ -1,4 +1,4 @@
-"""Errors against float64, beside those that PyTorch, by oneDNN and MKL, makes in float32 of the same numbers."""
+"""Errors against float64, compared with PyTorch's float32 errors (oneDNN and MKL) on the same numbers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from relax_grad.op.activation import softmax_backward
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
 F = torch.nn.functional
 
-#: How much larger than PyTorch's an error may be, and what is no error: some roundings.
+#: The largest accepted ratio to PyTorch's error, and an error of a few roundings that is always accepted.
 FACTOR, ROUNDINGS = 8.0, 4e-7
 
-#: A Winograd kernel transforms what it multiplies, where oneDNN may not.
+#: The factor for Winograd kernels, which transform their operands; oneDNN may not.
 WINOGRAD = 16.0
 
 IMAGES, WEIGHT = (4, 64, 28, 28), (64, 64, 3, 3)
@@ -28,7 +28,7 @@ _BN = [(64,)] * 4
 
 
 def gradient_of(function, which):
-    """Return what PyTorch differentiates: the last argument is the gradient of the result."""
+    """Return a function that runs PyTorch's gradient; its last argument is the gradient of the result."""
 
     def run(*tensors):
         *inputs, dy = tensors
@@ -47,12 +47,12 @@ def layer_norm(x, gamma, beta):
 
 
 def statistics(x):
-    """Mean along the last axis and inverse of the deviation, as the backward operators take them."""
+    """Return the mean along the last axis and the reciprocal standard deviation for the backward operators."""
     variance = op.add(op.variance(x, [-1], True), relax.const(1e-5, "float32"))
     return op.mean(x, [-1], True), op.rsqrt(variance)
 
 
-#: Shapes of the arguments, the call in Relax, the same in PyTorch, and the factor.
+#: Shapes of the arguments, the Relax call, its PyTorch equivalent, and the accepted factor.
 CASES = {
     "conv2d 3x3 (Winograd)": (
         [IMAGES, WEIGHT],
@@ -149,7 +149,7 @@ CASES = {
 
 
 def measure(names):
-    """Return for each case our error and PyTorch's, relative to the largest number of the result."""
+    """Yield for each case its name, our error and PyTorch's, relative to the largest number of the result."""
     rng, modules, arrays = np.random.default_rng(0), {}, {}
     for i, name in enumerate(names):
         shapes, body, *_ = CASES[name]
@@ -168,7 +168,7 @@ def measure(names):
         exact = reference(*(each.double() for each in tensors)).detach().numpy()
         theirs = reference(*(each.clone() for each in tensors)).detach().numpy()
         ours = to_numpy(machine[f"main{i}"](*map(tvm.runtime.tensor, arrays[name])))
-        # A result of small numbers, as softmax's, is measured by itself.
+        # Scale results of small numbers, such as those of softmax, by their own maximum.
         scale = 1 / np.abs(exact).max()
         yield name, *(largest_error(found * scale, exact * scale) for found in (ours, theirs))
 

@@ -1,4 +1,4 @@
-"""What kernels are written with: vectors, their parts, transposes and folds."""
+"""The building blocks of kernels: vectors, their parts, transposes and folds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LANES = 4
 
 
 def run(body, inputs, output, target="llvm", symbolic=()):
-    """Return what a function of flat buffers makes of arrays; ``symbolic`` names extents of the first one."""
+    """Return the output of a function of flat buffers; ``symbolic`` names extents of the first input."""
     (found,) = run_together([(body, inputs, output, symbolic)], target)
     return found
 
 
 def run_together(functions, target="llvm"):
-    """Return what several functions make, which are compiled together."""
+    """Return the outputs of several functions, compiled together."""
     runs = []
     for body, inputs, output, symbolic in functions:
         shapes = [array.shape for array in inputs]
@@ -61,7 +61,7 @@ def test_transpose(target):
 @pytest.mark.parametrize("number", range(LANES + 1))
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_parts_of_vectors(number, dynamic):
-    """Of a part, the other lanes are 0 when loaded, and left as they are when stored."""
+    """A partial load sets the other lanes to 0, and a partial store leaves them unchanged."""
     if number == 0 and not dynamic:
         return
     vectors = Vectors(LANES)
@@ -83,7 +83,7 @@ def test_parts_of_vectors(number, dynamic):
 @each_target
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_part_is_loaded_as_a_part(target, dynamic):
-    """TVM takes the condition of a Select for granted within it: the mask of a load must not be there."""
+    """TVM assumes the condition of a Select within its value, which must not remove the mask of a load."""
     vectors = Vectors(CPU.of(target).lanes)
 
     def body(x, count, y):
@@ -102,7 +102,7 @@ def test_a_part_is_loaded_as_a_part(target, dynamic):
 
 @each_target
 def test_each(target):
-    """Every element is visited once."""
+    """``Vectors.each`` visits every element once."""
     vectors = Vectors(CPU.of(target).lanes)
 
     def case(extent, unroll, symbolic):

@@ -1,4 +1,4 @@
-"""Concatenations and divisions against NumPy, of every dtype."""
+"""Concatenations and splits against NumPy, of every dtype."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random(shape, dtype):
 
 
 def check(cases, target):
-    """Compare ``(shape, axis, extents, zeros, dtype, symbolic)``, compiled together; symbolic names an axis or None."""
+    """Check ``(shape, axis, extents, zeros, dtype, symbolic)``, compiled together; symbolic is an axis or None."""
     functions, runs = {}, []
     n = tirx.Var("n", "int32")
     for i, (shape, axis, extents, zeros, dtype, symbolic) in enumerate(cases):
@@ -35,7 +35,7 @@ def check(cases, target):
         wanted = np.concatenate(arrays, axis)
         shapes = [list(each.shape) for each in (*arrays, wanted)]
         if symbolic == axis:
-            # The last operand and the result are as long as it takes.
+            # The last operand and the result have a symbolic extent.
             shapes[-2][axis] = n
             shapes[-1][axis] = sum(extents[:-1]) + n
         elif symbolic is not None:
@@ -106,7 +106,7 @@ def test_any(target, cases):
                 shape,
                 axis % len(shape),
                 extents,
-                # One operand at least is given, and so is the symbolic one.
+                # The last operand, which may have the symbolic extent, is never zeros.
                 tuple(k for k in zeros if k < len(extents) - 1),
                 dtype,
                 None if symbolic is None else symbolic % len(shape),

@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 
 
 def windows(conv, padded, tap):
-    """The part of padded data that a tap reads, one element for each window."""
+    """Return the part of padded data that a tap reads, one element for each window."""
     rows, columns = (
         slice(k * d, k * d + (n - 1) * s + 1, s)
         for k, d, n, s in zip(tap, conv.dilation, conv.out_size, conv.strides, strict=True)
@@ -32,7 +32,7 @@ def windows(conv, padded, tap):
 
 
 def grouped(conv, images):
-    """Images ``[n, c, h, w]`` as ``[n, g, c / g, h, w]``."""
+    """Reshape images ``[n, c, h, w]`` to ``[n, g, c / g, h, w]``."""
     number, channels, *size = images.shape
     return images.reshape(number, conv.groups, channels // conv.groups, *size)
 
@@ -68,7 +68,7 @@ def wanted_data_gradient(conv, output_grad, weight):
 
 
 def check(convolutions, target, cores=2, **extents):
-    """Compare both kernels of convolutions, compiled together, with the sums over taps."""
+    """Compare the forward and data gradient kernels of convolutions, compiled together, with the sums over taps."""
     runs, wanted = [], []
     found = CPU.of(target)
     cpu = CPU(found.lanes, found.registers, cores)
@@ -89,13 +89,13 @@ def check(convolutions, target, cores=2, **extents):
 
 
 def test_axis_of_a_data_gradient():
-    # Of a window of 3 with stride 2, every other element is read by the middle tap only.
+    # With a window of 3 and stride 2, only the middle tap reads every other element.
     axis = Axis.backward(Windows(size=7, kernel=3, stride=2, before=1, after=1, dilation=1))
     assert [taps.number for taps in axis.phases] == [1, 2]
     assert [taps.offsets for taps in axis.phases] == [[0], [0, 1]]
     assert [(taps.first, taps.step) for taps in axis.phases] == [(1, 2), (0, 2)]
     assert (axis.count(0), axis.count(1)) == (4, 3)
-    # Windows two apart whose taps are two apart never read odd elements.
+    # With stride 2 and dilation 2, no tap reads odd elements.
     dilated = Axis.backward(Windows(size=8, kernel=3, stride=2, before=0, after=0, dilation=2))
     assert [taps.number for taps in dilated.phases] == [3, 0]
 
@@ -133,7 +133,7 @@ def test_symbolic_batch(target):
 
 @st.composite
 def axes(draw):
-    """Extent, kernel, stride, padding and dilation of an axis with at least one window."""
+    """Draw the extent, kernel, stride, padding and dilation of an axis with at least one window."""
     kernel, dilation = draw(st.integers(1, 7)), draw(st.integers(1, 3))
     stride = draw(st.sampled_from([1, 1, 2, 3, 4]))
     before, after = draw(st.integers(0, 4)), draw(st.integers(0, 4))

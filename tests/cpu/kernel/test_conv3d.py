@@ -45,7 +45,7 @@ def test_volumes_of_networks(target):
     check(
         [
             Conv3d(IMAGES, SAME),
-            # Slices that no window reads, and windows that read no slice.
+            # Slices outside all windows, and windows outside all slices.
             Conv3d(IMAGES, Windows(size=7, kernel=2, stride=4, before=3, after=6, dilation=1)),
             Conv3d(IMAGES, Windows(size=6, kernel=3, stride=2, before=2, after=2, dilation=2)),
             Conv3d(replace(IMAGES, groups=4), replace(ONE, size=4)),

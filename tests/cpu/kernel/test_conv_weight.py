@@ -57,7 +57,7 @@ def test_symbolic_batch(target):
 
 
 def test_results_do_not_depend_on_the_cores():
-    """The sums are those of one core, bit by bit, whatever number of them the work is divided for."""
+    """The sums equal those of one core bit by bit, for any number of cores."""
     conv = Conv2d(3, 70, 40, (9, 9), (3, 3), padding=(1, 1, 1, 1))
     arrays = draw_inputs(conv)
     target = {"kind": "llvm", "num-cores": 1}

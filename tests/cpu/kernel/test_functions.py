@@ -1,4 +1,4 @@
-"""Elementary functions against those of PyTorch in float64."""
+"""Elementary functions against PyTorch's in float64."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FUNCTIONS = {
 }
 LINEAR = 2 * np.sqrt(2 / np.pi)
 
-#: Units in the last place; more without instructions that multiply and add with one rounding.
+#: Error bounds in units in the last place; the larger one holds without fused multiply-add instructions.
 LIMIT, LIMIT_OF_SSE = 4.0, 6.0
 
 LEAST_NORMAL = 2.0**-126
 
 
 def everywhere() -> np.ndarray:
-    """Numbers of all sizes, and what is no number."""
+    """Return numbers of all magnitudes, with infinities and NaN."""
     sizes = 10.0 ** np.linspace(-44, 38.5, 20000)
     edges = [0.0, -0.0, np.inf, -np.inf, np.nan]
     numbers = np.concatenate([np.linspace(-105, 90, 100001), sizes, -sizes, edges])
@@ -101,7 +101,7 @@ def test_log1p(target):
 
 
 def powers() -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of what is special, and many others."""
+    """Return all pairs of special values, and many other pairs."""
     rng = np.random.default_rng(0)
     special = [0.0, 1.0, np.inf, 0.5, 2.0, 3.0, 1.5, 1e-40, 1e-45, 1e30, 16777217.0, 1 - 2**-24]
     special = np.array([np.nan, *special, *(-each for each in special)], "float32")

@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 
 
 def element(index, extent, mode):
-    """The row that an index means; None where there is none."""
+    """Return the row that an index selects, or None for an index out of bounds."""
     if mode == "clip":
         return min(max(index, 0), extent - 1)
     if mode == "wrap":
@@ -38,7 +38,7 @@ def some_indices(extent, number):
 
 
 def check(cases, target):
-    """Compare ``(outer, extent, columns, number, mode, symbolic)``, compiled together, with sums by NumPy."""
+    """Compare ``(outer, extent, columns, number, mode, symbolic)``, compiled together, with NumPy's sums."""
     runs, wanted = [], []
     for outer, extent, columns, number, mode, symbolic in cases:
         v, n = (tirx.Var(name, "int32") for name in "vn") if symbolic else (extent, number)
@@ -64,7 +64,7 @@ def test_modes(target):
 
 
 def check_gathers(cases, target):
-    """Compare ``(kind, extents, columns, number, symbolic)``, compiled together."""
+    """Compare ``(kind, extents, columns, number, symbolic)``, compiled together, with NumPy."""
     runs, wanted = [], []
     for kind, extents, columns, number, symbolic in cases:
         cpu = CPU.of(target)

@@ -21,7 +21,7 @@ IGNORED = -7
 
 
 def check(cases, target):
-    """Compare ``(batch, classes, inner, reduction, weighted, symbolic)``, compiled together."""
+    """Compare ``(batch, classes, inner, reduction, weighted, symbolic)``, compiled together, with PyTorch."""
     runs, wanted = [], []
     for batch, classes, inner, reduction, weighted, symbolic in cases:
         n, k = (tirx.Var(name, "int32") for name in "nk") if symbolic else (batch, inner)
@@ -65,7 +65,7 @@ def test_reductions(target):
 @each_target
 @pytest.mark.parametrize("inner", [1, 5])
 def test_what_is_no_class(target, inner):
-    """It makes NaN of its own position, and nothing is read for it; what is ignored makes 0."""
+    """A target that names no class gives NaN at its own position and reads nothing; an ignored one gives 0."""
     targets = np.array([-1, 3, 2**40, -(2**40), 2**32 + 1, IGNORED, 2**31])
     shape = (len(targets), 3, inner)
     targets = np.repeat(targets[:, None], inner, 1)
@@ -86,7 +86,7 @@ def test_what_is_no_class(target, inner):
 @each_target
 @pytest.mark.parametrize("classes", [5, 70])
 def test_gathered(target, classes):
-    """Of a class that is gathered: negative ones count from the end, and what is none contributes nothing."""
+    """Negative targets count from the end, and targets out of bounds contribute nothing."""
     targets = np.array([[0], [classes - 1], [-1], [-classes], [classes], [-classes - 1], [2**33]])
     x = torch.from_numpy(RNG.normal(0, 3, (len(targets), classes))).requires_grad_()
     y = torch.log_softmax(x, 1)

@@ -23,7 +23,7 @@ def transposed(matrix, is_transposed):
 
 
 def with_own_extents(product):
-    """Give a product symbolic extents that no other has: TVM 0.26 compiles no two functions with the same ones."""
+    """Return a product with symbolic extents of its own: TVM 0.26 fails on two functions that share them."""
     own = {
         name: tirx.Var(extent.name, "int32")
         for name in ("rows", "columns", "depth", "batch")
@@ -33,7 +33,7 @@ def with_own_extents(product):
 
 
 def check(products, target, *extents):
-    """Compare products, compiled together, with NumPy's in float64, at these values of the symbolic extents."""
+    """Compare products, compiled together, with NumPy's in float64, for given values of the symbolic extents."""
     runs, checked = [], []
     for product in products:
         function = matmul(with_own_extents(product), CPU.of(target))
@@ -61,7 +61,7 @@ def test_sizes_around_the_tile(target, transpose_a, transpose_b):
 @each_target
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_what_tasks_copy_of_a(target, transpose_b):
-    """Rows that share few sets of a cache, and a transposed A: of several tasks, stretches and products."""
+    """Copies of A: rows that map to few cache sets, and a transposed A, across tasks, stretches and batches."""
     rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
     products = [
         Matmul(93, 70, 512, False, transpose_b),

@@ -35,7 +35,7 @@ def positive(*shape):
 class Case:
     """A kernel of a normalization of ``[outer, channels, inner]``.
 
-    ``outer`` may be symbolic, and a kernel may return more than its own result.
+    ``outer`` may be symbolic, and a kernel may return additional results.
     """
 
     kind: str
@@ -48,11 +48,11 @@ class Case:
     saves: bool = False
 
     def also(self, *shapes):
-        """Return the shapes of results that are there only where a kernel saves something."""
+        """Return the shapes of the results that exist only if the kernel saves values."""
         return list(shapes) if self.saves else []
 
     def run(self, cpu):
-        """Return what to run, and the function of its inputs in float64 that gives the wanted results."""
+        """Return the run of the kernel, and the float64 function of its inputs that gives the expected results."""
         outer = tirx.Var("n", "int32") if self.symbolic else self.outer
         make, *arguments = getattr(self, f"_{self.kind}")(outer)
         function, inputs, results = make(cpu)
@@ -249,7 +249,7 @@ KINDS = [
 
 
 def check(cases, target):
-    """Compare kernels, compiled together, with what is wanted of them."""
+    """Compare kernels, compiled together, with the expected results."""
     made = [case.run(CPU.of(target)) for case in cases]
     results = run_kernels([run for run, _ in made], target)
     for case, (run, wanted), found in zip(cases, made, results, strict=True):

@@ -1,4 +1,4 @@
-"""Pooling and its gradients against PyTorch, also for ties, infinities and NaN."""
+"""Pooling and its gradients against PyTorch, with ties, infinities and NaN."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = [
 
 
 def values(kind, shape):
-    """Numbers; many of them equal, and some that are none."""
+    """Return random numbers: normal ones, or many equal ones that may contain NaN or infinities."""
     if kind == "plain":
         return RNG.normal(size=shape).astype("float32")
     last = {"nan": np.nan, "infinite": -np.inf, "few": 3}[kind]
@@ -37,7 +37,7 @@ def values(kind, shape):
 
 
 def check(cases, target):
-    """Compare ``(kind, planes, windows of the axes, symbolic, values)``, compiled together, with PyTorch's."""
+    """Compare ``(kind, planes, windows of the axes, symbolic, values)``, compiled together, with PyTorch."""
     runs, wanted = [], []
     for kind, planes, axes, symbolic, numbers in cases:
         n = tirx.Var("n", "int32") if symbolic else planes
@@ -75,7 +75,7 @@ def check(cases, target):
 
 
 def pooled_by_torch(x, axes):
-    """Pooling of windows that need not fill the padded data: behind it, more padding. And the winning taps."""
+    """Return max pooling and the winning taps; the data are padded as far as the windows reach."""
     shape = [x.shape[0], *(axis.number for axis in axes)]
     axes = [Windows(1, 1, 1, 0, 1)] * (3 - len(axes)) + list(axes)
     x = x.reshape(x.shape[0], *(axis.extent for axis in axes))
@@ -104,7 +104,7 @@ def pooled_by_torch(x, axes):
 
 
 def shares(windows, include_pad):
-    """How much of each window an element is."""
+    """Return the weight of each element in the average of each window."""
     parts = np.zeros((windows.number, windows.extent))
     for o in range(windows.number):
         start = o * windows.stride - windows.before
@@ -135,7 +135,7 @@ def windows(draw, sizes, largest=40, dilated=False):
     before, after = draw(st.integers(0, size - 1)), draw(st.integers(0, size - 1))
     extent = draw(st.integers(max(1, reach - before - after), largest))
     number = (extent + before + after - reach) // stride + 1
-    # Of what ceil_mode adds, only a window that has an element.
+    # ceil_mode adds a window only if it contains an element.
     if draw(st.booleans()) and number * stride - before < extent:
         number += 1
     while (number - 1) * stride - before >= extent:
@@ -156,7 +156,7 @@ def case(draw):
         draw(st.integers(1, 40)),
         draw(st.one_of(axes, axes, of_volume).filter(lambda f: all(a.has_elements() for a in f))),
         draw(st.booleans()),
-        # Not negative infinity, which is what the data are padded with for PyTorch.
+        # Negative infinity is excluded: PyTorch's data are padded with it.
         "plain" if "avg" in kind else draw(st.sampled_from(["plain", "few", "nan"])),
     )
 
@@ -190,7 +190,7 @@ def test_ties_infinities_and_nan(target):
 
 @each_target
 def test_padding_never_wins(target):
-    """Of a window in which nothing is above negative infinity, the first element that exists wins."""
+    """If all elements of a window are negative infinity, the first one in bounds wins."""
     axis = Windows(3, 3, 2, 1, 2, 1)
     function = max_pool_backward(
         Pool(1, (axis,), axis), [(1, 2, 2), (1, 3, 3), (1, 3, 3)], CPU.of(target)

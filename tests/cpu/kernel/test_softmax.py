@@ -1,4 +1,4 @@
-"""Softmax, its logarithm and its gradient against PyTorch in float64."""
+"""Softmax, log_softmax and its gradient against PyTorch in float64."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def log_backward(dy, y):
     return dy - dy.sum(1, keepdim=True) * torch.exp(y)
 
 
-#: Each kernel, how many tensors it takes, and what it computes.
+#: Each kernel, its number of inputs, and the function that it computes.
 KERNELS = {
     "softmax": (kernels.softmax, 1, lambda x: torch.softmax(x, 1)),
     "log_softmax": (kernels.log_softmax, 1, lambda x: torch.log_softmax(x, 1)),
@@ -36,7 +36,7 @@ KERNELS = {
 
 
 def check(cases, target, values=None):
-    """Compare kernels of ``(name, outer, extent, inner, symbolic)``, compiled together, with PyTorch's."""
+    """Compare kernels of ``(name, outer, extent, inner, symbolic)``, compiled together, with PyTorch."""
     runs = []
     for name, *sizes, symbolic in cases:
         make, number, _ = KERNELS[name]
@@ -83,7 +83,7 @@ def test_edges(target, row):
     values = np.array([row], "float32")
     names = ["softmax", "log_softmax"]
     if np.isneginf(values).any() and not np.isneginf(values).all():
-        names.pop()  # the logarithm of 0 is infinite, which is no number to compare
+        names.pop()  # the logarithm of 0 is infinite and has no relative error
     check([(name, *values.shape, 1, ()) for name in names], target, values)
     columns = np.repeat(values.T, 21, axis=1)
     check([(name, 1, *columns.shape, ()) for name in names], target, columns)

@@ -1,4 +1,4 @@
-"""Kernels of every operator compile for processors that this machine is not; here they are not run."""
+"""Kernels of every operator compile for processors other than this one; they do not run here."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ TARGETS = {
     ),
 }
 
-#: Of the cases, those that the default suite compiles for a target.
+#: The step between the cases that the default suite compiles for a target.
 SOME = 31
 
 
 def compile_kernels(name, chosen):
-    """Return the assembly of cases, one kernel static and the next one symbolic."""
+    """Return the compiled module of cases, alternately symbolic and static."""
     settings, cpu, _ = TARGETS[name]
     architecture = "aarch64" if settings["mtriple"].startswith("a") else "x86_64"
-    # arm64 is LLVM's name for it on macOS.
+    # On macOS, LLVM calls it arm64.
     if architecture not in str(codegen.llvm_get_targets()).replace("x86-64", "x86_64"):
         pytest.skip(f"LLVM is without {architecture}")
     target = tvm.target.Target(settings)

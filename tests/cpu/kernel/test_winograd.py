@@ -26,7 +26,7 @@ def conv3x3(batch, ins, outs, size, padding=(1, 1, 1, 1)):
 
 
 def check(convolutions, target, square=2, cores=2, **extents):
-    """Compare the three kernels of convolutions, compiled together, with PyTorch."""
+    """Compare the forward and both gradient kernels of convolutions, compiled together, with PyTorch."""
     found = CPU.of(target)
     cpu = CPU(found.lanes, found.registers, cores)
     runs, wanted = [], []
@@ -41,7 +41,7 @@ def check(convolutions, target, square=2, cores=2, **extents):
         }
         for result, make in MAKERS.items():
             known = {name: array for name, array in arrays.items() if name != result}
-            # A gradient's kernel takes the output gradient first.
+            # Gradient kernels take the output gradient first.
             inputs = sorted(known, key=["out", "data", "weight"].index)
             function = make(conv, cpu, square=square)
             shape = arrays[result].shape
@@ -77,7 +77,7 @@ def test_sizes_around_the_tile(target, square):
 
 @each_target
 def test_weights_that_leave_the_cache(target):
-    """Each step for many images, and sums over more channels than a tile adds at once."""
+    """Each step handles many images, and sums run over more channels than a tile adds at once."""
     check([conv3x3(3, 270, 100, (5, 6)), conv3x3(9, 130, 140, (3, 3))], target)
 
 

@@ -1,4 +1,4 @@
-"""Slices of a tensor that become parts of it, against NumPy."""
+"""Slices of a tensor that become parts of a split, against NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names_in(function) -> list[str]:
 
 
 def divided(module, name="main"):
-    """Return what the pass makes of a function."""
+    """Return a function after the pass."""
     found = DivideSlices()(module)
     is_sound(found)
     return found[name]
@@ -36,7 +36,7 @@ def is_left(module) -> None:
 
 
 def slices(bounds, shape=(20, 3), axis=0, stride=1):
-    """Return the module of slices of a tensor."""
+    """Return the module of a function that returns slices of a tensor."""
 
     def body(bb, x):
         return relax.Tuple(
@@ -56,7 +56,7 @@ def test_what_is_divided():
 
 
 def test_what_is_left():
-    """Few slices, those of less than three quarters of the axis, that overlap, have strides, or are symbolic."""
+    """Few slices, coverage below three quarters of the axis, overlaps, strides, and symbolic shapes or indices."""
     is_left(slices(ROWS[:15], (15, 3)))
     is_left(slices(ROWS[:16], (22, 3)))
     is_left(slices([*ROWS, (0, 1)]))
@@ -73,7 +73,7 @@ def test_what_is_left():
 
 
 def random_module(rng):
-    """Return a module that reads a tensor in parts in any order, its input and what it must return."""
+    """Return a module that reads parts of a tensor in any order, its input, and the expected results."""
     rank = int(rng.integers(1, 4))
     axis = int(rng.integers(rank))
     shape = rng.integers(1, 4, rank).tolist()
@@ -122,7 +122,7 @@ def test_random_slices():
 
 @pytest.mark.parametrize("write_to", ["source", "slice", "other"])
 def test_what_a_call_writes_to(write_to):
-    """A tensor that is overwritten between two slices is not divided; a slice may be overwritten."""
+    """A tensor that is overwritten between two slices is not divided. A slice may be overwritten."""
     kind = relax.TensorType((4, 4), "float32")
     bb = relax.BlockBuilder()
     callee = bb.add_func(add_to, "add_to")
@@ -170,7 +170,7 @@ def _filling():
 
 
 def test_second_slices_of_a_step_are_parts_too():
-    """Slices along two axes of one tensor are two divisions."""
+    """Slices along two axes of one tensor become two splits."""
 
     def body(bb, x):
         rows = [bb.emit(op.strided_slice(x, [0], [i], [i + 1])) for i in range(16)]

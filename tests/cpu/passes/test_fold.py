@@ -1,4 +1,4 @@
-"""Constants that are computed while compiling."""
+"""Constant folding at compile time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def calls_in(module):
 
 
 def check(body, left: int, shape=(4, 3)):
-    """Fold what a body makes of a tensor: as many calls are left, and TVM's pass folds the same."""
+    """Fold a function of a tensor; assert the number of calls left, and that TVM's pass folds the same."""
     module = build([tensor("x", shape, "float32")], body)
     legal, result = folded(module)
     is_sound(module)
@@ -75,7 +75,7 @@ def test_modules_without_constants_stay():
 
 
 def filled(stores: str) -> tvm.IRModule:
-    """Return a module that adds, to its parameter, four numbers that a function of statements makes."""
+    """Return a module that adds four numbers, stored by the given statements, to its parameter."""
     source = f"""
 @I.ir_module
 class Module:
@@ -118,7 +118,7 @@ def test_functions_of_statements(stores, wanted):
 
 
 def test_a_fill_of_another_shape():
-    """It is refused, as by the function itself."""
+    """The pass refuses it, as the function itself does."""
     mod = filled("for i in range(4):\n    out[i] = T.float32(1)")
     kind = relax.TensorType((8,), "float32")
     call = relax.call_tir(mod.get_global_var("make"), relax.Tuple([]), kind)
@@ -145,7 +145,7 @@ def test_assertions_of_functions_are_kept():
     "dtype", ["float16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool"]
 )
 def test_fills(dtype):
-    """The same numbers as TVM's pass makes, in each dtype."""
+    """The constant equals that of TVM's pass, in each dtype."""
     value = relax.const(0.1 if "float" in dtype else 1, dtype)
 
     def body(bb, x):

@@ -1,4 +1,4 @@
-"""Operands of opaque calls are returned by their blocks while FuseOps runs; what it fuses is the same."""
+"""Blocks return the operands of opaque calls while FuseOps runs; the fused functions stay the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relax_grad.transform import DispatchKernels
 
 
 def before_fusion():
-    """Return a training step as the pipeline has it when FuseOps begins."""
+    """Return a training step in its state right before FuseOps."""
     module = convolutional()[0]
     with HOST:
         for each in stages.passes(HOST, DispatchKernels(HOST)):
@@ -45,7 +45,7 @@ def test_the_same_is_fused():
     module = before_fusion()
     fusion = relax.transform.FuseOps(), relax.transform.FuseTIR()
     plain = run(module, *fusion)
-    assert len(plain.functions) < len(module.functions)  # something is
+    assert len(plain.functions) < len(module.functions)  # some functions are fused
     assert tvm_ffi.structural_equal(plain, run(module, return_operands, *fusion, keep_operands))
 
 

@@ -1,4 +1,4 @@
-"""Passes that move, forward or fold values, on functions whose calls write to their arguments."""
+"""Passes that move, forward or fold values, on functions with in-place calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def values():
 @pytest.mark.parametrize("dataflow", [True, False])
 @pytest.mark.parametrize("through_helper", [False, True])
 def test_a_gradient_of_what_is_overwritten_is_refused(through_helper, dataflow):
-    """The derivative of exp is its result, which is gone in the backward pass."""
+    """The derivative of exp is its result, which no longer exists in the backward pass."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.exp(x), "a")
@@ -88,7 +88,7 @@ def test_a_gradient_that_needs_nothing_overwritten(dataflow):
 
 
 def test_an_adjoint_keeps_the_copies_of_what_is_overwritten():
-    """The transpose of a transpose is a tensor of its own, and stays one."""
+    """The transpose of a transpose is a separate tensor, and stays one."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.add(x, y))
@@ -106,7 +106,7 @@ def test_an_adjoint_keeps_the_copies_of_what_is_overwritten():
 
 @pytest.mark.parametrize("through_helper", [False, True])
 def test_a_constant_is_not_overwritten(through_helper):
-    """Folding makes a constant of what each call of the function computes anew."""
+    """Each call of the function must compute the tensor anew, so folding must not make it a constant."""
 
     def body(bb, write, x, y):
         ones = bb.emit(op.add(relax.const(np.ones((SIZE, SIZE), "float32")), relax.const(1.0)))
@@ -125,7 +125,7 @@ def test_a_constant_is_not_overwritten(through_helper):
 
 @pytest.mark.parametrize("through_helper", [False, True])
 def test_bindings_stay_on_their_side_of_a_write(through_helper):
-    """In the new order, the write would free its other argument, before x is read."""
+    """Reordering could free the write's other operand earlier, but would put the write before the read of x."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.exp(y))
@@ -137,7 +137,7 @@ def test_bindings_stay_on_their_side_of_a_write(through_helper):
 
 
 def test_a_reshaped_copy_stays_a_copy():
-    """Its source is overwritten, and then it is overwritten itself."""
+    """Its source is overwritten, and later the copy itself."""
 
     def body(bb, write, x, y):
         a = bb.emit(op.add(x, y))
@@ -154,7 +154,7 @@ def test_a_reshaped_copy_stays_a_copy():
 
 
 def test_other_reshapes_become_views():
-    """Only what is written to, as source or as copy, stays memory of its own."""
+    """Only a reshape whose source or copy is overwritten keeps memory of its own."""
 
     def body(bb, write, x, y):
         a, b = bb.emit(op.exp(x)), bb.emit(op.exp(y))
@@ -172,7 +172,7 @@ def test_other_reshapes_become_views():
 
 
 def test_what_a_function_returns_is_no_view_where_callers_write():
-    """Of two calls, none is inlined: the function itself has no write."""
+    """The function is called twice, so it is not inlined. It has no write itself."""
     bb = relax.BlockBuilder()
     param = relax.Var("a", KIND)
     with bb.function("flat", [param], private=True):

@@ -1,4 +1,4 @@
-"""Symbolic extents of functions in the place of the only call of them."""
+"""Inlining of functions with a single call: their symbolic extents become those of the caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PIPELINES = ("default", "relax_grad")
 
 
 def calls(function: relax.Function) -> list[relax.Call]:
-    """Return the calls of module functions in a function, those in branches too."""
+    """Return the calls of module functions in a function, including those in branches."""
     found = []
 
     def visit(expr):
@@ -34,7 +34,7 @@ def calls(function: relax.Function) -> list[relax.Call]:
 
 
 def check(module: tvm.IRModule, values, wanted, tensor_functions: int = 0) -> relax.Function:
-    """Inline the calls of ``step`` and compare its result by each pipeline; return the function."""
+    """Inline the calls of ``step`` and compare its result under each pipeline; return the function."""
     inlined = InlineSingleUse()(module)
     is_sound(inlined)
     step = inlined["step"]
@@ -48,7 +48,7 @@ def check(module: tvm.IRModule, values, wanted, tensor_functions: int = 0) -> re
 
 
 def test_shapes():
-    """In arguments, in products of extents, and in the types that the bindings say."""
+    """Symbolic extents in arguments, in products of extents, and in the annotated types of bindings."""
 
     @I.ir_module
     class Module:
@@ -92,7 +92,7 @@ def test_scalars():
 
 @SCALAR_PARAMETERS
 def test_arguments_of_tensor_functions():
-    """The extents that a tensor function takes, and the type of its result."""
+    """Inlining substitutes the extents that a tensor function takes, and those in the type of its result."""
 
     def rows(x, number):
         return te.compute((number, 4), lambda i, j: x[j] + number.astype("float32"))
@@ -105,7 +105,7 @@ def test_arguments_of_tensor_functions():
     )
     with bb.function("callee", [x, w], private=True):
         with bb.dataflow():
-            y = bb.emit_te(rows, w, n)  # no tensor that it takes has the extent
+            y = bb.emit_te(rows, w, n)  # the extent is in no tensor argument
             y = bb.emit_output(relax.op.add(x, y))
         bb.emit_func_output(y)
     callee = bb.get().get_global_var("callee")
@@ -207,7 +207,7 @@ def test_local_functions():
     [("4", 4), ("2 * m", 6), ("m // 2", 1), ("m + 1", 4), ("m * m", 9)],
 )
 def test_extents_of_the_caller(extent, rows):
-    """The callee's variable, and expressions of it, become those of the caller."""
+    """The caller's values replace the callee's variable and the expressions of it."""
     m = tvm.tirx.Var("m", "int64")
     extent = eval(extent, {"m": m})
     bb = relax.BlockBuilder()
@@ -294,7 +294,7 @@ def test_variables_of_a_shape():
 
 
 def test_functions_within_functions():
-    """Two callees have a variable of the same name for other extents, one of them in the other."""
+    """Two nested callees use variables of the same name for different extents."""
 
     @I.ir_module
     class Module:
@@ -321,7 +321,7 @@ def test_functions_within_functions():
 
 
 def test_extents_that_differ_are_checked():
-    """A call whose arguments need a check stays; written out all the same, it is checked by a cast."""
+    """A call whose arguments need a check is not inlined. If it is inlined anyway, a cast does the check."""
 
     @I.ir_module
     class Module:
@@ -364,7 +364,7 @@ def test_recursive_calls_stay():
     functions = dict(Module.functions_items())
     (step,) = (v for v in functions if v.name_hint == "step")
     written = write_out_calls(Module["step"], functions)
-    # Once through both: the second call of `step` would begin again.
+    # Each function is inlined once: the second call of `step` would start the cycle again.
     assert [call.op.name_hint for call in calls(written)] in (["other"], ["step"])
     tvm.ir.assert_structural_equal(InlineSingleUse()(Module)["step"], Module[step])
 
@@ -390,14 +390,14 @@ def test_recursive_functions_are_those_that_tvm_finds(seed):
 
 
 def variables(function: relax.Function) -> list[relax.Var]:
-    """Return the parameters and the variables of bindings."""
+    """Return the parameters and the bound variables of a function."""
     bound = [each.var for block in function.body.blocks for each in block.bindings]
     return [*function.params, *bound]
 
 
 @pytest.mark.parametrize("is_private", [True, False], ids=["private", "public"])
 def test_no_variable_belongs_to_two_functions(is_private):
-    """A public callee stays, and what it calls is then written out in it and in its caller."""
+    """A public callee stays, so its own callee is inlined twice: into it and into its caller."""
 
     @I.ir_module
     class Module:

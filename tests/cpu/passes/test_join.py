@@ -1,4 +1,4 @@
-"""Sums of the gradients of slices that become concatenations, against NumPy."""
+"""Sums of gradients of slices that become concatenations, against NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names_in(function) -> list[str]:
 
 
 def joined(module, name="main"):
-    """Return what the pass makes of a function."""
+    """Return a function after the pass."""
     found = JoinSlices()(module)
     is_sound(found)
     return found[name]
@@ -51,7 +51,7 @@ def total_of(bb, terms):
 
 
 def rows(count, extent=None, take=False):
-    """Return the module of the sum of the gradients of x[i] for the first rows of a tensor, the last one first."""
+    """Return the module of the sum of the gradients of x[i] for the first rows of a tensor, in descending order."""
     shape = (extent or count, 3)
     params = [tensor(f"x{i}", shape[1:] if take else (1, 3), "float32") for i in range(count)]
     data = tensor("data", shape, "float32")
@@ -82,7 +82,7 @@ def test_few_slices_stay_a_sum():
 
 
 class Random:
-    """A sum of gradients of slices and of other terms, added in any order, with its value."""
+    """A sum of gradients of slices and of other terms, in random order, with its expected value."""
 
     def __init__(self, seed: int):
         self.rng = np.random.default_rng(seed)
@@ -105,7 +105,7 @@ class Random:
         return self.params[-1], self.values[-1]
 
     def cover(self, extent):
-        """Divide the axis, and add the gradients of most of its parts."""
+        """Divide the axis into parts, and add the gradients of most of them."""
         bounds = np.unique([0, extent, *self.rng.integers(1, extent, 6)])
         for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             if self.rng.random() < 0.9:
@@ -130,7 +130,7 @@ class Random:
         self.makers.append(lambda bb: bb.emit(backward(param, self.shape, axis, start, stop)))
 
     def add_turned(self, start, stop):
-        """A transpose of the gradient of a slice."""
+        """Add a transpose of the gradient of a slice."""
         axes = self.rng.permutation(len(self.shape)).tolist()
         inverse = np.argsort(axes).tolist()
         shape, part = ([each[i] for i in inverse] for each in (self.shape, self.part(start, stop)))
@@ -152,7 +152,7 @@ class Random:
         )
 
     def add_one(self, start, stop):
-        """The gradient of taking the first element of a part."""
+        """Add the gradient of taking the first element of a part."""
         param, value = self.parameter((*self.shape[: self.axis], *self.shape[self.axis + 1 :]))
         self.place(start, start + 1, np.expand_dims(value, self.axis))
         index = start - self.shape[self.axis] * int(self.rng.integers(2))
@@ -203,7 +203,7 @@ def test_random_sums():
 
 
 def sliced(change):
-    """Return the module of a sum of 6 rows of which a function changes the bounds, the terms or the sums."""
+    """Return the module of a sum of 6 rows; ``change`` overrides the shape, the bounds or the stride."""
     params = [tensor(f"x{i}", (1, 3), "float32") for i in range(6)]
     settings = {"shape": (6, 3), "bounds": [(i, i + 1) for i in range(6)], "stride": 1}
     settings.update(change)
@@ -222,7 +222,7 @@ N = tirx.Var("n", "int64")
 
 
 def test_what_is_left():
-    """Slices that overlap, with strides, and of symbolic shapes; gradients of taking what is no range."""
+    """Slices that overlap, have strides or symbolic shapes; gradients of taking indices that are no range."""
     assert "concat" in names_in(joined(sliced({})))
     is_left(sliced({"bounds": [(2, 3)] * 6}))
     is_left(sliced({"bounds": [(i, i + 2) for i in range(6)], "shape": (12, 3), "stride": 2}))
@@ -277,7 +277,7 @@ def test_a_symbolic_axis_that_is_not_sliced_is_left(symbolic):
 
 
 def test_partial_sums_that_are_used_elsewhere_are_kept():
-    """A partial sum that is an output, or used twice, begins a new sum."""
+    """A partial sum that is an output, or that has two uses, begins a new sum."""
     shape = (12, 3)
     params = [tensor(f"x{i}", (1, 3), "float32") for i in range(12)]
 
@@ -302,7 +302,7 @@ def test_partial_sums_that_are_used_elsewhere_are_kept():
         wanted = run(module, "main", *values)
         for a, b in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(a, b)
-        # 6 or 7 slices are half of the rows; the other 5 or 6 are, too, or not.
+        # The first 6 or 7 slices cover at least half of the rows. The other 6 do too, but 5 do not.
         assert names_in(function).count("concat") == (1 if is_output else 2)
 
 
@@ -322,7 +322,7 @@ def test_a_slice_that_is_used_twice_is_a_term():
 
 @pytest.mark.parametrize("write_to", ["source", "other"])
 def test_what_a_call_writes_to_in_between(write_to):
-    """A cotangent that is overwritten before the sum is complete is added before, as it was."""
+    """A cotangent that is overwritten before the sum is complete is still added before the write."""
     kind = relax.TensorType((4, 4), "float32")
     bb = relax.BlockBuilder()
     callee = bb.add_func(add_to, "add_to")
@@ -356,7 +356,7 @@ def test_what_a_call_writes_to_in_between(write_to):
 
 
 def steps(bb, x, weight, count):
-    """A recurrent network without a bias."""
+    """Return the loss of a recurrent network without a bias."""
     h = bb.emit(op.multiply(weight, relax.const(0.0)))
     for t in range(count):
         part = bb.emit(op.strided_slice(x, [1], [t], [t + 1]))
@@ -365,7 +365,7 @@ def steps(bb, x, weight, count):
 
 
 def test_second_order():
-    """A gradient of a gradient is joined as well, and gives what it gives without the pass."""
+    """The gradient of a gradient is joined too, with the same numbers as without the pass."""
     params = [tensor("x", (2, 6, 3), "float32"), tensor("w", (2, 1, 3), "float32")]
     module = build(params, lambda bb, x, w: steps(bb, x, w, 6))
     first = Gradient("main", "x")(module)
@@ -389,7 +389,7 @@ def test_second_order():
 
 
 def recurrent(torch, how: str):
-    """Return a network of steps along the second axis, which are read by index, by range, or of the transpose."""
+    """Return a network of steps along the second axis, read by index, by range, or from the transpose."""
 
     class Recurrent(torch.nn.Module):
         def __init__(self):

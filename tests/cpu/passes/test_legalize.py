@@ -1,4 +1,4 @@
-"""Binary operators are legalized as TVM legalizes them, once for operands of equal types."""
+"""Binary operators are legalized as in TVM, but only once for operands of equal types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N = tirx.Var("n", "int64")
 
 
 def mixed(bb, x, y, row, half, symbolic):
-    """Calls of equal types, of other shapes and dtypes, of scalars, and with one operand twice."""
+    """Return calls with equal types, other shapes and dtypes, scalars, and one operand twice."""
     two, three = (relax.const(np.float32(value)) for value in (2, 3))
     found = [
         op.add(x, y),
@@ -55,7 +55,7 @@ def module():
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The operators of the calls that TVM legalizes from now on."""
+    """The operators of the calls that TVM legalizes after this point."""
     found = []
 
     def counted(legalize):
@@ -75,8 +75,8 @@ def test_the_module_is_that_of_tvm(asked):
     found, wanted = legalize_ops(mod), relax.transform.LegalizeOps()(mod)
     tvm.ir.assert_structural_equal(found, wanted)
     assert found.script() == wanted.script()
-    assert asked.count("relax.add") == 6  # of 8: x + y, y + x and x + x are one
-    assert asked.count("relax.multiply") == 5  # of 6: those by two, on the right, are one
+    assert asked.count("relax.add") == 6  # of 8: x + y, y + x and x + x share one
+    assert asked.count("relax.multiply") == 5  # of 6: the two by 2 on the right share one
 
 
 def test_another_legalization_is_asked_each_time():

@@ -1,4 +1,4 @@
-"""Lifted branches: conditionals that the pipeline compiles to what does not crash, whichever branch is taken."""
+"""Branch lifting: the pipeline's code for conditionals runs without a crash, whichever branch is taken."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.random.default_rng(0).uniform(-1, 1, (5, 4)).astype("float32")
 
 @I.ir_module
 class Conditionals:
-    """Conditionals in a row and within each other, whose branches need memory of their own."""
+    """Consecutive and nested conditionals whose branches allocate memory."""
 
     @R.function
     def main(

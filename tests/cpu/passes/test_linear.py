@@ -1,4 +1,4 @@
-"""The work of every pass is linear in the number of layers: lines that are executed are counted, not seconds."""
+"""The work of every pass is linear in the number of layers, measured in executed lines instead of seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relax_grad.op.index_slice import strided_slice_backward_data
 from relax_grad.transform import DivideSlices, JoinSlices
 
 PACKAGE = str(Path(relax_grad.__file__).parent)
-#: What makes functions for the shapes of a network, not for each of its layers.
+#: Sources that make functions for the shapes of a network instead of for each layer.
 OF_SHAPES = tuple(str(Path(PACKAGE, name)) for name in ("cpu/kernel", "cpu/schedule", "topi"))
 
 _spec = importlib.util.spec_from_file_location(
@@ -29,20 +29,20 @@ _spec = importlib.util.spec_from_file_location(
 benchmark = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(benchmark)
 
-#: Numbers of layers, the second step twice the first.
+#: Numbers of layers; each step is twice the step before.
 LAYERS = (3, 6, 12)
 
-#: By how much more lines the second step adds, at most: 2, and what depends on the logarithm.
+#: The largest ratio of the added lines of the second step to the first: 2, with room for a logarithmic factor.
 MOST = 2.3
 
-#: Lines of which it is not told whether their number grows: for so many, some that occur once weigh too much.
+#: Growth of fewer lines is not judged: lines that occur once would weigh too much.
 FEW = 500
 
 
 def lines_of(run) -> int:
-    """Return how many lines of the package are executed; what a line repeats counts each time.
+    """Return the number of executed lines of the package, counting repeated lines each time.
 
-    The lines that make kernels and schedules do not count.
+    Lines of the sources that make kernels and schedules do not count.
     """
     count = 0
 
@@ -65,7 +65,7 @@ def lines_of(run) -> int:
 
 
 def lines_of_passes(network: str, layers: int) -> Counter:
-    """Return how many lines each pass executes for a network."""
+    """Return the number of lines that each pass executes for a network."""
     counts: Counter = Counter()
     module = None
 
@@ -90,7 +90,7 @@ def test_lines_are_counted():
 
 @pytest.mark.parametrize("network", ["norms", "residual"])
 def test_passes_are_linear(network):
-    benchmark.measure(network, LAYERS[0])  # what is made once in a process is made now
+    benchmark.measure(network, LAYERS[0])  # fill the caches of the process first
     counts = [lines_of_passes(network, layers) for layers in LAYERS]
     assert sum(counts[-1].values()) > 10000
     ours = {label for label in counts[0] if label.startswith("relax_grad.")}
@@ -108,7 +108,7 @@ def test_passes_are_linear(network):
 
 @pytest.mark.parametrize("by", ["name", "variable"])
 def test_variables_are_not_looked_up_in_lists(by):
-    """The lines of differentiating with respect to all of n parameters grow with n, not with its square."""
+    """Differentiation with respect to all of n parameters executes O(n) lines, not O(n^2)."""
 
     def lines(count):
         params = [tensor(f"x{i}", ()) for i in range(count)]
@@ -122,7 +122,7 @@ def test_variables_are_not_looked_up_in_lists(by):
 
 @pytest.mark.parametrize("make", [JoinSlices, DivideSlices])
 def test_slices_are_joined_and_divided_in_linear_time(make):
-    """The lines of n slices, and of their gradients, grow with n."""
+    """The lines for n slices, and for their gradients, grow linearly with n."""
 
     def lines(count):
         params = [tensor(f"x{i}", (1, 3), "float32") for i in range(count)]
@@ -167,7 +167,7 @@ def test_what_the_benchmark_marks(seconds, layers, shown):
 
 
 def test_unused_bindings_go():
-    """As TVM takes them out, in any block and with all that only they use."""
+    """Unused bindings are removed as by TVM: in any block, with all bindings that only they use."""
 
     def body(bb, x):
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Each public pass alone gives a module that either pipeline compiles, with the same numbers."""
+"""Each public pass alone gives a module that both pipelines compile, with the same numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N = tirx.Var("n", "int64")
 
 
 def convolution(bb, x, w, gamma):
-    """A convolution and a normalization with statistics of its own."""
+    """Return a convolution followed by a normalization with its own statistics."""
     zeros = bb.emit(op.zeros((4,), "float32"))
     y = bb.emit(op.nn.conv2d(x, w, padding=1))
     y = bb.emit(op.nn.batch_norm(y, gamma, zeros, zeros, gamma, axis=1))
@@ -29,7 +29,7 @@ def convolution(bb, x, w, gamma):
 
 
 def products(bb, a, b, c):
-    """Two products of different shapes: two kernels of one operator."""
+    """Return two products of different shapes, which need two kernels of one operator."""
     return bb.emit(op.sum(bb.emit(op.matmul(bb.emit(op.matmul(a, b)), c))))
 
 
@@ -48,7 +48,7 @@ def symbolic(bb, x, w):
 
 
 def update(bb, p, g, m):
-    """What an optimizer does, with a tensor of which there are several results."""
+    """Return an optimizer's update, with several element-wise results of one tensor."""
     moment = bb.emit(op.add(bb.emit(op.multiply(m, relax.const(0.9))), g))
     new = bb.emit(op.subtract(p, bb.emit(op.multiply(moment, relax.const(0.1)))))
     return bb.emit(op.sum(bb.emit(op.add(bb.emit(op.exp(moment)), new))))
@@ -65,7 +65,7 @@ FUNCTIONS = {
 
 
 def branches(bb: relax.BlockBuilder) -> None:
-    """Add a function with a conditional, and one that is called once."""
+    """Add a function with a conditional, and a function with a single caller."""
     x, cond = tensor("x", (4, 4), "float32"), tensor("cond", (), "bool")
     with bb.function("half", [x], private=True):
         with bb.dataflow():
@@ -114,7 +114,7 @@ def arguments() -> dict[str, list[np.ndarray]]:
 
 ARGUMENTS = arguments()
 
-#: What every run tests: kernels and schedules that another pipeline meets.
+#: The cases of every run: kernels and schedules under another pipeline.
 OFTEN = {
     ("DispatchKernels", False, "default"),
     ("DispatchKernels", False, "relax_grad"),
@@ -122,20 +122,20 @@ OFTEN = {
     ("ScheduleLoops", True, "default"),
 }
 
-#: The passes that leave a module as it is before it is legalized, which makes their calls.
+#: The passes that need calls made by legalization, and change no module before it.
 OF_LOOPS = {"FoldConstants", "FuseSiblings", "ScheduleLoops", "ShareStorage"}
 
 
 def marks(name: str, is_legalized: bool, pipeline: str) -> list[pytest.MarkDecorator]:
-    """Return the marks of a case: whether every run has it, and whether the oldest TVM compiles it."""
+    """Return the marks of a case: slow cases, and cases that the oldest TVM does not compile."""
     found = [] if (name, is_legalized, pipeline) in OFTEN else [pytest.mark.slow]
-    # TVM fuses no functions that are scheduled.
+    # TVM does not fuse scheduled functions.
     if pipeline == "relax_grad" and name != "ScheduleLoops":
         found.append(SYMBOLIC_FUSION)
     return found
 
 
-#: Each pass with the pipeline behind it, if it runs first, and if it runs on what is legalized; some in every run.
+#: Each pass with each pipeline after it, on a fresh and on a legalized module; every run has some of the cases.
 CASES = [
     pytest.param(name, is_legalized, pipeline, marks=marks(name, is_legalized, pipeline))
     for name in transform.__all__
@@ -160,7 +160,7 @@ def reference():
 
 
 def passed(name: str, is_legalized: bool) -> tuple[tvm.IRModule, tvm.IRModule]:
-    """Return the module before a pass and behind it."""
+    """Return the module before and after a pass."""
     module = relax.transform.LegalizeOps()(model()) if is_legalized else model()
     before = module.script()
     with TARGET:

@@ -1,4 +1,4 @@
-"""The order of bindings: the same values, in less memory."""
+"""The order of bindings: the same values, with less peak memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def values(rows=64):
 
 
 def results(module, name, arrays):
-    """Return what a function computes as TVM compiles it."""
+    """Return the results of a function as TVM compiles it."""
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
     return flat(to_numpy(machine[name](*map(tvm.runtime.tensor, arrays))))
 
@@ -41,13 +41,13 @@ def assert_same(module, other, name, arrays):
 
 
 def peak(module, name):
-    """Return how many bytes the results of the bindings of a function take at most at a time."""
+    """Return the peak memory, in bytes, of the results of a function's bindings."""
     (block,) = module[name].body.blocks
     return _Tensors(block.bindings).peak(range(len(block.bindings)))
 
 
 def planned(module, name, passes=()):
-    """Return the bytes of storage that TVM plans for a function, behind some passes."""
+    """Return the bytes of storage that TVM plans for a function after some passes."""
     stages = tvm.transform.Sequential(
         [
             relax.transform.LegalizeOps(),
@@ -155,7 +155,7 @@ def test_inlined_through_each_other():
 
 
 def called_with(kind, wanted, times=1):
-    """A module in which a function for one type is called with another."""
+    """Return a module in which a caller passes a tensor of one type to a function of another."""
     bb = relax.BlockBuilder()
     x = relax.Var("x", wanted)
     with bb.function("callee", [x]):

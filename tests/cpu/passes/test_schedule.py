@@ -1,4 +1,4 @@
-"""The pass that schedules tensor functions: which of them, and what it leaves alone."""
+"""The pass that schedules tensor functions: which functions it schedules, and which it leaves unchanged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_tensor_that_is_two_parameters_is_written_in_order():
 
 
 def marks(module) -> set[bool]:
-    """Return whether the functions that the pipeline makes of a module say that their pointers are no aliases."""
+    """Return the values of ``noalias`` on the functions that the pipeline makes of a module."""
     with host():
         compiled = relax_grad.pipeline()(module)
     functions = [f for f in compiled.functions.values() if isinstance(f, tirx.PrimFunc)]
@@ -64,7 +64,7 @@ def marks(module) -> set[bool]:
 
 
 def lowered(mod):
-    """Call the tensor functions of a module as the virtual machine does."""
+    """Return a module that calls its tensor functions as the virtual machine does."""
     passes = [relax.transform.ToNonDataflow(), relax.transform.CallTIRRewrite()]
     return tvm.transform.Sequential(passes)(mod)
 

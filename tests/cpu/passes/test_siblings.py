@@ -1,4 +1,4 @@
-"""Loops over elements that share what they read become one."""
+"""Element-wise loops that share inputs become one loop (horizontal fusion)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ N = tirx.Var("n", "int64")
 
 
 def calls(module):
-    """Return how many results each call of the function ``main`` has once a module is merged."""
+    """Return the number of results of each call in ``main`` after legalization and fusion."""
     with HOST:
         legalized = tvm.transform.Sequential(stages.legalize_passes(HOST))(module)
         merged = FuseSiblings(HOST)(legalized)
@@ -55,7 +55,7 @@ def test_an_update_is_one_loop_for_each_parameter(kind, results):
     module, state = optimizer(kind, shapes)
     found = calls(module)
     assert [n for n in found if n > 1] == [results] * (2 * (results > 1))
-    assert len(found) <= 2 + 3  # what is counted and multiplied once for all
+    assert len(found) <= 2 + 3  # a few common counters and products
     params, gradients = (
         [RNG.normal(size=shape).astype("float32") for shape in shapes] for _ in range(2)
     )
@@ -72,13 +72,13 @@ def test_an_update_is_one_loop_for_each_parameter(kind, results):
 
 
 def shared(bb, x, y):
-    """A value that two others need, and nothing else."""
+    """Return two results whose only common operand is one value."""
     both = bb.emit(op.tanh(op.multiply(x, y)))
     return bb.emit(op.add(both, x)), bb.emit(op.matmul(bb.emit(op.subtract(both, y)), y))
 
 
 def later(bb, x, y):
-    """A value that is needed before another that reads the same."""
+    """Return two element-wise values of the same inputs; the second depends on a sum of the first."""
     first = bb.emit(op.add(x, y))
     total = bb.emit(op.sum(first, [0]))
     return first, bb.emit(op.multiply(bb.emit(op.multiply(x, y)), total))

@@ -1,4 +1,4 @@
-"""Shared storage: never of two tensors at a time, and less of it than TVM plans."""
+"""Shared storage: tensors that are live together never share one, and the total is less than TVM plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relax_grad.transform import InlineSingleUse, ReorderForPeakMemory, ShareSto
 
 
 def lowered(module, *passes):
-    """Return a module as it is when storage is planned, behind some more passes."""
+    """Return a module in its state before memory planning, after some more passes."""
     stages = [
         relax.transform.LegalizeOps(),
         relax.transform.RewriteDataflowReshape(),
@@ -44,7 +44,7 @@ def storage_in(function):
 
 
 def assert_sound(function):
-    """Assert that what is used of a storage is always what was placed there last, and fits."""
+    """Assert that each use of a storage sees the tensor placed there last, and that every tensor fits."""
     sizes, owners, tensors, tenants = {}, {}, {}, Counter()
     for block in function.body.blocks:
         for binding in block.bindings:
@@ -80,7 +80,7 @@ def assert_sound(function):
 
 
 def parts(bb, x):
-    """Views, names, tuples and something that is returned."""
+    """Return views, second names, tuples and a returned tensor."""
     y = bb.emit(op.exp(x))
     view = bb.emit(op.reshape(y, (32,)))
     z = bb.emit(op.tanh(bb.emit(op.sin(view))))
@@ -104,10 +104,10 @@ def test_storage(case):
     shared = lowered(make(), ShareStorage())
     assert relax.analysis.check_well_formed(shared)
     assert_sound(shared[name])
-    lower = relax.transform.LowerAllocTensor()  # what is left, the returned tensors too
+    lower = relax.transform.LowerAllocTensor()  # the remaining tensors, including the returned ones
     ours = lowered(make(), ShareStorage(), relax.transform.StaticPlanBlockMemory(), lower)
     theirs = lowered(make(), relax.transform.StaticPlanBlockMemory(), lower)
-    # Neither way is always the better one; on tiny programs they are close.
+    # Neither planner always wins; on tiny programs they are close.
     assert 0 < storage_in(ours[name]) <= 1.05 * storage_in(theirs[name])
 
 
@@ -125,7 +125,7 @@ def test_large_tensors_choose_first():
 
 
 def test_returned_tensors_have_storages_of_their_own():
-    """As TVM gives them, which looks for each in the tuple of all."""
+    """TVM also gives each returned tensor its own storage."""
     module = build([tensor("x", (4, 8), "float32")], parts)
     function = lowered(module, ShareStorage())["main"]
     assert calls_of(lowered(module)["main"], "relax.builtin.alloc_tensor")
@@ -135,7 +135,7 @@ def test_returned_tensors_have_storages_of_their_own():
 
 def test_symbolic_tensors_are_left_to_tvm():
     function = lowered(late(tirx.Var("n", "int64")), ShareStorage())["main"]
-    returned = function.ret_ty.fields  # of known sizes
+    returned = function.ret_ty.fields  # their sizes are known
     assert storage_in(function) == sum(4 * int(each.shape.values[0]) for each in returned) > 0
     assert_sound(function)
     for _, call in calls_of(function, "relax.builtin.alloc_tensor"):

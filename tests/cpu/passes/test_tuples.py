@@ -1,4 +1,4 @@
-"""Elements of tuples that a function puts together itself: used directly, and the tuples are dropped."""
+"""Elements of tuples that a function builds itself are used directly, and the tuples are dropped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def values(module):
 
 
 def test_elements_are_used_directly():
-    """Also those of tuples of tuples, and of calls in whose arguments they stand."""
+    """Nested tuples, and elements used as arguments of calls, are resolved too."""
 
     @I.ir_module
     class Module:
@@ -84,7 +84,7 @@ def test_nothing_to_resolve():
 
 
 def test_nothing_unused_is_left():
-    """TVM would remove it one by one."""
+    """TVM would remove unused bindings one by one."""
 
     @I.ir_module
     class Module:

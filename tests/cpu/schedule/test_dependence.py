@@ -1,4 +1,4 @@
-"""Functions that were written by hand: their loops keep the order that their dependences need."""
+"""Hand-written functions whose loops keep the order that their dependences require."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relax_grad.cpu.target import CPU
 
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
-    """Loops over few elements are parallel too."""
+    """Make loops over few elements parallel too."""
     monkeypatch.setattr(_emit, "SMALL", 2)
     monkeypatch.setattr(_reduce, "_PIECE", 2)
     monkeypatch.setattr(_emit, "LINE", 4)
@@ -242,7 +242,7 @@ def loops_of_its_own(A: T.Buffer((40, 9), "float32"), D: T.Buffer((40, 9), "floa
 
 @T.prim_func(private=True, s_tir=True)
 def gathered_beside_a_constant(A: T.Buffer((4,), "float32"), D: T.Buffer((20,), "float32")):
-    """TVM's schedules fail to analyse the region that the second block reads."""
+    """TVM's schedules cannot analyse the region that the second block reads."""
     B = T.sblock_alloc_buffer((4, 5), "float32")
     P = T.sblock_alloc_buffer((4,), "int32")
     for i in range(5):
@@ -267,7 +267,7 @@ def gathered_beside_a_constant(A: T.Buffer((4,), "float32"), D: T.Buffer((20,), 
 
 @T.prim_func(private=True, s_tir=True)
 def constants_out_of_range(A: T.Buffer((40,), "float32"), D: T.Buffer((40,), "float32")):
-    """TVM refuses to fold casts of constants that the other dtype does not hold."""
+    """TVM refuses to fold a cast of a constant that is out of range for the target dtype."""
     B = T.sblock_alloc_buffer((40,), "int64")
     C = T.sblock_alloc_buffer((40,), "int32")
     for i in range(40):
@@ -356,7 +356,7 @@ def test_axes_that_are_only_named_spatial_make_no_nest():
 
 
 def test_constants_go_into_casts():
-    """The function is one loop without the buffers of the constants, and TVM folds the casts."""
+    """The function becomes one loop without buffers of constants, and TVM folds the casts."""
     assert nests_of(constants_out_of_range) is not None
     scheduled = schedule(constants_out_of_range, CPU(4, 16, 2))
     assert not scheduled.body.block.alloc_buffers
@@ -406,7 +406,7 @@ def test_axes_of_symbolic_extent_are_disjoint_in_dimensions_of_their_own():
 
 @each_target
 def test_sums_of_what_repeats_with_a_power_of_two(target):
-    """LLVM's vectors of such sums, side by side, read what lies behind the period, also out of bounds."""
+    """LLVM vectorizes such sums side by side with loads past the period, which may be out of bounds."""
     periods, dtypes = (2, 3, 4, 8, 16, 32), ("float32", "int64", "int8")
 
     def sums(dtype, period):

@@ -1,4 +1,4 @@
-"""Expressions that cancel become functions that do not, and others stay as they are."""
+"""Expressions with cancellation become functions without it, and other expressions stay unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def density(x):
 
 
 def found(expr) -> list[str]:
-    """Return the names of the functions that an expression is found to have."""
+    """Return the names of the functions that the pass finds in an expression."""
     names = []
     result = identities.with_functions(expr, lambda _: True)
     identities.tvm_ffi.structural_walk(

@@ -1,4 +1,4 @@
-"""Indices that descend within a division, which TVM's flattening of buffers gets wrong."""
+"""Descending indices within a division, which TVM's buffer flattening miscompiles."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(function, *inputs, shape, dtype="float32"):
 
 @pytest.mark.parametrize("shape", [(4, 3, 4), (2, 5, 6), (6, 8)])
 def test_a_reversed_reshape(shape):
-    """Inlined, the indices of the reshape are divisions of a descending iterator."""
+    """After inlining, the indices of the reshape are divisions of a descending iterator."""
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     data = te.placeholder([number(n) for n in shape], "float32")
     function = te.create_prim_func([data, topi.flip(topi.reshape(data, [number(x.size)]), 0)])
@@ -84,7 +84,7 @@ def test_a_remainder_that_descends():
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("compare", [operator.eq, operator.ne, operator.lt, operator.ge])
 def test_a_condition_of_an_unsigned_number(compare, dtype):
-    """A number that several elements take is kept in a variable, which TVM fails to solve the condition for."""
+    """A value that several elements use is bound to a variable, and TVM cannot solve the condition for it."""
     x = np.array([1, 3, 2, 9], dtype)
     data = te.placeholder([4], dtype)
     limit, one, seven = (tirx.const(value, dtype) for value in (3, 1, 7))

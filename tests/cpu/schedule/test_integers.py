@@ -1,4 +1,4 @@
-"""Operations on integers that TVM folds as C computes them."""
+"""Integer operations that TVM folds to the values that C computes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from relax_grad.testing._program import without_assertions
 
 INTEGERS = [f"{sign}{bits}" for sign in ("int", "uint") for bits in (8, 16, 32, 64)]
 
-#: Every cast that has a value for every operand.
+#: Every cast that is defined for all operands.
 CASTS = [(source, dtype) for source in (*INTEGERS, "bool") for dtype in (*INTEGERS, "bool")]
 CASTS += [("float32", "bool"), ("float32", "float16"), ("int64", "float32")]
 
 
 def operands(dtype: str) -> np.ndarray:
-    """Return numbers at which casts to other dtypes change, so many for every dtype."""
+    """Return 8 numbers, including those at which casts to other dtypes change the value."""
     if dtype == "bool":
         return np.array([False, True] * 4)
     if dtype == "float32":
@@ -37,7 +37,7 @@ def operands(dtype: str) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def functions():
-    """One function for each cast."""
+    """Return one function for each cast."""
 
     def function(source, dtype):
         x = te.placeholder((8,), source, "x")
@@ -61,7 +61,7 @@ def test_values(functions):
 
 
 def test_constants_are_folded(functions):
-    """TVM raises no error for any constant, and what it folds is the same number."""
+    """TVM raises no error for any constant, and folds it to the computed value."""
     folded = 0
     for source, dtype in CASTS:
         stores = []
@@ -111,7 +111,7 @@ def operated(operation, a, b):
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("number", [0, 1, 200])
 def test_operations_on_unsigned_constants(number, dtype):
-    """A producer stores a constant, for some elements or for all, and the consumer subtracts or compares it."""
+    """A producer stores a constant in some or all elements, and the consumer subtracts or compares it."""
     taken = np.array([0, 1, 199, np.iinfo(dtype).max], dtype)
     x, constant = te.placeholder([4], dtype), tirx.const(number, dtype)
     whole = te.compute([4], lambda _: constant)
@@ -133,7 +133,7 @@ def test_operations_on_unsigned_constants(number, dtype):
 
 
 def test_nested_differences_do_not_grow():
-    """Each reinterpretation back and forth is dropped, or the operands would double with each difference."""
+    """Each pair of inverse reinterpretations is dropped. Otherwise each difference would double the operands."""
     names = [tirx.Var(f"x{i}", "uint64") for i in range(20)]
     expr = names[0]
     for name in names[1:]:

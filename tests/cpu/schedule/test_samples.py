@@ -1,4 +1,4 @@
-"""Samples of all operators, differentiated, through the pipeline and through TVM's."""
+"""Samples of all operators, differentiated, through relax_grad's pipeline and through TVM's."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from relax_grad.testing.samples._sample import cast
 
 OPERATORS = [op for op in sampled_operators() if op not in WITHOUT]
 
-#: Samples that are compiled together.
+#: The number of samples that are compiled together.
 BATCH = 40
 
 TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 2e-4, "float64": 1e-9}
 
 
 def programs(dtype, keep=lambda op, i: True, *, symbolic=False, ops=OPERATORS):
-    """The samples of operators, differentiated, with values for their parameters.
+    """Yield the differentiated samples of operators, with values for their parameters.
 
-    With ``symbolic``, those that can have symbolic axes, and these have them.
+    With ``symbolic``, yield only samples that support symbolic axes, with these axes.
     """
     for op in ops:
         for i, sample in enumerate(samples(op)):
@@ -63,7 +63,7 @@ def flat(value):
 
 
 def check(found, dtype, target=TARGET):
-    """Compare what the pipeline compiles with what TVM's does."""
+    """Compare the results of relax_grad's pipeline with those of TVM's."""
     names, modules, *values = zip(*found, strict=True)
     values = list(zip(*values, strict=True))
     results = (run(modules, *how, values) for how in (("relax_grad", target), ("default", TARGET)))
@@ -88,7 +88,7 @@ def test_samples_of_all_operators():
 
 @pytest.fixture
 def large(monkeypatch):
-    """What is done to large tensors is done to small ones too."""
+    """Apply the optimizations for large tensors to small ones too."""
     monkeypatch.setattr(_emit, "SMALL", 2)
     monkeypatch.setattr(_reduce, "_PIECE", 2)
     monkeypatch.setattr(_emit, "LINE", 4)
@@ -99,7 +99,7 @@ def large(monkeypatch):
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_samples_as_if_they_were_large(dtype):
-    """All in float32, and the first of each operator in the other dtypes."""
+    """All samples in float32, and the first of each operator in the other dtypes."""
     chosen = programs(dtype, lambda op, i: i == 0 or dtype == "float32", ops=share(OPERATORS))
     for batch in in_batches(chosen):
         check(batch, dtype)

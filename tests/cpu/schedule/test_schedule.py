@@ -1,4 +1,4 @@
-"""Schedules compute what the loops that they schedule compute, in parallel and in vectors."""
+"""Scheduled functions compute the same values as the original loops, in parallel and in vectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N = tirx.Var("n", "int64")
     ]
 )
 def sizes(request, monkeypatch):
-    """What is done to large tensors is done to small ones too."""
+    """Optionally apply the optimizations for large tensors to small ones too."""
     if request.param:
         monkeypatch.setattr(_emit, "SMALL", 2)
         monkeypatch.setattr(_reduce, "_PIECE", 2)
@@ -127,7 +127,7 @@ def sums():
 
 
 def functions():
-    """Functions of functions: TVM would write each of them out within the next."""
+    """Yield nested element-wise functions: TVM would inline each of them into the next at every use."""
 
     def chain(x, times):
         for _ in range(times):
@@ -176,9 +176,9 @@ def random(rng, shape, dtype):
 
 
 def check(cases, target, cpu=None, *extents):
-    """Compare functions with and without schedules, all of them compiled together."""
+    """Compare functions with and without schedules, all compiled together."""
     cases, cpu, functions = list(cases), cpu or CPU.of(target), {}
-    rng = np.random.default_rng(0)  # the same numbers in whatever order tests run
+    rng = np.random.default_rng(0)  # the same numbers in any order of tests
     for i, (inputs, output) in enumerate(cases):
         function = te.create_prim_func([*inputs, output])
         functions[f"plain{i}"] = function
@@ -186,7 +186,7 @@ def check(cases, target, cpu=None, *extents):
     module = tvm.IRModule(
         {name: function.with_attr("global_symbol", name) for name, function in functions.items()}
     )
-    # What a function asserts of its arguments is half of its code.
+    # Argument assertions are half of a function's code.
     with without_assertions():
         compiled = tvm.compile(module, target)
     for i, (inputs, output) in enumerate(cases):
@@ -203,9 +203,9 @@ def check(cases, target, cpu=None, *extents):
             )
             compiled[f"plain{i}"](*arrays, plain)
             compiled[f"scheduled{i}"](*arrays, scheduled)
-            if extents and not n:  # of nothing, the loops do not even make a 0
+            if extents and not n:  # a reduction over no elements: the loops do not even store 0
                 continue
-            # Sums in half precision differ by what the order loses.
+            # Sums in half precision depend on the order of the terms.
             tolerance = 0.2 if "float16" in dtypes else 1e-4
             np.testing.assert_allclose(
                 scheduled.numpy().astype("float64"),
@@ -243,7 +243,7 @@ def test_sums_do_not_depend_on_the_number_of_cores():
 
 
 def loops(function):
-    """Return kind and extent of the loops of a function, from the outside in."""
+    """Return the kinds and extents of the loops of a function, from the outside in."""
     found = []
     tvm_ffi.structural_walk(
         function.body, (tirx.For, lambda loop: found.append((loop.kind, loop.extent))), order="pre"
@@ -287,7 +287,7 @@ def test_a_sum_of_much_is_parallel(axes):
 
 @pytest.mark.parametrize("rows", [40000, N], ids=["static", "symbolic"])
 def test_selections_are_made_of_what_has_been_loaded(rows):
-    """Of a load within a selection LLVM makes a gather, several times slower."""
+    """LLVM compiles a load within a selection to a gather, which is several times slower."""
     x, y, z = (tensor(rows, 5, name=name) for name in "xyz")
     where = topi.where(topi.greater(x, tirx.const(0, "float32")), y, z)
     function = schedule(te.create_prim_func([x, y, z, where]), CPU(16, 32, 2))
