@@ -150,7 +150,7 @@ def test_an_operator_of_many_tensors(name, gradient):
 
         return bindings([(2,)] * n, body, gradient)
 
-    # A meshgrid of n tensors has n axes and n results. Reshaping and summing the other results is separate work.
+    # A meshgrid of n tensors has n axes and n results. Reshaping and summing these is separate work.
     assert is_linear(many)
 
 

@@ -27,7 +27,7 @@ from relax_grad.transform import Gradient
 #: Programs per compilation. Fewer than for single operators, since one program equals some fifty of these.
 BATCH = 20
 
-#: The features of programs whose parameters suit products with vectors.
+#: The features of programs for products with vectors, which are taken with respect to parameters.
 OF_PARAMETERS = ("symbolic", "match_cast", "blocks", "branches", "calls", "tuple_parameters")
 
 

@@ -41,7 +41,7 @@ def test_each_row_is_a_module(monkeypatch):
     monkeypatch.setattr(np.random, "default_rng", lambda _seed: Zeros())
     for row in ROWS:
         if "50257" in row.name:
-            continue  # Deriving data from so large an array takes seconds.
+            continue  # deriving data from so large an array takes seconds
         arrays = row.arrays()
         module = row.module(arrays)
         assert relax.analysis.check_well_formed(module), row.name

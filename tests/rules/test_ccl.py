@@ -39,7 +39,7 @@ class Workers:
         }
 
     def exchange(self, data, in_group) -> list[np.ndarray]:
-        """Return the data from every worker, or from the workers of the own group."""
+        """Return the data from every worker, or from the workers of its own group."""
         self.sent[self.own.id] = data.numpy()
         self.barrier.wait()
         sent = list(self.sent)

@@ -145,8 +145,8 @@ def slices(draw):
 
 def slice_case(case, symbolic):
     shape, axes, begin, end, strides = case
-    # TVM does not always find the extent of a sliced symbolic axis equal to itself when it broadcasts. The check of a
-    # gradient broadcasts it.
+    # The check of a gradient broadcasts. There, TVM does not always find the extent of a sliced symbolic axis equal to
+    # itself.
     sliced = {axis % len(shape) for axis in axes}
     names = {axis: f"n{axis}" for axis in range(len(shape)) if axis not in sliced}
     return TorchCase(
@@ -296,7 +296,7 @@ def test_more_rows_of_indices_than_of_data():
 
 @pytest.mark.parametrize("mode", ["fast", "clip", "wrap"])
 def test_empty_axis(mode):
-    """There is no element to take, and no index causes a read."""
+    """The axis has no elements, and no index causes a read."""
     x, indices = np.zeros((2, 0)), np.array([0, -1, 5])
     for symbolic in (None, {0: {1: "n"}}):
         found = value_of(
@@ -492,7 +492,7 @@ INDEX = np.array([0, 127, -128, -1, 90, 127], "int8")
     ],
 )
 def test_an_axis_longer_than_its_indices_reach(op, inputs, attrs):
-    """The extent overflows the dtype of the indices. Negative indices must not be counted from the end in it."""
+    """The extent overflows the dtype of the indices. In it, negative indices must not be counted from the end."""
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=each) if type(each[0]) is int else each for each in inputs]
     check_gradients(f"relax.{op}", inputs, order=1, target=TARGET, **attrs)

@@ -295,7 +295,7 @@ def test_ties_share_evenly(nd):
 
 
 def test_product_of_a_thousand_factors_in_half_precision():
-    """The products of the first or the last hundred factors leave the range of float16, but the whole product does not."""
+    """The product of the first or the last hundred factors leaves the range of float16, the whole product does not."""
     factors = np.tile(np.array([2.0, 0.5], "float16"), 100)
     factors = np.concatenate([factors[::2], factors[1::2]])
     data, indices = np.ones(1, "float16"), np.zeros(200, "int64")

@@ -120,7 +120,7 @@ def test_einsum_that_sums_over_an_ellipsis():
 
 
 def test_an_empty_symbolic_batch():
-    """The gradient of an operand that all elements of an empty batch share is a sum of nothing."""
+    """The gradient of an operand that all elements of an empty batch share is an empty sum."""
     n = tvm.tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n, 2, 3), "float32"))
     w = relax.Var("w", relax.TensorType((3, 4), "float32"))

@@ -110,7 +110,7 @@ def swapped(function, cpu):
 pass_of_schedules.schedule = swapped
 """
 
-#: Lower the extents from which on the schedules treat tensors as large.
+#: Lower the extents at which the schedules start to treat tensors as large.
 _SMALL = """
 from relax_grad.cpu.schedule import _emit, _reduce
 _emit.SMALL = _reduce._PIECE = 2

@@ -78,7 +78,7 @@ def test_nothing_but_ignored_targets_puts_no_nan_into_data():
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_invalid_targets_at_second_order(reduction):
-    """NaN where an invalid target takes part, and no crash."""
+    """The gradient is NaN where an invalid target takes part. Nothing crashes."""
     targets = np.array([0, 2**62, -(2**63), -1, 1])
     dy = np.ones(targets.shape if reduction == "none" else ())
     inputs = [dy, np.ones((5, 3)), targets, np.ones(3)]

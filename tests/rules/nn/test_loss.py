@@ -159,7 +159,7 @@ def test_log_softmax_and_nll_loss_are_torch_s_cross_entropy(torch, reduction, we
 
 
 def test_large_batch_of_cross_entropy_in_half_precision():
-    """The batch size N overflows float16, and 1 / N is a small number in it."""
+    """The batch size N overflows float16, and 1 / N is subnormal in float16."""
     n = 70000
     x = relax.Var("x", relax.TensorType((n, 1), "float16"))
     y = relax.Var("y", relax.TensorType((n, 1), "float16"))
