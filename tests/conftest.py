@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks of all tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import relax_grad  # noqa: F401  (registers the gradients that the tests check)
 from relax_grad.testing._program import without_assertions
 
-#: Folders and files whose tests compile functions without what they assert of their arguments, which is half of their
-#: code; of every operator they do assert it in testing/test_samples.py, and of whole programs in cpu/test_pipeline.py,
-#: test_training.py and the examples.
+#: Folders and files whose tests compile functions without the assertions on their arguments, which are half of the
+#: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
+#: cpu/test_pipeline.py, test_training.py and the examples.
 WITHOUT_ASSERTIONS = (
     *("backend/", "cpu/dispatch/", "cpu/schedule/", "gpu/", "legalize/", "rules/", "topi/"),
     *("cpu/test_functions_of_float32.py", "cpu/test_random_pipelines.py", "test_composition.py"),
@@ -38,5 +38,5 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session")
 def torch():
-    """PyTorch, or a skip where it is not installed."""
+    """Return PyTorch, or skip the test if it is not installed."""
     return pytest.importorskip("torch", reason="PyTorch is not installed: no parity to check")

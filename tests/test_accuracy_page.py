@@ -1,4 +1,4 @@
-"""The page on accuracy: it has every operator, and its errors are those that are measured."""
+"""The accuracy page: it lists every operator, and its errors match new measurements."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from relax_grad.testing.samples import sampled_operators
 ROOT = Path(__file__).parents[1]
 ERRORS = json.loads((ROOT / "docs" / "_measured" / "accuracy.json").read_text())["errors"]
 
-#: How much larger than on the page an error may be on another processor, and what is none, in epsilons.
+#: Factor by which an error on another processor may exceed the error on the page, and the error that counts as none, in
+#: epsilons.
 FACTOR, NONE = 4.0, 1.0
 
 
 @pytest.fixture(scope="module")
 def accuracy():
-    """The program that measures."""
+    """Return the module of the program that measures."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     path = ROOT / "benchmarks" / "accuracy.py"
     spec = importlib.util.spec_from_file_location("accuracy", path)

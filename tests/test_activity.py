@@ -1,4 +1,4 @@
-"""Which variables lie between the inputs of a gradient and its target."""
+"""Variables on the path from the inputs of a gradient to its target."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ X, Y, C = Module["main"].params
 
 
 def names(variables):
-    """The names that the program above gives; what TVM adds to make it one operator to a binding is left out."""
+    """Return the names of variables that the program above defines.
+
+    TVM adds other variables so that each binding holds one operator.
+    """
     written = {"x", "y", "both", "whole", "_spare", "chosen", "loss"}
     return {variable.name for variable in variables} & written
 
@@ -92,5 +95,5 @@ def test_what_gradients_pass():
     assert passes(relax.op.exp(x))
     assert not passes(relax.op.exp(x), {"relax.exp"})
     assert not passes(relax.op.floor(x))
-    assert passes(relax.op.unique(x))  # refused, and so not a constant
+    assert passes(relax.op.unique(x))  # its gradient is refused, so it is not a constant
     assert passes(relax.Tuple([x]))

@@ -44,21 +44,21 @@ UNDEFINED = tvm.IRModule({"main": relax.Function([X], relax.Var("q", X.ty), X.ty
 NO_RELAX = tvm.IRModule({"main": tirx.PrimFunc([], tirx.Evaluate(0))})
 EXTERNAL = tvm.IRModule({"main": relax.ExternFunc("f")})
 
-#: What is no module.
+#: Values that are not modules.
 NO_MODULES = [None, "main", 3, SCALAR["main"], object()]
 
-#: What names no parameter of main.
+#: Values that name no parameter of main.
 NO_PARAMETERS = ["y", 7, -2, 1.5, True, X, {"x": 1}, ["x", "y"], [None]]
 
-#: What is no name of a function of the module.
+#: Values that name no function of the module.
 NO_FUNCTIONS = ["other", 3, None, ""]
 
-#: What is no operator's function.
+#: Values that are not an operator's function.
 NO_FUNCTION = [None, 3, [], "text"]
 
 
 def state() -> list:
-    """Return what is registered, and what else holds for the whole process."""
+    """Return the registrations and the other state of the whole process."""
     declared = registry.declarations()
     return [
         declared,
@@ -74,12 +74,12 @@ def state() -> list:
 
 
 def check(expected, message: str | None, call) -> None:
-    """Assert how a call fails, that it does so soon, and that it leaves everything as it was."""
+    """Assert that a call fails as expected, soon, and without a change of state."""
     before = state()
     start = time.perf_counter()
     with pytest.raises(expected, match=message):
         call()
-    assert time.perf_counter() - start < 5  # of a second, on a machine that has nothing else to do
+    assert time.perf_counter() - start < 5  # one second suffices on an idle machine
     assert state() == before
 
 
@@ -435,7 +435,7 @@ def test_bad_call(name):
 
 @pytest.mark.parametrize("name", own_operators())
 def test_builder_of_a_backward_operator(name):
-    """TVM takes any object for a pointer to an expression: some of these have ended the process."""
+    """TVM takes any object for a pointer to an expression. Some of these objects have ended the process."""
     build = builder_of(name)
     parameters = inspect.signature(build).parameters.values()
     count = sum(p.default is p.empty and p.kind != p.VAR_KEYWORD for p in parameters)
@@ -448,7 +448,7 @@ def test_builder_of_a_backward_operator(name):
         check((TypeError, ValueError), None, call)
 
 
-#: What is no function: these are raised, or hold data only.
+#: Exceptions: users do not call these classes.
 NO_CALLS = {"relax_grad.GradientError", "relax_grad.GradientCheckError"}
 
 

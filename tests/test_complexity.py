@@ -1,4 +1,4 @@
-"""What differentiation emits grows linearly with what is differentiated."""
+"""The output of differentiation grows linearly with its input."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PASSES = {"stock": relax.transform.Gradient, "ours": relax_grad.transform.Gradie
 
 
 def bindings(params, body, gradient=relax.transform.Gradient) -> int:
-    """The number of bindings of the adjoint of the sum of what ``body(bb, *params)`` returns."""
+    """Return the number of bindings of the adjoint of the sum of ``body(bb, *params)``."""
     adjoint = gradient("main")(module(params, body))["main_adjoint"]
     return sum(len(block.bindings) for block in adjoint.body.blocks)
 
 
 def calls(params, body) -> int:
-    """The number of calls of functions of the package while our pass differentiates the same."""
+    """Return the number of calls of the package's functions while our pass differentiates the same sum."""
     forward = module(params, body)
     package = str(Path(relax_grad.__file__).parent)
     count = 0
@@ -42,7 +42,7 @@ def calls(params, body) -> int:
 
 
 def module(params, body):
-    """A module whose function ``main`` is the sum of what ``body(bb, *params)`` returns."""
+    """Return a module whose function ``main`` returns the sum of ``body(bb, *params)``."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(params)
     ]
@@ -55,12 +55,12 @@ def module(params, body):
 
 
 def is_linear(count) -> bool:
-    """Tell whether a function of n grows by the same for each of several more."""
+    """Tell whether a function of n grows by the same positive amount at each step of n."""
     counts = [count(n) for n in (8, 16, 24)]
     return counts[2] - counts[1] == counts[1] - counts[0] > 0
 
 
-#: Functions of a (4, 4) matrix to a (4, 4) matrix, one for each way in which rules are made.
+#: Functions from a (4, 4) matrix to a (4, 4) matrix, one for each way to make a rule.
 STEPS = {
     "tanh": OP.tanh,
     "erf": OP.erf,
@@ -88,7 +88,7 @@ STEPS = {
 
 
 def chain_of(name):
-    """``n`` steps of one kind after each other."""
+    """Return a function of n that chains ``n`` steps of one kind."""
 
     def chain(n):
         def body(bb, x):
@@ -116,7 +116,7 @@ def test_the_work_of_a_chain(name):
 
 
 def test_the_work_of_a_tuple_whose_elements_are_used_one_by_one():
-    """Linear in our pass, in bindings as well; TVM's copies the whole tuple for each."""
+    """Work and bindings grow linearly in our pass. TVM's pass copies the whole tuple for each element."""
 
     def parts(n):
         def body(bb, x):
@@ -150,12 +150,12 @@ def test_an_operator_of_many_tensors(name, gradient):
 
         return bindings([(2,)] * n, body, gradient)
 
-    # A meshgrid of n tensors has n axes and n results: reshaping and summing them is work of its own.
+    # A meshgrid of n tensors has n axes and n results. Reshaping and summing these is separate work.
     assert is_linear(many)
 
 
 def test_many_parts_that_are_put_together_again():
-    """The rule of split is one concat; what a part for itself costs is the pass's affair."""
+    """The rule of split emits one concat for any number of parts. Only the pass can add a cost per part."""
 
     def parts(n):
         def body(bb, x):

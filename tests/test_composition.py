@@ -75,7 +75,7 @@ def test_symbolic_batch_to_second_order():
 
 
 def test_embedding_of_a_batch_of_tokens():
-    """A table that is read by an index of rank 2, negative indices and repetitions included."""
+    """The table is read at an index of rank 2 with negative and repeated entries."""
     table, tokens = RNG.normal(size=(7, 3)), np.array([[1, -1, 1], [6, 0, -7]])
 
     def function(table, tokens):

@@ -1,4 +1,4 @@
-"""Every operator of the running TVM is classified; what keeps a function from being differentiated."""
+"""Classification of every operator of the running TVM, and obstacles to the differentiation of a function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from relax_grad import registry
 from relax_grad.coverage import coverage, differentiable_arguments
 from relax_grad.testing.samples import sampled_operators
 
-#: Operators that the checker cannot run, and therefore without samples: a pass of their own lowers them,
-#: or their arguments need a device. tests/rules/test_base.py checks them.
+#: Operators without samples, since the checker cannot run them: a separate pass lowers them, or their arguments need a
+#: device. tests/rules/test_base.py checks them.
 UNSAMPLED = {"relax.builtin.stop_lift_params", "relax.hint_on_device", "relax.to_vdevice"}
 
 
@@ -40,7 +40,7 @@ def missing(*args, **kwargs):
 
 
 def test_every_operator_is_classified():
-    """A new release of TVM that brings an operator fails here, by its name."""
+    """The test fails for each operator that a new release of TVM adds, and names it."""
     unclassified = [
         name for name in registry.operators() if registry.classify(name).kind == "unclassified"
     ]
@@ -117,7 +117,7 @@ def test_an_operator_without_samples_has_no_known_arguments():
 
 
 def test_without_the_rules_of_relax_grad():
-    """TVM's own rules fail at some of the samples, and many operators have none."""
+    """TVM's own rules fail at some samples, and many operators have no rule."""
     relax_grad.uninstall()
     try:
         found = {item.classification.op_name: item for item in coverage()}

@@ -62,14 +62,14 @@ def test_pages_with_code_are_found():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_code_goes_unrun(page):
-    """A block in another language than these would be shown, and never be run."""
+    """A block in any other language would appear on the page but never run."""
     languages = set(_FENCE.findall(page.read_text())) - {"", "python", "console"}
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
 @pytest.fixture(scope="module")
 def forks():
-    """Processes of their own, as a page may register what other tests must not see."""
+    """Yield separate processes, since a page may make registrations that other tests must not see."""
     if not can_fork():
         pytest.skip("this system does not fork processes")
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -102,7 +102,7 @@ def test_a_page_that_fails_is_told(forks, tmp_path):
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
-    """The folder of the pages that Sphinx builds."""
+    """Return the folder of the pages that Sphinx builds."""
     missing = [
         name for name in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(name)
     ]

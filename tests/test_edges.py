@@ -1,4 +1,4 @@
-"""The page on semantics: what it says of the edges is what relax_grad, PyTorch and JAX give."""
+"""The semantics page: its statements about edge cases match relax_grad, PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EDGES = edges.edges()
 
 
 def wrong(found: dict, library: str) -> dict:
-    """Return what differs from the page, by call."""
+    """Return the differences from the page, by call."""
     return {
         call: (given, ROWS[call][library])
         for call, given in found.items()

@@ -22,7 +22,7 @@ n = tirx.Var("n", "int64")
 
 
 def network(rows=3):
-    """A loss and a tensor, of data and weight."""
+    """Return a module from data and weight to a loss and a tensor."""
 
     def body(bb, x, w):
         y = bb.emit(op.tanh(bb.emit(op.matmul(x, w))))
@@ -97,7 +97,7 @@ def test_hvp(torch, rows):
 
 
 def test_third_order():
-    """The transformations apply to what they return."""
+    """The transformations apply to their own results."""
     module = build([tensor("x", ())], lambda bb, x: op.power(x, relax.const(5.0, "float64")))
     first = relax_grad.value_and_grad(module)
     second = relax_grad.vjp(first, "main_adjoint")
@@ -109,7 +109,7 @@ def test_third_order():
 
 
 def test_orders_up_to_four(torch):
-    """Each order along vectors of its own, against PyTorch's gradients of gradients."""
+    """Each order uses its own vectors and is compared with PyTorch's gradients of gradients."""
     module = relax_grad.derivatives(network(n), order=4, wrt=["w"])
     is_sound(module)
     assert [p.name for p in module["main_order4"].params] == [
@@ -169,7 +169,7 @@ def test_wrt(wrt):
 
 @pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp", "derivatives"])
 def test_wrt_all_parameters_in_the_list_of_the_function(name):
-    """As ``require_grads`` of the pass takes it, which is TVM's own kind of list."""
+    """``wrt`` accepts TVM's own list type, as ``require_grads`` of the pass does."""
     module = network()
     found = getattr(relax_grad, name)(module, wrt=module["main"].params)
     expected = getattr(relax_grad, name)(module, wrt=["x", "w"])
@@ -195,7 +195,7 @@ def test_examples(module):
 
 
 def test_what_the_module_has_stays():
-    """The functions on the way take no names, and leave nothing behind."""
+    """The intermediate functions take no names and do not stay in the module."""
     loss = build([tensor("x", (3, 4))], lambda bb, x: op.sum(op.exp(x)))
     module = relax_grad.value_and_grad(loss)
     for transform, name in (
@@ -221,7 +221,7 @@ def test_nothing_to_differentiate_with_respect_to():
             transform(module)
 
 
-#: What each names its new parameters, where names are taken and where they are not.
+#: Names of the new parameters by transformation: with free default names, and with one default name taken.
 NEW_NAMES = {
     "vjp": (["cotangent0"], ["cotangent0_"]),
     "jvp": (["x_tangent", "y_tangent"], ["x_tangent_", "y_tangent"]),

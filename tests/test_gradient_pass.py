@@ -1,4 +1,4 @@
-"""What relax.transform.Gradient promises still holds after the import, on graphs with our operators."""
+"""The guarantees of relax.transform.Gradient hold after the import too, on graphs with our operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tensor(name, shape, dtype="float32"):
 
 
 def function(params, body):
-    """A module whose ``main`` has one dataflow block: ``body(bb, *params)`` returns its result(s)."""
+    """Return a module whose ``main`` has one dataflow block: ``body(bb, *params)`` returns its result(s)."""
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():
@@ -53,7 +53,7 @@ def values(*shapes, seed=0):
 
 
 def operators(func):
-    """The operators that a function's bindings call, in order."""
+    """Return the operators that a function's bindings call, in order."""
     return [
         binding.value.op.name
         for block in func.body.blocks

@@ -1,4 +1,4 @@
-"""What ``import relax_grad`` costs on top of ``import tvm``."""
+"""The cost of ``import relax_grad`` on top of ``import tvm``."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ for name in sorted(set(sys.modules) - before):
 """
 
 
-#: The bytecode is written, as where a package is installed.
+#: Let Python write the bytecode, as it does for an installed package.
 ENVIRONMENT = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def test_is_quick():
-    """The least of some runs, for other processes only make it longer; the first writes the bytecode."""
+    """Measure the fastest of several runs: other processes only add time. The first run writes the bytecode."""
     run_python(MEASURE, ENVIRONMENT, torch=True)
     found = []
     while len(found) < RUNS and min(found, default=LIMIT) >= LIMIT:
@@ -46,7 +46,7 @@ def test_is_quick():
 
 
 def test_loads_nothing_else():
-    """What is not Python's own is loaded by TVM already."""
+    """Every module outside of the standard library is one that TVM has loaded already."""
     names = run_python(LOADED, ENVIRONMENT, torch=True).split()
     assert "relax_grad.rules" in names
     top = {name.partition(".")[0] for name in names} - {"relax_grad"}

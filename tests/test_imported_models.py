@@ -18,7 +18,7 @@ Sequential = nn.Sequential
 
 
 class Then(nn.Module):
-    """A function of a linear layer of width 6."""
+    """A linear layer of width 6, followed by a function."""
 
     def __init__(self, function):
         super().__init__()
@@ -85,7 +85,7 @@ class Recurrent(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Token ids to the loss that PyTorch computes of hard labels."""
+    """A model from token ids to PyTorch's loss for hard labels."""
 
     def __init__(self):
         super().__init__()

@@ -48,7 +48,7 @@ MODELS = {"cnn": (CNN, (1, 8, 8)), "gru": (GRU, (4, 5))}
 
 
 def train_step(model: nn.Module, shape: tuple[int, ...]) -> tvm.IRModule:
-    """Return a module whose ``step`` takes data, parameters and labels to the loss and the new parameters."""
+    """Return a module whose ``step`` maps data, parameters and labels to the loss and the new parameters."""
     batch = torch.export.Dim("batch", min=2)
     exported = torch.export.export(model, (torch.randn(4, *shape),), dynamic_shapes=({0: batch},))
     imported, _ = relax.frontend.detach_params(
@@ -94,7 +94,7 @@ def train_step(model: nn.Module, shape: tuple[int, ...]) -> tvm.IRModule:
     ],
 )
 def test_steps_of_any_batch(name, pipeline):
-    """Three steps of SGD at batches of 1, 7 and 32 are PyTorch's."""
+    """Three steps of SGD at batches of 1, 7 and 32 agree with PyTorch's."""
     torch.manual_seed(0)
     make, shape = MODELS[name]
     model = make()
@@ -117,7 +117,7 @@ def test_steps_of_any_batch(name, pipeline):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_gradient_is_inlined(name):
-    """No call is left in the step, and no extent that it does not define."""
+    """The step contains no call of another function and no undefined extent."""
     make, shape = MODELS[name]
     inlined = InlineSingleUse()(train_step(make(), shape))
     assert relax.analysis.check_well_formed(inlined)

@@ -1,4 +1,4 @@
-"""Programs whose calls write to their arguments: each operator reads the values that it was given."""
+"""Programs whose calls write to their arguments: each operator reads the original values of its operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import relax_grad
 
 
 def check(seeds, pipeline="relax_grad", steps=24):
-    """Compile random functions in one module, and compare each with NumPy."""
+    """Compile random functions in one module, and return the names of those whose results differ from NumPy's."""
     bb = relax.BlockBuilder()
     helper = with_helper(bb)
     cases = {
@@ -56,7 +56,7 @@ def _clear(target):
 
 @pytest.mark.parametrize("is_pure", [True, False])
 def test_external_functions(is_pure):
-    """One that says that it writes in place, and one of which nothing is known."""
+    """One function declares that it writes in place. The effects of the other are unknown."""
     kind = relax.TensorType((SIZE, SIZE), "float32")
     x, y = relax.Var("x", kind), relax.Var("y", kind)
     bb = relax.BlockBuilder()

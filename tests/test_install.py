@@ -1,4 +1,4 @@
-"""What the import changes in TVM, and that all of it can be taken back."""
+"""The changes that the import makes to TVM, and their complete reversal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ tvm.compile(gradient_of(relax.op.nn.conv2d, (1, 2, 5, 5), (3, 2, 3, 3)), "llvm")
 
 
 def test_what_a_module_was_differentiated_with_stays():
-    """The backward operators are relax_grad's own, and compile without what was taken back."""
+    """The backward operators are relax_grad's own, and compile without the registrations that were taken back."""
     code = """
 import relax_grad
 module = gradient_of(relax.op.nn.conv2d, (1, 2, 5, 5), (3, 2, 3, 3))
@@ -140,7 +140,7 @@ print(differing(before, snapshot()))
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_are_started_later(method, tmp_path, monkeypatch):
-    """Each differentiates, compiles and runs. Threads do not survive a fork, so there is one."""
+    """Each process differentiates, compiles and runs. Threads do not survive a fork, so TVM uses one."""
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     script = tmp_path / "script.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""The package's parts import each other one way only, as the page on the architecture says."""
+"""The package's parts import each other one way only, as the architecture page says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BETWEEN = [each for each in IMPORTS if each.parts[0] != each.parts[1]]
 
 
 def names(node: ast.AST) -> list[str]:
-    """Return the full names that a statement imports, of those that do not begin with a dot."""
+    """Return the full names of a statement's absolute imports."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and not node.level:
@@ -27,7 +27,7 @@ def names(node: ast.AST) -> list[str]:
     return []
 
 
-#: The parts that every other one may import, those of a wing in that wing.
+#: The parts that every other part may import. The base parts of a wing serve that wing only.
 BASES = {"": [*layers.BASE], **{wing.title: [*wing.base] for wing in layers.WINGS}}
 
 PARTS = [*layers.PARTS, *(name for base in BASES.values() for name in base)]
@@ -68,11 +68,11 @@ def test_a_part_imports_what_it_may(part):
 
 
 def test_no_file_imports_itself_through_others():
-    """Within functions neither: what goes round cannot be read from the bottom."""
+    """The test counts imports inside functions too: a cycle of files has no bottom from which to read it."""
     graph: dict[str, set[str]] = {}
     for each in IMPORTS:
         graph.setdefault(each.module, set()).add(each.imported)
-    graph["cli"].discard("")  # the commands take the names that users do
+    graph["cli"].discard("")  # the commands import the public names, as users do
     graph.setdefault("cli", set())
     TopologicalSorter(graph).prepare()
 
@@ -85,7 +85,7 @@ def test_no_part_imports_private_modules_of_another():
 
 
 def test_one_door_between_the_wings():
-    """Only named operators and the definitions in topi pass from one wing to the other."""
+    """One wing uses only the named operators and the definitions in topi of the other wing."""
     between = {
         each.parts
         for each in BETWEEN
@@ -104,7 +104,7 @@ def test_imports_go_down_in_the_figure():
 
 
 def test_what_is_allowed_is_used():
-    """What nobody imports any more is taken off the lists."""
+    """Every import that the lists allow is in use. Unused entries must be removed."""
     used = {each.parts for each in BETWEEN}
     assert {(name, to) for name, part in layers.PARTS.items() for to in part.imports} <= used
 

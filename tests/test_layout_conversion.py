@@ -1,4 +1,4 @@
-"""ConvertLayout before and after differentiation: the numbers stay, and so do no transpositions inside."""
+"""ConvertLayout before and after differentiation: equal results, and transpositions only at the edges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rng():
 
 
 def network(images, kernel, gamma, beta, residual, bias, weight, mean, var, labels):
-    """A small residual network."""
+    """Return the loss of a small residual network."""
     x = op.nn.conv2d(images, kernel, padding=1)
     x = op.nn.relu(op.nn.batch_norm(x, gamma, beta, mean, var, axis=1, training=True)[0])
     x = op.nn.max_pool2d(x, 2, strides=2)
@@ -55,7 +55,7 @@ def network_inputs() -> list[np.ndarray]:
 
 
 WRT = [f"x{i}" for i in range(7)]
-#: What lies otherwise for a convolution in NHWC and OHWI: the images and the kernels.
+#: The arguments that a conversion to NHWC and OHWI transposes: the images and the kernels.
 CONVERTED = ["x0", "x1", "x4"]
 
 
@@ -75,7 +75,7 @@ def after(program: Program, wrt=WRT, desired=None, layout_cb=None) -> tvm.IRModu
 
 
 def by_tvm(program: Program, wrt) -> tvm.IRModule:
-    """Differentiate by TVM's pass."""
+    """Differentiate with TVM's pass."""
     return differentiate(program, wrt, through="tvm")
 
 
@@ -84,7 +84,7 @@ def flat(value) -> list[np.ndarray]:
 
 
 def assert_same_results(programs: list[Program], modules: list[list[tvm.IRModule]]) -> None:
-    """Run the adjoints of each program, which are different forms of one function."""
+    """Assert that the adjoints of each program, different forms of one function, return equal results."""
     everything = [module for forms in modules for module in forms]
     run = compile_together(everything, TARGET)
     number = 0
@@ -102,7 +102,7 @@ def assert_same_results(programs: list[Program], modules: list[list[tvm.IRModule
 @pytest.mark.parametrize("batch", [None, "n"])
 @pytest.mark.parametrize("form", [before, after])
 def test_transpositions_remain_at_the_edges(form, batch):
-    """The parameters, their gradients, and where the network flattens."""
+    """Transpositions remain at the parameters, at their gradients, and where the network flattens."""
     adjoint = form(network_program(batch))["main_adjoint"]
     parameters, results, inside = edges(adjoint)
     assert parameters == CONVERTED
@@ -116,7 +116,7 @@ def test_transpositions_remain_at_the_edges(form, batch):
 
 
 def test_the_pass_of_relax_grad_leaves_nothing_to_tidy_before():
-    """The conversion alone gives the same; only what is transposed twice is to be merged."""
+    """The conversion alone gives the same edges, except that a parameter may be transposed twice."""
     module = transform.ConvertLayout(CHANNELS_LAST)(differentiate(network_program(), WRT))
     parameters, results, inside = edges(module["main_adjoint"])
     assert sorted(set(parameters)) == CONVERTED
@@ -216,7 +216,7 @@ def test_the_gradients_of_convolutions_stay(desired, names):
         first, last = before(program, PAIR, desired), after(program, PAIR, desired)
         modules.append([by_tvm(program, PAIR), first, last])
         assert edges(first["main_adjoint"])[2] == 0
-        # The gradient of the result is broadcast from that of the loss in the order of the function.
+        # The gradient of the result is broadcast from the gradient of the loss in the function's original layout.
         assert edges(last["main_adjoint"])[2] <= 1
     assert_same_results(programs, modules)
 
@@ -231,7 +231,7 @@ def test_the_gradients_of_convolutions_stay(desired, names):
     ids=["before", "after", "before, symbolic"],
 )
 def test_a_converted_convolution_is_differentiated_again(form, names, cases):
-    """A function that was converted, and one whose gradient was."""
+    """The conversion applies to the function before its first differentiation, or to its adjoint."""
     programs, modules = [], []
     for case in cases:
         program = convolution_program(case, names)
@@ -244,7 +244,7 @@ def test_a_converted_convolution_is_differentiated_again(form, names, cases):
 
 
 def test_a_symbolic_function_is_converted_between_two_differentiations():
-    """By the pass of relax_grad: the stock pass does not take the shapes that are written out."""
+    """The test uses relax_grad's pass: TVM's pass does not accept symbolic shapes that are written out."""
     programs, modules = [], []
     for case in ("conv2d", "conv2d_transpose"):
         program = convolution_program(case, {0: {0: "n"}})
@@ -269,7 +269,7 @@ def test_the_gradient_of_the_gradient_is_converted():
 
 
 def test_a_layout_is_asked_for_by_the_name_of_the_backward_operator():
-    """What is not named follows its tensors."""
+    """An operator without an entry follows the layouts of its tensors."""
     names = ["relax.grad.conv2d_backward_weight", "relax.grad.conv2d_backward_data"]
     program = convolution_program("conv2d")
     module = after(program, PAIR, {names[0]: ["NHWC", "HWIO", "CHWN"]})
@@ -297,7 +297,10 @@ def test_a_layout_is_asked_for_by_a_callback():
 
 
 def test_packed_channels_are_unpacked_before_a_backward_operator():
-    """A layout that is no order of axes is none for them. TVM does not compile the convolution itself."""
+    """Backward operators take only layouts that permute the axes.
+
+    TVM does not compile the packed convolution itself.
+    """
 
     def network(images, kernel):
         return op.nn.max_pool2d(op.nn.relu(op.nn.conv2d(images, kernel)), 2)

@@ -1,7 +1,7 @@
 """Nothing is read or written out of bounds, whatever values the inputs hold.
 
-Every kernel of the differentiated samples runs between inaccessible pages with its own values and with
-extreme ones (see ``guard.py``), and so do cases whose shapes and attributes are chosen for their edges.
+Every kernel of the differentiated samples runs between inaccessible pages, with its own values and with extreme ones
+(see ``guard.py``). Further cases run in the same way; their shapes and attributes are edge cases.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from relax_grad.testing.samples import sampled_operators
 
 INT32 = np.iinfo("int32")
 
-#: The widest vectors that this machine has.
+#: The target with the widest vectors of this machine.
 WIDEST = [name for name in TARGETS if runs_here(name)][-1]
 
 
 @pytest.fixture(params=[None, pytest.param(WIDEST, marks=pytest.mark.slow)])
 def machine(request):
-    """What the kernels are of: TVM's pipeline before fusion, or relax_grad's for the widest vectors."""
+    """Return None for kernels of TVM's pipeline before fusion, or the target of relax_grad's pipeline."""
     return request.param
 
 
 def extremes(size: int, dtype: str) -> np.ndarray:
-    """Integers at and beyond the limits of an axis, and at those of their dtype."""
+    """Return integers at and beyond the bounds of an axis, and at the bounds of their dtype."""
     info = np.iinfo(dtype)
     values = [0, size - 1, size, size + 1, -1, -size, -size - 1, 10**6, -(10**6)]
     return np.array([*values, info.max, info.min, info.min + 1], dtype)
@@ -42,7 +42,7 @@ def random(*shape):
 
 
 def test_faults_are_found():
-    """Each faulty kernel is found, by what is wrong with it, and hides none of the others."""
+    """Each faulty kernel is reported with its kind of fault, and hides no other fault."""
     x, index = np.array([1.0, 2, 3, 0]), np.arange(4, 0, -1) % 4
     expected = {
         guard_faults.reads_behind: "as called, at the end: SIGSEGV",
@@ -73,12 +73,12 @@ OPERATORS = [op for op in sampled_operators() if op not in WITHOUT]
 
 
 def test_kernels_of_the_first_samples():
-    """Those that relax_grad legalizes, of the first order of one sample of each third operator."""
+    """These are the kernels that relax_grad legalizes, at first order, from one sample of every third operator."""
     report = check_out_of_bounds(sample_cases(OPERATORS[::3], 1, order=1), ours=True)
     assert report.kernels == report.ours > 90
 
 
-#: The parts that the operators with samples are divided into, to be checked at the same time.
+#: The number of parts of the list of operators with samples. The parts are checked in parallel.
 PARTS = 6
 
 
@@ -189,8 +189,8 @@ def test_index_put_and_slice_scatter(machine):
 
 @pytest.mark.parametrize("dtype", ["int8", pytest.param("uint8", marks=pytest.mark.slow)])
 def test_narrow_indices(dtype, machine):
-    """An axis is longer than the indices reach, so that in their dtype its extent would overflow."""
-    size, index = 200, np.arange(12, dtype=dtype) * 23  # the harness has those at the limits
+    """The axis is longer than the largest index, so its extent would overflow in the dtype of the indices."""
+    size, index = 200, np.arange(12, dtype=dtype) * 23  # the harness adds those at the limits
     rows, columns, values = index.reshape(12, 1), index[:4], random(12)
     cases = [
         *(
@@ -212,7 +212,7 @@ def test_narrow_indices(dtype, machine):
         ),
         Case("nll", "relax.nn.nll_loss", [random(12, size), index], {"ignore_index": 3}),
     ]
-    if dtype == "int8":  # TVM takes no unsigned ones here
+    if dtype == "int8":  # TVM takes only signed indices here
         cases += [
             Case("gather", "relax.gather_elements", [random(size), index]),
             Case("index", "relax.index_tensor", [random(size, size), (rows, columns)]),
@@ -324,7 +324,7 @@ def test_slicing(machine):
             [random(5, 3), [0], [begin], [end], [stride]],
         )
         for begin, end, stride in itertools.product(limits, limits, (1, -2, 7))
-        # TVM infers a negative extent where end lies before begin.
+        # TVM infers a negative extent for an end before the begin.
         if len(range(5)[begin:end:stride])
     ]
     check_out_of_bounds(cases[::3], machine=machine)
@@ -355,7 +355,7 @@ def test_grid_sample(method, machine):
 @REGIONS
 @pytest.mark.parametrize("op", [pytest.param("roi_align", marks=pytest.mark.slow), "roi_pool"])
 def test_regions(op, machine):
-    # Neither infinite nor huge, but not in the batch, or beyond the data.
+    # Finite corners in and beyond the data, for batch indices in and beyond the batch.
     far = [[batch, -50, 3, 90, 4] for batch in (0, 1, 2, -1, 1e9, -1e9, np.nan, np.inf)]
     wild = [[1, *corners] for corners in itertools.product([np.nan, np.inf, -1e30, 2.0], repeat=4)]
     rois = np.array([*far, *wild], "float32")
@@ -372,7 +372,7 @@ def test_regions(op, machine):
             for i, each in enumerate(settings)
         ],
         machine=machine,
-        time_limit=5,  # all of it is waited for where a region has 3e9 samples: ENDLESS in guard.py
+        time_limit=5,  # a region of 3e9 samples uses all of it: ENDLESS in guard.py
     )
 
 
@@ -423,7 +423,7 @@ def shapes(rng, rank: int, least: int = 1) -> tuple[int, ...]:
 
 
 def drawn_index(rng):
-    """A case of what reads or writes where indices say, of any of the operators."""
+    """Draw a call of an operator that reads or writes at indices."""
     dtype = rng.choice(["int32", "int64"])
     kind = rng.choice(["take", "gather_elements", "gather_nd", "scatter_elements", "scatter_nd"])
     shape = shapes(rng, rng.integers(1, 4))
@@ -433,7 +433,7 @@ def drawn_index(rng):
         attrs = {"axis": axis, "mode": str(rng.choice(["fast", "wrap", "clip", "nan"]))}
         return f"relax.{kind}", [random(*shape), index], attrs
     if kind.endswith("elements"):
-        # A gather has the extents of its indices, and a scatter takes what its data has room for.
+        # A gather's result has the extents of its indices. The indices of a scatter fit into its data.
         other = [
             min(size, int(rng.integers(1, 6)))
             if i != axis % len(shape)
@@ -457,7 +457,7 @@ def drawn_index(rng):
 
 
 def drawn_window(rng):
-    """A case of a convolution or a pooling, with a window that fits."""
+    """Draw a convolution or a pooling with a window that fits."""
     rank = int(rng.integers(1, 4))
     channels = int(rng.integers(1, 4))
     size, window, strides, dilation = (rng.integers(1, most, rank) for most in (7, 4, 4, 3))
@@ -477,7 +477,7 @@ def drawn_window(rng):
 
 
 def drawn_resize(rng):
-    """A case of a resize in two dimensions."""
+    """Draw a resize in two dimensions."""
     modes = ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]
     attrs = {
         "size": shapes(rng, 2),

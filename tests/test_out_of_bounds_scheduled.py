@@ -1,8 +1,8 @@
-"""Nothing is read or written out of bounds by what relax_grad's pipeline makes of operators with integers.
+"""The kernels of relax_grad's pipeline for operators with integers stay in bounds.
 
-The operators are found, not listed: those whose samples hold integers, and those without a gradient, of which each
-has a case here or a reason to have none. Their kernels are fused, merged and scheduled, and run between inaccessible
-pages with integers at and beyond every limit.
+The tests find the operators themselves: all operators whose samples hold integers, and all operators without a
+gradient. Each operator without a gradient has a case here, or a reason for the absence of one. The kernels are fused,
+merged and scheduled, and run between inaccessible pages with integers at and beyond every limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tvm.ir import Op
 from relax_grad import registry
 from relax_grad.testing.samples import Sample, sampled_operators, samples
 
-#: The vector widths that this machine has, but that of every machine.
+#: The vector widths of this machine, except the one that every machine has.
 WIDE = [name for name in TARGETS if runs_here(name)][1:]
 each_machine = pytest.mark.parametrize("machine", WIDE)
 
@@ -26,7 +26,7 @@ FLOATS = np.random.default_rng(0).normal(size=(5, 4))
 
 
 def wild(dtype: str) -> np.ndarray:
-    """Integers at and beyond the limits of an axis of 5, and those of a dtype."""
+    """Return integers at and beyond the bounds of an axis of 5, and at the bounds of a dtype."""
     info = np.iinfo(dtype)
     limits = np.array([info.max, info.max - 1], dtype)
     kept = WILD[(info.min <= WILD) & (info.max >= WILD)].astype(dtype)
@@ -42,7 +42,7 @@ def has_integers(sample: Sample) -> bool:
 
 
 def with_integers() -> dict[str, list[int]]:
-    """Return the numbers of the samples with integers, of the operators that have any."""
+    """Return, for each operator that has any, the numbers of its samples with integers."""
     found = {
         op: [number for number, sample in enumerate(samples(op)) if has_integers(sample)]
         for op in sampled_operators()
@@ -59,7 +59,7 @@ _TABLE = np.arange(20, dtype="int64").reshape(5, 4)
 _BOXES = np.random.default_rng(0).uniform(size=(1, 5, 6)).astype("float32")
 _COUNT, _ORDER = np.array([5], "int32"), np.arange(5, dtype="int32").reshape(1, 5)
 
-#: Calls of operators without a gradient, which have no samples.
+#: Calls of operators without a gradient. These operators have no samples.
 FORWARD = [
     *[
         forward(op, *_PAIR)
@@ -102,7 +102,7 @@ FORWARD = [
     forward("vision.non_max_suppression", _BOXES, _COUNT, _ORDER),
 ]
 
-#: Operators that take tensors and become no kernels, with the reason.
+#: Operators that take tensors but have no kernel, with the reason.
 NO_KERNEL = {
     "nonzero": "a function of TVM's runtime",
     "vision.all_class_non_max_suppression": "TVM legalizes nothing that takes its result, of unknown extents",
@@ -113,7 +113,7 @@ _NO_KERNEL_PREFIXES = ("inspect.", "builtin.", "memory.", "vm.", "dist.")
 
 
 def without_samples() -> set[str]:
-    """Return the names of the operators that take tensors, and have no samples."""
+    """Return the names of the operators that take tensors but have no samples."""
     names = (op.removeprefix("relax.") for op in registry.operators() if op not in SAMPLED)
     return {
         name

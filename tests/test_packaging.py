@@ -1,4 +1,4 @@
-"""What pip is told of the package: read from the installed metadata and from the source tree."""
+"""The package's metadata for pip, read from the installation and from the source tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def distribution():
 
 @pytest.fixture(scope="module")
 def requirements(distribution):
-    """Requirement by extra, or by "" for none, and by distribution."""
+    """Return the requirements by extra ("" for none) and by distribution."""
     found = {}
     for text in distribution.requires:
         requirement, _, marker = text.partition(";")
@@ -62,13 +62,13 @@ def test_extras(distribution, requirements):
     assert set(distribution.metadata.get_all("Provides-Extra")) == extras
     assert requirements["torch"] == {"torch": "==2.13.0"}
     assert "torch" not in requirements["test"]
-    # The command line's and the examples' progress bars, and the tests of the former, use rich.
+    # The progress bars of the command line and of the examples use rich, and so do the tests of the command line.
     for extra in ("cli", "test", "examples"):
         assert "rich" in requirements[extra]
 
 
 def test_every_range_is_closed_above(requirements):
-    """A release that nobody has tried must not break an installation; furo counts by dates."""
+    """An untested release must not break an installation. The versions of furo are dates."""
     for by_name in requirements.values():
         for name, versions in by_name.items():
             assert name == "furo" or "<" in versions or "==" in versions, (name, versions)
@@ -87,7 +87,7 @@ def test_the_readme_is_the_long_description(distribution):
 
 
 def test_every_folder_of_modules_is_a_package():
-    """find_packages leaves out a folder without an ``__init__.py``, and a wheel its modules."""
+    """find_packages omits a folder without an ``__init__.py``, so a wheel lacks the folder's modules."""
     folders = {path.parent for path in (ROOT / "relax_grad").rglob("*.py")}
     assert len(folders) > 5
     for folder in folders:

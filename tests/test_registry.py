@@ -1,4 +1,4 @@
-"""Registration: levels, order with a user's own, idempotence, and errors of rules."""
+"""Registration: levels, order relative to a user's rule, idempotence, and errors of rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DIFFERENTIATE = """
 @pytest.mark.parametrize("first", ["user", "package"])
 @pytest.mark.parametrize(("op", "level"), [("relax.tile", 10), ("relax.nn.conv2d", 11)])
 def test_a_users_rule_wins_in_any_order(first, op, level):
-    """At the default level for what TVM does not have, one above it for what TVM has."""
+    """The default level is enough where TVM has no rule. One level above the default is enough where TVM has one."""
     steps = [
         f"relax.op.register_gradient({op!r}, mine, level={level})",
         "import relax_grad",
@@ -83,7 +83,7 @@ def test_every_declaration_is_installed_and_says_what_it_corrects():
 
 
 def test_corrections_are_what_the_stock_has():
-    """A declaration says that it corrects exactly where stock TVM registers something."""
+    """A declaration says that it corrects TVM exactly where stock TVM registers something."""
     keys = [(d.op_name, d.attr) for d in registry.declarations()]
     code = f"""
         import tvm
@@ -99,7 +99,7 @@ def test_corrections_are_what_the_stock_has():
 
 
 def _differentiate_erf(rule):
-    """Differentiate a function of one operator whose rule is replaced for the occasion."""
+    """Differentiate a function of one operator with a temporary rule."""
     op = Op.get("relax.erf")
     before = op.get_attr("FPrimalGradient")
     op.reset_attr("FPrimalGradient")
@@ -142,7 +142,7 @@ def test_a_second_declaration_is_refused():
 
 @pytest.mark.parametrize("register", [relax_grad.register_gradient, relax_grad.register_legalize])
 def test_a_declaration_that_would_have_no_effect_is_refused(register):
-    """TVM's own is registered at a higher level."""
+    """TVM's own registration has a higher level."""
     before = registry.classify("relax.exp")
     with pytest.raises(
         ValueError, match=r"of relax\.exp is registered with TVM already.*corrects="

@@ -32,7 +32,7 @@ SHAPES = {"weight": (4, 3, 3, 3), "gamma": (4,), "beta": (4,), "dense": (4, 5)}
 
 
 def backbone(batch, training):
-    """A convolution, a normalisation with running statistics, and a classifier."""
+    """Return a backbone: a convolution, a normalisation with running statistics, and a classifier."""
     params = [tensor("x", (batch, 3, 6, 6), "float32")]
     params += [tensor(name, shape, "float32") for name, shape in SHAPES.items()]
     params += [tensor(name, (4,), "float32") for name in ("mean", "variance")]
@@ -115,7 +115,7 @@ def test_steps_are_those_of_torch(torch, batch, optimizer, pipeline, legalize, t
 
 
 def kernels(module: tvm.IRModule) -> int:
-    """Return how many kernels a module's calls are dispatched to."""
+    """Return the number of kernels to which a module's calls are dispatched."""
     dispatched = DispatchKernels(host())(module)
     names = [variable.name_hint for variable in dispatched.get_global_vars()]
     return sum("_kernel" in name for name in names)
@@ -167,7 +167,7 @@ OPTIMIZERS = [
 
 
 def dense(batch, *, dataflow=True):
-    """A matrix product and a bias, without states."""
+    """Return a backbone without states: a matrix product and a bias."""
     params = [tensor("x", (batch, 3), "float32"), tensor("weight", (3, 4), "float32")]
     params.append(tensor("bias", (4,), "float32"))
     bb = relax.BlockBuilder()
@@ -236,7 +236,7 @@ def test_losses_and_optimizers(torch, number, name, batch):
 
 
 def updated(trainer, rows=6):
-    """The loss of one step, and the parameters and states behind it."""
+    """Return the loss of one step, and the parameters after it."""
     rng = np.random.default_rng(0)
     trainer.load_params([rng.normal(size=(3, 4)).astype("float32"), np.ones(4, "float32")])
     x, targets = rng.normal(size=(rows, 3)).astype("float32"), rng.normal(size=(rows, 4))
@@ -268,7 +268,7 @@ def test_extents_that_the_loss_knows_better():
 
 
 class Distance(Loss):
-    """The squared distance of two outputs, in the place of targets."""
+    """The squared distance between two outputs: a loss without targets."""
 
     def __init__(self):
         super().__init__("distance", 2)
@@ -286,7 +286,7 @@ class Distance(Loss):
 
 @I.ir_module
 class Branched:
-    """A normalisation in another function, and more outputs than the loss takes."""
+    """A normalisation in another function, and more outputs than the loss uses."""
 
     I.module_attrs({"param_num": 1, "state_num": 2})
 
@@ -297,7 +297,7 @@ class Branched:
         variance: R.Tensor((4,), "float32"),
     ):
         rows = T.int64()
-        flat = R.reshape(x, R.shape([rows * 4]))  # inlined into the backbone: its own extent then
+        flat = R.reshape(x, R.shape([rows * 4]))  # after inlining, an extent of the backbone
         y = R.nn.batch_norm(
             R.reshape(flat, R.shape([rows, 4])),
             R.const([1.0, 1.0, 1.0, 1.0], "float32"),
@@ -327,7 +327,7 @@ class Branched:
 
 
 def test_several_outputs_and_functions():
-    """The loss takes two outputs of three; the third is no state."""
+    """The loss uses two of the three outputs. The third output is not a state."""
     n = tirx.Var("n", "int64")
     types = [relax.TensorType((n, 4), "float32")] * 2
     trainer = trainer_of(Branched, Distance(), SGD(0.01), types)
@@ -367,7 +367,7 @@ def test_appended_as_tvm_does(count):
     tvm.ir.assert_structural_equal(found.with_attr("global_symbol", "backbone_loss"), wanted)
 
 
-# What is refused
+# Refusals
 
 
 def test_a_loss_that_does_not_fit():

@@ -1,4 +1,4 @@
-"""Conditionals: the adjoint of the branch that is taken, and what branches hold."""
+"""Conditionals: the adjoint of the taken branch, and the contents of branches."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_symbolic_extents_that_only_the_branch_of_a_conditional_uses():
 
 
 def test_an_element_of_a_tuple_that_is_used_before_and_behind_a_conditional():
-    """ConvertToDataflow replaces it by what the tuple was made of, and does not output that."""
+    """ConvertToDataflow replaces the element by the field of the tuple, but does not output that field."""
 
     @I.ir_module
     class Module:
@@ -157,7 +157,7 @@ def test_match_cast_of_an_element_beside_a_conditional():
 
 
 def test_a_conditional_between_checkpoints():
-    """It is not written a second time, and a match_cast to what is known not at all."""
+    """The recomputation does not repeat the conditional. It contains no match_cast to a known type."""
 
     @I.ir_module
     class Module:
@@ -182,7 +182,7 @@ def test_a_conditional_between_checkpoints():
 
     adjoint = Gradient("main")(Module)
     is_sound(adjoint)
-    del adjoint["main"]  # compiled alone, TVM's memory planning makes it crash
+    del adjoint["main"]  # compiled alone, it crashes in TVM's memory planning
     assert "match_cast" not in adjoint.script()
     for taken in (True, False):
         _, (found,) = run(adjoint, "main_adjoint", X / 4, np.array(taken))
@@ -212,7 +212,7 @@ def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
 
 
 def test_what_a_branch_computes_for_nothing_takes_no_gradient():
-    """A gradient of zeros would make NaN of what is not finite: here, powers of negative numbers."""
+    """A zero cotangent would turn non-finite values into NaN: here, powers of negative numbers."""
 
     @I.ir_module
     class Module:
@@ -303,7 +303,7 @@ def test_quantized_numbers_go_into_a_conditional_but_not_out():
         return bb.emit(relax.op.dequantize(q, scale, zero, axis=-1))
 
     def conditional(bb, condition, function):
-        """A conditional both branches of which do the same."""
+        """Return a conditional whose two branches do the same."""
         branches = []
         for _ in range(2):
             bb._begin_binding_block()
@@ -338,7 +338,7 @@ def test_quantized_numbers_go_into_a_conditional_but_not_out():
 
 
 def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
-    """What the branches give for its other elements is not added: TVM adds no booleans, and no shapes."""
+    """The adjoint branches' results for the other elements are not added: TVM adds neither booleans nor shapes."""
 
     @I.ir_module
     class Module:
@@ -370,7 +370,7 @@ def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
 
 @NESTED_SYMBOLIC_CONDITIONALS
 def test_what_a_branch_does_not_change_in_symbolic_conditionals_within_each_other():
-    """The extents of copied branches are those of the function: zeros of them could not be compiled otherwise."""
+    """Copied branches keep the extents of the function. Otherwise their zeros would not compile."""
 
     @I.ir_module
     class Module:

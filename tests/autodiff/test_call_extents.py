@@ -44,7 +44,7 @@ class Symbolic:
 
 
 def test_extents_of_a_call():
-    """A product of extents for a symbolic one, and a symbolic one for what is known."""
+    """A symbolic extent of a callee receives a product of extents, and a constant extent receives a symbolic one."""
 
     @I.ir_module
     class Module:
@@ -72,7 +72,7 @@ def test_extents_of_a_call():
 
 
 def test_extents_that_a_call_finds_equal():
-    """What the types do not say is checked when the adjoint function runs."""
+    """The adjoint function checks at run time the equalities that the types do not state."""
 
     @I.ir_module
     class Module:
@@ -89,7 +89,7 @@ def test_extents_that_a_call_finds_equal():
             return s
 
     check(Module, V, 2 * V, at=(0, 1))
-    with pytest.raises((RuntimeError, ValueError)):  # by the cast, or by the kernel behind it
+    with pytest.raises((RuntimeError, ValueError)):  # by the cast, or by the kernel after it
         run(Gradient("main")(Module), "main_adjoint", V, np.ones(4))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints beside TVM's: the same values from as many operators."""
+"""Checkpoints compared with TVM's: equal values from equally many operators."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_conditionals_and_calls(taken):
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_the_pipeline_fuses_them(taken):
-    """TVM's FuseOps takes the condition of an extent for a call of an operator."""
+    """TVM's FuseOps mistakes the condition of an extent for a call of an operator."""
     adjoint = Gradient("main", "x")(Module)
     arguments = (X, np.array(taken))
     _, (found,) = run(adjoint, "main_adjoint", *arguments, target=HOST, pipeline="relax_grad")
@@ -88,7 +88,7 @@ def test_the_pipeline_fuses_them(taken):
 
 
 def test_the_pipeline_finds_kernels_behind_them():
-    """What visits the calls of a function meets the condition in a type, which is a call too."""
+    """A visitor of the function's calls meets the condition inside a type, which is a call too."""
     module = from_source("""
 @I.ir_module
 class Module:

@@ -1,4 +1,4 @@
-"""Calls of Relax functions, which are written out: what goes in, what comes out, what is captured."""
+"""Inlined calls of Relax functions: arguments, results and captured variables."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_local_function_that_takes_a_variable_from_outside():
 
     adjoint = Gradient("main")(Module)
     is_sound(adjoint)
-    del adjoint["main"]  # which TVM compiles only after LambdaLift
+    del adjoint["main"]  # TVM compiles it only after LambdaLift
     for taken in (True, False):
         _, (found,) = run(adjoint, "main_adjoint", X, np.array(taken))
         y, z, dz = np.exp(X), np.sin(X), np.cos(X)

@@ -1,4 +1,4 @@
-"""The differentiation pass: what it takes, what it refuses, and that it agrees with TVM's."""
+"""The differentiation pass: accepted programs, refused programs, and agreement with TVM's pass."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from relax_grad.transform import Gradient
 X = np.array([[0.5, -1.5, 2.0, 0.25], [1.0, -0.75, 0.125, 3.0], [-2.0, 0.3, 0.7, -0.1]])
 
 
-# Beside TVM's pass
+# Comparison with TVM's pass
 
 
 def program_of(sample):
-    """The first-order program of a sample, and the names of what it is differentiated with respect to."""
+    """Return the first-order program of a sample, and the names of the variables to differentiate with respect to."""
     _, function = resolve(sample.function or sample.op)
     arguments = _program.make_arguments(sample.inputs, "float64", {})
     program = _program.first_order(function, arguments, sample.attrs, np.random.default_rng(0))
@@ -38,7 +38,7 @@ def program_of(sample):
 
 
 def by_both(sample):
-    """A sample's program, differentiated by our pass and by TVM's."""
+    """Return a sample's program, and its derivatives by our pass and by TVM's."""
     program, wrt = program_of(sample)
     return program, *(_program.differentiate(program, wrt, through) for through in _program.PASSES)
 
@@ -56,7 +56,7 @@ def test_type_and_size_beside_tvm(op_name):
 @pytest.mark.slow
 @pytest.mark.parametrize("op_name", sampled_operators())
 def test_values_beside_tvm(op_name):
-    """Of every sample of the operator; those that ask for the same surroundings compile together."""
+    """Compare all samples of the operator. Samples with the same surroundings compile together."""
     within = {sample.within: None for sample in samples(op_name)}
     for surroundings in within:
         chosen = [sample for sample in samples(op_name) if sample.within is surroundings]
@@ -112,7 +112,7 @@ def test_an_error_of_an_unknown_shape_names_the_argument(name, known):
 
 @pytest.mark.parametrize("dataflow", [True, False])
 def test_match_cast_to_what_the_type_does_not_know(dataflow):
-    """The check stays in the adjoint function, and behind it are the extents of before."""
+    """The check stays in the adjoint function. The original extents hold again after it."""
     n = tirx.Var("n", "int64")
     params = [tensor("x", (n, 4)), tensor("w", (4, 4)), tensor("b", (4,))]
 
@@ -158,7 +158,7 @@ def test_binding_blocks_beside_dataflow_blocks():
 
 
 def test_elements_of_tuples_of_symbolic_shape_to_second_order():
-    """TVM's pass writes zeros of a symbolic shape for the parts that nothing uses, and stops at them."""
+    """TVM's pass writes zeros of a symbolic shape for unused parts, and fails there."""
     n = tirx.Var("n", "int64")
 
     def body(bb, x):
@@ -185,7 +185,7 @@ def test_elements_of_tuples_that_are_written_out():
 
 
 def test_a_tuple_within_one_that_is_written_out():
-    """The outer is made of a variable that is a tuple itself."""
+    """The outer tuple holds a variable that is itself a tuple."""
 
     def body(bb, x):
         inner = bb.emit(relax.Tuple([bb.emit(op.exp(x)), x]))
@@ -281,12 +281,12 @@ def test_the_place_of_a_missing_gradient_is_named_once():
     assert "test_gradient.py:" in message
 
 
-# Rules of others
+# Rules of users
 
 
 @contextmanager
 def registered(op_name, rule):
-    """Register a rule with TVM, over what there is."""
+    """Register a rule with TVM in place of the present one."""
     operator, attr = Op.get(op_name), "FPrimalGradient"
     before = operator.get_attr(attr)
     operator.reset_attr(attr)
@@ -306,7 +306,7 @@ def raises(error):
     return rule
 
 
-#: What a rule of a (2, 3) tensor in float64 gives for the gradient, and how that is refused.
+#: Invalid results of a rule for a (2, 3) tensor in float64, and the message of each refusal.
 NO_PARTIALS = {
     "None": (lambda *_: None, "the rule must return a list of 1 expressions.* returned None"),
     "nothing": (lambda *_: [], "the rule must return a list of 1 expressions"),
@@ -342,7 +342,7 @@ def test_a_rule_of_a_user_is_held_to_the_type_of_its_argument(what, dataflow):
 
 @pytest.mark.parametrize("dataflow", [True, False])
 def test_a_rule_of_a_user_that_makes_up_a_variable(dataflow):
-    """It has the right type, but nothing defines it, and TVM would end in an internal error over it."""
+    """The variable has the right type but no definition. TVM would end in an internal error over it."""
     made_up = tensor("made_up", (2, 3))
     module = build([tensor("x", (2, 3))], lambda bb, x: op.sum(op.atan(x)), dataflow=dataflow)
     message = "^main_adjoint would use 'made_up', which no binding and no parameter defines: a gradient rule"
@@ -360,7 +360,7 @@ def test_a_rule_of_a_user_that_relax_grad_registers_is_held_to_it_too():
 
 
 def test_what_is_not_known_of_a_partial_is_not_refused():
-    """Its shape, for example, or that an extent is another one."""
+    """The shape may be unknown, for example, or an extent may be another symbol."""
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 
     def of_rank(orig_var, orig_call, output_grad, ctx):
@@ -382,7 +382,7 @@ def test_what_is_not_known_of_a_partial_is_not_refused():
 
 
 def test_what_no_gradient_is_wanted_for_is_not_held_to_a_type():
-    """Rules of TVM's own give what lies nearest for indices and other constants."""
+    """TVM's own rules return a placeholder for indices and other constants."""
 
     def rule(orig_var, orig_call, output_grad, ctx):
         return [output_grad, output_grad]
@@ -474,7 +474,7 @@ def test_attributes_of_module_and_function():
 
 
 def test_ones_and_zeros_that_change_nothing():
-    """The adjoint of a sum is made in its shape, and is no factor of what it is multiplied with."""
+    """The adjoint of a sum has the shape of the operand from the start, and products do not keep it as a factor."""
     n = tirx.Var("n", "int64")
 
     def body(bb, x):

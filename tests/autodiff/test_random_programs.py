@@ -24,15 +24,15 @@ from relax_grad.testing.fuzz.differential import (
 from relax_grad.testing.fuzz.gradients import OF_STOCK
 from relax_grad.transform import Gradient
 
-#: Programs that are compiled together: fewer than of single operators, as each is some fifty.
+#: Programs per compilation. Fewer than for single operators, since one program equals some fifty of these.
 BATCH = 20
 
-#: What parameters can be, for products with vectors.
+#: The features of programs for products with vectors, which are taken with respect to parameters.
 OF_PARAMETERS = ("symbolic", "match_cast", "blocks", "branches", "calls", "tuple_parameters")
 
 
 def check_beside_tvm(torch, batch):
-    """The same type, no more bindings, and the same numbers."""
+    """Assert the same type, no more bindings and the same numbers as TVM's pass."""
     modules = []
     for i, program in enumerate(batch):
         module = parse(program, f"p{i}")
@@ -52,7 +52,7 @@ def check_beside_tvm(torch, batch):
 
 
 def check_gradients(torch, batch):
-    """The gradients are PyTorch's, and the adjoint functions well-formed."""
+    """Assert PyTorch's gradients and well-formed adjoint functions."""
     modules, compiled = [], []
     for i, program in enumerate(batch):
         module = parse(program, f"p{i}")
@@ -75,11 +75,11 @@ def check_gradients(torch, batch):
 
 
 def check_products(torch, batch):
-    """Products of the Jacobian and the Hessian with vectors; the Jacobian and its transpose agree."""
+    """Check products of the Jacobian and the Hessian with vectors. The Jacobian must agree with its transpose."""
     modules = []
     for i, program in enumerate(batch):
         names = [value.name for value in program.wrt]
-        for kind in ("vjp", "jvp", "hvp"):  # of names of their own, as they are compiled together
+        for kind in ("vjp", "jvp", "hvp"):  # unique names, since they are compiled together
             module = parse(program, f"p{i}_{kind}")
             modules.append(getattr(functional, kind)(module, f"p{i}_{kind}", names))
         for each in modules[-3:]:
@@ -104,7 +104,7 @@ def check_products(torch, batch):
 
 
 def hessian_products(torch, reference, vectors):
-    """The products of the Hessian of a target with vectors."""
+    """Return the products of the Hessian of a target with vectors."""
     vhp = torch.autograd.functional.vhp  # the Hessian is symmetric
     vectors = tuple(map(torch.from_numpy, vectors))
     return vhp(lambda *d: reference.target_at(d), tuple(reference.zeros()), vectors)[1]
@@ -125,7 +125,7 @@ def inner(ones, others) -> np.ndarray:
 
 
 def without(module, name):
-    """Return the functions of a module but one."""
+    """Return the functions of a module except one."""
     return {each: f for each, f in module.functions_items() if each.name_hint != name}
 
 

@@ -1,4 +1,4 @@
-"""What differentiation leaves of broadcasts and masks."""
+"""The broadcasts and masks that remain after differentiation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is differentiated, with what cotangents, and with respect to what."""
+"""The targets of differentiation, their cotangents, and the variables of the gradients."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_cotangents_of_the_whole_result():
 
 
 def weighted(rows=3):
-    """Two tensors as results, one of them of a parameter's shape."""
+    """Return a module with two floating-point results, one of them in a parameter's shape, and an integer result."""
 
     def body(bb, x, w):
         kept = bb.emit(op.exp(x), name_hint="kept")
@@ -107,7 +107,7 @@ def weighted(rows=3):
 
 @pytest.mark.parametrize("rows", [3, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 def test_cotangents_as_values(rows):
-    """Parameters, intermediate variables, numbers, arrays and names, in nested sequences."""
+    """Cotangents may be parameters, intermediate variables, numbers, arrays and names, in nested sequences."""
     module = weighted(rows)
     x, w = module["main"].params
     kept = module["main"].body.blocks[0].bindings[0].var
@@ -240,7 +240,7 @@ def test_the_result_itself_as_intermediate_variable():
 
 
 def test_an_intermediate_variable_of_what_has_no_gradient():
-    """What it was computed from is not differentiated."""
+    """The operator that computes the variable has no gradient, and its arguments are not differentiated."""
 
     def body(bb, x):
         y = bb.emit(op.call_pure_packed("f", x, ty_args=[x.ty]))

@@ -1,4 +1,4 @@
-"""What a backend reads off a call."""
+"""The properties of a call that a backend reads."""
 
 from __future__ import annotations
 

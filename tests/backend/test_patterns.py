@@ -1,4 +1,4 @@
-"""A backend's patterns: what they take out of a differentiated function, and what they leave."""
+"""A backend's patterns: the calls they take out of a differentiated function, and the calls they leave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONV2D = tuple(name for name in backend.CONV_BACKWARD if "2d" in name)
 
 @pytest.fixture(autouse=True)
 def no_patterns():
-    """Leave TVM's registry as it was."""
+    """Check that TVM's registry holds no backward patterns, and remove the test's patterns afterwards."""
     assert not any("backward" in pattern.name for pattern in get_patterns_with_prefix(""))
     yield
     names = [pattern.name for pattern in get_patterns_with_prefix(BACKEND)]
@@ -44,7 +44,7 @@ def differentiated(params, body):
 
 
 def network(rank=2, batch=2, dtype="float32"):
-    """Two convolutions with max pooling between them, channels last in the second."""
+    """Return the derivative of two convolutions with max pooling between them. The second has its channels last."""
     spatial = "DHW"[-rank:]
 
     def body(bb, data, weight1, weight2):
@@ -68,7 +68,7 @@ def partition(module, patterns=None, **settings):
 
 
 def functions(module, attr):
-    """The functions of a module that have an attribute, by its value."""
+    """Return the functions of a module that have an attribute, by its value."""
     found = {}
     for _, function in module.functions_items():
         if isinstance(function, relax.Function) and attr in (function.attrs or {}):
@@ -186,7 +186,7 @@ def is_single(call):
     ],
 )
 def test_a_check_leaves_what_the_backend_cannot_do(check, settings, taken):
-    """Of the two convolutions, the first is plain."""
+    """Only the first of the two convolutions is plain."""
     module = network(**settings)
     partitioned = partition(module, backend.backward_patterns(BACKEND, CONV2D, check))
     assert sum(map(len, functions(partitioned, "Composite").values())) == taken
@@ -205,7 +205,7 @@ def test_registration_is_repeatable_and_the_last_one_counts():
 
 
 def test_merged_composites():
-    """The pass looks at the function main alone; what follows each other runs as one function."""
+    """The pass considers only ``main``. Consecutive composite functions run as one function."""
     operators = (*backend.CONV_BACKWARD, *backend.POOL_BACKWARD)
     module = tvm.IRModule()
     module["main"] = network()["main_adjoint"].with_attr("global_symbol", "main")

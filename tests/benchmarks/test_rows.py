@@ -19,7 +19,7 @@ BY_NAME = {row.name: row for row in ROWS}
 
 
 class Zeros:
-    """In the place of a random generator: makes arrays that take no time and no memory."""
+    """A stand-in for a random generator. Its arrays take neither time nor memory."""
 
     def standard_normal(self, shape, dtype):
         return np.zeros(shape, dtype)
@@ -41,7 +41,7 @@ def test_each_row_is_a_module(monkeypatch):
     monkeypatch.setattr(np.random, "default_rng", lambda _seed: Zeros())
     for row in ROWS:
         if "50257" in row.name:
-            continue  # What is derived of so large an array takes seconds.
+            continue  # deriving data from so large an array takes seconds
         arrays = row.arrays()
         module = row.module(arrays)
         assert relax.analysis.check_well_formed(module), row.name

@@ -1,4 +1,4 @@
-"""Whole training steps in Relax, PyTorch and JAX, and what memory they take."""
+"""Whole training steps in Relax, PyTorch and JAX, and their memory use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what it runs, prints and returns."""
+"""The command line: its actions, output and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def makers(monkeypatch):
-    """A table of samples of the test's own in the place of the package's."""
+    """Return a table for the test's own samples, in place of the package's."""
     table = {}
     monkeypatch.setattr(_sample, "_makers", table)
     return table
@@ -38,7 +38,7 @@ def smooth(rng):
 
 
 def wrong(rng):
-    """A kink that is taken for smooth: central differences give the mean of both slopes."""
+    """Yield a kink that counts as smooth: central differences give the mean of both slopes."""
     yield Sample([np.zeros((2,))], function=relax.op.nn.relu, note="at the kink")
     yield Sample([np.ones((2,))], function=relax.op.nn.relu)
 
@@ -311,7 +311,7 @@ def test_interrupt(makers, monkeypatch, capsys):
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX's")
 def test_interrupt_that_tvm_swallows(makers, capsys):
-    """TVM makes a RuntimeError of an interrupt in a function that it calls back."""
+    """TVM turns an interrupt in a callback into a RuntimeError."""
     ran = []
 
     def maker(rng):
@@ -348,7 +348,7 @@ def test_progress_bar_on_a_terminal(makers, monkeypatch):
     assert "\x1b[" in shown
     assert "1/2" in shown
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert re.search(r"the worst element is \[\d\],", text)  # not taken for markup
+    assert re.search(r"the worst element is \[\d\],", text)  # not parsed as markup
     assert text.splitlines()[-1].endswith(": 1 operator FAILED")
 
 

@@ -1,4 +1,4 @@
-"""``relax-grad coverage``: its three forms, and what it returns."""
+"""``relax-grad coverage``: its three output forms and its exit codes."""
 
 from __future__ import annotations
 

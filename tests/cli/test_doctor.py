@@ -1,4 +1,4 @@
-"""``relax-grad doctor``: what it reports, and what it finds wrong."""
+"""``relax-grad doctor``: its report, and the faults that it finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``relax-grad fuzz``: what it reports, and that what it finds is small."""
+"""``relax-grad fuzz``: its report, and the small size of its findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from processes import run_file, run_python
 
 from relax_grad import cli
 
-#: Two programs, the first of which differentiates a cosine: with its rule, one that is wrong, and one that crashes.
+#: Two programs; the first differentiates a cosine. They run with the correct rule, a wrong rule and a rule that
+#: crashes.
 _RUN = """
 import os, signal
 from tvm import relax
@@ -39,9 +40,9 @@ for rule in (None, wrong, crashing):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What the three runs print, and the folder of the wrong one's findings.
+    """Return the output of the three runs, and the folder of the wrong rule's findings.
 
-    They are in a process of their own: one that has run compiled code, as this may have, is not one to fork.
+    The runs have a separate process. A process that has run compiled code, as this one may have, must not fork.
     """
     if sys.platform == "win32":
         pytest.skip("Windows does not fork processes")
@@ -59,7 +60,7 @@ def test_nothing_found(runs):
 
 
 def test_how_far_it_is(runs):
-    """It is said at intervals, so that the log of a long session shows that it goes on."""
+    """Progress is printed at intervals, so the log of a long session shows that it is alive."""
     assert "\n0 done, 0 findings; programs 0 to 1\n" in runs[0][0]
     assert " done, " not in runs[0][1]
     assert "\n1 done, 1 finding; making program 0 smaller\n" in runs[0][2]
@@ -95,7 +96,7 @@ def test_wrong_use(capsys):
 
 
 def test_a_folder_that_cannot_be_made(tmp_path, capsys):
-    """It is refused before the session, and not by a traceback."""
+    """The command refuses the folder before the session, without a traceback."""
     file = tmp_path / "findings"
     file.write_text("")
     for folder in (file, file / "more"):

@@ -1,4 +1,4 @@
-"""The command line without a command to run: nothing of TVM is imported, and other processes register as ever."""
+"""The command line without a command: it does not import TVM, and other processes register as usual."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from relax_grad.cli import _text
 from relax_grad.testing import _program
 
-#: Seconds, of the quickest of some runs: it takes a tenth of a second where nothing else runs.
+#: Seconds for the fastest of several runs. One run takes a tenth of a second on an idle machine.
 LIMIT = 1.0
 RUNS = 5
 
@@ -29,7 +29,7 @@ WRONG = [[], ["nothing"], ["check", "--order", "0"], ["coverage", "--nothing"], 
 
 @pytest.fixture
 def program(tmp_path):
-    """The console script, as pip writes it."""
+    """Return the command of the console script, which has the form that pip writes."""
     path = tmp_path / "relax-grad"
     path.write_text(SCRIPT)
     return [str(path)]
@@ -62,7 +62,7 @@ def test_no_tvm_is_imported(arguments, code):
     names = imported(found)
     assert "relax_grad.cli.fuzz" in names
     top = {name.partition(".")[0] for name in names} - {"relax_grad"}
-    # Besides, the site's own hooks: what an editable installation adds, for example.
+    # Other names come from the site's own hooks, for example those of an editable installation.
     assert top.isdisjoint({"tvm", "tvm_ffi", "numpy", "torch", "rich"})
     assert ("usage: relax-grad" in found.stderr) == (code == 2)
 
@@ -85,7 +85,7 @@ def test_is_quick():
 
 def test_version_is_what_runs():
     found = run(*MODULE, "--version").stdout.strip()
-    assert found == _text.versions()  # here TVM is imported, and says its version itself
+    assert found == _text.versions()  # TVM is imported here, and reports its own version
 
 
 @pytest.mark.parametrize("program_of", ["module", "script"])
@@ -100,14 +100,14 @@ def test_a_command_registers(program_of, program):
     ids=["code", "script", "script with help"],
 )
 def test_other_processes_register(arguments, tmp_path):
-    """Whatever their arguments are."""
+    """They register for any arguments."""
     file = tmp_path / "program.py"
     file.write_text("import relax_grad" + REGISTERED)
     assert run(*(each.format(file=file) for each in arguments)).stdout == "True\n"
 
 
 def test_a_package_that_is_run_registers(tmp_path):
-    """Its ``__init__`` runs while Python looks for the module to run, as relax_grad's own does."""
+    """Its ``__init__`` runs while Python looks for the module to run, like that of relax_grad."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("import relax_grad")

@@ -25,7 +25,7 @@ BATCH = 8
 
 @pytest.fixture
 def command():
-    """The command's module; its packages are in the extra ``examples``."""
+    """Return the command's module. The extra ``examples`` provides its packages."""
     for package in ("rich", "matplotlib", "sklearn"):
         pytest.importorskip(package, reason=f"the extra 'examples' is missing: no {package}")
     import train_resnet9
@@ -39,7 +39,7 @@ def target():
 
 
 def make_batches(count: int, size: int = BATCH, seed: int = 0):
-    """Return batches that can be learned: each class has its own pattern under some noise."""
+    """Return learnable batches: each class has its own pattern under some noise."""
     rng = np.random.default_rng(seed)
     patterns = rng.normal(size=(10, 3, 4, 4)).repeat(8, axis=2).repeat(8, axis=3)
     batches = []
@@ -146,7 +146,7 @@ class TestCifar10:
 
 
 class TestImages:
-    """What is done to images before they are trained on."""
+    """The preparation of images for training."""
 
     def test_scale_up(self, torch):
         images = np.random.default_rng(0).uniform(size=(2, 8, 8))

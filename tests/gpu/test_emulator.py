@@ -1,4 +1,4 @@
-"""What the emulation of CUDA and the look at kernels have to find."""
+"""The faults that the emulation of CUDA and the inspection of kernels have to find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEEDS_CXX = pytest.mark.skipif(
 
 
 def of_statements(body):
-    """Return a module whose ``main`` maps 64 numbers to 64 by statements."""
+    """Return a module whose ``main`` maps 64 numbers to 64 numbers by the statements of ``body``."""
 
     def generate(ins, outs):
         with IRBuilder() as builder:

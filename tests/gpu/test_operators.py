@@ -1,8 +1,8 @@
-"""Gradients on a GPU, through TVM's default pipeline for GPUs; without a device, as far as that goes.
+"""Gradients on a GPU through TVM's default pipeline for GPUs, or the checks that need no device.
 
-On a device the gradients are checked numerically. Everywhere, their kernels are compiled for one and looked
-at: every function launches kernels, and none does its work in one thread. With nvcc they are compiled to
-machine code, and with g++ an emulation of threads, blocks and barriers runs them on the CPU.
+On a device, the gradients are checked numerically. Everywhere, their kernels are compiled for CUDA and inspected: every
+function launches kernels, and no kernel does its work in one thread. With nvcc, they are compiled to machine code. With
+g++, an emulation of threads, blocks and barriers runs them on the CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAMILIES = {
     "image": ["image.resize*", "image.affine_grid", "nn.pad", "grad.pad*"],
 }
 
-#: A sample of each kind, which the default suite takes.
+#: One sample of each kind, for the default suite.
 REPRESENTATIVE = [
     ("nn.conv2d", "groups and dilation"),
     ("nn.conv1d_transpose", "groups and dilation"),
@@ -63,10 +63,9 @@ _RTOL = 1e-4
 
 
 def matching(patterns: Sequence[str]) -> list[Sample]:
-    """Return the samples of operators, but for some.
+    """Return the samples that match operator patterns, except empty ones and those with float16 attributes.
 
-    TVM's rules for GPUs divide by the number of elements of a kernel's result, and the emulator has no half
-    precision.
+    TVM's rules for GPUs divide by the number of elements of a kernel's result, and the emulator has no half precision.
     """
     return [
         sample
@@ -125,7 +124,7 @@ class Programs:
         assert self.compiled.serial == []
 
     def check_emulated(self) -> None:
-        """Hold what the emulated kernels compute against what LLVM's code for the CPU does."""
+        """Compare the results of the emulated kernels with those of LLVM's code for the CPU."""
         target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
         machine = relax.VirtualMachine(tvm.compile(self.module, target), tvm.cpu())
         with self.compiled.emulate() as emulation:
@@ -144,7 +143,7 @@ class Programs:
                         _RTOL * max(1.0, finite.max(initial=0.0)),
                         err_msg=f"{sample.op}, {sample.note}",
                     )
-            # TVM keeps kernels of reshapes, which cost nothing in the end.
+            # TVM keeps the kernels of reshapes, but nothing launches them.
             idle = set(self.compiled.launches) - emulation.launched
             assert not [kernel for kernel in idle if "backward" in kernel]
 

@@ -44,7 +44,7 @@ def test_slopes_that_may_not_fit_are_refused(slopes, message):
 
 
 def test_softmax_backward_has_a_schedule_for_gpus():
-    """One kernel, which takes the sum of a row and the row."""
+    """A single kernel computes the sum of a row and then the row."""
     rows = relax.TensorType((tirx.Var("n", "int64"), 256), "float32")
     params = [relax.Var(name, rows) for name in ("output_grad", "output")]
     bb = relax.BlockBuilder()

@@ -57,7 +57,7 @@ def test_scale_in_half_precision_keeps_the_dtype(dtype):
 
 
 def test_half_precision_sums_in_float32():
-    """The sum of 4096 weights of 1 would be 2048."""
+    """In float16, the sum of 4096 weights of 1 would be 2048."""
     q, k, v = np.zeros((1, 1, 1, 1)), np.zeros((1, 4096, 1, 1)), np.ones((1, 4096, 1, 1))
     values = [value.astype("float16") for value in (q, k, v)]
     np.testing.assert_array_equal(compute(*values), np.ones((1, 1, 1, 1), "float16"))
@@ -107,7 +107,7 @@ def test_sequences():
 @pytest.mark.parametrize("keys", [0, tirx.Var("n", "int64")], ids=["static", "symbolic"])
 @pytest.mark.parametrize("causal_mask", [None, "TopLeft"])
 def test_no_keys(keys, causal_mask):
-    """What attends to nothing is 0."""
+    """The result of a query without keys is 0."""
     params = [
         tensor("query", (2, 4, 3, 8), "float32"),
         tensor("key", (2, keys, 3, 8), "float32"),

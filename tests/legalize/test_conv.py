@@ -52,7 +52,7 @@ def test_one_function_named_after_the_operator(batch):
 
 
 def reference(data, weight, strides, padding, dilation, groups):
-    """conv2d in NCHW and OIHW, written out."""
+    """Compute conv2d in NCHW and OIHW, window by window."""
     top, left, bottom, right = padding
     padded = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left, right)))
     batch, _, height, width = padded.shape
@@ -88,7 +88,7 @@ def reference(data, weight, strides, padding, dilation, groups):
     ],
 )
 def test_conv2d_takes_axes_by_name(data_layout, kernel_layout, out_layout):
-    """Strides and kernel axes belong to H and W wherever those stand, as type inference has it."""
+    """Strides and kernel axes belong to H and W at any position, as in type inference."""
     attrs = {"strides": (2, 1), "padding": (1, 0, 2, 1), "dilation": (1, 2), "groups": 2}
     rng = np.random.default_rng(0)
     data, weight = rng.normal(size=(2, 4, 6, 7)), rng.normal(size=(4, 2, 3, 2))
@@ -110,7 +110,7 @@ def test_conv2d_takes_axes_by_name(data_layout, kernel_layout, out_layout):
 
 
 def pads(padding):
-    """Padding as PyTorch takes it: before and after each axis, the last axis first."""
+    """Return the padding in PyTorch's order: before and after each axis, the last axis first."""
     rank = len(padding) // 2
     return [padding[axis + end] for axis in reversed(range(rank)) for end in (0, rank)]
 
@@ -215,7 +215,7 @@ def test_transposes_in_every_layout(torch, data_layout, kernel_layout, out_layou
 
 @pytest.mark.parametrize("layouts", [{}, NHWC], ids=["NCHW", "NHWC"])
 def test_conv2d_is_left_to_tvm_where_tvm_is_right(layouts):
-    """No transposition is added, and the function is TVM's own."""
+    """Legalization adds no transposition, and the function is TVM's own."""
     shapes = ((2, 8, 8, 3), (3, 3, 3, 4)) if layouts else ((2, 3, 8, 8), (4, 3, 3, 3))
     before = module(
         lambda x, w: relax.op.nn.conv2d(x, w, **layouts, out_dtype="float64"),
@@ -231,7 +231,7 @@ def test_conv2d_is_left_to_tvm_where_tvm_is_right(layouts):
 @pytest.mark.parametrize("suffix", ["", "_transpose"])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_a_packed_convolution_stays_as_it_is(rank, suffix, packed):
-    """TVM infers its type, but does not legalize it: there is nothing to differentiate."""
+    """TVM infers its type but does not legalize it, so there is nothing to differentiate."""
     spatial, kernel = "DHW"[-rank:], "IO" if suffix else "OI"
     layouts = {
         "data_layout": f"NC{spatial}4c" if packed in ("data", "all") else f"NC{spatial}",
@@ -249,7 +249,7 @@ def test_a_packed_convolution_stays_as_it_is(rank, suffix, packed):
 
 
 def test_out_dtype():
-    """Each result has the dtype of its type, whatever those of the arguments."""
+    """Each result has the dtype of its inferred type, whatever the dtypes of the arguments."""
     grad, data, weight = (
         tensor("dy", 1, 2, 3, 3, dtype="float16"),
         tensor("x", 1, 2, 4, 4, dtype="float16"),
@@ -281,7 +281,7 @@ def test_out_dtype():
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("strides", [1, 2])
 def test_gradients_compile_for_cuda(strides, groups):
-    """Through TVM's default pipeline for GPUs; needs none."""
+    """The gradients go through TVM's default pipeline for GPUs. No GPU is needed."""
     data = relax.Var("data", relax.TensorType((1, 4, 6, 6), "float32"))
     weight = relax.Var("weight", relax.TensorType((4, 4 // groups, 3, 3), "float32"))
     bb = relax.BlockBuilder()

@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def run(build, *values, types=None):
-    """Compile and run a function, and hold what comes out against the type that it was inferred."""
+    """Compile and run a function, and compare the result with its inferred type."""
     types = types or [relax.TensorType(value.shape, value.dtype.name) for value in values]
     params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
     bb = relax.BlockBuilder()
@@ -142,7 +142,7 @@ def test_resize3d_extrapolates_along_every_axis():
     x = np.ones((1, 1, 3, 3, 3), "float32")
     for axis in range(3):
         roi = np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
-        roi[1, 2 - axis] = 1.5  # the roi has the last axis first
+        roi[1, 2 - axis] = 1.5  # a roi lists the last axis first
         found = run(
             lambda x, roi=roi: image.resize3d(
                 x,
@@ -159,7 +159,7 @@ def test_resize3d_extrapolates_along_every_axis():
 
 
 def test_resize3d_that_excludes_the_outside():
-    """An axis must be resized as resize2d does it."""
+    """resize3d must resize an axis as resize2d does."""
     x = RNG.normal(size=(1, 1, 4, 3, 5)).astype("float32")
     settings = {"method": "cubic", "cubic_exclude": 1}
     found = run(lambda x: image.resize3d(x, (7, 3, 5), **settings), x)

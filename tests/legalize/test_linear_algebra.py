@@ -15,7 +15,7 @@ M, N = (tirx.Var(name, "int64") for name in "mn")
 
 
 def run(module, *values):
-    """Run a module on TVM's default pipeline, after memory that held NaN."""
+    """Run a module in TVM's default pipeline, in memory that held NaN before."""
     machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
     for _ in range(3):
         used = tvm.runtime.tensor(np.full((4, 5), np.nan, "float64"))

@@ -89,7 +89,7 @@ def values_of(dtype, *shapes):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
 def test_axes_that_do_not_rise(dtype):
-    """gamma and beta have the axes in the order of the attribute."""
+    """gamma and beta have their axes in the order of the attribute."""
     x, gamma, beta = values_of(dtype, SHAPE, (3, 5), (3, 5))
     wide_gamma, wide_beta = (p.astype("float64").T[:, None] for p in (gamma, beta))
     found = compute(relax.op.nn.layer_norm, x, gamma, beta, axes=[2, 0])
@@ -124,7 +124,7 @@ def test_gamma_and_beta_that_are_left_out(dtype, center, scale):
 
 @pytest.mark.parametrize("channel_axis", [0, -2])
 def test_instance_norm_in_half_precision_counts_to_more_than_it_holds(channel_axis):
-    """65536 elements are infinitely many in float16."""
+    """The count of 65536 elements is infinite in float16."""
     x, gamma, beta = values_of("float16", (2, 2, 65536), (2,), (2,))
     found = compute(relax.op.nn.instance_norm, x, gamma, beta, channel_axis=channel_axis, axes=[-1])
     shape = (2, 1, 1) if channel_axis == 0 else (2, 1)
@@ -154,7 +154,7 @@ BACKWARD = {
 
 @pytest.mark.parametrize("name", BACKWARD)
 def test_backward_operators_have_a_schedule_for_gpus(name):
-    """One kernel each; two for that of rms_norm's data, which are a function each."""
+    """Each operator has one kernel. rms_norm_backward_data has two, each in its own function."""
     if name == "rms_norm_backward_data" and tvm.__version__.startswith("0.26."):
         pytest.skip(
             "the GEMV schedule of TVM 0.26 fails on a sum over rows that a vector multiplies"
@@ -171,6 +171,6 @@ def test_backward_operators_have_a_schedule_for_gpus(name):
     kernels = [f for f in module.functions.values() if isinstance(f, tirx.PrimFunc)]
     assert len(kernels) == (2 if name == "rms_norm_backward_data" else 1)
     for kernel in kernels:
-        # The sum for a parameter has a launch more, for the 0 of a symbolic axis that is empty.
+        # The sum for a parameter has one more launch: it writes the 0 of a symbolic axis that is empty.
         launches = 2 if name.endswith(("_gamma", "_weight")) else 1
         assert 1 <= kernel.script().count('thread="blockIdx.x"') <= launches

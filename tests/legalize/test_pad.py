@@ -1,4 +1,4 @@
-"""What the legalization of padding refuses; its numbers are tested with the gradients."""
+"""Inputs that the legalization of padding refuses. The tests of the gradients check its numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Legalization of pooling and its backward operators: what is checked, completed and corrected."""
+"""Legalization of pooling and its backward operators: checks, default attributes and corrections."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def forward_module(name, data, **attrs):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
 def test_pooling_to_another_layout(kind, rank):
-    """TVM leaves the call as it is."""
+    """TVM's legalization leaves the call unchanged."""
     name, spatial = f"{kind}_pool{rank}d", "DHW"[-rank:]
     layout, out_layout = f"N{spatial[::-1]}C", f"C{spatial}N"
     data = np.random.default_rng(0).normal(size=(2, *(5, 4, 3)[:rank], 3))
@@ -131,7 +131,7 @@ def test_adaptive_avg_pool1d_without_an_output_size(out_layout):
     ("extent", "windows"), [("h", 1), ("h", 2), ("h", 5), ("h", None), (6, 4), (1, 3), (4, 4)]
 )
 def test_adaptive_avg_pool_backward_at_several_extents(torch, extent, windows):
-    """One compiled module serves every extent, the empty one too."""
+    """One compiled module serves every extent, including the empty one."""
     n = tirx.Var("n", "int64")
     height = tirx.Var("h", "int64") if extent == "h" else extent
     make = relax.op.grad.adaptive_avg_pool1d_backward

@@ -1,4 +1,4 @@
-"""A legalization that corrects TVM's own in some cases leaves the other cases exactly as TVM has them."""
+"""A legalization that corrects TVM's own in some cases leaves the other cases exactly as in TVM."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-#: Points that are not within the last place of where a result overflows.
+#: Points more than one unit in the last place away from the overflow of a result.
 POINTS = [-11.0, -2.0, -1.0, -0.5, -1e-4, 0.0, 1e-4, 0.5, 1.0, 2.0, 11.0, 19.0, 60.0]
 
 FORWARD = {

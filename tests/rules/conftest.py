@@ -1,4 +1,4 @@
-"""What the tests of rules share."""
+"""Fixtures of the tests of rules."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tvm import relax
 
 @pytest.fixture
 def partials_of():
-    """The function below: a fixture, since tests cannot import from here."""
+    """Return the function below. It is a fixture, since tests cannot import from here."""
     return _partials_of
 
 
 def _partials_of(builder, rule, types):
-    """Return a function of the arguments and the output gradient that is made of a rule's partials."""
+    """Return a function of the arguments, the output and the output gradient to a rule's partials."""
     params = [relax.Var(f"x{i}", ty) for i, ty in enumerate(types)]
     call = relax.BlockBuilder().normalize(builder(*params))
     output, output_grad = (relax.Var(name, call.ty) for name in ("y", "grad"))

@@ -1,4 +1,4 @@
-"""Gradients of element-wise functions: broadcasts, edges, half precision, and what is TVM's own."""
+"""Gradients of element-wise functions: broadcasts, edges, half precision, and unchanged rules of TVM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cases(draw):
     for _ in range(2):
         own = [1 if draw(st.booleans()) else extent for extent in shape]
         operands.append(tuple(own[draw(st.integers(0, len(own))) :]))
-    # Few values, so that arguments are equal, and 0, and powers of 0, now and then.
+    # Few values, so that equal arguments, 0 and powers of 0 occur now and then.
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     values = [rng.integers(0, 4, size=own) / 2.0 for own in operands]
     return draw(st.sampled_from(sorted(FORWARD))), values
@@ -80,7 +80,7 @@ def gradients(function, *values):
 
 
 def test_divide_in_half_precision_does_not_overflow():
-    """``g * y`` does not fit float16, and neither does ``g / x2``, but the gradient does."""
+    """``g * y`` and ``g / x2`` overflow float16, but the gradient does not."""
     for scale, x1, x2 in ((1000.0, 20000.0, 200.0), (1000.0, 1e-4, 0.01)):
         values = [np.array([x], "float16") for x in (scale, x1, x2)]
         found = gradients(lambda g, x1, x2: g * (x1 / x2), *values)[2]
@@ -89,7 +89,7 @@ def test_divide_in_half_precision_does_not_overflow():
 
 
 def test_power_of_a_constant_exponent_is_one_more_power():
-    """A square costs no comparison with 0, and none at second order."""
+    """A square needs no comparison with 0, even at second order."""
     x = relax.Var("x", relax.TensorType((3,), "float32"))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):

@@ -1,4 +1,4 @@
-"""Gradients of collectives, on workers that are threads which meet in collectives written in NumPy."""
+"""Gradients of collectives. The workers are threads, and the collectives are written in NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REDUCTIONS = (np.sum, np.prod, np.min, np.max, np.mean)  # in the order of their
 
 
 class Workers:
-    """A session of workers, in groups of ``group_size``, that all run one compiled module."""
+    """A session of workers, in groups of ``group_size``. All workers run one compiled module."""
 
     def __init__(self, count: int, group_size: int):
         self.count, self.group_size = count, group_size
@@ -39,7 +39,7 @@ class Workers:
         }
 
     def exchange(self, data, in_group) -> list[np.ndarray]:
-        """Return what every worker has sent, or those of the own group have."""
+        """Return the data from every worker, or from the workers of its own group."""
         self.sent[self.own.id] = data.numpy()
         self.barrier.wait()
         sent = list(self.sent)
@@ -87,7 +87,7 @@ class Workers:
 
 @pytest.fixture
 def session():
-    """Make a session, whose collectives stand in for the runtime's until the test ends."""
+    """Yield a maker of sessions, whose collectives replace the runtime's until the test ends."""
     replaced = {}
 
     def start(count, group_size=None):
@@ -119,7 +119,7 @@ def gradient_module(function, *types):
 
 
 def check(workers, function, shape, seed=0):
-    """Hold the gradient on all workers against differences of the sum of their functions."""
+    """Compare the gradient on all workers with differences of the sum of their functions."""
     module, out_type = gradient_module(function, relax.TensorType(shape, "float64"))
     executable = tvm.compile(module, target="llvm")
     rng = np.random.default_rng(seed)

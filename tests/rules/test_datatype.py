@@ -1,4 +1,4 @@
-"""Gradients of casts: which dtypes let the gradient pass."""
+"""Gradients of casts: the dtypes that let the gradient pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of image operators: random settings against PyTorch, kinks, and what is refused."""
+"""Gradients of image operators: random settings against PyTorch, kinks, and refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm import relax
 from relax_grad import GradientError
 from relax_grad.testing import TorchCase, check_gradients, check_many_against_torch
 
-#: PyTorch's modes of interpolation, with the settings of resize2d that are the same.
+#: PyTorch's modes of interpolation, with the equivalent settings of resize2d.
 MODES = {
     "nearest": ("nearest_neighbor", "asymmetric", "floor"),
     "nearest-exact": ("nearest_neighbor", "tf_half_pixel_for_nn", "floor"),
@@ -123,7 +123,7 @@ def test_grid_sample_at_length(torch, batch):
 @pytest.mark.usefixtures("torch")
 @pytest.mark.parametrize("case", [case for case in CASES if case[0] == "bilinear"], ids=str)
 def test_grid_sample_at_kinks(case):
-    """At the centres and the borders of elements, and where they are reflected."""
+    """The points are the centres and borders of elements, and the points of reflection."""
     at = np.arange(-3, 3.25, 0.25)
     grid = np.stack(np.meshgrid(at, at[:13], indexing="ij"))[None]
     check_grid_sample(case, (1, 1, 4, 2 if not case[2] else 5), None, grid)
@@ -149,7 +149,7 @@ def test_grid_sample_to_third_order():
 
 
 def test_a_sample_that_is_no_number_leaves_the_others_alone():
-    """An undefined place in the grid has no element to add its gradient to."""
+    """An undefined place in the grid has no element that could receive its gradient."""
     rng = np.random.default_rng(0)
     grid = rng.uniform(-0.9, 0.9, (1, 2, 1, 4))
     grid[0, :, 0, 1] = np.nan, 1e30

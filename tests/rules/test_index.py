@@ -1,4 +1,4 @@
-"""Gradients of indexing, and the forward operators that they are the gradients of."""
+"""Gradients of indexing operators, and their forward results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ few = settings(max_examples=8, deadline=None, derandomize=True)
 
 
 def build(function, inputs, symbolic=None):
-    """A module whose main is the function of the inputs, and their values."""
+    """Return a module whose main applies a function to parameters of the types of the inputs."""
     arguments = _program.make_arguments(inputs, None, symbolic or {})
     params = [relax.Var(argument.name, argument.type) for argument in arguments]
     bb = relax.BlockBuilder()
@@ -41,8 +41,9 @@ def value_of(function, inputs, symbolic=None):
 
 
 def gradient(function, inputs, order=1):
-    """The gradient of ``<function(inputs), cotangent>`` and the cotangent; at order 2, of the gradient's
-    product with a direction with respect to the cotangent, and that direction.
+    """Return the gradient of ``<function(inputs), cotangent>``, and the cotangent.
+
+    At order 2, return the gradient of ``<gradient, direction>`` with respect to the cotangent, and the direction.
     """
     arguments = _program.make_arguments(inputs, None, {})
     program = _program.first_order(function, arguments, {}, np.random.default_rng(0))
@@ -83,7 +84,7 @@ def gather_elements_case(case):
 
 
 def looks_like_a_reshape(case):
-    """What TVM replaces by a reshape, to which an extent of 0 means that of the source."""
+    """Tell whether TVM replaces the call by a reshape, where an extent of 0 means that of the source."""
     shape, _, axis, _ = case
     return 0 in shape and shape[0 if axis is None else axis] == 1
 
@@ -119,11 +120,11 @@ def test_gather_elements_at_length(torch, batch):
 
 @st.composite
 def slices(draw):
-    """Slices of some axes in any order, for which TVM infers an extent: none that ends before it begins."""
+    """Draw slices of some axes in any order. TVM infers an extent for them: no slice ends before it begins."""
     shape = tuple(draw(st.lists(st.integers(0, 6), min_size=1, max_size=3)))
     rank = len(shape)
     chosen = draw(st.permutations(range(rank)))[: draw(st.integers(0, rank))]
-    # Not the largest int64: with a symbolic extent, TVM's type inference would overflow.
+    # Not the largest int64: TVM's type inference would overflow with a symbolic extent.
     bound = st.one_of(st.integers(-8, 8), st.sampled_from([-(2**40), 2**31 - 1, 2**62]))
     axes, bounds = [], []
     for axis in chosen:
@@ -136,7 +137,7 @@ def slices(draw):
         if (last - first) * step < 0:
             continue
         if first == last and 0 in shape and shape[axis]:
-            continue  # TVM takes one empty tensor for another, as in looks_like_a_reshape
+            continue  # TVM confuses empty tensors, as in looks_like_a_reshape
         axes.append(axis - rank if draw(st.booleans()) else axis)
         bounds.append([begin, end, step])
     return shape, axes, *([list(kind) for kind in zip(*bounds, strict=True)] or [[], [], []])
@@ -144,8 +145,8 @@ def slices(draw):
 
 def slice_case(case, symbolic):
     shape, axes, begin, end, strides = case
-    # A sliced symbolic axis has an extent that TVM does not always find equal to itself when it
-    # broadcasts, which checking a gradient needs.
+    # The check of a gradient broadcasts. There, TVM does not always find the extent of a sliced symbolic axis equal to
+    # itself.
     sliced = {axis % len(shape) for axis in axes}
     names = {axis: f"n{axis}" for axis in range(len(shape)) if axis not in sliced}
     return TorchCase(
@@ -190,7 +191,7 @@ def test_strided_slice_at_length(torch, batch):
 
 @st.composite
 def dynamic_slices(draw):
-    """A shape, and a slice of each of its axes with bounds inside, near and far outside."""
+    """Draw a shape, and a slice of each of its axes with bounds inside, near and far outside."""
     shape = tuple(draw(st.lists(st.integers(0, 6), min_size=1, max_size=3)))
     bound = st.one_of(st.integers(-8, 8), st.sampled_from([SMALLEST, SMALLEST + 1, LARGEST]))
     step = st.one_of(st.integers(1, 4), st.integers(-4, -1), st.sampled_from([LARGEST, SMALLEST]))
@@ -198,7 +199,7 @@ def dynamic_slices(draw):
 
 
 def dynamic_slice_case(case):
-    """TVM knows no shape of the result, and little more than a sum of it compiles."""
+    """Return the case of a sum of a slice: TVM infers no shape of the slice, and compiles little beyond its sum."""
     shape, bounds = case
 
     def total(x, weights, *bounds):
@@ -236,7 +237,7 @@ def test_dynamic_strided_slice_at_length(torch, batch):
     ],
 )
 def test_indices_outside_of_the_axis(mode, elements, order):
-    """An index that means no element contributes nothing: not even a NaN, at any order."""
+    """An index without an element contributes nothing at any order, not even a NaN."""
     indices = np.array([SMALLEST, -4, -1, 0, 3, LARGEST, 1])
     x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     inside = [k for k, where in enumerate(elements) if where is not None]
@@ -282,7 +283,7 @@ def test_indices_of_gather_elements_outside_of_the_axis(order):
 
 
 def test_more_rows_of_indices_than_of_data():
-    """PyTorch and ONNX refuse it, TVM does not: what is not there is not read."""
+    """PyTorch and ONNX refuse it, but TVM does not. Missing rows of the data are not read."""
     data, indices = np.array([[1.0, 2.0]]), np.array([[1], [0]])
 
     def gather(data, i):
@@ -295,7 +296,7 @@ def test_more_rows_of_indices_than_of_data():
 
 @pytest.mark.parametrize("mode", ["fast", "clip", "wrap"])
 def test_empty_axis(mode):
-    """There is nothing to take, and nothing is read, whatever the index."""
+    """The axis has no elements, and no index causes a read."""
     x, indices = np.zeros((2, 0)), np.array([0, -1, 5])
     for symbolic in (None, {0: {1: "n"}}):
         found = value_of(
@@ -305,7 +306,7 @@ def test_empty_axis(mode):
 
 
 def test_nan_of_integers_and_without_axis():
-    """TVM's own lowering compiles neither."""
+    """TVM's own lowering compiles neither case."""
     for x, outside in ((np.array([5, 6], "int32"), 0), (np.array([5.0, 6.0]), np.nan)):
         found = value_of(lambda x, i: relax.op.take(x, i, mode="nan"), [x, np.array([1, 2, -1])])
         np.testing.assert_array_equal(found, [6, outside, outside])
@@ -346,7 +347,7 @@ STOCK = {
 
 @pytest.mark.parametrize("case", STOCK)
 def test_what_is_right_in_tvm_is_left_as_it_is(case):
-    """Where no index can lie outside, the lowering is TVM's own, to the letter."""
+    """Where no access can lie outside, the lowering is exactly TVM's own."""
     from tvm.relax.transform.legalize_ops import index as stock
 
     name = "relax.strided_slice" if case == "slice" else "relax.take"
@@ -428,7 +429,7 @@ def dynamic_gradient(shape, begin, end, strides, symbolic=None):
     expected = np.zeros(shape)
     expected[taken] = weight
     np.testing.assert_allclose(found, expected, 1e-12)
-    if x[taken].size:  # TVM does not write the sum of nothing
+    if x[taken].size:  # TVM does not write the sum of an empty tensor
         np.testing.assert_allclose(loss, x[taken].sum() * weight, 1e-12)
 
 
@@ -447,7 +448,7 @@ def test_dynamic_strided_slice(begin, end, strides, symbolic):
 
 
 def test_dynamic_strided_slice_of_constants():
-    """The bounds are constants; the shape of the result is found out at run time all the same."""
+    """The bounds are constants, but the shape of the result is still computed at run time."""
 
     def cubes(x):
         bounds = (relax.const(v, "int64") for v in ([-3, 0], [4, 5], [1, 2]))
@@ -491,7 +492,7 @@ INDEX = np.array([0, 127, -128, -1, 90, 127], "int8")
     ],
 )
 def test_an_axis_longer_than_its_indices_reach(op, inputs, attrs):
-    """Its extent does not fit into their dtype, in which negative ones must not be counted from the end."""
+    """The extent overflows the dtype of the indices. In it, negative indices must not be counted from the end."""
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=each) if type(each[0]) is int else each for each in inputs]
     check_gradients(f"relax.{op}", inputs, order=1, target=TARGET, **attrs)

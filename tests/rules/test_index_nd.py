@@ -1,4 +1,4 @@
-"""Gradients of reads at points: random indices, those that mean no element included."""
+"""Gradients of reads at points: random indices, including those without an element."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def index_tensor_case(case):
     )
 
 
-#: TVM takes no other indices.
+#: TVM takes no other dtype of indices here.
 POINTS = points(batched=True, dtypes=("int64",))
 TENSORS = tensors(dtypes=("int64", "int32", "int8"))
 

@@ -1,4 +1,4 @@
-"""Gradients of reads and writes at indices, and the forward operators that they are the gradients of."""
+"""Gradients of operators that read and write at indices, and their forward results."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from relax_grad.testing import (
 few = settings(max_examples=8, deadline=None, derandomize=True)
 REDUCE = {"add": "sum", "mul": "prod", "mean": "mean", "max": "amax", "min": "amin"}
 REDUCTIONS = ["update", *REDUCE]
-#: Those of scatter_nd.
+#: The reductions of scatter_nd.
 ND_REDUCTIONS = [reduction for reduction in REDUCTIONS if reduction != "mean"]
-#: As they come, and as far outside as they can be.
+#: Indices just outside an axis of 5, and at the limits of int64.
 OUTSIDE = [5, -6, np.iinfo("int64").min, np.iinfo("int64").max]
 
 
@@ -57,7 +57,7 @@ def value_of(function, *inputs):
 
 
 def gradients(function, *inputs, weights=None):
-    """Gradients of ``sum(weights * function(inputs))`` with respect to every floating-point input."""
+    """Return the gradients of ``sum(weights * function(inputs))`` for every floating-point input."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
         for i, value in enumerate(inputs)
@@ -85,7 +85,7 @@ def scatter_nd(reduction):
 
 @st.composite
 def scatters(draw):
-    """Scatters whose indices are as PyTorch takes them; different ones for what it leaves undefined."""
+    """Draw scatters with indices that PyTorch accepts, distinct ones where it leaves repetitions undefined."""
     shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     axis = draw(st.integers(0, len(shape) - 1))
     reduction = draw(st.sampled_from(REDUCTIONS))
@@ -105,7 +105,7 @@ def scatters(draw):
 
 
 def halves(*shapes):
-    """Values that make ties and zeros."""
+    """Return values with ties and zeros."""
     rng = np.random.default_rng(0)
     return [rng.integers(-2, 3, shape) * 0.5 for shape in shapes]
 
@@ -113,7 +113,7 @@ def halves(*shapes):
 @few
 @given(scatters())
 def test_scatter_elements(torch, case):
-    """The same as PyTorch's own operator, for what that takes."""
+    """The result is that of PyTorch's own operator, for the cases that it accepts."""
     shape, indices, axis, reduction = case
 
     def reference(torch, data, index, updates):
@@ -151,7 +151,7 @@ def scatter_nd_case(case, reduction):
 
 @st.composite
 def puts(draw):
-    """Indices of all axes, and values whose shape is broadcast to that of the indices."""
+    """Draw indices of all axes, and values whose shape broadcasts to that of the indices."""
     shape, indices = draw(tensors(all_axes=True, min_rank=1))  # TVM refuses a rank of 0
     common = np.broadcast_shapes(*(index.shape for index in indices))
     own = common[draw(st.integers(0, len(common))) :]
@@ -174,7 +174,7 @@ def index_put_case(case):
 
 @st.composite
 def slices(draw):
-    """Of one axis, with bounds inside and outside: TVM does not count them from the end."""
+    """Draw a slice of one axis with bounds inside and outside. TVM does not count them from the end."""
     shape = tuple(draw(st.lists(st.integers(0, 5), min_size=1, max_size=3)))
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     start, end = sorted([draw(st.integers(-4, 8)), draw(st.integers(-4, 8))])
@@ -234,7 +234,7 @@ def test_slice_scatter_at_length(torch, batch):
     batches(st.tuples(elements(), points(), puts(), slices(), st.sampled_from(ND_REDUCTIONS)), 4)
 )
 def test_writes(torch, batch):
-    """A few of the cases of the four above."""
+    """The test runs a few cases of each of the four strategies above."""
     cases = (
         (
             scatter_elements_case(element, reduction),
@@ -249,7 +249,7 @@ def test_writes(torch, batch):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_the_last_update_gets_the_gradient(dtype):
-    """Of updates of one place, whoever writes: what is overwritten does not matter."""
+    """Each operator gives the gradient to the last update of an element. Overwritten values get none."""
     data, updates = np.zeros((3, 2), dtype), np.arange(1, 5).astype(dtype)
     weights = np.array([[1, 2], [3, 4], [5, 6]], dtype)
     rows, columns = np.array([2, 0, 2, -1]), np.array([1, 1, 1, 1])
@@ -271,7 +271,7 @@ def test_the_last_update_gets_the_gradient(dtype):
 
 
 def test_mean_halves_update_by_update():
-    """TVM's mean is that of what is there and the update, one after the other."""
+    """TVM's mean takes the mean of the present value and each update, one after the other."""
     data, updates = np.array([8.0, 1.0]), np.array([4.0, 2.0, 1.0])
     indices = np.array([0, 0, 0])
     found = value_of(scatter("mean"), data, indices, updates)
@@ -295,7 +295,7 @@ def test_ties_share_evenly(nd):
 
 
 def test_product_of_a_thousand_factors_in_half_precision():
-    """Products of the first or the last hundreds of factors are beyond float16, all of them are not."""
+    """The product of the first or the last hundred factors leaves the range of float16, the whole product does not."""
     factors = np.tile(np.array([2.0, 0.5], "float16"), 100)
     factors = np.concatenate([factors[::2], factors[1::2]])
     data, indices = np.ones(1, "float16"), np.zeros(200, "int64")
@@ -350,7 +350,7 @@ def test_outside_index_put_and_slice_scatter():
 
 
 def test_smaller_indices_along_other_axes():
-    """TVM takes their extents for the data's."""
+    """TVM mistakes the extents of the indices for the data's."""
     rng = np.random.default_rng(0)
     data, indices = rng.normal(size=(2, 3, 4)), rng.integers(0, 3, (2, 3, 2))
     updates = rng.normal(size=(2, 3, 2))
@@ -360,7 +360,7 @@ def test_smaller_indices_along_other_axes():
 
 
 def test_larger_indices_along_other_axes():
-    """What would lie outside is not written."""
+    """Elements outside of the data are not written."""
     rng = np.random.default_rng(0)
     data, indices, updates = (
         rng.normal(size=(2, 3)),
@@ -431,7 +431,7 @@ def test_third_order_of_points():
 
 
 def test_symbolic_bounds_of_a_slice():
-    """A slice that begins where a parameter says, and one of a symbolic extent."""
+    """One slice begins at the value of a parameter, and one has a symbolic extent."""
     n = tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n,), "float64"))
     s = relax.Var("s", relax.TensorType((2,), "float64"))

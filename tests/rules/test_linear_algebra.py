@@ -1,4 +1,4 @@
-"""Gradients of linear algebra: random shapes and subscripts, out_dtype, and what they are made of."""
+"""Gradients of linear algebra: random shapes and subscripts, out_dtype, and the emitted operators."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_einsum_that_sums_over_an_ellipsis():
 
 
 def test_an_empty_symbolic_batch():
-    """The gradient of what meets each element of an empty batch is a sum of nothing."""
+    """The gradient of an operand that all elements of an empty batch share is an empty sum."""
     n = tvm.tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType((n, 2, 3), "float32"))
     w = relax.Var("w", relax.TensorType((3, 4), "float32"))
@@ -157,7 +157,7 @@ def gradient_of(function, *params):
     [((2, 3), (3, 2)), ((3,), (3,)), ((2, 2, 3), (3, 2)), ((3,), (2, 3, 2)), ((2, 2, 3), (3,))],
 )
 def test_out_dtype(dtype, shape1, shape2):
-    """Each gradient has the dtype of its argument, whatever that of the result."""
+    """Each gradient has the dtype of its argument, whatever the dtype of the result."""
     rng = np.random.default_rng(0)
     check_gradients(
         lambda x1, x2: relax.op.matmul(x1, x2, out_dtype="float32"),
@@ -190,7 +190,7 @@ def run_gradient(function, *values):
     ],
 )
 def test_half_precision_accumulates_in_float32(function, dtype):
-    """In float16 a sum of ones stops at 2048, and one of bfloat16 at 256."""
+    """A sum of ones stops at 2048 in float16, and at 256 in bfloat16."""
     count = 2560
 
     def of_half(x, w):

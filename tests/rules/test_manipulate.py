@@ -1,4 +1,4 @@
-"""Gradients of data movement over random shapes and attributes, and what the rules refuse."""
+"""Gradients of data movement over random shapes and attributes, and the refusals of the rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def normal(*shape):
 
 
 def some_symbolic(shape, names):
-    """Names for some axes; TVM leaves a sum over a symbolic axis that is empty undefined."""
+    """Return names for some axes, if no axis is empty: TVM leaves a sum over an empty symbolic axis undefined."""
     if 0 in shape:
         return {}
     return {0: {axis: f"n{axis}" for axis, name in enumerate(names[: len(shape)]) if name}}
@@ -158,7 +158,7 @@ def test_symbolic_batch_through_flatten_to_second_order():
     ids=["flat", "inferred", "turned", "broadcast", "broadcast back", "full"],
 )
 def test_symbolic_shapes_written_out_to_second_order(forward):
-    """Which TVM's pass does not take at any order."""
+    """TVM's pass does not take such shapes at any order."""
 
     def cubes(x):
         y = forward(x, x.ty.shape[0])

@@ -24,7 +24,7 @@ def normal(*shape):
 
 
 def split_case(extent, indices):
-    """Parts may be empty, overlap, and leave elements out, as NumPy's."""
+    """Return a case of split. Parts may be empty, overlap, and leave elements out, as NumPy's."""
 
     def parts(torch, x):
         ends = [min(index, extent) for index in indices] + [extent]
@@ -126,7 +126,7 @@ def ops_of_adjoint(module):
 
 
 def test_bindings_of_many_parts():
-    """Whatever the number of parts, a rule makes one call of all of them."""
+    """A rule makes one call for all parts, whatever their number."""
     (x,) = tensors((64, 2))
 
     def through_split(bb):

@@ -1,4 +1,4 @@
-"""Operators without a gradient: constants for the gradient, or refused where a gradient reaches them."""
+"""Operators without a gradient: constants of the gradient, or refused where a gradient reaches them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = np.array([[1.5, -2.25, 0.25], [3.75, 0.5, -0.75]])
 
 
 def gradient(function, value=X):
-    """The gradient of ``sum(function(x))``."""
+    """Return the gradient of ``sum(function(x))``."""
     x = relax.Var("x", relax.TensorType(value.shape, value.dtype.name))
     bb = relax.BlockBuilder()
     with bb.function("main", [x]):
@@ -71,7 +71,7 @@ MASKS = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_what_is_computed_without_a_gradient_scales_the_others(name):
-    """A mask made of the input itself is a constant for the gradient, cast to floating point or not."""
+    """A mask made of the input is a constant of the gradient, with or without a cast to floating point."""
 
     def function(bb, x):
         mask = relax.op.astype(bb.emit(MASKS[name](x)), "float64")

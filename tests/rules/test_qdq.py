@@ -1,4 +1,4 @@
-"""Gradients of quantization: straight through the rounding, and what is refused."""
+"""Gradients of quantization: straight through the rounding, and refusals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_scale_for_each_channel(torch, axis):
 
 
 def test_bounds_of_the_range_pass_the_gradient_and_ties_round_as_the_forward():
-    # -128.5 rounds to -128, which is in the range, and 127.5 to 128, which is not.
+    # -128.5 rounds to -128 inside the range, and 127.5 rounds to 128 outside of it.
     x = np.float32([-129, -128.5, -128, 127, 127.5, 128, np.nan, np.inf])
     values = [x, np.float32(1), np.array(0, "int8"), np.ones(8, "float32")]
     (found,) = gradients(fake_quantize("int8"), values, [0])
@@ -112,7 +112,7 @@ def test_float8(out_dtype, largest):
     values = [x, np.float32([1]), np.array([0], "int8"), np.float32([1, 2, 3, 4, 5, 6])]
     x_grad, scale_grad = gradients(fake_quantize(out_dtype), values, [0, 1])
     assert x_grad.tolist() == [0, 2, 3, 4, 5, 0]
-    # q where it is clipped; otherwise what the cast to float8 rounds off.
+    # q where x is clipped; otherwise the error of the cast to float8.
     expected = 5 * largest + 3 * (-0.3125 + 0.3) + 4 * (1.75 - 1.7)
     np.testing.assert_allclose(scale_grad, [expected], rtol=1e-6)
 
@@ -133,7 +133,7 @@ def test_floating_zero_point():
     weight = np.float32([1, 2, 4, 8])
     values = [x, np.float32(0.5), np.float16(3), weight]
     (found,) = gradients(fake_quantize("int8"), values, [2])
-    # Shifting the levels moves only what is clipped: y = scale * (bound - zero_point).
+    # A shift of the levels moves only clipped values: y = scale * (bound - zero_point).
     assert found.dtype == "float16"
     assert found.tolist() == -0.5 * (1 + 8)
 

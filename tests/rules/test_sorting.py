@@ -1,4 +1,4 @@
-"""Gradients of sorting: random shapes with ties, and what TVM sorts wrongly."""
+"""Gradients of sorting: random shapes with ties, and cases that TVM sorts wrongly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cases(draw):
 
 
 def torch_case(case):
-    """topk, or sort where there is no k; the first of equal elements comes first."""
+    """Return the case of topk, or of sort if k is None. The first of equal elements comes first."""
     shape, axis, k, down = case
     x = np.random.default_rng(0).integers(0, 3, shape).astype("float64")
     extent = shape[axis] if k in (None, -1) else k

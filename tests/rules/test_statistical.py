@@ -66,7 +66,7 @@ def test_reduction_at_length(torch, batch):
 
 
 def program(build, *values):
-    """Return a module of what ``build(bb, *params)`` makes, its parameters and their values."""
+    """Return a module whose ``main`` returns ``build(bb, *params)``, its parameters and their values."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
         for i, value in enumerate(values)
@@ -81,7 +81,7 @@ def program(build, *values):
 
 @pytest.mark.parametrize("op", ["relax.max", "relax.min"])
 def test_extremum_of_what_is_not_finite(torch, op):
-    """TVM's maximum of nothing but -inf is the least finite number, which is no element."""
+    """TVM's maximum of -inf alone is the least finite number, which is not an element."""
     for rows in ([[np.inf, np.inf], [-np.inf, -np.inf], [np.inf, 1.0]], [[np.nan, np.nan]]):
         x = np.array(rows)
         cotangent = np.random.default_rng(0).normal(size=len(rows))

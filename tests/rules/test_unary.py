@@ -15,7 +15,7 @@ from relax_grad.testing import TorchCase, check_many_against_torch
 
 EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
-#: Points of each function, among them where a formula of half precision overflows or cancels.
+#: Points of each function. Some make a formula in half precision overflow or cancel.
 POINTS = {
     "abs": [-2, 0, 3],
     "acos": [-0.99, -0.4, 0, 0.3, 0.999],
@@ -34,7 +34,7 @@ POINTS = {
 
 
 def gradient(op, x, dtype, *args):
-    """Return the gradient of ``sum(op(x))`` computed in a dtype, in which ``x`` is exact."""
+    """Return the gradient of ``sum(op(x))``, computed in a dtype that represents ``x`` exactly."""
     param = relax.Var("x", relax.TensorType(x.shape, "float32"))
     bb = relax.BlockBuilder()
     with bb.function("main", [param]):
@@ -49,7 +49,7 @@ def gradient(op, x, dtype, *args):
 
 
 def rounded(values, dtype):
-    """Return values that a dtype holds, in float64."""
+    """Return values rounded to a dtype, in float64."""
     dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
     return np.array(values, "float64").astype(dtype).astype("float64")
 
@@ -100,14 +100,14 @@ def test_clip_at_its_special_points(dtype):
 
 
 def test_clip_by_bounds_that_its_dtype_rounds():
-    """In float16 the bound 0.1 is 0.0999756, which the element equals: it is on the bound."""
+    """In float16, the bound 0.1 is 0.0999756. The element equals it, so it is on the bound."""
     x = rounded([0.1, 0.2], "float16")
     assert gradient(relax.op.clip, x, "float16", 0.0, 0.1).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 0), (0.5, -0.5)])
 def test_clip_by_bounds_that_are_crossed(low, high):
-    """The result is the lower bound whatever the element is, also where that is the bound."""
+    """The result is the lower bound for every element, also for an element on the bound."""
     x = np.array([-1, -0.5, 0, 0.5, 0.75, 1, 2, np.nan])
     assert gradient(relax.op.clip, x, "float32", low, high).tolist() == [0] * 8
 

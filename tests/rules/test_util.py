@@ -1,4 +1,4 @@
-"""The concerns that rules share."""
+"""The helpers that rules share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of vision operators: what has none, and random settings of multibox_transform_loc."""
+"""Gradients of vision operators: those without one, and random settings of multibox_transform_loc."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_multibox_transform_loc_many(**case):
 
 
 def test_multibox_transform_loc_of_half_precision_does_not_overflow():
-    """``exp`` of 12 is beyond float16, as are the boxes, but not what is left of it times a small size."""
+    """``exp(12)`` and the boxes overflow float16, but the gradient, ``exp(12)`` times a small size, does not."""
     inputs = [
         np.zeros((1, 1, 1)),
         np.array([[0.0, 0.0, 12.0, 12.0]]),

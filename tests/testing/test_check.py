@@ -1,4 +1,4 @@
-"""The checker finds what is wrong, says where, and accepts what is right."""
+"""The checker finds faults, says where they are, and accepts correct gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
 
 @contextlib.contextmanager
 def rule_of(op_name, rule):
-    """Put another rule in the place of an operator's own for a while."""
+    """Temporarily replace the rule of an operator."""
     op = Op.get(op_name)
     before = op.get_attr("FPrimalGradient")
     op.reset_attr("FPrimalGradient")
@@ -34,7 +34,7 @@ def rule_of(op_name, rule):
 
 
 def exp_rule(change):
-    """The rule of exp with a change to the gradient that it returns."""
+    """Return the rule of exp with a change to its gradient."""
 
     def rule(orig_var, orig_call, output_grad, ctx):
         return [change(relax.op.multiply(output_grad, orig_var), orig_call.args[0])]
@@ -52,7 +52,7 @@ def test_a_right_gradient_is_measured():
 
 def test_bfloat16_reaches_the_rule_and_an_error_in_it_is_found():
     def change(grad, x):
-        # Differences in float64 see a change of the rule too: only bfloat16 gets one here.
+        # Differences in float64 would detect a change of the rule too, so only bfloat16 gets one here.
         if dtype_of(x.ty) != "bfloat16":
             return grad
         return relax.op.multiply(grad, relax.const(factor, "bfloat16"))
@@ -111,7 +111,7 @@ def test_a_wrong_second_order_fails_at_order_2_only():
     ids=["shape", "dtype"],
 )
 def test_a_gradient_of_another_type_fails(change, through):
-    """Our pass refuses it itself."""
+    """Our pass itself refuses such a gradient."""
     error = GradientError if through == "relax_grad" else GradientCheckError
     with rule_of("relax.exp", exp_rule(change)), pytest.raises(error, match="type"):
         check_gradients("relax.exp", [X], through=through)

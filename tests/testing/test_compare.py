@@ -1,4 +1,4 @@
-"""How arrays are compared."""
+"""The comparison of arrays."""
 
 from __future__ import annotations
 

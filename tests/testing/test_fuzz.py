@@ -1,4 +1,4 @@
-"""What the fuzzer's programs are made of, and how they become smaller."""
+"""The contents of the fuzzer's programs, and the reduction of programs to smaller ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relax_grad.testing.fuzz.script import Body, Function, Program, Tensor, Valu
 from relax_grad.testing.fuzz.session import Finding
 from relax_grad.testing.samples import Sample, sampled_operators, samples
 
-#: Differentiable operators that programs do not have, with the reason.
+#: Differentiable operators that programs do not contain, with the reason.
 NOT_DRAWN = {
     **dict.fromkeys(
         (
@@ -46,12 +46,12 @@ NOT_DRAWN = {
     "relax.to_vdevice": "it has no samples",
 }
 
-#: Operators that a feature of the programs writes.
+#: Operators that a feature of the programs emits.
 FEATURES = {"relax.grad.start_checkpoint", "relax.grad.end_checkpoint"}
 
 
 def form_or_reason(sample):
-    """The form of a sample, or why it has none."""
+    """Return the form of a sample, or the reason why it has none."""
     try:
         return sampled.form(sample)
     except sampled.NotDrawableError as error:
@@ -96,7 +96,7 @@ def test_a_statement_of_a_sample():
 
 
 def test_what_nothing_needs_becomes_smaller():
-    """A failure may be in it: statements that nothing uses are not left out all at once."""
+    """Unused statements may contain the failure, so they are not removed all at once."""
 
     def fails(candidate):
         source = candidate.source("main")
@@ -142,7 +142,7 @@ def test_a_program_becomes_smaller():
 
 
 def test_an_address_in_a_message_does_not_matter():
-    """Otherwise what fails would seem to fail for another reason each time, and would not be made smaller."""
+    """Otherwise each run would seem to fail for a new reason, and the program would not become smaller."""
     one, other = (
         outcomes.failure("pipeline", ValueError(f"{name} at 0x{address} is bound twice"))
         for name, address in (("t1", "55ac60"), ("t12", "7f001ab"))

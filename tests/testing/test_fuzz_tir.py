@@ -29,7 +29,7 @@ from relax_grad.testing.fuzz.tir.memory import guarded
 from relax_grad.testing.fuzz.tir.programs import draw
 from relax_grad.testing.fuzz.tir.subject import Tir
 
-#: Everything that programs are drawn with.
+#: All kinds of constructs that programs are drawn with.
 KINDS = {
     *("float16", "bfloat16", "float32", "float64", "int8", "int32", "int64", "uint8", "bool"),
     *("symbolic", "large", "scalar", "extent_1", "dataflow", "bindings"),
@@ -82,14 +82,14 @@ KINDS = {
     *("R.permute_dims", "R.reshape", "R.matmul", "R.sum", "R.max", "R.concat", "R.flip"),
 }
 
-#: How a process ends that reads a page that cannot be read.
+#: The end of a process that reads an inaccessible page.
 CRASHES = ("crash: SIGSEGV", "crash: SIGBUS")
 
 needs_fork = pytest.mark.skipif(
     not session.can_fork(), reason="Windows does not fork processes, and has no such pages"
 )
 
-#: A scheduler that gives up the order of the last two blocks of a function.
+#: A scheduler that swaps the last two blocks of a function.
 _SWAPPED = """
 from tvm import tirx
 from relax_grad.cpu.passes import schedule as pass_of_schedules
@@ -110,7 +110,7 @@ def swapped(function, cpu):
 pass_of_schedules.schedule = swapped
 """
 
-#: Extents from which on the schedules do what they do to large tensors.
+#: Lower the extents at which the schedules start to treat tensors as large.
 _SMALL = """
 from relax_grad.cpu.schedule import _emit, _reduce
 _emit.SMALL = _reduce._PIECE = 2
@@ -125,7 +125,7 @@ print("exit code", cli.main(["fuzz", "--tir", "--programs", "{programs}", "--see
 
 
 def fuzz(programs, seed, before="", more=()):
-    """What a session in a process of its own prints."""
+    """Return the output of a session in a separate process."""
     if sys.platform == "win32":
         pytest.skip("Windows does not fork processes")
     code = _FUZZ.format(programs=programs, seed=seed, before=before, more=list(more))
@@ -133,7 +133,7 @@ def fuzz(programs, seed, before="", more=()):
 
 
 def test_a_program_of_a_seed_is_always_the_same():
-    """In another process too, whose sets have another order."""
+    """The same holds in another process, where sets have another order."""
     code = """
     from relax_grad.testing.fuzz.tir.programs import draw
     program = draw(3, 5)
@@ -157,7 +157,7 @@ def test_every_kind_is_drawn():
 
 
 def test_kinds_are_what_programs_have():
-    """Read off the functions that TVM has, for kinds that are easily told."""
+    """For kinds that are easy to recognise, the script of TVM's functions shows them."""
     signs = {
         "where": r"T\.where\(",
         "counted": r"\bwhile ",
@@ -180,13 +180,13 @@ def test_kinds_are_what_programs_have():
 
 
 def test_the_reference_agrees_with_the_pipeline_of_tvm():
-    """Neither knows of the other; TVM fails for a few programs."""
+    """The two are independent of each other. TVM fails for a few programs."""
     failures = [checks.attempt(draw(0, number), "default") for number in range(20)]
     assert sum(failure is None for failure in failures) >= 16
 
 
 def copying(shape, dtype="float32", **loop):
-    """A program of one block that copies a tensor, with a loop that is given."""
+    """Return a program of one block that copies a tensor, with a given start or extent of its loop."""
     zero = language.Const(0, language.INDEX)
     size = language.Size(shape[0])
     axis = language.Axis("v", "spatial", zero, size, language.Name("i"))
@@ -213,7 +213,7 @@ def test_elements_that_nothing_writes_are_not_compared():
 
 @needs_fork
 def test_an_access_beyond_a_parameter_is_a_crash(monkeypatch):
-    """Without the page that cannot be read, some other number would be read."""
+    """Without the inaccessible page, the kernel would read some other number."""
 
     def scheduled(function, cpu):
         def load(old):
@@ -244,7 +244,7 @@ def test_guarded_tensors(at_end, dtype):
 
 
 def test_bfloat16_is_compared():
-    """A result of bfloat16 that depends on no rounding has to be equal."""
+    """A bfloat16 result that depends on no rounding has to be equal."""
     program = copying((4,), "bfloat16", extent=language.Const(4, language.INDEX))
     (run,) = expected(program)
     assert checks.attempt(program, "relax_grad") is None
@@ -320,6 +320,6 @@ def test_wrong_use(more, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", _SMALL], ids=["as_it_is", "large"])
 def test_programs_at_length(before):
-    """With what is done to large tensors only, too, so that it is done to those of a few elements."""
+    """One case applies the schedules for large tensors to tensors of a few elements."""
     for seed in range(101, 105):
         assert "nothing found" in fuzz(max(25, round(100 * SHARE)), seed, before)

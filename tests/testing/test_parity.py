@@ -1,4 +1,4 @@
-"""The comparison with PyTorch finds what differs, and says where."""
+"""The comparison with PyTorch finds differences, and says where they are."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Every sample of every operator: orders, dtypes, symbolic shapes, and parity with PyTorch.
 
-What TVM's pass takes is differentiated through it; what it does not take, and in the long sweeps the symbolic
-shapes once more, through relax_grad's. ``tests/autodiff/test_gradient.py`` compares the two passes.
+TVM's pass differentiates every sample that it supports. relax_grad's pass differentiates the others and, in the long
+sweeps, the symbolic shapes once more. ``tests/autodiff/test_gradient.py`` compares the two passes.
 
-Kernels assert what they take in the first order of the tests of all dtypes; the others leave that out, which is half of
-the time that a kernel takes to compile.
+The first-order tests of all dtypes compile kernels with assertions on their arguments. Most other tests omit the
+assertions, which take half of the time to compile a kernel.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ SAMPLES = [
 SMOOTH = [param for param in SAMPLES if param.values[0].smooth]
 SYMBOLIC = [param for param in SMOOTH if param.values[0].symbolic]
 BFLOAT16 = [param for param in SMOOTH if "bfloat16" in param.values[0].dtypes]
-#: How many samples of an operator are checked in every dtype outside of the long sweeps, and in bfloat16.
+#: Samples per operator that are checked in every dtype, and in bfloat16, outside of the long sweeps.
 IN_EVERY_DTYPE = 1
 IN_BFLOAT16 = 1
-#: How many of them are checked at every order, and against PyTorch, outside of the long sweeps; and with symbolic shapes.
+#: Samples per operator that are checked at every order and against PyTorch, and with symbolic shapes, outside of the
+#: long sweeps.
 AT_EVERY_ORDER = 5
 SYMBOLIC_AT_EVERY_ORDER = 3
 #: Samples that TVM 0.26 lowers wrongly, by the test: at every order and dtype, in bfloat16, with symbolic shapes.
@@ -45,17 +46,17 @@ FAILING = {
         grad.adaptive_avg_pool3d_backward-0 nn.adaptive_avg_pool2d-1 nn.adaptive_avg_pool3d-1
     """,
 }
-#: Samples of operators that it does not compile but which it need not look at: there are no regions.
+#: Samples that work although TVM 0.26 does not compile their operators: they contain no regions.
 COMPILING = ("vision.roi_align-5",)
 
 
 def number(param) -> int:
-    """The number of a sample among those of its operator."""
+    """Return the number of a sample among those of its operator."""
     return int(param.id.rpartition("-")[2])
 
 
 def with_failing(params: list, test: str) -> list:
-    """Mark what TVM 0.26 cannot lower."""
+    """Mark the samples that TVM 0.26 cannot lower."""
 
     def mark(p):
         if p.id in FAILING[test].split():
@@ -67,7 +68,7 @@ def with_failing(params: list, test: str) -> list:
 
 
 def with_core(params: list) -> list:
-    """Mark the first sample of each operator as of the numeric core, and what TVM 0.26 cannot lower."""
+    """Mark the first sample of each operator as numeric core, and the samples that TVM 0.26 cannot lower."""
     return [
         pytest.param(
             *p.values, id=p.id, marks=[*p.marks, *([pytest.mark.core] if number(p) == 0 else [])]
@@ -77,7 +78,7 @@ def with_core(params: list) -> list:
 
 
 def slow_from(params: list, limit: int) -> list:
-    """Mark the samples of each operator from this number on as of the long sweeps."""
+    """Mark the samples of each operator from number ``limit`` on as part of the long sweeps."""
     return [
         pytest.param(*p.values, id=p.id, marks=[*p.marks, pytest.mark.slow])
         if number(p) >= limit
@@ -87,13 +88,13 @@ def slow_from(params: list, limit: int) -> list:
 
 
 def dtypes_of(sample) -> list[str]:
-    """The dtypes of a sample that TVM's pass takes."""
+    """Return the dtypes of a sample that TVM's pass supports."""
     return [dtype for dtype in sample.dtypes if dtype != "bfloat16"]
 
 
 @pytest.mark.parametrize("sample", with_core([p for p in SMOOTH if number(p) < IN_EVERY_DTYPE]))
 def test_gradient_of_every_order_and_dtype(sample):
-    """In float64 to the sample's order, which checks type and mutation too; in the others to the first."""
+    """Check float64 to the sample's order, with type and mutation, and the other dtypes to first order."""
     sample.check(order=1, through="tvm", target=TARGET)
     with without_assertions():
         sample.check(dtypes=dtypes_of(sample), through="tvm", target=TARGET)
@@ -144,7 +145,7 @@ def test_dtypes_to_second_order(sample):
 @pytest.mark.parametrize("op", sampled_operators())
 @without_assertions()
 def test_third_order(op):
-    """Of the operator's first sample that is smooth and has a second derivative."""
+    """The test takes the operator's first sample that is smooth and has a second derivative."""
     sample = next((s for s in samples(op) if s.smooth and (s.tvm_order or s.order) > 1), None)
     if sample is None:
         pytest.skip(f"no sample of {op} has a second derivative")
@@ -168,7 +169,7 @@ def test_symbolic_shapes_through_relax_grad(sample):
 
 @pytest.mark.parametrize("sample", [p for p in SMOOTH if p.values[0].tvm_order is not None])
 def test_orders_that_tvm_does_not_take(sample):
-    """Through relax_grad's pass; TVM's must fail there, or the sample's limit is to go."""
+    """relax_grad's pass takes them. TVM's must fail; otherwise the sample's limit is obsolete."""
     symbolic = sample.symbolic is not None
     assert sample.check(symbolic=symbolic).order == sample.order
     unlimited = replace(sample, tvm_order=None)
@@ -194,6 +195,6 @@ def test_same_as_torch(sample, torch):
 
 @pytest.mark.parametrize("op", sampled_operators())
 def test_a_kink_is_compared_with_torch(op):
-    """A sample that finite differences say nothing about must be checked in some other way."""
+    """A sample beyond the reach of finite differences must have another check."""
     for sample in samples(op):
         assert sample.smooth or sample.torch is not None

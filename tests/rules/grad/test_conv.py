@@ -73,7 +73,7 @@ def test_order_2(dtype):
     [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NHWC"), ("CWNH", "IWHO", "HNCW")],
 )
 def test_layouts(data_layout, kernel_layout, out_layout):
-    """Also an out_layout that is not the data's."""
+    """The cases include an out_layout that differs from the data's layout."""
     layouts = {
         "data_layout": data_layout,
         "kernel_layout": kernel_layout,
@@ -94,7 +94,7 @@ def test_layouts(data_layout, kernel_layout, out_layout):
     [
         (relax.op.shape_of, "relax_grad"),
         (relax.op.shape_of, "tvm"),
-        (lambda x: x.ty.shape, "relax_grad"),  # written out, which TVM's pass cannot differentiate
+        (lambda x: x.ty.shape, "relax_grad"),  # written out; TVM's pass cannot differentiate it
     ],
     ids=["read", "read, through tvm", "written out"],
 )
@@ -115,7 +115,7 @@ def test_symbolic_shapes_at_order_2(shape, through):
 
 
 def test_dtypes_of_their_own():
-    """Each gradient has the dtype of its argument; check_gradients holds the types against each other."""
+    """Each gradient has the dtype of its argument; check_gradients compares the types."""
     grad, data, weight = normal(OUTPUT, DATA, WEIGHT, dtype="float16")
     attrs = {**ATTRS, "out_dtype": "float32"}
     check_gradients("relax.grad.conv2d_backward_data", [grad, DATA, weight], **attrs)

@@ -1,4 +1,4 @@
-"""Gradients of the backward operators of indexing, as operators of their own."""
+"""Gradients of the backward operators of indexing, called on their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.mark.parametrize("mode", ["fast", "clip", "wrap", "nan"])
 def test_take_backward_and_derivative(mode):
-    """Both are linear, so that every higher order is one of the two again."""
+    """Both are linear, so every higher order is one of the two again."""
     x, indices = RNG.normal(size=(3, 4)), np.array([[1, -1], [9, 1]])
 
     def take_backward(dy, i):
@@ -62,7 +62,7 @@ def test_strided_slice_backward_data(assume_inbound):
 
 
 def test_dynamic_strided_slice_backward_data():
-    """Its gradient has no shape that TVM can infer; that of the argument is known."""
+    """TVM cannot infer a shape of its gradient. The shape of the argument is known."""
     grad = RNG.normal(size=(2, 3))
     bounds = [np.array(bound) for bound in ([-3, 4], [4, -9], [2, -2])]
 

@@ -26,7 +26,7 @@ def test_third_order(reduction, shape):
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_backward_operators_by_themselves(reduction):
-    """Their arguments are independent here, as they are not in the gradient of the loss."""
+    """Their arguments are independent here, unlike in the gradient of the loss."""
     rng = np.random.default_rng(0)
     targets = np.array([0, 2, -100, 2, 1])
     dy = rng.normal(size=targets.shape if reduction == "none" else ())
@@ -78,7 +78,7 @@ def test_nothing_but_ignored_targets_puts_no_nan_into_data():
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_invalid_targets_at_second_order(reduction):
-    """NaN where an invalid target takes part, and no crash."""
+    """The gradient is NaN where an invalid target takes part. Nothing crashes."""
     targets = np.array([0, 2**62, -(2**63), -1, 1])
     dy = np.ones(targets.shape if reduction == "none" else ())
     inputs = [dy, np.ones((5, 3)), targets, np.ones(3)]
@@ -90,7 +90,7 @@ def test_invalid_targets_at_second_order(reduction):
 
 
 def test_same_double_backward_as_torch(torch):
-    """Of what PyTorch differentiates: predictions and the output gradient."""
+    """The test covers the arguments that PyTorch differentiates: predictions and the output gradient."""
     rng = np.random.default_rng(0)
     x, targets, weights = rng.normal(size=(4, 3)), np.array([0, 2, -100, 1]), rng.uniform(size=3)
     direction = rng.normal(size=(4, 3))

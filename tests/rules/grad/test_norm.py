@@ -7,7 +7,7 @@ import pytest
 
 from relax_grad.testing import check_gradients
 
-#: For each operator the number of its arguments, and attributes for data of two axes.
+#: For each operator, the number of its arguments, and attributes for data of two axes.
 KINDS = {
     "layer_norm": (3, {"axes": [1], "epsilon": 0.5}),
     "rms_norm": (2, {"axes": [1], "epsilon": 0.5}),
@@ -18,7 +18,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_constant_data_to_second_order(name):
-    """Where z is 0, or 1 for rms_norm, everything is finite and right."""
+    """Where z is 0, or 1 for rms_norm, all results are finite and correct."""
     count, attrs = KINDS[name]
     rng = np.random.default_rng(0)
     inputs = [np.full((2, 3), 2.0), *rng.normal(size=(2, 3))][:count]
@@ -26,7 +26,7 @@ def test_constant_data_to_second_order(name):
 
 
 def backward_call(name, dtypes):
-    """Small arguments of a backward operator, the data in one dtype and the statistics in another."""
+    """Return small arguments of a backward operator, the data in one dtype and the statistics in another."""
     rng = np.random.default_rng(0)
     shapes = {
         "batch_norm_backward_data": [(2, 3)] * 2 + [(3,)] * 5,

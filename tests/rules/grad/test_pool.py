@@ -30,7 +30,7 @@ def apply(builder, first, data, **attrs):
 
 
 def of_rank(rank):
-    """Attributes, shape of the data and shape of the result."""
+    """Return the attributes, the shape of the data and the shape of the result."""
     attrs = {
         "pool_size": [3, 2, 1][:rank],
         "strides": [2, 2, 3][:rank],
@@ -42,7 +42,7 @@ def of_rank(rank):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["normal", "ties", "special"])
 def test_max_pool_jvp_is_the_transpose(kind, rank):
-    """Of ties and NaN too, both choose the same element."""
+    """For ties and NaN too, both choose the same element."""
     attrs, shape, out_shape = of_rank(rank)
     rng = np.random.default_rng(0)
     data = {
@@ -84,7 +84,7 @@ each_pooling = pytest.mark.parametrize(
 
 @each_pooling
 def test_third_order(kind, rank):
-    """Of a function whose third derivative is not 0: the cube of a pooling of a product."""
+    """The test differentiates a function whose third derivative is not 0: the cube of a pooling of a product."""
     attrs = {"output_size": (3, 2, 1)[:rank]} if kind == "adaptive_avg" else of_rank(rank)[0]
 
     def cube(x, w):
@@ -112,7 +112,7 @@ def test_symbolic_third_order(op):
 
 @pytest.mark.parametrize("name", ["max_pool2d_backward", "avg_pool2d_backward", "max_pool2d_jvp"])
 def test_partial_has_the_dtype_of_its_argument(name):
-    """Also where the two arguments of a direct call differ."""
+    """The dtypes of the two arguments differ in these direct calls."""
     rng = np.random.default_rng(0)
     first = rng.normal(size=SHAPE if name.endswith("jvp") else OUT_SHAPE)
     inputs = [first.astype("float16"), rng.permutation(120).reshape(SHAPE).astype("float32")]
@@ -120,7 +120,7 @@ def test_partial_has_the_dtype_of_its_argument(name):
 
 
 def layouts_of(kind, rank, split):
-    """Attributes, and stored shapes of data and result, of a pooling from and to layouts of its own."""
+    """Return the attributes and the stored shape of the data, for a pooling between different layouts."""
     spatial, extents = "DHW"[-rank:], (4, 3, 2)[:rank]
     attrs = {"output_size": (3, 2, 1)[:rank]} if kind == "adaptive_avg" else of_rank(rank)[0]
     layout, out_layout = f"N{spatial}C2c", f"NC{spatial}4c"
@@ -132,7 +132,7 @@ def layouts_of(kind, rank, split):
 
 @each_pooling
 def test_second_order_of_split_channels(kind, rank):
-    """With as many channels as the part that the result splits off does not divide."""
+    """The number of channels is not divisible by the part that the result's layout splits off."""
     attrs, shape = layouts_of(kind, rank, split=True)
     data = np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) / 10
     check_gradients(f"relax.nn.{kind}_pool{rank}d", [data], order=2, **attrs)
@@ -150,7 +150,7 @@ def test_symbolic_number_of_split_channels(kind):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
 def test_the_second_order_is_one_operator(kind, rank, split, partials_of):
-    """A gather along the same windows, in the same layouts: jvp of a maximum, the pooling of an average."""
+    """It gathers along the same windows in the same layouts: the jvp for a maximum, the pooling for an average."""
     attrs, shape = layouts_of(kind, rank, split)
     data = relax.TensorType(shape, "float32")
     pool = getattr(relax.op.nn, f"{kind}_pool{rank}d")

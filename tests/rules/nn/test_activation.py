@@ -48,7 +48,7 @@ def test_relu_of_nan_is_that_of_torch(torch):
 
 
 def gradients(op, inputs, dtype, **attrs):
-    """Return the gradients of ``sum(op(...))`` computed in a dtype, in which the inputs are exact."""
+    """Return the gradients of ``sum(op(...))``, computed in a dtype that represents the inputs exactly."""
     params = [
         relax.Var(f"x{i}", relax.TensorType(np.shape(value), "float32"))
         for i, value in enumerate(inputs)
@@ -178,7 +178,7 @@ def test_prelu_at_length(torch, batch):
 
 
 def test_long_axis_in_half_precision():
-    """TVM sums in float16, which stops growing; the gradient must not."""
+    """TVM sums in float16, where the sum stops growing. The gradient must not stop."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1, 8192)).astype("float16")
     cotangent = rng.uniform(size=x.shape).astype("float16")
@@ -217,7 +217,7 @@ def test_masked_logits(torch, name):
 
 @st.composite
 def softmax_cases(draw):
-    """The operator, a shape, an axis, and what kind of numbers there are."""
+    """Draw the operator, a shape, an axis, and the kind of numbers."""
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))
     return (
         draw(st.sampled_from(["softmax", "log_softmax"])),

@@ -1,4 +1,4 @@
-"""Gradients of attention: random shapes against PyTorch, sequences, half precision, what is refused."""
+"""Gradients of attention: random shapes against PyTorch, sequences, half precision, and refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASKS = (None, "TopLeft", "BottomRight")
 
 
 def torch_attention(torch, q, k, v, bias=None, scale=None, causal_mask=None, window_size=None):
-    """scaled_dot_product_attention, with the masks of Relax written out."""
+    """Compute scaled_dot_product_attention, with the masks of Relax written out."""
     queries, keys = q.shape[1], k.shape[1]
     seen = torch.ones(queries, keys, dtype=torch.bool)
     if causal_mask is not None:
@@ -83,7 +83,7 @@ def test_any_shape_and_mask_at_length(torch, batch):
 
 
 def gradients(function, inputs, grad):
-    """The gradients of ``sum(grad * function(*inputs))`` for queries, keys and values."""
+    """Return the gradients of ``sum(grad * function(*inputs))`` for queries, keys and values."""
     arrays = [*inputs, grad]
     params = [
         relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
@@ -103,7 +103,7 @@ def gradients(function, inputs, grad):
 
 @pytest.mark.parametrize("causal_mask", MASKS)
 def test_sequences_are_as_if_they_were_alone(causal_mask):
-    """Queries of one sequence get and give nothing to the keys of another."""
+    """The queries of one sequence do not interact with the keys of another."""
     lengths = [(2, 3), (1, 1), (3, 2)]
     starts = [np.cumsum([0, *ends], dtype="int32") for ends in zip(*lengths, strict=True)]
     inputs = tensors(1, 6, 6, 2, 1, 2, 3, 2)
@@ -146,7 +146,7 @@ def test_half_precision_computes_in_float32(torch, causal_mask):
 
 
 def test_a_query_that_sees_no_key_has_no_gradient(torch):
-    """The result is 0 there, as in PyTorch, and the other queries are not touched."""
+    """The result is 0 there, as in PyTorch, and the other queries are unaffected."""
     inputs = tensors(1, 2, 3, 1, 1, 1, 2, 2)
     bias = np.zeros((1, 1, 2, 3))
     bias[0, 0, 0] = -np.inf
@@ -185,7 +185,7 @@ def test_what_has_no_agreed_meaning_is_refused(shapes, attrs, match):
 
 
 def test_every_extent_symbolic():
-    """Also the number of features, of which the scale is the root."""
+    """The symbolic extents include the number of features, whose root determines the scale."""
     shapes = [(N, S, 2, H)] * 3
     module = differentiate(shapes, causal_mask="TopLeft")
     static = differentiate([(2, 3, 2, 5)] * 3, causal_mask="TopLeft")

@@ -53,7 +53,7 @@ def torch_conv_transpose(strides, padding, dilation, groups, output_padding):
 
 @st.composite
 def geometries(draw, transposed=False, ranks=(1, 2, 3)):
-    """Shapes of data and weight in the plain layouts, and the attributes."""
+    """Draw the shapes of data and weight in the plain layouts, and the attributes."""
     rank = draw(st.sampled_from(ranks))
 
     def each(low, high):
@@ -86,19 +86,19 @@ def spatial_axes(geometry):
 
 
 def plain_layouts(geometry, transposed=False):
-    """The layouts of data, weight and result that PyTorch has."""
+    """Return PyTorch's layouts of data, weight and result."""
     spatial = spatial_axes(geometry)
     return f"NC{spatial}", f"{'IO' if transposed else 'OI'}{spatial}", f"NC{spatial}"
 
 
 def with_layouts(geometry):
-    """A geometry with PyTorch's layouts of data, weight and result (None), or with any."""
+    """Return a strategy for a geometry with PyTorch's layouts of data, weight and result (None), or with any."""
     names = (st.permutations(plain).map("".join) for plain in plain_layouts(geometry))
     return st.tuples(st.just(geometry), st.none() | st.tuples(*names))
 
 
 def torch_case(geometry, layouts=None, transposed=False):
-    """A call to compare, with PyTorch's between transpositions to and from its layouts."""
+    """Return a call to compare. PyTorch's call stands between transpositions to and from its layouts."""
     data_shape, weight_shape, attrs = geometry
     make, suffix = (torch_conv_transpose, "_transpose") if transposed else (torch_conv, "")
     plain, forward = plain_layouts(geometry, transposed), make(**attrs)
@@ -120,7 +120,7 @@ def torch_case(geometry, layouts=None, transposed=False):
 
 
 def backward_case(torch, case, argument):
-    """The backward operator of one of the arguments of a case, and the gradient of that."""
+    """Return the case of the backward operator for one argument of a case, and of its gradient."""
     name = f"{case.fn_or_op.rpartition('.')[2]}_backward_{argument}"
     number = ("data", "weight").index(argument)
     shape, other = case.inputs[number].shape, case.inputs[1 - number]
@@ -145,7 +145,7 @@ def backward_case(torch, case, argument):
 
 
 def convolutions():
-    """A convolution, or one of its backward operators, in any layouts."""
+    """Return a strategy for a convolution, or one of its backward operators, in any layouts."""
     case = geometries().flatmap(with_layouts)
     return st.tuples(case, st.sampled_from([None, "data", "weight"]))
 
@@ -232,7 +232,7 @@ def test_conv2d_out_dtype(dtype, out_dtype):
     check_gradients(
         "relax.nn.conv2d",
         normal((2, 3, 5, 4), (2, 3, 3, 2), dtype=dtype),
-        # The cotangents have out_dtype, but no more digits than the data that they meet at order 2.
+        # The cotangents have out_dtype, but at order 2 only the precision of the data that they meet.
         order=2,
         rtol=2e-2 if dtype == "float16" else 2e-4,
         out_dtype=out_dtype,
@@ -253,7 +253,7 @@ def test_conv2d_accumulates_half_precision_in_float32(run_rule):
 
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_conv2d_symbolic_batch_at_several_extents(batch):
-    """Also at the empty batch, whose weight gradient is 0."""
+    """The extents include the empty batch, whose weight gradient is 0."""
     n = tirx.Var("n", "int64")
     params = [
         relax.Var("x", relax.TensorType((n, 2, 4, 4), "float32")),
@@ -291,7 +291,7 @@ def operators(function):
 
 
 def rule_operators(operator, *types, **attrs):
-    """The operators that a rule emits."""
+    """Return the operators that a rule emits."""
     params = [relax.Var(f"x{i}", tensor_type) for i, tensor_type in enumerate(types)]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -301,7 +301,7 @@ def rule_operators(operator, *types, **attrs):
         bb.emit_func_output(loss)
     before = operators(bb.get()["main"])
     after = operators(relax.transform.Gradient("main")(bb.get())["main_adjoint"])
-    for name in (*before, "relax.ones", "relax.broadcast_to"):  # and what sum's rule emits
+    for name in (*before, "relax.ones", "relax.broadcast_to"):  # and the operators of sum's rule
         after.remove(name)
     return after
 
@@ -382,7 +382,7 @@ def test_transpose_same_as_torch_at_length(torch, batch):
 
 @pytest.mark.parametrize("output_padding", [(0, 0), (1, 0), (2, 1), (0, 1), (-1, 0), (-2, -1)])
 def test_transpose_every_output_padding(output_padding):
-    """A positive one adds elements that no window reaches, a negative one crops the result."""
+    """A positive one adds elements beyond every window, and a negative one crops the result."""
     check_gradients(
         "relax.nn.conv2d_transpose",
         normal((1, 2, 3, 3), (2, 2, 2, 3)),

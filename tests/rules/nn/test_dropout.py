@@ -8,7 +8,7 @@ from tvm import relax, tirx, topi
 
 
 def gradient(x, legalize=None):
-    """The result and the gradient of ``sum(cube(dropout(x)))``."""
+    """Return the result and the gradient of ``sum(cube(dropout(x)))``."""
     param = relax.Var("x", relax.TensorType(x.shape, x.dtype.name))
     bb = relax.BlockBuilder()
     with bb.function("main", [param]):
@@ -33,7 +33,7 @@ def test_the_identity_has_the_gradient_of_the_identity():
 
 
 def test_an_implementation_that_drops():
-    """The mask that a forward function returns is what the gradient uses, scale and all."""
+    """The gradient uses the mask that a forward function returns, including its scale."""
 
     def drop(bb, call):
         def te_drop(x):

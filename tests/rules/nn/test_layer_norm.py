@@ -17,7 +17,7 @@ nn = relax.op.nn
 
 
 def torch_normalize(torch, x, axes, groups, channel, parameters, parameter_axes, attrs):
-    """The definition: float64, one step at a time. ``groups`` is None where there are none."""
+    """Compute the definition in float64, one step at a time. ``groups`` is None for operators without groups."""
     shape = x.shape
     if groups is not None:
         x = x.unflatten(channel, (groups, -1))
@@ -107,12 +107,12 @@ OPERATORS = {
 
 
 def rule_and_reference(run_rule, torch, name, dtype, mean):
-    """The partials that the rule finds in ``dtype``, and those of the same numbers in float64."""
+    """Return the partials of the rule in ``dtype``, and those of the same numbers in float64."""
     operator, shape, extents, attrs = OPERATORS[name]
     rng = np.random.default_rng(0)
     inputs = [rng.normal(mean, 1.0, shape), rng.normal(size=extents), rng.normal(size=extents)]
     inputs = [value.astype(dtype) for value in inputs[: 2 if name == "rms_norm" else 3]]
-    # In float32, a cotangent with a mean would see the rounding of the mean of the data.
+    # In float32, a cotangent with a mean would expose the rounding of the mean of the data.
     cotangent = rng.normal(1.0 if dtype == "float16" else 0.0, 1.0, shape).astype(dtype)
     found = run_rule(operator, inputs, [cotangent], **attrs)
     leaves = [torch.tensor(value.astype("float64"), requires_grad=True) for value in inputs]
@@ -144,7 +144,7 @@ def test_many_elements_with_a_large_mean(run_rule, torch, name, dtype, mean, tol
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_graph_is_small(name):
-    """As few passes over the data as there can be."""
+    """The gradient takes the minimal number of passes over the data."""
     operator, shape, extents, attrs = OPERATORS[name]
     params = [relax.Var("x", relax.TensorType(shape, "float32"))]
     params += [relax.Var("p", relax.TensorType(extents, "float32"))] * (1 + (name != "rms_norm"))
@@ -173,7 +173,7 @@ def test_graph_is_small(name):
 
 
 def test_symbolic_groups_to_second_order():
-    """Through TVM's pass: the sums over groups have no reshape, which it cannot walk over."""
+    """The test uses TVM's pass. The sums over groups have no reshape, which that pass cannot handle."""
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(2, 6, 3)), rng.normal(size=6), rng.normal(size=6)]
     attrs = {"num_groups": 3, "channel_axis": 1, "axes": [2]}
@@ -196,7 +196,7 @@ def test_symbolic_channels_cannot_be_grouped():
 
 
 def test_a_symbolic_count_takes_no_pass_over_the_data():
-    """batch_norm divides by a count that is read off the shape."""
+    """batch_norm divides by a count that is computed from the shape."""
     n, m = (tirx.Var(name, "int64") for name in "nm")
     params = [relax.Var("x", relax.TensorType([n, 3, m], "float32"))]
     params += [relax.Var(f"p{i}", relax.TensorType([3], "float32")) for i in range(4)]
@@ -226,7 +226,7 @@ def test_large_symbolic_count():
 
 
 def test_empty_symbolic_batch():
-    """Nothing to sum over gives gamma and beta a gradient of 0."""
+    """The gradient of gamma and beta, a sum over no elements, is 0."""
     n = tirx.Var("n", "int64")
     params = [relax.Var("x", relax.TensorType([n, 3], "float32"))]
     params += [relax.Var(name, relax.TensorType([3], "float32")) for name in ("gamma", "beta")]

@@ -24,7 +24,7 @@ REDUCTIONS = ["none", "sum", "mean"]
 
 @st.composite
 def losses(draw, least=0):
-    """Arguments of nll_loss that PyTorch accepts."""
+    """Draw arguments of nll_loss that PyTorch accepts."""
     num_classes = draw(st.integers(1, 5))
     batch = draw(st.none() | st.integers(least, 4))
     spatial = () if batch is None else tuple(draw(st.lists(st.integers(least, 3), max_size=3)))
@@ -48,7 +48,7 @@ def nll_loss_case(predictions, targets, weights, attrs):
     def reference(torch, x, t, w=None):
         return torch.nn.functional.nll_loss(x, t.long(), None if w is None else w.detach(), **attrs)
 
-    # The gradient of the weights is not PyTorch's to compare with; NumPy checks it in tests/topi.
+    # PyTorch has no gradient of the weights to compare with. NumPy checks it in tests/topi.
     return TorchCase("relax.nn.nll_loss", inputs, reference, attrs, [0])
 
 
@@ -75,7 +75,7 @@ def test_nll_loss_is_torch_s_at_length(torch, batch):
 def test_nll_loss_at_second_order(case):
     predictions, targets, weights, attrs = case
     if not (targets != attrs["ignore_index"]).any():
-        attrs["reduction"] = "sum"  # the mean of nothing is NaN
+        attrs["reduction"] = "sum"  # the mean of no targets is NaN
     inputs = [predictions, targets] if weights is None else [predictions, targets, weights]
     check_gradients("relax.nn.nll_loss", inputs, order=2, **attrs)
 
@@ -84,7 +84,7 @@ def test_nll_loss_at_second_order(case):
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2)])
 @pytest.mark.parametrize("ignore_index", [-100, 255, 1])
 def test_nothing_but_ignored_targets(torch, reduction, shape, ignore_index):
-    """PyTorch's mean is NaN, and its gradient 0; that of the weights follows it."""
+    """PyTorch's mean is NaN, and its gradient is 0. So is the gradient of the weights."""
     targets = np.full(shape[:1] * (len(shape) > 1) + shape[2:], ignore_index)
     predictions, weights = np.ones(shape), np.ones(3)
     attrs = {"reduction": reduction, "ignore_index": ignore_index}
@@ -100,7 +100,7 @@ def test_nothing_but_ignored_targets(torch, reduction, shape, ignore_index):
 
 
 def test_weights_that_sum_to_zero(torch):
-    """0/0 where PyTorch gives NaN, and nowhere else."""
+    """The result is 0/0 exactly where PyTorch gives NaN."""
     predictions, targets, weights = np.ones((3, 2)), np.array([0, -100, 0]), np.array([0.0, 1.0])
     nll_loss_as_torch(torch, predictions, targets, weights, {"reduction": "mean"})
     nll_loss_as_torch(torch, predictions, targets, weights, {"reduction": "sum"})
@@ -120,7 +120,7 @@ def test_an_ignored_prediction_may_be_anything(torch, value, reduction):
 @pytest.mark.parametrize("invalid", [-1, 3, 255, -(2**63), 2**63 - 1])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_an_invalid_target_shows(invalid, reduction):
-    """PyTorch raises; here the loss is NaN, and so is the gradient of that sample."""
+    """PyTorch raises an error. Here the loss is NaN, and so is the gradient of that sample."""
     targets = np.array([0, invalid, 2, -100])
     inputs = [np.ones((4, 3)), targets, np.ones(3)]
 
@@ -159,7 +159,7 @@ def test_log_softmax_and_nll_loss_are_torch_s_cross_entropy(torch, reduction, we
 
 
 def test_large_batch_of_cross_entropy_in_half_precision():
-    """The batch size overflows float16, in which 1 / N is a small number."""
+    """The batch size N overflows float16, and 1 / N is subnormal in float16."""
     n = 70000
     x = relax.Var("x", relax.TensorType((n, 1), "float16"))
     y = relax.Var("y", relax.TensorType((n, 1), "float16"))
@@ -167,7 +167,7 @@ def test_large_batch_of_cross_entropy_in_half_precision():
     rule = tvm.ir.Op.get("relax.nn.cross_entropy_with_logits").get_attr("FPrimalGradient")
     bb = relax.BlockBuilder()
     with bb.function("main", [dz, x, y]):
-        # The forward operator does not compile at this size: only its gradient is wanted.
+        # The forward operator does not compile at this size, so only its gradient runs.
         call = relax.op.nn.cross_entropy_with_logits(x, y)
         bb.emit_func_output(bb.emit(rule(dz, call, dz, bb)[0]))
     machine = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
@@ -177,7 +177,7 @@ def test_large_batch_of_cross_entropy_in_half_precision():
 
 
 def test_the_stock_form_is_kept_where_it_is_right():
-    """A constant batch in float32 needs no operator of its own, so that later passes see plain ones."""
+    """A constant batch in float32 needs no backward operator, so later passes see plain operators."""
     inputs = [relax.Var(name, relax.TensorType((4, 3), "float32")) for name in "xy"]
     bb = relax.BlockBuilder()
     with bb.function("main", inputs):

@@ -23,7 +23,7 @@ batch_norm = relax.op.nn.batch_norm
 
 
 def make_inputs(shape, axis, dtype="float64", mean=0.5, seed=0):
-    """Data, gamma of both signs, beta, moving mean, moving variance."""
+    """Return the data, gamma of both signs, beta, the moving mean and the moving variance."""
     rng = np.random.default_rng(seed)
     channels = shape[axis]
     inputs = [
@@ -45,7 +45,7 @@ def cotangents(shape, axis, dtype="float64", statistics=True):
 
 
 def reference(inputs, grads, axis, training, center=True, scale=True, epsilon=1e-5, momentum=0.1):
-    """The gradients in float64 by the chain rule, one step of the forward function at a time."""
+    """Return the gradients in float64 by the chain rule, one step of the forward function at a time."""
     x, gamma, beta, moving_mean, moving_var = (np.asarray(v, "float64") for v in inputs)
     y_grad, new_mean_grad, new_var_grad = (np.asarray(v, "float64") for v in grads)
     x = np.moveaxis(x, axis, -1)
@@ -83,7 +83,7 @@ def assert_close(found, expected, tolerance):
 
 
 def build(function, shape, axis, dtype="float32", batch=None):
-    """A module whose ``main`` returns the scalar that ``function`` makes of the arguments."""
+    """Return a module whose ``main`` returns the sum of ``function(bb, *params)``."""
     extents = list(shape)
     if batch is not None:
         extents[0] = batch
@@ -113,7 +113,7 @@ def first_result(**attrs):
 
 
 def test_forward_is_as_the_rule_says():
-    """Momentum weighs the new statistics, and the variance that is kept is the biased one."""
+    """Momentum weighs the new statistics, and the stored variance is the biased one."""
     x, gamma, beta, mean, var = inputs = make_inputs((4, 3, 2), 1)
 
     def forward(**attrs):
@@ -167,7 +167,7 @@ def cases(draw):
 
 
 def torch_case(case):
-    """All three results, with respect to all five arguments, by the definition."""
+    """Return the case of all three results with respect to all five arguments, by the definition."""
     shape, axis, training, attrs = case
     own = [extent if i == axis % len(shape) else 1 for i, extent in enumerate(shape)]
     others = [i for i in range(len(shape)) if i != axis % len(shape)]
@@ -248,7 +248,7 @@ def test_symbolic_channels(training):
 
 
 def test_symbolic_batch_at_several_extents():
-    """The number of elements is that of the batch at hand, not one that was seen at compile time."""
+    """The number of elements is that of the current batch, and not one from compile time."""
     module = build(first_result(axis=1, training=True), (4, 3, 2), 1, batch=tirx.Var("n", "int64"))
     static = build(first_result(axis=1, training=True), (5, 3, 2), 1)
     module = relax.transform.Gradient("main")(module)
@@ -277,7 +277,7 @@ def test_half_precision_computes_in_float32(run_rule, dtype, training):
 
 
 def test_large_mean_in_float32(run_rule):
-    """A variance found from the mean of the squares would be lost to cancellation here."""
+    """A variance computed from the mean of the squares would suffer from cancellation here."""
     inputs = make_inputs((64, 2), 1, "float32", mean=1e4)
     grads = cotangents((64, 2), 1, "float32")
     found = run_rule(batch_norm, inputs, grads, axis=1, training=True)
@@ -335,14 +335,14 @@ def test_graph_is_small():
         and int(call.ty.shape[0]) == 4
     ]
     sums = [c for c in called if c.op.name == "relax.sum" and c.args[0].ty.ndim == 3]
-    assert len(sums) == 4  # with that of the loss; gamma's is an operator of its own
+    assert len(sums) == 4  # includes the loss's; gamma's is in a separate operator
     assert sorted(full_size) == sorted(
         ["broadcast_to", "subtract", "multiply", "grad.batch_norm_backward_data"]
     )
 
 
 def test_decomposed_first_gives_the_same():
-    """DecomposeOpsForTraining, which relax.training applies, comes before Gradient there."""
+    """relax.training applies DecomposeOpsForTraining before Gradient."""
     module = build(first_result(axis=1, training=True, momentum=0.3), (4, 3, 2, 2), 1)
     decomposed = relax.transform.DecomposeOpsForTraining()(module)
     assert "batch_norm" not in decomposed.script()

@@ -1,4 +1,4 @@
-"""Gradients of padding: random shapes and widths, half precision, symbolic extents, and what is refused."""
+"""Gradients of padding: random shapes and widths, half precision, symbolic extents, and refusals."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def cases(draw):
     attrs = {"pad_width": widths, "pad_mode": mode}
     if draw(st.booleans()):
         attrs["pad_value"] = 2.5
-    # TVM leaves a sum over a symbolic axis that is empty undefined, and fails in its own pass that looks for
-    # reshapes where a symbolic axis behind others is cropped.
+    # TVM leaves a sum over an empty symbolic axis undefined. TVM's own pass that looks for reshapes fails if a symbolic
+    # axis behind others is cropped.
     kept = [widths[2 * axis] + widths[2 * axis + 1] >= 0 for axis in range(rank)]
     names = [axis for axis in range(rank) if shape[axis] and kept[axis] and draw(st.booleans())]
     return TorchCase(
@@ -80,7 +80,7 @@ def test_half_precision_sums_in_float32(mode):
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 @pytest.mark.parametrize("extent", [0, 1, 2, 3, 7])
 def test_one_program_for_every_extent(mode, extent):
-    """The widths may exceed what a symbolic extent turns out to be."""
+    """The widths may exceed the run-time value of a symbolic extent."""
     before, after = 3, 5
     n = tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType([n], "float32"))

@@ -25,7 +25,7 @@ SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 
 @dataclass(frozen=True)
 class Pooling:
-    """A pooling of random data: the shape is that of the axes N, C, D, H, W, whatever the layout."""
+    """A pooling of random data. In every layout, ``shape`` has the axes N, C, D, H, W in this order."""
 
     kind: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Pooling:
         return in_layout(data, self.plain, self.attrs["layout"])
 
     def torch(self, torch, data):
-        """Do the same in PyTorch, and differentiably so."""
+        """Compute the same in PyTorch, in a differentiable way."""
         layout, out_layout = self.attrs["layout"], self.attrs["out_layout"] or self.attrs["layout"]
         at = torch.from_numpy(places(self.shape, self.plain, layout).ravel())
         data = data.flatten()[torch.argsort(at)].reshape(self.shape)
@@ -71,7 +71,7 @@ class Pooling:
         return torch.autograd.grad(self.torch(torch, leaf), leaf, grad, create_graph=True)[0]
 
     def case(self, torch) -> TorchCase:
-        """The pooling and its gradient, or its backward operator and the gradient of that."""
+        """Return the pooling and its gradient, or its backward operator and the gradient of that."""
         data = self.data()
         if not self.backward:
             return TorchCase(f"relax.nn.{self.name}", [data], self.torch, self.attrs)
@@ -113,13 +113,13 @@ def poolings(draw, kinds=("max", "avg", "adaptive_avg")):
     if kind != "max":
         return replace(pooling, backward=draw(st.booleans()))
     values = draw(st.sampled_from(["normal", "ties", "special"]))
-    # TVM's max pooling itself is not PyTorch's of special values and of windows without any.
+    # For special values and for windows without elements, TVM's max pooling differs from PyTorch's.
     backward = values == "special" or has_only_padding(pooling.shape, attrs) or draw(st.booleans())
     return replace(pooling, values=values, backward=backward)
 
 
 def counts(shape, attrs):
-    """Return for each spatial axis how many windows TVM has, and where each starts."""
+    """Return for each spatial axis the starts of TVM's windows."""
     rank = len(shape) - 2
     starts = []
     for i in range(rank):
@@ -157,7 +157,7 @@ def outer(torch, axes, combine):
 
 
 def torch_windows(torch, data, shape, attrs):
-    """Return the elements of every window in a last axis, and which of them are not padding."""
+    """Return the elements of every window in a last axis, and a mask of those that are not padding."""
     rank = len(shape) - 2
     elements = taps(torch, shape, attrs)
     pairs = list(zip(elements, shape[2:], strict=True))
@@ -172,7 +172,7 @@ def torch_windows(torch, data, shape, attrs):
 
 
 def torch_max_pool(torch, data, shape, attrs):
-    """PyTorch's kernel on data that is padded in advance, and of its windows those that TVM has."""
+    """Apply PyTorch's kernel to data that is padded in advance, and return only the windows that TVM has."""
     if not data.isfinite().all():
         return torch_max_pool_of_special_values(torch, data, shape, attrs)
     rank, padding = len(shape) - 2, attrs["padding"]
@@ -187,10 +187,10 @@ def torch_max_pool(torch, data, shape, attrs):
 
 
 def torch_max_pool_of_special_values(torch, data, shape, attrs):
-    """Choose as PyTorch's kernel does: the first of equal elements, but the last NaN, and no padding."""
+    """Choose as PyTorch's kernel does: the last NaN, else the first of equal elements, and no padding."""
     taken, inside = torch_windows(torch, data, shape, attrs)
     position = torch.arange(taken.shape[-1])
-    # Those that are not below the largest number come before the others, and the NaN before those.
+    # The elements equal to the largest number rank before the others, and NaN ranks before both.
     largest = taken.detach().masked_fill(~inside | taken.isnan(), -torch.inf).amax(-1, keepdim=True)
     rank = torch.where(taken.detach() == largest, len(position) - position, 0)
     rank = torch.where(taken.isnan(), len(position) + 1 + position, rank)
@@ -200,7 +200,7 @@ def torch_max_pool_of_special_values(torch, data, shape, attrs):
 
 
 def torch_avg_pool(torch, data, shape, attrs):
-    """The mean over windows that are gathered one by one, for what PyTorch's own does not have."""
+    """Return the mean over windows that are gathered one by one, for cases that PyTorch's own does not have."""
     rank = len(shape) - 2
     taken, inside = torch_windows(torch, data, shape, attrs)
     divisor = inside.sum(-1)
@@ -214,13 +214,13 @@ def torch_avg_pool(torch, data, shape, attrs):
 
 
 def torch_adaptive_avg_pool(torch, data, shape, attrs):
-    """PyTorch's own."""
+    """Apply PyTorch's own pooling."""
     pool = getattr(torch.nn.functional, f"adaptive_avg_pool{len(shape) - 2}d")
     return pool(data, attrs["output_size"] or shape[2:])
 
 
 def has_only_padding(shape, attrs):
-    """Tell whether a window has no element of the data; TVM's result is the least finite number."""
+    """Tell whether a window has no element of the data. TVM's result for it is the least finite number."""
     return any(
         not any(0 <= start + k * d < extent for k in range(size))
         for starts, size, d, extent in zip(
@@ -251,7 +251,7 @@ def test_avg_pool_numerically(pooling):
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_pooling_emits_one_operator(rank):
-    """Also where a dimension is symbolic."""
+    """The data has a symbolic dimension."""
     for kind, attrs in (("max", {"pool_size": 2}), ("avg", {"pool_size": 2}), ("adaptive_avg", {})):
         x = relax.Var("x", relax.TensorType((tirx.Var("n", "int64"), 2, *(4,) * rank), "float16"))
         bb = relax.BlockBuilder()
@@ -290,7 +290,7 @@ def test_avg_pool2d_is_torch_s_where_torch_has_it(
 @pytest.mark.parametrize("special", [np.nan, -np.inf, np.inf])
 @pytest.mark.parametrize("share", [0.2, 0.6, 1.0])
 def test_max_pool_of_special_values(torch, run_rule, rank, special, share):
-    """TVM's forward result is not PyTorch's for these, so that the rule is run alone."""
+    """TVM's forward result differs from PyTorch's for these values, so the rule runs alone."""
     rng = np.random.default_rng(0)
     data = rng.integers(0, 3, (2, 2, 6, 7, 3)[: rank + 2]).astype("float64")
     data[rng.random(data.shape) < share] = special
@@ -323,7 +323,7 @@ def test_out_layout(kind, rank, run_rule):
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["max", "avg", "adaptive_avg"])
 def test_refuses_a_part_of_a_spatial_axis(kind, rank):
-    """TVM infers its type, but does not compile it."""
+    """TVM infers the type of such a pooling but does not compile it."""
     name, layout = f"{kind}_pool{rank}d", f"NC{SPATIAL[rank]}4w"
     x = relax.Var("x", relax.TensorType((1, 2, *(6,) * rank, 4), "float32"))
     bb = relax.BlockBuilder()
