@@ -25,9 +25,9 @@ from relax_grad.cpu.codegen import declarations
 from relax_grad.cpu.codegen.declarations import Declarations
 from relax_grad.cpu.codegen.objects import UnsupportedObject
 from relax_grad.cpu.codegen.sources import digest, sources
-from relax_grad.cpu.dispatch import _registry, kernel_for
-from relax_grad.cpu.dispatch._declaration import UNDEFINED
+from relax_grad.cpu.dispatch import kernel_for, registry
 from relax_grad.cpu.dispatch._identity import key_of, text_of
+from relax_grad.cpu.dispatch.declare import UNDEFINED
 from relax_grad.cpu.kernel.matmul import Matmul, matmul
 from relax_grad.cpu.passes.dispatch import DeclareKernels
 from relax_grad.cpu.passes.schedule import DeclareSchedules
@@ -206,9 +206,9 @@ def test_a_kernel_of_somebody_else_is_generated(monkeypatch, runs, tmp_path):
         made.append(arguments)
         return matmul(*arguments)
 
-    known = dict(_registry._KERNELS)
+    known = dict(registry._KERNELS)
     theirs = known.pop("relax.matmul")
-    monkeypatch.setattr(_registry, "_KERNELS", known)
+    monkeypatch.setattr(registry, "_KERNELS", known)
 
     @kernel_for("relax.matmul")
     def kernel(site):

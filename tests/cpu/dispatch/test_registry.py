@@ -8,21 +8,21 @@ from programs import build, tensor
 from tvm import relax, tirx
 
 from relax_grad.cpu.dispatch import (
-    Site,
-    _registry,
-    _saving,
-    find_kernel,
+    CallSite,
     kernel_for,
     operators_with_kernels,
+    registry,
+    residuals,
 )
-from relax_grad.cpu.dispatch._saving import find_saving, saving_for
+from relax_grad.cpu.dispatch.registry import find_kernel
+from relax_grad.cpu.dispatch.residuals import find_residuals, residuals_for
 from relax_grad.cpu.target import CPU
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 
 
 def site():
-    return Site(None, CPU(16, 32, 2))
+    return CallSite(None, CPU(16, 32, 2))
 
 
 def test_static_shapes():
@@ -68,7 +68,7 @@ def test_the_largest():
 
 
 def test_one_kernel_for_an_operator(monkeypatch):
-    monkeypatch.setattr(_registry, "_KERNELS", {})
+    monkeypatch.setattr(registry, "_KERNELS", {})
 
     @kernel_for("relax.b", "relax.a")
     def make(at):
@@ -82,16 +82,16 @@ def test_one_kernel_for_an_operator(monkeypatch):
 
 
 def test_one_saving_for_an_operator(monkeypatch):
-    monkeypatch.setattr(_saving, "_SAVINGS", {})
+    monkeypatch.setattr(residuals, "_RESIDUALS", {})
 
-    @saving_for("relax.b", "relax.a")
+    @residuals_for("relax.b", "relax.a")
     def make(site, var, calls):
         return site
 
-    assert find_saving("relax.a", "site", None, None) == "site"
-    assert find_saving("relax.c", "site", None, None) is None
-    with pytest.raises(ValueError, match=r"relax\.a has a saving already, by make"):
-        saving_for("relax.a")(make)
+    assert find_residuals("relax.a", "site", None, None) == "site"
+    assert find_residuals("relax.c", "site", None, None) is None
+    with pytest.raises(ValueError, match=r"relax\.a has a residual kernel already, by make"):
+        residuals_for("relax.a")(make)
 
 
 @pytest.mark.parametrize(

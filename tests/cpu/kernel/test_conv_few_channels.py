@@ -9,7 +9,12 @@ from machines import each_target
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel.conv_few import conv_few, conv_few_backward_data, fits, suits
+from relax_grad.cpu.kernel.conv_few_channels import (
+    conv_few_channels,
+    conv_few_channels_backward_data,
+    is_faster,
+    is_supported,
+)
 from relax_grad.cpu.kernel.convolution import Conv2d
 from relax_grad.cpu.kernel.gathering import Gathering
 from relax_grad.cpu.target import CPU
@@ -19,20 +24,20 @@ SAME = (1, 1, 1, 1)
 
 
 def check(convs, target, batch=()):
-    forward = [conv for conv in convs if suits(Gathering.forward(conv))]
-    backward = [conv for conv in convs if suits(Gathering.backward(conv))]
-    check_convolutions(conv_few, forward, target, batch)
-    check_data_gradients(conv_few_backward_data, backward, target, batch)
+    forward = [conv for conv in convs if is_supported(Gathering.forward(conv))]
+    backward = [conv for conv in convs if is_supported(Gathering.backward(conv))]
+    check_convolutions(conv_few_channels, forward, target, batch)
+    check_data_gradients(conv_few_channels_backward_data, backward, target, batch)
 
 
 def test_fits_where_vectors_of_channels_would_be_empty():
     stem = Conv2d(8, 3, 64, (224, 224), (7, 7), (2, 2), (3, 3, 3, 3))
-    assert fits(Gathering.backward(stem), AVX512)
-    assert not fits(Gathering.forward(stem), AVX512)
+    assert is_faster(Gathering.backward(stem), AVX512)
+    assert not is_faster(Gathering.forward(stem), AVX512)
     grouped = Conv2d(8, 128, 128, (56, 56), (3, 3), padding=SAME, groups=32)
-    assert fits(Gathering.forward(grouped), AVX512)
-    assert not fits(Gathering.forward(Conv2d(8, 128, 128, (7, 7), (3, 3), groups=32)), AVX512)
-    assert not suits(Gathering.backward(Conv2d(8, 3, 64, (224, 224), (4, 4), (4, 4))))
+    assert is_faster(Gathering.forward(grouped), AVX512)
+    assert not is_faster(Gathering.forward(Conv2d(8, 128, 128, (7, 7), (3, 3), groups=32)), AVX512)
+    assert not is_supported(Gathering.backward(Conv2d(8, 3, 64, (224, 224), (4, 4), (4, 4))))
 
 
 @each_target
