@@ -12,9 +12,8 @@ from . import _entry
 __version__ = "0.1.0"
 
 if not _entry.deferred:
-    from .ir import (
-        compat as _compat,
-    )  # first: refuses an unsupported TVM before other modules use it
+    # First: it refuses an unsupported TVM before other modules use it.
+    from .ir import compat as _compat
 
     # isort: split
     from . import legalize, op, registry, rules, target, transform
