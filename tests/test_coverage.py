@@ -213,7 +213,8 @@ def test_branches_and_calls_of_other_functions():
     [
         (("module", "main"), TypeError, "mod must be a tvm.IRModule"),
         ((None, "forward"), ValueError, "has no function 'forward'; it has main"),
-        ((None, "main", "y"), ValueError, "require_grads: y is no variable of main"),
+        ((None, "main", "y"), ValueError, "wrt: y is no variable of main"),
+        ((None, "main", 3), TypeError, "wrt must be variables or names of variables"),
         ((None, "main", tensor("x", 4)), ValueError, "x is no variable of main"),
     ],
 )
@@ -222,6 +223,18 @@ def test_bad_input(arguments, error, message):
     arguments = (mod if arguments[0] is None else arguments[0], *arguments[1:])
     with pytest.raises(error, match=message):
         relax_grad.missing_gradients(*arguments)
+
+
+def test_the_old_name_of_wrt_warns():
+    mod = module(
+        [tensor("x", 4), tensor("y", 4)],
+        lambda bb, x, y: relax.op.sum(relax.op.add(opaque(bb, x, "a"), opaque(bb, y, "b"))),
+    )
+    with pytest.warns(DeprecationWarning, match="is wrt now"):
+        found = missing(mod, require_grads="x")
+    assert found == missing(mod, wrt="x") != missing(mod, wrt="y")
+    with pytest.raises(TypeError, match="give wrt only"):
+        missing(mod, wrt="x", require_grads="y")
 
 
 def test_a_function_that_is_no_relax_function():

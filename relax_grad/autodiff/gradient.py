@@ -92,14 +92,8 @@ class Gradient:
         cotangents: Cotangents = False,
         allow_zero: str | Collection[str] = (),
     ):
-        if isinstance(require_grads, (relax.Var, str)):
-            require_grads = [require_grads]
-        if not (require_grads is None or isinstance(require_grads, Iterable)):
-            raise TypeError(
-                f"require_grads must be variables or names of variables, but it is {require_grads!r}"
-            )
         self.func_name = func_name
-        self.require_grads = None if require_grads is None else list(require_grads)
+        self.require_grads = as_variables(require_grads, "require_grads")
         self.target_index = _path(target_index)
         self.cotangents = cotangents
         self.allow_zero = _operators(allow_zero)
@@ -119,9 +113,25 @@ def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModul
     return differentiation.module(name)
 
 
-def missing(mod: tvm.IRModule, settings: Gradient) -> list[MissingGradient]:
-    """Return each binding that lacks a gradient needed for the adjoint function."""
-    return _Differentiation(settings, mod).missing
+def missing(mod: tvm.IRModule, settings: Gradient, argument: str) -> list[MissingGradient]:
+    """Return each binding that lacks a gradient needed for the adjoint function.
+
+    ``argument`` is the name of ``require_grads`` in errors.
+    """
+    return _Differentiation(settings, mod, argument).missing
+
+
+def as_variables(
+    wrt: relax.Var | str | Sequence[relax.Var | str] | None, argument: str
+) -> list[relax.Var | str] | None:
+    """Return variables or names of variables as a list, or raise a TypeError that names the argument."""
+    if wrt is None:
+        return None
+    if isinstance(wrt, (relax.Var, str)):
+        return [wrt]
+    if not isinstance(wrt, Iterable):
+        raise TypeError(f"{argument} must be variables or names of variables, but it is {wrt!r}")
+    return list(wrt)
 
 
 def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -163,8 +173,9 @@ class _Differentiation:
         The bindings that prevent it for lack of a gradient.
     """
 
-    def __init__(self, settings: Gradient, mod: tvm.IRModule):
+    def __init__(self, settings: Gradient, mod: tvm.IRModule, argument: str = "require_grads"):
         self._settings = settings
+        self._argument = argument
         self._mod = mod
         function = relax_function(mod, settings.func_name)
         check_defined(mod, function, settings.func_name)
@@ -247,12 +258,12 @@ class _Differentiation:
             return [param for param in self._function.params if has_gradient(param.ty)]
         found: dict[relax.Var, None] = {}  # in order
         for item in wanted:
-            variable = self._own(item, "require_grads")
+            variable = self._own(item, self._argument)
             if variable in found:
-                raise ValueError(f"require_grads: {variable.name} appears more than once")
+                raise ValueError(f"{self._argument}: {variable.name} appears more than once")
             if not has_gradient(variable.ty):
                 raise ValueError(
-                    f"require_grads: only tensors of floating-point numbers and tuples of them have "
+                    f"{self._argument}: only tensors of floating-point numbers and tuples of them have "
                     f"gradients, but the type of {variable.name} is {variable.ty}"
                 )
             found[variable] = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 
 import tvm
 from tvm import relax
 
-from .gradient import Gradient, missing
+from .gradient import Gradient, as_variables, missing
 from .obstacles import MissingGradient
 
 __all__ = ["MissingGradient", "missing_gradients"]
@@ -16,15 +17,16 @@ __all__ = ["MissingGradient", "missing_gradients"]
 def missing_gradients(
     mod: tvm.IRModule,
     func_name: str = "main",
-    require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
+    wrt: relax.Var | str | Sequence[relax.Var | str] | None = None,
     *,
     target_index: int | Sequence[int] | None = 0,
     allow_zero: str | Collection[str] = (),
+    require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
 ) -> list[MissingGradient]:
     """Return every binding whose missing gradient prevents the differentiation of a function.
 
     The result includes bindings of callees, since :class:`relax_grad.transform.Gradient` differentiates
-    through calls; TVM's pass does not. Only bindings between ``require_grads`` and the target count. An
+    through calls; TVM's pass does not. Only bindings between ``wrt`` and the target count. An
     integer result, a constant, or an operator that counts as a constant ends a path.
 
     Parameters
@@ -33,7 +35,7 @@ def missing_gradients(
         The module.
     func_name : str
         The name of the function.
-    require_grads : relax.Var or str or Sequence, optional
+    wrt : relax.Var or str or Sequence, optional
         The variables to differentiate with respect to, as variables or names; by default all parameters
         that hold floating-point tensors.
     target_index : int or Sequence[int] or None
@@ -41,6 +43,8 @@ def missing_gradients(
         index nested tuples; None stands for the whole result.
     allow_zero : str or Collection[str]
         Operators that count as constants.
+    require_grads : relax.Var or str or Sequence, optional
+        The old name of ``wrt``, which warns.
 
     Returns
     -------
@@ -71,4 +75,14 @@ def missing_gradients(
     ...     print(missing.binding, missing.operator)
     y relax.call_pure_packed
     """
-    return missing(mod, Gradient(func_name, require_grads, target_index, allow_zero=allow_zero))
+    if require_grads is not None:
+        if wrt is not None:
+            raise TypeError("require_grads is the old name of wrt; give wrt only")
+        warnings.warn(
+            "require_grads of missing_gradients is wrt now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        wrt = require_grads
+    settings = Gradient(func_name, as_variables(wrt, "wrt"), target_index, allow_zero=allow_zero)
+    return missing(mod, settings, "wrt")
