@@ -333,7 +333,7 @@ def _check_operator(op_name: str) -> None:
 def _check_callable(function, op_name: str) -> None:
     if not callable(function):
         raise TypeError(
-            f"what is registered for {op_name} must be a function, but it is {function!r}"
+            f"the rule or attribute of {op_name} must be a function, but it is {function!r}"
         )
 
 

@@ -180,7 +180,7 @@ CASES = {
     ),
     "target_index too large": (
         ValueError,
-        "2 is no element of what main returns",
+        "2 is no element of the result of main",
         lambda: relax_grad.value_and_grad(SCALAR, target_index=2),
     ),
     "target_index of text": (

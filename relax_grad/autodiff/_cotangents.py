@@ -88,11 +88,13 @@ def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
             f"variable of the function, but it is {item!r}"
         )
     if types_differ(cotangent.ty, kind) or not isinstance(cotangent.ty, relax.TensorType):
-        raise ValueError(f"{where} has the type {cotangent.ty}, but what it belongs to has {kind}")
+        raise ValueError(
+            f"{where} has the type {cotangent.ty}, but the differentiated tensor has {kind}"
+        )
     if not isinstance(cotangent, relax.Var) and not _is_static(kind):
         raise ValueError(
-            f"{where} has the shape {list(cotangent.ty.shape.values)}, but what it belongs to has the "
-            f"type {kind}, of another shape in each call; give a number, or a name for a new parameter"
+            f"{where} has the shape {list(cotangent.ty.shape.values)}, but the differentiated tensor "
+            f"has the type {kind}, of another shape in each call; give a number, or a name for a new parameter"
         )
     return cotangent
 
@@ -101,7 +103,7 @@ def _filled(number: float, kind: relax.TensorType, where: str) -> relax.Expr:
     """Return a tensor of type ``kind`` filled with a number."""
     if not isinstance(kind.shape, relax.ShapeExpr):
         raise ValueError(
-            f"{where} is a number, but the shape of what it belongs to is unknown: {kind}; give a name for "
+            f"{where} is a number, but the shape of the differentiated tensor is unknown: {kind}; give a name for "
             "a new parameter"
         )
     try:

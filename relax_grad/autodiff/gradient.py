@@ -382,7 +382,7 @@ def _target(
         if not 0 <= index < count:
             found = f"a tuple of {count} elements" if count else "one value"
             raise ValueError(
-                f"target_index: {index} is no element of what {settings.func_name} returns there, "
+                f"target_index: {index} is no element of the result of {settings.func_name} there, which is "
                 f"{found} of type {kind}"
             )
         while target not in wrt and isinstance(bound.get(target), (relax.Var, relax.Tuple)):

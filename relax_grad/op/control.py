@@ -67,7 +67,7 @@ def checkpoint(function: Callable[..., relax.Expr], *inputs: relax.Expr) -> rela
 
 
 def _end_checkpoint(result: relax.Expr) -> relax.Expr:
-    _check_expr("what function returns", result)
+    _check_expr("the result of function", result)
     return relax.op.grad.end_checkpoint(result)
 
 

@@ -185,7 +185,7 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
     outputs = float_leaves(output_type)
     if not outputs and any(tensor.is_float for tensor in tensors):
         raise TypeError(
-            f"the function must return floating-point tensors, but what it returns is {output_type}"
+            f"the function must return floating-point tensors, but its result is {output_type}"
         )
     # Cotangents need values, and the static types of the same outputs give their shapes.
     static_args = _substitute_all(call_args, params, static)

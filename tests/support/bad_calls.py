@@ -405,7 +405,7 @@ def _others() -> Iterator[BadCall]:
                 f"{what} returned",
                 lambda v=value: checkpoint(lambda y: v, X),
                 TypeError,
-                "what function returns must be a Relax expression",
+                "the result of function must be a Relax expression",
             )
     for what, value in {"a number": 3, "a module": MODULE, "a shape": op.shape_of(X)}.items():
         yield bad(

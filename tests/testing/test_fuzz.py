@@ -38,7 +38,7 @@ NOT_DRAWN = {
     "relax.quantize": "it has numbers that are large",
     "relax.dequantize": 'a result is of type R.Tensor((2, 3), dtype="float32")',
     "relax.grad.concat_backward_tensors": "a result has the shape (0, 3)",
-    "relax.nn.attention_var_len": "TVM does not parse back what it prints",
+    "relax.nn.attention_var_len": "TVM does not parse its own TVMScript back",
     # Without samples: they need more than a tensor on the CPU.
     "relax.builtin.stop_lift_params": "it has no samples",
     "relax.call_tir_with_grad": "it has no samples",

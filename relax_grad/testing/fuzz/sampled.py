@@ -308,7 +308,7 @@ def _check_that_it_parses(text: str) -> None:
     except Exception:  # a diagnostic of the parser
         parsed = None
     if parsed is None or _body(parsed) != _body(text):
-        raise NotDrawableError("TVM does not parse back what it prints")
+        raise NotDrawableError("TVM does not parse its own TVMScript back")
 
 
 def _body(text: str) -> str:

@@ -140,7 +140,7 @@ def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:
     def decorate(maker: SampleMaker) -> SampleMaker:
         if not callable(maker):
             raise TypeError(
-                f"what makes the samples of {op} must be a function, but it is {maker!r}"
+                f"the maker of the samples of {op} must be a function, but it is {maker!r}"
             )
         if op in _makers:
             raise ValueError(f"{op} has samples already")
