@@ -131,7 +131,7 @@ def scatter_elements_scan(
     axis: int,
     reverse: bool,
 ) -> te.Tensor:
-    """Recurrence over the updates of scatter_elements: :func:`._places.scan`."""
+    """Recurrence over the updates of scatter_elements: :func:`._scatter.scan`."""
     places = Elements(start.shape, indices.shape, axis)
     return scan(start, [indices], factors, terms, places, reverse)
 
@@ -143,7 +143,7 @@ def scatter_nd_scan(
     terms: te.Tensor | None,
     reverse: bool,
 ) -> te.Tensor:
-    """Recurrence over the updates of scatter_nd: :func:`._places.scan`."""
+    """Recurrence over the updates of scatter_nd: :func:`._scatter.scan`."""
     places = nd_points(start.shape, indices.shape)
     return scan(start, [indices], factors, terms, places, reverse)
 

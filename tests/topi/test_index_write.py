@@ -21,7 +21,7 @@ from kernels import Kernel, check_kernels, run
 from sweep import TARGET, at_length, batches
 from tvm import te
 
-from relax_grad.topi import _places, index_nd, index_write
+from relax_grad.topi import _scatter, index_nd, index_write
 
 COMBINE = {
     "update": lambda old, new: new,
@@ -312,11 +312,11 @@ def test_half_precision_accumulates_in_float32():
 
 
 def test_broadcast_shape():
-    shape = _places.broadcast_shape([(3, 1), (2,), (1, 1, 1)])
+    shape = _scatter.broadcast_shape([(3, 1), (2,), (1, 1, 1)])
     assert [int(extent) for extent in shape] == [1, 3, 2]
     n, m = (te.var(name, "int64") for name in "nm")
-    assert _places.broadcast_shape([(n, 1), (1, n)])[0].same_as(n)
+    assert _scatter.broadcast_shape([(n, 1), (1, n)])[0].same_as(n)
     with pytest.raises(ValueError, match="cannot be broadcast"):
-        _places.broadcast_shape([(n,), (m,)])
+        _scatter.broadcast_shape([(n,), (m,)])
     with pytest.raises(ValueError, match="cannot be broadcast"):
-        _places.broadcast_shape([(3,), (2,)])
+        _scatter.broadcast_shape([(3,), (2,)])

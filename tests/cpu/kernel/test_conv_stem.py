@@ -9,7 +9,7 @@ from machines import Run, each_target, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel.conv_stem import conv_stem, fits
+from relax_grad.cpu.kernel.conv_stem import conv_stem, is_faster
 from relax_grad.cpu.kernel.convolution import Conv2d
 from relax_grad.cpu.target import CPU
 
@@ -17,10 +17,10 @@ AVX512 = CPU(16, 32, 2)
 
 
 def test_fits_where_vectors_of_input_channels_would_be_empty():
-    assert fits(Conv2d(8, 3, 64, (224, 224), (7, 7), (2, 2), (3, 3, 3, 3)), AVX512)
-    assert not fits(Conv2d(8, 16, 64, (56, 56), (3, 3)), AVX512)
-    assert not fits(Conv2d(8, 3, 2, (56, 56), (3, 3)), AVX512)
-    assert not fits(Conv2d(8, 12, 64, (56, 56), (3, 3), groups=4), AVX512)
+    assert is_faster(Conv2d(8, 3, 64, (224, 224), (7, 7), (2, 2), (3, 3, 3, 3)), AVX512)
+    assert not is_faster(Conv2d(8, 16, 64, (56, 56), (3, 3)), AVX512)
+    assert not is_faster(Conv2d(8, 3, 2, (56, 56), (3, 3)), AVX512)
+    assert not is_faster(Conv2d(8, 12, 64, (56, 56), (3, 3), groups=4), AVX512)
 
 
 @each_target
