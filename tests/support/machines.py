@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import tirx
 from tvm.target import codegen
+from versions import IS_OLDEST
 
 from relax_grad.testing._program import without_assertions
 
@@ -73,7 +74,7 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
     )
     # Argument assertions are half of a kernel's code and compile time.
     with without_assertions():
-        compiled = tvm.compile(module, target)
+        compiled = _compiled(module, target)
     found = []
     for run in runs:
         results = [np.full(shape, np.nan, "float32") for shape in run.outputs]
@@ -83,6 +84,16 @@ def run_kernels(runs: Sequence[Run], target: tvm.target.Target) -> list[list[np.
             assert array.tobytes() == tensor.numpy().tobytes(), "a kernel has written to its input"
         found.append([tensor.numpy() for tensor in tensors[len(run.inputs) :]])
     return found
+
+
+def _compiled(module: tvm.IRModule, target: tvm.target.Target):
+    """Compile kernels, or skip the test where TVM 0.26 loses a variable as it hoists a condition out of a loop."""
+    try:
+        return tvm.compile(module, target)
+    except tvm.error.InternalError as error:
+        if IS_OLDEST and "cannot find variable" in str(error):
+            pytest.skip("TVM 0.26 loses a variable of a hoisted condition (docs/limits.md)")
+        raise
 
 
 def at(shape: Sequence, values: Mapping[str, int]) -> tuple[int, ...]:
