@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tvm import relax
 
+from ..op.rank import named
 from ..registry import register_gradient
 from ._util import cast_like, no_grad, widen
 
@@ -48,16 +49,19 @@ def register_linear(
     """
 
     def rule(orig_var, orig_call, output_grad, ctx):
+        """Gradient of {operator}.
+
+        Forward form: ``{forward}``.
+
+        Backward form: ``[{backward}, no_grad, ...]``{more}
+        """
         first, *others = orig_call.args
         partial = transpose(widen(output_grad) if accumulates else output_grad, orig_call)
         if isinstance(first.ty, relax.TensorType):
             partial = cast_like(ctx, partial, first)
         return [partial, *map(no_grad, others)]
 
-    precision = ", accumulated in float32 at least" if accumulates else ""
-    rule.__name__ = rule.__qualname__ = op_name
-    rule.__doc__ = (
-        f"Gradient of {op_name}.\n\nForward form: ``{forward}``.\n\n"
-        f"Backward form: ``[{backward}, no_grad, ...]``{precision}.{note and ' ' + note}"
-    )
+    more = ", accumulated in float32 at least." if accumulates else "."
+    more += f" {note}" if note else ""
+    named(rule, op_name, operator=op_name, forward=forward, backward=backward, more=more)
     register_gradient(f"relax.grad.{op_name}")(rule)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import tvm_ffi
 from tvm import tirx
-from tvm.tirx.analysis import undefined_vars
 
 from ._integers import COMPARISONS, folding_comparison
 
@@ -19,7 +18,7 @@ _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 def as_analyzable(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return an equivalent function without the indices and conditions that the analyses handle incorrectly."""
     return tvm_ffi.structural_map(
-        function, [(_DIVISIONS, _ascending), (COMPARISONS, _without_unsigned_variables)]
+        function, [(_DIVISIONS, _ascending), (COMPARISONS, folding_comparison)]
     )
 
 
@@ -37,15 +36,6 @@ def _ascending(node):
     if isinstance(node, tirx.FloorDiv):
         return tirx.IntImm(size.ty.dtype, 0) - reflected
     return size - one - reflected
-
-
-def _without_unsigned_variables(node):
-    """Return an equivalent comparison that is not affine in unsigned variables."""
-    return folding_comparison(node) if any(map(_is_unsigned, undefined_vars(node))) else node
-
-
-def _is_unsigned(var) -> bool:
-    return str(getattr(var.ty, "dtype", "")).startswith("uint")
 
 
 def _is_wrong(node) -> bool:

@@ -41,10 +41,9 @@ def with_folding_integers(expr: tirx.PrimExpr) -> tirx.PrimExpr:
 
 def folding_comparison(node: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a comparison of unsigned numbers as one of signed numbers."""
-    dtype = tvm_ffi.dtype(str(node.a.ty.dtype))
-    if not _is_unsigned(dtype):
+    if not _is_unsigned(node.a.ty.dtype):
         return node
-    if dtype.bits < 64:
+    if tvm_ffi.dtype(str(node.a.ty.dtype)).bits < 64:
         return type(node)(*_wide(node))
     operands = [_reinterpreted("int64", operand) for operand in (node.a, node.b)]
     if not isinstance(node, _EQUALITIES):
@@ -55,9 +54,9 @@ def folding_comparison(node: tirx.PrimExpr) -> tirx.PrimExpr:
 
 def _folding_operation(node: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return a difference, minimum or maximum of unsigned numbers as one of signed numbers."""
-    dtype = tvm_ffi.dtype(str(node.ty.dtype))
-    if not _is_unsigned(dtype):
+    if not _is_unsigned(node.ty.dtype):
         return node
+    dtype = tvm_ffi.dtype(str(node.ty.dtype))
     if dtype.bits < 64:
         result = type(node)(*_wide(node))
         if not isinstance(node, tirx.Sub):
