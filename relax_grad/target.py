@@ -1,7 +1,7 @@
-"""The capabilities of a CPU target, and the target of this machine."""
+"""The capabilities of a CPU target, the target of this machine, and targets of other processors."""
 
 from __future__ import annotations
 
-from .cpu.target import CPU, host
+from .cpu.target import CPU, arm, host, x86_64
 
-__all__ = ["CPU", "host"]
+__all__ = ["CPU", "arm", "host", "x86_64"]

@@ -13,6 +13,7 @@ def pipeline(
     target: tvm.target.Target | str | dict | None = None,
     winograd_tile: int | None = 2,
     compile_functions: bool = False,
+    symbol_prefix: str = "",
 ) -> tvm.transform.Pass:
     """Return the pipeline that optimizes and compiles a module for a CPU.
 
@@ -31,9 +32,13 @@ def pipeline(
         Whether the last pass compiles the tensor functions to machine code. It uses as many threads as there are cores,
         and the directory of :func:`relax_grad.cache`. The pipeline that ``tvm.compile`` finds by the name
         ``"relax_grad"`` does so. Otherwise the functions stay in the module, and TVM compiles them in one thread.
+    symbol_prefix : str
+        A prefix for the names of the tensor functions: programs that are linked into one library need different ones.
 
     Raises
     ------
+    TypeError
+        If ``symbol_prefix`` is not a string.
     ValueError
         If ``winograd_tile`` has another value. The pass itself raises it if there is no target, or if a function is not
         well-formed.
@@ -58,6 +63,8 @@ def pipeline(
     from .stages import passes
 
     tile = checked_tile(winograd_tile)
+    if not isinstance(symbol_prefix, str):
+        raise TypeError(f"symbol_prefix must be a string, but it is {symbol_prefix!r}")
 
     @tvm.transform.module_pass(opt_level=0, name="relax_grad.pipeline")
     def run(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -75,7 +82,7 @@ def pipeline(
                 dispatch = DispatchKernels(chosen, tile)
             else:
                 dispatch = DeclareKernels(chosen, tile, declarations.kernel)
-            stages = passes(chosen, dispatch, compile_functions, declarations)
+            stages = passes(chosen, dispatch, compile_functions, declarations, symbol_prefix)
             mod = tvm.transform.Sequential(list(stages))(mod)
             return mod if declarations is None else declarations.completed(mod)
 

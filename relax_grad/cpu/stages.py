@@ -15,9 +15,11 @@ from ..ir.compat import constant_value, dtype_of
 from ..ir.dataflow import with_changed_bindings
 from ..ir.module import NO_ALIASES, normalized
 from . import passes as own
+from .codegen.callees import PrefixSymbols
 from .codegen.compile import CompileFunctions
 from .codegen.declarations import Declarations
 from .passes.declarations import keep_apart
+from .passes.donate import WriteToDonated
 from .passes.extents import select_extents
 from .passes.fusion import keep_operands, return_operands
 from .passes.legalize import legalize_ops
@@ -30,6 +32,7 @@ def passes(
     dispatch: tvm.transform.Pass,
     compile_functions: bool = False,
     declarations: Declarations | None = None,
+    symbol_prefix: str = "",
 ) -> Iterator[tvm.transform.Pass]:
     """Yield the passes of the pipeline.
 
@@ -44,6 +47,8 @@ def passes(
     declarations : Declarations, optional
         The declarations that ``dispatch`` adds kernels to, and that scheduled functions are added to. The caller
         generates the remaining functions by :meth:`Declarations.completed` of the result.
+    symbol_prefix : str
+        A prefix for the names of the tensor functions.
     """
     yield own.LiftBranches()
     yield own.InlineSingleUse()
@@ -54,11 +59,13 @@ def passes(
     yield from _legalize_passes(target, declarations)
     yield _view_reshapes
     yield own.FuseSiblings(target)
+    yield own.Rematerialize()
     yield own.ReorderForPeakMemory()
     yield _allocate_empty_constants
     for each in stages.dataflow_lower_passes(target):
         if each.info.name != "RewriteDataflowReshape":  # done above
             yield each
+    yield WriteToDonated()
     # After the passes that turn copies by reshape into views, because they do not recognise scheduled copies.
     if declarations is None:
         yield own.ScheduleLoops(target)
@@ -67,8 +74,12 @@ def passes(
     yield own.ShareStorage()
     yield from stages.finalize_passes(target)
     yield _without_aliases
+    if symbol_prefix:
+        yield PrefixSymbols(symbol_prefix)
     if compile_functions:
         yield CompileFunctions(target, declarations)
+        if symbol_prefix:
+            yield PrefixSymbols(symbol_prefix)  # CompileFunctions may add a function
 
 
 def _legalize_passes(

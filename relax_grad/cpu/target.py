@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 import tvm
 from tvm.target import codegen
 
 from .threads import default_threads
+
+#: The levels of x86-64 of its ABI, from the lowest. Each has the instructions of all before it.
+X86_64_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+#: Processors that LLVM compiles for, but does not list.
+_UNLISTED = ("apple-m1", "apple-m2", "apple-m3")
 
 
 @dataclass(frozen=True)
@@ -77,4 +84,97 @@ def host() -> tvm.target.Target:
     """
     return tvm.target.Target(
         {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": default_threads()}
+    )
+
+
+def arm(name: str, num_cores: int = 4) -> tvm.target.Target:
+    """Return the target of an AArch64 processor that runs Linux.
+
+    Kernels use the vectors of NEON: 4 elements of float32 in each of 32 registers. LLVM may use SVE in other loops, if the
+    processor has it.
+
+    Parameters
+    ----------
+    name : str
+        LLVM's name of the processor, such as ``"cortex-a53"``, ``"cortex-a76"``, ``"neoverse-n1"`` or ``"apple-m1"``;
+        ``"generic"`` stands for any AArch64 processor.
+    num_cores : int
+        The number of cores that the work is divided for. Any number of threads may run the program.
+
+    Raises
+    ------
+    TypeError
+        If the name is not a string, or the number of cores is not an integer.
+    ValueError
+        If LLVM does not know the name, or the number of cores is less than 1.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> relax_grad.target.CPU.of(relax_grad.target.arm("cortex-a76"))
+    CPU(lanes=4, registers=32, cores=4)
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, but it is {name!r}")
+    triple = "aarch64-linux-gnu"
+    listed = codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
+    known = [*map(str, listed), *_UNLISTED]
+    if name not in known:
+        near = get_close_matches(name, known, n=5, cutoff=0.5)
+        hint = f"; near names are {', '.join(near)}" if near else ""
+        raise ValueError(f"name must be a processor of AArch64, but it is {name!r}{hint}")
+    return _named(triple, name, num_cores)
+
+
+def x86_64(level: str, num_cores: int = 8) -> tvm.target.Target:
+    """Return the target of all processors with a level of x86-64, as its ABI defines them.
+
+    Parameters
+    ----------
+    level : str
+        ``"v4"`` (AVX-512), ``"v3"`` (AVX2 and fused multiply-add), ``"v2"`` (SSE4.2) or ``"v1"``, the baseline.
+    num_cores : int
+        The number of cores that the work is divided for. Any number of threads may run the program.
+
+    Raises
+    ------
+    TypeError
+        If the level is not a string, or the number of cores is not an integer.
+    ValueError
+        If there is no such level, or the number of cores is less than 1.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> relax_grad.target.CPU.of(relax_grad.target.x86_64("v3"))
+    CPU(lanes=8, registers=16, cores=8)
+    """
+    if not isinstance(level, str):
+        raise TypeError(f"level must be a string, but it is {level!r}")
+    levels = {f"v{number}": name for number, name in enumerate(X86_64_LEVELS, start=1)}
+    if level not in levels:
+        raise ValueError(f"level must be one of {', '.join(levels)}, but it is {level!r}")
+    return _named("x86_64-linux-gnu", levels[level], num_cores)
+
+
+def level_of(target: tvm.target.Target) -> str | None:
+    """Return the level of x86-64 whose processors a target stands for; None for other targets."""
+    name = str(target.attrs.get("mcpu", ""))
+    return name if name in X86_64_LEVELS and architecture(target) == "x86_64" else None
+
+
+def architecture(target: tvm.target.Target) -> str:
+    """Return the architecture of a CPU target: the first part of its triple, and ``"aarch64"`` for ``"arm64"``."""
+    triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
+    first = triple.partition("-")[0]
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(first, first)
+
+
+def _named(triple: str, name: str, num_cores: int) -> tvm.target.Target:
+    if isinstance(num_cores, bool) or not isinstance(num_cores, int):
+        raise TypeError(f"num_cores must be an integer, but it is {num_cores!r}")
+    if num_cores < 1:
+        raise ValueError(f"num_cores must be at least 1, but it is {num_cores}")
+    return tvm.target.Target(
+        {"kind": "llvm", "mtriple": triple, "mcpu": name, "num-cores": num_cores}
     )

@@ -83,8 +83,8 @@ def set_num_threads(number: int | None = None) -> int:
     found = get_num_threads()
     if wanted is not None and found != wanted:
         raise RuntimeError(
-            f"TVM has already run something in this thread with {found} threads, and adds none; set the "
-            f"number first, or start Python with TVM_NUM_THREADS={wanted}"
+            f"TVM has already run a function in this thread with {found} threads, and cannot add "
+            f"more; set the number before that, or start Python with TVM_NUM_THREADS={wanted}"
         )
     os.environ["TVM_NUM_THREADS"] = str(found)
     return found

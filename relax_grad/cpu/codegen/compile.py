@@ -12,16 +12,16 @@ from pathlib import Path
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.ir import GlobalVar, Op
+from tvm.ir import GlobalVar
 
-from ...ir.bindings import with_value
-from ...ir.compat import links_external_modules, set_type
+from ...ir.compat import links_external_modules
 from ...ir.module import unused
 from ..threads import default_threads
 from . import arguments
 from ._check import check
 from .arguments import Parameter
 from .cache import Directory, current
+from .callees import with_callees
 from .declarations import Declarations
 from .lower import SYMBOL, canonical_name, environment, is_generated, key, object_file
 from .objects import Embedded, UnsupportedObject, embedded
@@ -303,15 +303,7 @@ def _without(
     functions = {}
     for variable, function in mod.functions_items():
         if isinstance(function, relax.Function):
-            body = _calling(function.body, named)
-            functions[variable] = relax.Function(
-                function.params,
-                body,
-                function.ret_ty,
-                function.is_pure,
-                function.attrs,
-                function.span,
-            )
+            functions[variable] = with_callees(function, named)
         elif variable not in compiled:
             functions[variable] = function
     if not any(isinstance(function, tirx.PrimFunc) for function in functions.values()):
@@ -322,42 +314,3 @@ def _without(
     attributes = dict(mod.attrs.items()) if mod.attrs is not None else {}
     attributes["external_mods"] = [*attributes.get("external_mods", []), library]
     return tvm.IRModule(functions, attrs=attributes, global_infos=mod.global_infos)
-
-
-def _calling(expr: relax.Expr, named: dict[GlobalVar, relax.ExternFunc]) -> relax.Expr:
-    """Return an expression in which external functions replace the named functions."""
-    if isinstance(expr, relax.Var):  # most expressions are
-        return expr
-    if isinstance(expr, GlobalVar):
-        return named.get(expr, expr)
-    if isinstance(expr, relax.SeqExpr):
-        new = relax.SeqExpr(
-            [_block(each, named) for each in expr.blocks], _calling(expr.body, named)
-        )
-    elif isinstance(expr, relax.If):
-        branches = _calling(expr.true_branch, named), _calling(expr.false_branch, named)
-        new = relax.If(expr.cond, *branches, expr.span)
-    elif isinstance(expr, relax.Call):
-        op, before = expr.op, list(expr.args)
-        callee = op if isinstance(op, Op) else _calling(op, named)
-        args = [_calling(each, named) for each in before]
-        if callee is op and all(new is old for new, old in zip(args, before, strict=True)):
-            return expr
-        new = relax.Call(callee, args, expr.attrs, expr.ty_args, expr.span)
-    elif isinstance(expr, relax.Tuple):
-        before = list(expr.fields)
-        fields = [_calling(each, named) for each in before]
-        if all(new is old for new, old in zip(fields, before, strict=True)):
-            return expr
-        new = relax.Tuple(fields, expr.span)
-    else:
-        return expr
-    set_type(new, expr.ty)
-    return new
-
-
-def _block(
-    block: relax.BindingBlock, named: dict[GlobalVar, relax.ExternFunc]
-) -> relax.BindingBlock:
-    bindings = [with_value(each, _calling(each.value, named)) for each in block.bindings]
-    return type(block)(bindings, block.span)

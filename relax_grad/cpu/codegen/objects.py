@@ -120,7 +120,7 @@ def embedded(data: bytes, entries: Mapping[str, str]) -> Embedded:
 
 def _sections(data: bytes) -> tuple[int, list[_Section]]:
     if data[:6] != b"\x7fELF\x02\x01":
-        raise UnsupportedObject("the object file is no ELF file of 64 bits in little-endian order")
+        raise UnsupportedObject("the object file is not a little-endian ELF file of 64 bits")
     machine = struct.unpack_from("<H", data, 18)[0]
     if machine not in _RELOCATIONS:
         raise UnsupportedObject(f"the object file is for machine {machine}")
@@ -246,7 +246,7 @@ class _Writer:
         section = self._sections[symbol.section]
         stored = section.data[symbol.value : symbol.value + symbol.size]
         if symbol.size != 8 or any(stored):
-            raise UnsupportedObject(f"{symbol.name} is no pointer that the runtime fills in")
+            raise UnsupportedObject(f"{symbol.name} is not a pointer that the runtime sets")
         self._context.add(symbol.name)
         return True
 

@@ -19,6 +19,8 @@ _PACKAGE = __package__.partition(".")[0]
 
 def key_of(value: object) -> tuple:
     """Return a hashable key for a generator or for one of its arguments."""
+    if type(value) in (int, bool, str):  # most arguments; the tests of classes of TVM are slow
+        return type(value), value
     if isinstance(value, partial):
         return value.func, key_of(value.args), key_of(sorted(value.keywords.items()))
     if isinstance(value, (list, tuple)):
@@ -57,7 +59,7 @@ def _text(part: object) -> str:
         return repr(part)
     if callable(part) and _is_own(part):
         return f"{part.__module__}:{part.__qualname__}"
-    raise TypeError(f"{part!r} has no text that is the same in each process")
+    raise TypeError(f"{part!r} has no representation that is the same in each process")
 
 
 def _is_own(function: Callable) -> bool:

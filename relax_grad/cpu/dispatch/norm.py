@@ -1,16 +1,24 @@
-"""Kernels of the normalisations and of their backward operators."""
+"""Kernels of the normalisations, of their statistics, and of their backward operators."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import prod
 
-from tvm import tirx
+from tvm import relax, tirx
 
 from ..kernel import norm, norm_backward
 from ..kernel.reduce import Channels
 from .registry import CallSite, Kernel, kernel_for
+
+#: The operators of rows whose mean is taken to be 0.
+_ROOT_MEAN_SQUARE = (
+    "relax.grad.rms_norm_statistics",
+    "relax.grad.rms_norm_backward_data",
+    "relax.grad.rms_norm_backward_weight",
+)
 
 #: The shortest rows that have a kernel: most lanes of a vector are unused with shorter ones.
 _SHORTEST = 8
@@ -84,31 +92,36 @@ def batch_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kerne
 
 
 @kernel_for("relax.nn.instance_norm")
-def instance_norm(site: CallSite) -> Kernel | None:
-    """Return the kernel of instance_norm, which normalises each channel over all axes after the channel axis."""
-    return _of_groups(site, "instance_norm", None)
+def instance_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
+    """Return the kernel of instance_norm, which normalises each channel over all axes after the channel axis.
+
+    With the shape of the statistics, the kernel returns them too.
+    """
+    return _of_groups(site, "instance_norm", _each_channel, statistics)
 
 
 @kernel_for("relax.nn.group_norm")
-def group_norm(site: CallSite) -> Kernel | None:
-    """Return the kernel of group_norm, which normalises groups of channels over all axes after the channel axis."""
-    return _of_groups(site, "group_norm", int(site.call.attrs.num_groups))
+def group_norm(site: CallSite, statistics: list | None = None) -> Kernel | None:
+    """Return the kernel of group_norm, which normalises groups of channels over all axes after the channel axis.
+
+    With the shape of the statistics, the kernel returns them too.
+    """
+    return _of_groups(site, "group_norm", _groups, statistics)
 
 
-def _of_groups(site: CallSite, name: str, groups: int | None) -> Kernel | None:
-    """Return the kernel of a normalisation of groups of channels; if ``groups`` is None, of each channel."""
+def _of_groups(
+    site: CallSite, name: str, split: Callable, statistics: list | None
+) -> Kernel | None:
+    """Return the kernel of a normalisation of groups of channels, which ``split`` finds in a shape."""
     attrs, shapes = site.call.attrs, _shapes(site, 3)
-    split = shapes and _instances(shapes[0], attrs)
-    if not split:
+    found = shapes and split(shapes[0], attrs)
+    if not found:
         return None
-    outer, channels, inner = split
-    groups = channels if groups is None else groups
-    if groups is not channels and not (isinstance(channels, int) and channels % groups == 0):
-        return None
+    outer, groups, size, inner = found
     generator = partial(
         norm.row_norm,
         outer * groups,
-        1 if groups is channels else channels // groups,
+        size,
         inner,
         shapes,
         site.cpu,
@@ -117,6 +130,71 @@ def _of_groups(site: CallSite, name: str, groups: int | None) -> Kernel | None:
         bool(attrs.center),
         bool(attrs.scale),
         name,
+        statistics,
+        size,
+    )
+    return Kernel(generator, site.call.args)
+
+
+@kernel_for("relax.grad.batch_norm_statistics")
+def batch_norm_statistics(site: CallSite) -> Kernel | None:
+    """Return the kernel of the statistics of each channel."""
+    attrs, shapes = site.call.attrs, _shapes(site, 1)
+    of = shapes and _channels(shapes[0], int(attrs.axis))
+    if not of:
+        return None
+    of, (data,) = _of_any_number(of, shapes, int(attrs.axis))
+    shapes = data, [of.channels]
+    generator = partial(norm.statistics, of, shapes, site.cpu, float(attrs.epsilon))
+    return Kernel(generator, site.call.args, shapes=[shapes[0], *[shapes[1]] * 2])
+
+
+@kernel_for("relax.grad.layer_norm_statistics", "relax.grad.rms_norm_statistics")
+def row_statistics(site: CallSite) -> Kernel | None:
+    """Return the kernel of the statistics of layer_norm or rms_norm."""
+    shapes = _shapes(site, 1)
+    split = shapes and _rows(shapes[0], site.call.attrs.axes)
+    return split and _statistics(site, shapes[0], *split, center=_is_centered(site.call))
+
+
+@kernel_for("relax.grad.instance_norm_statistics")
+def instance_norm_statistics(site: CallSite) -> Kernel | None:
+    """Return the kernel of the statistics of instance_norm."""
+    return _group_statistics(site, _each_channel)
+
+
+@kernel_for("relax.grad.group_norm_statistics")
+def group_norm_statistics(site: CallSite) -> Kernel | None:
+    """Return the kernel of the statistics of group_norm."""
+    return _group_statistics(site, _groups)
+
+
+def _group_statistics(site: CallSite, split: Callable) -> Kernel | None:
+    """Return the kernel of the statistics of groups of channels, which ``split`` finds in a shape."""
+    shapes = _shapes(site, 1)
+    found = shapes and split(shapes[0], site.call.attrs)
+    if not found:
+        return None
+    outer, groups, size, inner = found
+    return _statistics(site, shapes[0], outer * groups, size * inner, copies=size)
+
+
+def _statistics(
+    site: CallSite, data: list, rows, columns, center: bool = True, copies: int = 1
+) -> Kernel | None:
+    """Return the kernel of the statistics of rows."""
+    kind = site.call.ty.fields[0] if center else site.call.ty
+    result = site.extents(kind)
+    if result is None:
+        return None
+    generator = partial(
+        norm.statistics,
+        Channels(1, rows, columns),
+        (data, result),
+        site.cpu,
+        float(site.call.attrs.epsilon),
+        center,
+        copies,
     )
     return Kernel(generator, site.call.args)
 
@@ -208,7 +286,7 @@ def row_norm_backward_data(site: CallSite) -> Kernel | None:
         *split,
         [*shapes, shapes[1]],
         site.cpu,
-        centered="layer_norm" in site.call.op.name,
+        centered=_is_centered(site.call),
         scale=bool(getattr(attrs, "scale", True)),
     )
     return Kernel(generator, site.call.args)
@@ -222,11 +300,16 @@ def row_norm_backward_gamma(site: CallSite, beta: list | None = None) -> Kernel 
     result = site.shape(site.call)
     if not split or result is None or not isinstance(split[1], int):
         return None
-    centered = "layer_norm" in site.call.op.name
+    centered = _is_centered(site.call)
     generator = partial(
         norm_backward.row_norm_backward_gamma, *split, [*shapes, result], site.cpu, centered, beta
     )
     return Kernel(generator, site.call.args)
+
+
+def _is_centered(call: relax.Call) -> bool:
+    """Tell whether a normalisation of rows subtracts the mean."""
+    return call.op.name not in _ROOT_MEAN_SQUARE
 
 
 def _shapes(site: CallSite, number: int) -> list | None:
@@ -270,6 +353,27 @@ def _instances(shape: list, attrs) -> tuple | None:
     if isinstance(inner, int) and inner < _SHORTEST:
         return None
     return prod(shape[:channel]), shape[channel], inner
+
+
+def _each_channel(shape: list, attrs) -> tuple | None:
+    """Return (outer, channels, 1, inner) as :func:`_groups` does: each channel is a group."""
+    split = _instances(shape, attrs)
+    return split and (*split[:2], 1, split[2])
+
+
+def _groups(shape: list, attrs) -> tuple | None:
+    """Return (outer, groups, channels of a group, inner) as :func:`_instances` does.
+
+    The result is also None if the groups do not divide the channels.
+    """
+    split = _instances(shape, attrs)
+    if split is None:
+        return None
+    outer, channels, inner = split
+    groups = int(attrs.num_groups)
+    if not isinstance(channels, int) or channels % groups:
+        return None
+    return outer, groups, channels // groups, inner
 
 
 def _rows(shape: list, axes) -> tuple | None:

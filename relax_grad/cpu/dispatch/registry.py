@@ -92,7 +92,10 @@ class CallSite:
         arguments. The result is None for tensors of unknown shape, of other dtypes, without elements, or with more
         elements than int32 can count.
         """
-        kind = expr.ty
+        return self.extents(expr.ty, dtype)
+
+    def extents(self, kind: relax.Type, dtype: str = "float32") -> list[int | tirx.Var] | None:
+        """Return the extents of tensors of a type, as :meth:`shape` does for a tensor."""
         if not isinstance(kind, relax.TensorType) or kind.dtype is None:
             return None
         if not isinstance(kind.shape, relax.ShapeExpr) or dtype_of(kind) != dtype:
@@ -113,7 +116,9 @@ def kernel_for(*op_names: str):
     def register(make: Callable[[CallSite], Kernel | None]):
         for op_name in op_names:
             if op_name in _KERNELS:
-                raise ValueError(f"{op_name} has a kernel already, by {_KERNELS[op_name].__name__}")
+                raise ValueError(
+                    f"{op_name} already has a kernel factory, {_KERNELS[op_name].__name__}"
+                )
             _KERNELS[op_name] = make
         return make
 
@@ -124,6 +129,37 @@ def find_kernel(op_name: str, site: CallSite) -> Kernel | None:
     """Return the kernel of a call, if there is one."""
     make = _KERNELS.get(op_name)
     return None if make is None else make(site)
+
+
+#: The operators that are replaced by their legalization where no kernel supports the call.
+_DECOMPOSED: set[str] = set()
+
+
+def decompose(*op_names: str) -> None:
+    """Register operators to be replaced by their legalization where no kernel supports the call.
+
+    The legalization consists of other operators, which may have kernels. Operators that are not registered are
+    legalized after the dispatch.
+    """
+    _DECOMPOSED.update(op_names)
+
+
+def is_decomposed(op_name: str, site: CallSite) -> bool:
+    """Tell whether a call is replaced by its legalization.
+
+    A legalization needs the shapes and dtypes of its arguments.
+    """
+    if op_name not in _DECOMPOSED or not all(map(_is_known, site.call.args)):
+        return False
+    return find_kernel(op_name, site) is None
+
+
+def _is_known(expr: relax.Expr) -> bool:
+    """Tell whether the shape and the dtype of an argument are known, if it is a tensor."""
+    kind = expr.ty
+    if not isinstance(kind, relax.TensorType):
+        return True
+    return isinstance(kind.shape, relax.ShapeExpr) and kind.dtype is not None
 
 
 def operators_with_kernels() -> list[str]:

@@ -34,7 +34,7 @@ class ResidualKernel:
         Its function returns the results of the call, then the saved results.
     types : Sequence[relax.TensorType]
         The types of the saved results.
-    uses : Mapping[relax.Var, Use]
+    uses : Mapping[relax.Var, Replacement]
         The later variables whose calls are replaced, each with the function that makes the replacement.
     """
 
@@ -60,7 +60,7 @@ class BlockCalls:
     def __init__(self, block: relax.BindingBlock, memory: Memory):
         self._all = {
             binding.var: binding.value
-            for binding in block.bindings
+            for binding in block.bindings[:]
             if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call)
         }
         self._places = {var: i for i, var in enumerate(self._all)}
@@ -149,7 +149,8 @@ def residuals_for(*op_names: str):
         for op_name in op_names:
             if op_name in _RESIDUALS:
                 raise ValueError(
-                    f"{op_name} has a residual kernel already, by {_RESIDUALS[op_name].__name__}"
+                    f"{op_name} already has a factory of residual kernels, "
+                    f"{_RESIDUALS[op_name].__name__}"
                 )
             _RESIDUALS[op_name] = make
         return make

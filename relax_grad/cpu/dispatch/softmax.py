@@ -19,6 +19,7 @@ _MAKE = {
     "relax.nn.softmax": kernels.softmax,
     "relax.nn.log_softmax": kernels.log_softmax,
     "relax.grad.softmax_backward": kernels.softmax_backward,
+    "relax.grad.log_softmax_backward": kernels.log_softmax_backward,
 }
 
 #: The fewest columns, except a single one, that have a kernel: most lanes of a vector are unused with fewer ones.
@@ -31,65 +32,32 @@ _GATHER_BACKWARD = "relax.grad.gather_elements_backward_data"
 
 @kernel_for(*_MAKE)
 def softmax(site: CallSite) -> Kernel | None:
-    """Return the kernel of softmax, of log_softmax, or of the gradient of softmax."""
+    """Return the kernel of softmax, of log_softmax, or of the gradient of either."""
     shapes = [site.shape(argument) for argument in site.call.args]
-    lines = None if None in shapes else _lines(shapes[0], int(site.call.attrs.axis))
+    lines = _lines(shapes, int(site.call.attrs.axis))
     if lines is None:
         return None
     generator = partial(_MAKE[site.call.op.name], lines, shapes[0], site.cpu)
     return Kernel(generator, site.call.args)
 
 
-@residuals_for("relax.subtract")
-def log_softmax_backward(
-    site: CallSite, var: relax.Var, calls: BlockCalls
-) -> ResidualKernel | None:
-    """Return the kernel of ``dy - sum(dy, axis) * exp(y)``, the gradient of log_softmax, in one pass."""
-    axis = _gradient_axis(var, calls)
-    if axis is None:
+@residuals_for("relax.grad.log_softmax_backward")
+def cross_entropy(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
+    """Return the kernel of a gradient of log_softmax that also computes its cotangent, the gradient of a loss."""
+    backward = calls.original(var)
+    shapes = [site.shape(argument) for argument in site.call.args]
+    lines = _lines(shapes, int(site.call.attrs.axis))
+    if backward is None or lines is None:
         return None
-    output_grad, share = site.call.args
-    y = _exponent(site, share)
-    shape = None if y is None else site.shape(y)
-    lines = None if shape is None else _lines(shape, axis)
-    if lines is None or site.shape(output_grad) != shape:
-        return None
-    kernel = _cross_entropy_backward(site, y, shape, lines, axis)
+    kernel = _cross_entropy_backward(site, shapes[1], lines)
     if kernel is None:
-        kernel = _gathered_backward(site, var, calls, y, lines)
-    if kernel is None:
-        generator = partial(kernels.log_softmax_backward, lines, shape, site.cpu)
-        kernel = Kernel(generator, [output_grad, y], "grad.log_softmax_backward")
-    return ResidualKernel(kernel, [], {})
+        kernel = _gathered_backward(site, backward, calls, lines)
+    return kernel and ResidualKernel(kernel, [], {})
 
 
-def _gradient_axis(var: relax.Var, calls: BlockCalls) -> int | None:
-    """Return the axis of a gradient of log_softmax; None if the variable is bound to another value."""
-    difference = calls.of(var, "relax.subtract")
-    share = None if difference is None else calls.of(difference.args[1], "relax.multiply")
-    total = None if share is None else calls.of(share.args[0], "relax.sum")
-    exponential = None if total is None else calls.of(share.args[1], "relax.exp")
-    if exponential is None or not total.args[0].same_as(difference.args[0]):
-        return None
-    axes = total.attrs.axis
-    if axes is None or len(axes) != 1 or not total.attrs.keepdims:
-        return None
-    return int(axes[0]) % difference.args[0].ty.ndim
-
-
-def _exponent(site: CallSite, share: relax.Expr) -> relax.Expr | None:
-    """Return ``y`` of ``t * exp(y)``; None if it may have been overwritten."""
-    # A call without a kernel differs from the original only in its arguments.
-    product = site.lookup(share)
-    exponential = None if product is None else site.lookup(product.args[1])
-    return None if exponential is None else exponential.args[0]
-
-
-def _cross_entropy_backward(
-    site: CallSite, y: relax.Expr, shape: list, lines: kernels.Lines, axis: int
-) -> Kernel | None:
+def _cross_entropy_backward(site: CallSite, shape: list, lines: kernels.Lines) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax whose cotangent is the gradient of nll_loss, else None."""
-    output_grad = site.call.args[0]
+    output_grad, y = site.call.args
     gradient = site.lookup(output_grad) if isinstance(output_grad, relax.Var) else None
     if not isinstance(gradient, relax.Call) or gradient.op != _NLL_LOSS_BACKWARD:
         return None
@@ -99,6 +67,7 @@ def _cross_entropy_backward(
     attrs = gradient.attrs
     loss = Loss(str(attrs.reduction), int(attrs.ignore_index), bool(weights))
     shapes = [site.shape(output_grad), shape, site.shape(targets, dtype), *map(site.shape, weights)]
+    axis = int(site.call.attrs.axis) % len(shape)
     is_plain = axis == (0 if len(shape) == 1 else 1) and isinstance(lines.extent, int)
     if None in shapes or not is_plain or dtype.startswith("uint"):
         return None
@@ -107,15 +76,16 @@ def _cross_entropy_backward(
 
 
 def _gathered_backward(
-    site: CallSite, var: relax.Var, calls: BlockCalls, y: relax.Expr, lines: kernels.Lines
+    site: CallSite, backward: relax.Call, calls: BlockCalls, lines: kernels.Lines
 ) -> Kernel | None:
     """Return the kernel of a gradient of log_softmax if one element of each row of it is gathered, else None."""
-    before = calls.of(calls.of(var, "relax.subtract").args[0], _GATHER_BACKWARD)
+    before = calls.of(backward.args[0], _GATHER_BACKWARD)
     if before is None or not lines.are_rows or not isinstance(lines.extent, int):
         return None
+    output_grad, y = site.call.args
     shape, axis = site.shape(y), int(before.attrs.axis)
     # The call may already be replaced by the call of a kernel.
-    gradient = site.lookup(site.call.args[0])
+    gradient = site.lookup(output_grad)
     if gradient is None:
         return None
     if gradient.op == _CALL_TIR:
@@ -131,9 +101,10 @@ def _gathered_backward(
     return Kernel(generator, [output_grad, y, indices], "grad.cross_entropy_backward")
 
 
-def _lines(shape: list, axis: int) -> kernels.Lines | None:
-    """Return the lines of a tensor along an axis; None if no kernel supports them."""
-    if not shape:
+def _lines(shapes: list, axis: int) -> kernels.Lines | None:
+    """Return the lines of tensors along an axis; None if their shapes differ or no kernel supports them."""
+    shape = shapes[0]
+    if not shape or any(each != shape for each in shapes):
         return None
     axis %= len(shape)
     inner = prod(shape[axis + 1 :])

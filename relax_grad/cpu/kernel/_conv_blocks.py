@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..target import CPU
+from ._tile import tile_size
 from .builder import Extent, Vectors, bind, ceil_div, const
 from .gathering import Gathering
 
@@ -25,8 +26,11 @@ _WEIGHT_BYTES = 512 * 1024
 
 
 def tile(cpu: CPU) -> tuple[int, int]:
-    """Return the pixels and vectors of the largest tile that fits in the registers."""
-    return (14, 2) if cpu.registers >= 32 else (6, 2)
+    """Return the pixels and vectors of the largest tile that fits in the registers.
+
+    The tile for short vectors is that of :func:`tile_size`, for the same reasons.
+    """
+    return tile_size(cpu) if cpu.registers < 32 or cpu.lanes <= 4 else (14, 2)
 
 
 class Blocking:

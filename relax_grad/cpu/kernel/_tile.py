@@ -12,8 +12,14 @@ from .builder import Accumulators, Extent, Vectors, bind
 
 
 def tile_size(cpu: CPU) -> tuple[int, int]:
-    """Return the rows and vectors of the largest tile that fits in the registers, with its operands."""
-    return (10, 2) if cpu.registers >= 32 else (6, 2)
+    """Return the rows and vectors of the largest tile that fits in the registers, with its operands.
+
+    Short vectors make loads of single elements the bottleneck. A tile of more vectors needs fewer of them for each
+    multiply-add, and leaves registers free, so that processors that execute in order can load ahead.
+    """
+    if cpu.registers < 32:
+        return 6, 2
+    return (8, 3) if cpu.lanes <= 4 else (10, 2)
 
 
 def rows_up_to(first, number: int, end) -> list:

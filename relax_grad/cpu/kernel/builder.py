@@ -76,7 +76,7 @@ def _refuse_large(name: str, shape: Sequence[Extent]) -> None:
     size = tirx.const(1, "int64")
     for extent in shape:
         size = size * tirx.Cast("int64", as_expr(extent))
-    message = f"{name}: a tensor has more elements than the 2**31 - 1 that this function takes"
+    message = f"{name}: a tensor has more than 2**31 - 1 elements, the limit of this function"
     with T.Assert(size <= tirx.const(_MOST_ELEMENTS, "int64"), message):
         pass
 

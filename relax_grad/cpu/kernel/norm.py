@@ -1,4 +1,4 @@
-"""Normalisations over rows, or over channels that are contiguous in memory.
+"""Normalisations over rows, or over channels that are contiguous in memory, and their statistics.
 
 Each reads its operand two or three times, a row or a channel at a time: once for each statistic, and once for the
 result. A row stays in the first-level cache, a channel mostly in the second-level one. The variance is the mean of the
@@ -60,8 +60,8 @@ def batch_norm(
                 (moving_var, variance, new_var),
             ):
                 b.store(new, c, number_of(1.0 - momentum) * old[c] + number_of(momentum) * value)
-            rstd = bind(number_of(1.0) / tirx.sqrt(variance + number_of(epsilon)))
-            _save(saved, c, mean, rstd)
+            rstd = _reciprocal_deviation(variance, epsilon)
+            _save(saved, c, 1, mean, rstd)
             slope = bind(vectors.splat(rstd * gamma[c] if scale else rstd))
             shift = bind(vectors.splat(beta[c] if center else number_of(0.0)))
             mean = bind(vectors.splat(mean))
@@ -93,6 +93,7 @@ def row_norm(
     scale: bool = True,
     name: str = "layer_norm",
     statistics: Sequence[Extent] | None = None,
+    copies: Extent = 1,
 ) -> tirx.PrimFunc:
     """Return the kernel of layer_norm (``inner`` is 1), instance_norm or group_norm.
 
@@ -112,6 +113,8 @@ def row_norm(
         The name of the function.
     statistics : Sequence, optional
         As for :func:`batch_norm`.
+    copies : int or tirx.PrimExpr
+        The number of elements that hold the statistics of a row.
 
     Returns
     -------
@@ -125,8 +128,8 @@ def row_norm(
     def body(x, gamma, beta, y, *saved) -> None:
         with b.parallel(0, rows) as row:
             mean, variance = row_of.moments(vectors, x, row)
-            rstd = bind(number_of(1.0) / tirx.sqrt(variance + number_of(epsilon)))
-            _save(saved, row, mean, rstd)
+            rstd = _reciprocal_deviation(variance, epsilon)
+            _save(saved, row, copies, mean, rstd)
             mean = bind(vectors.splat(mean))
             base, first = bind(row * length), bind(row % groups * planes)
 
@@ -184,16 +187,8 @@ def rms_norm(
     def body(x, weight, y, *saved) -> None:
         with b.parallel(0, rows) as row:
             base = bind(row * columns)
-
-            def square(o, number):
-                value = bind(vectors.load(x, base + o, number))
-                return [value * value]
-
-            sums = Sums(vectors)
-            sums.add_row(columns, square)
-            average = sums.totals()[0] / as_float(columns)
-            rstd = bind(number_of(1.0) / tirx.sqrt(average + number_of(epsilon)))
-            _save(saved, row, rstd)
+            rstd = _reciprocal_deviation(_mean_square(vectors, x, base, columns), epsilon)
+            _save(saved, row, 1, rstd)
             rstd = bind(vectors.splat(rstd))
 
             def normalize(o, number) -> None:
@@ -207,15 +202,79 @@ def rms_norm(
     return with_results("rms_norm", [("x", data), ("weight", parameter)], results, body)
 
 
+def statistics(
+    of: Channels,
+    shapes: Shapes,
+    cpu: CPU,
+    epsilon: float,
+    center: bool = True,
+    copies: Extent = 1,
+) -> tirx.PrimFunc:
+    """Return the kernel of the statistics of a normalisation.
+
+    Parameters
+    ----------
+    of : Channels
+        The data; each channel has its own statistics. Without ``center``, ``outer`` is 1.
+    shapes : Sequence
+        The shapes of x and of each statistic.
+    cpu, epsilon, copies
+        As for :func:`row_norm`.
+    center : bool
+        Whether the mean is subtracted, and is a result.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes x; then the mean, if ``center``, and ``1 / sqrt(variance + epsilon)``.
+    """
+    vectors = Vectors(cpu.lanes)
+
+    def body(x, *saved) -> None:
+        with b.parallel(0, of.channels) as c:
+            if center:
+                mean, variance = of.moments(vectors, x, c)
+                values = mean, _reciprocal_deviation(variance, epsilon)
+            else:
+                variance = _mean_square(vectors, x, bind(c * of.inner), of.inner)
+                values = (_reciprocal_deviation(variance, epsilon),)
+            _save(saved, c, copies, *values)
+
+    data, shape = shapes
+    names = ("mean", "rstd") if center else ("rstd",)
+    return with_results("norm_statistics", [("x", data)], _saved(shape, names), body)
+
+
+def _reciprocal_deviation(variance, epsilon: float) -> tirx.Var:
+    """Return ``1 / sqrt(variance + epsilon)``."""
+    return bind(number_of(1.0) / tirx.sqrt(variance + number_of(epsilon)))
+
+
+def _mean_square(vectors: Vectors, x: tirx.Buffer, base, columns: Extent):
+    """Return the mean of the squares of a row that begins at index ``base``."""
+
+    def square(o, number):
+        value = bind(vectors.load(x, base + o, number))
+        return [value * value]
+
+    sums = Sums(vectors)
+    sums.add_row(columns, square)
+    return sums.totals()[0] / as_float(columns)
+
+
 def _saved(shape: Sequence[Extent] | None, names: Sequence[str] = ("mean", "rstd")) -> list:
     """Return the parameters for saved statistics."""
     return [] if shape is None else [(f"saved_{name}", shape) for name in names]
 
 
-def _save(saved: Sequence[tirx.Buffer], index, *values) -> None:
-    """Store the statistics, if they are saved."""
+def _save(saved: Sequence[tirx.Buffer], row, copies: Extent, *values) -> None:
+    """Store the statistics of a row in each of its elements, if they are saved."""
     for buffer, value in zip(saved, values, strict=False):
-        b.store(buffer, index, value)
+        if isinstance(copies, int) and copies == 1:
+            b.store(buffer, row, value)
+        else:
+            with b.serial(0, copies) as copy:
+                b.store(buffer, row * copies + copy, value)
 
 
 def each_of_row(vectors: Vectors, extent: Extent, base, emit: Callable) -> None:

@@ -9,6 +9,7 @@ from .fold import FoldConstants
 from .inline import InlineSingleUse
 from .join import JoinSlices
 from .lift import LiftBranches
+from .remat import Rematerialize
 from .reorder import ReorderForPeakMemory
 from .storage import ShareStorage
 
@@ -34,6 +35,7 @@ __all__ = [
     "InlineSingleUse",
     "JoinSlices",
     "LiftBranches",
+    "Rematerialize",
     "ReorderForPeakMemory",
     "ScheduleLoops",
     "ShareStorage",

@@ -13,13 +13,16 @@ def keep_apart(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IR
     """Prevent fusion of functions whose parameter declarations differ from those of tensor expressions.
 
     FuseTIR fails if the producer and the consumer of a tensor declare it differently, for example with extents of
-    int32.
+    int32. It also fails on functions of extents alone, such as that of ``shape_to_tensor``, beside other extents.
     """
     apart = {
         variable: function.with_attr("op_pattern", OPAQUE)
         for variable, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc)
-        and not all(map(_is_of_expressions, filter(is_buffer, function.params)))
+        and not (
+            all(map(_is_of_expressions, filter(is_buffer, function.params)))
+            and any(map(is_buffer, function.params[:-1] or function.params))
+        )
     }
     functions = {**dict(mod.functions_items()), **apart}
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

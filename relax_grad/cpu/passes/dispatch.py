@@ -10,10 +10,10 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op, PrimType
 
 from ...ir.aliases import Memory, writing_functions
-from ...ir.bindings import without_unused
+from ...ir.bindings import bindings_of, without_unused
 from ..dispatch import CallSite, Kernel
 from ..dispatch.declare import declaration
-from ..dispatch.registry import find_kernel
+from ..dispatch.registry import find_kernel, is_decomposed
 from ..dispatch.residuals import BlockCalls, Replacement, ResidualKernel, find_residuals
 from ..kernel.winograd import TRANSFORMS
 from ..target import CPU
@@ -53,7 +53,7 @@ class DispatchKernels(TargetPass):
         self._winograd_tile = checked_tile(winograd_tile)
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
-        return _Dispatch(mod, cpu, self._winograd_tile, _generated).module()
+        return _dispatched(mod, cpu, self._winograd_tile, _generated)
 
 
 def checked_tile(winograd_tile: int | None) -> int:
@@ -96,7 +96,7 @@ class DeclareKernels(TargetPass):
         self._winograd_tile, self._declare = winograd_tile, declare
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:
-        return _Dispatch(mod, cpu, self._winograd_tile, self._declared).module()
+        return _dispatched(mod, cpu, self._winograd_tile, self._declared)
 
     def _declared(self, kernel: Kernel, types: Sequence[relax.Type]) -> tirx.PrimFunc:
         identity, function = kernel.identity, declaration(types, kernel.shapes)
@@ -108,6 +108,40 @@ class DeclareKernels(TargetPass):
 def _generated(kernel: Kernel, _types: Sequence[relax.Type]) -> tirx.PrimFunc:
     # The function is known only by its name in the module, because kernels of one generator have the same symbol.
     return kernel.generator().without_attr("global_symbol")
+
+
+def _dispatched(mod: tvm.IRModule, cpu: CPU, winograd_tile: int, define: _Define) -> tvm.IRModule:
+    return _Dispatch(_Decompose(mod, cpu).module(), cpu, winograd_tile, define).module()
+
+
+@relax.expr_functor.mutator
+class _Decompose(relax.PyExprMutator):
+    """Replaces calls without kernels by the operators of their legalization, which may have kernels."""
+
+    def __init__(self, mod: tvm.IRModule, cpu: CPU):
+        super().__init__(mod)
+        self._cpu = cpu
+
+    def module(self) -> tvm.IRModule:
+        mod = self.builder_.get()
+        for variable, function in mod.functions_items():
+            if isinstance(function, relax.Function) and self._has_decomposed(function):
+                self.builder_.update_func(variable, self.visit_expr(function))
+        return self.builder_.get()
+
+    def _has_decomposed(self, function: relax.Function) -> bool:
+        return any(self._is_decomposed(each.value) for each in bindings_of(function.body))
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if not self._is_decomposed(call):
+            return call
+        return call.op.get_attr("FLegalize")(self.builder_, self.builder_.normalize(call))
+
+    def _is_decomposed(self, value: relax.Expr) -> bool:
+        if not isinstance(value, relax.Call) or not isinstance(value.op, Op):
+            return False
+        return is_decomposed(value.op.name, CallSite(value, self._cpu))
 
 
 @relax.expr_functor.mutator

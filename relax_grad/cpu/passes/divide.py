@@ -43,7 +43,7 @@ def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBl
     """Return a block in which splits replace slices, or the block itself if no tensor has enough slices."""
     constants: dict[relax.Var, relax.Expr] = {}
     groups: dict[tuple[relax.Var, int], list[tuple[relax.VarBinding, Slice]]] = {}
-    for binding in block.bindings:
+    for binding in block.bindings[:]:
         value = binding.value
         if constant_value(value) is not None and memory.is_settled(binding.var):
             constants[binding.var] = value
@@ -60,7 +60,7 @@ def _with_splits(block: relax.DataflowBlock, memory: Memory) -> relax.DataflowBl
             changes.update(_split(source, axis, slices))
     if not changes:
         return block
-    bindings = [new for old in block.bindings for new in changes.get(old.var, [old])]
+    bindings = [new for old in block.bindings[:] for new in changes.get(old.var, [old])]
     return relax.DataflowBlock(bindings, block.span)
 
 

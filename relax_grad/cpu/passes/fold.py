@@ -63,8 +63,8 @@ def _constant_calls(
     """Return the calls that depend on constants alone, by the variables that they are bound to."""
     found: dict[relax.Var, relax.Call] = {}
     constants: set[relax.Var] = set()
-    for block in function.body.blocks:
-        for binding in block.bindings:
+    for block in function.body.blocks[:]:
+        for binding in block.bindings[:]:
             value = binding.value
             if not isinstance(binding, relax.VarBinding) or (is_kept and is_kept(binding)):
                 continue
@@ -103,9 +103,9 @@ def _folded(function: relax.Function, calls: dict, results: _Results) -> relax.F
     """Return a function in which the results of calls replace the calls."""
     known: dict[relax.Var, relax.Expr] = {}
     blocks = []
-    for block in function.body.blocks:
+    for block in function.body.blocks[:]:
         bindings = []
-        for binding in block.bindings:
+        for binding in block.bindings[:]:
             value = binding.value
             if binding.var in calls:
                 value = results.of(substitute(value, known), binding.var.ty)
@@ -151,8 +151,9 @@ class _Results:
             filled = self._values[callee]
             if (list(filled.shape), str(filled.dtype)) != (shape, dtype):
                 raise ValueError(
-                    f"{callee.name_hint} makes a tensor of shape {filled.shape} and dtype {filled.dtype}, but "
-                    f"it is called for one of shape {tuple(shape)} and dtype {dtype}"
+                    f"{callee.name_hint} fills a tensor of shape {filled.shape} and dtype "
+                    f"{filled.dtype}, but its call returns one of shape {tuple(shape)} and dtype "
+                    f"{dtype}"
                 )
             return relax.const(filled, dtype)
         arguments = [tvm.runtime.tensor(constant_value(each)) for each in call.args[1].fields]

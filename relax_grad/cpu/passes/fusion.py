@@ -25,13 +25,13 @@ def return_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> t
     def chosen(block: relax.DataflowBlock, _outside: set[relax.Var]) -> set[relax.Var]:
         operands = {
             variable
-            for binding in block.bindings
+            for binding in block.bindings[:]
             if isinstance(binding.value, relax.Call) and _is_opaque(binding.value, mod)
             for variable in used(binding.value)
         }
         return {
             binding.var
-            for binding in block.bindings
+            for binding in block.bindings[:]
             if isinstance(binding.var, relax.DataflowVar) and binding.var in operands
         }
 
@@ -45,7 +45,7 @@ def keep_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     def chosen(block: relax.DataflowBlock, outside: set[relax.Var]) -> set[relax.Var]:
         return {
             binding.var
-            for binding in block.bindings
+            for binding in block.bindings[:]
             if not isinstance(binding.var, relax.DataflowVar) and binding.var not in outside
         }
 
@@ -95,15 +95,15 @@ def _blocks(function: relax.Function) -> list[tuple[relax.DataflowBlock, set[rel
     """
     users: dict[relax.Var, set[int]] = {}
     for i, block in enumerate(function.body.blocks):
-        for binding in block.bindings:
+        for binding in block.bindings[:]:
             for variable in relax.analysis.all_vars(binding.value):
                 users.setdefault(variable, set()).add(i)
     for variable in relax.analysis.all_vars(function.body.body):
         users.setdefault(variable, set()).add(-1)
     found = []
     for i, block in enumerate(function.body.blocks):
-        has_functions = any(isinstance(b.value, relax.Function) for b in block.bindings)
+        has_functions = any(isinstance(b.value, relax.Function) for b in block.bindings[:])
         if isinstance(block, relax.DataflowBlock) and not has_functions:
-            outside = {b.var for b in block.bindings if users.get(b.var, set()) - {i}}
+            outside = {b.var for b in block.bindings[:] if users.get(b.var, set()) - {i}}
             found.append((block, outside))
     return found

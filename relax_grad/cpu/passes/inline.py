@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import tvm
 from tvm import relax
@@ -37,11 +37,14 @@ class InlineSingleUse:
             for variable, function in mod.functions_items()
             if isinstance(function, relax.Function)
         }
-        calls = _only_calls(functions)
+        bindings = {v: list(bindings_of(function.body)) for v, function in functions.items()}
+        calls = _only_calls(functions, bindings)
+        # TVM would lose casts during inlining.
+        with_casts = {v for v in functions if any(type(b) is relax.MatchCast for b in bindings[v])}
         chosen = {
             callee: functions[callee]
             for callee, (caller, call) in calls.items()
-            if _may_move(functions[callee]) and not _has_casts(functions[caller])
+            if with_casts.isdisjoint((callee, caller)) and _may_move(functions[callee])
             if _fits(functions[callee], call)
         }
         for variable in _recursive(functions) if chosen else ():
@@ -58,9 +61,9 @@ class InlineSingleUse:
             # A public function is inlined and also stays, so that its callees are then in use at two places.
             moved = () if any(_is_public(functions[each]) for each in chosen) else chosen
             inlined = write_out_calls(functions[caller], chosen, moved)
-            unknown_before = sum(_unknown_shapes(functions[each]) for each in (caller, *callees))
+            unknown_before = sum(_unknown_shapes(bindings[each]) for each in (caller, *callees))
             # TVM loses shapes that it cannot deduce again.
-            if _unknown_shapes(inlined) <= unknown_before:
+            if _unknown_shapes(bindings_of(inlined.body)) <= unknown_before:
                 updated[caller] = inlined
             else:
                 chosen = {v: f for v, f in chosen.items() if v not in callees}
@@ -83,19 +86,25 @@ def _unreached(
 
 
 def _only_calls(
-    functions: Mapping[GlobalVar, relax.Function],
+    functions: Mapping[GlobalVar, relax.Function], bindings: Mapping[GlobalVar, list[relax.Binding]]
 ) -> dict[GlobalVar, tuple[GlobalVar, relax.Call]]:
     """Return the caller and the call of each function that is called once and not in a branch."""
     calls: dict[GlobalVar, list[tuple[GlobalVar, relax.Call]]] = {}
     in_branches: set[GlobalVar] = set()
     for caller, function in functions.items():
-        outer = {binding.var for block in function.body.blocks for binding in block.bindings}
-        for binding in bindings_of(function.body):
-            value = binding.value
-            if isinstance(value, relax.Call) and value.op in functions:
-                calls.setdefault(value.op, []).append((caller, value))
-                if binding.var not in outer:
-                    in_branches.add(value.op)
+        found = [
+            (binding.var, value)
+            for binding in bindings[caller]
+            if type(value := binding.value) is relax.Call
+            if type(value.op) is GlobalVar and value.op in functions
+        ]
+        blocks = function.body.blocks[:]
+        has_branches = len(bindings[caller]) > sum(len(block.bindings) for block in blocks)
+        outer = {each.var for block in blocks for each in block.bindings[:]} if has_branches else ()
+        for variable, call in found:
+            calls.setdefault(call.op, []).append((caller, call))
+            if has_branches and variable not in outer:
+                in_branches.add(call.op)
     return {
         callee: found[0]
         for callee, found in calls.items()
@@ -148,25 +157,18 @@ def _recursive(functions: Mapping[GlobalVar, relax.Function]) -> set[GlobalVar]:
 
 def _may_move(function: relax.Function) -> bool:
     attrs = function.attrs or {}
-    if _has_casts(function) or has_conditions(function):
-        return False
-    return not any(name in attrs for name in _FOREIGN)
+    return not any(name in attrs for name in _FOREIGN) and not has_conditions(function)
 
 
-def _has_casts(function: relax.Function) -> bool:
-    """Tell whether a function has casts, which TVM would lose during inlining."""
-    return any(isinstance(binding, relax.MatchCast) for binding in bindings_of(function.body))
-
-
-def _unknown_shapes(function: relax.Function) -> int:
+def _unknown_shapes(bindings: Iterable[relax.Binding]) -> int:
     """Return the number of tensors of unknown shape that bindings define."""
 
     def of(kind: relax.Type) -> int:
-        if isinstance(kind, relax.TupleType):
-            return sum(map(of, kind.fields))
-        return isinstance(kind, relax.TensorType) and not isinstance(kind.shape, relax.ShapeExpr)
+        if isinstance(kind, relax.TensorType):
+            return type(kind.shape) is not relax.ShapeExpr
+        return sum(map(of, kind.fields[:])) if isinstance(kind, relax.TupleType) else 0
 
-    return sum(of(binding.var.ty) for binding in bindings_of(function.body))
+    return sum(of(binding.var.ty) for binding in bindings)
 
 
 def _is_public(function: relax.Function) -> bool:

@@ -75,13 +75,15 @@ class _Sums:
 
     def __init__(self, block: relax.DataflowBlock, uses: Counter, memory: Memory):
         self._block, self._uses, self._memory = block, uses, memory
-        self._values = {b.var: b.value for b in block.bindings if isinstance(b, relax.VarBinding)}
+        self._values = {
+            b.var: b.value for b in block.bindings[:] if isinstance(b, relax.VarBinding)
+        }
         #: Additions of tensors of one static type, in the order of the block.
         self._sums = {
             variable: list(value.args)
             for variable, value in self._values.items()
             if isinstance(value, relax.Call) and value.op == _ADD
-            if all(is_same_tensor(variable.ty, argument.ty) for argument in value.args)
+            if all(is_same_tensor(variable.ty, argument.ty) for argument in value.args[:])
         }
 
     def joined(self) -> relax.DataflowBlock:
@@ -98,7 +100,7 @@ class _Sums:
                 self._join(variable, partial, changes)
         if not changes:
             return self._block
-        bindings = [new for old in self._block.bindings for new in changes.get(old.var, [old])]
+        bindings = [new for old in self._block.bindings[:] for new in changes.get(old.var, [old])]
         return relax.DataflowBlock(bindings, self._block.span)
 
     def _is_own(self, variable: relax.Expr) -> bool:

@@ -26,13 +26,11 @@ class _Reorder(relax.PyExprMutator):
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         bindings = list(block.bindings)
-        if any(_has_place(binding, self._writers) for binding in bindings):
+        if any(has_place(binding, self._writers) for binding in bindings):
             return block
-        tensors = _Tensors(bindings)
-        best = _Order(tensors).made()
-        if tensors.peak(best) > tensors.peak(range(len(bindings))):
-            return block
-        return relax.DataflowBlock([bindings[i] for i in best], block.span)
+        tensors = Tensors(bindings)
+        best = reordered(tensors)
+        return relax.DataflowBlock([bindings[i] for i in best], block.span) if best else block
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ReorderForPeakMemory")
@@ -56,7 +54,7 @@ class ReorderForPeakMemory:
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
+def has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
     """Tell whether a binding must keep its place in its block."""
     value = binding.value
     if isinstance(binding, relax.MatchCast) or isinstance(value, (relax.If, relax.Function)):
@@ -64,7 +62,13 @@ def _has_place(binding: relax.Binding, writers: Collection[GlobalVar]) -> bool:
     return may_write(value, writers)
 
 
-class _Tensors:
+def reordered(tensors: Tensors) -> list[int] | None:
+    """Return the numbers of bindings in an order with a lower peak memory; None if their own is lower."""
+    best = _Order(tensors).made()
+    return best if tensors.peak(best) <= tensors.peak(range(len(best))) else None
+
+
+class Tensors:
     """The tensors that bindings define and use.
 
     Tensors have numbers. A binding with a computation defines tensors, other bindings only name existing ones. A
@@ -82,6 +86,8 @@ class _Tensors:
         The producers of the operands of each binding, and the consumers of its variable.
     only_names : list[bool]
         Whether a binding only names existing tensors.
+    named : dict
+        The tensors of each variable: a number, or nested lists of them.
     """
 
     def __init__(self, bindings: Sequence[relax.Binding]):
@@ -92,11 +98,12 @@ class _Tensors:
         self.needs: list[set[int]] = []
         self.serves: list[list[int]] = [[] for _ in bindings]
         self.only_names: list[bool] = []
-        named: dict[relax.Var, object] = {}
+        self.named = named = {}
         bound: dict[relax.Var, int] = {}
         for i, binding in enumerate(bindings):
             value = binding.value
-            variables = used(value)
+            is_nested = isinstance(value, (relax.If, relax.Function))
+            variables = relax.analysis.free_vars(value) if is_nested else used(value)
             self.needs.append({bound[v] for v in variables if v in bound})
             for each in self.needs[i]:
                 self.serves[each].append(i)
@@ -115,7 +122,7 @@ class _Tensors:
     def _new(self, kind: relax.Type):
         """Return new tensors for a type: a number, or a list for a tuple."""
         if isinstance(kind, relax.TupleType):
-            return [self._new(field) for field in kind.fields]
+            return [self._new(field) for field in kind.fields[:]]
         self.sizes.append(size_in_bytes(kind))
         return len(self.sizes) - 1
 
@@ -147,7 +154,7 @@ class _Tensors:
 class _Order:
     """The new order during its construction: the old order, except that bindings that free memory come earlier."""
 
-    def __init__(self, tensors: _Tensors):
+    def __init__(self, tensors: Tensors):
         self._tensors = tensors
         self._left = tensors.users()
         self._missing = [len(needs) for needs in tensors.needs]

@@ -103,8 +103,8 @@ def _scheduled(function: tirx.PrimFunc, cpu: CPU, name: str) -> tirx.PrimFunc:
     # A user's function also compiles without a schedule, so no error of the scheduler may reach the user.
     except Exception as error:
         warnings.warn(
-            f"relax_grad could not schedule the tensor function {name}, which runs as it is written, in one "
-            f"thread; please report this: {type(error).__name__}: {error}",
+            f"relax_grad could not schedule the tensor function {name}, which runs without a "
+            f"schedule, in one thread; please report this: {type(error).__name__}: {error}",
             ScheduleWarning,
             stacklevel=2,
         )
@@ -131,7 +131,7 @@ def _with_aliases(mod: tvm.IRModule) -> set[GlobalVar]:
             if len(set(owners)) == len(owners):
                 continue
             if callee not in written:
-                written[callee] = _written(mod[callee])
+                written[callee] = written_params(mod[callee])
             if any(
                 is_written and owner is not None and owners.count(owner) > 1
                 for owner, is_written in zip(owners, written[callee], strict=False)
@@ -157,7 +157,7 @@ def _called(value: relax.Expr) -> tuple[GlobalVar | None, Sequence[relax.Expr]]:
     return None, ()
 
 
-def _written(function: tirx.PrimFunc) -> list[bool]:
+def written_params(function: tirx.PrimFunc) -> list[bool]:
     """Tell for each parameter of a function whether the function writes to it."""
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))

@@ -58,19 +58,23 @@ class _Item:
         The variables in their values.
     is_open : bool
         Whether other calls may join the group.
+    results : list[relax.Var]
+        The bound variables.
+    has_call : bool
+        Whether a value calls a tensor function.
     """
 
     bindings: list[relax.Binding]
     uses: set[relax.Var] = field(default_factory=set)
     is_open: bool = False
+    results: list[relax.Var] = field(init=False)
+    has_call: bool = field(init=False)
 
     def __post_init__(self):
         for binding in self.bindings:
-            self.uses |= set(relax.analysis.free_vars(binding.value))
-
-    @property
-    def results(self) -> list[relax.Var]:
-        return [binding.var for binding in self.bindings]
+            self.uses |= set(relax.analysis.free_vars(binding.value)[:])
+        self.results = [binding.var for binding in self.bindings]
+        self.has_call = any(_is_call(binding.value) for binding in self.bindings)
 
     def with_call(self, other: _Item) -> _Item:
         return _Item([*self.bindings, *other.bindings], is_open=True)
@@ -97,9 +101,9 @@ class _Merger(relax.PyExprMutator):
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         # A call that reads a tensor must not move across a call that writes to it.
-        if any(may_write(binding.value, self._writers) for binding in block.bindings):
+        if any(may_write(binding.value, self._writers) for binding in block.bindings[:]):
             return block
-        items = self._items(block.bindings)
+        items = self._items(block.bindings[:])
         needed = self._needed(items)
         self.builder_._begin_dataflow_block()
         for item in items:
@@ -125,7 +129,7 @@ class _Merger(relax.PyExprMutator):
             other = items[i]
             if isinstance(other.bindings[0], relax.MatchCast) or calls > _FAR:
                 return False
-            calls += any(_is_call(binding.value) for binding in other.bindings)
+            calls += other.has_call
             if not other.is_open or not self._share(other, item):
                 continue
             between = items[i + 1 :]
@@ -166,7 +170,7 @@ class _Merger(relax.PyExprMutator):
         call = binding.value
         if not _is_call(call) or len(call.args) != 2 or not isinstance(call.args[1], relax.Tuple):
             return False
-        tensors = [call.ty, *(argument.ty for argument in call.args[1].fields)]
+        tensors = [call.ty, *(argument.ty for argument in call.args[1].fields[:])]
         if not all(isinstance(each, relax.TensorType) for each in tensors):
             return False
         if not all(isinstance(each.shape, relax.ShapeExpr) for each in tensors):
@@ -274,7 +278,7 @@ class _Call:
 
 
 def _is_call(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and value.op == _CALL_TIR
+    return type(value) is relax.Call and value.op.same_as(_CALL_TIR)
 
 
 def _is_as_large(kind: relax.Type, other: relax.TensorType) -> bool:

@@ -5,16 +5,30 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from itertools import chain
+from typing import NamedTuple
 
 import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar, Op
 
 from ...ir.aliases import is_name, leaves, named_by
+from ...ir.bindings import used
 from ...ir.module import normalized
 from .reorder import size_in_bytes
 
 _ALLOC = Op.get("relax.builtin.alloc_tensor")
+
+#: Values in normal form whose variables are all operands.
+_WITHOUT_BODY = {relax.Call, relax.Tuple, relax.TupleGetItem, relax.Var, relax.DataflowVar}
+
+
+class Lifetime(NamedTuple):
+    """The first and the last binding of the lifetime of a tensor, and its size in bytes."""
+
+    first: int
+    last: int
+    size: int
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ShareStorage")
@@ -40,64 +54,77 @@ class ShareStorage:
 
 
 def _shared(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
-    blocks = function.body.blocks
-    variables = [
-        set().union(*(_variables(binding.value) for binding in block.bindings)) for block in blocks
-    ]
+    blocks = function.body.blocks[:]
+    contents = [[_Content.of(binding) for binding in block.bindings[:]] for block in blocks]
+    variables = [set().union(*(each.variables for each in content)) for content in contents]
     users = Counter(variable for each in variables for variable in each)
     users.update(_variables(function.body.body))
     lifetimes = [
-        _lifetimes(block, mod, lambda variable, own=own: users[variable] > (variable in own))
-        for block, own in zip(blocks, variables, strict=True)
+        _lifetimes(content, mod, lambda variable, own=own: users[variable] > (variable in own))
+        for content, own in zip(contents, variables, strict=True)
     ]
-    returned = _returned(function)
+    returned = _returned(function, contents)
     if not any(lifetimes) and not returned:
         return function
-    blocks = [_planned(*each, returned) for each in zip(blocks, lifetimes, strict=True)]
+    blocks = [
+        type(block)(_planned(content, own, returned))
+        for block, content, own in zip(blocks, contents, lifetimes, strict=True)
+    ]
     body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
     return relax.Function(
         function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
     )
 
 
-def _returned(function: relax.Function) -> set[relax.Var]:
+class _Content(NamedTuple):
+    """A binding, the variables in its value, and the size in bytes of the tensor that it allocates, or 0."""
+
+    binding: relax.Binding
+    variables: set[relax.Var]
+    size: int
+
+    @classmethod
+    def of(cls, binding: relax.Binding) -> _Content:
+        return cls(binding, _variables(binding.value), allocated_bytes(binding.value))
+
+
+def _returned(function: relax.Function, contents: list[list[_Content]]) -> set[relax.Var]:
     """Return the variables of the tensors that a function allocates and returns."""
     found: set[relax.Var] = set()
     names: dict[relax.Var, object] = {}
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            if _is_alloc(binding.value):
-                found.add(binding.var)
-                names[binding.var] = binding.var
-            elif is_name(binding.value) and isinstance(binding, relax.VarBinding):
-                names[binding.var] = named_by(binding.value, names)
+    for binding, _, size in chain.from_iterable(contents):
+        if size:
+            found.add(binding.var)
+            names[binding.var] = binding.var
+        elif is_name(binding.value) and isinstance(binding, relax.VarBinding):
+            names[binding.var] = named_by(binding.value, names)
     return found.intersection(leaves(named_by(function.body.body, names)))
 
 
 def _lifetimes(
-    block: relax.BindingBlock, mod: tvm.IRModule, is_used_outside: Callable[[relax.Var], bool]
-) -> dict[relax.Var, tuple[int, int]]:
-    """Return the lifetimes, as first and last binding, of the tensors that are allocated in a block and die there.
+    content: list[_Content], mod: tvm.IRModule, is_used_outside: Callable[[relax.Var], bool]
+) -> dict[relax.Var, Lifetime]:
+    """Return the lifetimes of the tensors that are allocated in a block and die there.
 
     A tensor is left out if one of its names is used outside the block, or has a use other than a call of a tensor
     function.
     """
-    found: dict[relax.Var, tuple[int, int]] = {}
+    found: dict[relax.Var, Lifetime] = {}
     names: dict[relax.Var, object] = {}
-    for i, binding in enumerate(block.bindings):
+    for i, (binding, variables, size) in enumerate(content):
         variable, value = binding.var, binding.value
-        if _is_alloc(value):
-            found[variable] = i, i
+        if size:
+            found[variable] = Lifetime(i, i, size)
             names[variable] = variable
         elif is_name(value) and isinstance(binding, relax.VarBinding):
             names[variable] = named_by(value, names)
         else:
             is_known = _calls_tensor_function(value, mod)
-            for owner in {each for v in _variables(value) for each in leaves(names.get(v))}:
+            for owner in {each for v in variables for each in leaves(names.get(v))}:
                 if not is_known:
                     found.pop(owner, None)
                 elif owner in found:
-                    found[owner] = found[owner][0], i
+                    found[owner] = found[owner]._replace(last=i)
     for variable, owners in names.items():
         if is_used_outside(variable):
             for owner in leaves(owners):
@@ -106,18 +133,18 @@ def _lifetimes(
 
 
 def _planned(
-    block: relax.BindingBlock,
-    lifetimes: dict[relax.Var, tuple[int, int]],
+    content: list[_Content],
+    lifetimes: dict[relax.Var, Lifetime],
     returned: Collection[relax.Var],
-) -> relax.BindingBlock:
-    """Return a block in which tensors with known lifetimes share storages, and returned ones have their own."""
-    storages = _assign(lifetimes)
+) -> list[relax.Binding]:
+    """Return bindings in which tensors with known lifetimes share storages, and returned ones have their own."""
+    storages = storages_of(lifetimes)
     variables: dict[object, relax.Var] = {}
     bb = relax.BlockBuilder()
     bindings = []
-    for binding in block.bindings:
+    for binding, _, size in content:
         if binding.var in returned:
-            key, size = binding.var, size_in_bytes(binding.var.ty)
+            key = binding.var
         elif binding.var in storages:
             key, size = storages[binding.var]
         else:
@@ -131,25 +158,25 @@ def _planned(
             bindings.append(relax.VarBinding(variables[key], storage))
         tensor = relax.op.memory.alloc_tensor(variables[key], 0, shape, dtype)
         bindings.append(relax.VarBinding(binding.var, bb.normalize(tensor)))
-    return type(block)(bindings)
+    return bindings
 
 
-def _assign(lifetimes: dict[relax.Var, tuple[int, int]]) -> dict[relax.Var, tuple[int, int]]:
+def storages_of(lifetimes: dict[relax.Var, Lifetime]) -> dict[relax.Var, tuple[int, int]]:
     """Return the number and the size of the storage of each tensor: the smallest storage that is free for it."""
-    sizes = {variable: size_in_bytes(variable.ty) for variable in lifetimes}
     # Two lifetimes overlap if and only if one begins within the other, so that only the beginnings matter.
-    beginnings = sorted(first for first, _ in lifetimes.values())
+    beginnings = sorted(each.first for each in lifetimes.values())
     taken = _Taken(len(beginnings))
     extents: list[int] = []
     found: dict[relax.Var, tuple[int, int]] = {}
-    for variable in sorted(lifetimes, key=lambda each: (-sizes[each], lifetimes[each])):
-        first, last = lifetimes[variable]
+    for variable, (first, last, size) in sorted(
+        lifetimes.items(), key=lambda each: (-each[1].size, each[1])
+    ):
         lifetime = bisect_left(beginnings, first), bisect_right(beginnings, last) - 1
         free = ((1 << len(extents)) - 1) & ~taken.within(*lifetime)
         # Storages are numbered from the largest to the smallest.
         index = free.bit_length() - 1 if free else len(extents)
         if not free:
-            extents.append(sizes[variable])
+            extents.append(size)
         taken.add(*lifetime, index)
         found[variable] = index, extents[index]
     return found
@@ -206,22 +233,21 @@ class _Taken:
                 node >>= 1
 
 
-def _is_alloc(value: relax.Expr) -> bool:
-    """Tell whether a value allocates a tensor of known size in the main memory of the first device."""
-    if not _calls(value, [_ALLOC]):
-        return False
-    shape, _, device, scope = value.args
-    extents = shape.values if isinstance(shape, relax.ShapeExpr) else [None]
-    return (
+def allocated_bytes(value: relax.Expr) -> int:
+    """Return the size in bytes of a tensor of known size that a value allocates, or 0.
+
+    Only the main memory of the first device counts.
+    """
+    if not (type(value) is relax.Call and value.op.same_as(_ALLOC)):
+        return 0
+    shape, _, device, scope = value.args[:]
+    extents = shape.values[:] if isinstance(shape, relax.ShapeExpr) else [None]
+    is_known = (
         all(isinstance(extent, tirx.IntImm) for extent in extents)
         and getattr(scope, "value", None) == "global"
         and int(getattr(device, "value", device)) == 0
-        and size_in_bytes(value.ty) > 0
     )
-
-
-def _calls(value: relax.Expr, operators: list[Op]) -> bool:
-    return isinstance(value, relax.Call) and value.op in operators
+    return size_in_bytes(value.ty) if is_known else 0
 
 
 def _calls_tensor_function(value: relax.Expr, mod: tvm.IRModule) -> bool:
@@ -233,6 +259,8 @@ def _calls_tensor_function(value: relax.Expr, mod: tvm.IRModule) -> bool:
 
 def _variables(value: relax.Expr) -> set[relax.Var]:
     """Return all variables in a value, including those in branches and functions."""
+    if type(value) in _WITHOUT_BODY:  # much faster than a visit of each node
+        return set(used(value))
     found: set[relax.Var] = set()
     relax.analysis.post_order_visit(
         value, lambda expr: found.add(expr) if isinstance(expr, relax.Var) else None

@@ -26,9 +26,9 @@ def _resolved(function: relax.Function) -> relax.Function:
     tuples: dict[relax.Var, list[relax.Expr]] = {}
     known: dict[relax.Var, relax.Expr] = {}
     blocks = []
-    for block in function.body.blocks:
+    for block in function.body.blocks[:]:
         bindings = []
-        for binding in block.bindings:
+        for binding in block.bindings[:]:
             value = binding.value
             if not isinstance(binding, relax.VarBinding) or isinstance(value, relax.If):
                 bindings.append(binding)

@@ -3,8 +3,8 @@
 A function is parsed into loop nests (``_nest``), nests are fused (``_fuse``), and loops over contiguous memory are
 joined (``_access``). Then new loops are emitted: over elements (``_emit``), over more memory than caches hold
 (``_stream``), and for reductions (``_reduce``), with arithmetic instead of calls of the C library (``_functions``).
-Several element-wise functions can be merged into one first (``_merge``). Functions that cannot be parsed into nests are
-scheduled block by block (``_blocks``).
+Several element-wise functions can be merged into one first (``_merge``). A statement that is no nest, such as a scan,
+keeps its loops between those of the nests, and functions with other effects are scheduled block by block (``_blocks``).
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ import tvm.tirx.script.builder as T
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 
+from ...ir.compat import loaded_buffer
+from ...ir.expressions import loads
 from ...ir.module import is_buffer
 from ..kernel.builder import block, scopes
 from ..target import CPU
-from ._blocks import schedule_blocks
+from ._blocks import over_flat_buffers, schedule_blocks
 from ._emit import Elements
 from ._fuse import Group, flat, fuse
+from ._in_place import IN_PLACE, in_place, in_place_pairs
 from ._indices import as_analyzable
 from ._merge import Merged, Part, Pointwise, merge, pointwise
-from ._nest import nests_of, product
+from ._nest import Nest, product, sections_of, stored
 from ._reduce import Reduction
 from ._stream import Stream
 
 __all__ = [
     "Part",
     "Pointwise",
+    "in_place",
     "merge",
     "pointwise",
     "schedule",
@@ -49,14 +53,44 @@ def schedule(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     cpu : CPU
         The target CPU.
     """
-    found = nests_of(function)
+    found = sections_of(function)
     if found is None:
         return as_analyzable(schedule_blocks(function, cpu))
-    nests, allocated = found
-    body = _emitted(function.params, fuse(nests, allocated), allocated, cpu, "scheduled")
+    sections, allocated = found
+    body = _emitted(function.params, _grouped(sections, allocated), allocated, cpu, "scheduled")
     return as_analyzable(
         tirx.PrimFunc(function.params, body, function.ret_type, attrs=function.attrs)
     )
+
+
+def _grouped(
+    sections: Sequence[Nest | tirx.Stmt], allocated: Sequence[tirx.Buffer]
+) -> list[Group | tirx.Stmt]:
+    """Return the groups of each run of nests, and the other statements, in order."""
+    runs: list[list[Nest] | tirx.Stmt] = []
+    for each in sections:
+        if not isinstance(each, Nest):
+            runs.append(each)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    used = [_touched(run) for run in runs]
+    found: list[Group | tirx.Stmt] = []
+    for i, run in enumerate(runs):
+        if isinstance(run, list):
+            elsewhere = {buffer for j, each in enumerate(used) if j != i for buffer in each}
+            found += fuse(run, [buffer for buffer in allocated if buffer not in elsewhere])
+        else:
+            found.append(run)
+    return found
+
+
+def _touched(run: list[Nest] | tirx.Stmt) -> set[tirx.Buffer]:
+    """Return the buffers that nests or a statement read and write."""
+    if isinstance(run, list):
+        return {buffer for nest in run for buffer in (nest.buffer, *nest.operands)}
+    return {*stored(run), *map(loaded_buffer, loads(run))}
 
 
 def schedule_merged(
@@ -76,13 +110,18 @@ def schedule_merged(
     params = [merged.buffers[name] for name in (*inputs, *results)]
     dropped = [name for name in merged.buffers if name not in {*inputs, *results}]
     allocated = [*merged.allocated, *(merged.buffers[name] for name in dropped)]
-    body = _emitted(params, merged.groups(dropped), allocated, cpu, "merged")
-    return tirx.PrimFunc(params, body).with_attr("tirx.noalias", True)
+    groups = merged.groups(dropped)
+    function = tirx.PrimFunc(params, _emitted(params, groups, allocated, cpu, "merged"))
+    found = []
+    if len(groups) == 1:
+        found = in_place_pairs(groups[0].nests, params[: len(inputs)], params[len(inputs) :])
+    attrs = {"tirx.noalias": True, **({IN_PLACE: found} if found else {})}
+    return function.with_attrs(attrs)
 
 
 def _emitted(
     params: Sequence[tirx.Var],
-    groups: Sequence[Group],
+    groups: Sequence[Group | tirx.Stmt],
     allocated: Sequence[tirx.Buffer],
     cpu: CPU,
     name: str,
@@ -91,7 +130,11 @@ def _emitted(
 
     It is a block because TVM's detection of reshapes expects one in a function of one argument.
     """
-    used = {nest.buffer for group in groups for nest in group.nests}
+    used = {
+        buffer
+        for group in groups
+        for buffer in _touched(list(group.nests) if isinstance(group, Group) else group)
+    }
     with IRBuilder() as builder, T.prim_func():
         T.func_name("scheduled")
         with block(name), scopes():
@@ -108,7 +151,10 @@ def _emitted(
                         [product(buffer.shape)], str(buffer.dtype), layout=None
                     )
             for group in groups:
-                _emit_group(flat(group, rows), cpu)
+                if isinstance(group, Group):
+                    _emit_group(flat(group, rows), cpu)
+                else:
+                    T.add_to_parent(over_flat_buffers(group, rows))
     return builder.get().body
 
 

@@ -8,8 +8,8 @@ import tvm_ffi
 from tvm import tirx
 
 from ...ir.compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
-from ._dependence import variables
-from ._nest import Axis, Nest, analyzer, is_one, is_zero, substitute, variable_rule
+from ...ir.expressions import substitute, variable_rule, variables
+from ._nest import Axis, Nest, analyzer, is_one, is_zero
 
 
 class Access:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from ...ir.compat import SBlockRealize
+from ...ir.compat import BufferLoad, SBlockRealize, loaded_buffer
+from ...ir.expressions import substitute
 from ..target import CPU
+from ._carry import with_carried_values
 from ._dependence import are_disjoint, is_pure, touched
-from ._nest import Axis, loops_of, parts_of
+from ._nest import Axis, is_one, is_zero, loops_of, parts_of
 
 #: Loops with fewer iterations end before a second thread has woken up.
 _SMALL = 4096
@@ -37,6 +39,67 @@ def schedule_blocks(function: tirx.PrimFunc, cpu: CPU) -> tirx.PrimFunc:
     # TVM's region analysis fails on some reads with data-dependent indices.
     except (s_tir.ScheduleError, tvm.error.InternalError):
         return function
+
+
+def over_flat_buffers(statement: tirx.Stmt, rows: Mapping[tirx.Buffer, tirx.Buffer]) -> tirx.Stmt:
+    """Return a statement over flat buffers and without blocks.
+
+    Its outermost long loop is parallel if its iterations are independent. The elements of an iteration are computed one
+    after another.
+
+    Parameters
+    ----------
+    statement : tirx.Stmt
+        A statement for which :func:`._nest.is_plain` holds.
+    rows : Mapping[tirx.Buffer, tirx.Buffer]
+        The flat buffers over the memory of the buffers of the statement.
+    """
+    found = loops_of(statement)
+    is_parallel = False
+    if found is not None and not found[1] and found[0]:
+        axes, _, block = found
+        work = math.prod(axis.size or _SYMBOLIC for axis in axes) * _iterations(block.body)
+        is_parallel = work >= _SMALL and _is_independent(block, axes)
+
+    def load(node):
+        buffer = loaded_buffer(node)
+        return rows[buffer][_place(buffer, node.indices)]
+
+    def store(node):
+        return tirx.BufferStore(rows[node.buffer], node.value, [_place(node.buffer, node.indices)])
+
+    rules = [(BufferLoad, load), (tirx.BufferStore, store), (SBlockRealize, _without_block)]
+    statement = with_carried_values(tvm_ffi.structural_map(statement, rules, order="post"))
+    return _parallel(statement) if is_parallel else statement
+
+
+def _place(buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr]) -> tirx.PrimExpr:
+    """Return the index of an element in row-major order."""
+    place = tirx.IntImm("int64", 0)
+    for index, extent in zip(indices, buffer.shape, strict=True):
+        place = place * tirx.Cast("int64", extent) + tirx.Cast("int64", index)
+    return place
+
+
+def _without_block(realize) -> tirx.Stmt:
+    """Return the statements of a block with the values of its variables."""
+    block, body = realize.block, realize.block.body
+    if block.init is not None:
+        first = [axis.var == axis.dom.min for axis in block.iter_vars if axis.iter_type == _REDUCED]
+        init = tirx.IfThenElse(tirx.all(*first), block.init, None) if first else block.init
+        body = tirx.SeqStmt([init, body])
+    if not is_one(realize.predicate):
+        body = tirx.IfThenElse(realize.predicate, body, None)
+    values = [axis.var for axis in block.iter_vars], realize.iter_values
+    return substitute(body, dict(zip(*values, strict=True)))
+
+
+def _parallel(loop: tirx.For) -> tirx.For:
+    """Return a loop, or the first one within it that has several iterations, as a parallel one."""
+    kind, body = tirx.ForKind.PARALLEL, loop.body
+    if _size(loop.extent) == 1 and isinstance(body, tirx.For):
+        kind, body = loop.kind, _parallel(body)
+    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, body)
 
 
 def _scheduled(
@@ -78,7 +141,8 @@ def _is_independent(block: tirx.Stmt, axes: Sequence[Axis]) -> bool:
     stores = []
     tvm_ffi.structural_walk(block, (tirx.BufferStore, stores.append))
     written = {store.buffer for store in stores} - set(block.alloc_buffers)
-    return all(are_disjoint(touched(block, buffer), axes) for buffer in written)
+    inner = [Axis(loop.loop_var, loop.extent) for loop in _loops(block) if is_zero(loop.min)]
+    return all(are_disjoint(touched(block, buffer), axes, inner) for buffer in written)
 
 
 def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:
@@ -104,5 +168,19 @@ def _schedule_block(schedule, block, loops, kinds, cpu: CPU) -> None:
 
 
 def _extent(schedule, loop) -> int:
-    extent = schedule.get(loop).extent
+    return _size(schedule.get(loop).extent)
+
+
+def _size(extent: tirx.PrimExpr) -> int:
     return int(extent) if isinstance(extent, tirx.IntImm) else _SYMBOLIC
+
+
+def _iterations(body: tirx.Stmt) -> int:
+    """Return the product of the extents of the loops in a statement, a bound of its iterations."""
+    return math.prod(_size(loop.extent) for loop in _loops(body))
+
+
+def _loops(body: tirx.Stmt) -> list[tirx.For]:
+    found: list[tirx.For] = []
+    tvm_ffi.structural_walk(body, (tirx.For, found.append))
+    return found

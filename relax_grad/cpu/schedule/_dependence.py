@@ -14,7 +14,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
-from ...ir.compat import BufferLoad, detect_linear_equation, loaded_buffer
+from ...ir.compat import detect_linear_equation, loaded_buffer
+from ...ir.expressions import loads, variables
 
 #: ``TCallEffectKind`` of calls without effects: annotations of expressions, and pure functions.
 _PURE = 1
@@ -32,28 +33,6 @@ class Axis(Protocol):
     @property
     def size(self) -> int | None:
         """The extent, or None if it is symbolic."""
-
-
-def loads(expr) -> list:
-    """Return the loads in an expression or a statement, including loads in the indices of other loads."""
-    found = []
-    tvm_ffi.structural_walk(expr, (BufferLoad, found.append))
-    return found
-
-
-def variables(expr) -> set[tirx.Var]:
-    """Return the variables in an expression."""
-    found = set()
-    tvm_ffi.structural_walk(expr, (tirx.Var, found.add))
-    return found
-
-
-def are_equal(one, other) -> bool:
-    """Tell whether two expressions have the same structure and buffers; TVM 0.26 ignores the buffers of loads."""
-    return tvm_ffi.structural_equal(one, other) and all(
-        loaded_buffer(a).same_as(loaded_buffer(b))
-        for a, b in zip(loads(one), loads(other), strict=True)
-    )
 
 
 def is_pure(code) -> bool:
@@ -75,7 +54,9 @@ def is_pure(code) -> bool:
 _DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
-def are_disjoint(accesses: Sequence[Sequence[tirx.PrimExpr]], axes: Sequence[Axis]) -> bool:
+def are_disjoint(
+    accesses: Sequence[Sequence[tirx.PrimExpr]], axes: Sequence[Axis], inner: Sequence[Axis] = ()
+) -> bool:
     """Tell whether different iterations of axes touch different elements of a tensor.
 
     Parameters
@@ -84,6 +65,8 @@ def are_disjoint(accesses: Sequence[Sequence[tirx.PrimExpr]], axes: Sequence[Axi
         The indices of each read and write of the tensor in one iteration; at least one.
     axes : Sequence[Axis]
         The axes of the iterations.
+    inner : Sequence[Axis]
+        Loops within an iteration.
 
     Returns
     -------
@@ -98,28 +81,33 @@ def are_disjoint(accesses: Sequence[Sequence[tirx.PrimExpr]], axes: Sequence[Axi
     unknown = {axis.var: axis for axis in axes if axis.size != 1}
     found = True
     while unknown and found:
-        found = {var for index in shared for var in _determined(index, unknown, axes)}
+        found = {var for index in shared for var in _determined(index, unknown, axes, inner)}
         for var in found:
             del unknown[var]
     return not unknown
 
 
-def _determined(index, unknown: dict[tirx.Var, Axis], axes: Sequence[Axis]) -> set[tirx.Var]:
+def _determined(
+    index, unknown: dict[tirx.Var, Axis], axes: Sequence[Axis], inner: Sequence[Axis]
+) -> set[tirx.Var]:
     """Return the unknown axes whose values follow from an index, given those of the other axes."""
     names = variables(index)
     own = [axis for var, axis in unknown.items() if var in names]
-    if not own or loads(index) or not names <= {axis.var for axis in axes}:
+    if not own or loads(index) or not names <= {axis.var for axis in (*axes, *inner)}:
         return set()
-    parts = detect_linear_equation(index, [axis.var for axis in own])
+    terms = [*own, *(axis for axis in inner if axis.var in names)]
+    parts = detect_linear_equation(index, [axis.var for axis in terms])
     if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
         return set()
     factors = sorted((abs(int(part)), i) for i, part in enumerate(parts[:-1]))
-    # Like digits of a number: each factor exceeds the sum of all lower terms.
-    reached = 0
+    # Like digits of a number: each factor exceeds the sum of all lower terms. Terms of loops below those of all axes
+    # may overlap.
+    reached, is_digit = 0, False
     for rank, (factor, i) in enumerate(factors):
-        if factor <= reached:
+        is_digit |= i < len(own)
+        if is_digit and factor <= reached:
             return set()
-        size = own[i].size
+        size = terms[i].size
         if size is None and rank < len(factors) - 1:
             return set()
         reached += factor * ((size or 1) - 1)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from math import prod
+from math import gcd, lcm, prod
 
 import tvm.tirx.script.builder as T
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Op, Range
+from tvm.ir import Call, Op, Range
+from tvm.tirx import Ramp, Shuffle
 
 from ...ir.compat import Analyzer, BufferLoad, detect_linear_equation, loaded_buffer
+from ...ir.expressions import loads, substitute, variable_rule, variables
+from ...ir.module import IF_THEN_ELSE
 from ..kernel.builder import Vectors, either
 from ..target import CPU
 from ._access import Accesses
-from ._dependence import loads, variables
 from ._functions import as_arithmetic, calls_in, has_functions, is_arithmetic, kept
 from ._fuse import Group
-from ._nest import Axis, Nest, analyzer, product, simplify, substitute, variable_rule
+from ._nest import Axis, Nest, analyzer, product, simplify
 
 #: Operations that one thread performs in the time that a second thread takes to wake up.
 SMALL = 8192
@@ -32,6 +35,14 @@ _TURNED = 3
 
 #: The maximum number of bounds that the innermost loop is split at.
 _BOUNDS = 6
+
+#: The largest number of elements of an image that are enlarged from one.
+_QUOTIENTS = 8
+
+#: The longest period of divisions, in elements of 4 bytes, that is unrolled: the number of lanes of a vector.
+_PERIODS = 16
+
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 
 #: Functions that LLVM supports on vectors.
 _VECTOR_CALLS = {f"tirx.{name}" for name in ("exp", "log", "sqrt", "fabs", "floor", "ceil")}
@@ -49,12 +60,25 @@ class Emitter:
     """
 
     def __init__(self, group: Group, cpu: CPU):
+        group = replace(group, nests=[_with_selections(nest) for nest in group.nests])
         self.group, self.cpu = group, cpu
         self.first: Nest = group.nests[0]
         self.accesses = Accesses(group.nests)
         self.axes: Sequence[Axis] = self.first.axes
         self.read = [{loaded_buffer(load) for load in nest.loads} for nest in group.nests]
         self.selected = [_selected(nest) for nest in group.nests]
+
+    def is_vector(self, number: int) -> bool:
+        """Tell whether TVM vectorises the value of a nest of the group, without branches."""
+        nest = self.group.nests[number]
+        value = nest.value
+        if any(nest.buffer in later for later in self.read[number + 1 :]) and _casts(value, "bool"):
+            return False  # TVM fails on a variable whose value is the cast of a vector of booleans
+        return (
+            is_vectorisable(value)
+            and not any(map(is_arithmetic, calls_in(value)))
+            and len(self.selected[number]) == len(selections(value))
+        )
 
     def lanes(self, dtype) -> int:
         """Return the number of elements of a dtype that a vector register holds."""
@@ -89,7 +113,9 @@ class Emitter:
             is_sum = result is not None and i == 0
             for load in () if is_sum else self.selected[i]:
                 if load not in values and loaded_buffer(load) not in values:
-                    values[load] = T.Bind(at_place(load, at, {}))
+                    here = at_place(load, at, {})
+                    simple = None if known is None else simplify(here, known)
+                    values[load] = T.Bind(here if simple is None else simple)
             value = result if is_sum else at_place(nest.value, at, values)
             simple = None if known is None else simplify(value, known)
             value = value if simple is None else simple
@@ -154,6 +180,10 @@ class Elements(Emitter):
             self._tiles(crossed, is_large)
             return
         *outer, inner = self.axes
+        period = self._period(inner)
+        if period is not None:
+            self._periodic(outer, inner, period, is_large)
+            return
         rows = 1 if not outer else None if None in sizes[:-1] else prod(sizes[:-1])
         is_even = (
             rows is None or rows >= 8 * self.cpu.cores or (rows > 1 and rows % self.cpu.cores == 0)
@@ -163,6 +193,135 @@ class Elements(Emitter):
             return
         with self.loops(outer, is_large) as at:
             self._row(inner, at)
+
+    def _period(self, inner: Axis) -> int | None:
+        """Return the number of elements after which the divisions of the innermost index repeat, or None.
+
+        In an enlarged image, ``x[j // 2]``, and in a dilated one, which is 0 where ``j % 2 != 0``, it is 2.
+        """
+        periods = set()
+
+        def visit(node) -> None:
+            if inner.var not in variables(node.a) or not isinstance(node.b, tirx.IntImm):
+                return
+            parts = detect_linear_equation(node.a, [inner.var])
+            if len(parts) == 2 and isinstance(parts[0], tirx.IntImm) and int(node.b) > 1:
+                periods.add(int(node.b) // gcd(int(parts[0]), int(node.b)))
+
+        for nest in self.group.nests:
+            expressions = [*nest.indices, nest.value]
+            tvm_ffi.structural_walk(expressions, (_DIVISIONS, visit))
+        period = lcm(*periods) if periods else 1
+        narrow = min(tvm_ffi.dtype(str(each.buffer.dtype)).bits for each in self.accesses.all)
+        return period if 1 < period <= _PERIODS * (32 // min(32, max(8, narrow))) else None
+
+    def _periodic(self, outer: list[Axis], inner: Axis, period: int, is_large: bool) -> None:
+        """Emit the loops with the innermost one over periods, whose elements have no divisions by the period.
+
+        LLVM must not see the divisions: its vectors read ``x[j % 4]`` like ``x[j]`` on AVX-512, for divisors that are
+        powers of 2 below the number of lanes.
+        """
+        if is_large and self._is_interleaved(inner, period):
+            with self.loops(outer, parallel=True) as at:
+                self._interleaved(inner, period, at)
+            return
+        periods = inner.extent // period
+
+        def element(at: dict, start, k: int) -> None:
+            place = start * period + k
+            self.element({**at, inner.var: place}, known=analyzer(self.axes[:-1]))
+
+        sizes = [axis.size for axis in outer]
+        is_few = is_large and None not in sizes and prod(sizes) < self.cpu.cores
+        pieces = self.cpu.cores if is_few else 1
+        piece = (periods + (pieces - 1)) // pieces
+        part = Axis(tirx.Var("part", "int64"), tirx.IntImm("int64", pieces))
+        with self.loops(
+            [*outer, part] if is_few else outer, is_large and bool(outer or is_few)
+        ) as at:
+            start = T.Bind(at.pop(part.var) * piece) if is_few else tirx.IntImm("int64", 0)
+            size = tirx.min(piece, periods - start) if is_few else periods
+            with T.serial(0, size) as i:
+                for k in range(period):
+                    element(at, start + i, k)
+        if inner.size is None:
+            with self.loops(outer, is_large and bool(outer)) as at:
+                for k in range(period - 1):
+                    with T.If(k < inner.extent % period), T.Then():
+                        element(at, periods, k)
+        elif inner.size % period:
+            with self.loops(outer, is_large and bool(outer)) as at:
+                for k in range(inner.size % period):
+                    element(at, tirx.IntImm("int64", inner.size // period), k)
+
+    def _is_interleaved(self, inner: Axis, factor: int) -> bool:
+        """Tell whether periods of a few elements are stored in vectors that are interleaved."""
+        if factor > _QUOTIENTS or (inner.size or 0) < factor * self.cpu.lanes:
+            return False
+        # TVM fails on variables that are vectors of booleans.
+        is_plain = all(access.stride(inner) == 1 for access in self.accesses.stores) and not any(
+            str(access.buffer.dtype) == "bool" for access in self.accesses.all
+        )
+        return is_plain and all(map(self.is_vector, range(len(self.read))))
+
+    def _interleaved(self, inner: Axis, factor: int, at: dict) -> None:
+        """Emit the innermost loop over groups of elements with the same quotients.
+
+        A vector for each place within a group is computed, and the vectors are interleaved. LLVM does so for long loops
+        only: it unrolls short ones, and then gathers along the next loop.
+        """
+        lanes, size = self.cpu.lanes, inner.size // factor
+
+        zero, one = (tirx.IntImm("int64", each) for each in (0, 1))
+        aligned = [
+            load for load, access in self.accesses.loads.items() if access.stride(inner) == 1
+        ]
+
+        def rows_of(dtype, number: int) -> list[tirx.Buffer]:
+            return [T.alloc_buffer([number], str(dtype), layout=None) for _ in range(factor)]
+
+        def line(index, place: dict, number: int) -> Ramp:
+            """Return the indices of the elements of some groups."""
+            first = substitute(index, place)
+            return Ramp(first, tirx.IntImm(str(first.ty.dtype), 1), factor * number)
+
+        def groups(start, number: int) -> None:
+            begin, vector = {**at, inner.var: start * factor}, Ramp(zero, one, number)
+            loaded = {}
+            for load in aligned:
+                buffer, (index,) = loaded_buffer(load), load.indices
+                whole = T.Bind(buffer[line(index, begin, number)])
+                loaded[load] = rows_of(buffer.dtype, number)
+                for k, row in enumerate(loaded[load]):
+                    own = _shuffled([whole], range(k, number * factor, factor))
+                    T.buffer_store(row, own, [vector])
+            stored = {buffer: rows_of(buffer.dtype, number) for buffer in self.group.stored}
+            for k in range(factor):
+                with T.vectorized(0, tirx.IntImm("int64", number)) as j:
+                    known = analyzer(self.axes[:-1])
+                    known.bind(j, Range(0, number))
+                    self.element(
+                        {**at, inner.var: (start + j) * factor + k},
+                        loaded={load: rows[k][j] for load, rows in loaded.items()},
+                        known=known,
+                        stored={buffer: (rows[k], j) for buffer, rows in stored.items()},
+                    )
+            order = [k * number + i for i in range(number) for k in range(factor)]
+            for nest in self.group.nests:
+                if nest.buffer in stored:
+                    vectors = [row[vector] for row in stored[nest.buffer]]
+                    index = line(nest.indices[0], begin, number)
+                    T.buffer_store(nest.buffer, _shuffled(vectors, order), [index])
+
+        with T.serial(0, tirx.IntImm("int64", size // lanes)) as i:
+            groups(i * lanes, lanes)
+        rest = size % lanes
+        if rest > 1:
+            groups(tirx.IntImm("int64", size - rest), rest)
+        elif rest:
+            size -= 1  # TVM has no vectors of one element
+        for k in range(size * factor, inner.size):
+            self.element({**at, inner.var: tirx.IntImm("int64", k)})
 
     def _row(self, inner: Axis, at: dict) -> None:
         """Emit the innermost loop, split into ranges within which the same conditions hold."""
@@ -315,6 +474,11 @@ class Elements(Emitter):
         return result
 
 
+def _shuffled(vectors: Sequence, order: Sequence[int]) -> Shuffle:
+    """Return the elements of vectors in an order."""
+    return Shuffle(vectors, [tirx.IntImm("int32", i) for i in order])
+
+
 def at_place(expr, at: dict, known: dict):
     """Return an expression at given values of the axes, with known values in place of loads."""
 
@@ -343,6 +507,47 @@ def _selected(nest: Nest) -> list:
     """
     known = analyzer([*nest.axes, *nest.reduced])
     return [load for load in selections(nest.value) if _is_within(load, nest, known)]
+
+
+def _with_selections(nest: Nest) -> Nest:
+    """Return a nest with selections in the place of conditional expressions that read nothing out of bounds.
+
+    LLVM vectorises a selection, and may not read memory before it knows that a condition holds.
+    """
+    if not any(call.op.same_as(IF_THEN_ELSE) for call in calls_in(nest.value)):
+        return nest
+    known = analyzer([*nest.axes, *nest.reduced])
+    within = {load for load in nest.loads if _is_within(load, nest, known)}
+
+    def change(call):
+        if not call.op.same_as(IF_THEN_ELSE):
+            return call
+        condition, *branches = call.args
+        is_safe = all(
+            not calls_in(branch) and not _may_fail(branch) and within.issuperset(loads(branch))
+            for branch in branches
+        )
+        return tirx.Select(condition, *branches) if is_safe else call
+
+    return replace(nest, value=tvm_ffi.structural_map(nest.value, (Call, change), order="post"))
+
+
+def _casts(expr, dtype: str) -> bool:
+    """Tell whether an expression casts a value of a dtype."""
+    found: list[tirx.Cast] = []
+    tvm_ffi.structural_walk(expr, (tirx.Cast, found.append))
+    return any(str(node.value.ty.dtype) == dtype for node in found)
+
+
+def _may_fail(expr) -> bool:
+    """Tell whether an expression divides integers by a number that may be 0."""
+    found: list[tirx.PrimExpr] = []
+    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    tvm_ffi.structural_walk(expr, (divisions, found.append))
+    return any(
+        not isinstance(node.b, (tirx.IntImm, tirx.FloatImm)) and "int" in str(node.ty.dtype)
+        for node in found
+    )
 
 
 def selections(expr) -> list:

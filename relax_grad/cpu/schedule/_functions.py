@@ -8,9 +8,9 @@ from tvm import tirx
 from tvm.ir import Call
 
 from ...ir.compat import BufferLoad
+from ...ir.expressions import are_equal, loads
 from ...ir.module import IF_THEN_ELSE
 from ..kernel import functions
-from ._dependence import are_equal, loads
 from ._fuse import weigh
 from ._identities import FUNCTIONS, arguments_of, name_of, with_functions
 

@@ -10,10 +10,11 @@ from tvm import tirx
 from tvm.ir import Call
 
 from ...ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ...ir.expressions import substitute
 from ...ir.module import IF_THEN_ELSE
 from ._access import Accesses
 from ._integers import REINTERPRET
-from ._nest import Axis, Nest, is_one, is_zero, product, simplified, substitute
+from ._nest import Axis, Nest, is_one, is_zero, product, simplified
 
 #: The maximum number of nodes that inlining adds to one consumer.
 _LARGEST = 400
@@ -99,7 +100,8 @@ def _inline(nests: list[Nest], allocated: set[tirx.Buffer]) -> list[Nest]:
             and _is_whole(nest)
             and not any(_reads(each, nest.buffer) for each in kept)
             and not any(each.buffer.same_as(nest.buffer) for each in (*kept, *rest))
-            and not (users and _is_overwritten(nest, rest[: users[-1] + 1]))
+            and not (users and _is_overwritten(nest, rest[: users[-1]]))
+            and not (users and _overwrites(rest[users[-1]], nest, names))
             and all(_is_worth_it(nest, rest[i], len(users)) for i in users)
         ):
             for i in users:
@@ -124,6 +126,18 @@ def _is_whole(nest: Nest) -> bool:
 def _is_overwritten(nest: Nest, later: Sequence[Nest]) -> bool:
     """Tell whether an operand of a nest is written to by a later nest."""
     return any(each.buffer in nest.operands for each in later)
+
+
+def _overwrites(user: Nest, nest: Nest, names: list) -> bool:
+    """Tell whether a consumer writes to an element that another iteration of the inlined nest reads."""
+    if user.buffer not in nest.operands:
+        return False
+    values = _with_inlined(user, nest, names).loads
+    return not all(
+        tvm_ffi.structural_equal(list(load.indices), list(user.indices))
+        for load in values
+        if loaded_buffer(load).same_as(user.buffer)
+    )
 
 
 def _reads(nest: Nest, buffer: tirx.Buffer) -> bool:

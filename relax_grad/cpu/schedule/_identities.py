@@ -16,8 +16,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Op
 
+from ...ir.expressions import are_equal
 from ..kernel import activations, functions
-from ._dependence import are_equal
 
 #: The relative tolerance for the constants of an identity: a few float32 roundings.
 _TOLERANCE = 2.0**-22

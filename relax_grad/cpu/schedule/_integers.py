@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Op
 
-from ._dependence import loads
+from ...ir.expressions import loads
 
 #: The signed dtypes that remainders are computed in.
 _WIDTHS = (32, 64)

@@ -9,9 +9,10 @@ import tvm_ffi
 from tvm import tirx
 
 from ...ir.compat import BufferLoad, loaded_buffer
+from ...ir.expressions import substitute
 from ...ir.module import is_buffer
 from ._fuse import Group, fuse, weigh
-from ._nest import Axis, Nest, nests_of, substitute
+from ._nest import Axis, Nest, nests_of
 
 #: The maximum number of tensors of one loop: each needs an address, and a memory stream of the processor.
 _MOST = 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -11,9 +11,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Range
 
-from ...ir.compat import Analyzer, BufferLoad, SBlockRealize, loaded_buffer
+from ...ir.compat import Analyzer, BufferLoad, SBlock, SBlockRealize, loaded_buffer
+from ...ir.expressions import loads, substitute, variables
 from ...ir.module import is_buffer
-from ._dependence import are_disjoint, is_pure, loads, variables
+from ...ir.wide import wide_index, with_wide_indices
+from ._dependence import are_disjoint, is_pure
 from ._integers import with_folding_integers
 
 _SPATIAL, _REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
@@ -88,8 +90,25 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
     -------
     found : tuple[list[Nest], list[tirx.Buffer]] or None
         None if a part of the function has another form, if the independence of its iterations cannot be proved, or if
-        a buffer is not contiguous. None for tensors of bfloat16 too: TVM lowers their arithmetic later, and that pass
-        fails on the emitted loops (erf gave 0, and types disagreed).
+        a buffer is not contiguous.
+    """
+    found = sections_of(function)
+    if found is None or not all(isinstance(each, Nest) for each in found[0]):
+        return None
+    return found
+
+
+def sections_of(
+    function: tirx.PrimFunc,
+) -> tuple[list[Nest | tirx.Stmt], list[tirx.Buffer]] | None:
+    """Return the nests of a function and its other statements, in order, and the buffers that it allocates.
+
+    Returns
+    -------
+    found : tuple[list[Nest | tirx.Stmt], list[tirx.Buffer]] or None
+        None if a buffer is not contiguous, or a statement has other effects than loads and stores of the buffers.
+        None for tensors of bfloat16 too: TVM lowers their arithmetic later, and that pass fails on the emitted loops
+        (erf gave 0, and types disagreed).
     """
     realize = function.body
     if not isinstance(realize, SBlockRealize) or realize.iter_values:
@@ -101,14 +120,54 @@ def nests_of(function: tirx.PrimFunc) -> tuple[list[Nest], list[tirx.Buffer]] | 
     buffers += root.alloc_buffers
     if not all(map(_is_row, buffers)):
         return None
-    nests = [_nest(part) for part in parts_of(root.body)]
-    if None in nests:
+    sections = [_wide(_nest(part)) or _without_names(part) for part in parts_of(root.body)]
+    if None in sections:
         return None
-    written = {nest.buffer for nest in nests}
-    read = {loaded_buffer(load) for nest in nests for load in nest.loads}
+    written, read = set(), set()
+    for each in sections:
+        if isinstance(each, Nest):
+            written.add(each.buffer)
+            read |= each.operands
+        elif is_plain(each):
+            written |= stored(each)
+            read |= set(map(loaded_buffer, loads(each)))
+        else:
+            return None
     if not written | read <= set(buffers) or not (read - written).isdisjoint(root.alloc_buffers):
         return None
-    return nests, list(root.alloc_buffers)
+    return sections, list(root.alloc_buffers)
+
+
+def is_plain(statement: tirx.Stmt) -> bool:
+    """Tell whether a statement consists of serial loops, conditions, bindings and blocks with loads and stores."""
+    found: list = []
+    tvm_ffi.structural_walk(statement, (tirx.Stmt, found.append))
+    return is_pure(statement) and all(
+        isinstance(each, _PLAIN) and _is_simple(each) for each in found
+    )
+
+
+_PLAIN = (
+    *(tirx.For, tirx.IfThenElse, tirx.SeqStmt, tirx.Bind, tirx.BufferStore, tirx.Evaluate),
+    *(SBlockRealize, SBlock),
+)
+
+
+def _is_simple(statement: tirx.Stmt) -> bool:
+    if isinstance(statement, tirx.For):
+        step = getattr(statement, "step", None)
+        is_serial = statement.kind == tirx.ForKind.SERIAL and statement.thread_binding is None
+        return is_serial and (step is None or is_one(step))
+    if isinstance(statement, SBlock):
+        return not statement.alloc_buffers and not statement.match_buffers
+    return getattr(statement, "predicate", None) is None or isinstance(statement, SBlockRealize)
+
+
+def stored(statement: tirx.Stmt) -> set[tirx.Buffer]:
+    """Return the buffers that a statement writes to."""
+    found: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(statement, (tirx.BufferStore, found.append))
+    return {store.buffer for store in found}
 
 
 def parts_of(body: tirx.Stmt) -> list[tirx.Stmt]:
@@ -206,6 +265,27 @@ def _nest(statement: tirx.Stmt) -> Nest | None:
     return Nest(axes, store.buffer, store.indices, value)
 
 
+def _wide(nest: Nest | None) -> Nest | None:
+    """Return a nest with axes of int64 in the place of int32, the dtype of indices of flat buffers."""
+    axes = [] if nest is None else [*nest.axes, *nest.reduced]
+    if all(str(axis.var.ty.dtype) == "int64" for axis in axes):
+        return nest
+    names = {axis.var: tirx.Var(axis.var.name, "int64") for axis in axes}
+    known = Analyzer()
+    found = {}
+    for axis in axes:
+        extent = wide_index(axis.extent, names, known)
+        found[axis.var] = Axis(names[axis.var], extent)
+        known.bind(names[axis.var], Range(0, extent))
+    return replace(
+        nest,
+        axes=[found[axis.var] for axis in nest.axes],
+        indices=[wide_index(index, names, known) for index in nest.indices],
+        value=with_wide_indices(nest.value, names, known),
+        reduced=[found[axis.var] for axis in nest.reduced],
+    )
+
+
 def _reduction(axes, reduced, store, value, init) -> Nest | None:
     """Return the nest of a reduction, or None if it has another form."""
     if not isinstance(init, tirx.BufferStore) or not isinstance(value, _COMBINERS):
@@ -273,24 +353,6 @@ def is_one(value) -> bool:
 
 
 # Expressions
-
-
-def substitute(expr: tirx.PrimExpr, values: Mapping[tirx.Var, tirx.PrimExpr]) -> tirx.PrimExpr:
-    """Return an expression with values for variables."""
-    return tvm_ffi.structural_map(expr, (tirx.Var, variable_rule(values)), order="pre")
-
-
-def variable_rule(values: Mapping[tirx.Var, tirx.PrimExpr]) -> Callable:
-    """Return the rewrite rule that replaces variables by their values, cast to the dtype of the variable."""
-
-    def replaced(var):
-        value = values.get(var)
-        if value is None:
-            return var
-        dtype = str(var.ty.dtype)
-        return value if str(value.ty.dtype) == dtype else tirx.Cast(dtype, value)
-
-    return replaced
 
 
 def product(extents: Sequence[tirx.PrimExpr]):

@@ -10,13 +10,14 @@ from math import prod
 import tvm.tirx.script.builder as T
 from tvm import tirx
 
+from ...ir.expressions import substitute, variables
 from ..target import CPU
 from . import _emit
-from ._dependence import divides, variables
+from ._dependence import divides
 from ._emit import Elements, Emitter, at_place, calls_in, is_vectorisable
 from ._functions import as_arithmetic, is_arithmetic
 from ._fuse import Group, weigh
-from ._nest import Axis, analyzer, simplify, substitute
+from ._nest import Axis, analyzer, simplify
 
 #: The number of results that are enough tasks for the cores. With fewer results, reductions are split into pieces.
 _TASKS = 16

@@ -12,9 +12,8 @@ from tvm import tirx
 from tvm.tirx import Ramp
 
 from . import _emit
-from ._emit import Emitter, calls_in, is_vectorisable, selections
-from ._functions import is_arithmetic
-from ._nest import Nest, is_zero
+from ._emit import Emitter
+from ._nest import is_zero
 
 #: The minimum number of bytes read and written, about the size of a processor's caches.
 LARGE = 32 << 20
@@ -58,15 +57,7 @@ class Stream(Emitter):
             dtypes == {"float32"}
             and all(access.stride(axis) in (0, 1) for access in self.accesses.all)
             and all(access.stride(axis) == 1 and is_zero(access.base) for access in stored)
-            and all(map(self._is_vector, self.group.nests, self.selected))
-        )
-
-    def _is_vector(self, nest: Nest, selected: list) -> bool:
-        """Tell whether TVM vectorises the value of a nest, without branches."""
-        return (
-            is_vectorisable(nest.value)
-            and not any(map(is_arithmetic, calls_in(nest.value)))
-            and len(selected) == len(selections(nest.value))
+            and all(map(self.is_vector, range(len(self.group.nests))))
         )
 
     def emit(self) -> None:

@@ -1,0 +1,170 @@
+"""The choice of the calls of a forward pass that the backward pass repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from ._flow import UNBOUNDED, Network
+from ._residuals import Residuals
+
+#: Bytes of traffic of repeated calls that are worth a byte that is not kept.
+_WORTH = 64
+
+#: The weights of time for plans within a budget, as such numbers of bytes; the last allows any time.
+_WEIGHTS = (4, 16, 64, 256, 1024, 4096)
+
+#: The numbers of segments for plans within a budget.
+_SEGMENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+
+#: The part of a segment in which its end is searched: where the fewest bytes are live.
+_SLACK = 0.25
+
+
+def smallest_cut(
+    residuals: Residuals, allowed: Collection[int], worth: float = _WORTH
+) -> frozenset[int]:
+    """Return the calls to repeat by a minimum cut between the forward and the backward pass.
+
+    The cut minimizes the bytes that are kept between the passes, plus the time of the repeated calls. A call can be
+    repeated only if its operands are kept or repeated too. This is the model of AOTAutograd's partitioner ("min-cut"), in
+    which tensors are nodes with their bytes as capacity. Here calls are nodes too, and their capacity is their time.
+
+    Parameters
+    ----------
+    residuals : Residuals
+        The function.
+    allowed : Collection[int]
+        The calls that may be repeated.
+    worth : float
+        The bytes of memory traffic that one byte of kept memory is worth.
+    """
+    tensors, end = residuals.tensors, residuals.end
+    made = [t for i in range(end) for t in tensors.makes[i]]
+    source, sink = 0, 1
+    call = {i: 2 + i for i in range(end)}
+    enters = {t: 2 + end + 2 * n for n, t in enumerate(made)}
+    network = Network(2 + end + 2 * len(made))
+    for i in range(end):
+        if tensors.only_names[i]:
+            continue
+        time = UNBOUNDED
+        if i in allowed:
+            time = max(int(residuals.costs[i].time / worth), 1)
+        network.connect(source, call[i], time)
+        for t in tensors.makes[i]:
+            network.connect(call[i], enters[t], UNBOUNDED)
+        for t in tensors.takes[i]:
+            network.connect(enters[t] + 1, call[i], UNBOUNDED)
+    for t in made:
+        # A tensor that the function returns is live in any case.
+        size = 0 if t in tensors.kept else max(tensors.sizes[t], 1)
+        network.connect(enters[t], enters[t] + 1, size)
+    for t in residuals.wanted:
+        network.connect(enters[t] + 1, sink, UNBOUNDED)
+    on_sink_side = network.sink_side(source, sink)
+    return frozenset(i for i in allowed if on_sink_side[call[i]])
+
+
+def cheap(residuals: Residuals) -> set[int]:
+    """Return the calls that compute few operations for each byte."""
+    return {i for i, cost in residuals.costs.items() if cost.is_cheap}
+
+
+def automatic(residuals: Residuals) -> frozenset[int]:
+    """Return the smallest cut with cheap calls; no calls if it does not lower the planned peak."""
+    found = smallest_cut(residuals, cheap(residuals))
+    return found if residuals.peak(found) < residuals.peak(()) else frozenset()
+
+
+def by_policy(residuals: Residuals, is_saveable: Callable[[int], bool]) -> frozenset[int]:
+    """Return all calls that the backward pass needs, and whose results may not be kept."""
+    found: set[int] = set()
+    pending = list(residuals.wanted)
+    while pending:
+        i = residuals.maker[pending.pop()]
+        if i in found or i not in residuals.costs or is_saveable(i):
+            continue
+        found.add(i)
+        pending += residuals.tensors.takes[i] - residuals.tensors.kept
+    return frozenset(found)
+
+
+def named_policy(residuals: Residuals, name: str) -> frozenset[int]:
+    """Return the calls to repeat by a policy of ``jax.checkpoint_policies``."""
+    if name == "everything_saveable":
+        return frozenset()
+    with_batch = name == "dots_saveable"
+
+    def is_saveable(i: int) -> bool:
+        cost = residuals.costs[i]
+        is_dot = cost.is_product and (with_batch or not cost.has_batch)
+        return name != "nothing_saveable" and is_dot
+
+    return by_policy(residuals, is_saveable)
+
+
+def within(residuals: Residuals, budget: int) -> frozenset[int]:
+    """Return calls to repeat so that the planned peak is within a budget in bytes.
+
+    The candidates are cuts with several weights of time, at first with cheap calls only, and then divisions of the
+    forward pass into segments, between which tensors are kept, while all other calls are repeated. The first candidate by
+    time that is within the budget is returned.
+
+    Raises
+    ------
+    ValueError
+        If there is none. The message has the least peak.
+    """
+    plans = {frozenset(), *_candidates(residuals)}
+
+    def time(plan: frozenset[int]) -> float:
+        return sum(residuals.costs[i].time for i in plan)
+
+    least = None
+    for plan in sorted(plans, key=lambda plan: (time(plan), sorted(plan))):
+        peak = residuals.peak(plan)
+        if peak <= budget:
+            return plan
+        least = peak if least is None else min(least, peak)
+    raise ValueError(
+        f"remat: the intermediate and the new tensors of the step take at least {least} bytes, but the budget is {budget}"
+    )
+
+
+def _candidates(residuals: Residuals) -> Iterator[frozenset[int]]:
+    few, every = cheap(residuals), set(residuals.costs)
+    for worth in _WEIGHTS:
+        yield smallest_cut(residuals, few, worth)
+    for worth in _WEIGHTS:
+        yield smallest_cut(residuals, every, worth)
+    for count in _SEGMENTS:
+        kept = _between_segments(residuals, count)
+        for worth in _WEIGHTS[2:]:
+            yield smallest_cut(residuals, every - kept, worth)
+
+
+def _between_segments(residuals: Residuals, count: int) -> set[int]:
+    """Return the calls whose results are live at the ends of segments with about equal bytes of results."""
+    tensors, end = residuals.tensors, residuals.end
+    made = [sum(tensors.sizes[t] for t in tensors.makes[i]) for i in range(end)]
+    last = {t: i for i in range(end) for t in tensors.takes[i]}
+    live: set[int] = set()
+    before, sizes, alive = 0, [], []
+    for i in range(end):
+        live |= set(tensors.makes[i])
+        live -= {t for t in tensors.takes[i] if last[t] <= i}
+        live -= {t for t in tensors.makes[i] if t not in last}
+        before += made[i]
+        sizes.append(before)
+        alive.append((sum(tensors.sizes[t] for t in live), frozenset(live)))
+    total = sizes[-1] if sizes else 0
+    found: set[int] = set()
+    for part in range(1, count):
+        ends = [
+            i
+            for i, size in enumerate(sizes)
+            if abs(size * count / max(total, 1) - part) <= _SLACK and not tensors.only_names[i]
+        ]
+        if ends:
+            found |= {residuals.maker[t] for t in min(alive[i] for i in ends)[1]}
+    return found

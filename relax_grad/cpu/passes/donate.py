@@ -1,0 +1,313 @@
+"""Results that are written to the memory of donated arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import relax, te, tirx
+from tvm.ir import GlobalVar
+
+from ...ir.aliases import is_name, leaves, named_by
+from ...ir.bindings import used
+from ...ir.compat import dtype_of
+from ...ir.module import DONATED, normalized
+from ..schedule import in_place
+from .schedule import written_params
+from .storage import allocated_bytes
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.WriteToDonated")
+class WriteToDonated:
+    """Write results to the memory of donated arguments, so that they take no memory of their own.
+
+    A function with the attribute ``relax_grad.donated`` returns tensors that replace arguments, such as parameters after an
+    update. If a tensor function computes such a result element by element, and no later call reads the argument, the
+    function takes one buffer for both. Other results keep memory of their own.
+
+    The pass runs after ``CallTIRRewrite``, and before schedules, whose analysis of dependences sees the shared buffer.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        bb = relax.BlockBuilder(mod)
+        functions = {
+            variable: _Donating(mod, bb, function).result()
+            for variable, function in mod.functions_items()
+            if isinstance(function, relax.Function) and DONATED in (function.attrs or {})
+        }
+        if not functions:
+            return mod
+        added = bb.get()
+        return tvm.IRModule(
+            {**dict(added.functions_items()), **functions},
+            attrs=mod.attrs,
+            global_infos=mod.global_infos,
+        )
+
+
+class _Place(NamedTuple):
+    """A tensor that is given to the function: the parameter and, of a tuple, the field."""
+
+    param: int
+    field: int
+
+
+class _Use(NamedTuple):
+    """An argument of a call of a tensor function: the places of the binding and of the argument."""
+
+    binding: int
+    argument: int
+    is_written: bool
+
+
+@dataclass
+class _Tensor:
+    """The uses of one memory."""
+
+    uses: list[_Use] = field(default_factory=list)
+    has_other_uses: bool = False
+
+    @property
+    def writers(self) -> list[_Use]:
+        return [use for use in self.uses if use.is_written]
+
+
+class _Donating:
+    """One function that may write results to its donated arguments."""
+
+    def __init__(self, mod: tvm.IRModule, bb: relax.BlockBuilder, function: relax.Function):
+        self._mod, self._bb, self._function = mod, bb, function
+        self._made: dict[tuple, GlobalVar] = {}
+        self._written: dict[GlobalVar, list[bool]] = {}
+
+    def result(self) -> relax.Function:
+        function = self._function
+        # No block is a dataflow block any more, so that their order is the only rule.
+        bindings = [each for block in function.body.blocks for each in block.bindings]
+        bindings = self._sunk(bindings)
+        bindings = self._with_donations(bindings)
+        bindings, result = self._with_copies(bindings)
+        body = normalized(function.params, relax.SeqExpr([relax.BindingBlock(bindings)], result))
+        return relax.Function(
+            function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
+        )
+
+    def _analysed(self, bindings: Sequence[relax.Binding]) -> None:
+        """Find the memory of each variable, and the uses of each memory."""
+        self._names: dict[relax.Var, object] = {}
+        for i, param in enumerate(self._function.params):
+            if isinstance(param.ty, relax.TupleType):
+                self._names[param] = [_Place(i, k) for k in range(len(param.ty.fields))]
+            else:
+                self._names[param] = _Place(i, 0)
+        self._tensors: dict[object, _Tensor] = {}
+        self._is_pure = True
+        for i, binding in enumerate(bindings):
+            value = binding.value
+            if not isinstance(binding, relax.VarBinding):
+                self._escape(value)
+            elif allocated_bytes(value):
+                self._names[binding.var] = binding.var
+            elif is_name(value):
+                self._names[binding.var] = named_by(value, self._names)
+            elif self._callee(value) is not None:
+                for k, argument in enumerate(value.args):
+                    for owner in leaves(named_by(argument, self._names)):
+                        self._use(owner, i, k, value.op)
+            else:
+                self._escape(value)
+
+    def _tensor(self, owner: object) -> _Tensor:
+        return self._tensors.setdefault(owner, _Tensor())
+
+    def _use(self, owner: object, binding: int, argument: int, callee: GlobalVar) -> None:
+        # The first use of new memory writes to it, perhaps through a pointer.
+        uses = self._tensor(owner).uses
+        is_new = not uses and isinstance(owner, relax.Var)
+        uses.append(_Use(binding, argument, is_new or self._writes(callee)[argument]))
+        self._is_pure &= is_new or not uses[-1].is_written
+
+    def _escape(self, value: relax.Expr) -> None:
+        for variable in (*used(value), *relax.analysis.all_vars(value)):
+            for owner in leaves(self._names.get(variable)):
+                self._tensor(owner).has_other_uses = True
+
+    def _callee(self, value: relax.Expr) -> tirx.PrimFunc | None:
+        if not (isinstance(value, relax.Call) and isinstance(value.op, GlobalVar)):
+            return None
+        function = self._mod[value.op]
+        return function if isinstance(function, tirx.PrimFunc) else None
+
+    def _writes(self, callee: GlobalVar) -> list[bool]:
+        """Tell for each parameter of a tensor function whether it is written to."""
+        if callee not in self._written:
+            self._written[callee] = written_params(self._mod[callee])
+        return self._written[callee]
+
+    def _candidates(self) -> Iterator[tuple[_Place, relax.Var]]:
+        """Yield the donated tensors with the results that may take their memory, which a function allocates."""
+        if not self._is_pure:
+            return
+        returned = leaves(named_by(self._function.body.body, self._names))
+        for place, owner in self._replaced():
+            is_new = isinstance(owner, relax.Var) and returned.count(owner) == 1
+            if is_new and place not in returned:
+                tensors = self._tensor(place), self._tensor(owner)
+                if not any(each.has_other_uses for each in tensors):
+                    yield place, owner
+
+    def _replaced(self) -> Iterator[tuple[_Place, object]]:
+        """Yield the donated tensors with the memory of the results that replace them, None for unknown memory."""
+        result = named_by(self._function.body.body, self._names)
+        for param, at in self._function.attrs[DONATED]:
+            given = self._names[self._function.params[int(param)]]
+            found = result[int(at)] if isinstance(result, list) else None
+            if isinstance(given, list):
+                yield from zip(given, found or [None] * len(given), strict=True)
+            else:
+                yield given, found
+
+    def _sunk(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
+        """Move calls that write results behind the last reads of the arguments that the results replace."""
+        self._analysed(bindings)
+        order = {i: float(i) for i in range(len(bindings))}
+        for place, owner in self._candidates():
+            writers, reads = self._tensor(owner).writers, self._tensor(place).uses
+            if len(writers) != 1 or not reads:
+                continue
+            at, last = writers[0].binding, max(use.binding for use in reads)
+            if last > at and self._may_move(bindings[at].value, at, last):
+                order[at] = max(order[at], last + 0.5)
+        return [bindings[i] for i in sorted(order, key=lambda i: (order[i], i))]
+
+    def _may_move(self, call: relax.Call, begin: int, end: int) -> bool:
+        """Tell whether a call gives the same results at a later binding, and no result has a use before."""
+        for argument in call.args:
+            for owner in leaves(named_by(argument, self._names)):
+                tensor = self._tensor(owner)
+                is_result = any(use.is_written and use.binding == begin for use in tensor.uses)
+                is_used = is_result and any(begin < use.binding <= end for use in tensor.uses)
+                if is_used or tensor.has_other_uses:
+                    return False
+        return True
+
+    def _with_donations(self, bindings: list[relax.Binding]) -> list[relax.Binding]:
+        self._analysed(bindings)
+        chosen: dict[int, list[tuple[_Place, relax.Var, list[int], int]]] = {}
+        for place, owner in self._candidates():
+            writers, uses = self._tensor(owner).writers, self._tensor(place).uses
+            if len(writers) != 1:
+                continue
+            at, argument, _ = writers[0]
+            if not any(use.binding > at for use in uses):
+                reads = [use.argument for use in uses if use.binding == at]
+                chosen.setdefault(at, []).append((place, owner, reads, argument))
+        changed: dict[int, list[relax.Binding]] = {}
+        removed: set[relax.Var] = set()
+        for at, found in chosen.items():
+            new = self._call(bindings[at], found)
+            if new is not None:
+                changed[at], taken = new
+                removed |= taken
+        return [
+            each
+            for i, binding in enumerate(bindings)
+            if binding.var not in removed
+            for each in changed.get(i, [binding])
+        ]
+
+    def _with_copies(self, bindings: list[relax.Binding]) -> tuple[list[relax.Binding], relax.Expr]:
+        """Copy results whose memory the caller must not get: constants, other arguments, and memory that is returned twice.
+
+        The next call writes to the memory of its donated arguments.
+        """
+        self._mod = self._bb.get()
+        self._analysed(bindings)
+        values = {each.var: each.value for each in bindings if isinstance(each, relax.VarBinding)}
+        result = _resolved(self._function.body.body, values)
+        returned = leaves(named_by(result, self._names))
+        shared = {
+            place
+            for place, owner in self._replaced()
+            if returned.count(owner) != 1 or not (place == owner or isinstance(owner, relax.Var))
+        }
+        if not shared:
+            return bindings, result
+        added: list[relax.Binding] = []
+        fields = list(result.fields)
+        for param, at in self._function.attrs[DONATED]:
+            given = self._names[self._function.params[int(param)]]
+            is_tuple = isinstance(given, list)
+            old = _resolved(fields[int(at)], values)
+            parts = list(old.fields) if is_tuple else [old]
+            for k, place in enumerate(given if is_tuple else [given]):
+                if place in shared:
+                    parts[k] = self._copy(parts[k], added)
+            fields[int(at)] = relax.Tuple(parts) if is_tuple else parts[0]
+        return [*bindings, *added], relax.Tuple(fields)
+
+    def _copy(self, tensor: relax.Expr, added: list[relax.Binding]) -> relax.Var:
+        """Add the bindings of a copy of a tensor in memory of its own, and return its variable."""
+        shape = tensor.ty.shape
+        source = te.placeholder(list(shape.values), dtype_of(tensor.ty), "source")
+        copied = te.compute(source.shape, lambda *index: source[index], "copied")
+        callee = self._bb.add_func(te.create_prim_func([source, copied]), "copy_of_result")
+        new = relax.op.builtin.alloc_tensor(shape, dtype_of(tensor.ty), runtime_device_index=0)
+        variable = relax.Var("copied", tensor.ty)
+        added.append(relax.VarBinding(variable, self._bb.normalize(new)))
+        call = relax.Call(callee, [tensor, variable], ty_args=[relax.TupleType([])])
+        added.append(
+            relax.VarBinding(relax.Var("_", relax.TupleType([])), self._bb.normalize(call))
+        )
+        return variable
+
+    def _call(self, binding, found) -> tuple[list[relax.Binding], set[relax.Var]] | None:
+        """Return the bindings of a call that writes to donated tensors, and the variables that they bind again."""
+        call, kept = binding.value, []
+        for place, owner, reads, written in found:
+            donor = call.args[reads[0]] if reads else self._donor(place)
+            if tvm_ffi.structural_equal(donor.ty, owner.ty):
+                kept.append((donor, owner, reads, written))
+        function = self._mod[call.op]
+        kept = [each for each in kept if in_place(function, _pairs([each])) is not None]
+        if not kept:
+            return None
+        pairs = _pairs(kept)
+        callee = self._in_place(call.op, pairs) if pairs else call.op
+        without = {i for _, _, reads, written in kept if reads for i in (*reads[1:], written)}
+        arguments = [each for i, each in enumerate(call.args) if i not in without]
+        bindings = [relax.VarBinding(owner, donor) for donor, owner, _, _ in kept]
+        new = relax.Call(callee, arguments, call.attrs, call.ty_args, call.span)
+        return [*bindings, relax.VarBinding(binding.var, self._bb.normalize(new))], {
+            owner for _, owner, _, _ in kept
+        }
+
+    def _donor(self, place: _Place) -> relax.Expr:
+        param = self._function.params[place.param]
+        if not isinstance(param.ty, relax.TupleType):
+            return param
+        return self._bb.normalize(relax.TupleGetItem(param, place.field))
+
+    def _in_place(self, callee: GlobalVar, pairs: list[tuple[int, int]]) -> GlobalVar:
+        """Return the variant of a function that has one parameter for an argument and its result."""
+        key = (callee, *pairs)
+        if key not in self._made:
+            made = in_place(self._mod[callee], pairs)
+            self._made[key] = self._bb.add_func(made, f"{callee.name_hint}_in_place")
+        return self._made[key]
+
+
+def _pairs(donations) -> list[tuple[int, int]]:
+    """Return the positions of parameters that share memory, those that are read first."""
+    return [(read, written) for _, _, reads, written in donations for read in reads]
+
+
+def _resolved(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """Return the tuple that a variable is bound to, or else the expression."""
+    found = expr
+    while isinstance(found, relax.Var) and found in values:
+        found = values[found]
+    return found if isinstance(found, relax.Tuple) else expr

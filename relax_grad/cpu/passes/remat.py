@@ -1,0 +1,62 @@
+"""Recomputation of results of the forward pass in the backward pass of a training step."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+
+from ...ir.module import normalized
+from ...ir.remat import AUTO, REMAT, from_attribute
+from ._plans import automatic, by_policy, named_policy, within
+from ._residuals import Residuals
+
+
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.Rematerialize")
+class Rematerialize:
+    """Repeat calls of the forward pass in the backward pass instead of keeping their results.
+
+    The pass changes functions with the attribute ``relax_grad.remat``, which ``train_step`` sets from its argument of that
+    name. It runs after fusion. A repeated call calls the same tensor function with the same operands, so that all results
+    have the same bits. The sizes of tensors are known, and those within fused functions take no memory.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            variable: _changed(function, mod) if _is_marked(function) else function
+            for variable, function in mod.functions_items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _is_marked(function: tvm.ir.BaseFunc) -> bool:
+    return (
+        isinstance(function, relax.Function)
+        and function.attrs is not None
+        and REMAT in function.attrs
+    )
+
+
+def _changed(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
+    residuals = Residuals(function, mod)
+    calls = _chosen(residuals, from_attribute(function.attrs[REMAT]))
+    if calls:
+        function = relax.Function(
+            function.params,
+            normalized(function.params, residuals.body(calls)),
+            function.ret_ty,
+            function.is_pure,
+            function.attrs,
+            function.span,
+        )
+    return function.without_attr(REMAT)
+
+
+def _chosen(residuals: Residuals, setting) -> frozenset[int]:
+    """Return the calls to repeat for a setting."""
+    if isinstance(setting, int):
+        return within(residuals, setting)
+    if setting == AUTO:
+        return automatic(residuals)
+    if isinstance(setting, str):
+        return named_policy(residuals, setting)
+    return by_policy(residuals, lambda i: bool(setting(residuals.call(i))))

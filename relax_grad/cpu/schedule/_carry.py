@@ -1,0 +1,116 @@
+"""Loops that read what their last iteration wrote: the value stays in a register.
+
+A processor that loads an element right after it is stored waits several times longer than for an addition. LLVM keeps the
+value in a register only for loops of one store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm_ffi
+from tvm import tirx
+
+from ...ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ...ir.expressions import loads, substitute, variables
+from ...ir.module import IF_THEN_ELSE
+from ._functions import calls_in
+from ._nest import parts_of
+
+_STRAIGHT = (tirx.Bind, tirx.BufferStore)
+
+
+def with_carried_values(statement: tirx.Stmt) -> tirx.Stmt:
+    """Return a statement over flat buffers whose innermost loops keep the values that they carry."""
+    return tvm_ffi.structural_map(statement, (tirx.For, _with_carried), order="post")
+
+
+def _with_carried(loop: tirx.For) -> tirx.Stmt:
+    body = parts_of(loop.body)
+    if not all(isinstance(each, _STRAIGHT) for each in body):
+        return loop
+    for buffer in dict.fromkeys(each.buffer for each in body if isinstance(each, tirx.BufferStore)):
+        found = _carried(loop, body, buffer)
+        if found is not None:
+            return found
+    return loop
+
+
+def _carried(loop: tirx.For, body: Sequence[tirx.Stmt], buffer: tirx.Buffer) -> tirx.Stmt | None:
+    """Return a loop with the value of a buffer that one iteration leaves to the next, or None if there is none."""
+    own = {each.var for each in body if isinstance(each, tirx.Bind)}
+    stores = [i for i, each in enumerate(body) if _is_store(each, buffer)]
+    first, last = stores[0], stores[-1]
+    (written,) = body[last].indices
+    loaded = [
+        load
+        for each in body[: first + 1]
+        for load in loads(each.value)
+        if loaded_buffer(load).same_as(buffer)
+    ]
+    if not loaded or variables(written) & own or loads(written):
+        return None
+    dtype = str(loop.loop_var.ty.dtype)
+    now = tirx.Var("now", dtype)
+    here = substitute(written, {loop.loop_var: now})
+    following = {loop.loop_var: now + tirx.IntImm(dtype, 1)}
+    analyzer = Analyzer()
+    for load in loaded:
+        (index,) = load.indices
+        if loads(index) or variables(index) & own:
+            continue
+        if analyzer.can_prove_equal(substitute(index, following), here):
+            break
+    else:
+        return None
+    users = [i for i in range(first + 1) if _reads(body[i], load)]
+    if _has_branches(body[users[0]].value):
+        return None  # the load may be out of bounds where its branch is not taken
+    dtype = str(buffer.dtype)
+    carry = tirx.decl_buffer([1], dtype, "carry", layout=None)
+    zero = tirx.IntImm("int32", 0)
+
+    def change(node):
+        return carry[zero] if _is_same(node, load) else node
+
+    changed: list[tirx.Stmt] = []
+    for i, each in enumerate(body):
+        value = each.value
+        if i in users:
+            value = tvm_ffi.structural_map(value, (BufferLoad, change), order="post")
+        if i == last:
+            result = tirx.Var("carried", dtype)
+            changed += [
+                tirx.Bind(result, value),
+                tirx.BufferStore(buffer, result, [written]),
+                tirx.BufferStore(carry, result, [zero]),
+            ]
+        elif isinstance(each, tirx.Bind):
+            changed.append(tirx.Bind(each.var, value))
+        else:
+            changed.append(tirx.BufferStore(each.buffer, value, each.indices))
+    start = tirx.BufferLoad(buffer, [substitute(load.indices[0], {loop.loop_var: loop.min})])
+    initial: tirx.Stmt = tirx.BufferStore(carry, start, [zero])
+    if not isinstance(loop.extent, tirx.IntImm):
+        is_entered = loop.extent > tirx.IntImm(str(loop.extent.ty.dtype), 0)
+        initial = tirx.IfThenElse(is_entered, initial, None)
+    inner = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt(changed))
+    return tirx.SeqStmt([tirx.AllocBuffer(carry), initial, inner])
+
+
+def _is_store(statement: tirx.Stmt, buffer: tirx.Buffer) -> bool:
+    return isinstance(statement, tirx.BufferStore) and statement.buffer.same_as(buffer)
+
+
+def _is_same(node, load) -> bool:
+    return loaded_buffer(node).same_as(loaded_buffer(load)) and tvm_ffi.structural_equal(
+        list(node.indices), list(load.indices)
+    )
+
+
+def _reads(statement: tirx.Stmt, load) -> bool:
+    return any(_is_same(each, load) for each in loads(statement.value))
+
+
+def _has_branches(value) -> bool:
+    return any(call.op.same_as(IF_THEN_ELSE) for call in calls_in(value))

@@ -1,0 +1,120 @@
+"""Functions that write results to the memory of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm_ffi
+from tvm import tirx
+
+from ...ir.compat import SBlockRealize, loaded_buffer
+from ...ir.module import IS_SCHEDULED
+from ._dependence import are_disjoint, is_pure, touched
+from ._nest import Nest, loops_of
+
+#: The attribute of a scheduled function: the positions of a parameter that is read and of one that is written, which may
+#: share memory.
+IN_PLACE = "relax_grad.in_place"
+
+
+def in_place(function: tirx.PrimFunc, pairs: Sequence[tuple[int, int]]) -> tirx.PrimFunc | None:
+    """Return a function that writes results to the memory of arguments.
+
+    Parameters
+    ----------
+    function : tirx.PrimFunc
+        A function of loop nests, or a scheduled one that names the pairs of :func:`in_place_pairs`.
+    pairs : Sequence[tuple[int, int]]
+        The positions of a parameter that the function reads, and of one that it writes. Several parameters that are read
+        are the same tensor if they have the same result.
+
+    Returns
+    -------
+    function : tirx.PrimFunc or None
+        A function with one parameter for each result, at the position of the first that is read. None unless it is
+        proved to have the same results: each nest that reads the argument comes before the nest that writes the result,
+        or it is that nest, and each of its iterations touches an element of its own.
+    """
+    params, attrs = function.params, function.attrs or {}
+    if not pairs:
+        return function
+    if len({read for read, _ in pairs}) < len(pairs):
+        return None
+    if attrs.get(IS_SCHEDULED, False):
+        known = list(map(tuple, attrs.get(IN_PLACE, [])))
+        if not all(pair in known for pair in pairs):
+            return None
+    elif not is_pure(function.body) or not all(
+        _have_same_type(params[i], params[j]) and _may_share(_nests(function), params[i], params[j])
+        for i, j in pairs
+    ):
+        return None
+    shared: dict[tirx.Var, tirx.Var] = {}
+    for read, written in pairs:
+        first = shared.setdefault(params[written], params[read])
+        if not first.same_as(params[read]):
+            shared[params[read]] = first
+
+    # A parameter is the variable of its buffer.
+    rule = (tirx.Var, lambda variable: shared.get(variable, variable))
+    body = tvm_ffi.structural_map(function.body, rule)
+    left = [param for param in params if param not in shared]
+    made = tirx.PrimFunc(left, body, function.ret_type, attrs=function.attrs)
+    return made.without_attr(IN_PLACE) if IN_PLACE in attrs else made
+
+
+def in_place_pairs(
+    nests: Sequence[Nest], inputs: Sequence[tirx.Buffer], results: Sequence[tirx.Buffer]
+) -> list[tuple[int, int]]:
+    """Return the positions of inputs and results that may share memory, where one loop computes all nests.
+
+    The results come after the inputs. An iteration reads the element of the input before it writes that of the result.
+    """
+    found = []
+    for j, result in enumerate(results, len(inputs)):
+        writers = [k for k, nest in enumerate(nests) if nest.buffer.same_as(result)]
+        if len(writers) != 1 or nests[writers[0]].combine:
+            continue
+        (writer,) = writers
+        indices = list(nests[writer].indices)
+        for i, source in enumerate(inputs):
+            reads = [
+                (k, load)
+                for k, nest in enumerate(nests)
+                for load in nest.loads
+                if loaded_buffer(load).same_as(source)
+            ]
+            if _have_same_type(source, result) and all(
+                k <= writer and tvm_ffi.structural_equal(list(load.indices), indices)
+                for k, load in reads
+            ):
+                found.append((i, j))
+    return found
+
+
+def _nests(function: tirx.PrimFunc) -> list[tirx.Stmt]:
+    body = function.body
+    if isinstance(body, SBlockRealize):
+        body = body.block.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _have_same_type(source: tirx.Buffer, result: tirx.Buffer) -> bool:
+    return tvm_ffi.structural_equal(source.ty, result.ty)
+
+
+def _may_share(nests: Sequence[tirx.Stmt], source: tirx.Buffer, result: tirx.Buffer) -> bool:
+    reads = [i for i, nest in enumerate(nests) if touched(nest, source)]
+    writes = [i for i, nest in enumerate(nests) if touched(nest, result)]
+    if not writes or max(reads, default=-1) > writes[0]:
+        return False
+    return writes[0] not in reads or _is_element_wise(nests[writes[0]], source, result)
+
+
+def _is_element_wise(nest: tirx.Stmt, source: tirx.Buffer, result: tirx.Buffer) -> bool:
+    """Tell whether no two iterations of a nest touch one element of two tensors in the same memory."""
+    found = loops_of(nest)
+    if found is None or found[1]:
+        return False
+    axes, _, block = found
+    return are_disjoint([*touched(block, source), *touched(block, result)], axes)
