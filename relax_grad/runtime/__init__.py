@@ -1,0 +1,17 @@
+"""The C++17 library that trains without Python: ``trainer.h`` and ``trainer.cc``, built with the program that uses them."""
+
+from pathlib import Path
+
+__all__ = ["folder"]
+
+
+def folder() -> Path:
+    """Return the folder of the C++ sources and of their ``CMakeLists.txt``.
+
+    Examples
+    --------
+    >>> import relax_grad.runtime
+    >>> sorted(each.name for each in relax_grad.runtime.folder().glob("trainer.*"))
+    ['trainer.cc', 'trainer.h']
+    """
+    return Path(__file__).parent

@@ -1,0 +1,128 @@
+/// Training without Python: runs a step that relax_grad.training.TrainStep.export wrote to a folder.
+///
+/// Needs C++17, TVM's runtime (libtvm_runtime) and tvm_ffi (libtvm_ffi). A trainer is used by one thread at a time.
+#ifndef RELAX_GRAD_RUNTIME_TRAINER_H_
+#define RELAX_GRAD_RUNTIME_TRAINER_H_
+
+#include <tvm/ffi/container/tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace relax_grad {
+
+using Tensor = tvm::ffi::Tensor;
+/// Tensors by their names.
+using Tensors = std::map<std::string, Tensor>;
+
+/// A call that does not fit, a file that is damaged, or a step that failed. The trainer is as before the call.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A loss or a gradient that is infinite or NaN.
+class NotFiniteError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Returns a tensor without values, in memory of its own.
+///
+/// @param shape The extents.
+/// @param dtype The name of the dtype, such as "float32", "int64" or "bfloat16".
+Tensor MakeTensor(const std::vector<int64_t>& shape, const std::string& dtype);
+
+/// Returns a tensor with a copy of values, whose dtype is that of T: float, double, int32_t, int64_t or uint8_t.
+template <typename T>
+Tensor MakeTensor(const std::vector<int64_t>& shape, const std::vector<T>& values);
+
+/// Returns the elements of a tensor, whose dtype must be that of T.
+template <typename T>
+std::vector<T> Values(const Tensor& tensor);
+
+/// Returns the name of a tensor's dtype.
+std::string DtypeName(const Tensor& tensor);
+
+/// Reads a file of safetensors.
+Tensors LoadTensors(const std::string& path);
+
+/// Writes a file of safetensors; it is replaced when the new one is complete.
+void SaveTensors(const std::string& path, const Tensors& tensors);
+
+/// The results of one step.
+struct StepResult {
+  /// The loss, from before the update.
+  double loss;
+  /// The metrics by their names, such as "grad_norm".
+  std::map<std::string, double> metrics;
+  /// The model's outputs, if the step returns them.
+  Tensors outputs;
+  /// Whether parameters, states and the optimizer's state are those of a step that was not skipped.
+  bool applied;
+};
+
+/// The numbers of batches, updates, skipped steps and complete epochs, and of batches in the epoch that has begun.
+struct Counters {
+  int64_t seed = 0, steps = 0, updates = 0, skipped = 0, epoch = 0, batch = 0;
+};
+
+struct Options {
+  /// The threads of TVM's runtime; 0 leaves them as they are.
+  int num_threads = 0;
+  /// Whether a step that is not finite is skipped; otherwise it is a NotFiniteError.
+  bool skip_nonfinite = false;
+  /// The level of x86-64 whose version runs, such as "x86-64-v3"; empty for the highest one that the processor has.
+  std::string level;
+};
+
+/// A model in training.
+class Trainer {
+ public:
+  /// Loads the folder that TrainStep.export wrote, with its first state.
+  explicit Trainer(const std::string& folder, const Options& options = {});
+  ~Trainer();
+  Trainer(Trainer&&) noexcept;
+  Trainer& operator=(Trainer&&) noexcept;
+
+  /// Runs a step.
+  ///
+  /// @param batch The inputs and targets in the order of batch_names().
+  /// @param hyperparameters Values by their names, such as "lr"; the others have their defaults.
+  StepResult Step(const std::vector<Tensor>& batch,
+                  const std::map<std::string, double>& hyperparameters = {});
+
+  /// Returns the model's outputs in evaluation mode.
+  std::vector<Tensor> Predict(const std::vector<Tensor>& inputs);
+
+  /// Writes everything that training needs to go on, to a file that relax_grad.training.Trainer.load reads too.
+  void Save(const std::string& path) const;
+  /// Goes on from a file that Save or relax_grad.training.Trainer.save wrote.
+  void Load(const std::string& path);
+
+  /// The level of x86-64 whose version runs; empty if the library was compiled for one processor.
+  const std::string& level() const;
+  /// The names of the inputs and targets.
+  const std::vector<std::string>& batch_names() const;
+  /// The names of the inputs of Predict; empty if the model has no function for prediction.
+  const std::vector<std::string>& input_names() const;
+  /// The defaults of the hyperparameters.
+  const std::map<std::string, double>& hyperparameters() const;
+  /// The tensors of a group: "params", "frozen", "states" or "optimizer_state".
+  Tensors group(const std::string& name) const;
+  /// The counters. Callers count epochs and batches of an epoch themselves.
+  Counters& counters();
+  const Counters& counters() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace relax_grad
+
+#endif  // RELAX_GRAD_RUNTIME_TRAINER_H_

@@ -1,0 +1,74 @@
+"""Steps that write new parameters to the memory of the old ones."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from ..ir.inlining import write_out_calls
+from ..ir.module import DONATED, copy_with_new_vars, unused, with_functions
+
+
+def donating(step) -> tvm.IRModule:
+    """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states and optimizer state.
+
+    The caller gives up these arguments, and uses the results in their place. If the loss is not finite, the results are
+    the arguments, unless the step skips such updates itself.
+    """
+    module = step.module
+    names = {variable.name_hint for variable in module.get_global_vars()}
+    skips = {"step": "applied" in step.metrics, "accumulate": "loss_scale" in step.metrics}
+    functions = {
+        name: _donating(module, name, is_skipped)
+        for name, is_skipped in skips.items()
+        if name in names
+    }
+    return with_functions(module, functions)
+
+
+def _donating(module: tvm.IRModule, name: str, is_skipped: bool) -> relax.Function:
+    function = module[name]
+    # ``step`` and ``accumulate`` end with these groups; their results are the last fields.
+    count = len(function.params)
+    donated = [[count - 4, 3], [count - 2, 4], [count - 1, 5]]
+    if not is_skipped:
+        function = _guarded(module, name, donated)
+    return function.with_attrs({"global_symbol": name, DONATED: donated})
+
+
+def _guarded(module: tvm.IRModule, name: str, donated: list[list[int]]) -> relax.Function:
+    """Return a function that returns its arguments if the loss is not finite."""
+    function = module[name]
+    params = [relax.Var(param.name, param.ty) for param in function.params]
+    bb = (
+        relax.BlockBuilder()
+    )  # that of the module would return its variable, whose type may be missing
+    variable = bb.add_func(function, name)
+    own = unused(name, {each.name_hint for each in module.get_global_vars()})
+    with bb.function(own, params):
+        result = bb.emit(relax.Call(variable, params))
+        fields = [
+            bb.emit(relax.TupleGetItem(result, i)) for i in range(len(function.ret_ty.fields))
+        ]
+        is_finite = bb.emit(op.isfinite(fields[0]))
+        if is_finite.ty.ndim:
+            is_finite = bb.emit(op.reshape(is_finite, ()))
+        for at, i in donated:
+            fields[i] = relax.Tuple(
+                [
+                    bb.emit(
+                        op.where(
+                            is_finite,
+                            relax.TupleGetItem(fields[i], k),
+                            relax.TupleGetItem(params[at], k),
+                        )
+                    )
+                    for k in range(len(params[at].ty.fields))
+                ]
+            )
+        bb.emit_func_output(relax.Tuple(fields))
+    found = bb.finalize()
+    (made,) = (v for v in found.get_global_vars() if v.name_hint == own)
+    whole = copy_with_new_vars(write_out_calls(found[made], {variable: function}))
+    return whole.with_attrs(dict(function.attrs.items())) if function.attrs else whole

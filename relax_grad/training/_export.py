@@ -1,0 +1,243 @@
+"""The folder with an exported training step, a ``TrainStep``, which is not imported here: it imports this module."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+
+import tvm
+from tvm import relax
+from tvm.support import cc
+
+from ..cpu.target import CPU, X86_64_LEVELS, architecture, host, level_of
+from ..ir.compat import dtype_of
+from . import _files
+from ._donation import donating
+
+LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
+
+
+def target_of(given: tvm.target.Target | str | Mapping | None) -> tvm.target.Target:
+    """Return the target of a step, a CPU; by default the processor of this machine."""
+    target = host() if given is None else tvm.target.Target(given)
+    if CPU.of(target) is None:
+        raise ValueError(f"target must be a CPU, but it is {target}")
+    return target
+
+
+def targets_of(given) -> list[tvm.target.Target]:
+    """Return the targets of an exported step: one, or several levels of x86-64 from the lowest."""
+    if isinstance(given, (str, Mapping, tvm.target.Target)) or not isinstance(given, Sequence):
+        return [target_of(given)]
+    targets = [target_of(each) for each in given]
+    if len(targets) == 1:
+        return targets
+    levels = list(map(level_of, targets))
+    wrong = [target for target, level in zip(targets, levels, strict=True) if level is None]
+    if wrong or not targets:
+        found = f"one is {wrong[0]}" if wrong else "there is none"
+        raise ValueError(
+            "several targets must be levels of x86-64, as relax_grad.target.x86_64 returns them, "
+            f"but {found}"
+        )
+    if len(set(levels)) < len(levels):
+        raise ValueError(f"the levels of targets must differ, but they are {', '.join(levels)}")
+    return sorted(targets, key=lambda target: X86_64_LEVELS.index(level_of(target)))
+
+
+def check_runs_here(target: tvm.target.Target) -> None:
+    """Raise an error if a target has another architecture than this machine."""
+    if _is_foreign(target):
+        raise ValueError(
+            f"target must be this machine's architecture, {_here()}, but it is {architecture(target)}; TrainStep.export and "
+            "Trainer.export compile for other machines"
+        )
+
+
+def compiler_for(target: tvm.target.Target, given: str | os.PathLike | None) -> str | None:
+    """Return the C++ compiler that links a library for a target; None for TVM's choice.
+
+    Raises
+    ------
+    ValueError
+        If no compiler is known for the target.
+    FileNotFoundError
+        If the compiler is not installed.
+    """
+    if given is None and not _is_foreign(target):
+        return None
+    kind = architecture(target)
+    if given is None:
+        if "linux" not in str(target.attrs.get("mtriple", "")):
+            raise ValueError(
+                f"compiler must name a C++ compiler for {target.attrs['mtriple']}: the default compilers are for Linux"
+            )
+        given = f"{kind}-linux-gnu-g++"
+    compiler = os.fspath(given)
+    if shutil.which(compiler) is None:
+        package = f"g++-{kind.replace('_', '-')}-linux-gnu"
+        known = (
+            f"; Debian and Ubuntu have it in the package {package}"
+            if compiler == f"{kind}-linux-gnu-g++"
+            else ""
+        )
+        raise FileNotFoundError(f"the compiler {compiler} is not installed{known}")
+    return compiler
+
+
+def _is_foreign(target: tvm.target.Target) -> bool:
+    return architecture(target) != _here()
+
+
+def _here() -> str:
+    name = platform.machine().lower()
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
+
+
+def compiled(step, target: tvm.target.Target, options: Mapping[str, object] | None, prefix=""):
+    """Return the executable of a step.
+
+    Parameters
+    ----------
+    options : Mapping[str, object] or None
+        Further arguments of ``tvm.compile``.
+    prefix : str
+        The prefix of the names of tensor functions.
+    """
+    options = {"relax_pipeline": "relax_grad", **(options or {})}
+    if prefix:
+        if options["relax_pipeline"] != "relax_grad":
+            raise ValueError(
+                'several targets need the pipeline "relax_grad", but compile_options has another relax_pipeline'
+            )
+        options["relax_pipeline"] = relax.get_pipeline("relax_grad", symbol_prefix=prefix)
+    return tvm.compile(donating(step), target, **options)
+
+
+def versions(
+    step, targets: Sequence[tvm.target.Target], options: Mapping[str, object] | None
+) -> list[tuple[tvm.target.Target, tvm.runtime.Executable]]:
+    """Return the executable of a step for each target."""
+    prefixes = [_prefix(target) if len(targets) > 1 else "" for target in targets]
+    return [
+        (target, compiled(step, target, options, prefix))
+        for target, prefix in zip(targets, prefixes, strict=True)
+    ]
+
+
+def _prefix(target: tvm.target.Target) -> str:
+    return f"{level_of(target)}_".replace("-", "_")
+
+
+def write_program(
+    step,
+    folder: str | os.PathLike,
+    versions: Sequence[tuple[tvm.target.Target, tvm.runtime.Executable]],
+    compiler: str | None = None,
+) -> None:
+    """Write the library and the manifest of a step to a folder, which may exist.
+
+    The library of several versions holds the executables of all: each one imports the next one. The order of several
+    imports of one executable would be lost.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    targets = [target for target, _ in versions]
+    executables = [executable for _, executable in versions]
+    for each, after in pairwise(executables):
+        each.mod.import_module(after.mod)
+    executables[0].export_library(
+        str(folder / LIBRARY),
+        fcompile=partial(_link, list(map(_prefix, targets))) if len(versions) > 1 else None,
+        **({"cc": compiler} if compiler else {}),
+    )
+    size = (folder / LIBRARY).stat().st_size
+    text = json.dumps(manifest(step, targets, size), indent=1)
+    (folder / MANIFEST).write_text(text + "\n")
+
+
+def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **options) -> None:
+    """Link object files, those of the lowest level first.
+
+    TVM defines some functions in all of them, such as conversions of float16, and the linker takes the first definition. It
+    must run on all processors.
+    """
+
+    def level(path: str) -> int:
+        data = Path(path).read_bytes()
+        names = (f"__tvm_ffi_{prefix}".encode() for prefix in prefixes)
+        return next((i for i, name in enumerate(names) if name in data), len(prefixes))
+
+    cc.create_shared(output, sorted(objects, key=level), **options)
+
+
+def manifest(step, targets: Sequence[tvm.target.Target], size: int) -> dict:
+    """Return the description of a step that a program without Python reads; ``size`` is that of the library."""
+    levels = list(map(level_of, targets))
+    return {
+        "format": _files.FORMAT,
+        "version": _files.VERSION,
+        "tvm": version("apache-tvm"),
+        "target": ", ".join(map(str, targets)),
+        # The levels of x86-64 that the versions in the library are for, in the order of its executables.
+        "levels": [level for level in levels if level],
+        "library": LIBRARY,
+        # A library that was cut short ends the process that loads it.
+        "library_bytes": size,
+        "state": STATE,
+        "batch": _tensors(step.batch),
+        "hyperparameters": [
+            {"name": name, "default": value} for name, value in step.hyperparameters.items()
+        ],
+        **{group: _tensors(getattr(step, group)) for group in _files.GROUPS},
+        "metrics": list(step.metrics),
+        "outputs": list(step.outputs),
+        "accumulate": step.accumulate,
+        "forward": _forward(step),
+    }
+
+
+def _forward(step) -> dict | None:
+    if step.forward is None:
+        return None
+    params = list(step.module[step.forward.name].params)
+    inputs = params[: len(params) - len(step.forward.values)]
+    return {
+        "name": step.forward.name,
+        "inputs": _tensors({param.name: param.ty for param in inputs}),
+        "values": list(step.forward.values),
+    }
+
+
+def _tensors(types: Mapping[str, relax.TensorType]) -> list[dict]:
+    return [
+        {
+            "name": name,
+            "shape": [_extent(each) for each in kind.shape.values],
+            "dtype": dtype_of(kind),
+        }
+        for name, kind in types.items()
+    ]
+
+
+def _extent(extent) -> int | str:
+    return int(extent) if hasattr(extent, "value") else str(extent)
+
+
+def write_state(
+    path: str | os.PathLike,
+    groups: Mapping[str, Mapping[str, tvm.runtime.Tensor]],
+    described: Mapping[str, object],
+) -> None:
+    """Write the tensors of all groups, and counters, history and further values."""
+    tensors = {
+        f"{group}/{name}": each for group in _files.GROUPS for name, each in groups[group].items()
+    }
+    _files.write(path, tensors, dict(described))

@@ -1,0 +1,35 @@
+"""The types and values of the tensors of a training step."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ..ir.compat import dtype_of
+
+Tensors = dict[str, tvm.runtime.Tensor]
+
+
+def computed_in(kind: relax.TensorType) -> str:
+    """Return the dtype in which a parameter is updated."""
+    return "float64" if dtype_of(kind) == "float64" else "float32"
+
+
+def shape_of(kind: relax.TensorType) -> tuple[int, ...]:
+    """Return the constant shape of a tensor."""
+    return tuple(int(each) for each in kind.shape.values)
+
+
+def as_tensor(name: str, value: object, kind: relax.TensorType) -> tvm.runtime.Tensor:
+    """Return a copy of a value, or raise ValueError if it has another type."""
+    array = value.numpy() if isinstance(value, tvm.runtime.Tensor) else value
+    if hasattr(array, "detach"):
+        array = tvm.runtime.from_dlpack(array.detach().clone()).numpy()
+    array = np.asarray(array)
+    shape = shape_of(kind)
+    if array.shape != shape or str(array.dtype) != dtype_of(kind):
+        raise ValueError(
+            f"{name} must have shape {shape} and dtype {dtype_of(kind)}, but it has {array.shape} and {array.dtype}"
+        )
+    return tvm.runtime.tensor(np.array(array, order="C"))

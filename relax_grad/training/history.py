@@ -1,0 +1,61 @@
+"""The course of training, which files of its state hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+#: The integers of a trainer that files hold.
+COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
+
+
+@dataclass
+class History:
+    """The course of training.
+
+    Attributes
+    ----------
+    step, epoch : list[int]
+        The number of each step, from 0, and its epoch.
+    loss, lr, seconds : list[float]
+        The loss, the learning rate (the first one of several), and the time of each step.
+    metrics : dict[str, list[float]]
+        The metrics of each step.
+    evaluations : list[dict]
+        The results of ``fit``'s evaluations, with their epochs.
+    """
+
+    step: list[int] = field(default_factory=list)
+    epoch: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    lr: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    evaluations: list[dict] = field(default_factory=list)
+
+    def plot(self, path) -> None:
+        """Draw the loss of each step, and write the picture to a file.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file; its suffix is the format.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "the picture of the loss needs matplotlib; install it with: pip install matplotlib"
+            ) from error
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(self.step, self.loss, linewidth=0.8, alpha=0.5, label="loss of the step")
+        width = max(1, len(self.loss) // 50)
+        if width > 1:
+            mean = np.convolve(self.loss, np.ones(width) / width, "valid")
+            axes.plot(self.step[width - 1 :], mean, label=f"mean of {width} steps")
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.legend()
+        figure.savefig(path)

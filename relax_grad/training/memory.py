@@ -1,0 +1,117 @@
+"""The memory of a training step, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import tvm
+from tvm import relax
+
+from ..cpu.memory import planned, value_of
+from ..ir.compat import dtype_of
+from . import _export
+from ._donation import donating
+from .step import TrainStep
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes of a training step.
+
+    Attributes
+    ----------
+    params, frozen, states, optimizer_state : int
+        The tensors of each group, which a step takes.
+    batch : int
+        The inputs and the targets.
+    results : int
+        The tensors that a step returns, such as the loss, metrics and outputs. A result in the memory of an argument, as most
+        new parameters, takes none.
+    intermediate : int
+        The storages of all other tensors that a step computes. Tensors with disjoint lifetimes share a storage.
+    """
+
+    params: int
+    frozen: int
+    states: int
+    optimizer_state: int
+    batch: int
+    results: int
+    intermediate: int
+
+    @property
+    def peak(self) -> int:
+        """The bytes that one step allocates: results and intermediate tensors. ``remat`` of a step limits them."""
+        return self.results + self.intermediate
+
+    @property
+    def total(self) -> int:
+        """All bytes: those of the arguments and those that a step allocates."""
+        arguments = self.params + self.frozen + self.states + self.optimizer_state + self.batch
+        return arguments + self.peak
+
+
+def memory_of(
+    step: TrainStep,
+    target: tvm.target.Target | str | Mapping | None = None,
+    extents: Mapping[str, int] | None = None,
+) -> Memory:
+    """Return the memory of a step of a :class:`Trainer`, as the pipeline ``"relax_grad"`` plans it.
+
+    The pipeline runs up to its plan of storages. It generates and compiles no function, and nothing runs.
+
+    Counted are the tensors that the step takes, and all storages that it allocates. The rest of a process is not counted:
+    libraries and code, the buffers within tensor functions, such as packed operands of matrix products and transformed
+    tiles of convolutions, and batches that a loader holds. New parameters, states and slots of the optimizer take the memory
+    of the old ones, except those that no loop over elements computes.
+
+    Parameters
+    ----------
+    step : TrainStep
+        The step.
+    target : tvm.target.Target or str or Mapping, optional
+        A CPU; by default the processor of this machine.
+    extents : Mapping[str, int], optional
+        An upper bound of each symbolic extent by its name: ``{"batch": 32}``.
+
+    Returns
+    -------
+    memory : Memory
+        The bytes.
+
+    Raises
+    ------
+    ValueError
+        If the target is no CPU, the bound of an extent is missing, or the step has a budget that cannot be met.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad.training import SGD, memory_of, train_step
+    >>> x = relax.Var("x", relax.TensorType((4, 3), "float32"))
+    >>> w = relax.Var("w", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("loss", [x, w]):
+    ...     y = bb.emit(relax.op.matmul(x, w))
+    ...     _ = bb.emit_func_output(bb.emit(relax.op.sum(relax.op.square(y))))
+    >>> memory = memory_of(train_step(bb.get(), SGD(), wrt="w"))
+    >>> memory.params, memory.batch
+    (12, 48)
+    """
+    extents = dict(extents or {})
+    for name, value in extents.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(
+                f"extents: the bound of {name} must be a number of elements, but it is {value!r}"
+            )
+    groups = [step.params, step.frozen, step.states, step.optimizer_state, step.batch]
+    arguments = [sum(_bytes(kind, extents) for kind in group.values()) for group in groups]
+    found = planned(donating(step), "step", _export.target_of(target), extents)
+    return Memory(*arguments, *found)
+
+
+def _bytes(kind: relax.TensorType, extents: Mapping[str, int]) -> int:
+    count = prod(value_of(extent, extents) for extent in kind.shape.values)
+    return count * tvm.DataType(dtype_of(kind)).bits // 8

@@ -1,0 +1,567 @@
+"""Optimizers: the update of one parameter as Relax expressions, with the arguments of ``torch.optim``.
+
+The learning rate and the weight decay are arguments of the compiled step. The values here are their defaults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+
+from tvm import relax
+from tvm.relax import op
+
+#: A rule in float64 of scalars, and in the dtype of the computation for tensors.
+_SCALAR = "float64"
+
+
+@dataclass(frozen=True)
+class Update:
+    """The operands of the update of one parameter, and its results.
+
+    Attributes
+    ----------
+    emit : Callable
+        Binds an expression to a variable.
+    dtype : str
+        The dtype of the computation: float64 for parameters in float64, float32 for others.
+    name : str
+        The name of the parameter.
+    param, gradient : relax.Expr
+        The parameter and its gradient, in ``dtype``.
+    slots : Mapping[str, relax.Expr]
+        The state of the optimizer for the parameter.
+    lr, weight_decay, step : relax.Expr
+        Scalars in float64. ``step`` counts from 1.
+    shared : dict
+        Scalars that the parameters of a group share, by their names.
+    """
+
+    emit: Callable[[relax.Expr], relax.Var]
+    dtype: str
+    name: str
+    param: relax.Expr
+    gradient: relax.Expr
+    slots: Mapping[str, relax.Expr]
+    lr: relax.Expr
+    weight_decay: relax.Expr
+    step: relax.Expr
+    shared: dict = field(default_factory=dict)
+
+    def const(self, value: float) -> relax.Expr:
+        return relax.const(value, self.dtype)
+
+    def scalar(self, name: str, value: Callable[[], relax.Expr]) -> relax.Expr:
+        """Return a scalar in ``dtype`` that is computed in float64, once for all parameters."""
+        key = (name, self.dtype)
+        if key not in self.shared:
+            self.shared[key] = self.emit(op.astype(value(), self.dtype))
+        return self.shared[key]
+
+    def decayed(self, decays: bool) -> relax.Expr:
+        """Return the gradient of the loss with half the squared parameter times the weight decay."""
+        if not decays:
+            return self.gradient
+        rate = self.scalar("weight_decay", lambda: self.weight_decay)
+        return self.emit(op.add(self.gradient, op.multiply(self.param, rate)))
+
+    def shrunk(self, decays: bool) -> relax.Expr:
+        """Return the parameter after decoupled weight decay: times ``1 - lr * weight_decay``."""
+        if not decays:
+            return self.param
+        kept = self.scalar(
+            "kept", lambda: op.subtract(_number(1.0), op.multiply(self.lr, self.weight_decay))
+        )
+        return self.emit(op.multiply(self.param, kept))
+
+    def mixed(self, old: relax.Expr, new: relax.Expr, share: float) -> relax.Expr:
+        """Return ``share * old + (1 - share) * new``."""
+        return self.emit(
+            op.add(op.multiply(old, self.const(share)), op.multiply(new, self.const(1 - share)))
+        )
+
+    def rate(self) -> relax.Expr:
+        return self.scalar("lr", lambda: self.lr)
+
+    def unbiased(self, beta: float) -> relax.Expr:
+        """Return ``1 - beta ** step`` in float64."""
+        return op.subtract(_number(1.0), op.power(_number(beta), self.step))
+
+
+Results = tuple[relax.Expr, dict[str, relax.Expr]]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The base of optimizers. Subclasses have the hyperparameters as fields.
+
+    Attributes
+    ----------
+    lr : float
+        The default of the learning rate.
+    weight_decay : float
+        The default of the weight decay. With a default of 0 the step has no argument for it.
+    """
+
+    def __post_init__(self):
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, tuple):
+                for number in value:
+                    _check_number(type(self).__name__, each.name, number)
+            elif (not isinstance(value, bool | str | int) and value is not None) or each.name in (
+                "lr",
+                "weight_decay",
+            ):
+                _check_number(type(self).__name__, each.name, value)
+        self._check()
+
+    def _check(self) -> None:
+        for name in ("lr", "weight_decay", "eps"):
+            value = getattr(self, name, 0.0)
+            if value < 0:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must not be negative, but it is {value}"
+                )
+
+    def _check_shares(self, **shares: float) -> None:
+        for name, value in shares.items():
+            if not 0 <= value < 1:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must be at least 0 and below 1, but it is {value}"
+                )
+
+    def check_param(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise ValueError if the optimizer does not support parameters of a shape."""
+
+    def slots(self) -> dict[str, float]:
+        """Return the names of the tensors that the optimizer keeps for each parameter, with their initial values."""
+        return {}
+
+    def update(self, given: Update) -> Results:
+        """Return the new parameter and the new slots."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent, as ``torch.optim.SGD``.
+
+    Parameters
+    ----------
+    lr, momentum, dampening, weight_decay : float
+        The hyperparameters.
+    nesterov : bool
+        Whether to use Nesterov's momentum.
+    """
+
+    lr: float = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def _check(self):
+        super()._check()
+        if self.momentum < 0:
+            raise ValueError(f"SGD: momentum must not be negative, but it is {self.momentum}")
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise ValueError("SGD: nesterov requires a positive momentum and no dampening")
+
+    def slots(self):
+        return {"momentum_buffer": 0.0} if self.momentum else {}
+
+    def update(self, given):
+        change, slots = given.decayed(self.weight_decay != 0), {}
+        if self.momentum:
+            old = op.multiply(given.slots["momentum_buffer"], given.const(self.momentum))
+            if self.dampening:
+                # PyTorch does not dampen the first gradient.
+                share = given.scalar(
+                    "share",
+                    lambda: op.where(
+                        op.equal(given.step, _number(1.0)),
+                        _number(1.0),
+                        _number(1 - self.dampening),
+                    ),
+                )
+                buffer = given.emit(op.add(old, op.multiply(change, share)))
+            else:
+                buffer = given.emit(op.add(old, change))
+            slots["momentum_buffer"] = buffer
+            change = buffer
+            if self.nesterov:
+                ahead = op.multiply(buffer, given.const(self.momentum))
+                change = op.add(given.decayed(self.weight_decay != 0), ahead)
+        return given.emit(op.subtract(given.param, op.multiply(change, given.rate()))), slots
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, 2015), as ``torch.optim.Adam``: weight decay is added to the gradient.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    betas : tuple[float, float]
+        The decay of the means of the gradient and of its square.
+    eps : float
+        Is added to the denominator.
+    weight_decay : float
+        The weight decay.
+    amsgrad : bool
+        Whether to use the largest second moment so far.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+
+    def _check(self):
+        super()._check()
+        _check_betas(self)
+
+    def slots(self):
+        more = {"max_exp_avg_sq": 0.0} if self.amsgrad else {}
+        return {"exp_avg": 0.0, "exp_avg_sq": 0.0, **more}
+
+    def _prepared(self, given: Update) -> tuple[relax.Expr, relax.Expr]:
+        """Return the parameter and the gradient after weight decay."""
+        return given.param, given.decayed(self.weight_decay != 0)
+
+    def update(self, given):
+        param, gradient = self._prepared(given)
+        mean, square, slots = _moments(given, gradient, self.betas)
+        if self.amsgrad:
+            square = given.emit(op.maximum(given.slots["max_exp_avg_sq"], square))
+            slots["max_exp_avg_sq"] = square
+        size = given.scalar("step_size", lambda: op.divide(given.lr, given.unbiased(self.betas[0])))
+        root = given.scalar("root", lambda: op.sqrt(given.unbiased(self.betas[1])))
+        scale = op.add(op.divide(op.sqrt(square), root), given.const(self.eps))
+        change = op.multiply(op.divide(mean, scale), size)
+        return given.emit(op.subtract(param, change)), slots
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as ``torch.optim.AdamW``.
+
+    Parameters
+    ----------
+    lr, betas, eps, weight_decay, amsgrad
+        As for :class:`Adam`.
+    """
+
+    weight_decay: float = 1e-2
+
+    def _prepared(self, given):
+        return given.shrunk(self.weight_decay != 0), given.gradient
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi, Hazan and Singer, 2011), as ``torch.optim.Adagrad``.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    lr_decay : float
+        The learning rate of step t is divided by ``1 + (t - 1) * lr_decay``.
+    weight_decay : float
+        The weight decay.
+    initial_accumulator_value : float
+        The initial value of the sum of squares.
+    eps : float
+        Is added to the denominator.
+    """
+
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+
+    def _check(self):
+        super()._check()
+        for name in ("lr_decay", "initial_accumulator_value"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"Adagrad: {name} must not be negative, but it is {getattr(self, name)}"
+                )
+
+    def slots(self):
+        return {"sum": self.initial_accumulator_value}
+
+    def update(self, given):
+        gradient = given.decayed(self.weight_decay != 0)
+        total = given.emit(op.add(given.slots["sum"], op.multiply(gradient, gradient)))
+
+        def rate():
+            before = op.subtract(given.step, _number(1.0))
+            slowed = op.add(_number(1.0), op.multiply(before, _number(self.lr_decay)))
+            return op.divide(given.lr, slowed)
+
+        size = given.scalar("step_size", rate) if self.lr_decay else given.rate()
+        scale = op.add(op.sqrt(total), given.const(self.eps))
+        change = op.multiply(op.divide(gradient, scale), size)
+        return given.emit(op.subtract(given.param, change)), {"sum": total}
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman and Hinton, 2012), as ``torch.optim.RMSprop``.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    alpha : float
+        The decay of the mean of the squared gradient.
+    eps : float
+        Is added to the denominator.
+    weight_decay, momentum : float
+        The hyperparameters.
+    centered : bool
+        Whether to subtract the squared mean of the gradient from the mean of its square.
+    """
+
+    lr: float = 1e-2
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+
+    def _check(self):
+        super()._check()
+        self._check_shares(alpha=self.alpha)
+        if self.momentum < 0:
+            raise ValueError(f"RMSprop: momentum must not be negative, but it is {self.momentum}")
+
+    def slots(self):
+        return {
+            "square_avg": 0.0,
+            **({"grad_avg": 0.0} if self.centered else {}),
+            **({"momentum_buffer": 0.0} if self.momentum else {}),
+        }
+
+    def update(self, given):
+        gradient = given.decayed(self.weight_decay != 0)
+        square = given.mixed(given.slots["square_avg"], op.multiply(gradient, gradient), self.alpha)
+        slots, variance = {"square_avg": square}, square
+        if self.centered:
+            mean = given.mixed(given.slots["grad_avg"], gradient, self.alpha)
+            slots["grad_avg"] = mean
+            variance = op.subtract(square, op.multiply(mean, mean))
+        scale = op.add(op.sqrt(variance), given.const(self.eps))
+        change = op.divide(gradient, scale)
+        if self.momentum:
+            old = op.multiply(given.slots["momentum_buffer"], given.const(self.momentum))
+            change = given.emit(op.add(old, change))
+            slots["momentum_buffer"] = change
+        return given.emit(op.subtract(given.param, op.multiply(change, given.rate()))), slots
+
+
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """Lion (Chen et al., 2023, algorithm 2), with decoupled weight decay.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    betas : tuple[float, float]
+        The share of the old mean in the update, and in the new mean.
+    weight_decay : float
+        The weight decay.
+    """
+
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+
+    def _check(self):
+        super()._check()
+        _check_betas(self)
+
+    def slots(self):
+        return {"exp_avg": 0.0}
+
+    def update(self, given):
+        mean = given.slots["exp_avg"]
+        direction = op.sign(given.mixed(mean, given.gradient, self.betas[0]))
+        new = given.mixed(mean, given.gradient, self.betas[1])
+        param = given.shrunk(self.weight_decay != 0)
+        change = op.multiply(direction, given.rate())
+        return given.emit(op.subtract(param, change)), {"exp_avg": new}
+
+
+@dataclass(frozen=True)
+class LAMB(Optimizer):
+    """LAMB (You et al., 2020, algorithm 2): Adam's update with the norm of the parameter.
+
+    The trust ratio is 1 where the norm of the parameter or of the update is 0.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    betas : tuple[float, float]
+        As for :class:`Adam`.
+    eps : float
+        Is added to the denominator.
+    weight_decay : float
+        The weight decay.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 1e-2
+
+    def _check(self):
+        super()._check()
+        _check_betas(self)
+
+    def slots(self):
+        return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+
+    def update(self, given):
+        mean, square, slots = _moments(given, given.gradient, self.betas)
+        first = given.scalar("first", lambda: given.unbiased(self.betas[0]))
+        root = given.scalar("root", lambda: op.sqrt(given.unbiased(self.betas[1])))
+        scale = op.add(op.divide(op.sqrt(square), root), given.const(self.eps))
+        change = op.divide(op.divide(mean, first), scale)
+        if self.weight_decay:
+            rate = given.scalar("weight_decay", lambda: given.weight_decay)
+            change = op.add(change, op.multiply(given.param, rate))
+        change = given.emit(change)
+        sizes = [given.emit(_norm(each)) for each in (given.param, change)]
+        zero = given.const(0.0)
+        both = op.logical_and(op.greater(sizes[0], zero), op.greater(sizes[1], zero))
+        # The denominator is positive where it is used.
+        ratio = op.divide(sizes[0], op.where(both, sizes[1], given.const(1.0)))
+        trust = given.emit(op.multiply(op.where(both, ratio, given.const(1.0)), given.rate()))
+        return given.emit(op.subtract(given.param, op.multiply(change, trust))), slots
+
+
+@dataclass(frozen=True)
+class Muon(Optimizer):
+    """Muon (Jordan et al., 2024), as ``torch.optim.Muon``: for matrices; others need another optimizer.
+
+    The Newton-Schulz iterations are computed in the dtype of the update, where PyTorch computes them in bfloat16.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+    weight_decay : float
+        The decoupled weight decay.
+    momentum : float
+        The decay of the mean of the gradient.
+    nesterov : bool
+        Whether to use Nesterov's momentum.
+    ns_coefficients : tuple[float, float, float]
+        The coefficients of the polynomial.
+    eps : float
+        The smallest norm that the matrix is divided by.
+    ns_steps : int
+        The number of iterations.
+    adjust_lr_fn : str
+        ``"original"``: the learning rate times the root of ``max(1, rows / columns)``. ``"match_rms_adamw"``: times 0.2
+        times the root of ``max(rows, columns)``.
+    """
+
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    nesterov: bool = True
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.7750, 2.0315)
+    eps: float = 1e-7
+    ns_steps: int = 5
+    adjust_lr_fn: str = "original"
+
+    def _check(self):
+        super()._check()
+        if self.momentum < 0:
+            raise ValueError(f"Muon: momentum must not be negative, but it is {self.momentum}")
+        if len(self.ns_coefficients) != 3:
+            raise ValueError(
+                f"Muon: ns_coefficients must be 3 numbers, but they are {self.ns_coefficients}"
+            )
+        if not 0 < self.ns_steps < 100:
+            raise ValueError(f"Muon: ns_steps must be from 1 to 99, but it is {self.ns_steps}")
+        if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
+            raise ValueError(
+                f'Muon: adjust_lr_fn must be "original" or "match_rms_adamw", but it is {self.adjust_lr_fn!r}'
+            )
+
+    def check_param(self, name, shape):
+        if len(shape) != 2:
+            raise ValueError(
+                f"Muon updates matrices, but {name} has shape {tuple(shape)}; give it another optimizer by its name, "
+                f'for example {{"{name}": AdamW(), "*": Muon()}}'
+            )
+
+    def slots(self):
+        return {"momentum_buffer": 0.0}
+
+    def update(self, given):
+        rows, columns = (int(each) for each in given.param.ty.shape.values)
+        buffer = given.mixed(given.slots["momentum_buffer"], given.gradient, self.momentum)
+        change = given.mixed(given.gradient, buffer, 1 - self.momentum) if self.nesterov else buffer
+        is_tall = rows > columns
+        x = given.emit(op.permute_dims(change)) if is_tall else change
+        size = op.maximum(_norm(x), given.const(self.eps))
+        x = given.emit(op.divide(x, size))
+        a, b, c = map(given.const, self.ns_coefficients)
+        for _ in range(self.ns_steps):
+            gram = given.emit(op.matmul(x, op.permute_dims(x)))
+            square = given.emit(op.matmul(gram, gram))
+            polynomial = given.emit(op.add(op.multiply(gram, b), op.multiply(square, c)))
+            x = given.emit(op.add(op.multiply(x, a), op.matmul(polynomial, x)))
+        change = given.emit(op.permute_dims(x)) if is_tall else x
+        if self.adjust_lr_fn == "original":
+            factor = math.sqrt(max(1, rows / columns))
+        else:
+            factor = 0.2 * math.sqrt(max(rows, columns))
+        size = op.multiply(given.rate(), given.const(factor))
+        param = given.shrunk(self.weight_decay != 0)
+        return given.emit(op.subtract(param, op.multiply(change, size))), {
+            "momentum_buffer": buffer
+        }
+
+
+def _moments(given: Update, gradient: relax.Expr, betas: tuple[float, float]) -> tuple:
+    """Return the means of the gradient and of its square, and both as slots."""
+    mean = given.mixed(given.slots["exp_avg"], gradient, betas[0])
+    square = given.mixed(given.slots["exp_avg_sq"], op.multiply(gradient, gradient), betas[1])
+    return mean, square, {"exp_avg": mean, "exp_avg_sq": square}
+
+
+def _norm(x: relax.Expr) -> relax.Expr:
+    return op.sqrt(op.sum(op.multiply(x, x)))
+
+
+def _number(value: float) -> relax.Expr:
+    return relax.const(value, _SCALAR)
+
+
+def _check_betas(given: Adam | Lion | LAMB) -> None:
+    if not isinstance(given.betas, tuple) or len(given.betas) != 2:
+        raise ValueError(
+            f"{type(given).__name__}: betas must be a tuple of 2 numbers, but it is {given.betas!r}"
+        )
+    given._check_shares(**{f"betas[{i}]": each for i, each in enumerate(given.betas)})
+
+
+def _check_number(kind: str, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{kind}: {name} must be a number, but it is {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{kind}: {name} must be finite, but it is {value}")

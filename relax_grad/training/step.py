@@ -1,0 +1,343 @@
+"""One function that computes the loss, its gradients and the update of an optimizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ..ir.compat import dtype_of
+from ..ir.remat import checked
+from . import _export, _files
+from ._build import Build, Group, Settings
+from ._source import Forward, Source, source_of
+from ._tensors import Tensors, as_tensor, shape_of
+from .history import COUNTERS, History
+from .optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """A training step as a function of Relax.
+
+    The groups of tensors are tuples of Relax, in the order of the attributes' keys. What a step returns is an argument of the
+    next one.
+
+    Attributes
+    ----------
+    module : tvm.IRModule
+        ``step(*batch, *hyperparameters, seed, params, frozen, states, optimizer_state) -> (loss, metrics, outputs,
+        params, states, optimizer_state)``, in training mode. ``seed`` is an integer of int64 without axes; without random
+        numbers, the step does not read it. With ``accumulate > 1``, the function ``accumulate`` has the same parameters
+        and results; it adds the gradients to those in the state, and updates nothing else. Functions for prediction
+        stay, such as ``forward`` of an imported PyTorch model.
+    batch : dict[str, relax.TensorType]
+        The inputs and the targets.
+    hyperparameters : dict[str, float]
+        The scalars in float64 that each step takes, with their defaults: ``lr`` and, if its default is positive,
+        ``weight_decay``. With several optimizers, ``lr:PATTERN`` and so on.
+    params, frozen, states, optimizer_state : dict[str, relax.TensorType]
+        The types of the tensors. The names in ``optimizer_state`` are ``step``, ``SLOT/PARAMETER`` with PyTorch's
+        names of slots, ``master/PARAMETER`` for the copies in float32 of parameters in a half precision,
+        ``ema/PARAMETER``, ``gradient/PARAMETER``, ``loss_scale`` and ``good_steps``.
+    metrics : tuple[str, ...]
+        Scalars: ``grad_norm`` before it is clipped, ``applied`` (1 if the step updated the parameters, else 0), and
+        ``loss_scale``.
+    outputs : tuple[str, ...]
+        The model's outputs that the step returns.
+    accumulate : int
+        The number of batches for each update.
+    forward : Forward or None
+        The function for prediction: its name, and the names of its last parameters.
+    """
+
+    module: tvm.IRModule
+    batch: dict[str, relax.TensorType]
+    hyperparameters: dict[str, float]
+    params: dict[str, relax.TensorType]
+    frozen: dict[str, relax.TensorType]
+    states: dict[str, relax.TensorType]
+    optimizer_state: dict[str, relax.TensorType]
+    metrics: tuple[str, ...]
+    outputs: tuple[str, ...]
+    accumulate: int
+    forward: Forward | None
+    _values: Tensors
+    _fills: dict[str, float]
+
+    def initial(
+        self, values: Mapping[str, object] | None = None
+    ) -> tuple[Tensors, Tensors, Tensors, Tensors]:
+        """Return the first parameters, frozen parameters, states and state of the optimizer.
+
+        Parameters
+        ----------
+        values : Mapping[str, array or tensor], optional
+            The values by their names. Others are those of the import.
+
+        Returns
+        -------
+        params, frozen, states, optimizer_state : dict[str, tvm.runtime.Tensor]
+            Copies.
+
+        Raises
+        ------
+        ValueError
+            If a value is missing, has an unknown name, or has another shape or dtype.
+        """
+        given = dict(values or {})
+        groups = []
+        for types in (self.params, self.frozen, self.states):
+            group = {}
+            for name, kind in types.items():
+                value = given.pop(name, self._values.get(name))
+                if value is None:
+                    raise ValueError(f"values: {name} is missing; its type is {kind}")
+                group[name] = as_tensor(name, value, kind)
+            groups.append(group)
+        if given:
+            raise ValueError(f"values: the step has no tensor {next(iter(given))!r}")
+        params = groups[0]
+        slots = {}
+        for name, kind in self.optimizer_state.items():
+            slot, _, param = name.partition("/")
+            dtype = dtype_of(kind)
+            if slot in ("master", "ema"):
+                value = params[param].numpy().astype(dtype)
+            else:
+                value = np.full(shape_of(kind), self._fills[slot if not param else name], dtype)
+            slots[name] = tvm.runtime.tensor(value)
+        return (*groups, slots)
+
+    def export(
+        self,
+        folder: str | os.PathLike,
+        *,
+        target: tvm.target.Target | str | Mapping | Sequence | None = None,
+        values: Mapping[str, object] | None = None,
+        seed: int = 0,
+        compiler: str | os.PathLike | None = None,
+        compile_options: Mapping[str, object] | None = None,
+    ) -> None:
+        """Compile the step and write a folder for programs without Python.
+
+        Parameters
+        ----------
+        folder : str or os.PathLike
+            The folder; see :meth:`Trainer.export`.
+        target : tvm.target.Target or str or Mapping or Sequence, optional
+            The target, a CPU of any architecture, such as :func:`relax_grad.target.arm` returns; by default
+            :func:`relax_grad.target.host`. Several levels of :func:`relax_grad.target.x86_64` make one library with a
+            version for each. The program that loads it chooses the highest level that its processor has.
+        compiler : str or os.PathLike, optional
+            The C++ compiler that links the library. By default it is that of TVM for this machine's architecture, and the
+            cross compiler ``ARCHITECTURE-linux-gnu-g++`` for another one.
+        values, seed, compile_options
+            As for :class:`Trainer`.
+
+        Raises
+        ------
+        ValueError
+            If several targets are no different levels of x86-64, or need a compiler that is not given.
+        FileNotFoundError
+            If the compiler is not installed.
+        """
+        targets = _export.targets_of(target)
+        compiler = _export.compiler_for(targets[0], compiler)
+        groups = dict(zip(_files.GROUPS, self.initial(values), strict=True))
+        versions = _export.versions(self, targets, compile_options)
+        _export.write_program(self, folder, versions, compiler)
+        counters = {**dict.fromkeys(COUNTERS, 0), "seed": seed}
+        described = {"counters": counters, "history": asdict(History()), "more": {}}
+        _export.write_state(Path(folder, _export.STATE), groups, described)
+
+
+def train_step(
+    model: tvm.IRModule | object,
+    optimizer: Optimizer | Mapping[str, Optimizer],
+    *,
+    wrt: Sequence[str] | str | None = None,
+    states: Sequence[str] = (),
+    func_name: str = "loss",
+    loss: Callable | None = None,
+    targets: Mapping | None = None,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    loss_scale: float | str | None = None,
+    ema: float | None = None,
+    skip_nonfinite: bool = False,
+    outputs: bool = False,
+    remat: str | int | Callable | None = None,
+) -> TrainStep:
+    """Make one function of a loss, its gradients and an optimizer.
+
+    Parameters
+    ----------
+    model : tvm.IRModule or relax_grad.frontend.torch.Imported or relax_grad.frontend.onnx.Imported
+        A module with a function that returns the loss, first in a tuple if it returns more; or an import of a PyTorch or ONNX model.
+    optimizer : Optimizer or Mapping[str, Optimizer]
+        The optimizer. A mapping gives one to each group of parameters by names or patterns such as ``"*.bias"``; the first
+        that matches counts.
+    wrt : str or Sequence[str], optional
+        The parameters to train, by their names; by default those of an import.
+    states : Sequence[str]
+        Parameters of a module's function whose new values are its last results, in this order.
+    func_name : str
+        The function that returns the loss. A scalar parameter ``seed`` of int64 is the seed of its random numbers.
+    loss, targets : Callable, Mapping
+        The loss of an ONNX import, as for ``Imported.with_loss``.
+    accumulate : int
+        The number of batches whose mean gradient one update takes.
+    clip_norm : float, optional
+        The largest norm of all gradients together, as in ``torch.nn.utils.clip_grad_norm_``.
+    clip_value : float, optional
+        The largest magnitude of an element of a gradient. It is applied before ``clip_norm``.
+    loss_scale : float or str, optional
+        A factor of the loss while gradients are computed, for float16. ``"dynamic"`` adapts it as
+        ``torch.amp.GradScaler`` does, and skips updates with gradients that are not finite.
+    ema : float, optional
+        The decay of the exponential moving average of the parameters, which is part of the optimizer's state.
+    skip_nonfinite : bool
+        Whether a loss or a gradient that is not finite leaves parameters, states and the optimizer's state as they were.
+    outputs : bool
+        Whether the step returns the model's outputs.
+    remat : str or int or Callable, optional
+        The results of the forward pass that are computed again in the backward pass, instead of being kept for it. By
+        default none. All results keep their bits. The setting takes effect in the pipeline ``"relax_grad"``; calls of
+        tensor functions after fusion are repeated.
+
+        ``"auto"`` minimizes the kept bytes by a minimum cut, and repeats only calls with few operations for each byte, no
+        convolutions and no matrix products. An integer is a budget in bytes for :attr:`Memory.peak`; any calls may be repeated to meet
+        it, and if it cannot be met, the compilation raises ValueError with the least peak. The policies of
+        ``jax.checkpoint_policies`` have their names: ``"everything_saveable"``, ``"nothing_saveable"``, ``"dots_saveable"`` and
+        ``"dots_with_no_batch_dims_saveable"``; matrix products and convolutions are dots. A function takes a
+        ``relax.Call`` of a tensor function, with the name ``call.args[0].name_hint``, and returns whether its results may be kept.
+
+    Returns
+    -------
+    step : TrainStep
+        The function.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit.
+    GradientError
+        If an operation has no gradient.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad.training import SGD, train_step
+    >>> x = relax.Var("x", relax.TensorType((4, 3), "float32"))
+    >>> w = relax.Var("w", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("loss", [x, w]):
+    ...     y = bb.emit(relax.op.matmul(x, w))
+    ...     _ = bb.emit_func_output(bb.emit(relax.op.sum(relax.op.square(y))))
+    >>> step = train_step(bb.get(), SGD(momentum=0.9), wrt="w")
+    >>> list(step.optimizer_state), list(step.batch), step.hyperparameters
+    (['step', 'momentum_buffer/w'], ['x'], {'lr': 0.001})
+    """
+    _check_numbers(accumulate, clip_norm, clip_value, loss_scale, ema)
+    source = source_of(model, func_name, wrt, states, loss, targets)
+    groups = _groups(optimizer, source)
+    settings = Settings(
+        accumulate, clip_norm, clip_value, loss_scale, ema, skip_nonfinite, outputs, checked(remat)
+    )
+    if isinstance(remat, int):
+        _check_constant(source)
+    build = Build(source, groups, settings)
+    params = source.function.params
+
+    def types(group):
+        return {name: params[at].ty for name, at in group.items()}
+
+    return TrainStep(
+        build.module(),
+        types(source.batch),
+        build.hyperparameters,
+        types(source.params),
+        types(source.frozen),
+        types(source.states),
+        build.slots,
+        build.metrics,
+        build.outputs,
+        accumulate,
+        source.forward,
+        source.values,
+        build.fills,
+    )
+
+
+def _check_constant(source: Source) -> None:
+    """Check that all tensors of the batch have constant extents, so that a budget in bytes can be planned."""
+    for name, at in source.batch.items():
+        shape = source.function.params[at].ty.shape
+        if shape is None or not all(hasattr(each, "value") for each in shape.values):
+            raise ValueError(
+                f"remat: a budget needs constant extents, but the type of {name} is "
+                f"{source.function.params[at].ty}"
+            )
+
+
+def _groups(optimizer, source: Source) -> list[Group]:
+    """Return the groups of parameters with their optimizers."""
+    function = source.function
+    for name, at in source.params.items():
+        kind = function.params[at].ty
+        if kind.shape is None or not all(hasattr(each, "value") for each in kind.shape.values):
+            raise ValueError(
+                f"{name} must have a constant shape to be trained, but its type is {kind}"
+            )
+    if isinstance(optimizer, Optimizer):
+        return [Group(optimizer, "lr", "weight_decay", list(source.params))]
+    if not isinstance(optimizer, Mapping) or not optimizer:
+        raise TypeError(
+            "optimizer must be an Optimizer of relax_grad.training, or a mapping of patterns to them, but it is "
+            f"{optimizer!r}"
+        )
+    left, groups = list(source.params), []
+    for pattern, each in optimizer.items():
+        if not isinstance(pattern, str) or not isinstance(each, Optimizer):
+            raise TypeError(
+                f"optimizer: {pattern!r} must be a pattern of names, and {each!r} an Optimizer"
+            )
+        names = [name for name in left if name == pattern or fnmatchcase(name, pattern)]
+        if not names:
+            raise ValueError(
+                f"optimizer: no parameter matches {pattern!r}, or all have one already"
+            )
+        left = [name for name in left if name not in names]
+        groups.append(Group(each, f"lr:{pattern}", f"weight_decay:{pattern}", names))
+    if left:
+        raise ValueError(f'optimizer: no pattern matches {left[0]}; add "*" for all others')
+    return groups
+
+
+def _check_numbers(accumulate, clip_norm, clip_value, loss_scale, ema) -> None:
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int):
+        raise TypeError(f"accumulate must be an integer, but it is {accumulate!r}")
+    if accumulate < 1:
+        raise ValueError(f"accumulate must be at least 1, but it is {accumulate}")
+    given = {"clip_norm": clip_norm, "clip_value": clip_value, "ema": ema}
+    if not isinstance(loss_scale, str):
+        given["loss_scale"] = loss_scale
+    elif loss_scale != "dynamic":
+        raise ValueError(f'loss_scale must be a number or "dynamic", but it is {loss_scale!r}')
+    for name, value in given.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number, but it is {value!r}")
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, but it is {value}")
+    if ema is not None and ema >= 1:
+        raise ValueError(f"ema must be below 1, but it is {ema}")
