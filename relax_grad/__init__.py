@@ -16,7 +16,7 @@ if not _entry.deferred:
     from .ir import compat as _compat
 
     # isort: split
-    from . import legalize, op, registry, rules, target, transform
+    from . import legalize, op, registry, rules, target, tir, transform
     from .autodiff.missing import MissingGradient, missing_gradients
     from .cpu.codegen import cache
     from .cpu.pipeline import pipeline
@@ -29,7 +29,7 @@ if not _entry.deferred:
 
 
 #: Modules that differentiation does not need.
-_LATE = ("backend", "cli", "coverage", "testing", "training")
+_LATE = ("backend", "cli", "coverage", "frontend", "testing", "training")
 
 #: Old names of modules; importing one warns.
 _DEPRECATED = ("dispatch", "schedule")
@@ -66,6 +66,7 @@ __all__ = [
     "register_legalize",
     "set_num_threads",
     "target",
+    "tir",
     "transform",
     "uninstall",
     "value_and_grad",

@@ -19,6 +19,9 @@ from .registry import classify
 #: The operator whose results are integers that encode floating-point numbers; gradients pass straight through.
 _QUANTIZE = "relax.quantize"
 
+#: The operator that passes gradients to its second argument only.
+_WITH_BACKWARD = "relax.grad.with_backward"
+
 
 def varied(
     bindings: Iterable[relax.Binding],
@@ -42,7 +45,7 @@ def varied(
         value = binding.value
         if not passes(value, constants):
             continue
-        inputs = [variable for variable in used(value) if variable in found]
+        inputs = [variable for variable in _operands(value) if variable in found]
         if inputs and (
             _may_carry(binding.var.ty)
             or _calls(value, _QUANTIZE)
@@ -83,8 +86,14 @@ def _need(found: dict, value: relax.Expr, elements: set[int] | None) -> None:
             if elements is None or i in elements:
                 _need(found, field, None)
     else:
-        for variable in used(value):
+        for variable in _operands(value):
             found[variable] = None
+
+
+def _operands(value: relax.Expr) -> list[relax.Var]:
+    """Return the variables that may take a gradient from a value."""
+    is_operator = isinstance(value, relax.Call) and isinstance(value.op, Op)
+    return used(value.args[1] if is_operator and value.op.name == _WITH_BACKWARD else value)
 
 
 def passes(value: relax.Expr, constants: Collection[str] = ()) -> bool:

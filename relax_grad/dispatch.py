@@ -7,7 +7,7 @@ import warnings
 from .cpu.dispatch import *  # noqa: F403
 
 warnings.warn(
-    "relax_grad.dispatch is relax_grad.cpu.dispatch now; the old name goes with the next release",
+    "relax_grad.dispatch is now relax_grad.cpu.dispatch; the next release removes the old name",
     DeprecationWarning,
     stacklevel=2,
 )

@@ -17,6 +17,13 @@ class GradientCheckError(AssertionError):
     """A gradient disagrees with its reference values."""
 
 
+class UnsupportedOperatorError(NotImplementedError):
+    """A model of another framework has operators that cannot be imported.
+
+    The message lists all operators without a converter, with their nodes, or gives the reason for one node.
+    """
+
+
 class ScheduleWarning(RuntimeWarning):
     """A tensor function is compiled without the schedules of the pipeline.
 

@@ -301,9 +301,7 @@ def _differentiated(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.V
         params = relax_function(mod, func_name).params
         variables = [param for param in params if has_gradient(param.ty)]
     if not variables:
-        raise ValueError(
-            f"wrt: there is no parameter of {func_name} to differentiate with respect to"
-        )
+        raise ValueError(f"wrt: {func_name} has no parameter to differentiate with respect to")
     return variables
 
 
@@ -353,10 +351,14 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
                 "name; give a position"
             )
         else:
-            message = f"wrt: {item!r} is no parameter of {func_name}, whose parameters are {', '.join(names)}"
+            message = (
+                f"wrt: {item!r} is not a parameter of {func_name}, whose parameters are "
+                f"{', '.join(names)}"
+            )
             if isinstance(item, relax.Var) and namesakes:
                 message += (
-                    f"; it is another variable named {item.name}, so give the name or a position"
+                    f"; it is a different variable with the name {item.name}, so give the name or "
+                    "a position"
                 )
             raise ValueError(message)
         if param in found:
@@ -378,7 +380,7 @@ def _extended(
 ) -> tvm.IRModule:
     """Return ``mod`` with a new function and its callees, which are taken from ``found``."""
     if name in _names(mod):
-        raise ValueError(f"the module has a function {name} already; rename it or take it out")
+        raise ValueError(f"the module has a function {name} already; rename or remove it")
     kept = {variable: found[variable] for variable in found.get_global_vars()}
     kept = {variable: each for variable, each in kept.items() if variable.name_hint in _names(mod)}
     pending = [function]
@@ -386,7 +388,8 @@ def _extended(
         for variable in relax.analysis.all_global_vars(pending.pop()):
             if variable not in kept and variable in found.functions:
                 kept[variable] = found[variable]
-                pending.append(kept[variable])
+                if isinstance(kept[variable], relax.Function):  # a tensor function calls no other
+                    pending.append(kept[variable])
     only = tvm.IRModule(kept, attrs=found.attrs, global_infos=found.global_infos)
     return with_functions(only, {name: function})
 

@@ -99,7 +99,10 @@ class Classification:
 
 #: Operators that the Gradient pass handles itself.
 _PASS_OPS = frozenset(
-    ("relax.call_tir_with_grad", "relax.grad.end_checkpoint", "relax.grad.start_checkpoint")
+    (
+        *("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_grad"),
+        *("relax.grad.end_checkpoint", "relax.grad.start_checkpoint"),
+    )
 )
 
 _reasons: dict[str, str] = {}
@@ -326,8 +329,18 @@ def _check_operator(op_name: str) -> None:
 
     An unknown operator is refused only after :func:`install`: releases of TVM differ in their operators.
     """
-    if not isinstance(op_name, str) or (_ready and op_name not in Op.list_op_names()):
+    if not isinstance(op_name, str) or (_ready and not _is_operator(op_name)):
         raise ValueError(f"this TVM has no operator named {op_name!r}")
+
+
+def _is_operator(op_name: str) -> bool:
+    """Tell whether TVM has an operator. Operators are never removed, so that the names are read again only for a new one."""
+    if op_name not in _operator_names:
+        _operator_names.update(map(str, Op.list_op_names()))
+    return op_name in _operator_names
+
+
+_operator_names: set[str] = set()
 
 
 def _check_callable(function, op_name: str) -> None:
@@ -342,8 +355,8 @@ def _check_free(op_name: str, attr: str) -> None:
     if Op.get(op_name).get_attr(attr) is None:
         return
     message = (
-        f"{attr} of {op_name} is registered with TVM already; to replace it, pass corrects=, what is wrong "
-        "with it"
+        f"{attr} of {op_name} is registered with TVM already; to replace it, describe its error "
+        "with corrects="
     )
     if attr == "FPrimalGradient":
         message += f", or call relax.op.register_gradient({op_name!r}, rule, level={TVM_LEVEL + 1})"

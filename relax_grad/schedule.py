@@ -7,7 +7,7 @@ import warnings
 from .cpu.schedule import *  # noqa: F403
 
 warnings.warn(
-    "relax_grad.schedule is relax_grad.cpu.schedule now; the old name goes with the next release",
+    "relax_grad.schedule is now relax_grad.cpu.schedule; the next release removes the old name",
     DeprecationWarning,
     stacklevel=2,
 )

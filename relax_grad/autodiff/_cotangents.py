@@ -93,8 +93,9 @@ def _cotangent(item, kind: relax.TensorType, resolve, where: str) -> relax.Expr:
         )
     if not isinstance(cotangent, relax.Var) and not _is_static(kind):
         raise ValueError(
-            f"{where} has the shape {list(cotangent.ty.shape.values)}, but the differentiated tensor "
-            f"has the type {kind}, of another shape in each call; give a number, or a name for a new parameter"
+            f"{where} has the shape {list(cotangent.ty.shape.values)}, but the differentiated "
+            f"tensor has the type {kind}, whose shape is known at run time only; give a number, or "
+            "a name for a new parameter"
         )
     return cotangent
 
@@ -109,7 +110,7 @@ def _filled(number: float, kind: relax.TensorType, where: str) -> relax.Expr:
     try:
         number = float(number)
     except OverflowError:
-        raise ValueError(f"{where} is an integer that no {dtype_of(kind)} comes near") from None
+        raise ValueError(f"{where} is an integer outside the range of {dtype_of(kind)}") from None
     dtype = dtype_of(kind)
     return relax.op.full(kind.shape, relax.const(number, dtype), dtype)
 

@@ -52,8 +52,8 @@ class Forward:
 
     def _emit_bindings(self, seq: relax.SeqExpr) -> Iterator[relax.SeqExpr]:
         """Emit the bindings of a sequence; yield the bodies of callees, which the caller emits in between."""
-        for block in seq.blocks:
-            for binding in block.bindings:
+        for block in seq.blocks[:]:
+            for binding in block.bindings[:]:
                 yield from self._emit_binding(binding)
 
     def _emit_binding(self, binding: relax.Binding) -> Iterator[relax.SeqExpr]:
@@ -111,8 +111,8 @@ class Forward:
         if any(known):
             path = " calls ".join([*(name for _, name in self._callers[known.index(True) :]), name])
             raise GradientError(
-                f"binding {variable.name!r}: recursion cannot be differentiated: {path}; write the steps "
-                "out, as a loop whose number of iterations is known when the module is built"
+                f"binding {variable.name!r}: recursion cannot be differentiated: {path}; unroll it "
+                "into a number of steps that is known when the module is built"
             )
         self._callers.append((function, name))
         function = with_shapes(function, call.args)

@@ -13,9 +13,10 @@ from ..errors import GradientError
 from ..ir.bindings import bindings_of, element, expanded, used
 from ..ir.branches import copy_branch, without_effects
 from ..ir.compat import shapes_agree
-from ..ir.module import is_known
+from ..ir.module import is_known, tuple_fields
 from ..ir.partials import check_partial, failing_as, is_no_grad
 from ..registry import apply_rule
+from ..tir.call import TensorFunctions, float_arguments, is_call, partials
 from ._adjoint import Adjoint, adjoint_type
 from ._checkpoint import Checkpoints, is_marker
 
@@ -38,6 +39,8 @@ class Reverse:
         The checkpoints, which decide the recomputed values.
     constants : Collection[str]
         Operators that count as constants.
+    functions : TensorFunctions, optional
+        The tensor functions of the module; by default those of the builder's module.
     """
 
     def __init__(
@@ -46,8 +49,10 @@ class Reverse:
         active: Collection[relax.Var],
         checkpoints: Checkpoints | None = None,
         constants: Collection[str] = (),
+        functions: TensorFunctions | None = None,
     ):
         self._bb = bb
+        self._functions = functions or TensorFunctions(bb.get())
         self._active = active
         self._checkpoints = checkpoints
         self._constants = constants
@@ -82,7 +87,9 @@ class Reverse:
             if variable not in self._active or variable not in self._adjoints:
                 continue
             adjoint, name = self._adjoints[variable], f"{variable.name}_adjoint"
-            if isinstance(value, relax.Call):
+            if is_call(value) and value.op.name not in self._constants:
+                self._tensor_function(variable, value, adjoint.parts(self._bb, name))
+            elif isinstance(value, relax.Call):
                 total = adjoint.total(self._bb, name)
                 is_constant = isinstance(value.op, Op) and value.op.name in self._constants
                 if total is not None and not is_constant:
@@ -141,6 +148,25 @@ class Reverse:
         for argument, partial in zip(call.args, partials, strict=True):
             self.add(argument, partial)
 
+    def _tensor_function(self, variable: relax.Var, call: relax.Call, parts: Parts) -> None:
+        """Add the gradients of the arguments of a tensor function."""
+        arguments = tuple_fields(call.args[1])
+        wrt = [i for i in float_arguments(call) if self._is_wanted(arguments[i])]
+        if not wrt or not parts:
+            return
+        cotangents = {
+            path[0] if path else 0: total if isinstance(total, relax.Var) else self._bb.emit(total)
+            for path, total in parts
+        }
+        seen, seen_call = variable, call
+        if self._checkpoints is not None:
+            seen, seen_call = self._checkpoints.recomputed(self._bb, variable, call)
+        name = call.args[0].name_hint
+        with failing_as(f"gradient of {name}, binding {variable.name!r}"):
+            found = partials(self._functions, self._bb, seen, seen_call, cotangents, wrt)
+        for i, partial in found.items():
+            self.add(arguments[i], partial)
+
     def _call_tir(
         self, variable: relax.Var, call: relax.Call, arguments: relax.Tuple, total: relax.Var
     ) -> None:
@@ -198,12 +224,15 @@ class Reverse:
     ) -> relax.SeqExpr:
         """Return the adjoint of a branch: a branch that computes the adjoints of ``inputs``."""
         body = copy_branch(self._bb.normalize(without_effects(branch)))
-        bindings = [binding for block in body.blocks for binding in block.bindings]
+        bindings = [binding for block in body.blocks[:] for binding in block.bindings[:]]
         self._bb._begin_binding_block()
         for binding in bindings:
             self._bb.emit_normalized(binding)
         reverse = Reverse(
-            self._bb, varied(expanded(bindings), inputs, self._constants), constants=self._constants
+            self._bb,
+            varied(expanded(bindings), inputs, self._constants),
+            constants=self._constants,
+            functions=self._functions,
         )
         reverse._add_parts(body.body, parts)
         reverse.walk(bindings)

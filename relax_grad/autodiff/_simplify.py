@@ -47,9 +47,13 @@ def simplify(function: relax.Function, has_writes: bool = False) -> relax.Functi
     would change with the original.
     """
     function = without_unused(function)
-    bindings = [binding for block in function.body.blocks for binding in block.bindings]
+    bindings = [binding for block in function.body.blocks[:] for binding in block.bindings[:]]
+    has_branches = any(isinstance(binding.value, relax.If) for binding in bindings)
+    if has_writes or has_branches:
+        function = _without_gradients(function)
+        bindings = [binding for block in function.body.blocks[:] for binding in block.bindings[:]]
     if has_writes:
-        return _without_gradients(function)
+        return function
     filled = {binding.var for binding in bindings if _is_call(binding.value, [*_ONES, *_ZEROS])}
     broadcast = {binding.var for binding in bindings if _is_call(binding.value, [_BROADCAST])}
     if not any(_is_candidate(binding, filled, broadcast) for binding in bindings):
@@ -69,15 +73,22 @@ def simplify(function: relax.Function, has_writes: bool = False) -> relax.Functi
 
 def _without_gradients(function: relax.Function) -> relax.Function:
     """Return a function with ``call_tir`` in the place of ``call_tir_with_grad``."""
-    blocks = [
-        type(block)([with_value(each, _without_gradient(each.value)) for each in block.bindings])
-        for block in function.body.blocks
-    ]
-    body = normalized(function.params, relax.SeqExpr(blocks, function.body.body))
+    body = normalized(function.params, _without_gradients_of(function.body))
     return relax.Function(function.params, body, is_pure=function.is_pure, attrs=function.attrs)
 
 
+def _without_gradients_of(body: relax.SeqExpr) -> relax.SeqExpr:
+    blocks = [
+        type(block)([with_value(each, _without_gradient(each.value)) for each in block.bindings])
+        for block in body.blocks
+    ]
+    return relax.SeqExpr(blocks, body.body)
+
+
 def _without_gradient(value: relax.Expr) -> relax.Expr:
+    if isinstance(value, relax.If):
+        branches = map(_without_gradients_of, (value.true_branch, value.false_branch))
+        return relax.If(value.cond, *branches, value.span)
     if not _is_call(value, [_WITH_GRAD]):
         return value
     return relax.Call(_CALL_TIR, value.args, None, value.ty_args, value.span)
@@ -90,12 +101,12 @@ class _Simplifier:
         self._same: dict[relax.Var, relax.Expr] = {}
         self._masked: dict[tuple[relax.Var, relax.Var], relax.Var] = {}
         self._uses = Counter(used(body.body))
-        for block in body.blocks:
-            for binding in block.bindings:
+        for block in body.blocks[:]:
+            for binding in block.bindings[:]:
                 self._uses.update(used(binding.value))
 
     def emit(self, block: relax.BindingBlock) -> None:
-        for binding in block.bindings:
+        for binding in block.bindings[:]:
             value = substitute(binding.value, self._same)
             if isinstance(value, relax.Call):
                 value = self._simplified(value, binding.var.ty)
@@ -210,11 +221,11 @@ def _is_candidate(binding: relax.Binding, filled: set[relax.Var], broadcast: set
     if value.op in (_WITH_GRAD, Op.get(_SOFTMAX_BACKWARD)) or _is_transpose(value):
         return True
     if value.op == _MATMUL:
-        return any(argument in broadcast for argument in value.args)
+        return any(argument in broadcast for argument in value.args[:])
     if value.op == _BROADCAST and structural_equal(value.args[0].ty, binding.var.ty):
         return True
     is_folded = value.op == _BROADCAST or value.op in _NEUTRAL
-    return is_folded and any(argument in filled for argument in value.args)
+    return is_folded and any(argument in filled for argument in value.args[:])
 
 
 def _broadcast_matrices(value: relax.Expr | None, operand: relax.Expr) -> relax.Expr | None:
@@ -248,5 +259,5 @@ def _is_product(value: relax.Expr) -> bool:
     return (
         isinstance(value, relax.Call)
         and value.op == _MATMUL
-        and all(argument.ty.ndim >= 2 for argument in value.args)
+        and all(argument.ty.ndim >= 2 for argument in value.args[:])
     )

@@ -11,21 +11,21 @@ from tvm.ir import GlobalVar, Op
 
 from ..activity import has_gradient, holds_floats, varied
 from ..errors import GradientError
-from ..ir.aliases import Memory, may_write, writing_functions
+from ..ir.aliases import may_write, writing_functions
 from ..ir.bindings import bindings_of, element, expanded, used, with_value, without_unused
 from ..ir.branches import lift_branches
 from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow, without_cast
 from ..ir.module import check_defined, copy_with_new_vars, relax_function
+from ..tir.call import TensorFunctions
+from ..tir.recognise import with_operators
 from ._checkpoint import Checkpoints, has_markers
+from ._checks import check_closed, check_gradients, check_unchanged
 from ._cotangents import Cotangents, seeds
 from ._forward import Forward, may_call
 from ._reverse import Reverse
 from ._simplify import simplify
 from .obstacles import MissingGradient, obstacles
-
-#: Operators that read only the shapes of their operands.
-_OF_SHAPES = frozenset(f"relax.{name}" for name in ("zeros_like", "ones_like", "shape_of"))
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.Gradient")
@@ -107,8 +107,8 @@ def add_adjoint(mod: tvm.IRModule, settings: Gradient, name: str) -> tvm.IRModul
     differentiation = _Differentiation(settings, mod)
     if name in (variable.name_hint for variable in mod.get_global_vars()):
         raise ValueError(
-            f"the module has a function {name} already; rename it or take it out, as that is the name of the "
-            f"adjoint function of {settings.func_name}"
+            f"the module has a function {name} already; rename or remove it, as this is the name "
+            f"of the adjoint function of {settings.func_name}"
         )
     return differentiation.module(name)
 
@@ -146,7 +146,8 @@ def _path(target_index: int | Sequence[int] | None) -> tuple[int, ...]:
         return tuple(map(operator.index, path))
     except TypeError:
         raise TypeError(
-            f"target_index must be an integer, integers, or None, but it is {target_index!r}"
+            "target_index must be an integer, a sequence of integers, or None, but it is "
+            f"{target_index!r}"
         ) from None
 
 
@@ -177,8 +178,10 @@ class _Differentiation:
         self._settings = settings
         self._argument = argument
         self._mod = mod
-        function = relax_function(mod, settings.func_name)
-        check_defined(mod, function, settings.func_name)
+        check_defined(mod, relax_function(mod, settings.func_name), settings.func_name)
+        # The other functions of the result stay as they are.
+        self._source = mod = with_operators(mod)
+        function = mod[settings.func_name]
         # A function of one dataflow block keeps that form. Any other is brought into it at the end.
         self._is_plain = _is_plain(function)
         if self._is_plain:
@@ -201,11 +204,14 @@ class _Differentiation:
         self._target = _target(self._function.body.body, self._bindings, settings, self._wrt)
         everything = list(expanded(self._bindings))
         self._active = varied(everything, self._wrt, settings.allow_zero)
-        self.missing = obstacles(everything, self._active, self._target, settings.allow_zero)
+        self._functions = TensorFunctions(mod)
+        self.missing = obstacles(
+            everything, self._active, self._target, settings.allow_zero, self._functions
+        )
 
     def module(self, name: str) -> tvm.IRModule:
         """Return the module with the adjoint function under the name ``name``."""
-        _check_gradients(self.missing, self._settings.func_name)
+        check_gradients(self.missing, self._settings.func_name)
         function, active = self._function, self._active
         bb = relax.BlockBuilder(self._mod)
         initial, cotangents = self._seeds()
@@ -215,7 +221,7 @@ class _Differentiation:
         bb._begin_dataflow_block() if self._is_plain else bb._begin_binding_block()
         for binding in self._bindings:
             bb.emit_normalized(with_value(binding, bb.normalize(binding.value)))
-        reverse = Reverse(bb, active, self._checkpoints, self._settings.allow_zero)
+        reverse = Reverse(bb, active, self._checkpoints, self._settings.allow_zero, self._functions)
         cast = {known: bb.match_cast(param, known.ty) for known, param in erased.items()}
         for expr, seed in initial:
             if isinstance(seed, relax.Var):
@@ -234,7 +240,7 @@ class _Differentiation:
             attrs=function.attrs,
         )
         bb.end_scope()
-        _check_defined(adjoint, name)
+        check_closed(adjoint, name)
         return self._finish(bb, adjoint, name)
 
     def _forward_bindings(self) -> list[relax.Binding]:
@@ -242,10 +248,10 @@ class _Differentiation:
         body = self._function.body
         if self._is_plain:
             return list(body.blocks[0].bindings)
-        scratch = relax.BlockBuilder(self._mod)
+        scratch = relax.BlockBuilder(self._source)
         scratch.begin_scope(list(self._function.params))
         scratch._begin_binding_block()
-        forward = Forward(scratch, _to_nondataflow(self._mod), self._wrt)
+        forward = Forward(scratch, _to_nondataflow(self._source), self._wrt)
         forward.emit(body)
         scratch._end_block()
         scratch.end_scope()
@@ -275,9 +281,11 @@ class _Differentiation:
         namesakes = self._named.get(item if is_name else getattr(item, "name", None), [])
         named = namesakes if is_name else [each for each in namesakes if each.same_as(item)]
         if not named:
-            message = f"{argument}: {item} is no variable of {self._settings.func_name}"
+            message = f"{argument}: {item} is not a variable of {self._settings.func_name}"
             if isinstance(item, relax.Var) and namesakes:
-                message += f", but another one named {item.name}; give the name"
+                message += (
+                    f"; it is a different variable with the name {item.name}, so pass the name"
+                )
             raise ValueError(message)
         if len(named) > 1:
             raise ValueError(
@@ -319,7 +327,7 @@ class _Differentiation:
         adjoint = simplify(adjoint, has_writes)
         if has_writes:
             forward = {binding.var for binding in expanded(self._bindings)}
-            _check_unchanged(adjoint, forward, writers, self._settings.func_name)
+            check_unchanged(adjoint, forward, self._active, writers, self._settings.func_name)
         if not self._is_plain:
             adjoint = in_dataflow(lift_branches(bb, adjoint, name))
             adjoint = without_unused(adjoint)
@@ -334,7 +342,7 @@ def _same(variable: relax.Var) -> relax.Var:
 
 def _own_bindings(function: relax.Function) -> list[relax.Binding]:
     """Return the bindings of a function, except those within branches."""
-    return [binding for block in function.body.blocks for binding in block.bindings]
+    return [binding for block in function.body.blocks[:] for binding in block.bindings[:]]
 
 
 def _is_plain(function: relax.Function) -> bool:
@@ -382,8 +390,8 @@ def _target(
         if not 0 <= index < count:
             found = f"a tuple of {count} elements" if count else "one value"
             raise ValueError(
-                f"target_index: {index} is no element of the result of {settings.func_name} there, which is "
-                f"{found} of type {kind}"
+                f"target_index: {index} is out of range in the result of "
+                f"{settings.func_name}: it indexes {found} of type {kind}"
             )
         while target not in wrt and isinstance(bound.get(target), (relax.Var, relax.Tuple)):
             target = bound[target]
@@ -437,66 +445,3 @@ def _float_leaves(expr: relax.Expr) -> list[relax.Expr]:
         fields = [element(expr, i) for i in range(len(kind.fields))]
         return [leaf for field in fields for leaf in _float_leaves(field)]
     return [expr] if isinstance(kind, relax.TensorType) and holds_floats(kind) else []
-
-
-def _check_defined(adjoint: relax.Function, name: str) -> None:
-    """Refuse undefined variables, which TVM would report only when it compiles the function.
-
-    The original function is well-formed, so only a gradient rule can introduce them.
-    """
-    free = relax.analysis.free_vars(adjoint)
-    if free:
-        names = ", ".join(sorted({repr(variable.name) for variable in free}))
-        raise GradientError(
-            f"{name} would use {names}, which no binding and no parameter defines: a gradient rule has "
-            "returned it; let the rule build its result of its arguments, or bind it with ctx.emit"
-        )
-
-
-def _check_unchanged(
-    adjoint: relax.Function,
-    forward: Collection[relax.Var],
-    writers: Collection[GlobalVar],
-    func_name: str,
-) -> None:
-    """Refuse a backward pass that reads a tensor after a call has written to it in place.
-
-    Parameters
-    ----------
-    adjoint : relax.Function
-        The adjoint function.
-    forward : Collection[relax.Var]
-        The variables that the forward pass binds.
-    writers : Collection[GlobalVar]
-        The functions that write to their arguments.
-    func_name : str
-        The name of the differentiated function.
-    """
-    memory = Memory(adjoint, writers)
-    for binding in bindings_of(adjoint.body):
-        if binding.var in forward or _reads_only_shapes(binding.value):
-            continue
-        for variable in used(binding.value):
-            if memory.changed(variable, binding.var):
-                raise GradientError(
-                    f"{func_name} cannot be differentiated: the gradient needs {variable.name!r}, which a call "
-                    "writes to in place; let the call write to a copy, or use call_tir in the place of "
-                    "call_tir_inplace"
-                )
-
-
-def _reads_only_shapes(value: relax.Expr) -> bool:
-    """Tell whether a value depends only on the shapes of its operands."""
-    is_call = isinstance(value, relax.Call) and isinstance(value.op, Op)
-    return is_call and value.op.name in _OF_SHAPES
-
-
-def _check_gradients(missing: Sequence[MissingGradient], func_name: str) -> None:
-    """Raise an error that lists the bindings without a gradient, if there are any."""
-    if missing:
-        raise GradientError(
-            f"{func_name} cannot be differentiated, as {len(missing)} of its bindings have no gradient:\n"
-            + "\n".join(f"- {each}" for each in missing)
-            + "\nRegister a rule with relax_grad.register_gradient, or name operators in allow_zero to "
-            "treat them as constants."
-        )

@@ -79,7 +79,8 @@ def missing_gradients(
         if wrt is not None:
             raise TypeError("require_grads is the old name of wrt; give wrt only")
         warnings.warn(
-            "require_grads of missing_gradients is wrt now; the old name goes with the next release",
+            "the parameter require_grads of missing_gradients is now named wrt; the next release "
+            "removes the old name",
             DeprecationWarning,
             stacklevel=2,
         )

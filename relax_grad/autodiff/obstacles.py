@@ -10,8 +10,11 @@ from tvm import relax
 from tvm.ir import Op
 
 from ..activity import useful
+from ..errors import GradientError
 from ..ir.bindings import used
+from ..ir.module import tuple_fields
 from ..registry import classify
+from ..tir.call import TensorFunctions, float_arguments, is_call
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ def obstacles(
     bindings: Sequence[relax.Binding],
     active: Collection[relax.Var],
     target: relax.Expr,
-    constants: Collection[str] = (),
+    constants: Collection[str],
+    functions: TensorFunctions,
 ) -> list[MissingGradient]:
     """Return the bindings that block gradients between the active variables and a target.
 
@@ -58,6 +62,8 @@ def obstacles(
         The differentiated expression.
     constants : Collection[str]
         Operators that count as constants here.
+    functions : TensorFunctions
+        The tensor functions of the module.
     """
     wanted = useful(bindings, target, constants)
     found = [
@@ -67,18 +73,32 @@ def obstacles(
         and binding.var in wanted
         # A source is active even if it is computed from inactive variables only.
         and any(variable in active for variable in used(binding.value))
-        for obstacle in _obstacles(binding.value)
+        for obstacle in _obstacles(binding.value, active, functions)
     ]
     # A callee that is called twice repeats its missing gradients: report each once.
     return [each for i, each in enumerate(found) if each.span is None or each not in found[:i]]
 
 
-def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
+def _obstacles(
+    value: relax.Expr, active: Collection[relax.Var], functions: TensorFunctions
+) -> Iterator[tuple[str, str]]:
     """Yield each callee that blocks gradients at a value, with the reason."""
     if not isinstance(value, relax.Call):
         return
     callee = value.op
-    if isinstance(callee, Op):
+    if is_call(value):
+        arguments = tuple_fields(value.args[1])
+        wrt = [
+            i
+            for i in float_arguments(value)
+            if any(variable in active for variable in used(arguments[i]))
+        ]
+        try:
+            if wrt:
+                functions.adjoint(value, wrt)
+        except GradientError as error:
+            yield str(getattr(value.args[0], "name_hint", value.args[0])), str(error)
+    elif isinstance(callee, Op):
         found = classify(callee.name)
         if found.kind == "unclassified":
             yield (
@@ -88,10 +108,10 @@ def _obstacles(value: relax.Expr) -> Iterator[tuple[str, str]]:
         elif found.refused:
             yield callee.name, found.reason
     elif isinstance(callee, relax.ExternFunc):
-        yield str(callee.global_symbol), "TVM cannot look into an external function"
+        yield str(callee.global_symbol), "the external function that is called is opaque to TVM"
     else:
         name = callee.name_hint if isinstance(callee, relax.GlobalVar) else str(callee)
-        yield name, "which Relax function is called is not known before it runs"
+        yield name, "the Relax function that is called is known at run time only"
 
 
 def _place(span: tvm.ir.Span) -> str:

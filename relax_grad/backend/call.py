@@ -125,7 +125,7 @@ class BackwardCall:
             return self.type
         if name not in self.arguments:
             raise ValueError(
-                f"{self.op_name} has the arguments {', '.join(self.arguments)}, but not {name!r}"
+                f"{self.op_name} has no argument {name!r}; its arguments are {', '.join(self.arguments)}"
             )
         return self.arguments[name].ty
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="relax-grad",
-        description="Checks and lists the gradients that the installed TVM has through relax_grad.",
+        description="Checks and lists the gradients of Relax operators in the installed TVM.",
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show program's version number and exit"

@@ -66,7 +66,7 @@ def find_problems() -> Iterator[Problem]:
     yield from _of_versions(ffi, np.__version__)
     if not tvm.runtime.enabled("llvm"):
         yield Problem(
-            "this build of TVM has no LLVM: nothing compiles for CPUs",
+            "this build of TVM has no LLVM, so it cannot compile for CPUs",
             "install apache-tvm from PyPI, or build it with USE_LLVM=ON",
         )
     running, cores = threads.get_num_threads(), threads.cores()
@@ -93,7 +93,7 @@ def _of_versions(ffi: str | None, numpy: str) -> Iterator[Problem]:
 
 def _torch() -> str:
     if importlib.util.find_spec("torch") is None:
-        return "not installed (nothing is compared with it)"
+        return "not installed (comparisons with it are left out)"
     import torch
 
     cuda = torch.version.cuda
@@ -107,7 +107,7 @@ def _processor() -> str:
     cpu = CPU.of(target)
     features = [name for name in _FEATURES if codegen.target_has_features(name, target)]
     return (
-        f"{target.attrs['mcpu']} ({', '.join(features) or 'no vector extensions that are used'}): "
+        f"{target.attrs['mcpu']} ({', '.join(features) or 'no supported vector extensions'}): "
         f"vectors of {cpu.lanes} float32, {cpu.registers} registers"
     )
 

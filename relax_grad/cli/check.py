@@ -268,8 +268,8 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
     yield ""
     if skipped:
         yield (
-            f"Skipped {count_of(skipped, 'sample')} at a kink, where finite differences say nothing: "
-            "--torch compares with PyTorch."
+            f"Skipped {count_of(skipped, 'sample')} at a kink, where finite differences are not "
+            "valid: --torch compares with PyTorch."
         )
     if everything:
         from ..testing.samples import sampled_operators
@@ -282,7 +282,7 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
             if name not in known and not name.startswith("relax.grad.")
         ]
         if unsampled:
-            yield f"No samples to check the rule on: {', '.join(unsampled)}."
+            yield f"Not checked, as their rules have no samples: {', '.join(unsampled)}."
     verdict = f"{count_of(failed, 'operator')} FAILED" if failed else "all ok"
     yield f"{count_of(len(outcomes), 'operator')}, {count_of(count, 'sample')}, {seconds:.0f} s: {verdict}"
 
@@ -354,15 +354,19 @@ def add_parser(commands) -> None:
         "operators",
         nargs="*",
         metavar="OPERATOR",
-        help="what to check: relax.nn.conv2d, nn.conv2d, conv2d, or a pattern such as 'nn.*'; by "
-        "default every operator",
+        help=(
+            "an operator to check: relax.nn.conv2d, nn.conv2d, conv2d, or a pattern such as "
+            "'nn.*'; by default every operator"
+        ),
     )
     check.add_argument(
         "--through",
         choices=PASSES,
         default="relax_grad",
-        help="the pass that differentiates: relax_grad.transform.Gradient, or that of TVM, for which "
-        "bfloat16 and some symbolic second orders are left out (default: relax_grad)",
+        help=(
+            "the differentiation pass: relax_grad.transform.Gradient, or TVM's, which is checked "
+            "without bfloat16 and some symbolic second orders (default: relax_grad)"
+        ),
     )
     check.add_argument(
         "--target",
@@ -374,7 +378,7 @@ def add_parser(commands) -> None:
         "--order",
         type=_order,
         metavar="N",
-        help="check no order higher than N (default: each sample's own, mostly 2)",
+        help="the highest order to check (default: each sample's own, mostly 2)",
     )
     check.add_argument(
         "--all",
@@ -386,7 +390,9 @@ def add_parser(commands) -> None:
         action="store_true",
         help="compare with PyTorch too; the only check of a sample at a kink",
     )
-    check.add_argument("--list", action="store_true", help="list the operators, check nothing")
+    check.add_argument(
+        "--list", action="store_true", help="list the operators without checking them"
+    )
     check.add_argument("--verbose", action="store_true", help="show the traceback of every failure")
     check.set_defaults(run=run, error=check.error)
 
@@ -394,7 +400,7 @@ def add_parser(commands) -> None:
 def _order(text: str) -> int:
     order = int(text)
     if order < 1:
-        raise argparse.ArgumentTypeError(f"the lowest order is 1, not {text}")
+        raise argparse.ArgumentTypeError(f"the order must be at least 1, but it is {text}")
     return order
 
 
@@ -430,7 +436,7 @@ def _no_such_operator(pattern: str, known: Sequence[str]) -> str:
     without_samples = [name for name in _differentiable() if _fits(name, pattern)]
     if without_samples:
         name = without_samples[0]
-        reason = f"{name} has a gradient rule, but no samples to check it on"
+        reason = f"{name} has a gradient rule, but its rule has no samples"
         if name.startswith("relax.grad."):
             reason += "; order 2 of its forward operator's samples checks it"
         return reason

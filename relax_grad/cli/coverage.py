@@ -13,16 +13,16 @@ from ._text import count_of, versions
 if TYPE_CHECKING:
     from ..coverage import OperatorCoverage
 
-_HEADER = ("operator", "gradient", "rule", "of the arguments", "note")
+_HEADER = ("operator", "gradient", "rule", "arguments", "note")
 
 _DESCRIPTION = """\
-Lists every Relax operator of the installed TVM: whether it has a gradient, whose rule that is, which
-arguments get one, and for the others why there is none."""
+Lists every Relax operator of the installed TVM: whether it has a gradient, the origin of its rule,
+the arguments with a gradient, and the reason for an operator without one."""
 
 _EPILOG = """\
 exit codes:
   0  every operator is classified
-  1  an operator is not: this TVM has one that relax_grad does not know
+  1  an operator of this TVM is unknown to relax_grad
 """
 
 
@@ -30,7 +30,7 @@ def add_parser(commands) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "coverage",
-        help="list which operators have a gradient, and why the others have none",
+        help="list the operators with a gradient, and the reasons for those without one",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,7 +61,7 @@ def row(item: OperatorCoverage) -> tuple[str, ...]:
         absent = "refused" if found.refused else "none"
         kind = "unclassified" if found.kind == "unclassified" else absent
         return found.op_name, kind, found.rule or "", "", found.reason or ""
-    note = f"corrects TVM's: {found.corrects}" if found.corrects else ""
+    note = f"replaces TVM's, which {found.corrects}" if found.corrects else ""
     return found.op_name, "yes", found.rule, ", ".join(item.arguments), note
 
 

@@ -7,13 +7,13 @@ import argparse
 from ._text import count_of, versions
 
 _DESCRIPTION = """\
-Says which versions are installed and which of them do not go together, what the processor offers, how many threads
-run, and whether some gradients, and a compiled training step, are right. The output is fit for a bug report."""
+Reports the installed versions and their conflicts, the vector extensions of the processor and the number of threads,
+and checks some gradients and a compiled training step. Include the output in bug reports."""
 
 _EPILOG = """\
 exit codes:
-  0  all is well
-  1  something is wrong: the lines that begin with "!" say what, and what to do
+  0  no problems
+  1  problems: each line that begins with "!" names one, and the next line its remedy
 """
 
 
@@ -21,12 +21,16 @@ def add_parser(commands) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "doctor",
-        help="say what is installed, what is wrong with it, and check some gradients",
+        help="report versions and problems of the installation, and check some gradients",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--no-check", action="store_true", help="do not compile and run anything")
+    parser.add_argument(
+        "--no-check",
+        action="store_true",
+        help="leave out the checks that compile and run functions",
+    )
     parser.set_defaults(run=run)
 
 
@@ -44,5 +48,5 @@ def run(args: argparse.Namespace) -> int:
     print()
     for problem in problems:
         print(f"! {problem.what}\n    {problem.remedy}")
-    print("all is well" if not problems else count_of(len(problems), "problem"))
+    print("no problems" if not problems else count_of(len(problems), "problem"))
     return 1 if problems else 0

@@ -13,21 +13,21 @@ from ._text import PASSES, count_of, versions
 
 _DESCRIPTION = """\
 Draws random Relax programs of all differentiable operators, differentiates and compiles them, and compares the
-gradients with central differences in float64 and, where it is installed, with PyTorch's. A program that fails is
+gradients with central differences in float64 and, where it is installed, with PyTorch's. A failing program is
 made smaller and printed as TVMScript.
 
-With --tir the programs are calls of random functions of TIR: they are compiled by relax_grad.pipeline and by TVM's, and
-compared with NumPy."""
+With --tir the programs call random TIR functions. They are compiled by relax_grad.pipeline and by TVM's pipeline, and
+their results are compared with NumPy."""
 
 _EPILOG = """\
 examples:
   relax-grad fuzz --minutes 5                 programs of seed 0 for five minutes
   relax-grad fuzz --programs 100 --seed 7     a hundred programs of seed 7
-  relax-grad fuzz --keep findings             each finding as a script of its own
-  relax-grad fuzz --tir --minutes 10          random functions of TIR, compiled by the pipeline
+  relax-grad fuzz --keep findings             write each finding to a script
+  relax-grad fuzz --tir --minutes 10          random TIR functions, compiled by the pipeline
 
 exit codes:
-  0  nothing found     2    the command line is wrong
+  0  no findings       2    the command line is wrong
   1  a program failed  130  interrupted
 """
 
@@ -39,7 +39,7 @@ def add_parser(commands) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "fuzz",
-        help="differentiate random programs, and compare with differences and PyTorch",
+        help="differentiate random programs, and compare with finite differences and PyTorch",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -48,19 +48,24 @@ def add_parser(commands) -> None:
         "--minutes",
         type=_positive(float),
         metavar="N",
-        help="how long to go on; by default 1, or without an end with --programs",
+        help="the time limit in minutes (default: 1, or none with --programs)",
     )
-    parser.add_argument("--programs", type=_positive(int), metavar="N", help="stop after so many")
+    parser.add_argument(
+        "--programs", type=_positive(int), metavar="N", help="the number of programs"
+    )
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
-        help="which programs: the same for the same seed; by default 0",
+        help="the seed of the random programs (default: 0)",
     )
     parser.add_argument(
         "--through",
         choices=PASSES,
-        help="the pass that differentiates, by default relax_grad's; TVM's is given only programs of a form that it takes",
+        help=(
+            "the differentiation pass (default: relax_grad); TVM's receives only programs that it "
+            "supports"
+        ),
     )
     parser.add_argument(
         "--pipeline",
@@ -70,7 +75,7 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--tir",
         action="store_true",
-        help="compile random functions of TIR by relax_grad.pipeline, and compare with NumPy",
+        help="compile random TIR functions by relax_grad.pipeline, and compare with NumPy",
     )
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="write each finding to a script in this folder"
@@ -86,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if not can_fork():
         args.error("fuzz needs a system that can fork processes, such as Linux")
     if args.tir and (args.through or args.pipeline):
-        args.error("--tir differentiates nothing, and always compiles by the pipeline")
+        args.error("--tir does not differentiate, and always compiles by the pipeline")
     if args.keep is not None:
         try:
             args.keep.mkdir(parents=True, exist_ok=True)
@@ -137,7 +142,7 @@ def _summary(counts, subject, seconds: float):
     )
     for key, name in subject.references.items():
         yield f"  compared with {name}: {counts.compared[key]}"
-    verdict = count_of(counts.findings, "finding") if counts.findings else "nothing found"
+    verdict = count_of(counts.findings, "finding") if counts.findings else "no findings"
     yield f"{seconds:.0f} s: {verdict}"
 
 

@@ -18,11 +18,12 @@ from tvm.ir import GlobalVar, Op
 from .bindings import bindings_of, used
 from .module import referred_to
 
-_INPLACE = [Op.get(f"relax.{name}") for name in ("call_tir_inplace", "call_inplace_packed")]
-_CALL_TIR_INPLACE = _INPLACE[0]
+# Names of operators instead of the operators: strings are compared several times as fast.
+_CALL_TIR_INPLACE = "relax.call_tir_inplace"
+_INPLACE = frozenset({_CALL_TIR_INPLACE, "relax.call_inplace_packed"})
 
 #: Operators whose result is an alias of the first argument after lowering.
-_RESHAPES = [Op.get(f"relax.{name}") for name in ("reshape", "memory.view")]
+_RESHAPES = frozenset({"relax.reshape", "relax.memory.view"})
 
 #: Operators whose result may be an alias of the first argument, immediately or after later passes.
 _VIEWS = frozenset(
@@ -42,22 +43,28 @@ _VIEWS = frozenset(
         "grad.start_checkpoint",
         "grad.end_checkpoint",
         "grad.no_grad",
+        "grad.stop_gradient",
+        "grad.differentiable_once",
+        "grad.with_backward",
     )
 )
 
 #: Operators that call unknown functions, which may return any of their arguments.
-_CALL_PURE_PACKED, _MAKE_CLOSURE = (
-    Op.get(f"relax.{name}") for name in ("call_pure_packed", "make_closure")
+_UNKNOWN = frozenset(
+    f"relax.{name}" for name in ("call_pure_packed", "make_closure", "invoke_pure_closure")
 )
-_CALL_CLOSURE = Op.get("relax.invoke_pure_closure")
 
 #: Impure operators that write to no tensor.
-_HARMLESS = {Op.get(f"relax.{name}") for name in ("print", "assert_op")}
+_HARMLESS = frozenset({"relax.print", "relax.assert_op"})
+
+#: Operators that may write to their arguments although they count as pure.
+_WRITING = _INPLACE | {"relax.invoke_pure_closure"}
 
 
 def writes_in_place(value: relax.Expr) -> bool:
     """Tell whether a value is a call of an operator that writes to its arguments."""
-    return isinstance(value, relax.Call) and value.op in _INPLACE
+    is_operator = type(value) is relax.Call and type(value.op) is Op
+    return is_operator and value.op.name in _INPLACE
 
 
 def may_write(value: relax.Expr, writers: Collection[GlobalVar] | None = None) -> bool:
@@ -70,17 +77,17 @@ def may_write(value: relax.Expr, writers: Collection[GlobalVar] | None = None) -
     writers : Collection[GlobalVar], optional
         The functions that write to their arguments, see :func:`writing_functions`; by default all functions.
     """
-    if not isinstance(value, relax.Call):
+    if type(value) is not relax.Call:
         return False
     callee = value.op
-    if isinstance(callee, GlobalVar):
+    if type(callee) is GlobalVar:
         return writers is None or callee in writers
-    if not isinstance(callee, Op):  # a closure or an external function
+    if type(callee) is not Op:  # a closure or an external function
         return True
-    if callee in _INPLACE or callee == _CALL_CLOSURE:
+    if callee.name in _WRITING:
         return True
     purity = callee.get_attr("FPurity")
-    return purity is not None and not bool(purity) and callee not in _HARMLESS
+    return purity is not None and not bool(purity) and callee.name not in _HARMLESS
 
 
 def writing_functions(mod: tvm.IRModule) -> set[GlobalVar]:
@@ -215,6 +222,20 @@ class Memory:
         """Tell whether a call may write to a variable between its binding and a later one."""
         return not self.holds(variable, relax.Tuple([]), at)
 
+    def changed_later(self, variable: relax.Var) -> bool:
+        """Tell whether a call may write to a variable after its binding."""
+        if variable not in self._places:
+            return bool(self._writes)
+        return not self._are_unwritten([variable], self._places[variable][1] + 1)
+
+    def shares(self, variable: relax.Var, other: relax.Var) -> bool:
+        """Tell whether two variables may refer to the same memory."""
+        one, two = (
+            {self._find(leaf) for leaf in leaves(self._trees.get(each))}
+            for each in (variable, other)
+        )
+        return bool(one & two)
+
     def writers_of(self, variables: Iterable[relax.Var]) -> set[GlobalVar | None]:
         """Return the functions whose calls may write to variables; None represents any other call."""
         if not self._written:
@@ -246,8 +267,8 @@ class Memory:
         """Record the bindings of a body, and return the memory of its result."""
         if not isinstance(body, relax.SeqExpr):
             return self._tree(body)
-        for block in body.blocks:
-            for binding in block.bindings:
+        for block in body.blocks[:]:
+            for binding in block.bindings[:]:
                 variable, value = binding.var, binding.value
                 if isinstance(value, relax.If):
                     branches = value.true_branch, value.false_branch
@@ -268,29 +289,26 @@ class Memory:
 
     def _of(self, value: relax.Expr, place: int) -> object:
         """Return the memory of a value, and record the writes of a call."""
-        if not isinstance(value, relax.Call):
+        if type(value) is not relax.Call:
             return self._tree(value)
-        if value.op in _INPLACE:
+        name = value.op.name if type(value.op) is Op else None
+        if name in _INPLACE:
             return self._in_place(value, place)
-        callee = value.op if isinstance(value.op, GlobalVar) else None
-        operands = list(value.args) if isinstance(value.op, Op) else [value.op, *value.args]
-        if may_write(value, self._writers):
+        callee = value.op if type(value.op) is GlobalVar else None
+        operands = value.args[:] if name is not None else [value.op, *value.args[:]]
+        writes = may_write(value, self._writers)
+        if writes:
             for operand in operands:
                 self._write(operand, place, callee)
-        if isinstance(value.op, Op) and value.op.name in _VIEWS:
-            return self._tree(value.args[0])
-        is_unknown = not isinstance(value.op, Op) or value.op in (
-            _CALL_PURE_PACKED,
-            _MAKE_CLOSURE,
-            _CALL_CLOSURE,
-        )
-        if is_unknown or may_write(value, self._writers):
+        if name in _VIEWS:
+            return self._tree(operands[0])
+        if writes or name is None or name in _UNKNOWN:
             return self._merged([self._tree(operand) for operand in operands])
         return self._new(value.ty)
 
     def _in_place(self, call: relax.Call, place: int) -> object:
-        arguments = list(call.args[1:])
-        if call.op == _CALL_TIR_INPLACE:
+        arguments = call.args[1:]
+        if call.op.name == _CALL_TIR_INPLACE:
             written_out = arguments[0]
             if not isinstance(written_out, relax.Tuple):
                 self._write(written_out, place, None)
@@ -312,7 +330,7 @@ class Memory:
     def _tree(self, expr: relax.Expr) -> object:
         """Return the memory of an expression: a number, or a list for a tuple."""
         if isinstance(expr, relax.Tuple):
-            return [self._tree(field) for field in expr.fields]
+            return [self._tree(field) for field in expr.fields[:]]
         if isinstance(expr, relax.TupleGetItem):
             whole = self._tree(expr.tuple_value)
             return whole[expr.index] if isinstance(whole, list) else whole
@@ -323,7 +341,7 @@ class Memory:
 
     def _new(self, kind: relax.Type) -> object:
         if isinstance(kind, relax.TupleType):
-            return [self._new(field) for field in kind.fields]
+            return [self._new(field) for field in kind.fields[:]]
         self._parents.append(len(self._parents))
         return len(self._parents) - 1
 
@@ -346,8 +364,8 @@ class Memory:
 
 def is_name(value: relax.Expr) -> bool:
     """Tell whether a value only names existing tensors: a variable, a tuple, an element of a tuple, or a reshape."""
-    if isinstance(value, relax.Call):
-        return value.op in _RESHAPES
+    if type(value) is relax.Call:
+        return _is_reshape(value)
     return isinstance(value, (relax.Var, relax.Tuple, relax.TupleGetItem))
 
 
@@ -356,13 +374,17 @@ def named_by(value: relax.Expr, named: dict):
     if isinstance(value, relax.Var):
         return named.get(value)
     if isinstance(value, relax.Tuple):
-        return [named_by(field, named) for field in value.fields]
+        return [named_by(field, named) for field in value.fields[:]]
     if isinstance(value, relax.TupleGetItem):
         whole = named_by(value.tuple_value, named)
         return whole[value.index] if isinstance(whole, list) else whole
     if isinstance(value, relax.Call):
-        return named_by(value.args[0], named) if value.op in _RESHAPES else None
+        return named_by(value.args[0], named) if _is_reshape(value) else None
     return None
+
+
+def _is_reshape(call: relax.Call) -> bool:
+    return type(call.op) is Op and call.op.name in _RESHAPES
 
 
 def leaves(tensors) -> list:

@@ -112,8 +112,9 @@ def without_effects(branch: relax.SeqExpr) -> relax.SeqExpr:
         elif relax.analysis.contains_impure_call(value):
             if variable in needed:
                 raise GradientError(
-                    f"binding {variable.name!r}: the adjoint of a conditional computes its branches again, "
-                    "but an impure call may return something else then; call it outside of the conditional"
+                    f"binding {variable.name!r}: the adjoint of a conditional computes its "
+                    "branches again, but an impure call may return another result the second "
+                    "time; move the call out of the conditional"
                 )
             continue
         kept.append(binding)

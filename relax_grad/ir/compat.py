@@ -107,14 +107,14 @@ from tvm_ffi import structural_equal  # noqa: E402
 try:  # 0.27 and later
     from tvm.ir import GenericConst
     from tvm.ir import TensorLoad as BufferLoad
-    from tvm.s_tir import SBlockRealize
+    from tvm.s_tir import SBlock, SBlockRealize
     from tvm.sym import Analyzer, detect_linear_equation
 
     _CONSTANT, _LOADED = (GenericConst, "value"), "source"
 except ImportError:  # 0.26
     from tvm.arith import Analyzer, detect_linear_equation
     from tvm.relax import Constant
-    from tvm.tirx import BufferLoad, SBlockRealize
+    from tvm.tirx import BufferLoad, SBlock, SBlockRealize
 
     _CONSTANT, _LOADED = (Constant, "data"), "buffer"
 
@@ -123,6 +123,27 @@ def constant_value(expr) -> np.ndarray | None:
     """Return the value of a constant tensor, or None for any other expression."""
     value = getattr(expr, _CONSTANT[1]) if isinstance(expr, _CONSTANT[0]) else None
     return value.numpy() if isinstance(value, tvm.runtime.Tensor) else None
+
+
+def constant_tensor(expr) -> tvm.runtime.Tensor | None:
+    """Return the tensor of a constant without a copy, or None for any other expression."""
+    value = getattr(expr, _CONSTANT[1]) if isinstance(expr, _CONSTANT[0]) else None
+    return value if isinstance(value, tvm.runtime.Tensor) else None
+
+
+def map_constants(expr, function):
+    """Return an expression with ``function(constant)`` in the place of each constant tensor."""
+    from tvm.relax.expr_functor import PyExprMutator, mutator
+
+    def visit(self, constant):
+        return constant if constant_tensor(constant) is None else function(constant)
+
+    name = (
+        "visit_generic_const_"
+        if hasattr(PyExprMutator, "visit_generic_const_")
+        else "visit_constant_"
+    )
+    return mutator(type("_Constants", (PyExprMutator,), {name: visit}))().visit_expr(expr)
 
 
 def loaded_buffer(load):
@@ -319,9 +340,11 @@ __all__ = [
     "MAPS_FUNCTIONS",
     "Analyzer",
     "BufferLoad",
+    "SBlock",
     "SBlockRealize",
     "applies_softmax",
     "check_versions",
+    "constant_tensor",
     "constant_value",
     "decided_layout",
     "detect_linear_equation",
@@ -331,6 +354,7 @@ __all__ = [
     "layout_decision",
     "links_external_modules",
     "loaded_buffer",
+    "map_constants",
     "masked_load",
     "masked_store",
     "parse_version",

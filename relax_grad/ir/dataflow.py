@@ -32,8 +32,9 @@ def in_dataflow(function: relax.Function) -> relax.Function:
             relax.transform.ConvertToDataflow(1),
         ]
     )
-    function = hide_checks(function)
-    return show_checks(passes(tvm.IRModule({GlobalVar("function"): function}))["function"])
+    hidden = hide_checks(function)
+    found = passes(tvm.IRModule({GlobalVar("function"): hidden}))["function"]
+    return found if hidden is function else show_checks(found)
 
 
 def hide_checks(function: relax.Function) -> relax.Function:
@@ -96,7 +97,9 @@ def with_changed_bindings(
     """Return a function with each binding changed, including those in branches."""
 
     def changed(seq: relax.SeqExpr) -> relax.SeqExpr:
-        blocks = [type(block)([of_binding(b) for b in block.bindings]) for block in seq.blocks]
+        blocks = [
+            type(block)([of_binding(b) for b in block.bindings[:]]) for block in seq.blocks[:]
+        ]
         return relax.SeqExpr(blocks, seq.body)
 
     def of_binding(binding: relax.Binding) -> relax.Binding:
@@ -146,7 +149,7 @@ def with_changed_blocks(
         changed = change(function, Memory(function, writers))
         blocks = [
             changed(block) if isinstance(block, relax.DataflowBlock) else block
-            for block in function.body.blocks
+            for block in function.body.blocks[:]
         ]
         if all(new is old for new, old in zip(blocks, function.body.blocks, strict=True)):
             continue

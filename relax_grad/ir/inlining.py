@@ -96,4 +96,4 @@ def _body_of(
 
 
 def _bindings(seq: relax.SeqExpr) -> Iterator[relax.Binding]:
-    return (binding for block in seq.blocks for binding in block.bindings)
+    return (binding for block in seq.blocks[:] for binding in block.bindings[:])

@@ -30,6 +30,10 @@ IS_KERNEL = "relax_grad.is_kernel"
 #: The attributes of a scheduled tensor function. They also keep TVM's passes from changing it.
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
 
+#: The attribute of a function whose caller gives up arguments: pairs of the position of a parameter and of a field of the
+#: result. Each tensor of the field may take the memory of the tensor at its place in the parameter.
+DONATED = "relax_grad.donated"
+
 
 def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:
     """Return a Relax function of a module.
@@ -68,14 +72,14 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
     if free or missing:
         names = ", ".join(sorted({variable.name for variable in free} | missing))
         raise ValueError(
-            f"{name} is not well-formed: it uses {names}, which no binding and no parameter defines, and no "
-            "function of the module is; relax.analysis.well_formed says more"
+            f"{name} is not well-formed: it uses {names}, defined by no binding, "
+            "parameter or function of the module; relax.analysis.well_formed reports details"
         )
     twice = _bound_twice(function)
     if twice:
         raise ValueError(
-            f"{name} is not well-formed: it binds {', '.join(sorted(v.name for v in twice))} more than once; "
-            "relax.analysis.well_formed says more"
+            f"{name} is not well-formed: it binds {', '.join(sorted(v.name for v in twice))} "
+            "more than once; relax.analysis.well_formed reports details"
         )
 
 

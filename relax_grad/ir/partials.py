@@ -49,8 +49,8 @@ def check_partial(
     """
     if not isinstance(partial, relax.Expr):
         raise GradientError(
-            f"the rule must return expressions, but it returned {partial!r}; for an argument without a "
-            "gradient that is relax.op.grad.no_grad(argument)"
+            f"the rule must return expressions, but it returned {partial!r}; for an argument "
+            "without a gradient, return relax.op.grad.no_grad(argument)"
         )
     if is_no_grad(partial) or not is_wanted(argument):
         return partial

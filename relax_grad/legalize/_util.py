@@ -12,7 +12,9 @@ from ..registry import LegalizeRule
 from ..topi import util as topi_util
 
 #: The error in TVM's legalization of data-movement operators that :func:`zeros` avoids.
-EMPTY = "an empty tensor does not compile: a later pass takes the extent 0 for 'as in the data'"
+EMPTY = (
+    "does not compile for an empty tensor: a later pass reads the extent 0 as 'copy from the data'"
+)
 
 
 def stock(op_name: str) -> LegalizeRule:

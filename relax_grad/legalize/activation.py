@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import relax, tirx
 
 from ..registry import register_legalize
@@ -24,13 +26,16 @@ def _prelu(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize("relax.grad.softmax_backward")
 def _softmax_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    output_grad, output = call.args
-    gradient = bb.call_te(
-        topi_activation.softmax_backward,
-        output_grad,
-        output,
-        int(call.attrs.axis) % output_grad.ty.ndim,
-        primfunc_name_hint="softmax_backward",
-    )
+    return _of_rows(bb, call, topi_activation.softmax_backward)
+
+
+@register_legalize("relax.grad.log_softmax_backward")
+def _log_softmax_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _of_rows(bb, call, topi_activation.log_softmax_backward)
+
+
+def _of_rows(bb: relax.BlockBuilder, call: relax.Call, expression: Callable) -> relax.Expr:
+    axis = int(call.attrs.axis) % call.args[0].ty.ndim
+    gradient = bb.call_te(expression, *call.args, axis, primfunc_name_hint=expression.__name__)
     # TVM's rules for GPUs are wrong for an axis of a single element.
     return bind_threads(bb, gradient, always=False)

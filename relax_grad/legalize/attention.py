@@ -17,9 +17,11 @@ _STOCK_ATTENTION = stock("relax.nn.attention")
 
 @register_legalize(
     "relax.nn.attention",
-    corrects="reads out of bounds where heads share keys, is NaN where every score that a causal mask leaves is "
-    "far below 0, refuses a window, sums half precision in half precision, and is undefined where there is no "
-    "key",
+    corrects=(
+        "reads out of bounds where heads share keys, returns NaN where all unmasked scores are "
+        "far below 0, refuses a window, accumulates half precision in half precision, and is "
+        "undefined without keys"
+    ),
 )
 def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     query, key, value = call.args
@@ -41,7 +43,10 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.nn.attention_bias",
-    corrects="as for attention, and is NaN for a query to which a bias of minus infinity leaves no key",
+    corrects=(
+        "as for attention, and returns NaN for a query whose keys are all masked by a bias of "
+        "minus infinity"
+    ),
 )
 def _attention_bias(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _compute(bb, call)

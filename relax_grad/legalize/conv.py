@@ -120,13 +120,15 @@ def _attrs(call: relax.Call) -> dict:
 for _rank in RANKS:
     register_legalize(
         f"relax.nn.conv{_rank}d",
-        corrects="where a layout has W before H or H before D, takes strides, padding, dilation and the "
-        "kernel by position and not, as its type inference does, by name; leaves calls with an "
-        "out_layout of their own",
+        corrects=(
+            "assigns strides, padding, dilation and the kernel to axes by position, unlike its "
+            "type inference, so that a layout with W before H or H before D is wrong; does not "
+            "legalize calls whose out_layout differs from data_layout"
+        ),
     )(_conv)
     register_legalize(
         f"relax.nn.conv{_rank}d_transpose",
-        corrects="leaves calls with a layout other than the plain one",
+        corrects="does not legalize layouts other than the default",
     )(_conv_transpose)
     register_legalize(f"relax.grad.conv{_rank}d_backward_data")(_backward_data)
     register_legalize(f"relax.grad.conv{_rank}d_backward_weight")(_backward_weight)

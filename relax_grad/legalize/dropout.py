@@ -10,7 +10,9 @@ from ._util import stock
 _STOCK_DROPOUT = stock("relax.nn.dropout")
 
 
-@register_legalize("relax.nn.dropout", corrects="0.26 leaves it as it is, and it does not compile")
+@register_legalize(
+    "relax.nn.dropout", corrects="TVM 0.26 has no legalization, so the operator does not compile"
+)
 def _dropout(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Return the data and a mask of ones, as later releases do."""
     result = _STOCK_DROPOUT(bb, call)

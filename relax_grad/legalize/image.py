@@ -28,7 +28,7 @@ _RESIZE_WRONG = (
 
 
 @register_legalize(
-    "relax.image.resize2d", corrects=_RESIZE_WRONG.format("takes the layouts NCHW and NHWC only")
+    "relax.image.resize2d", corrects=_RESIZE_WRONG.format("supports the layouts NCHW and NHWC only")
 )
 def _resize2d(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _stock_resize_is_right(call, ("NCHW", "NHWC")):

@@ -16,8 +16,10 @@ _STOCK_TAKE = stock("relax.take")
 
 @register_legalize(
     "relax.take",
-    corrects="fast reads out of bounds for negative and for large indices, clip and wrap for an empty "
-    "axis; nan does not compile for axis=None nor for integers",
+    corrects=(
+        "reads out of bounds for negative and large indices in mode fast, and for an empty axis "
+        "in modes clip and wrap; does not compile mode nan for axis=None or integers"
+    ),
 )
 def _take(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _stock_take_is_right(call):
@@ -32,8 +34,10 @@ def _take_jvp(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.grad.take_backward",
-    corrects="writes out of bounds for a negative axis and for indices outside of it, ignores mode, and "
-    "takes indices of rank 1 only",
+    corrects=(
+        "writes out of bounds for a negative axis and for indices outside of it, ignores mode, "
+        "and supports indices of rank 1 only"
+    ),
 )
 def _take_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     check_take_backward(call, bb)
@@ -50,7 +54,7 @@ def _take_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.gather_elements",
-    corrects="reads out of bounds for negative and for large indices; refuses empty indices",
+    corrects="reads out of bounds for negative and large indices, and refuses empty indices",
 )
 def _gather_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _call_gather_elements(bb, call, "nan")

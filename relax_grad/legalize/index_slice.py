@@ -15,8 +15,10 @@ _STOCK_STRIDED_SLICE = stock("relax.strided_slice")
 
 @register_legalize(
     "relax.strided_slice",
-    corrects="does not compile for a negative axis of a symbolic shape, where 0.26 also reads out of "
-    "bounds for a negative begin",
+    corrects=(
+        "does not compile for a negative axis of a symbolic shape; for a symbolic shape, TVM 0.26 "
+        "also reads out of bounds at a negative begin"
+    ),
 )
 def _strided_slice(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     x, axes, begin, end, *strides = call.args

@@ -18,8 +18,10 @@ _STOCK_SCATTER_ND = stock("relax.scatter_nd")
 
 @register_legalize(
     "relax.scatter_elements",
-    corrects="writes out of bounds for indices outside the axis, takes a smaller index tensor for one of "
-    "the data's extents, and accumulates half precision in half precision",
+    corrects=(
+        "writes out of bounds for indices outside the axis, treats an index tensor smaller than "
+        "the data as one of the data's shape, and accumulates half precision in half precision"
+    ),
 )
 def _scatter_elements(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if _is_left_to_tvm(call):
@@ -66,8 +68,10 @@ def _index_put(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.slice_scatter",
-    corrects="reads behind the end of what is written, takes a slice that begins before the axis or is empty "
-    "for another one, and refuses symbolic extents",
+    corrects=(
+        "reads out of bounds past the end of src, writes to the wrong elements if the slice is "
+        "empty or begins before the axis, and refuses symbolic extents"
+    ),
 )
 def _slice_scatter(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, src, start, _, step = call.args

@@ -16,9 +16,7 @@ from ._util import shape_values, stock, zero_where_empty
 _STOCK_EINSUM, _STOCK_MATMUL = stock("relax.einsum"), stock("relax.matmul")
 
 
-@register_legalize(
-    "relax.matmul", corrects="leaves a sum over a symbolic axis undefined where that is empty"
-)
+@register_legalize("relax.matmul", corrects="is undefined where a symbolic summation axis is empty")
 def _matmul(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     product = _STOCK_MATMUL(bb, call)
     a, b = (each.ty.shape.values for each in call.args)

@@ -33,8 +33,10 @@ def _nll_loss(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.grad.nll_loss_backward",
-    corrects="reads weights out of bounds at an ignored target, divides a mean by the weight sum of "
-    "other targets, and makes NaN of the gradient where all targets are ignored",
+    corrects=(
+        "reads weights out of bounds at an ignored target, divides a mean by the sum of the wrong "
+        "weights, and returns NaN gradients where all targets are ignored"
+    ),
 )
 def _nll_loss_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     check_nll_loss_backward(call, bb)
@@ -64,7 +66,9 @@ def _nll_loss_backward_weights(bb: relax.BlockBuilder, call: relax.Call) -> rela
 
 @register_legalize(
     "relax.nn.cross_entropy_with_logits",
-    corrects="does not compile for GPUs, where a sum over all axes and what is made of it are one function",
+    corrects=(
+        "does not compile for GPUs, where a sum over all axes and its consumer are one function"
+    ),
 )
 def _cross_entropy_with_logits(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bind_threads(bb, _STOCK_CROSS_ENTROPY(bb, call))

@@ -96,7 +96,7 @@ def _permute_dims(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(topi.transpose, call.args[0], call.attrs.axes, primfunc_name_hint="transpose")
 
 
-@register_legalize("relax.reshape", corrects="refuses a shape that is read off a tensor")
+@register_legalize("relax.reshape", corrects="refuses a shape that is computed from a tensor")
 def _reshape(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
         topi.reshape, call.args[0], shape_values(call.args[1]), primfunc_name_hint="reshape"

@@ -40,8 +40,10 @@ def _concat_backward_tensors(bb: relax.BlockBuilder, call: relax.Call) -> relax.
 
 @register_legalize(
     "relax.split",
-    corrects="refuses empty parts and indices that are not in order, and compiles parts of a negative "
-    "extent for indices beyond a symbolic or a constant extent",
+    corrects=(
+        "refuses empty parts and unsorted indices, and makes parts of negative extent for indices "
+        "beyond the end of the axis"
+    ),
 )
 def _split(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     (x,) = call.args

@@ -13,9 +13,7 @@ _STOCK_LAYOUT_TRANSFORM = stock("relax.layout_transform")
 _STOCK_REVERSE_SEQUENCE = stock("relax.reverse_sequence")
 
 
-@register_legalize(
-    "relax.reverse_sequence", corrects="needs the extent of the batch, which may be symbolic"
-)
+@register_legalize("relax.reverse_sequence", corrects="refuses a symbolic batch extent")
 def _reverse_sequence(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, seq_lengths = call.args
     seq_axis, batch_axis = int(call.attrs.seq_axis), int(call.attrs.batch_axis)
@@ -51,7 +49,7 @@ def _layout_transform_backward_x(bb: relax.BlockBuilder, call: relax.Call) -> re
     )
 
 
-@register_legalize("relax.nn.pixel_shuffle", corrects="calls a function that TVM does not have")
+@register_legalize("relax.nn.pixel_shuffle", corrects="calls a function that does not exist in TVM")
 def _pixel_shuffle(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     if is_empty(call):
         return zeros(bb, call)

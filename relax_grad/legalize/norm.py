@@ -9,10 +9,12 @@ from tvm.relax import op
 
 from ..ir.compat import dtype_of
 from ..ir.dtypes import HALVES
+from ..op.norm_statistics import deviation
 from ..registry import register_legalize
 from ..topi import norm as topi_norm
+from ..topi import util as topi_util
 from ._gpu import bind_threads
-from ._util import int_list, shape_values, stock
+from ._util import int_list, is_empty, shape_values, stock, zeros
 
 _STOCK_BATCH_NORM = stock("relax.nn.batch_norm")
 _STOCK_GROUP_NORM = stock("relax.nn.group_norm")
@@ -23,8 +25,10 @@ _STOCK_RMS_NORM = stock("relax.nn.rms_norm")
 
 @register_legalize(
     "relax.nn.batch_norm",
-    corrects="returns float32 for half precision, against its own type, and takes a negative axis in "
-    "training for another one",
+    corrects=(
+        "returns float32 for half precision, which contradicts its inferred type, and normalizes "
+        "along the wrong axis for a negative axis in training"
+    ),
 )
 def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     """Compute half precision in float32, and convert a negative axis to a non-negative one."""
@@ -59,8 +63,10 @@ def _batch_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.nn.layer_norm",
-    corrects="ignores center=False and scale=False, reads gamma and beta in the wrong order where axes do not "
-    "rise, and refuses float64 and bfloat16",
+    corrects=(
+        "ignores center=False and scale=False, reads gamma and beta in the wrong order for axes "
+        "that are not ascending, and refuses float64 and bfloat16"
+    ),
 )
 def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, attrs = call.args[0], call.attrs
@@ -77,8 +83,10 @@ def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 @register_legalize(
     "relax.nn.rms_norm",
-    corrects="computes float64 in float32, reads the weight in the wrong order where axes do not rise, and does "
-    "not compile but over the last axes and not over every one",
+    corrects=(
+        "computes float64 in float32, reads the weight in the wrong order for axes that are not "
+        "ascending, and compiles only for trailing axes and not for all axes"
+    ),
 )
 def _rms_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data = call.args[0]
@@ -97,19 +105,19 @@ def _group_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, attrs = call.args[0], call.attrs
     if dtype_of(data.ty) in ("float32", "float16") and attrs.scale and attrs.center:
         return _STOCK_GROUP_NORM(bb, call)
-    (channel,) = _axes(data, [attrs.channel_axis])
-    groups, extents = int(attrs.num_groups), list(data.ty.shape.values)
-    extents[channel : channel + 1] = [groups, tirx.floordiv(extents[channel], groups)]
-    axes = [axis + (axis > channel) for axis in _axes(data, attrs.axes)] + [channel + 1]
-    grouped = bb.emit(op.reshape(data, extents))
+    if is_empty(call):
+        return zeros(bb, call)
+    grouped, axes, channel = _grouped(bb, call)
     result = _compute(bb, call, grouped, axes, [channel, channel + 1])
     return op.reshape(result, data.ty.shape)
 
 
 @register_legalize(
     "relax.nn.instance_norm",
-    corrects="ignores center=False and scale=False, refuses float64, bfloat16 and a negative channel axis, and "
-    "counts in half precision",
+    corrects=(
+        "ignores center=False and scale=False, refuses float64, bfloat16 and a negative channel "
+        "axis, and computes the element count in half precision"
+    ),
 )
 def _instance_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     data, attrs = call.args[0], call.attrs
@@ -121,6 +129,46 @@ def _instance_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     ):
         return _STOCK_INSTANCE_NORM(bb, call)
     return _compute(bb, call, data, _axes(data, attrs.axes), _axes(data, [attrs.channel_axis]))
+
+
+@register_legalize("relax.grad.batch_norm_statistics")
+def _batch_norm_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    (data,) = call.args
+    (channel,) = _axes(data, [call.attrs.axis])
+    axes = [axis for axis in range(data.ty.ndim) if axis != channel]
+    statistics = _mean_and_rstd(bb, call, data, axes)
+    return relax.Tuple([op.squeeze(each, axes) if axes else each for each in statistics])
+
+
+@register_legalize("relax.grad.layer_norm_statistics")
+@register_legalize("relax.grad.instance_norm_statistics")
+def _row_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    (data,) = call.args
+    return relax.Tuple(_mean_and_rstd(bb, call, data, _axes(data, call.attrs.axes)))
+
+
+@register_legalize("relax.grad.group_norm_statistics")
+def _group_norm_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Compute the statistics of the groups, and repeat them for each channel."""
+    if topi_util.is_empty(call.args[0].ty.shape.values):
+        # Reshape misreads an extent of 0. Each channel of a group has the same statistics as the group: NaN, or none.
+        return _row_statistics(bb, call)
+    grouped, axes, channel = _grouped(bb, call)
+    result = call.ty.fields[0].shape
+    extents = list(result.values)
+    extents[channel : channel + 1] = grouped.ty.shape.values[channel : channel + 2]
+    repeated = [
+        bb.emit(op.broadcast_to(each, relax.ShapeExpr(extents)))
+        for each in _mean_and_rstd(bb, call, grouped, axes)
+    ]
+    return relax.Tuple([bb.emit(op.reshape(each, result)) for each in repeated])
+
+
+@register_legalize("relax.grad.rms_norm_statistics")
+def _rms_norm_statistics(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    (data,) = call.args
+    (rstd,) = _mean_and_rstd(bb, call, data, _axes(data, call.attrs.axes), center=False)
+    return rstd
 
 
 @register_legalize("relax.grad.divide_by_count")
@@ -270,33 +318,70 @@ def _compute(
     """
     half = dtype_of(data.ty) in HALVES
 
-    def wide(expr):
-        return bb.emit(op.astype(expr, "float32")) if half else expr
-
-    def average(expr):
-        return bb.emit(op.mean(expr, list(axes), keepdims=True)) if axes else expr
-
     def spread(parameter):
         if len(parameter_axes) != parameter.ty.ndim:  # channels, split into groups
             extents = [data.ty.shape.values[axis] for axis in parameter_axes]
             parameter = bb.emit(op.reshape(parameter, extents))
         order = sorted(range(len(parameter_axes)), key=parameter_axes.__getitem__)
         others = [axis for axis in range(data.ty.ndim) if axis not in parameter_axes]
-        parameter = bb.emit(op.permute_dims(wide(parameter), order))
+        parameter = bb.emit(op.permute_dims(_widened(bb, parameter), order))
         return bb.emit(op.expand_dims(parameter, others)) if others else parameter
 
-    result = wide(data)
-    if center:
-        result = bb.emit(op.subtract(result, average(result)))
-    variance = average(bb.emit(op.multiply(result, result)))
-    epsilon = relax.const(float(call.attrs.epsilon), dtype_of(result.ty))
-    sigma = bb.emit(op.sqrt(bb.emit(op.add(variance, epsilon))))
+    _, result, variance = _moments(bb, data, axes, center)
+    sigma = bb.emit(deviation(bb, variance, call.attrs.epsilon))
     result = bb.emit(op.divide(result, sigma))
     if getattr(call.attrs, "scale", True):
         result = bb.emit(op.multiply(result, spread(call.args[1])))
     if getattr(call.attrs, "center", False):
         result = bb.emit(op.add(result, spread(call.args[2])))
     return bb.emit(op.astype(result, dtype_of(data.ty))) if half else result
+
+
+def _grouped(bb: relax.BlockBuilder, call: relax.Call) -> tuple[relax.Expr, list[int], int]:
+    """Return the data with its channels split into groups, the normalized axes of it, and the axis of the groups."""
+    data, attrs = call.args[0], call.attrs
+    (channel,) = _axes(data, [attrs.channel_axis])
+    groups, extents = int(attrs.num_groups), list(data.ty.shape.values)
+    extents[channel : channel + 1] = [groups, tirx.floordiv(extents[channel], groups)]
+    axes = [axis + (axis > channel) for axis in _axes(data, attrs.axes)] + [channel + 1]
+    return bb.emit(op.reshape(data, extents)), axes, channel
+
+
+def _moments(
+    bb: relax.BlockBuilder, data: relax.Expr, axes: Sequence[int], center: bool = True
+) -> tuple[relax.Expr | None, relax.Expr, relax.Expr]:
+    """Return mean, centered data and variance over the axes, which the mean and the variance keep with extent 1.
+
+    Half precision is computed in float32. Without ``center``, the mean is taken to be 0 and returned as None. The
+    centered data is a variable of its own: a value with one use is fused with its consumer.
+    """
+
+    def average(expr):
+        return bb.emit(op.mean(expr, list(axes), keepdims=True)) if axes else expr
+
+    data = _widened(bb, data)
+    mean = average(data) if center else None
+    centered = bb.emit(op.subtract(data, mean)) if center else data
+    return mean, centered, average(bb.emit(op.multiply(centered, centered)))
+
+
+def _mean_and_rstd(
+    bb: relax.BlockBuilder,
+    call: relax.Call,
+    data: relax.Expr,
+    axes: Sequence[int],
+    center: bool = True,
+) -> list[relax.Expr]:
+    """Return the mean, if ``center``, and ``1 / sqrt(variance + epsilon)`` over the axes, kept with extent 1."""
+    mean, _, variance = _moments(bb, data, axes, center)
+    one = relax.const(1.0, dtype_of(variance.ty))
+    rstd = bb.emit(op.divide(one, bb.emit(deviation(bb, variance, call.attrs.epsilon))))
+    return [mean, rstd] if center else [rstd]
+
+
+def _widened(bb: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
+    """Return a tensor in the dtype to accumulate in."""
+    return bb.emit(op.astype(expr, "float32")) if dtype_of(expr.ty) in HALVES else expr
 
 
 def _kernel(

@@ -16,8 +16,10 @@ _STOCK_PAD = stock("relax.nn.pad")
 
 @register_legalize(
     "relax.nn.pad",
-    corrects="reflects once only and reads out of bounds where that is not enough; an empty axis is read "
-    "out of bounds, or divided by; a mode that it does not know pads with pad_value",
+    corrects=(
+        "reflects only once and reads out of bounds for wider padding; reads an empty axis out of "
+        "bounds or divides by its extent; pads with pad_value in an unknown mode"
+    ),
 )
 def _pad(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     mode, widths = str(call.attrs.pad_mode), int_list(call.attrs.pad_width)

@@ -143,14 +143,18 @@ def _windows(attrs) -> dict:
 
 #: The errors of TVM's legalizations, for the operators that it has.
 _CORRECTS = {
-    "max_pool2d": "reads the argmax out of bounds where the windows do not tile the data, breaks ties "
-    "and NaN differently from PyTorch, and has no dilation and no layout of its own for the result",
-    "avg_pool2d": "divides by another area than the forward operator where ceil_mode or the padding "
-    "cuts a window off, and has no dilation and no layout of its own for the result",
+    "max_pool2d": (
+        "reads the argmax out of bounds where the windows do not tile the data, breaks ties and "
+        "NaN differently from PyTorch, and supports neither dilation nor a separate out_layout"
+    ),
+    "avg_pool2d": (
+        "divides by a different area than the forward operator where ceil_mode or the padding "
+        "truncates a window, and supports neither dilation nor a separate out_layout"
+    ),
 }
 _OUT_LAYOUT = (
-    "leaves calls with an out_layout of their own, and mistakes the axes of a layout that has parts "
-    "in brackets"
+    "does not legalize calls with a separate out_layout, and misreads the axes of a layout that "
+    "has parts in brackets"
 )
 
 for _rank in RANKS:

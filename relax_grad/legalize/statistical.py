@@ -31,8 +31,10 @@ def _legalize_reduction(op_name: str) -> None:
 
     @register_legalize(
         op_name,
-        corrects="over a symbolic axis that is empty it returns uninitialised memory; a mean over an axis "
-        "known to be empty does not compile, nor does one over all axes for GPUs",
+        corrects=(
+            "returns uninitialised memory for an empty symbolic axis; does not compile a mean "
+            "over a static empty axis, or over all axes for GPUs"
+        ),
     )
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         dtype, name = dtype_of(call.ty), op_name.split(".")[-1]
@@ -62,8 +64,10 @@ for _name in _REDUCTIONS:
 
 @register_legalize(
     "relax.median",
-    corrects="over several axes it reads outside the tensor, over none it returns another type, keepdims is "
-    "ignored without axes, and bfloat16 is sorted as something else",
+    corrects=(
+        "reads out of bounds over several axes, returns the wrong type over no axes, ignores "
+        "keepdims without axes, and sorts bfloat16 as another dtype"
+    ),
 )
 def _median(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     (x,) = call.args

@@ -10,8 +10,8 @@ from ..registry import register_legalize
 from ._util import stock
 
 _REFUSES = "refuses float16 on CPU, which has no such function"
-_CANCELS = "cancels in float16: small arguments give 0"
-_ROUNDS = "rounds every step in float16"
+_CANCELS = "returns 0 for small arguments in float16, by cancellation"
+_ROUNDS = "rounds every intermediate result to float16"
 
 #: The operators that TVM rejects or computes wrongly in float16, and the error.
 _IN_FLOAT16 = {
@@ -27,7 +27,7 @@ _IN_FLOAT16 = {
     "nn.gelu": _ROUNDS,
     "nn.gelu_tanh": _ROUNDS,
     "nn.selu": _CANCELS,
-    "nn.softplus": "overflows in float16: an argument of 12 gives infinity",
+    "nn.softplus": "overflows in float16: returns infinity for the argument 12",
 }
 
 

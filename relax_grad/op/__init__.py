@@ -18,6 +18,7 @@ from . import (
     manipulate_join,
     manipulate_order,
     norm,
+    norm_statistics,
     pad,
     pool,
     scan,
@@ -25,4 +26,4 @@ from . import (
     stock_layout,
     vision,
 )
-from .control import checkpoint, stop_gradient
+from .control import checkpoint, differentiable_once, stop_gradient, with_backward

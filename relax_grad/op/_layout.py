@@ -129,7 +129,7 @@ def follow_axis(
     axes : Sequence[str]
         The attributes: each is an integer, a list of them, or None.
     result : bool
-        Whether the result has these axes too, or keeps its order.
+        Whether the result, or each tensor of a tuple, has these axes too, or keeps its order.
     """
 
     @layout_rule(*op_names)
@@ -138,7 +138,9 @@ def follow_axis(
         inputs = [
             layout if i in full else _first_of_type(arg.ty) for i, arg in enumerate(call.args)
         ]
-        output = layout if result else _first_of_type(call.ty)
+        output = _first_of_type(call.ty)
+        if result:
+            output = [layout] * len(output) if isinstance(output, list) else layout
         attrs = {name: moved_axes(getattr(call.attrs, name), layout) for name in axes}
         return Converted(inputs, output, attrs)
 

@@ -1,4 +1,4 @@
-"""Type inference of the backward operators of the normalisations."""
+"""Type inference of the backward operators of the normalisations, and of the operators of their statistics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tvm import relax, tirx
 
 from ..ir.compat import dtype_of, shapes_may_differ
+from ..ir.dtypes import accumulation_dtype
 from ._infer import check_shape, tensor_type, type_of_shape
 
 #: The extents of a tensor, each None if unknown.
@@ -73,20 +74,76 @@ def infer_over_axes_gamma(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Ty
     return _typed(_take(shape, axes), rstd)
 
 
+def infer_channel_statistics(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of mean and rstd of each channel."""
+    data, shape = _float_data(call, 0)
+    return relax.TupleType([_widened(_channels(call, data, shape), data)] * 2)
+
+
+def infer_row_statistics(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of mean and rstd over axes, which have extent 1."""
+    return relax.TupleType([infer_root_mean_square(call, ctx)] * 2)
+
+
+def infer_instance_statistics(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of mean and rstd of each channel over axes, which have extent 1."""
+    data, _ = _float_data(call, 0)
+    _in_range(call, "channel_axis", call.attrs.channel_axis, data)
+    return infer_row_statistics(call, ctx)
+
+
+def infer_group_statistics(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of mean and rstd over axes, which have extent 1, and over groups of channels."""
+    data, shape = _float_data(call, 0)
+    axis, groups = call.attrs.channel_axis, int(call.attrs.num_groups)
+    channel = _in_range(call, "channel_axis", axis, data)
+    if channel in _axes(call, data):
+        raise ValueError(
+            f"{call.op.name}: axes must not contain the channel axis {axis} of data of {data.ndim} dimensions, but "
+            f"they are {call.attrs.axes}"
+        )
+    channels = shape[channel]
+    if groups < 1 or (isinstance(channels, tirx.IntImm) and int(channels) % groups):
+        raise ValueError(
+            f"{call.op.name}: num_groups must be positive and divide the channels of data, whose type is {data}, "
+            f"but it is {groups}"
+        )
+    return infer_row_statistics(call, ctx)
+
+
+def infer_root_mean_square(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    """Return the type of a statistic over axes, which have extent 1."""
+    data, shape = _float_data(call, 0)
+    return _widened(_reduced(shape, _axes(call, data)), data)
+
+
+def _float_data(call: relax.Call, index: int) -> tuple[relax.TensorType, Extents]:
+    """Return the type of the data, which is the argument at an index, and its extents, each None if unknown.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the rank of the data is unknown, or its dtype is not floating-point.
+    """
+    data = tensor_type(call, index, "data")
+    if data.ndim < 0:
+        raise ValueError(f"{call.op.name}: the rank of data must be known, but its type is {data}")
+    if data.dtype is not None and "float" not in dtype_of(data):
+        raise TypeError(f"{call.op.name}: data must be floating-point, but its type is {data}")
+    known = isinstance(data.shape, relax.ShapeExpr)
+    return data, list(data.shape.values) if known else [None] * data.ndim
+
+
 def _check_data(call: relax.Call) -> tuple[relax.TensorType, Extents]:
     """Return the type of the data and its extents, each None if unknown.
 
     Raises
     ------
     TypeError, ValueError
-        If the rank of the data is unknown, its dtype is not floating-point, or the output gradient has another
-        shape or dtype.
+        As for :func:`_float_data`, or if the output gradient has another shape or dtype.
     """
-    output_grad, data = tensor_type(call, 0, "output_grad"), tensor_type(call, 1, "data")
-    if data.ndim < 0:
-        raise ValueError(f"{call.op.name}: the rank of data must be known, but its type is {data}")
-    if data.dtype is not None and "float" not in dtype_of(data):
-        raise TypeError(f"{call.op.name}: data must be floating-point, but its type is {data}")
+    output_grad = tensor_type(call, 0, "output_grad")
+    data, extents = _float_data(call, 1)
     known = data.dtype is not None and output_grad.dtype is not None
     if known and dtype_of(data) != dtype_of(output_grad):
         raise TypeError(
@@ -94,9 +151,7 @@ def _check_data(call: relax.Call) -> tuple[relax.TensorType, Extents]:
             f"{output_grad}"
         )
     check_shape(call, "output_grad", output_grad, data)
-    if not isinstance(data.shape, relax.ShapeExpr):
-        return data, [None] * data.ndim
-    return data, list(data.shape.values)
+    return data, extents
 
 
 def _channels(call: relax.Call, data: relax.TensorType, shape: Extents) -> Extents:
@@ -131,10 +186,16 @@ def _reduced(shape: Extents, axes: Sequence[int]) -> Extents:
     return [tirx.const(1, "int64") if axis in axes else extent for axis, extent in enumerate(shape)]
 
 
-def _typed(extents: Extents, like: relax.TensorType) -> relax.TensorType:
-    """Return the type of a tensor of these extents, with the dtype and device of ``like``."""
+def _typed(extents: Extents, like: relax.TensorType, dtype: str | None = None) -> relax.TensorType:
+    """Return the type of a tensor of these extents, with the device of ``like`` and its dtype if None is given."""
     unknown = any(extent is None for extent in extents)  # `in` would compare expressions
-    return type_of_shape(like, None if unknown else extents, len(extents))
+    return type_of_shape(like, None if unknown else extents, len(extents), dtype)
+
+
+def _widened(extents: Extents, like: relax.TensorType) -> relax.TensorType:
+    """Return the type of a tensor of these extents, with the dtype that ``like`` is accumulated in."""
+    dtype = None if like.dtype is None else accumulation_dtype(dtype_of(like))
+    return _typed(extents, like, dtype)
 
 
 def _check_extents(call: relax.Call, index: int, extents: Extents) -> relax.TensorType:

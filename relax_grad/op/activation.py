@@ -1,11 +1,12 @@
 """The backward operators of the activations.
 
-Only softmax has one: the gradients of the others are element-wise, and an operator would gain nothing over fusion.
-The gradient of log_softmax, ``output_grad - sum(output_grad) * exp(output)``, keeps TVM's form. Its sum reads
-the output gradient only.
+Only softmax and log_softmax have one: the gradients of the others are element-wise, and an operator would gain nothing
+over fusion.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from tvm import relax
 from tvm.ir import Op
@@ -42,10 +43,36 @@ def softmax_backward(output_grad: relax.Expr, output: relax.Expr, axis: int = -1
     )
 
 
-def _infer_softmax_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+def log_softmax_backward(output_grad: relax.Expr, output: relax.Expr, axis: int = -1) -> relax.Call:
+    """Gradient of log_softmax.
+
+    ``output_grad - sum(output_grad) * exp(output)``, with the sum over the axis.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result of ``log_softmax``.
+    output : relax.Expr
+        The result of ``log_softmax``; it may have a wider dtype.
+    axis : int
+        As given to ``relax.op.nn.log_softmax``.
+
+    Returns
+    -------
+    result : relax.Call
+        A tensor of the type of ``output_grad``; half precision is computed in float32.
+    """
+    return relax.Call(
+        Op.get("relax.grad.log_softmax_backward"),
+        [output_grad, output],
+        relax.op.nn.log_softmax(output, axis).attrs,
+    )
+
+
+def _infer(forward_name: str, call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     output_grad = tensor_type(call, 0, "output_grad")
     tensor_type(call, 1, "output")
-    forward = relax.Call(Op.get("relax.nn.softmax"), [call.args[1]], call.attrs)
+    forward = relax.Call(Op.get(forward_name), [call.args[1]], call.attrs)
     check_shape(call, "output_grad", output_grad, forward_type(call, ctx, forward))
     if output_grad.dtype is not None and "float" not in dtype_of(output_grad):
         raise TypeError(
@@ -54,14 +81,16 @@ def _infer_softmax_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.
     return output_grad
 
 
-declare_op(
-    "softmax_backward",
-    [
-        ("output_grad", "Tensor", "The gradient with respect to the result of softmax."),
-        ("output", "Tensor", "The result of softmax."),
-    ],
-    _infer_softmax_backward,
-    softmax_backward,
-    "relax.attrs.SoftmaxAttrs",
-)
-follow_axis("relax.grad.softmax_backward", full=(0, 1))
+_BACKWARD = {"softmax": softmax_backward, "log_softmax": log_softmax_backward}
+for _forward, _builder in _BACKWARD.items():
+    declare_op(
+        _builder.__name__,
+        [
+            ("output_grad", "Tensor", f"The gradient with respect to the result of {_forward}."),
+            ("output", "Tensor", f"The result of {_forward}."),
+        ],
+        partial(_infer, f"relax.nn.{_forward}"),
+        _builder,
+        "relax.attrs.SoftmaxAttrs",
+    )
+    follow_axis(f"relax.grad.{_builder.__name__}", full=(0, 1))

@@ -171,8 +171,8 @@ def _check_masks(call: relax.Call) -> None:
         same = Analyzer().can_prove_equal(*lengths)
     if not same:
         raise ValueError(
-            "a window at the bottom right is defined for as many queries as keys only: implementations "
-            "differ in which keys it holds otherwise; use causal_mask='TopLeft'"
+            "a window with causal_mask='BottomRight' is defined only for as many keys as queries, "
+            "because implementations disagree about its keys otherwise; use causal_mask='TopLeft'"
         )
 
 
@@ -184,7 +184,10 @@ def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax
             f"is {scores}"
         )
     if call.attrs.scale is not None:
-        raise ValueError(f"{call.op.name}: the scores must have been scaled; leave out scale")
+        raise ValueError(
+            f"{call.op.name}: scale must not be given, as the scores are scaled already, but it is "
+            f"{float(call.attrs.scale)}"
+        )
     if call.attrs.causal_mask not in (None, "TopLeft", "BottomRight"):
         raise ValueError(
             f"{call.op.name}: causal_mask must be 'TopLeft' or 'BottomRight', but it is "
@@ -210,8 +213,8 @@ declare_op(
     "attention_weights",
     [
         ("scores", "Tensor", "The scores."),
-        ("seqstart_q", "Optional[Tensor]", "Where each sequence of queries starts."),
-        ("seqstart_k", "Optional[Tensor]", "Where each sequence of keys starts."),
+        ("seqstart_q", "Optional[Tensor]", "The start of each sequence of queries."),
+        ("seqstart_k", "Optional[Tensor]", "The start of each sequence of keys."),
     ],
     _infer_attention_weights,
     attention_weights,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import relax
-from tvm.ir import Op
+from tvm.ir import GlobalVar, Op
 
 from ._infer import tensor_type
 from .declare import declare_op
@@ -82,7 +82,97 @@ def _infer_stop_gradient(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Typ
 
 declare_op(
     "stop_gradient",
-    [("data", "Tensor", "What is a constant.")],
+    [("data", "Tensor", "The value to treat as a constant.")],
     _infer_stop_gradient,
     stop_gradient,
+)
+
+
+def differentiable_once(data: relax.Expr, sources: relax.Expr | Sequence) -> relax.Call:
+    """Return the data unchanged; a gradient that reaches it is an error.
+
+    Parameters
+    ----------
+    data : relax.Expr
+        A tensor.
+    sources : relax.Expr or Sequence[relax.Expr]
+        A tuple of tensors that the data depend on, where the program does not show it.
+
+    Returns
+    -------
+    result : relax.Call
+        The same tensor.
+    """
+    return relax.Call(Op.get("relax.grad.differentiable_once"), [data, _tuple(sources)])
+
+
+def with_backward(
+    outputs: relax.Expr | Sequence,
+    inputs: relax.Expr | Sequence,
+    residuals: relax.Expr | Sequence,
+    backward: relax.Expr,
+) -> relax.Call:
+    """Return the outputs of a computation, whose gradient is a function of the module.
+
+    The computation of the outputs is not differentiated.
+
+    Parameters
+    ----------
+    outputs : relax.Expr or Sequence[relax.Expr]
+        A tuple of floating-point tensors.
+    inputs : relax.Expr or Sequence[relax.Expr]
+        A tuple of the floating-point tensors with a gradient.
+    residuals : relax.Expr or Sequence[relax.Expr]
+        A tuple of further arguments of the function: tensors and shapes.
+    backward : relax.Expr
+        The function ``(*outputs, *residuals, *output_grads) -> (input_grads...)``, a global variable.
+
+    Returns
+    -------
+    result : relax.Call
+        The tuple of the outputs.
+    """
+    fields = map(_tuple, (outputs, inputs, residuals))
+    return relax.Call(Op.get("relax.grad.with_backward"), [*fields, backward])
+
+
+def _tuple(fields: relax.Expr | Sequence) -> relax.Expr:
+    """Return a tuple of expressions, which TVMScript gives as an array."""
+    return fields if isinstance(fields, relax.Expr) else relax.Tuple(list(fields))
+
+
+def _infer_with_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    for argument, name in zip(call.args[:3], ("outputs", "inputs", "residuals"), strict=True):
+        if not isinstance(argument.ty, relax.TupleType):
+            raise TypeError(
+                f"{call.op.name}: {name} must be a tuple, but its type is {argument.ty}"
+            )
+    if not isinstance(call.args[3], GlobalVar):
+        raise TypeError(
+            f"{call.op.name}: backward must be a function of the module, but it is {call.args[3]}"
+        )
+    return call.args[0].ty
+
+
+declare_op(
+    "differentiable_once",
+    [
+        ("data", "Tensor", "A result of a first derivative."),
+        ("sources", "Tuple", "The tensors that it depends on."),
+    ],
+    _infer_stop_gradient,
+    differentiable_once,
+    requires_argument_shapes=False,
+)
+declare_op(
+    "with_backward",
+    [
+        ("outputs", "Tuple", "The results of a computation."),
+        ("inputs", "Tuple", "The tensors with a gradient."),
+        ("residuals", "Tuple", "Further arguments of the backward function."),
+        ("backward", "Function", "The backward function, a global variable."),
+    ],
+    _infer_with_backward,
+    with_backward,
+    requires_argument_shapes=False,
 )

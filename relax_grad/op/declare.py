@@ -127,6 +127,7 @@ _KINDS = {
     "Shape": "a Relax expression or a sequence of integers and expressions",
     "Tuple": "a Relax expression, or a sequence of expressions or shapes",
     "PrimExpr": "an integer or an expression",
+    "Function": "a global variable",
 }
 
 
@@ -135,7 +136,12 @@ def _is_of_kind(value: object, kind: str) -> bool:
         return True
     if "PrimExpr" in kind:
         return isinstance(value, numbers.Integral)
-    if "Tensor" in kind or isinstance(value, str) or not isinstance(value, Iterable):
+    if (
+        "Tensor" in kind
+        or "Function" in kind
+        or isinstance(value, str)
+        or not isinstance(value, Iterable)
+    ):
         return False
     if "Tuple" in kind:  # of tensors, shapes or integers
         return all(_is_of_kind(item, "Shape") or _is_of_kind(item, "PrimExpr") for item in value)
@@ -197,7 +203,7 @@ class Inferred:
     def of(self, call: relax.Call, infer: Callable[[], relax.Type]) -> relax.Type:
         """Return the type of a call; ``infer`` computes it if it is not cached."""
         parts = [call.attrs, *call.ty_args]
-        for argument in call.args:
+        for argument in call.args[:]:
             if isinstance(argument, relax.Var):
                 parts.append(argument.ty)
             elif isinstance(argument, relax.ShapeExpr):

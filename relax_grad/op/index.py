@@ -174,7 +174,7 @@ def _infer_gather_elements_backward(call: relax.Call, ctx: relax.BlockBuilder) -
 relax_op_grad.take_backward = take_backward
 register_infer_type(
     "relax.grad.take_backward",
-    corrects="returns the type of x, whatever the arguments are",
+    corrects="infers the type of x for all arguments",
 )(
     of_form(
         check_take_backward,

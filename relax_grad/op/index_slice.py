@@ -101,9 +101,9 @@ declare_op(
     "strided_slice_backward_data",
     [
         *_SLICE,
-        ("axes", "Tuple", "The axes that are sliced."),
-        ("begin", "Tuple", "Where the slice begins."),
-        ("end", "Tuple", "Where the slice ends."),
+        ("axes", "Tuple", "The sliced axes."),
+        ("begin", "Tuple", "The start of the slice."),
+        ("end", "Tuple", "The end of the slice."),
         ("strides", "Tuple", "The strides."),
     ],
     _infer_strided_slice_backward,
@@ -114,8 +114,8 @@ declare_op(
     "dynamic_strided_slice_backward_data",
     [
         *_SLICE,
-        ("begin", "Tensor", "Where the slice begins."),
-        ("end", "Tensor", "Where the slice ends."),
+        ("begin", "Tensor", "The start of the slice."),
+        ("end", "Tensor", "The end of the slice."),
         ("strides", "Tensor", "The strides."),
     ],
     _infer_dynamic_slice_backward,

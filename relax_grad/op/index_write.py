@@ -244,8 +244,8 @@ def listed_shape(
     shape = values.ty.shape
     if not (isinstance(points, relax.ShapeExpr) and isinstance(shape, relax.ShapeExpr)):
         raise ValueError(
-            "the shapes to which the indices are broadcast and of the values must be known, but they "
-            f"are {points} and {shape}; give them one with relax.match_cast"
+            "the broadcast shape of the indices and the shape of the values must be known, but "
+            f"they are {points} and {shape}; use relax.match_cast to give them known shapes"
         )
     analyzer = Analyzer()
     aligned = list(points.values)[max(0, len(points) - len(shape)) :]
@@ -258,8 +258,8 @@ def listed_shape(
     if analyzer.can_prove_equal(*counts):
         return points
     raise ValueError(
-        f"the values must be broadcast to the shape {points} of the indices, or be as many, but their "
-        f"shape is {shape}"
+        f"the values must be broadcastable to the shape {points} of the indices, or have as many "
+        f"elements, but their shape is {shape}"
     )
 
 
@@ -301,7 +301,7 @@ def _infer_index_put_values(call: relax.Call, ctx: relax.BlockBuilder) -> relax.
     if output_grad.ndim not in (-1, len(indices)):
         raise ValueError(
             f"{call.op.name}: indices must be {output_grad.ndim} tensors, one for each axis of "
-            f"output_grad ({output_grad}), but they are {len(indices)}"
+            f"output_grad ({output_grad}), but there are {len(indices)}"
         )
     return points_type(call, ctx, call.args[0], indices)
 
@@ -340,7 +340,7 @@ def _infer_scan(call: relax.Call, ctx: relax.BlockBuilder, forward) -> relax.Typ
         if dtype_of(terms) != dtype_of(factors):
             raise TypeError(
                 f"{call.op.name}: terms must have the dtype of factors, {dtype_of(factors)}, but "
-                f"have {dtype_of(terms)}"
+                f"they have {dtype_of(terms)}"
             )
         check_shape(call, "terms", terms, factors)
     return factors
@@ -349,8 +349,8 @@ def _infer_scan(call: relax.Call, ctx: relax.BlockBuilder, forward) -> relax.Typ
 _OUTPUT_GRAD = ("output_grad", "Tensor", "The gradient with respect to the result.")
 _INDICES = ("indices", "Tensor", "The indices.")
 _SCAN = [
-    ("start", "Tensor", "The state at first."),
-    ("indices", "Tensor", "The place of each update."),
+    ("start", "Tensor", "The initial state."),
+    ("indices", "Tensor", "The position of each update."),
     ("factors", "Tensor", "A factor for each update."),
     ("terms", "Optional[Tensor]", "A term for each update."),
 ]
@@ -378,9 +378,9 @@ declare_op(
     "slice_scatter_backward_src",
     [
         _OUTPUT_GRAD,
-        ("src_shape", "Shape", "The shape of what is written."),
-        ("start", "PrimExpr", "Where the slice begins."),
-        ("end", "PrimExpr", "Where it ends."),
+        ("src_shape", "Shape", "The shape of the tensor that is written."),
+        ("start", "PrimExpr", "The start of the slice."),
+        ("end", "PrimExpr", "The end of the slice."),
         ("step", "PrimExpr", "The step of the slice."),
     ],
     _infer_slice_scatter_src,

@@ -44,7 +44,9 @@ def einsum_labels(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if len(terms) != len(ndims):
-        raise ValueError(f"einsum {subscripts!r} is for {len(terms)} operands, not {len(ndims)}")
+        raise ValueError(
+            f"einsum {subscripts!r} takes {len(terms)} operands, but there are {len(ndims)}"
+        )
     named = Counter(inputs.replace("...", "").replace(",", ""))
     hidden = [
         ndim - len(term) + 3 if "..." in term else 0
@@ -59,10 +61,13 @@ def einsum_labels(subscripts: str, ndims: Sequence[int]) -> tuple[list[str], str
     ]
     output = output.replace("...", "".join(fresh))
     if min(hidden) < 0 or list(map(len, labels)) != list(ndims):
-        raise ValueError(f"einsum {subscripts!r} does not fit operands of {list(ndims)} dimensions")
+        raise ValueError(
+            f"einsum {subscripts!r} does not match operands of {list(ndims)} dimensions"
+        )
     if len(set(output)) != len(output) or not set(output) <= set("".join(labels)):
         raise ValueError(
-            f"the result of einsum {subscripts!r} must have letters of the operands, each once"
+            f"einsum {subscripts!r}: each letter of the result must occur in the operands, and "
+            "only once in the result"
         )
     return labels, output
 

@@ -119,8 +119,10 @@ _tvm_infer_meshgrid = Op.get("relax.meshgrid").get_attr("FInferType")
 
 @register_infer_type(
     "relax.split",
-    corrects="infers different extents of parts within a function and within the Gradient pass, which does "
-    "not know that a symbolic extent is not negative",
+    corrects=(
+        "infers different extents of the parts in a function and in the Gradient pass, where "
+        "symbolic extents are not known to be non-negative"
+    ),
 )
 def _infer_split(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     parts = _tvm_infer_split(call, ctx)
@@ -149,7 +151,7 @@ def _infer_split(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
 
 @register_infer_type(
     "relax.meshgrid",
-    corrects='infers the shape of the indexing "ij" for "xy", against what it computes',
+    corrects='infers the shape of indexing "ij" for "xy", unlike the result that it computes',
 )
 def _infer_meshgrid(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     grids = _tvm_infer_meshgrid(call, ctx)

@@ -78,7 +78,9 @@ _tvm_infer_pixel_shuffle = Op.get("relax.nn.pixel_shuffle").get_attr("FInferType
 
 @register_infer_type(
     "relax.nn.pixel_shuffle",
-    corrects="ends the process where the number of channels is symbolic, and where the shape is a variable",
+    corrects=(
+        "crashes the process for a symbolic number of channels, and for a shape that is a variable"
+    ),
 )
 def _infer_pixel_shuffle(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     data, factor = call.args[0].ty, int(call.attrs.upscale_factor)

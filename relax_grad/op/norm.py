@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tvm
 from tvm import relax
 from tvm.ir import Op
 
 from ._infer import shape_values, tensor_type, unused
 from ._layout import follow_axis, follow_elementwise
+from ._norm_attrs import (
+    batch_norm_attrs,
+    instance_norm_attrs,
+    layer_norm_attrs,
+    rms_norm_attrs,
+)
 from ._norm_types import (
     infer_batch_norm_backward_data,
     infer_batch_norm_backward_gamma,
@@ -74,7 +79,7 @@ def batch_norm_backward_data(
     return relax.Call(
         Op.get("relax.grad.batch_norm_backward_data"),
         [output_grad, data, gamma, mean, rstd, mean_grad, variance_grad],
-        _batch_norm_attrs(axis, epsilon, center, scale, momentum, training),
+        batch_norm_attrs(axis, epsilon, center, scale, momentum, training),
     )
 
 
@@ -113,7 +118,7 @@ def batch_norm_backward_gamma(
     return relax.Call(
         Op.get("relax.grad.batch_norm_backward_gamma"),
         [output_grad, data, mean, rstd],
-        _batch_norm_attrs(axis, epsilon, center, scale, momentum, training),
+        batch_norm_attrs(axis, epsilon, center, scale, momentum, training),
     )
 
 
@@ -153,7 +158,7 @@ def layer_norm_backward_data(
     return relax.Call(
         Op.get("relax.grad.layer_norm_backward_data"),
         [output_grad, data, gamma, mean, rstd],
-        _layer_norm_attrs(axes, epsilon, center, scale),
+        layer_norm_attrs(axes, epsilon, center, scale),
     )
 
 
@@ -185,7 +190,7 @@ def layer_norm_backward_gamma(
     return relax.Call(
         Op.get("relax.grad.layer_norm_backward_gamma"),
         [output_grad, data, mean, rstd],
-        _layer_norm_attrs(axes, epsilon, center, scale),
+        layer_norm_attrs(axes, epsilon, center, scale),
     )
 
 
@@ -221,7 +226,7 @@ def rms_norm_backward_data(
     return relax.Call(
         Op.get("relax.grad.rms_norm_backward_data"),
         [output_grad, data, weight, rstd],
-        relax.op.nn.rms_norm(unused(), unused(), axes, epsilon).attrs,
+        rms_norm_attrs(axes, epsilon),
     )
 
 
@@ -250,7 +255,7 @@ def rms_norm_backward_weight(
     return relax.Call(
         Op.get("relax.grad.rms_norm_backward_weight"),
         [output_grad, data, rstd],
-        relax.op.nn.rms_norm(unused(), unused(), axes, epsilon).attrs,
+        rms_norm_attrs(axes, epsilon),
     )
 
 
@@ -296,7 +301,7 @@ def instance_norm_backward_data(
     return relax.Call(
         Op.get("relax.grad.instance_norm_backward_data"),
         [output_grad, data, gamma, mean, rstd, mean_grad, variance_grad],
-        _instance_norm_attrs(channel_axis, axes, epsilon, center, scale),
+        instance_norm_attrs(channel_axis, axes, epsilon, center, scale),
     )
 
 
@@ -329,7 +334,7 @@ def instance_norm_backward_gamma(
     return relax.Call(
         Op.get("relax.grad.instance_norm_backward_gamma"),
         [output_grad, data, mean, rstd],
-        _instance_norm_attrs(channel_axis, axes, epsilon, center, scale),
+        instance_norm_attrs(channel_axis, axes, epsilon, center, scale),
     )
 
 
@@ -362,22 +367,6 @@ def divide_by_count(
     )
 
 
-def _batch_norm_attrs(axis, epsilon, center, scale, momentum, training) -> tvm.ir.Attrs:
-    return relax.op.nn.batch_norm(
-        *[unused()] * 5, axis, epsilon, center, scale, momentum, training
-    ).attrs
-
-
-def _layer_norm_attrs(axes, epsilon, center, scale) -> tvm.ir.Attrs:
-    return relax.op.nn.layer_norm(*[unused()] * 3, axes, epsilon, center, scale).attrs
-
-
-def _instance_norm_attrs(channel_axis, axes, epsilon, center, scale) -> tvm.ir.Attrs:
-    return relax.op.nn.instance_norm(
-        *[unused()] * 3, channel_axis, axes, epsilon, center, scale
-    ).attrs
-
-
 def _infer_divide_by_count(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     data = tensor_type(call, 0, "data")
     shape_values(call, 1, "of_shape")
@@ -396,8 +385,8 @@ def _infer_divide_by_count(call: relax.Call, ctx: relax.BlockBuilder) -> relax.T
 declare_op(
     "divide_by_count",
     [
-        ("data", "Tensor", "What to divide."),
-        ("of_shape", "Shape", "The shape to count in."),
+        ("data", "Tensor", "The dividend."),
+        ("of_shape", "Shape", "The shape whose extents are counted."),
     ],
     _infer_divide_by_count,
     divide_by_count,
@@ -405,7 +394,7 @@ declare_op(
 )
 
 _GRAD = ("output_grad", "Tensor", "The gradient with respect to the normalized data.")
-_DATA = ("data", "Tensor", "What is normalized.")
+_DATA = ("data", "Tensor", "The tensor to normalize.")
 _GAMMA = ("gamma", "Tensor", "The factors.")
 _MEAN = ("mean", "Tensor", "The mean of the data.")
 _RSTD = ("rstd", "Tensor", "The reciprocal of the standard deviation.")

@@ -66,8 +66,10 @@ def _correct_scalar(op_name: str) -> None:
 
     @register_infer_layout(
         op_name,
-        corrects="a scalar result gets a layout that is not its own, so that a permute_dims follows, which the "
-        "Gradient pass fails at",
+        corrects=(
+            "infers the wrong layout for a scalar result, so that a permute_dims follows, on "
+            "which the Gradient pass fails"
+        ),
     )
     def infer(call, desired_layouts, var_layout_map):
         output = stock(call, desired_layouts, var_layout_map)

@@ -4,6 +4,7 @@ from . import (
     base,
     binary,
     ccl,
+    control,
     create,
     datatype,
     grad,

@@ -35,8 +35,9 @@ def to_vdevice(orig_var, orig_call, output_grad, ctx):
     (x,) = orig_call.args
     if x.ty.vdevice is None:
         raise GradientError(
-            f"the gradient goes back to the device of {x}, but its type {x.ty} names none; give the "
-            "parameters of the function a vdevice, or run relax.transform.RealizeVDevice first"
+            f"the gradient must be copied to the device of {x}, but its type {x.ty} names no "
+            "device; give the parameters of the function a vdevice, or run "
+            "relax.transform.RealizeVDevice first"
         )
     return [relax.op.to_vdevice(output_grad, x.ty.vdevice)]
 

@@ -30,7 +30,7 @@ from ._util import (
 #: Builds the partial of an argument from ``(y_grad, *arguments, y)``.
 Partial = Callable[..., relax.Expr]
 
-_SYMBOLIC = "symbolic broadcasts end at order 1, and an integer tensor gets a gradient"
+_SYMBOLIC = "fails at order 2 for symbolic broadcasts, and gives integer tensors a gradient"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ _PARTIALS = {
     "relax.divide": _Function(
         (lambda g, x1, x2, y: g / x2, lambda g, x1, x2, y: -g * y / x2),
         in_float32=True,
-        corrects=f"overflows in half precision where the gradient does not; {_SYMBOLIC}",
+        corrects=f"overflows in half precision where the gradient is finite; {_SYMBOLIC}",
     ),
     "relax.power": _Function(
         (_power_x1, _power_x2),
@@ -108,11 +108,11 @@ _PARTIALS = {
     ),
     "relax.maximum": _Function(
         (_chosen(op.less), _chosen(op.greater)),
-        corrects=f"gives one of two equal arguments all; {_SYMBOLIC}",
+        corrects=f"gives all of the gradient to one of two equal arguments; {_SYMBOLIC}",
     ),
     "relax.minimum": _Function(
         (_chosen(op.greater), _chosen(op.less)),
-        corrects=f"gives one of two equal arguments all; {_SYMBOLIC}",
+        corrects=f"gives all of the gradient to one of two equal arguments; {_SYMBOLIC}",
     ),
     "relax.atan2": _Function(
         (

@@ -13,7 +13,7 @@ def _cast_gradient(orig_var, orig_call, output_grad, ctx):
     return [cast_like(ctx, output_grad, x)]
 
 
-@register_gradient("relax.astype", corrects="lets the gradient through integers and booleans")
+@register_gradient("relax.astype", corrects="passes a gradient through integers and booleans")
 def astype(orig_var, orig_call, output_grad, ctx):
     """Gradient of astype.
 

@@ -13,8 +13,10 @@ from ._util import is_const, no_grad, shape_arg, shape_of
 
 @register_gradient(
     "relax.take",
-    corrects="drops mode, and its backward operator is wrong for a negative axis, for indices outside "
-    "the axis, and for indices that are not of rank 1",
+    corrects=(
+        "ignores mode, and is wrong for a negative axis, for indices outside the axis, and for "
+        "indices that are not of rank 1"
+    ),
 )
 def take(orig_var, orig_call, output_grad, ctx):
     """Gradient of take.
@@ -74,8 +76,8 @@ def strided_slice(orig_var, orig_call, output_grad, ctx):
         )
     if any(is_const(dim) and int(dim) < 0 for dim in shape_of(orig_var)):
         raise GradientError(
-            f"TVM infers the shape {orig_var.ty.shape} with a negative extent, as where end lies "
-            "before begin; make the two equal for an empty slice"
+            f"TVM infers the shape {orig_var.ty.shape} with a negative extent, for example because "
+            "end lies before begin; make the two equal for an empty slice"
         )
     steps = strides[0] if strides else relax.Tuple([tirx.IntImm("int64", 1) for _ in axes.fields])
     return [

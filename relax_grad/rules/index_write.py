@@ -226,8 +226,8 @@ def _scatter(writer, orig_var, orig_call, output_grad, ctx):
     reduction = orig_call.attrs.reduction
     if reduction not in REDUCTIONS[orig_call.op.name]:
         raise GradientError(
-            f"reduction must be one of {', '.join(REDUCTIONS[orig_call.op.name])}, as TVM can compile, "
-            f"but it is {reduction!r}"
+            f"reduction must be one of {', '.join(REDUCTIONS[orig_call.op.name])}, which TVM can "
+            f"compile, but it is {reduction!r}"
         )
     kept, written = _PARTIALS[reduction](writer, orig_call, orig_var, output_grad, ctx)
     return [kept, no_grad(indices), written]

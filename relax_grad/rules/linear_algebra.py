@@ -30,8 +30,10 @@ from ._util import (
 
 @register_gradient(
     "relax.matmul",
-    corrects="refuses out_dtype, accumulates half precision in half precision, holds every product of a "
-    "batch before it sums them, and ends at order 1 with a symbolic batch",
+    corrects=(
+        "refuses out_dtype, accumulates half precision in half precision, stores all products of "
+        "a batch before it sums them, and fails at order 2 for a symbolic batch"
+    ),
 )
 def matmul(orig_var, orig_call, output_grad, ctx):
     """Gradient of matmul.

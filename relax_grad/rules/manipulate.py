@@ -19,7 +19,7 @@ from ._util import (
 )
 
 
-@register_gradient("relax.broadcast_to", corrects="symbolic shapes end at order 1")
+@register_gradient("relax.broadcast_to", corrects="fails at order 2 for symbolic shapes")
 def broadcast_to(orig_var, orig_call, output_grad, ctx):
     """Gradient of broadcast_to.
 
@@ -95,8 +95,8 @@ def squeeze(orig_var, orig_call, output_grad, ctx):
     if axis is None:
         if not is_static(x):
             raise GradientError(
-                f"squeeze without axes cannot know which axes of the symbolic shape {extents} have "
-                "extent 1; name them"
+                f"squeeze needs axes for the symbolic shape {extents}, whose axes of extent 1 are "
+                "known at run time only; pass axis"
             )
         axis = range(len(extents))
     removed = sorted({int(a) % len(extents) for a in axis})
@@ -122,7 +122,7 @@ def flatten(orig_var, orig_call, output_grad, ctx):
 
 
 @register_gradient(
-    "relax.reshape", corrects="symbolic shapes end at order 1, and an extent 0 is misread"
+    "relax.reshape", corrects="fails at order 2 for symbolic shapes, and misreads an extent of 0"
 )
 def reshape(orig_var, orig_call, output_grad, ctx):
     """Gradient of reshape.

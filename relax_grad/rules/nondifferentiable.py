@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from ..registry import register_nondifferentiable
 
-INTEGER = "the result is made of integers, booleans or indices"
-FLAT = "piecewise constant: the derivative is 0 wherever there is one"
+INTEGER = "the result consists of integers, booleans or indices"
+FLAT = "piecewise constant: the derivative is 0 wherever it exists"
 CONSTANT = "the result does not depend on the values of a floating-point tensor"
 RANDOM = "the result is drawn at random"
 SIDE_EFFECT = "called for its side effect; it returns nothing"
-SELECTION = "selects an unknown number of elements by comparing them"
-OPAQUE = "TVM cannot look into the function that is called"
-INTERNAL = "internal to the compiler or the runtime; it appears after differentiation"
+SELECTION = "selects elements by comparisons, in a number that is known at run time only"
+OPAQUE = "the function that is called is opaque to TVM"
+INTERNAL = "internal to the compiler or the runtime: it is introduced after differentiation"
 MARKER = "marks its argument as a constant for the gradient"
-DISTRIBUTED = "made when a function is distributed over devices, after differentiation"
+ONCE = "the operation that computes it defines its first derivative only"
+DISTRIBUTED = "introduced when a function is distributed over devices, after differentiation"
 
 #: Operators that count as constants.
 _CONSTANTS = {
@@ -50,12 +51,13 @@ _REFUSED = {
     SELECTION: "unique vision.get_valid_counts vision.non_max_suppression",
     OPAQUE: """
         call_builtin_with_ctx call_dps_packed call_inplace_packed call_pure_packed call_py_func
-        call_tir call_tir_inplace invoke_closure invoke_pure_closure make_closure
+        invoke_closure invoke_pure_closure make_closure
     """,
     INTERNAL: """
         builtin.alloc_tensor memory.alloc_storage memory.alloc_tensor memory.ensure_zero_offset
         memory.view vm.alloc_storage vm.alloc_tensor vm.call_tir_dyn
     """,
+    ONCE: "grad.differentiable_once",
     DISTRIBUTED: "dist.call_tir_local_view dist.redistribute",
 }
 
@@ -64,6 +66,7 @@ _REMEDIES = {
     OPAQUE: "register a gradient for it: relax.call_tir_with_grad takes one by name, and "
     "relax.op.register_gradient one for the operator",
     INTERNAL: "differentiate the function before it is lowered",
+    ONCE: "let its backward function compute from the inputs and the outputs only, without once_differentiable",
     DISTRIBUTED: "differentiate the function before it is distributed",
 }
 

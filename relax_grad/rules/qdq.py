@@ -151,8 +151,9 @@ def _is_quantized(ctx: relax.BlockBuilder, data: relax.Expr) -> bool:
             continue
         if value.op == _QUANTIZE:
             raise GradientError(
-                f"{data} is computed from the result of quantize by other operators, which pass on no "
-                "gradient of integers; dequantize right after quantize, and apply them to the result"
+                f"{data} is computed from the result of quantize by operators on integers, which "
+                "have no gradient; dequantize directly after quantize, and apply the operators to "
+                "its result"
             )
         for argument in value.args:
             if isinstance(argument, relax.Var) and argument not in seen and not _carries(argument):

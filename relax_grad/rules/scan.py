@@ -11,7 +11,10 @@ from ._util import cast_like, float_only, reshape_like, shape_arg, widen
 
 @register_gradient(
     "relax.cumsum",
-    corrects="ignores exclusive, cancels, and refuses symbolic shapes and bfloat16",
+    corrects=(
+        "ignores exclusive, loses accuracy by cancellation, and refuses symbolic shapes and "
+        "bfloat16"
+    ),
 )
 @float_only
 def cumsum(orig_var, orig_call, output_grad, ctx):

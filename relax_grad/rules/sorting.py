@@ -44,8 +44,8 @@ def topk(orig_var, orig_call, output_grad, ctx):
     extent = shape_of(x)[axis]
     if is_const(extent) and k > int(extent):
         raise GradientError(
-            f"k must not be larger than the extent {int(extent)} of the axis, beyond which TVM fills the result "
-            f"with uninitialised memory, but it is {k}; k=-1 takes all elements"
+            f"k must not be larger than the extent {int(extent)} of the axis, but it is {k}: TVM "
+            "fills the rest of the result with uninitialised memory; k=-1 takes all elements"
         )
     grad = output_grad
     index = None
@@ -67,6 +67,6 @@ def _checked_axis(call: relax.Call) -> int:
         )
     if dtype_of(x) == "bfloat16":
         raise GradientError(
-            "TVM sorts bfloat16 wrongly; cast to float32 before it and back behind it"
+            "TVM sorts bfloat16 wrongly; cast to float32 before the operator and back after it"
         )
     return axis % ndim

@@ -19,7 +19,7 @@ from ._util import (
 )
 
 
-@register_gradient("relax.sum", corrects="symbolic shapes end at order 1")
+@register_gradient("relax.sum", corrects="fails at order 2 for symbolic shapes")
 @float_only
 def sum(orig_var, orig_call, output_grad, ctx):
     """Gradient of sum.

@@ -15,9 +15,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import tvm
 from tvm import relax, tirx
+from tvm.ir import GlobalVar
 
 from ..errors import GradientCheckError
-from ..ir.compat import dtype_of
+from ..ir.compat import dtype_of, set_type
 from ..ir.module import copy_with_new_vars
 from ..transform import Gradient
 
@@ -128,7 +129,7 @@ def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]])
     extents: dict[str, int] = {}
     for i, names in symbolic.items():
         if not (0 <= i < len(inputs) and isinstance(inputs[i], np.ndarray)):
-            raise ValueError(f"symbolic names axes of input {i}, which is no array")
+            raise ValueError(f"symbolic names axes of input {i}, which is not an array")
         shape = inputs[i].shape
         for axis, name in names.items():
             if not 0 <= axis < len(shape):
@@ -194,7 +195,7 @@ def first_order(function: Callable, arguments: list, attrs: Mapping, rng) -> Pro
         if not isinstance(leaf.shape, relax.ShapeExpr):
             raise ValueError(
                 f"an output has the type {leaf}, whose shape is not known even for inputs of known "
-                "shape; reduce it within the function that is checked, for example by relax.op.sum"
+                "shape; reduce it in the checked function, for example by relax.op.sum"
             )
     cotangents = []
     for i, (leaf, (_, output)) in enumerate(zip(leaves, outputs, strict=True)):
@@ -258,7 +259,12 @@ def next_order(program: Program, differentiated: tvm.IRModule, wrt: Sequence[str
         relax.Var(direction.name, gradient.ty)
         for direction, gradient in zip(directions, gradients, strict=True)
     ]
-    bb = relax.BlockBuilder()
+    callees = {
+        variable: function
+        for variable, function in differentiated.functions.items()
+        if variable.name_hint not in ("main", "main_adjoint")
+    }
+    bb = relax.BlockBuilder(tvm.IRModule(callees))
     with bb.function("main", [*adjoint.params, *params]):
         with bb.dataflow():
             for binding in block.bindings:
@@ -298,14 +304,32 @@ def merge(modules: Sequence[tvm.IRModule]) -> tvm.IRModule:
     """Merge modules into one, with ``main_1``, ``main_2``, ... for ``main``, and their adjoint functions."""
     together = tvm.IRModule()
     for number, module in enumerate(modules, start=1):
+        callees = {}
+        for variable in module.functions:
+            if variable.name_hint not in ("main", "main_adjoint"):
+                callees[variable] = GlobalVar(f"{variable.name_hint}_of_{number}")
+                set_type(callees[variable], variable.ty)
         for variable, function in module.functions_items():
-            name = variable.name_hint
-            if name in ("main", "main_adjoint"):
-                name = f"main_{number}{name.removeprefix('main')}"
+            if callees and isinstance(function, relax.Function):
+                function = _Renamed(callees).visit_expr(function)
+            if variable in callees:  # calls refer to it by its variable
+                together[callees[variable]] = function
+            else:
+                name = f"main_{number}{variable.name_hint.removeprefix('main')}"
                 together[name] = function.with_attr("global_symbol", name)
-            else:  # a callee; calls refer to it by its variable
-                together[variable] = function
     return together
+
+
+@relax.expr_functor.mutator
+class _Renamed(relax.PyExprMutator):
+    """Replaces the callees of a function."""
+
+    def __init__(self, callees: Mapping[GlobalVar, GlobalVar]):
+        super().__init__()
+        self._callees = callees
+
+    def visit_global_var_(self, callee: GlobalVar) -> relax.Expr:
+        return self._callees.get(callee, callee)
 
 
 def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
@@ -319,7 +343,7 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
         result = to_numpy(machine[name](*tensors))
         for i, (tensor, value) in enumerate(zip(tensors, values, strict=True)):
             if tensor.numpy().tobytes() != value.tobytes():
-                raise GradientCheckError(f"{name} has overwritten its parameter {i}")
+                raise GradientCheckError(f"{name} overwrote its parameter {i}")
         return result
 
     return run

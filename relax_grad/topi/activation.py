@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import te, tirx, topi
 
 from ..ir import compat
@@ -67,26 +69,65 @@ def softmax_backward(output_grad: te.Tensor, output: te.Tensor, axis: int) -> te
         ``(dy - sum(dy * y)) * y`` with the sum over the axis; of the shape and the dtype of
         ``output_grad``, computed in float32 at least.
     """
+    return _of_rows(
+        output_grad,
+        output,
+        axis,
+        lambda dy, y: dy * y,
+        lambda dy, y, total: (dy - total) * y,
+        "softmax_backward",
+    )
+
+
+def log_softmax_backward(output_grad: te.Tensor, output: te.Tensor, axis: int) -> te.Tensor:
+    """Gradient of log_softmax, computed from its result.
+
+    Parameters
+    ----------
+    output_grad, output, axis
+        As for :func:`softmax_backward`, with the result of log_softmax.
+
+    Returns
+    -------
+    result : te.Tensor
+        ``dy - sum(dy) * exp(y)`` with the sum over the axis; of the shape and the dtype of ``output_grad``, computed
+        in float32 at least.
+    """
+    return _of_rows(
+        output_grad,
+        output,
+        axis,
+        lambda dy, _: dy,
+        lambda dy, y, total: dy - total * tirx.exp(y),
+        "log_softmax_backward",
+    )
+
+
+def _of_rows(
+    output_grad: te.Tensor,
+    output: te.Tensor,
+    axis: int,
+    term: Callable[[tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr],
+    element: Callable[[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr], tirx.PrimExpr],
+    name: str,
+) -> te.Tensor:
+    """Return ``element(dy, y, total)`` with the sums ``total`` of ``term(dy, y)`` over the axis."""
     shape = output_grad.shape
     if is_empty(shape):
         return zeros(shape, output_grad.dtype)
     dtype = accumulation_dtype(output_grad.dtype, output.dtype)
     k = te.reduce_axis((0, shape[axis]), "k")
 
-    def grad(*i):
-        return output_grad(*i).astype(dtype)
+    def at(i):
+        return output_grad(*i).astype(dtype), output(*i).astype(dtype)
 
-    def of_output(*i):
-        return output(*i).astype(dtype)
-
-    def total(*row):
-        i = (*row[:axis], k, *row[axis:])
-        return te.sum(grad(*i) * of_output(*i), axis=k)
-
-    total = te.compute([*shape[:axis], *shape[axis + 1 :]], total, name="softmax_total")
-
-    def element(*i):
-        centered = grad(*i) - total(*i[:axis], *i[axis + 1 :])
-        return (centered * of_output(*i)).astype(output_grad.dtype)
-
-    return te.compute(shape, element, name="softmax_backward")
+    total = te.compute(
+        [*shape[:axis], *shape[axis + 1 :]],
+        lambda *row: te.sum(term(*at((*row[:axis], k, *row[axis:]))), axis=k),
+        name="row_total",
+    )
+    return te.compute(
+        shape,
+        lambda *i: element(*at(i), total(*i[:axis], *i[axis + 1 :])).astype(output_grad.dtype),
+        name=name,
+    )

@@ -32,9 +32,12 @@ def log_add_exp(x1: te.Tensor, x2: te.Tensor, out_shape: Shape) -> te.Tensor:
     def element(*index):
         a, b = (x(*broadcast_index(x.shape, index)).astype(dtype) for x in (x1, x2))
         rest = tirx.log(tirx.exp(-tirx.abs(a - b)) + 1)
-        # The difference of two equal infinities is NaN.
+        # The difference of two equal infinities is NaN. Half of each argument has the derivative 1/2 by each.
+        half = tirx.const(0.5, dtype)
         total = tirx.Select(
-            a == b, a + tirx.const(math.log(2), dtype), tirx.Select(a > b, a, b) + rest
+            a == b,
+            (a * half + b * half) + tirx.const(math.log(2), dtype),
+            tirx.Select(a > b, a, b) + rest,
         )
         return total.astype(x1.dtype)
 

@@ -105,7 +105,7 @@ class Axis:
                 ),
                 self._const(0.5 * (begin + end)) * last,
             )
-        raise ValueError(f"no coordinate_transformation_mode {self.mode!r} is known")
+        raise ValueError(f"unknown coordinate_transformation_mode {self.mode!r}")
 
     def taps(self, x: tirx.PrimExpr) -> list[tuple[tirx.PrimExpr, tirx.PrimExpr]]:
         """Return the taps of an output, and their weights."""
@@ -121,7 +121,7 @@ class Axis:
                 (self._clipped(first + 1), fraction),
             ]
         if self.method != "cubic":
-            raise ValueError(f"no method {self.method!r} of resizing is known")
+            raise ValueError(f"unknown method {self.method!r} of resizing")
         positions = [first + i for i in (-1, 0, 1, 2)]
         weights = self._cubic(fraction)
         if self.cubic_exclude:
@@ -206,7 +206,7 @@ class Axis:
         elif rounding == "ceil":
             at = te.ceil(at - self._const(_EPSILON))
         else:
-            raise ValueError(f"no rounding_method {rounding!r} is known")
+            raise ValueError(f"unknown rounding_method {rounding!r}")
         return at.astype("int32")
 
     def _cubic(self, t: tirx.PrimExpr) -> list[tirx.PrimExpr]:

@@ -1,4 +1,4 @@
-"""Passes over modules: differentiation, and what the pipeline for CPUs is made of."""
+"""Passes over modules: differentiation, and the passes of the pipeline for CPUs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..cpu.passes import (
     InlineSingleUse,
     JoinSlices,
     LiftBranches,
+    Rematerialize,
     ReorderForPeakMemory,
     ShareStorage,
 )
@@ -27,7 +28,8 @@ _RENAMED = {
 def __getattr__(name: str):
     if name in _RENAMED:
         warnings.warn(
-            f"relax_grad.transform.{name} is {_RENAMED[name]} now; the old name goes with the next release",
+            f"relax_grad.transform.{name} is now {_RENAMED[name]}; the next release removes the "
+            "old name",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -41,16 +43,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-__all__ = [
-    "DispatchKernels",
-    "DivideSlices",
-    "FoldConstants",
-    "FuseSiblings",
-    "Gradient",
-    "InlineSingleUse",
-    "JoinSlices",
-    "LiftBranches",
-    "ReorderForPeakMemory",
-    "ScheduleLoops",
-    "ShareStorage",
-]
+__all__ = ["Gradient", *passes.__all__]

@@ -6,7 +6,30 @@ from tvm.relax import op
 from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
-from .._util import cast_like, widen
+from .._util import cast_each, cast_like, widen
+
+
+@register_gradient("relax.grad.log_softmax_backward")
+def log_softmax_backward(orig_var, orig_call, output_grad, ctx):
+    """Gradient of log_softmax_backward.
+
+    Forward form: ``dx = dy - sum(dy) * p`` with ``p = exp(y)``, with the sum over the axis.
+
+    Backward form: with ``h = dx_grad``, ``[h - sum(h * p), -(h * p) * sum(dy)]``.
+    """
+    dy, y = orig_call.args
+    axis = int(orig_call.attrs.axis)
+    grad, wide_dy, wide_y = (ctx.emit(widen(each)) for each in (output_grad, dy, y))
+
+    def total(expr):
+        return op.sum(expr, axis, keepdims=True)
+
+    along = ctx.emit(op.multiply(grad, op.exp(wide_y)))
+    partials = [
+        op.subtract(grad, total(along)),
+        op.negative(op.multiply(along, total(wide_dy))),
+    ]
+    return cast_each(ctx, partials, orig_call.args)
 
 
 @register_gradient("relax.grad.softmax_backward")

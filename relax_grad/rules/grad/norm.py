@@ -11,7 +11,7 @@ from tvm.relax.op import grad as backward
 
 from ...registry import register_gradient
 from .._util import cast_each, const_like, no_grad, shape_arg, widen
-from ..nn.norm import average_over, collect, spread
+from ..nn.norm import average_in_groups, average_over, check_channels, collect, spread
 
 
 @register_gradient("relax.grad.batch_norm_backward_data")
@@ -127,6 +127,74 @@ def rms_norm_backward_weight(orig_var, orig_call, output_grad, ctx):
     return _of_sum_over_rows(orig_call, output_grad, ctx)
 
 
+@register_gradient("relax.grad.batch_norm_statistics")
+def batch_norm_statistics(orig_var, orig_call, output_grad, ctx):
+    """Gradient of batch_norm_statistics.
+
+    Forward form: ``m = mean(x)`` and ``r = 1 / sqrt(mean((x - m)**2) + epsilon)`` over the ``N`` elements of a channel.
+
+    Backward form: ``[(m_grad - r**3 * r_grad * (x - m)) / N]``. The mean of ``x - m`` is 0, so that ``r`` does not
+    depend on ``m``.
+    """
+    ndim = orig_call.args[0].ty.ndim
+    axis = int(orig_call.attrs.axis) % ndim
+    others = [i for i in range(ndim) if i != axis]
+    statistics = _of_channels(ctx, axis, ndim)
+    return _of_statistics(orig_var, orig_call, output_grad, ctx, others, statistics)
+
+
+@register_gradient("relax.grad.layer_norm_statistics")
+def layer_norm_statistics(orig_var, orig_call, output_grad, ctx):
+    """Gradient of layer_norm_statistics.
+
+    Forward form and backward form: those of :func:`batch_norm_statistics`, over ``N`` elements along the axes.
+    """
+    axes = _axes(orig_call, 0)
+    return _of_statistics(orig_var, orig_call, output_grad, ctx, axes, _of_rows(ctx, axes))
+
+
+@register_gradient("relax.grad.instance_norm_statistics")
+def instance_norm_statistics(orig_var, orig_call, output_grad, ctx):
+    """Gradient of instance_norm_statistics.
+
+    Forward form and backward form: those of :func:`layer_norm_statistics`.
+    """
+    return layer_norm_statistics(orig_var, orig_call, output_grad, ctx)
+
+
+@register_gradient("relax.grad.group_norm_statistics")
+def group_norm_statistics(orig_var, orig_call, output_grad, ctx):
+    """Gradient of group_norm_statistics.
+
+    Forward form: that of :func:`layer_norm_statistics`, over the channels of a group too.
+
+    Backward form: that of :func:`layer_norm_statistics` with ``m_grad`` and ``r_grad`` averaged over each group.
+    """
+    (data,) = orig_call.args
+    channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
+    check_channels(data, channel)
+    axes, groups = _axes(orig_call, 0), int(orig_call.attrs.num_groups)
+
+    def share(expr):
+        return average_in_groups(ctx, expr, channel, groups)
+
+    return _of_statistics(orig_var, orig_call, output_grad, ctx, axes, _of_rows(ctx, axes), share)
+
+
+@register_gradient("relax.grad.rms_norm_statistics")
+def rms_norm_statistics(orig_var, orig_call, output_grad, ctx):
+    """Gradient of rms_norm_statistics.
+
+    Forward form: ``r = 1 / sqrt(mean(x**2) + epsilon)`` over ``N`` elements along the axes.
+
+    Backward form: ``[-r**3 * r_grad * x / N]``.
+    """
+    (x,) = orig_call.args
+    twist = _twist(ctx, orig_var, output_grad)
+    x_grad = op.multiply(widen(x), _per_element(ctx, twist, x, _axes(orig_call, 0)))
+    return cast_each(ctx, [x_grad], orig_call.args)
+
+
 @register_gradient("relax.grad.divide_by_count")
 def divide_by_count(orig_var, orig_call, output_grad, ctx):
     """Gradient of divide_by_count.
@@ -173,9 +241,43 @@ def _of_rows(ctx: relax.BlockBuilder, axes: list[int]) -> _Statistics:
     )
 
 
-def _axes(call: relax.Call) -> list[int]:
-    """Return the normalized axes, all non-negative."""
-    return [int(axis) % call.args[1].ty.ndim for axis in call.attrs.axes]
+def _axes(call: relax.Call, data: int = 1) -> list[int]:
+    """Return the normalized axes, all non-negative, given the position of the data among the arguments."""
+    return [int(axis) % call.args[data].ty.ndim for axis in call.attrs.axes]
+
+
+def _of_statistics(
+    variable: relax.Var,
+    call: relax.Call,
+    output_grad: relax.Expr,
+    ctx: relax.BlockBuilder,
+    axes: list[int],
+    statistics: _Statistics,
+    share: Callable[[relax.Expr], relax.Expr] = lambda expr: expr,
+) -> list[relax.Expr]:
+    """Return the partial of mean and rstd, where ``share`` averages gradients over elements with one statistic."""
+    (x,) = call.args
+    mean, rstd = (ctx.emit(relax.TupleGetItem(variable, i)) for i in range(2))
+    mean_grad, rstd_grad = (ctx.emit(relax.TupleGetItem(output_grad, i)) for i in range(2))
+    shift = _per_element(ctx, share(mean_grad), x, axes)
+    twist = _per_element(ctx, share(_twist(ctx, rstd, rstd_grad)), x, axes)
+    centered = op.subtract(widen(x), statistics.spread(mean))
+    x_grad = op.add(statistics.spread(shift), op.multiply(centered, statistics.spread(twist)))
+    return cast_each(ctx, [x_grad], call.args)
+
+
+def _twist(ctx: relax.BlockBuilder, rstd: relax.Expr, rstd_grad: relax.Expr) -> relax.Expr:
+    """Return ``-rstd**3 * rstd_grad``, twice the gradient of the variance."""
+    cube = op.multiply(op.multiply(rstd, rstd), rstd)
+    return ctx.emit(op.negative(op.multiply(cube, rstd_grad)))
+
+
+def _per_element(
+    ctx: relax.BlockBuilder, expr: relax.Expr, data: relax.Expr, axes: list[int]
+) -> relax.Expr:
+    """Divide by the number of elements of the data along the axes."""
+    expr = ctx.emit(expr)
+    return ctx.emit(backward.divide_by_count(expr, shape_arg(data), axes)) if axes else expr
 
 
 def _of_affine(
@@ -195,8 +297,7 @@ def _of_affine(
     h, r = ctx.emit(widen(output_grad)), ctx.emit(widen(rstd))
 
     def per_element(expr):
-        expr = ctx.emit(expr)
-        return ctx.emit(backward.divide_by_count(expr, shape_arg(x), axes)) if axes else expr
+        return _per_element(ctx, expr, x, axes)
 
     factor = None
     if scale:

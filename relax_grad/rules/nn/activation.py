@@ -158,20 +158,20 @@ def _cast_partial(partial, orig_call, ctx) -> list[relax.Expr]:
     return [cast_like(ctx, partial, orig_call.args[0])]
 
 
-@register_gradient("relax.nn.log_softmax", corrects="accumulates half precision in half precision")
+@register_gradient(
+    "relax.nn.log_softmax",
+    corrects="accumulates half precision in half precision, and reads its tensors from memory twice",
+)
 def log_softmax(orig_var, orig_call, output_grad, ctx):
     """Gradient of log_softmax.
 
     Forward form: ``y = log_softmax(x, axis)``.
 
-    Backward form: ``[y_grad - sum(y_grad, axis, keepdims=True) * exp(y)]``. This is TVM's form, which TVM's
-    tests require. A dedicated operator would save one pass over ``y_grad``.
+    Backward form: ``[log_softmax_backward(y_grad, y, axis)]``, which is ``y_grad - sum(y_grad, axis,
+    keepdims=True) * exp(y)``, for the reason given in :func:`softmax`.
     """
-    (x,) = orig_call.args
-    y, grad = _wide_result(orig_var, orig_call, ctx), ctx.normalize(widen(output_grad))
-    total = relax.op.sum(grad, orig_call.attrs.axis, keepdims=True)
-    partial = relax.op.subtract(grad, relax.op.multiply(total, relax.op.exp(y)))
-    return [cast_like(ctx, partial, x)]
+    y = _wide_result(orig_var, orig_call, ctx)
+    return [backward.log_softmax_backward(output_grad, y, int(orig_call.attrs.axis))]
 
 
 @register_gradient(

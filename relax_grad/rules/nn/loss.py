@@ -12,7 +12,7 @@ from .._util import dtype_of, is_static, no_grad
 
 
 @register_gradient(
-    "relax.nn.nll_loss", corrects="gives the weights no gradient, which counts as zero"
+    "relax.nn.nll_loss", corrects="gives the weights no gradient, so that it counts as zero"
 )
 def nll_loss(orig_var, orig_call, output_grad, ctx):
     """Gradient of nll_loss.
@@ -38,7 +38,10 @@ def nll_loss(orig_var, orig_call, output_grad, ctx):
 
 @register_gradient(
     "relax.nn.cross_entropy_with_logits",
-    corrects="refuses a symbolic batch, and divides half precision by a batch size rounded to it",
+    corrects=(
+        "refuses a symbolic batch, and divides half precision by a batch size rounded to half "
+        "precision"
+    ),
 )
 def cross_entropy_with_logits(orig_var, orig_call, output_grad, ctx):
     """Gradient of cross_entropy_with_logits.

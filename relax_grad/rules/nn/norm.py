@@ -9,6 +9,7 @@ from tvm.relax import op
 from tvm.relax.op import grad as backward
 
 from ...errors import GradientError
+from ...op.norm_statistics import deviation
 from ...registry import register_gradient
 from .._util import cast_each, dtype_of, is_const, shape_arg, shape_of, wide_dtype, widen
 
@@ -30,25 +31,23 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
       the gradients of the statistics, and the other two results contribute too;
     - ``x_grad = gamma / s * y_grad``, in training plus ``(m_grad + 2 * v_grad * (x - m)) / N``.
 
-    The statistics are recomputed from ``x``: saving them would change the forward function. The statistics and
-    the sums are small, and all gradients share them. An operator that computed all of one gradient by itself
-    would read the large tensors more often. Given them, the gradients of gamma and of the data take one pass
-    each. Without training the data gradient is an affine map, which fuses, and so does the sum for beta.
+    An operator computes the statistics from ``x``: saving them would change the forward function. On CPUs the kernel
+    of the forward pass returns them too. The statistics and the sums are small, and all gradients share them. An
+    operator that computed all of one gradient by itself would read the large tensors more often. Given them, the
+    gradients of gamma and of the data take one pass each. Without training the data gradient is an affine map, which fuses, and so does the sum for beta.
     """
     data, gamma, beta, moving_mean, moving_var = orig_call.args
     attrs = orig_call.attrs
     ndim = data.ty.ndim
     axes = [axis for axis in range(ndim) if axis != int(attrs.axis) % ndim]
     wide, emit = wide_dtype(data), ctx.emit
+    settings = _attrs(orig_call, "axis", "epsilon", "center", "scale", "momentum", "training")
 
     def const(value):
         return relax.const(value, wide)
 
     def total(expr):
         return emit(op.sum(expr, axes)) if axes else expr
-
-    def average(expr):
-        return emit(backward.divide_by_count(total(expr), shape_arg(data), axes)) if axes else expr
 
     def per_channel(expr):
         return op.expand_dims(expr, axes) if axes else expr
@@ -58,14 +57,12 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
     )
     new_mean_grad, new_var_grad = _widened(ctx, new_mean_grad), _widened(ctx, new_var_grad)
     if attrs.training:
-        mean, var = _moments(data, average, per_channel, ctx)
+        mean, rstd = _elements(ctx, backward.batch_norm_statistics(data, **settings))
     else:
         mean, var = _widened(ctx, moving_mean), _widened(ctx, moving_var)
-    rstd = _inverse_deviation(ctx, var, orig_call)
+        rstd = emit(op.divide(const(1.0), deviation(ctx, var, attrs.epsilon)))
     slope = emit(op.multiply(_widened(ctx, gamma), rstd)) if attrs.scale else rstd
 
-    names = ("axis", "epsilon", "center", "scale", "momentum", "training")
-    settings = _attrs(orig_call, *names)
     # In this order, a kernel for gamma_grad can return beta_grad as well.
     gamma_grad = emit(backward.batch_norm_backward_gamma(y_grad, data, mean, rstd, **settings))
     beta_grad = total(widen(y_grad))
@@ -113,11 +110,8 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
     data, gamma, beta = orig_call.args
     attrs = orig_call.attrs
     axes = [int(axis) % data.ty.ndim for axis in attrs.axes]
-    mean, variance = _moments(
-        data, lambda expr: average_over(ctx, expr, axes), lambda expr: expr, ctx
-    )
-    rstd = _inverse_deviation(ctx, variance, orig_call)
     settings = _attrs(orig_call, "axes", "epsilon", "center", "scale")
+    mean, rstd = _elements(ctx, backward.layer_norm_statistics(data, **settings))
     gamma_grad = op.zeros_like(gamma)
     if attrs.scale:
         # In this order, a kernel for gamma_grad can return the gradient of beta as well.
@@ -141,10 +135,8 @@ def rms_norm(orig_var, orig_call, output_grad, ctx):
     :func:`layer_norm`.
     """
     data, weight = orig_call.args
-    axes = [int(axis) % data.ty.ndim for axis in orig_call.attrs.axes]
-    square = op.multiply(widen(data), widen(data))
-    rstd = _inverse_deviation(ctx, average_over(ctx, square, axes), orig_call)
     settings = _attrs(orig_call, "axes", "epsilon")
+    rstd = ctx.emit(backward.rms_norm_statistics(data, **settings))
     gradients = [
         backward.rms_norm_backward_data(output_grad, data, weight, rstd, **settings),
         backward.rms_norm_backward_weight(output_grad, data, rstd, **settings),
@@ -173,13 +165,8 @@ def group_norm(orig_var, orig_call, output_grad, ctx):
     """
     data, groups = orig_call.args[0], int(orig_call.attrs.num_groups)
     channel = int(orig_call.attrs.channel_axis) % data.ty.ndim
-    channels = shape_of(data)[channel]
-    if not is_const(channels):
-        raise GradientError(
-            f"the number of channels must be a constant, to be divided into groups, but it is {channels}; "
-            "write the groups as an axis of their own and use layer_norm"
-        )
-    return _by_channel(orig_call, output_grad, ctx, channel, int(channels) // groups)
+    check_channels(data, channel)
+    return _by_channel(orig_call, output_grad, ctx, channel, backward.group_norm_statistics, groups)
 
 
 @register_gradient("relax.nn.instance_norm")
@@ -189,7 +176,7 @@ def instance_norm(orig_var, orig_call, output_grad, ctx):
     Forward and backward form: those of :func:`group_norm` where each channel is its own group.
     """
     channel = int(orig_call.attrs.channel_axis) % orig_call.args[0].ty.ndim
-    return _by_channel(orig_call, output_grad, ctx, channel, 1)
+    return _by_channel(orig_call, output_grad, ctx, channel, backward.instance_norm_statistics)
 
 
 def average_over(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> relax.Expr:
@@ -208,6 +195,43 @@ def spread(
     return ctx.emit(op.expand_dims(expr, others) if others else expr)
 
 
+def check_channels(data: relax.Expr, channel: int) -> None:
+    """Check that the channels of a tensor can be divided into groups.
+
+    Raises
+    ------
+    GradientError
+        If their number is unknown or symbolic.
+    """
+    channels = shape_of(data)[channel]
+    if not is_const(channels):
+        raise GradientError(
+            "the number of channels must be a constant to divide it into groups, but it is "
+            f"{channels}; write the groups as an axis of their own and use layer_norm"
+        )
+
+
+def average_in_groups(
+    ctx: relax.BlockBuilder, expr: relax.Expr, channel: int, groups: int | None
+) -> relax.Expr:
+    """Return the average over the channels of each group, repeated for each channel; if ``groups`` is None, itself.
+
+    It does not reshape: symbolic extents in a reshape would limit differentiation to order 1.
+    """
+    expr = ctx.emit(expr)
+    channels = None if groups is None else int(shape_of(expr)[channel])
+    if channels in (0, groups):
+        return expr
+    size = channels // groups
+    if groups == 1:
+        sums = op.sum(expr, [channel], keepdims=True)
+    else:
+        firsts = ctx.normalize(op.strided_slice(expr, [channel], [0], [channels], [size]))
+        sums = backward.repeat_backward_data(expr, shape_arg(firsts), size, channel)
+    sums = ctx.emit(op.repeat(ctx.emit(sums), size, channel))
+    return ctx.emit(op.divide(sums, relax.const(float(size), dtype_of(expr))))
+
+
 def collect(ctx: relax.BlockBuilder, expr: relax.Expr, axes: Sequence[int]) -> relax.Expr:
     """Sum over all axes except these, kept in the order given: the transpose of :func:`spread`."""
     expr = ctx.normalize(expr)
@@ -222,17 +246,10 @@ def _attrs(call: relax.Call, *names: str) -> dict:
     return {name: getattr(call.attrs, name) for name in names}
 
 
-def _moments(
-    data: relax.Expr, average: Callable, like_data: Callable, ctx: relax.BlockBuilder
-) -> tuple[relax.Expr, relax.Expr]:
-    """Return mean and variance of the data.
-
-    ``average`` computes a mean, and ``like_data`` makes it broadcastable to the data. The centered data is a
-    variable of its own, used only by the variance: a value with one use fuses into its consumer.
-    """
-    mean = average(widen(data))
-    centered = ctx.emit(op.subtract(widen(data), like_data(mean)))
-    return mean, average(op.multiply(centered, centered))
+def _elements(ctx: relax.BlockBuilder, expr: relax.Expr) -> list[relax.Var]:
+    """Return the elements of a tuple."""
+    both = ctx.emit(expr)
+    return [ctx.emit(relax.TupleGetItem(both, i)) for i in range(len(both.ty.fields))]
 
 
 def _by_channel(
@@ -240,9 +257,10 @@ def _by_channel(
     output_grad: relax.Expr,
     ctx: relax.BlockBuilder,
     channel: int,
-    group_size: int,
+    statistics: Callable[..., relax.Call],
+    groups: int | None = None,
 ) -> list[relax.Expr]:
-    """Return the partials of a normalization over axes and groups of channels."""
+    """Return the partials of a normalization over axes and groups of channels; if None are given, of each channel."""
     data, gamma, beta = call.args
     attrs, ndim, emit = call.attrs, data.ty.ndim, ctx.emit
     axes = [int(axis) % ndim for axis in attrs.axes]
@@ -252,25 +270,15 @@ def _by_channel(
         return emit(op.sum(expr, axes, keepdims=True) if axes else expr)
 
     def share(sums):
-        """Return the average over the channels of each group, repeated for each channel."""
-        sums = emit(sums)
-        if group_size > 1:
-            sums = _over_groups(ctx, sums, channel, group_size)
-            sums = emit(op.divide(sums, relax.const(float(group_size), wide_dtype(data))))
-        return sums
+        return average_in_groups(ctx, sums, channel, groups)
 
-    def mean(sums):
-        """Return the mean of each group, given the sum over the axes for each channel."""
-        sums = share(sums)
-        return emit(backward.divide_by_count(sums, shape_arg(data), axes) if axes else sums)
-
-    average, variance = _moments(data, lambda expr: mean(total(expr)), lambda expr: expr, ctx)
-    rstd = _inverse_deviation(ctx, variance, call)
     settings = {
         "channel_axis": channel,
         "axes": axes,
         **_attrs(call, "epsilon", "center", "scale"),
     }
+    number = {} if groups is None else {"num_groups": groups}
+    average, rstd = _elements(ctx, statistics(data, **number, **settings))
     u = emit(backward.instance_norm_backward_gamma(output_grad, data, average, rstd, **settings))
     t = total(widen(output_grad))
     slope = op.multiply(spread(ctx, gamma, [channel], ndim), rstd) if attrs.scale else rstd
@@ -286,30 +294,6 @@ def _by_channel(
         op.sum(t, others) if attrs.center else op.zeros_like(beta),
     ]
     return cast_each(ctx, gradients, call.args)
-
-
-def _over_groups(
-    ctx: relax.BlockBuilder, expr: relax.Expr, channel: int, group_size: int
-) -> relax.Expr:
-    """Sum over the channels of each group, and repeat the sum for each channel.
-
-    It does not reshape: symbolic extents in a reshape would limit differentiation to order 1.
-    """
-    channels = int(shape_of(expr)[channel])
-    if group_size == channels:
-        return op.repeat(op.sum(expr, [channel], keepdims=True), channels, channel)
-    firsts = ctx.normalize(op.strided_slice(expr, [channel], [0], [channels], [group_size]))
-    sums = backward.repeat_backward_data(expr, shape_arg(firsts), group_size, channel)
-    return op.repeat(ctx.emit(sums), group_size, channel)
-
-
-def _inverse_deviation(
-    ctx: relax.BlockBuilder, variance: relax.Expr, call: relax.Call
-) -> relax.Expr:
-    """Return ``1 / sqrt(variance + epsilon)``."""
-    dtype = dtype_of(ctx.normalize(variance))
-    sigma = op.sqrt(op.add(variance, relax.const(float(call.attrs.epsilon), dtype)))
-    return ctx.emit(op.divide(relax.const(1.0, dtype), sigma))
 
 
 def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:

@@ -24,10 +24,11 @@ def pad(orig_var, orig_call, output_grad, ctx):
     if attrs["pad_mode"] not in PAD_MODES:
         raise GradientError(
             f"pad_mode must be one of {', '.join(map(repr, PAD_MODES))}, but it is "
-            f"{attrs['pad_mode']!r}, which TVM takes for 'constant'"
+            f"{attrs['pad_mode']!r}, which TVM treats as 'constant'"
         )
     if any(is_const(extent) and int(extent) < 0 for extent in shape_of(orig_var)):
         raise GradientError(
-            f"pad_width {attrs['pad_width']} crops more of {x.ty} than there is: TVM infers {orig_var.ty}"
+            f"pad_width {attrs['pad_width']} crops {x.ty} by more than its extents: TVM infers "
+            f"{orig_var.ty}"
         )
     return [backward.pad_backward_data(output_grad, shape_arg(x), **attrs)]

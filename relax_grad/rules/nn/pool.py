@@ -9,7 +9,7 @@ from ...op.pool import adaptive_attrs, pool_attrs
 from ...op.rank import RANKS
 from ...registry import register_gradient
 
-_SPLIT = "lets a layout that splits a spatial axis through, which fails without naming the binding"
+_SPLIT = "accepts a layout that splits a spatial axis, and then fails without naming the binding"
 
 
 @register_gradient("relax.nn.max_pool1d")

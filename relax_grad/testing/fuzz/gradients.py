@@ -65,7 +65,7 @@ class Gradients:
             "PyTorch": "PyTorch" if self.settings.torch else "PyTorch, which is not installed",
             "differences": "central differences",
             **({"pipeline": "relax_grad.pipeline"} if self.settings.pipeline else {}),
-            "nothing": "nothing: differentiated only, or at a jump",
+            "nothing": "no reference: differentiated only, or at a discontinuity",
         }
 
     def draw(self, seed: int, number: int) -> Program:

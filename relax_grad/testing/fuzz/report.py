@@ -127,8 +127,8 @@ for found, other in zip(run(relax_grad.target.host(), "relax_grad"), wanted):
 
 #: Descriptions of a script's output, without and with the pipeline.
 _PRINTS = (
-    "the gradient along random directions, and what central differences give",
-    "how much the results of the pipeline differ from those of TVM's",
+    "the gradient along random directions, from the adjoint and from central differences",
+    "the largest differences between the results of the pipeline and those of TVM's",
 )
 
 

@@ -175,7 +175,7 @@ def form(sample: Sample) -> Form:
         If the sample has no statement; the message says why.
     """
     if sample.within is not nullcontext:
-        raise NotDrawableError("it needs more than a device to run")
+        raise NotDrawableError("it runs only within a context of its own")
     if sample.torch is None and not sample.smooth:
         raise NotDrawableError("it is at a kink, and PyTorch has no such operator")
     builder = _Builder(sample)
@@ -326,7 +326,7 @@ def _literal(value: np.ndarray) -> str:
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise NotDrawableError("it has a constant that is not finite")
     if value.dtype.kind == "f" and np.abs(value).max(initial=0.0) > _HIGHEST:
-        raise NotDrawableError("it has numbers that are large")
+        raise NotDrawableError("it has large numbers")
     if value.size == 0 and value.ndim > 1:
         raise NotDrawableError(f"it has a constant of the shape {value.shape}")
     return f'R.const({value.tolist()}, "{value.dtype.name}")'

@@ -164,12 +164,13 @@ register_samples("relax.nn.log_softmax")(_softmax_samples("log_softmax"))
 register_samples("relax.nn.softmax")(_softmax_samples("softmax"))
 
 
+@register_samples("relax.grad.log_softmax_backward")
 @register_samples("relax.grad.softmax_backward")
 def softmax_backward(rng):
-    for axis in (-1, 0):
+    for shape, axis in (((3, 4), -1), ((3, 4), 0), ((2, 3, 2), -2)):
         yield Sample(
-            [rng.normal(size=(3, 4)), rng.normal(size=(3, 4))],
+            [rng.normal(size=shape), rng.normal(size=shape)],
             {"axis": axis},
             symbolic={0: {0: "n"}, 1: {0: "n"}},
-            note=f"axis {axis}",
+            note=f"axis {axis} of {len(shape)}",
         )

@@ -334,3 +334,53 @@ for _name in ("instance_norm_backward_data", "instance_norm_backward_gamma"):
         },
         _takes_gamma,
     )
+
+
+#: The statistics: the operator, the attributes, the axes of the mean, and the number of groups of channels.
+_STATISTICS = (
+    ("batch_norm", {"axis": -2}, (0, 2), None),
+    ("layer_norm", {"axes": [2, 0]}, (0, 2), None),
+    ("instance_norm", {"channel_axis": 1, "axes": [-1]}, (2,), None),
+    ("group_norm", {"num_groups": 2, "channel_axis": 1, "axes": [2]}, (2,), 2),
+    ("group_norm", {"num_groups": 1, "channel_axis": -2, "axes": [0, -1]}, (0, 2), 1),
+    ("group_norm", {"num_groups": 4, "channel_axis": 1, "axes": []}, (), 4),
+    ("rms_norm", {"axes": [-1, 0]}, (0, 2), None),
+)
+
+
+def _register_statistics(name):
+    @register_samples(f"relax.grad.{name}_statistics")
+    def statistics(rng):
+        for of, attrs, axes, groups in _STATISTICS:
+            if of == name:
+                # The stock pass makes zeros of a symbolic shape for each element of the tuple.
+                has_symbol = not {0, 2} <= set(axes)
+                yield Sample(
+                    [rng.normal(0.5, 1.0, (2, 4, 3))],
+                    {**attrs, "epsilon": 0.1},
+                    symbolic={0: {0: "n", 2: "w"}},
+                    tvm_order=1 if has_symbol else None,
+                    torch=_torch_statistics(name, axes, groups),
+                    note=", ".join(f"{key} {value}" for key, value in attrs.items()),
+                )
+
+
+def _torch_statistics(name, axes, groups):
+    def forward(torch, x):
+        if name == "rms_norm":
+            return torch.rsqrt((x * x).mean(axes, keepdim=True) + 0.1)
+        moved = x if groups is None else x.reshape(x.shape[0], groups, -1, x.shape[2])
+        over = axes if groups is None else (2, *(axis + (axis > 1) for axis in axes))
+        variance, mean = torch.var_mean(moved, over, correction=0, keepdim=True)
+        both = mean, torch.rsqrt(variance + 0.1)
+        if groups is not None:
+            shape = [1 if axis in axes else extent for axis, extent in enumerate(x.shape)]
+            wide = [shape[0], groups, x.shape[1] // groups, shape[2]]
+            both = [each.expand(wide).reshape(shape) for each in both]
+        return tuple(each.flatten() if name == "batch_norm" else each for each in both)
+
+    return forward
+
+
+for _name in sorted({case[0] for case in _STATISTICS}):
+    _register_statistics(_name)

@@ -40,7 +40,7 @@ def draw(seed: int, number: int) -> ir.Program:
         program = _Author(rng).program()
         if is_valid(program):
             return program
-    raise AssertionError(f"of seed {seed}, program {number} is never valid")
+    raise AssertionError(f"no valid program in {_TRIALS} trials of seed {seed}, program {number}")
 
 
 def is_valid(program: ir.Program) -> bool:

@@ -19,12 +19,12 @@ class Tir:
     #: Joint compilation takes a fraction of the time.
     batch = 25
     part = ("of", "kind")
-    title = "functions of TIR through relax_grad.pipeline"
-    against = "NumPy, as is TVM's pipeline"
+    title = "TIR functions compiled by relax_grad.pipeline"
+    against = "NumPy, and so is TVM's pipeline"
     references: ClassVar = {
         "NumPy": "NumPy",
         "not TVM": "NumPy, where TVM's pipeline fails or is wrong",
-        "TVM": "nothing: both pipelines fail, or are wrong",
+        "TVM": "no reference: both pipelines fail, or are wrong",
     }
 
     def draw(self, seed: int, number: int) -> ir.Program:

@@ -1,0 +1,199 @@
+"""The tensor function of the generator Philox 4x32-10.
+
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import tvm.tirx.script.builder as T
+import tvm_ffi
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+
+#: The multipliers of a round, and the increments of the two words of the key.
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_INCREMENTS = 0x9E3779B9, 0xBB67AE85
+_ROUNDS = 10
+
+#: The number of consecutive blocks whose words are stored side by side, so that stores are whole vectors.
+LANES = 16
+
+
+class Form(NamedTuple):
+    """The numbers that the four words of a block become.
+
+    Attributes
+    ----------
+    kind : str
+        The name of a function in :data:`_FORMS`.
+    parameter : int
+        Its parameter: a number of bits or a threshold.
+    """
+
+    kind: str
+    parameter: int = 0
+
+    @property
+    def dtype(self) -> str:
+        return _FORMS[self.kind][0]
+
+    @property
+    def per_block(self) -> int:
+        """The count of numbers of a block."""
+        return _FORMS[self.kind][1]
+
+    @property
+    def per_row(self) -> int:
+        """The count of numbers of a row, which consists of :data:`LANES` blocks."""
+        return self.per_block * LANES
+
+
+def _u64(value: int) -> tirx.PrimExpr:
+    return tirx.const(value, "uint64")
+
+
+def _low(value):
+    return tirx.bitwise_and(value, _u64(0xFFFFFFFF))
+
+
+def _high(value):
+    return tirx.shift_right(value, _u64(32))
+
+
+def _long(words: Sequence) -> list:
+    """Return two numbers of 64 bits."""
+    return [
+        tirx.bitwise_or(tirx.shift_left(high, _u64(32)), low)
+        for low, high in (words[:2], words[2:])
+    ]
+
+
+def _bits(words: Sequence, _parameter: int) -> list:
+    return [tirx.Cast("uint32", word) for word in words]
+
+
+def _long_bits(words: Sequence, _parameter: int) -> list:
+    return _long(words)
+
+
+def _uniform(words: Sequence, digits: int) -> list:
+    """Return float32 numbers in [0, 1) of this many binary digits."""
+    unit = tirx.const(2.0**-digits, "float32")
+    shift = _u64(32 - digits)
+    # Conversions of signed numbers are single instructions.
+    whole = [tirx.Cast("int32", tirx.shift_right(word, shift)) for word in words]
+    return [tirx.Cast("float32", each) * unit for each in whole]
+
+
+def _long_uniform(words: Sequence, _parameter: int) -> list:
+    """Return float64 numbers in [0, 1) of 53 binary digits."""
+    unit = tirx.const(2.0**-53, "float64")
+    whole = [tirx.Cast("int64", tirx.shift_right(each, _u64(11))) for each in _long(words)]
+    return [tirx.Cast("float64", each) * unit for each in whole]
+
+
+def _positive(words: Sequence, _parameter: int) -> list:
+    """Return float32 numbers in (0, 1], whose least is 2**-33."""
+    unit, half = (tirx.const(2.0**each, "float32") for each in (-32, -33))
+    return [tirx.Cast("float32", tirx.Cast("int64", word)) * unit + half for word in words]
+
+
+def _long_positive(words: Sequence, _parameter: int) -> list:
+    """Return float64 numbers in (0, 1), whose least is 2**-54."""
+    half = tirx.const(2.0**-54, "float64")
+    return [each + half for each in _long_uniform(words, 0)]
+
+
+def _below(words: Sequence, threshold: int) -> list:
+    """Tell which words are below a threshold."""
+    return [word < _u64(threshold) for word in words]
+
+
+#: The dtype of the numbers, their count per block, and the function that computes them from the words.
+_FORMS: dict[str, tuple[str, int, Callable[[Sequence, int], list]]] = {
+    "bits": ("uint32", 4, _bits),
+    "long_bits": ("uint64", 2, _long_bits),
+    "uniform": ("float32", 4, _uniform),
+    "long_uniform": ("float64", 2, _long_uniform),
+    "positive": ("float32", 4, _positive),
+    "long_positive": ("float64", 2, _long_positive),
+    "below": ("bool", 4, _below),
+}
+
+
+@lru_cache(maxsize=256)
+def philox(rows: int | None, form: Form) -> tirx.PrimFunc:
+    """Return the tensor function that draws numbers.
+
+    Element ``(r, w, l)`` of the result is number w of block ``LANES * r + l``. The key is the seed. The counter consists
+    of the number of the block in its low half and the stream in its high half.
+
+    Parameters
+    ----------
+    rows : int or None
+        The number of rows, each of which has :data:`LANES` blocks; None for a symbolic one.
+    form : Form
+        The form of the numbers.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the seed and the stream, int64 tensors of shape (), and the result of shape
+        ``(rows, form.per_block, LANES)``.
+    """
+    extent = tirx.Var("rows", "int64") if rows is None else rows
+    with IRBuilder() as builder, T.prim_func():
+        T.func_name("philox")
+        T.func_attr({"tirx.noalias": True})
+        seed, stream = (T.arg(name, _tensor(name, [], "int64")) for name in ("seed", "stream"))
+        shape = [extent, form.per_block, LANES]
+        result = T.arg("result", _tensor("result", shape, form.dtype))
+        with T.sblock("root"):
+            T.reads([])
+            T.writes([])
+            with T.grid(extent, LANES) as (i, j), T.sblock("philox"):
+                row, lane = T.axis.remap("SS", [i, j])
+                T.reads([seed[()], stream[()]])
+                T.writes([result[row, 0 : form.per_block, lane]])
+                words = T.alloc_buffer([4], "uint64", scope="local")
+                block = tirx.Cast("uint64", row) * _u64(LANES) + tirx.Cast("uint64", lane)
+                key, high = (tirx.Cast("uint64", each[()]) for each in (seed, stream))
+                _encrypt(words, *map(T.Bind, (key, block, high)))
+                drawn = _FORMS[form.kind][2]([words[i] for i in range(4)], form.parameter)
+                for number, value in enumerate(drawn):
+                    T.buffer_store(result, value, [row, number, lane])
+    return builder.get().without_attr("global_symbol")  # the module gives each function its name
+
+
+def _encrypt(words: tirx.Buffer, key, low, high) -> None:
+    """Emit the rounds, which leave the words of a block as numbers below 2**32.
+
+    All numbers are of 64 bits: TVM declares the overflow of unsigned products undefined, also of 32 bits. The words are
+    in memory, which LLVM keeps in registers: TVM's simplifier would expand a chain of variables at every use.
+    """
+    keys = [T.Bind(_low(key)), T.Bind(_high(key))]
+    for i, word in enumerate((_low(low), _high(low), _low(high), _high(high))):
+        T.buffer_store(words, word, [i])
+    for i in range(_ROUNDS):
+        first, second = (
+            _low(each + _u64(i * by % 2**32)) for each, by in zip(keys, _INCREMENTS, strict=True)
+        )
+        even, odd = (
+            T.Bind(words[at] * _u64(by)) for at, by in zip((0, 2), _MULTIPLIERS, strict=True)
+        )
+        T.buffer_store(words, tirx.bitwise_xor(tirx.bitwise_xor(_high(odd), words[1]), first), [0])
+        T.buffer_store(
+            words, tirx.bitwise_xor(tirx.bitwise_xor(_high(even), words[3]), second), [2]
+        )
+        T.buffer_store(words, _low(odd), [1])
+        T.buffer_store(words, _low(even), [3])
+
+
+def _tensor(name: str, shape: Sequence, dtype: str) -> tirx.Buffer:
+    # TVM assumes tensors aligned to 64 bytes; tensors of other libraries may begin at any element.
+    align = tvm_ffi.dtype(dtype).itemsize
+    return T.buffer(list(shape), dtype, buffer_name=name, align=align)

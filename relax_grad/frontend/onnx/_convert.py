@@ -1,0 +1,160 @@
+"""The steps from an ONNX model to a module."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import tvm
+from onnx import numpy_helper
+
+from ._fold import fold
+from ._graph import (
+    attribute,
+    every_graph,
+    every_node,
+    fix_inputs,
+    load,
+    normalize,
+    operands,
+    opset_of,
+    types_of,
+)
+from ._importer import check_operators, imported
+from ._weights import Roles, is_training, roles_of
+
+
+@dataclass
+class Prepared:
+    """A folded model with the roles of its constants.
+
+    Attributes
+    ----------
+    model : onnx.ModelProto
+        The model.
+    roles : Roles
+        The roles of its initializers.
+    outputs : list[str]
+        The names of the outputs.
+    """
+
+    model: onnx.ModelProto
+    roles: Roles
+    outputs: list[str]
+
+    def lift(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Turn initializers into inputs of the graph, in this order, and states into outputs; return the values."""
+        graph = self.model.graph
+        tensors = {each.name: each for each in graph.initializer}
+        kept = [each for each in graph.initializer if each.name not in set(names)]
+        values = {name: numpy_helper.to_array(tensors[name]) for name in names}
+        for name in names:
+            tensor = tensors[name]
+            info = onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+            graph.input.append(info)
+        for name, new in self.roles.states.items():
+            tensor = tensors[name]
+            info = onnx.helper.make_tensor_value_info(new, tensor.data_type, tensor.dims)
+            graph.output.append(info)
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        return values
+
+    def imported(
+        self, simplify: bool | str, onnxsim_is_installed: bool
+    ) -> tuple[tvm.IRModule, bool]:
+        """Return the module of the model, after onnxsim if that is asked for or needed, and whether it draws."""
+        if simplify is True:
+            self._simplify()
+        check_operators(self.model)
+        try:
+            return imported(self.model)
+        except ValueError as error:
+            if simplify != "auto" or not onnxsim_is_installed:
+                raise
+            try:
+                self._simplify()
+            except ValueError:
+                raise error from None  # the error of the original model
+        return imported(self.model)
+
+    def _simplify(self) -> None:
+        import onnxsim
+
+        model = onnx.shape_inference.infer_shapes(self.model, data_prop=True)
+        try:
+            simplified, _ = onnxsim.simplify(model)
+        except Exception as error:  # the package raises several kinds
+            raise ValueError(f"onnxsim cannot simplify the model: {error}") from error
+        for found, expected in (
+            (simplified.graph.input, self.model.graph.input),
+            (simplified.graph.output, self.model.graph.output),
+        ):
+            if [each.name for each in found] != [each.name for each in expected]:
+                raise ValueError(
+                    "onnxsim changes the inputs or outputs of the model; simplify=False"
+                )
+        normalize(simplified, None, None)
+        _name_nodes(simplified)
+        _trim_results(simplified)
+        self.model = simplified
+
+
+def prepare(model, shapes, dynamic_shapes, fixed, dropout: bool) -> Prepared:
+    """Return a model whose shapes are folded as far as the types of its inputs decide them."""
+    model = load(model)
+    fix_inputs(model.graph, fixed or {})
+    constants = normalize(model, shapes, dynamic_shapes)
+    _name_nodes(model)
+    if not dropout:
+        _without_dropout(model)
+    folded = fold(model, constants, fixed or ())
+    roles = roles_of(model, types_of(model), constants, folded)
+    outputs = [each.name for each in model.graph.output]
+    _mark_training(model)
+    _trim_results(model, roles.states.values())
+    return Prepared(model, roles, outputs)
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """Give every node a name, for messages."""
+    for node in every_node(model.graph):
+        node.name = node.name or next(filter(None, node.output), node.op_type)
+
+
+def _without_dropout(model: onnx.ModelProto) -> None:
+    """Set nodes of dropout to inference."""
+    opset = opset_of(model)
+    for node in every_node(model.graph):
+        if node.op_type == "Dropout":
+            if opset >= 12:
+                del node.input[2:]
+            elif opset < 7:
+                kept = [each for each in node.attribute if each.name != "is_test"]
+                del node.attribute[:]
+                node.attribute.extend([*kept, onnx.helper.make_attribute("is_test", 1)])
+
+
+def _mark_training(model: onnx.ModelProto) -> None:
+    """Set the attribute of normalisations in training mode, which older versions mark by the number of results."""
+    opset = opset_of(model)
+    for node in every_node(model.graph):
+        if node.op_type != "BatchNormalization" or opset >= 14:
+            continue
+        if is_training(node, opset) and attribute(node, "training_mode") is None:
+            node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
+
+
+def _trim_results(model: onnx.ModelProto, kept: Sequence[str] = ()) -> None:
+    """Remove the unused last results of nodes."""
+    uses = Counter(kept)
+    for graph in every_graph(model.graph):
+        uses.update(each.name for each in graph.output)
+        for node in graph.node:
+            uses.update(operands(node))
+    for node in every_node(model.graph):
+        while len(node.output) > 1 and not uses[node.output[-1]]:
+            node.output.pop()

@@ -1,0 +1,474 @@
+"""Converters of ONNX operators in the place of TVM's.
+
+TVM's converters of these operators emit tensor functions where Relax has an operator, have a gradient that overflows,
+ignore attributes, or differ from ONNX. Each function takes the builder, the operands (None for one that is left out),
+the attributes, and the version of the operators, and returns the result; or None, for TVM's converter to continue, with
+the attributes as they are then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tvm import relax, tirx
+
+from ...ir.compat import constant_value, dtype_of
+from .. import random
+
+
+class Refused(Exception):
+    """A node cannot be imported as ONNX defines it; the message says why, and how to go on."""
+
+
+CONVERTERS: dict[str, Callable] = {}
+
+
+def _converts(*names: str) -> Callable:
+    def enter(function):
+        CONVERTERS.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+def _dtype(value: relax.Expr) -> str:
+    return dtype_of(value.ty)
+
+
+def _like(value, data: relax.Expr) -> relax.Expr:
+    """Return a scalar of the dtype of a tensor."""
+    return relax.const(value, _dtype(data))
+
+
+def _is_float(value: relax.Expr) -> bool:
+    return "float" in _dtype(value)
+
+
+def _is_tensor(value) -> bool:
+    return isinstance(getattr(value, "ty", None), relax.TensorType)
+
+
+def _rank(data: relax.Expr) -> int:
+    if data.ty.ndim < 0:
+        raise Refused(
+            "the rank of its operand is unknown; give the extents of the inputs: shapes={...}"
+        )
+    return data.ty.ndim
+
+
+def _extents(data: relax.Expr) -> list:
+    if not isinstance(data.ty.shape, relax.ShapeExpr):
+        raise Refused(
+            "the shape of its operand is unknown; give the extents of the inputs: shapes={...}"
+        )
+    return [int(each) if isinstance(each, tirx.IntImm) else each for each in data.ty.shape.values]
+
+
+def _text(attrs: dict, name: str, default: str) -> str:
+    value = attrs.get(name, default)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _constant(value, what: str) -> np.ndarray | None:
+    """Return the value of an operand that must be a constant; None if it is left out."""
+    if value is None:
+        return None
+    if isinstance(value, relax.ShapeExpr):
+        known = all(isinstance(each, tirx.IntImm) for each in value.values)
+        found = np.array([int(each) for each in value.values]) if known else None
+    else:
+        found = constant_value(value) if isinstance(value, relax.Expr) else None
+    if found is None:
+        raise Refused(
+            f"its {what} are computed at run time; give the extents of the inputs, shapes={{...}}, or make them constants"
+        )
+    return found
+
+
+def _folds(inputs: Sequence) -> bool:
+    """Tell whether TVM's converter can fold the call: all operands are constants, or one is no tensor."""
+    given = [each for each in inputs if each is not None]
+    return not all(map(_is_tensor, given)) or all(
+        constant_value(each) is not None for each in given
+    )
+
+
+@_converts("Clip")
+def _clip(bb, inputs, attrs, opset):
+    """Relax has an operator for constant bounds. A NaN bound has no effect."""
+    data = inputs[0]
+    if opset < 11:
+        bounds = [attrs.get("min"), attrs.get("max")]
+    else:
+        bounds = [inputs[1], inputs[2]]
+        for i, bound in enumerate(bounds):
+            value = None if bound is None else constant_value(bound)
+            if value is not None:
+                bounds[i] = value.item()
+    low, high = (None if isinstance(b, float) and math.isnan(b) else b for b in bounds)
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and _is_float(data):
+        return relax.op.clip(
+            data, *(tirx.FloatImm(_dtype(data), float(each)) for each in (min(low, high), high))
+        )
+    for bound, limit in ((low, relax.op.maximum), (high, relax.op.minimum)):
+        if bound is not None:
+            if isinstance(bound, (int, float)):
+                bound = _like(bound, data)
+            data = bb.normalize(limit(data, bound))
+    return data
+
+
+@_converts("Pad")
+def _pad(bb, inputs, attrs, opset):
+    """Relax has an operator for padding; negative widths remove elements."""
+    data = inputs[0]
+    rank, extents = _rank(data), None
+    if opset < 11:
+        pads, value = attrs.get("pads", attrs.get("paddings")), attrs.get("value", 0.0)
+        axes = range(rank)
+    else:
+        pads = _constant(inputs[1], "widths").tolist()
+        value = inputs[2]
+        value = 0.0 if value is None else _constant(value, "value").item()
+        axes = range(rank) if inputs[3] is None else _constant(inputs[3], "axes").tolist()
+    before, after = [0] * rank, [0] * rank
+    for axis, low, high in zip(axes, pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True):
+        before[axis], after[axis] = int(low), int(high)
+    cut = [i for i in range(rank) if min(before[i], after[i]) < 0]
+    if cut:
+        extents = _extents(data)
+        starts = [max(-before[i], 0) for i in cut]
+        ends = [extents[i] - max(-after[i], 0) for i in cut]
+        data = bb.normalize(relax.op.strided_slice(data, cut, starts, ends, [1] * len(cut)))
+        before, after = [max(each, 0) for each in before], [max(each, 0) for each in after]
+    if not any(before) and not any(after):
+        return data
+    modes = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
+    mode = _text(attrs, "mode", "constant")
+    widths = [each for pair in zip(before, after, strict=True) for each in pair]
+    return relax.op.nn.pad(data, widths, modes[mode], value)
+
+
+#: An end of a slice from this number on stands for the end of the axis.
+_BEYOND = 10**9
+
+
+@_converts("Slice")
+def _slice(bb, inputs, attrs, opset):
+    """TVM's extent of a slice to the end of a symbolic axis is the minimum of the extent and a large number."""
+    data = inputs[0]
+    if opset < 10:
+        starts, ends = attrs["starts"], attrs["ends"]
+        axes, steps = attrs.get("axes", range(len(starts))), [1] * len(starts)
+    else:
+        given = [each for each in inputs[1:] if each is not None]
+        if not _is_tensor(data) or any(constant_value(each) is None for each in given):
+            return None
+        values = [None if each is None else constant_value(each).tolist() for each in inputs[1:]]
+        starts, ends, axes, steps = [*values, None, None][:4]
+        axes = range(len(starts)) if axes is None else axes
+        steps = [1] * len(starts) if steps is None else steps
+    extents, taken = _extents(data), []
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        axis %= len(extents)
+        if step > 0 and end >= _BEYOND:
+            if start == 0 and step == 1:
+                continue
+            end = extents[axis]
+        taken.append((axis, start, end, step))
+    if not taken:
+        return data
+    return relax.op.strided_slice(data, *map(list, zip(*taken, strict=True)))
+
+
+@_converts("Tile")
+def _tile(bb, inputs, attrs, opset):
+    if opset < 6 or not isinstance(inputs[1], relax.Expr) or constant_value(inputs[1]) is None:
+        return None
+    return relax.op.tile(inputs[0], constant_value(inputs[1]).tolist())
+
+
+@_converts("Einsum")
+def _einsum(bb, inputs, attrs, opset):
+    return relax.op.einsum(relax.Tuple(list(inputs)), _text(attrs, "equation", "").replace(" ", ""))
+
+
+@_converts("CumSum")
+def _cumsum(bb, inputs, attrs, opset):
+    if not attrs.get("reverse", 0):
+        return None
+    axis = int(_constant(inputs[1], "axis").item())
+    flipped = bb.normalize(relax.op.flip(inputs[0], axis))
+    total = relax.op.cumsum(flipped, axis, exclusive=bool(attrs.get("exclusive", 0)))
+    return relax.op.flip(bb.normalize(total), axis)
+
+
+@_converts("Elu")
+def _elu(bb, inputs, attrs, opset):
+    return _exponential_unit(bb, inputs[0], attrs.get("alpha", 1.0), 1.0)
+
+
+@_converts("Selu")
+def _selu(bb, inputs, attrs, opset):
+    alpha = attrs.get("alpha", 1.67326319217681884765625)
+    return _exponential_unit(bb, inputs[0], alpha, attrs.get("gamma", 1.05070102214813232421875))
+
+
+def _exponential_unit(bb, data, alpha: float, gamma: float) -> relax.Expr:
+    """Return ``gamma * (x if x > 0 else alpha * (exp(x) - 1))``, whose gradient does not overflow."""
+    zero = _like(0, data)
+    positive = bb.normalize(relax.op.greater(data, zero))
+    exponent = bb.normalize(relax.op.where(positive, zero, data))
+    curve = relax.op.multiply(
+        _like(gamma * alpha, data), relax.op.subtract(relax.op.exp(exponent), _like(1, data))
+    )
+    line = data if gamma == 1.0 else relax.op.multiply(_like(gamma, data), data)
+    return relax.op.where(positive, line, curve)
+
+
+@_converts("Mish")
+def _mish(bb, inputs, attrs, opset):
+    """Return ``x tanh(softplus(x))`` with the stable form of softplus."""
+    data = inputs[0]
+    small = relax.op.log(
+        relax.op.add(_like(1, data), relax.op.exp(relax.op.negative(relax.op.abs(data))))
+    )
+    softplus = relax.op.add(relax.op.maximum(data, _like(0, data)), small)
+    return relax.op.multiply(data, relax.op.tanh(softplus))
+
+
+@_converts("ThresholdedRelu")
+def _thresholded_relu(bb, inputs, attrs, opset):
+    data = inputs[0]
+    above = relax.op.greater(data, _like(attrs.get("alpha", 1.0), data))
+    return relax.op.where(above, data, _like(0, data))
+
+
+def _pairwise(function: Callable) -> Callable:
+    def convert(bb, inputs, attrs, opset):
+        if len(inputs) < 2 or _folds(inputs):
+            return inputs[0] if len(inputs) == 1 else None
+        result = inputs[0]
+        for each in inputs[1:]:
+            result = bb.normalize(function(result, each))
+        return result
+
+    return convert
+
+
+CONVERTERS["Max"] = _pairwise(relax.op.maximum)
+CONVERTERS["Min"] = _pairwise(relax.op.minimum)
+CONVERTERS["Sum"] = _pairwise(relax.op.add)
+
+
+@_converts("Mean")
+def _mean(bb, inputs, attrs, opset):
+    total = CONVERTERS["Sum"](bb, inputs, attrs, opset)
+    return None if total is None else relax.op.divide(total, _like(len(inputs), inputs[0]))
+
+
+@_converts("Pow")
+def _pow(bb, inputs, attrs, opset):
+    """The exponent may have another dtype than the base."""
+    base, exponent = inputs[:2]
+    if _folds([base, exponent]):
+        return None
+    if not _is_float(base) and not _is_float(exponent):
+        raise Refused("TVM computes powers of floating-point numbers only; cast the base")
+    if _dtype(base) == _dtype(exponent):
+        return None
+    if _is_float(base):
+        value = constant_value(exponent)
+        if value is not None:
+            exponent = relax.const(value, _dtype(base))
+        else:
+            exponent = relax.op.astype(exponent, _dtype(base))
+        return relax.op.power(base, exponent)
+    power = relax.op.power(relax.op.astype(base, _dtype(exponent)), exponent)
+    return relax.op.astype(power, _dtype(base))
+
+
+@_converts("Softmax", "LogSoftmax")
+def _softmax(bb, inputs, attrs, opset):
+    """Before version 13, the result is normalised over all axes from ``axis`` on."""
+    data = inputs[0]
+    rank = _rank(data)
+    if opset >= 13 or attrs.get("axis", 1) % rank == rank - 1:
+        return None
+    if not all(isinstance(each, int) for each in _extents(data)):
+        raise Refused(
+            "it joins several axes, whose extents must be known: shapes={...}; or export for version 13 or later"
+        )
+    return None
+
+
+@_converts("Dropout")
+def _dropout(bb, inputs, attrs, opset):
+    """In training mode, random elements are 0. In inference, the identity and a mask of ones.
+
+    The attribute ``seed`` of a node is ignored: all nodes draw with the seed of the function.
+    """
+    data, custom = inputs[0], attrs["tvm_custom"]
+    kind = "bool" if opset >= 10 else _dtype(data)
+    if opset >= 12:
+        training = False if inputs[2] is None else constant_value(inputs[2])
+        if training is None:
+            raise Refused("its training_mode is computed at run time; make it a constant")
+        rate = 0.5 if inputs[1] is None else float(_constant(inputs[1], "ratio"))
+        if training and rate > 0:
+            if not 0 < rate < 1:
+                raise Refused(f"its ratio must be from 0 to less than 1, but it is {rate:g}")
+            _extents(data)  # refuses an unknown shape
+            result, mask = random.dropout(bb, *custom["draw"](), data, rate)
+            return result if custom["num_outputs"] < 2 else relax.Tuple([result, mask])
+    elif opset < 7 and not attrs.get("is_test", 0):
+        raise Refused(
+            "it is in training mode (is_test=0), whose scale ONNX defines from version 12 on; import the model with "
+            "dropout=False to train without dropout, or export it for version 12 or later"
+        )
+    if custom["num_outputs"] < 2:
+        return data
+    return relax.Tuple([data, bb.normalize(relax.op.ones_like(data, kind))])
+
+
+@_converts("BatchNormalization")
+def _batch_norm(bb, inputs, attrs, opset):
+    """ONNX's momentum is the share of the old statistics, TVM's that of the new ones."""
+    if not attrs.get("spatial", 1):
+        raise Refused(
+            "it normalises every element by itself (spatial=0); export it for version 9 or later"
+        )
+    attrs["momentum"] = 1.0 - attrs.get("momentum", 0.9)
+    return None
+
+
+@_converts("IsInf")
+def _is_inf(bb, inputs, attrs, opset):
+    data = inputs[0]
+    if attrs.get("detect_negative", 1) and attrs.get("detect_positive", 1):
+        return None
+    if not attrs.get("detect_negative", 1) and not attrs.get("detect_positive", 1):
+        return relax.op.zeros_like(data, "bool")
+    sign = 1 if attrs.get("detect_positive", 1) else -1
+    return relax.op.equal(data, _like(sign * math.inf, data))
+
+
+@_converts("RoiAlign")
+def _roi_align(bb, inputs, attrs, opset):
+    if _text(attrs, "mode", "avg") != "avg":
+        raise Refused("TVM's maximum differs from ONNX's; export it with mode=avg")
+
+
+@_converts("SpaceToDepth")
+def _space_to_depth(bb, inputs, attrs, opset):
+    if _text(attrs, "mode", "DCR") != "DCR":
+        raise Refused("TVM has the order DCR of the channels only")
+
+
+@_converts("LayerNormalization")
+def _layer_norm(bb, inputs, attrs, opset):
+    data, scale, bias = inputs[0], inputs[1], inputs[2]
+    rank = _rank(data)
+    axis = attrs.get("axis", -1) % rank
+    shape = _extents(data)[axis:]
+    operands = []
+    for each in (scale, bias):
+        if each is None:
+            each = bb.normalize(relax.op.zeros(relax.ShapeExpr(shape), _dtype(scale)))
+        elif _extents(each) != shape:
+            each = bb.normalize(relax.op.broadcast_to(each, shape))
+        operands.append(each)
+    axes, epsilon = list(range(axis, rank)), attrs.get("epsilon", 1e-5)
+    result = relax.op.nn.layer_norm(data, *operands, axes, epsilon)
+    if attrs["tvm_custom"]["num_outputs"] < 2:
+        return result
+    if attrs.get("stash_type", 1) == 1:
+        data = bb.normalize(relax.op.astype(data, "float32"))
+    mean = bb.normalize(relax.op.mean(data, axes, keepdims=True))
+    variance = bb.normalize(relax.op.variance(data, axes, keepdims=True))
+    shifted = bb.normalize(relax.op.add(variance, _like(epsilon, variance)))
+    inverse = bb.normalize(relax.op.divide(_like(1, shifted), relax.op.sqrt(shifted)))
+    return relax.Tuple([bb.normalize(result), mean, inverse])
+
+
+@_converts("SkipLayerNormalization")
+def _skip_layer_norm(bb, inputs, attrs, opset):
+    return _only_first(attrs)
+
+
+def _only_first(attrs: dict) -> None:
+    """Refuse a node of which more than the first result is used; TVM's converter returns zeros for the others."""
+    if attrs["tvm_custom"]["num_outputs"] > 1:
+        raise Refused("results other than the first are used, which TVM cannot compute")
+
+
+def _resolve_auto_pad(data, kernel: Sequence[int], attrs: dict) -> None:
+    """Replace ``auto_pad`` by numbers, as TVM pads the data by a function of its own, or wrongly."""
+    mode = _text(attrs, "auto_pad", "NOTSET")
+    attrs.pop("auto_pad", None)
+    count = len(kernel)
+    if mode == "VALID":
+        attrs["pads"] = [0] * (2 * count)
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return
+    strides = attrs.get("strides") or [1] * count
+    dilations = attrs.get("dilations") or [1] * count
+    starts, ends = [], []
+    for extent, width, stride, dilation in zip(
+        _extents(data)[2:], kernel, strides, dilations, strict=True
+    ):
+        if not isinstance(extent, int):
+            if stride != 1:
+                raise Refused(
+                    f"its padding {mode} depends on the extent {extent}; give the extents of the inputs: shapes={{...}}"
+                )
+            extent = 1  # the padding is the same for every extent
+        total = max(
+            (math.ceil(extent / stride) - 1) * stride + (width - 1) * dilation + 1 - extent, 0
+        )
+        less, more = total // 2, total - total // 2
+        starts.append(less if mode == "SAME_UPPER" else more)
+        ends.append(more if mode == "SAME_UPPER" else less)
+    attrs["pads"] = [*starts, *ends]
+
+
+@_converts("Conv")
+def _conv(bb, inputs, attrs, opset):
+    kernel = attrs.get("kernel_shape") or _extents(inputs[1])[2:]
+    _resolve_auto_pad(inputs[0], kernel, attrs)
+
+
+@_converts("ConvTranspose")
+def _conv_transpose(bb, inputs, attrs, opset):
+    wanted = attrs.pop("output_shape", None)
+    if not wanted:
+        return
+    extents = _extents(inputs[0])[2:]
+    count = len(extents)
+    if not all(isinstance(each, int) for each in extents):
+        raise Refused(
+            "it has an output_shape, and its operand a symbolic one; give the extents: shapes={...}"
+        )
+    kernel = attrs.get("kernel_shape") or _extents(inputs[1])[2:]
+    strides = attrs.get("strides") or [1] * count
+    dilations = attrs.get("dilations") or [1] * count
+    extra = attrs.get("output_padding") or [0] * count
+    upper = _text(attrs, "auto_pad", "NOTSET") == "SAME_UPPER"
+    attrs.pop("auto_pad", None)
+    starts, ends, added = [], [], []
+    for i, size in enumerate(wanted[-count:]):
+        total = strides[i] * (extents[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
+        added.append(extra[i] + max(-total, 0))  # a larger result ends in zeros
+        total = max(total, 0)
+        less, more = total // 2, total - total // 2
+        starts.append(less if upper else more)
+        ends.append(more if upper else less)
+    attrs["pads"], attrs["output_padding"] = [*starts, *ends], added
+
+
+@_converts("MaxPool", "AveragePool", "LpPool")
+def _pool(bb, inputs, attrs, opset):
+    _only_first(attrs)
+    _resolve_auto_pad(inputs[0], attrs["kernel_shape"], attrs)

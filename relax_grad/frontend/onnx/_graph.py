@@ -1,0 +1,306 @@
+"""ONNX graphs before the import: their constants, extents and branches."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
+
+from ._arguments import DynamicShapes, Shapes
+
+#: The domains of ONNX's own operators.
+STANDARD = ("", "ai.onnx")
+
+
+def load(model: str | os.PathLike | bytes | onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model, with its external data and without local functions."""
+    if isinstance(model, (str, os.PathLike)):
+        found = onnx.load(os.fspath(model))
+    elif isinstance(model, (bytes, bytearray, memoryview)):
+        try:
+            found = onnx.load_model_from_string(bytes(model))
+        except DecodeError as error:
+            raise ValueError(f"model is no ONNX model: {error}") from error
+    elif isinstance(model, onnx.ModelProto):
+        found = onnx.ModelProto()
+        found.CopyFrom(model)
+    else:
+        raise TypeError(
+            f"model must be a path, bytes or an onnx.ModelProto, but it is {type(model).__name__}"
+        )
+    if not found.graph.output:
+        raise ValueError("model is no ONNX model with outputs; give a file that onnx.load reads")
+    if found.functions:
+        found = onnx.inliner.inline_local_functions(found)
+    return found
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of ONNX's own operators in a model."""
+    return next((each.version for each in model.opset_import if each.domain in STANDARD), 1)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs in the attributes of a node: branches and bodies of loops."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def every_node(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph and of the graphs within."""
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from every_node(inner)
+
+
+def operands(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the operands of a node, including the outer values that its subgraphs use."""
+    yield from filter(None, node.input)
+    for inner in subgraphs(node):
+        own = {each.name for each in (*inner.initializer, *inner.input)}
+        for each in inner.node:
+            yield from (name for name in operands(each) if name not in own)
+            own.update(each.output)
+        yield from (each.name for each in inner.output if each.name not in own)
+
+
+def attribute(node: onnx.NodeProto, name: str, default=None):
+    """Return the value of an attribute of a node."""
+    for each in node.attribute:
+        if each.name == name:
+            return onnx.helper.get_attribute_value(each)
+    return default
+
+
+def label(node: onnx.NodeProto) -> str:
+    """Return the name of a node for messages: without a name, that of its first result."""
+    return node.name or next(filter(None, node.output), "without a name")
+
+
+def normalize(
+    model: onnx.ModelProto, shapes: Shapes | None, dynamic_shapes: DynamicShapes | None
+) -> set[str]:
+    """Turn ``Constant`` nodes into initializers, and give each axis of an input an extent or a symbol.
+
+    Returns the names of the initializers that were ``Constant`` nodes.
+    """
+    graph = model.graph
+    for each in every_graph(graph):
+        if each.sparse_initializer:
+            names = ", ".join(sparse.values.name for sparse in each.sparse_initializer)
+            raise ValueError(
+                f"the model has sparse initializers, which cannot be trained: {names}; make them dense"
+            )
+    given = {each.name for each in graph.initializer}
+    inputs = [each for each in graph.input if each.name not in given]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    del graph.value_info[:]  # the extents may change
+    _set_shapes(graph, shapes, dynamic_shapes)
+    constants = set()
+    for each in every_graph(graph):
+        constants |= _constants_to_initializers(each, each is graph)
+    return constants
+
+
+def fix_inputs(graph: onnx.GraphProto, values: Mapping[str, np.typing.ArrayLike]) -> None:
+    """Turn inputs into initializers with these values."""
+    inputs = {each.name: each for each in graph.input}
+    for name, value in values.items():
+        if name not in inputs:
+            raise ValueError(
+                f"constants: the model has no input {name!r}; its inputs are {', '.join(inputs)}"
+            )
+        kind = inputs[name].type.tensor_type
+        value = np.asarray(value, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        known = [dim.dim_value or None for dim in kind.shape.dim]
+        if kind.HasField("shape") and (
+            len(known) != value.ndim
+            or any(each not in (None, size) for each, size in zip(known, value.shape, strict=True))
+        ):
+            raise ValueError(
+                f"constants: the value of {name} has another shape than the input: {value.shape}"
+            )
+        graph.initializer.append(numpy_helper.from_array(value, name))
+        graph.input.remove(inputs[name])
+
+
+def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and the graphs within."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from every_graph(inner)
+
+
+def _constants_to_initializers(graph: onnx.GraphProto, is_outer: bool) -> set[str]:
+    """Turn the ``Constant`` nodes of a graph into initializers; return their names, if the graph is the outer one."""
+    found, kept = set(), []
+    for node in graph.node:
+        if node.op_type != "Constant" or node.domain not in STANDARD:
+            kept.append(node)
+            continue
+        graph.initializer.append(_constant_tensor(node))
+        if is_outer:
+            found.add(node.output[0])
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+    return found
+
+
+def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
+    (attr,) = [each for each in node.attribute if each.name.startswith(("value", "sparse_value"))]
+    value = onnx.helper.get_attribute_value(attr)
+    if attr.name == "value":
+        found = onnx.TensorProto()
+        found.CopyFrom(value)
+        found.name = node.output[0]
+        return found
+    dtypes = {"float": np.float32, "floats": np.float32, "int": np.int64, "ints": np.int64}
+    kind = attr.name.removeprefix("value_")
+    if kind not in dtypes:
+        raise ValueError(
+            f"the constant {node.output[0]} is a {kind}, which is no tensor of numbers; TVM cannot import it"
+        )
+    return numpy_helper.from_array(np.array(value, dtypes[kind]), node.output[0])
+
+
+def _set_shapes(
+    graph: onnx.GraphProto, shapes: Shapes | None, dynamic_shapes: DynamicShapes | None
+) -> None:
+    """Give each axis of an input an extent or a symbol, and remove the shapes of the outputs."""
+    shapes, dynamic = dict(shapes or {}), dict(dynamic_shapes or {})
+    names = [each.name for each in graph.input]
+    for argument, given in (("shapes", shapes), ("dynamic_shapes", dynamic)):
+        for name in given:
+            if name not in names:
+                raise ValueError(
+                    f"{argument}: the model has no input {name!r}; its inputs are {', '.join(names)}"
+                )
+    used: dict[str, str] = {}  # the symbols in TVMScript, by those of the model
+    for each in graph.input:
+        if not each.type.HasField("tensor_type"):
+            raise ValueError(
+                f"the input {each.name} is no tensor but a {each.type.WhichOneof('value')}, which cannot be imported"
+            )
+        tensor = each.type.tensor_type
+        given = shapes.get(each.name)
+        if not tensor.HasField("shape") and given is None:
+            raise ValueError(
+                f"the model does not give the rank of the input {each.name}; give its extents: "
+                f"shapes={{{each.name!r}: (...)}}"
+            )
+        if given is not None:
+            if tensor.HasField("shape") and len(given) != len(tensor.shape.dim):
+                raise ValueError(
+                    f"shapes: {each.name} has {len(tensor.shape.dim)} axes, but {tuple(given)} has {len(given)}"
+                )
+            tensor.shape.Clear()
+            tensor.shape.SetInParent()
+            for extent in given:
+                dim = tensor.shape.dim.add()
+                if isinstance(extent, str):
+                    dim.dim_param = extent
+                else:
+                    dim.dim_value = _positive(extent, each.name)
+        symbols = dict(dynamic.get(each.name, {}))
+        for axis, symbol in symbols.items():
+            if not 0 <= axis < len(tensor.shape.dim):
+                raise ValueError(
+                    f"dynamic_shapes: {each.name} has {len(tensor.shape.dim)} axes, and {axis} is none of them"
+                )
+            tensor.shape.dim[axis].dim_param = symbol
+        for axis, dim in enumerate(tensor.shape.dim):
+            if dim.WhichOneof("value") == "dim_value" and dim.dim_value > 0:
+                continue
+            name = dim.dim_param
+            if not re.fullmatch(r"\w[\w.]*", name) or name == "?":
+                # An unknown extent and an expression each become a new symbol.
+                name = f"{each.name}_{axis}"
+            dim.dim_param = used.setdefault(name, _identifier(name, used.values()))
+    for each in graph.output:
+        each.type.tensor_type.ClearField("shape")
+
+
+def _positive(extent, name: str) -> int:
+    if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 1:
+        raise ValueError(
+            f"shapes: the extents of {name} must be positive integers or names, but one is {extent!r}"
+        )
+    return int(extent)
+
+
+def _identifier(name: str, taken) -> str:
+    """Return a name that is a valid symbol in TVMScript."""
+    found = re.sub(r"\W", "_", name)
+    if not found or not (found[0].isalpha() or found[0] == "_"):
+        found = f"d_{found}"
+    while found in taken:
+        found += "_"
+    return found
+
+
+def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Return the types of the values of the outer graph, as far as ONNX infers them."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # the module raises several kinds
+        raise ValueError(
+            f"ONNX cannot infer the types of the model, which is not valid: {error}"
+        ) from error
+    graph = inferred.graph
+    found = {each.name: each.type for each in (*graph.input, *graph.value_info, *graph.output)}
+    for each in graph.initializer:
+        found[each.name] = onnx.helper.make_tensor_type_proto(each.data_type, each.dims)
+    return found
+
+
+def extents(kind: onnx.TypeProto | None) -> list[int | str | None] | None:
+    """Return the extents of a type: integers, symbols, or None for an unknown extent; None for an unknown rank."""
+    if kind is None or not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
+        return None
+    return [
+        dim.dim_value if dim.WhichOneof("value") == "dim_value" else (dim.dim_param or None)
+        for dim in kind.tensor_type.shape.dim
+    ]
+
+
+def is_float(kind: onnx.TypeProto | None) -> bool:
+    """Tell whether a value may hold floating-point numbers; an unknown type may."""
+    if kind is None or not kind.HasField("tensor_type"):
+        return True
+    return is_float_type(kind.tensor_type.elem_type)
+
+
+def is_float_type(elem_type: int) -> bool:
+    """Tell whether an element type is a floating-point type, or undefined."""
+    proto = onnx.TensorProto
+    return elem_type in (proto.UNDEFINED, proto.FLOAT, proto.DOUBLE, proto.FLOAT16, proto.BFLOAT16)
+
+
+def without_unused(graph: onnx.GraphProto) -> None:
+    """Remove nodes and initializers whose values are not used."""
+    needed = {each.name for each in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if any(name in needed for name in node.output):
+            needed.update(operands(node))
+            kept.append(node)
+    if len(kept) < len(graph.node):
+        kept.reverse()
+        del graph.node[:]
+        graph.node.extend(kept)
+    initializers = [each for each in graph.initializer if each.name in needed]
+    if len(initializers) < len(graph.initializer):
+        del graph.initializer[:]
+        graph.initializer.extend(initializers)

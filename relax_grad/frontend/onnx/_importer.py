@@ -1,0 +1,132 @@
+"""TVM's importer with converters of one's own, where TVM's differ from ONNX or emit tensor functions."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import warnings
+from collections import defaultdict
+
+import onnx
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from ...errors import UnsupportedOperatorError
+from ...ir.module import with_functions
+from ._converters import CONVERTERS, Refused
+from ._graph import STANDARD, every_node, label, opset_of
+from ._recurrent import RECURRENT
+from ._resize import RESIZING
+
+_CONVERTERS = {**CONVERTERS, **RECURRENT, **RESIZING}
+
+#: Operators of this domain that TVM has converters for; the converters ignore the domain of a node.
+_MICROSOFT = {
+    "AllClassNMS",
+    "Attention",
+    "BiasGelu",
+    "EmbedLayerNormalization",
+    "FastGelu",
+    "Gelu",
+    "MatMulInteger16",
+    "SkipLayerNormalization",
+}
+
+#: Names that ONNX's own operators have too, with another meaning than the converter's.
+_ONLY_MICROSOFT = _MICROSOFT - {"Gelu"}
+
+#: The most nodes of an operator that a message names.
+_MOST_NAMED = 3
+
+
+def check_operators(model: onnx.ModelProto) -> None:
+    """Raise an error that lists all operators without a converter, also those in branches."""
+    known = {*onnx_frontend._get_convert_map(), *_CONVERTERS, "Constant", "If"}
+    found: dict[str, list[str]] = defaultdict(list)
+    for node in every_node(model.graph):
+        kind, domain = node.op_type, node.domain
+        if domain in STANDARD:
+            supported = kind in known and kind not in _ONLY_MICROSOFT
+        else:
+            supported = domain == "com.microsoft" and kind in _MICROSOFT & known
+        if not supported:
+            found[kind if domain in STANDARD else f"{domain}.{kind}"].append(label(node))
+    if not found:
+        return
+    lines = []
+    for kind, names in sorted(found.items()):
+        named = ", ".join(names[:_MOST_NAMED])
+        rest = len(names) - _MOST_NAMED
+        lines.append(f"  {kind}: {len(names)} ({named}{f' and {rest} more' if rest > 0 else ''})")
+    raise UnsupportedOperatorError(
+        "TVM has no converter for these operators of the model, with the number of their nodes:\n"
+        + "\n".join(lines)
+        + "\nExport the model without them, or cut the graph before them with onnx.utils.extract_model."
+    )
+
+
+def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
+    """Return the module of a model, and whether it draws random numbers.
+
+    The parameters of ``main`` are the inputs of the graph. If it draws, a seed comes first.
+    """
+    names = {name for node in every_node(model.graph) for name in (*node.input, *node.output)}
+    names.update(each.name for each in (*model.graph.input, *model.graph.initializer))
+    seed = "seed"
+    while seed in names:
+        seed = f"{seed}_"
+    importer = _Importer(seed)
+    given = onnx.GraphProto()
+    given.CopyFrom(model.graph)
+    given.input.insert(0, onnx.helper.make_tensor_value_info(seed, onnx.TensorProto.INT64, []))
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        # TVM warns of every name that it changes, and prints the operands of a node that fails.
+        warnings.filterwarnings("ignore", category=UserWarning)
+        module = importer.from_onnx(given, opset_of(model))
+    if importer.draws:
+        return module, True
+    main = module["main"]
+    main = relax.Function(
+        main.params[1:], main.body, main.ret_ty, main.is_pure, main.attrs, main.span
+    )
+    return with_functions(module, {"main": main}), False
+
+
+class _Importer(onnx_frontend.ONNXGraphImporter):
+    """TVM's importer, with the converters of this package first."""
+
+    def __init__(self, seed: str):
+        super().__init__(None, None, keep_params_in_input=False, sanitize=False)
+        self._seed = seed
+        self._streams = itertools.count()
+        self.draws = False
+
+    def _draw(self) -> tuple[relax.Var, int]:
+        """Return the seed, and a stream that no other node has."""
+        self.draws = True
+        return self._nodes[self._seed], next(self._streams)
+
+    def _check_for_unsupported_ops(self, graph):
+        """Do nothing: :func:`check_operators` checks all graphs."""
+
+    def _convert_operator(self, op_name, inputs, attrs, opset):
+        name = attrs["tvm_custom"]["name"]
+        attrs["tvm_custom"]["draw"] = self._draw
+        try:
+            found = None
+            if op_name in _CONVERTERS:
+                found = _CONVERTERS[op_name](
+                    self.bb, onnx_frontend.onnx_input(inputs), attrs, opset
+                )
+            if found is None:
+                found = super()._convert_operator(op_name, inputs, attrs, opset)
+            return self.bb.normalize(found) if isinstance(found, relax.Expr) else found
+        except Refused as error:
+            raise UnsupportedOperatorError(f"{op_name} {name!r}: {error}") from error
+        except Exception as error:
+            raise ValueError(
+                f"TVM cannot import the node {op_name} {name!r}: {error}. If its shapes are known only at run time, "
+                "give the extents of the inputs: shapes={...}; or simplify the model first: simplify=True"
+            ) from error

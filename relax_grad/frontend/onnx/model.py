@@ -1,0 +1,273 @@
+"""The import of an ONNX model, and its result."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import tvm
+from tvm import relax, tirx
+
+from ...ir.module import tuple_fields, with_functions
+from ...training import append_loss
+from .._arguments import Trainable, check_trainable
+from ._arguments import DynamicShapes, Shapes
+
+if TYPE_CHECKING:
+    import os
+
+    import numpy as np
+    import onnx
+
+    from ._weights import Roles
+
+#: The versions that the package is tested with; setup.py has them as well.
+ONNX_REQUIREMENT = "onnx>=1.17,<1.24"
+ONNXSIM_REQUIREMENT = "onnxsim>=0.8,<0.9"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported model.
+
+    The parameters of ``main`` and of ``loss`` are in the order of the attributes: inputs, parameters, frozen
+    parameters, states. If the model draws random numbers, the seed comes before them.
+
+    Attributes
+    ----------
+    module : tvm.IRModule
+        With ``main(*inputs, *params, *frozen, *states)``, which returns the outputs of the model and then the new
+        states: a tuple, unless there is only one tensor. If the model draws random numbers, it is ``main(seed,
+        *inputs, ...)``. Its attribute ``num_input`` is the number of inputs, including the seed.
+    inputs : dict[str, relax.TensorType]
+        The inputs of the model with their types.
+    outputs : dict[str, relax.TensorType]
+        The outputs of the model with their types, without the states.
+    params : dict[str, tvm.runtime.Tensor]
+        The trainable parameters: the initial values by the names of the initializers.
+    frozen : dict[str, tvm.runtime.Tensor]
+        The other weights, and the running statistics of normalisations in inference.
+    states : dict[str, tvm.runtime.Tensor]
+        The running statistics of normalisations in training, which each call returns anew.
+    draws : bool
+        Whether the model draws random numbers: it has dropout in training mode. The seed is an int64 tensor of shape
+        (). Calls with the same seed drop the same elements.
+    """
+
+    module: tvm.IRModule
+    inputs: dict[str, relax.TensorType]
+    outputs: dict[str, relax.TensorType]
+    params: dict[str, tvm.runtime.Tensor]
+    frozen: dict[str, tvm.runtime.Tensor]
+    states: dict[str, tvm.runtime.Tensor]
+    draws: bool = False
+
+    @property
+    def values(self) -> list[tvm.runtime.Tensor]:
+        """The arguments of ``main`` behind the inputs: the values of parameters, frozen parameters and states."""
+        return [*self.params.values(), *self.frozen.values(), *self.states.values()]
+
+    def with_loss(
+        self,
+        loss_fn: Callable[..., relax.Expr],
+        targets: Mapping[str, relax.TensorType | tuple[Sequence[int | str], str]] | None = None,
+    ) -> tvm.IRModule:
+        """Return the module with a function ``loss`` that runs the model and then a loss.
+
+        Parameters
+        ----------
+        loss_fn : Callable
+            ``loss_fn(bb, *outputs, *targets)`` builds the loss with the block builder and returns it: a tensor of one
+            element without axes.
+        targets : Mapping, optional
+            The type of each target by its name: a type, or a shape and a dtype. A string in the shape is an extent of
+            the model of that name, such as ``(("batch",), "int64")``.
+
+        Returns
+        -------
+        module : tvm.IRModule
+            With ``loss(*inputs, *targets, *params, *frozen, *states)``, which returns the loss; for a model with
+            states, a tuple of the loss and the new states. If the model draws random numbers, the seed comes first. ``relax_grad.value_and_grad(module, "loss",
+            wrt=list(imported.params))`` differentiates it.
+
+        Raises
+        ------
+        ValueError
+            If the name of a target is that of another parameter, or a shape has an unknown symbol.
+        TypeError
+            If ``loss_fn`` returns something other than an expression.
+        """
+        main = self.module["main"]
+        taken = {param.name for param in main.params}
+        symbols = _symbols(main)
+        params = [relax.Var(name, kind) for name, kind in self.outputs.items()]
+        extra = []
+        for name, kind in dict(targets or {}).items():
+            if name in taken:
+                raise ValueError(f"targets: the model has a parameter {name!r} already")
+            extra.append(relax.Var(name, _type(name, kind, symbols)))
+        bb = relax.BlockBuilder()
+        with bb.function("loss", [*params, *extra]):
+            with bb.dataflow():
+                value = loss_fn(bb, *params, *extra)
+                if not isinstance(value, relax.Expr):
+                    raise TypeError(
+                        f"loss_fn must return a Relax expression, but it returns {value!r}"
+                    )
+                value = bb.emit_output(value)
+            bb.emit_func_output(value)
+        whole = append_loss(main, bb.get()["loss"], len(params), len(self.states))
+        count = self.draws + len(self.inputs)
+        every = list(whole.params)
+        behind = every[len(main.params) :]
+        ordered = [*every[:count], *behind, *every[count : len(main.params)]]
+        loss = relax.Function(ordered, whole.body, is_pure=whole.is_pure)
+        loss = loss.with_attr("num_input", count + len(behind))
+        return with_functions(self.module, {"loss": loss})
+
+
+def from_model(
+    model: str | os.PathLike | bytes | onnx.ModelProto,
+    *,
+    trainable: Trainable | None = None,
+    shapes: Shapes | None = None,
+    dynamic_shapes: DynamicShapes | None = None,
+    constants: Mapping[str, np.typing.ArrayLike] | None = None,
+    dropout: bool = True,
+    simplify: bool | str = "auto",
+) -> Imported:
+    """Import an ONNX model to train it.
+
+    TVM's importer translates the operators. The weights become parameters under the names of the initializers; a
+    weight in a ``Constant`` node has the name of the node's result. Shapes, bounds, axes and integers stay constants. So do
+    scalars that are exponents, that are in ``Constant`` nodes, or that have names which exporters generate, such as
+    ``Const_4:0``: they are constants of the program, for example the epsilon of a normalisation. Values that
+    depend only on the shapes of the inputs are computed before the import.
+
+    Parameters
+    ----------
+    model : str or os.PathLike or bytes or onnx.ModelProto
+        The model, or the file that holds it.
+    trainable : str or Sequence[str] or Callable, optional
+        The weights to train: names or patterns such as ``"head.*"``, or a function from the name to a bool. By
+        default all weights; running statistics are none. The others are in ``frozen``. The exact name of a scalar
+        that is a constant by default makes it a parameter.
+    shapes : Mapping[str, Sequence[int or str]], optional
+        The shapes of inputs, in the place of those in the model. A string is a symbol.
+    dynamic_shapes : Mapping[str, Mapping[int, str]], optional
+        Symbols for axes of inputs, such as ``{"x": {0: "batch"}}``. Other axes keep the model's extent or symbol.
+    constants : Mapping[str, array_like], optional
+        Values of inputs that are fixed, such as a sampling rate that selects a branch. They are no parameters.
+    dropout : bool
+        Whether nodes of dropout in training mode drop random elements, by a seed that is the first parameter of
+        ``main``. If False, they are imported as the identity.
+    simplify : bool or str
+        Whether the package ``onnxsim`` simplifies the model: always, never, or ``"auto"``, where TVM cannot import it
+        otherwise and the package is installed.
+
+    Returns
+    -------
+    imported : Imported
+        The module and the values of its parameters.
+
+    Raises
+    ------
+    ImportError
+        If ``onnx`` is not installed, or ``onnxsim`` is not and ``simplify`` is True.
+    UnsupportedOperatorError
+        If TVM has no converter for operators of the model, all of which are listed, or a node has a form that would be
+        imported with another meaning.
+    ValueError
+        If an argument does not fit the model, or TVM cannot import a node.
+    """
+    _require("onnx", ONNX_REQUIREMENT, "from_model")
+    if simplify not in (True, False, "auto"):
+        raise ValueError(f'simplify must be True, False or "auto", but it is {simplify!r}')
+    check_trainable(trainable)
+    if simplify is True:
+        _require("onnxsim", ONNXSIM_REQUIREMENT, "simplify=True")
+    from . import _convert
+
+    prepared = _convert.prepare(model, shapes, dynamic_shapes, constants, dropout)
+    roles = prepared.roles
+    params = _chosen(trainable, roles)
+    others = [name for name in [*roles.weights, *roles.statistics] if name not in params]
+    frozen = [name for name in others if name not in roles.states]
+    groups = (params, frozen, list(roles.states))
+    values = prepared.lift([name for group in groups for name in group])
+    module, draws = prepared.imported(simplify, _is_installed("onnxsim"))
+    count = len(module["main"].params) - len(values)
+    main = module["main"].with_attr("num_input", count)
+    result = main.body.body
+    is_tuple = isinstance(result.ty, relax.TupleType)
+    results = tuple_fields(result) if is_tuple else [result]
+    return Imported(
+        with_functions(module, {"main": main}),
+        {param.name: param.ty for param in main.params[draws:count]},
+        {name: each.ty for name, each in zip(prepared.outputs, results, strict=False)},
+        *({name: tvm.runtime.tensor(values[name]) for name in group} for group in groups),
+        draws,
+    )
+
+
+def _chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
+    """Return the weights to train, in the order of the model."""
+    weights, optional = roles.weights, roles.optional
+    if trainable is None:
+        return list(weights)
+    if callable(trainable):
+        return [name for name in weights if trainable(name)]
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    found = set()
+    for pattern in patterns:
+        matching = [name for name in weights if name == pattern or fnmatchcase(name, pattern)]
+        matching += [name for name in optional if name == pattern]
+        if not matching:
+            raise ValueError(f"trainable: {_why_not(pattern, roles)}")
+        found.update(matching)
+    return [name for name in [*weights, *optional] if name in found]
+
+
+def _why_not(pattern: str, roles: Roles) -> str:
+    """Return why no weight matches a pattern."""
+    if pattern in roles.statistics:
+        return f"{pattern} is a running statistic of a normalisation, which no gradient reaches"
+    if pattern in roles.settings:
+        return f"{pattern} is a shape, a bound or a scale of the node {roles.settings[pattern]}, which stays a constant"
+    shown = ", ".join(roles.weights[:5])
+    return f"no weight matches {pattern!r}; the model has {len(roles.weights)}: {shown}, ..."
+
+
+def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
+    """Return the type of a target."""
+    if isinstance(kind, relax.TensorType):
+        return kind
+    shape, dtype = kind
+    for extent in shape:
+        if isinstance(extent, str) and extent not in symbols:
+            raise ValueError(
+                f"targets: {name} has the extent {extent!r}, but the symbols of the model are "
+                f"{', '.join(symbols) or 'none'}"
+            )
+    return relax.TensorType([symbols.get(extent, extent) for extent in shape], dtype)
+
+
+def _symbols(function: relax.Function) -> dict[str, tirx.Var]:
+    """Return the symbolic extents of the parameters by their names."""
+    shapes = [param.ty.shape for param in function.params if isinstance(param.ty, relax.TensorType)]
+    extents = [each for shape in shapes if shape is not None for each in shape.values]
+    return {each.name: each for each in extents if isinstance(each, tirx.Var)}
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _require(package: str, requirement: str, user: str) -> None:
+    if not _is_installed(package):
+        raise ImportError(
+            f"{user} needs the package {package}; install it: pip install '{requirement}'"
+        )

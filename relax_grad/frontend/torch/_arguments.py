@@ -1,0 +1,63 @@
+"""Checks of the arguments of an import, and the symbolic extents that they ask for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from .._arguments import check_trainable
+from ._dynamic import DynamicShapes
+from ._export import target_names
+
+
+def shapes_of(module, args, kwargs, targets, given) -> DynamicShapes:
+    """Return the symbolic extents that are asked for."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    positional = [
+        each.name
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    variadic = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), None)
+    return DynamicShapes(
+        given, positional[: len(args)], variadic, list(kwargs), target_names(targets)
+    )
+
+
+def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, but it is {module!r}")
+    if isinstance(args, (torch.Tensor, str, Mapping)) or not isinstance(args, Sequence):
+        raise TypeError(f"args must be a sequence of example arguments, but it is {args!r}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(
+            f"kwargs must be a mapping of names to example arguments, but it is {kwargs!r}"
+        )
+    if loss is not None and not callable(loss):
+        raise TypeError(
+            f"loss must be a function of the output and the targets, but it is {loss!r}"
+        )
+    if isinstance(targets, (torch.Tensor, str, Mapping)) or not isinstance(targets, Sequence):
+        raise TypeError(f"targets must be a sequence of example tensors, but it is {targets!r}")
+    if targets and loss is None:
+        raise ValueError("targets are arguments of a loss; give one: loss=...")
+    check_map(custom)
+
+
+def check_map(custom) -> None:
+    if custom is not None and not (
+        isinstance(custom, Mapping)
+        and all(isinstance(name, str) and callable(each) for name, each in custom.items())
+    ):
+        raise TypeError(
+            f"custom_convert_map must be a mapping of operators to functions, but it is {custom!r}"
+        )
+
+
+def check_options(trainable, batch_norm) -> None:
+    check_trainable(trainable)
+    if batch_norm not in ("update", "frozen"):
+        raise ValueError(f'batch_norm must be "update" or "frozen", but it is {batch_norm!r}')

@@ -1,0 +1,235 @@
+"""Compiled functions of a module in one mode: forward with residuals, and backward."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import tvm
+import tvm_ffi
+from torch.autograd.function import once_differentiable
+from tvm import relax
+
+from ... import transform
+from ...autodiff.gradient import Gradient, add_adjoint
+from ...autodiff.split import is_checkpointed, split
+from ...ir.module import with_functions
+from ._imported import Imported
+
+_PIPELINE = "relax_grad"
+
+#: The alignment in bytes that compiled functions may assume.
+ALIGNMENT = 64
+
+
+#: Returns an element of an array of TVM. It takes half of the time of ``array[i]``.
+_item = tvm_ffi.get_global_func("ffi.ArrayGetItem")
+
+#: Returns None unless a context such as ``torch.autograd.graph.save_on_cpu`` replaces saved tensors.
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+_EMPTY = torch.empty(0, device="cpu")
+
+
+@dataclass
+class Compiled:
+    """A forward function and perhaps a backward function, with the roles of their arguments and results.
+
+    Attributes
+    ----------
+    forward, backward : callable
+        The functions of the virtual machine; ``backward`` is None without gradients.
+    is_float : list[bool]
+        Whether each output has a cotangent.
+    states : int
+        The position of the first state among the arguments.
+    count : int
+        The number of states.
+    has_gradient : list[bool]
+        Whether each output depends on a differentiated argument.
+    arguments, results : list[int]
+        The positions of the arguments and of the results that the backward function takes.
+    residuals, gradients : int
+        The number of residuals, and that of gradients.
+    copied : list[int] or None
+        The outputs that share memory with an argument or another result; None before the first call.
+    """
+
+    forward: Callable
+    backward: Callable | None
+    is_float: list[bool]
+    states: int
+    count: int
+    has_gradient: list[bool] = field(default_factory=list)
+    arguments: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+    residuals: int = 0
+    gradients: int = 0
+    copied: list[int] | None = None
+
+    def run(self, arguments: Sequence[torch.Tensor]) -> tuple[list, list, object]:
+        """Return the outputs in memory of their own, as the caller may write to them, the new states and the residuals."""
+        residuals = None
+        found = self.forward(*arguments)
+        if self.backward is not None:
+            found, residuals = _item(found, 0), _item(found, 1)
+        outputs = _items(_item(found, 0), len(self.is_float))
+        states = _items(_item(found, 1), self.count) if self.count else []
+        if self.copied is None:  # a property of the compiled function
+            kept = _items(residuals, self.residuals) if self.residuals else []
+            taken = {_memory(each) for each in [*arguments, *states, *kept]}
+            self.copied = []
+            for i, each in enumerate(outputs):
+                if each.numel() and _memory(each) in taken:
+                    self.copied.append(i)
+                taken.add(_memory(each))
+        for i in self.copied:
+            outputs[i] = outputs[i].clone()
+        return outputs, states, residuals
+
+
+def _items(array: tvm_ffi.Array, count: int) -> list[torch.Tensor]:
+    return [_item(array, i) for i in range(count)]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr()
+
+
+def compiled(
+    imported: Imported,
+    wrt: Sequence[int],
+    target: tvm.target.Target,
+    options: Mapping[str, object],
+) -> Compiled:
+    """Compile the function ``training`` of an import.
+
+    Parameters
+    ----------
+    imported : Imported
+        The import.
+    wrt : Sequence[int]
+        The positions of the differentiated parameters of the function.
+    target : tvm.target.Target
+        The target.
+    options : Mapping
+        Further arguments of ``tvm.compile``.
+    """
+    module = imported.module
+    function = module["training"]
+    is_float = ["float" in str(each.dtype) for each in imported.outputs.values()]
+    states = len(function.params) - len(imported.states), len(imported.states)
+    settings = {"relax_pipeline": _PIPELINE, **options}
+    if not wrt or not any(is_float):
+        machine = relax.VirtualMachine(tvm.compile(module, target, **settings), tvm.cpu())
+        return Compiled(machine["training"], None, is_float, *states)
+    variables = [function.params[i] for i in wrt]
+    gradient = Gradient("training", variables, target_index=0, cotangents=True)
+    count = sum(is_float)
+    joint = with_functions(add_adjoint(module, gradient, "adjoint"), {}, without=["training"])
+    # Kernels would hide which values the backward pass computes again.
+    if settings["relax_pipeline"] == _PIPELINE and not is_checkpointed(function):
+        joint = _with_kernels(joint, target)
+    parts = split(joint, "adjoint", count, "forward", "backward")
+    backward = parts.module["backward"]
+    read = set(relax.analysis.free_vars(backward.body))
+    used = iter([each in read for each in list(backward.params)[-count:]])
+    machine = relax.VirtualMachine(tvm.compile(parts.module, target, **settings), tvm.cpu())
+    return Compiled(
+        machine["forward"],
+        machine["backward"],
+        is_float,
+        *states,
+        [each and next(used) for each in is_float],
+        parts.arguments,
+        parts.results,
+        parts.residuals,
+        len(wrt),
+    )
+
+
+def _with_kernels(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Replace operators by calls of kernels, as the pipeline does.
+
+    A kernel may read transposed operands, and return residuals such as the places of maxima. These are found where one
+    function has the calls of both passes.
+    """
+    passes = [
+        transform.LiftBranches(),
+        transform.InlineSingleUse(),
+        transform.JoinSlices(),
+        transform.DivideSlices(),
+        transform.DispatchKernels(target),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(module)
+
+
+class Run(torch.autograd.Function):
+    """Calls the forward function; its backward calls the backward function.
+
+    Its arguments are the functions, all arguments of the forward function, a list that takes the new states, and the
+    tensors that need a gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, functions: Compiled, arguments, states, *_tracked):
+        outputs, new, residuals = functions.run(arguments)
+        saved = [arguments[i] for i in functions.arguments]
+        if new:
+            states += new
+            # The caller writes the new states to these buffers.
+            for n, i in enumerate(functions.arguments):
+                if i >= functions.states:
+                    saved[n] = saved[n].clone()
+        if functions.results:
+            results = [*outputs, *new]
+            saved += [results[i] for i in functions.results]
+        if functions.residuals:
+            ctx.is_whole = _saved_tensors_hooks(True) is None
+            if ctx.is_whole:
+                # One tuple of TVM takes less time than its tensors. PyTorch keeps it as long as it keeps this tensor.
+                holder = _EMPTY.detach()
+                holder.residuals = residuals
+                saved.append(holder)
+            else:
+                saved += _items(residuals, functions.residuals)
+        ctx.save_for_backward(*saved)
+        ctx.functions = functions
+        if not all(functions.has_gradient):
+            ctx.mark_non_differentiable(
+                *(
+                    each
+                    for each, has in zip(outputs, functions.has_gradient, strict=True)
+                    if not has
+                )
+            )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        if torch.is_grad_enabled():
+            return _differentiated_once(ctx, *cotangents)
+        return _gradients(ctx, *cotangents)
+
+
+def _gradients(ctx, *cotangents):
+    functions = ctx.functions
+    given = list(ctx.saved_tensors)
+    if functions.residuals:
+        count = len(functions.arguments) + len(functions.results)
+        given[count:] = [given[count].residuals if ctx.is_whole else given[count:]]
+    given += map(plain, itertools.compress(cotangents, functions.is_float))
+    return (None, None, None, *_items(functions.backward(*given), functions.gradients))
+
+
+_differentiated_once = once_differentiable(_gradients)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the form that compiled functions take: dense, in order, and aligned."""
+    if tensor.is_contiguous():
+        return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.detach().clone()
+    return tensor.detach().contiguous()

@@ -1,0 +1,47 @@
+"""Converters of PyTorch operators, one file per family.
+
+A converter is a function ``(importer, node) -> relax.Expr`` under the name of the overload, such as ``"add.Tensor"``.
+An operator with several results has a tuple. An operator in these tables is converted whole: torch.export does not
+decompose it. A converter raises :class:`Refused` where Relax cannot compute what PyTorch computes.
+"""
+
+from __future__ import annotations
+
+from ._support import Refused
+from .activation import ACTIVATION
+from .attention import ATTENTION
+from .batch_norm import BATCH_NORM
+from .control import CONTROL
+from .convolution import CONVOLUTION
+from .creation import CREATION
+from .elementwise import ELEMENTWISE
+from .image import IMAGE
+from .indexing import INDEXING
+from .linalg import LINALG
+from .loss import LOSS
+from .manipulate import MANIPULATE
+from .matmul import MATMUL
+from .random import RANDOM
+from .reduction import REDUCTION
+from .sorting import SORTING
+
+__all__ = ["CONVERTERS", "Refused"]
+
+CONVERTERS = {
+    **ACTIVATION,
+    **ATTENTION,
+    **BATCH_NORM,
+    **CONTROL,
+    **CONVOLUTION,
+    **CREATION,
+    **ELEMENTWISE,
+    **IMAGE,
+    **INDEXING,
+    **LINALG,
+    **LOSS,
+    **MANIPULATE,
+    **MATMUL,
+    **RANDOM,
+    **REDUCTION,
+    **SORTING,
+}

@@ -1,0 +1,170 @@
+"""Converters of activation functions; their gradients at kinks are PyTorch's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import relax
+
+from ....op import stop_gradient
+from ._call import axis_of, converts, dtype, scalar, wide
+from .elementwise import expm1, log1p
+
+ACTIVATION: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+def _activation(*names: str) -> Callable:
+    """Enter a function that computes half precision in float32, as PyTorch does."""
+
+    def enter(function):
+        def convert(call, data, **arguments):
+            inner = call.cast(data, wide(dtype(data)))
+            return call.cast(call.emit(function(call, inner, **arguments)), dtype(data))
+
+        converts(ACTIVATION, *names)(convert)
+        return function
+
+    return enter
+
+
+@converts(ACTIVATION, "relu.default")
+def _relu(call, data):
+    """NaN stays, which Relax's relu drops."""
+    zero = scalar(0, dtype(data))
+    if "float" not in dtype(data):
+        return _op.maximum(data, zero)
+    return _op.where(_op.less_equal(data, zero), zero, data)
+
+
+@_activation("gelu.default")
+def _gelu(call, data, approximate):
+    return (_op.nn.gelu_tanh if approximate == "tanh" else _op.nn.gelu)(data)
+
+
+@_activation("silu.default")
+def _silu(call, data):
+    return _op.nn.silu(data)
+
+
+@_activation("mish.default")
+def _mish(call, data):
+    return _op.multiply(data, _op.tanh(_softplus_of(call, data)))
+
+
+def _softplus_of(call, data):
+    """Return ``log(1 + exp(x))``, which never overflows."""
+    small = call.emit(_op.exp(_op.negative(_op.abs(data))))
+    positive = call.emit(_op.maximum(data, scalar(0, dtype(data))))
+    return call.emit(_op.add(positive, log1p(call, small)))
+
+
+@_activation("elu.default")
+def _elu(call, data, alpha, scale, input_scale):
+    kind = dtype(data)
+    zero = scalar(0, kind)
+    negative = call.emit(_op.less_equal(data, zero))
+    exponent = call.emit(_op.where(negative, data, zero))
+    exponent = call.emit(_op.multiply(exponent, scalar(input_scale, kind)))
+    curve = _op.multiply(expm1(call, exponent), scalar(alpha * scale, kind))
+    return _op.where(negative, curve, _op.multiply(data, scalar(scale, kind)))
+
+
+@_activation("celu.default")
+def _celu(call, data, alpha):
+    return _elu(call, data, alpha, 1.0, 1.0 / alpha)
+
+
+@_activation("selu.default")
+def _selu(call, data):
+    return _elu(call, data, 1.6732632423543772, 1.0507009873554805, 1.0)
+
+
+@_activation("leaky_relu.default")
+def _leaky_relu(call, data, negative_slope):
+    kind = dtype(data)
+    positive = _op.greater(data, scalar(0, kind))
+    return _op.where(positive, data, _op.multiply(data, scalar(negative_slope, kind)))
+
+
+@_activation("hardtanh.default")
+def _hardtanh(call, data, min_val, max_val):
+    """The bounds do not belong to the range in which the operand has its gradient."""
+    return _between(call, data, min_val, max_val, data)
+
+
+@_activation("relu6.default")
+def _relu6(call, data):
+    return _between(call, data, 0, 6, data)
+
+
+def _between(call, data, low: float, high: float, value, below=None, above=None):
+    """Return a value where the data lies between two bounds, and other values at them and beyond."""
+    kind = dtype(data)
+    below = scalar(low, kind) if below is None else below
+    above = scalar(high, kind) if above is None else above
+    inner = call.emit(_op.where(_op.greater_equal(data, scalar(high, kind)), above, value))
+    return call.emit(_op.where(_op.less_equal(data, scalar(low, kind)), below, inner))
+
+
+@_activation("hardsigmoid.default")
+def _hardsigmoid(call, data):
+    """NaN stays, and has no gradient."""
+    kind = dtype(data)
+    line = call.emit(_op.divide(_op.add(data, scalar(3, kind)), scalar(6, kind)))
+    fixed = call.emit(stop_gradient(line))
+    above = call.emit(_op.where(_op.greater_equal(data, scalar(3, kind)), scalar(1, kind), fixed))
+    outside = call.emit(_op.where(_op.less_equal(data, scalar(-3, kind)), scalar(0, kind), above))
+    inside = _op.less(_op.abs(data), scalar(3, kind))
+    return _op.where(inside, line, outside)
+
+
+@_activation("hardswish.default")
+def _hardswish(call, data):
+    """NaN has the gradient 1; a negative infinity becomes NaN, and has none."""
+    kind = dtype(data)
+    zero, three = scalar(0, kind), scalar(3, kind)
+    inside = call.emit(_op.less(_op.abs(data), three))
+    inner = call.emit(_op.where(inside, data, zero))
+    curve = call.emit(_op.divide(_op.multiply(inner, _op.add(inner, three)), scalar(6, kind)))
+    fixed = call.emit(stop_gradient(data))
+    low = call.emit(_op.less_equal(data, scalar(-3, kind)))
+    lost = call.emit(_op.where(_op.isinf(fixed), scalar(math.nan, kind), zero))
+    outside = call.emit(_op.where(low, lost, data))
+    return _op.where(inside, curve, outside)
+
+
+@_activation("softplus.default")
+def _softplus(call, data, beta, threshold):
+    kind = dtype(data)
+    scaled = call.emit(_op.multiply(data, scalar(beta, kind)))
+    linear = call.emit(_op.greater(scaled, scalar(threshold, kind)))
+    inner = call.emit(_op.where(linear, scalar(0, kind), scaled))
+    value = _op.divide(_softplus_of(call, inner), scalar(beta, kind))
+    return _op.where(linear, data, value)
+
+
+@_activation("log_sigmoid.default")
+def _log_sigmoid(call, data):
+    return _op.negative(_softplus_of(call, call.emit(_op.negative(data))))
+
+
+@_activation("threshold.default")
+def _threshold(call, data, threshold, value):
+    kind = dtype(data)
+    return _op.where(_op.less_equal(data, scalar(threshold, kind)), scalar(value, kind), data)
+
+
+@converts(ACTIVATION, "softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default")
+def _softmax(call, data, dim, dtype=None, half_to_float=False):
+    """Half precision is computed in float32."""
+    logarithm = "log" in call.node.target.__name__
+    data = call.cast(data, wide(call.dtype))
+    rank = data.ty.ndim
+    function = _op.nn.log_softmax if logarithm else _op.nn.softmax
+    if not rank:
+        found = call.emit(function(call.reshape(data, [1]), 0))
+        return call.cast(call.reshape(found, []), call.dtype)
+    return call.cast(call.emit(function(data, axis_of(dim, rank))), call.dtype)

@@ -1,0 +1,85 @@
+"""Converters of attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from ...random import dropout
+from ._call import converts, dtype, extents_of, scalar, wide
+from ._support import Refused
+from .random import drawn
+
+ATTENTION: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+@converts(ATTENTION, "scaled_dot_product_attention.default")
+def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    """A query that may see no key has the result zero, as in PyTorch."""
+    kind, inner = dtype(query), wide(dtype(query))
+    if scale is None:
+        width = extents_of(query)[-1]
+        if not isinstance(width, int):
+            raise Refused("the width of its heads is symbolic; give a scale")
+        scale = 1 / math.sqrt(width)
+    if enable_gqa:
+        key, value = (_repeated(call, query, each) for each in (key, value))
+    rank = key.ty.ndim
+    turned = call.emit(_op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
+    scores = call.cast(call.emit(_op.matmul(query, turned)), inner)
+    scores = call.emit(_op.multiply(scores, call.tensor(scale, inner)))
+    allowed = None
+    if attn_mask is not None:
+        if dtype(attn_mask) == "bool":
+            allowed = attn_mask
+        else:
+            bias = call.cast(attn_mask, inner)
+            allowed = call.emit(_op.greater(bias, scalar(-math.inf, inner)))
+            bias = call.emit(_op.where(allowed, bias, scalar(0, inner)))
+            scores = call.emit(_op.add(scores, bias))
+    if is_causal:
+        rows, columns = extents_of(query)[-2], extents_of(key)[-2]
+        past = _causal(call, rows, columns)
+        allowed = past if allowed is None else call.emit(_op.logical_and(allowed, past))
+    if allowed is not None:
+        scores = call.emit(_op.where(allowed, scores, scalar(_lowest(inner), inner)))
+    weights = call.emit(_op.nn.softmax(scores, -1))
+    if attn_mask is not None:
+        weights = call.emit(_op.where(allowed, weights, scalar(0, inner)))
+    weights = call.cast(weights, kind)
+    if dropout_p:
+        weights = dropped(call, weights, dropout_p)
+    return _op.matmul(weights, value)
+
+
+def dropped(call, data, share: float) -> relax.Expr:
+    """Return data with a share of the elements zero, and the others larger in proportion."""
+    return drawn(call.importer, dropout, data, share)[0]
+
+
+def _lowest(kind: str) -> float:
+    """Return a finite number that softmax takes to zero beside any score."""
+    return -1e30 if kind == "float32" else -1e300
+
+
+def _repeated(call, query, data) -> relax.Expr:
+    """Return keys or values once for each head of the queries."""
+    wanted, heads = extents_of(query)[-3], extents_of(data)[-3]
+    if wanted == heads:
+        return data
+    return call.emit(_op.repeat(data, wanted // heads, data.ty.ndim - 3))
+
+
+def _causal(call, rows, columns) -> relax.Expr:
+    """Return the matrix that lets each query see the keys up to its own place."""
+    if isinstance(rows, int) and isinstance(columns, int):
+        return relax.const(np.tri(rows, columns, dtype="bool"))
+    places = [call.numbers(each) for each in (rows, columns)]
+    return call.emit(
+        _op.greater_equal(_op.expand_dims(places[0], 1), _op.expand_dims(places[1], 0))
+    )

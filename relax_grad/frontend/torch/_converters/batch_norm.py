@@ -1,0 +1,124 @@
+"""Converters of batch normalisation with its running statistics.
+
+Instance normalisation is decomposed into batch normalisation too.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import fx
+from tvm import relax, tirx
+
+from ....ir.compat import dtype_of
+from ....op.norm_statistics import batch_norm_statistics
+from ._call import wide
+
+
+def _updating(importer, node: fx.Node) -> tuple:
+    """Return the result, the mean, the reciprocal standard deviation, and the new running mean and variance."""
+    data, weight, bias, mean, variance, training, momentum, epsilon = importer.args(node)
+    if not training or importer.freezes_batch_norm:
+        result = _normalized(importer, data, weight, bias, mean, variance, epsilon, False)[0]
+        return result, None, None, mean, variance
+    result, batch_mean, batch_variance = _normalized(
+        importer, data, weight, bias, mean, variance, epsilon, True
+    )
+    return (
+        result,
+        *_statistics(importer, node, data, epsilon),
+        _moved(importer, mean, batch_mean, momentum),
+        _moved(importer, variance, _unbiased(importer, data, batch_variance), momentum),
+    )
+
+
+def _evaluating(importer, node: fx.Node) -> tuple:
+    data, weight, bias, mean, variance, _, epsilon = importer.args(node)
+    result = _normalized(importer, data, weight, bias, mean, variance, epsilon, False)[0]
+    return result, None, None
+
+
+def _without_statistics(importer, node: fx.Node) -> tuple:
+    data, weight, bias, _, _, epsilon = importer.args(node)
+    result = _normalized(importer, data, weight, bias, None, None, epsilon, True)[0]
+    return result, *_statistics(importer, node, data, epsilon)
+
+
+def _normalized(importer, data, weight, bias, mean, variance, epsilon, training: bool) -> tuple:
+    """Return the normalised data, and the mean and the biased variance of each channel.
+
+    All operands are computed in the wider of their dtypes, and in float32 if these are of half precision.
+    """
+    kind = dtype_of(data.ty)
+    given = [each for each in (weight, bias, mean, variance) if each is not None]
+    widest = wide(max([kind, *(dtype_of(each.ty) for each in given)], key=_bits))
+    channels = [data.ty.shape.values[1]]
+
+    def operand(value, fill: float) -> relax.Expr:
+        if value is None:
+            return importer.emit(relax.op.full(channels, relax.const(fill, widest), widest))
+        return _cast(importer, value, widest)
+
+    operands = [
+        operand(weight, 1.0),
+        operand(bias, 0.0),
+        operand(mean, 0.0),
+        operand(variance, 1.0),
+    ]
+    # With momentum 1, the new running statistics are those of the batch.
+    call = relax.op.nn.batch_norm(
+        _cast(importer, data, widest), *operands, 1, epsilon, True, True, 1.0, training
+    )
+    whole = importer.emit(call)
+    result, *statistics = (importer.emit(relax.TupleGetItem(whole, i)) for i in range(3))
+    return _cast(importer, result, kind), *statistics
+
+
+def _statistics(importer, node: fx.Node, data, epsilon) -> tuple:
+    """Return the mean and the reciprocal standard deviation of each channel, if something takes them."""
+    if not {user.args[1] for user in node.users} & {1, 2}:
+        return None, None
+    whole = importer.emit(batch_norm_statistics(data, 1, epsilon))
+    return tuple(importer.emit(relax.TupleGetItem(whole, i)) for i in range(2))
+
+
+def _moved(importer, old, new, momentum: float) -> relax.Expr:
+    """Return the running statistic, moved towards that of the batch."""
+    kind = wide(dtype_of(old.ty))
+    shares = [
+        importer.emit(relax.op.multiply(each, relax.const(share, kind)))
+        for each, share in (
+            (_cast(importer, new, kind), momentum),
+            (_cast(importer, old, kind), 1 - momentum),
+        )
+    ]
+    return importer.emit(relax.op.add(*shares))
+
+
+def _unbiased(importer, data, variance) -> relax.Expr:
+    """Return the variance with Bessel's correction."""
+    kind = dtype_of(variance.ty)
+    extents = [each for i, each in enumerate(data.ty.shape.values) if i != 1]
+    if all(isinstance(each, tirx.IntImm) for each in extents):
+        count = math.prod(map(int, extents))
+        return importer.emit(relax.op.multiply(variance, relax.const(count / (count - 1), kind)))
+    sizes = importer.emit(relax.op.shape_to_tensor(relax.ShapeExpr(extents)))
+    count = importer.emit(relax.op.astype(importer.emit(relax.op.prod(sizes, [0])), kind))
+    less = importer.emit(relax.op.subtract(count, relax.const(1, kind)))
+    factor = importer.emit(relax.op.divide(count, less))
+    return importer.emit(relax.op.multiply(variance, factor))
+
+
+def _cast(importer, value, kind: str) -> relax.Expr:
+    return value if dtype_of(value.ty) == kind else importer.emit(relax.op.astype(value, kind))
+
+
+def _bits(kind: str) -> int:
+    return int(kind.lstrip("bfloat"))
+
+
+BATCH_NORM = {
+    "_native_batch_norm_legit_functional.default": _updating,
+    "_native_batch_norm_legit_no_training.default": _evaluating,
+    "_native_batch_norm_legit.no_stats": _without_statistics,
+}

@@ -1,0 +1,141 @@
+"""Converters of operators that control differentiation."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+from ....activity import useful
+from ....autodiff.local import emit_gradients
+from ....errors import GradientError
+from ....ir.module import copy_with_new_vars
+from ....op import differentiable_once, stop_gradient, with_backward
+from ._call import is_float
+from ._support import Refused
+
+
+def _detach(importer, node) -> relax.Expr:
+    return stop_gradient(importer.args(node)[0])
+
+
+def _start(importer, node) -> relax.Expr:
+    return relax.op.grad.start_checkpoint(importer.args(node)[0])
+
+
+def _end(importer, node) -> relax.Expr:
+    return relax.op.grad.end_checkpoint(importer.args(node)[0])
+
+
+def _cond(importer, node) -> relax.Expr:
+    if importer.level:
+        raise Refused(
+            "it is in the backward function of a torch.autograd.Function; use torch.where"
+        )
+    predicate, yes, no, operands = importer.args(node)
+    branches = (importer.branch(each, operands) for each in (yes, no))
+    return importer.emit(relax.If(predicate, *branches))
+
+
+def _with_backward(importer, node) -> relax.Expr:
+    """Join the outputs of a function and the function of its gradients."""
+    outputs, inputs, _, _, number, _ = node.args
+    level = (*importer.level, number)
+    inside = [each for each in node.graph.nodes if importer.levels[each][: len(level)] == level]
+    residuals, function = _backward(importer, node, inside, level)
+    function = importer.block_builder.add_func(function, f"backward{number}")
+    fields = ([importer.env[each] for each in group] for group in (outputs, inputs))
+    return importer.emit(with_backward(*map(relax.Tuple, fields), relax.Tuple(residuals), function))
+
+
+def _backward(importer, node, inside, level) -> tuple[list[relax.Expr], relax.Function]:
+    """Return the residuals of a call and the function ``(*outputs, *residuals, *cotangents) -> gradients``.
+
+    The nodes ``inside`` compute it.
+    """
+    outputs, inputs, gradients, cotangents, _, once = node.args
+    members = set(inside)
+    operands = {each: None for one in inside for each in one.all_input_nodes}
+    operands.update(dict.fromkeys(gradients))
+    kept = [
+        each
+        for each in operands
+        if each not in members and each not in outputs and _is_variable(importer.env.get(each))
+    ]
+    sources = relax.Tuple([importer.env[each] for each in inputs])
+    residuals = []
+    for each in kept:
+        value = importer.env[each]
+        if each not in inputs and each.op != "placeholder" and is_float(value):
+            # PyTorch takes intermediate results for constants in second derivatives, which is wrong in general.
+            value = importer.emit(differentiable_once(value, sources))
+        residuals.append(value)
+    params = {
+        each: relax.Var(
+            each.name,
+            importer.env[each].ty if each in importer.env else importer.type_of(each.meta["val"]),
+        )
+        for each in (*outputs, *kept, *cotangents)
+    }
+    bb, outer = importer.block_builder, (importer.env, importer.level, importer.leaves)
+    importer.env, importer.level = {**importer.env, **params}, level
+    importer.leaves = {params[each] for each in kept if each.op == "placeholder"}
+    bb._begin_dataflow_block()
+    try:
+        for each in inside:
+            if importer.levels[each] == level and each not in params:
+                importer.convert(each)
+        found = [importer.env[each] for each in gradients]
+        if once:
+            read = [params[each] for each in params if each in operands or each in cotangents]
+            sources = relax.Tuple([each for each in read if is_float(each)])
+            found = [importer.emit(differentiable_once(each, sources)) for each in found]
+        result = bb.emit_output(relax.Tuple(found))
+    finally:
+        block = bb._end_block()
+        importer.env, importer.level, importer.leaves = outer
+    params = list(params.values())
+    body = relax.SeqExpr([block], result)
+    function = relax.Function(params, body, result.ty)
+    extents = list(relax.analysis.free_symbolic_vars(function))
+    if extents:
+        residuals.append(relax.ShapeExpr(extents))
+        params.insert(len(outputs) + len(kept), relax.Var("extents", relax.ShapeType(extents)))
+        function = relax.Function(params, body, result.ty)
+    return residuals, copy_with_new_vars(function)
+
+
+def _gradient(importer, node) -> tuple[relax.Expr, ...]:
+    """Emit a gradient within the model after the bindings so far."""
+    outputs, inputs, cotangents = importer.args(node)
+    bb = importer.block_builder
+    block = bb._end_block()
+    bindings = list(block.bindings)
+    bb._begin_dataflow_block() if isinstance(
+        block, relax.DataflowBlock
+    ) else bb._begin_binding_block()
+    for each in bindings:
+        bb.emit_normalized(each)
+    if importer.leaves is not None:
+        free = useful(bindings, relax.Tuple(outputs)) - {each.var for each in bindings}
+        if any(each not in importer.leaves and each not in inputs for each in free):
+            raise Refused(
+                "the differentiated tensor depends on others that are computed outside of the branch or the backward "
+                "function; detach those inside"
+            )
+    try:
+        return tuple(emit_gradients(bb, bindings, outputs, cotangents, inputs))
+    except GradientError as error:
+        raise Refused(str(error)) from error
+
+
+def _is_variable(value) -> bool:
+    return isinstance(value, relax.Var) and isinstance(value.ty, relax.TensorType)
+
+
+CONTROL = {
+    "cond": _cond,
+    "detach.default": _detach,
+    "start_checkpoint": _start,
+    "end_checkpoint": _end,
+    "gradient.default": _gradient,
+    "with_backward.default": _with_backward,
+}

@@ -1,0 +1,240 @@
+"""Converters of convolution, pooling and the normalisations without running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from ._call import converts, dtype, extents_of, scalar, static, wide
+from ._support import Refused
+from .reduction import place_of_extreme
+
+CONVOLUTION: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+def _repeated(value, rank: int) -> list:
+    value = [value] if isinstance(value, int) else list(value)
+    return value * rank if len(value) == 1 else value
+
+
+@converts(CONVOLUTION, "convolution.default")
+def _convolution(
+    call, data, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+):
+    rank = data.ty.ndim - 2
+    stride, padding, dilation, extra = (
+        _repeated(each, rank) for each in (stride, padding, dilation, output_padding)
+    )
+    if transposed:
+        function = getattr(_op.nn, f"conv{rank}d_transpose")
+        found = function(data, weight, stride, padding * 2, extra, dilation=dilation, groups=groups)
+    else:
+        function = getattr(_op.nn, f"conv{rank}d")
+        found = function(data, weight, stride, padding * 2, dilation, groups)
+    if bias is None:
+        return found
+    return _op.add(found, call.reshape(bias, [1, -1, *[1] * rank]))
+
+
+def _batched(call, data, rank: int) -> relax.Expr:
+    """Return the operand with a batch dimension."""
+    return data if data.ty.ndim == rank + 2 else call.reshape(data, [1, *extents_of(data)])
+
+
+def _unbatched(call, found) -> relax.Expr:
+    found = call.emit(found)
+    return found if found.ty.ndim == len(call.shape) else call.reshape(found, call.shape)
+
+
+def _avg_pool(rank: int) -> Callable:
+    def convert(
+        call,
+        data,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override=None,
+    ):
+        kernel, padding = _repeated(kernel_size, rank), _repeated(padding, rank)
+        stride = _repeated(stride, rank) if stride else kernel
+        if divisor_override and ceil_mode:
+            raise Refused("ceil_mode with divisor_override has no form in Relax")
+        counts_all = count_include_pad or bool(divisor_override)
+        kind = dtype(data)
+        found = getattr(_op.nn, f"avg_pool{rank}d")(
+            call.cast(_batched(call, data, rank), wide(kind)),
+            kernel,
+            stride,
+            padding * 2,
+            [1] * rank,
+            ceil_mode,
+            counts_all,
+        )
+        if divisor_override:
+            factor = math.prod(kernel) / divisor_override
+            found = _op.multiply(found, scalar(factor, wide(kind)))
+        return call.cast(_unbatched(call, found), kind)
+
+    return convert
+
+
+def _max_pool(rank: int) -> Callable:
+    def convert(call, data, kernel_size, stride, padding, dilation, ceil_mode):
+        if "indices" in call.node.target.__name__ and call.uses(1):
+            raise Refused("the indices of its maxima are used, which Relax does not compute")
+        kernel = _repeated(kernel_size, rank)
+        padding, dilation = _repeated(padding, rank), _repeated(dilation, rank)
+        stride = _repeated(stride, rank) if stride else kernel
+        found = getattr(_op.nn, f"max_pool{rank}d")(
+            _batched(call, data, rank), kernel, stride, padding * 2, dilation, ceil_mode
+        )
+        found = _unbatched(call, found)
+        return (found, None) if isinstance(call.value, (tuple, list)) else found
+
+    return convert
+
+
+def _adaptive_avg_pool(rank: int) -> Callable:
+    def convert(call, data, output_size):
+        kind = dtype(data)
+        data = call.cast(_batched(call, data, rank), wide(kind))
+        sizes = call.shape[-rank:]
+        if all(each == 1 for each in sizes):
+            found = _op.mean(data, list(range(2, rank + 2)), True)
+        else:
+            found = getattr(_op.nn, f"adaptive_avg_pool{rank}d")(data, static(sizes))
+        return call.cast(_unbatched(call, found), kind)
+
+    return convert
+
+
+def _adaptive_max_pool(rank: int) -> Callable:
+    def convert(call, data, output_size):
+        """Gather the windows, which have two extents along each axis, and take each one's first maximum."""
+        sizes = static(call.shape[-rank:])
+        data = _batched(call, data, rank)
+        shape = static(extents_of(data))
+        flat = None
+        for k, size in enumerate(sizes):
+            extent = shape[2 + k]
+            begins = np.arange(size) * extent // size
+            ends = -((-np.arange(1, size + 1) * extent) // size)
+            places = begins[:, None] + np.arange(int((ends - begins).max()))
+            places = np.minimum(places, ends[:, None] - 1).astype("int64")
+            data = call.emit(_op.take(data, relax.const(places), 2 + 2 * k))
+            step = places.reshape([*[1] * (2 * k), *places.shape, *[1] * (2 * (rank - 1 - k))])
+            flat = step if flat is None else flat * extent + step
+        order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+        moved = call.emit(_op.permute_dims(data, [0, 1, *(2 + each for each in order)]))
+        windows = call.reshape(moved, [*shape[:2], *sizes, -1])
+        place = place_of_extreme(call, windows, rank + 2, True)
+        value = call.emit(_op.gather_elements(windows, place, rank + 2))
+        value = call.reshape(value, call.shape)
+        if not call.uses(1):
+            return value, None
+        table = np.transpose(flat, order).reshape([1, 1, *sizes, -1])
+        table = call.emit(_op.broadcast_to(relax.const(table.astype("int64")), extents_of(windows)))
+        index = call.emit(_op.gather_elements(table, place, rank + 2))
+        return value, call.reshape(index, call.shape)
+
+    return convert
+
+
+for _rank in (1, 2, 3):
+    converts(CONVOLUTION, f"avg_pool{_rank}d.default")(_avg_pool(_rank))
+    converts(CONVOLUTION, f"max_pool{_rank}d.default", f"max_pool{_rank}d_with_indices.default")(
+        _max_pool(_rank)
+    )
+    converts(
+        CONVOLUTION,
+        f"adaptive_avg_pool{_rank}d.default",
+        f"_adaptive_avg_pool{_rank}d.default",
+    )(_adaptive_avg_pool(_rank))
+    converts(CONVOLUTION, f"adaptive_max_pool{_rank}d.default")(_adaptive_max_pool(_rank))
+
+
+def _affine(call, value, fill: float, shape, kind: str) -> relax.Expr:
+    """Return a scale or a shift in the dtype of the computation; an absent one is neutral."""
+    if value is None:
+        return call.filled(shape, fill, kind)
+    return call.cast(value, kind)
+
+
+def _widest(*values) -> str:
+    kinds = [wide(dtype(each)) for each in values if each is not None]
+    return "float64" if "float64" in kinds else kinds[0]
+
+
+@converts(CONVOLUTION, "layer_norm.default", "native_layer_norm.default")
+def _layer_norm(call, data, normalized_shape, weight, bias, eps, cudnn_enable=True):
+    kind = _widest(data, weight, bias)
+    rank, count = data.ty.ndim, len(normalized_shape)
+    axes = list(range(rank - count, rank))
+    inner = call.cast(data, kind)
+    shape = extents_of(data)[rank - count :]
+    scale, shift = (_affine(call, e, f, shape, kind) for e, f in ((weight, 1), (bias, 0)))
+    found = call.cast(call.emit(_op.nn.layer_norm(inner, scale, shift, axes, eps)), call.dtype)
+    if not isinstance(call.value, (tuple, list)):
+        return found
+    return found, *_statistics(call, inner, axes, eps, None)
+
+
+def _statistics(call, data, axes, epsilon: float, shape) -> tuple:
+    """Return the mean and the reciprocal standard deviation, if another node takes them."""
+    if not call.uses(1) and not call.uses(2):
+        return None, None
+    kind = dtype(data)
+    found = []
+    mean = call.emit(_op.mean(data, axes, True))
+    variance = _op.add(_op.variance(data, axes, True), scalar(epsilon, kind))
+    for i, each in ((1, mean), (2, call.emit(_op.rsqrt(variance)))):
+        wanted = call.importer.type_of(call.value[i])
+        found.append(call.cast(call.reshape(each, extents_of(wanted)), dtype_of_type(wanted)))
+    return tuple(found)
+
+
+def dtype_of_type(kind: relax.TensorType) -> str:
+    """Return the dtype of a type."""
+    return dtype(relax.Var("_", kind))
+
+
+@converts(CONVOLUTION, "group_norm.default", "native_group_norm.default")
+def _group_norm(call, data, weight, bias, eps, num_groups=None, group=None, **_):
+    groups = num_groups or group
+    kind = _widest(data, weight, bias)
+    inner = call.cast(data, kind)
+    shape = extents_of(data)
+    axes = list(range(2, len(shape)))
+    scale, shift = (_affine(call, e, f, [shape[1]], kind) for e, f in ((weight, 1), (bias, 0)))
+    if axes:
+        found = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, axes, eps))
+    else:
+        inner = call.reshape(inner, [*shape, 1])
+        found = call.emit(_op.nn.group_norm(inner, scale, shift, groups, 1, [2], eps))
+        found = call.reshape(found, shape)
+    found = call.cast(found, call.dtype)
+    if not isinstance(call.value, (tuple, list)):
+        return found
+    if not call.uses(1) and not call.uses(2):
+        return found, None, None
+    parts = call.reshape(inner, [shape[0], groups, -1])
+    return found, *_statistics(call, parts, [2], eps, None)
+
+
+@converts(CONVOLUTION, "rms_norm.default")
+def _rms_norm(call, data, normalized_shape, weight, eps):
+    kind = wide(dtype(data))
+    rank, count = data.ty.ndim, len(normalized_shape)
+    if eps is None:
+        eps = float(np.finfo(kind).eps)
+    scale = _affine(call, weight, 1, extents_of(data)[rank - count :], kind)
+    axes = list(range(rank - count, rank))
+    found = call.emit(_op.nn.rms_norm(call.cast(data, kind), scale, axes, eps))
+    return call.cast(found, call.dtype)

@@ -1,0 +1,495 @@
+"""Converters of element-wise operators, with PyTorch's type promotion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+from torch._prims_common import elementwise_dtypes
+from tvm import relax
+
+from ....op import stop_gradient
+from ._call import DTYPES, Call, converts, dtype, scalar, wide
+from ._support import Refused
+
+ELEMENTWISE: dict[str, Callable] = {}
+
+_op = relax.op
+_BITS = {"int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int64": 64}
+
+
+def promoted(call: Call, *names: str) -> str:
+    """Return the dtype to which PyTorch promotes the named operands."""
+    meta = call.meta()
+    values = [meta[each] for each in names if meta[each] is not None]
+    kind = KIND.NO_OPMATH
+    return DTYPES[elementwise_dtypes(*values, type_promotion_kind=kind)[0]]
+
+
+def _floating(kind: str) -> str:
+    return kind if "float" in kind else DTYPES[torch.get_default_dtype()]
+
+
+def _unary(function: Callable, in_float: bool = True, half: bool = True) -> Callable:
+    """Return a converter of a function; ``half`` says that it rounds once in half precision."""
+
+    def convert(call, data, **_):
+        kind = dtype(data)
+        inner = _floating(kind) if in_float else kind
+        if not half:
+            inner = wide(inner)
+        return call.cast(call.emit(function(call, call.cast(data, inner))), call.dtype)
+
+    return convert
+
+
+def _plain(function: Callable) -> Callable:
+    return lambda call, data: function(data)
+
+
+def log1p(call: Call, data: relax.Expr) -> relax.Expr:
+    """Return ``log(1 + x)``, which is exact for small x; the gradient is that of the formula.
+
+    For small x it is ``2 artanh(x / (2 + x))`` by its series. Kahan's correction does not serve here: the compiler
+    simplifies ``(1 + x) - 1``.
+    """
+    kind = dtype(data)
+    value = call.emit(_op.log(_op.add(data, scalar(1, kind))))
+    fixed, rounded = (call.emit(stop_gradient(each)) for each in (data, value))
+    small = call.emit(_op.less(_op.abs(fixed), scalar(0.05, kind)))
+    fixed = call.emit(_op.where(small, fixed, scalar(0, kind)))
+    z = call.emit(_op.divide(fixed, _op.add(fixed, scalar(2, kind))))
+    square = call.emit(_op.multiply(z, z))
+    series = scalar(2 / 13, kind)
+    for power in (11, 9, 7, 5, 3, 1):
+        series = call.emit(_op.add(_op.multiply(series, square), scalar(2 / power, kind)))
+    exact = call.emit(_op.multiply(series, z))
+    error = call.emit(_op.where(small, _op.subtract(exact, rounded), scalar(0, kind)))
+    return call.emit(_op.add(value, error))
+
+
+def expm1(call: Call, data: relax.Expr) -> relax.Expr:
+    """Return ``exp(x) - 1``, which is exact for small x by Kahan's correction; the gradient is that of the formula."""
+    kind = dtype(data)
+    power = call.emit(_op.exp(data))
+    value = call.emit(_op.subtract(power, scalar(1, kind)))
+    x, u, v = (call.emit(stop_gradient(each)) for each in (data, power, value))
+    same = call.emit(_op.equal(u, scalar(1, kind)))
+    small = call.emit(_op.less(_op.abs(x), scalar(0.5, kind)))
+    safe = call.emit(_op.where(_op.logical_or(same, _op.logical_not(small)), scalar(2, kind), u))
+    exact = _op.divide(_op.multiply(v, x), _op.log(safe))
+    exact = call.emit(_op.where(same, x, exact))
+    error = call.emit(_op.where(small, _op.subtract(exact, v), scalar(0, kind)))
+    return call.emit(_op.add(value, error))
+
+
+def _scaled_log(base: float) -> Callable:
+    return lambda call, data: _op.multiply(_op.log(data), scalar(1 / math.log(base), dtype(data)))
+
+
+def _reciprocal(call, data):
+    return _op.divide(scalar(1, dtype(data)), data)
+
+
+def _softsign(call, data):
+    return _op.divide(data, _op.add(_op.abs(data), scalar(1, dtype(data))))
+
+
+_FLOATING = {
+    **{
+        f"{each}.default": _plain(getattr(_op, each))
+        for each in (
+            *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp"),
+            *("log", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh"),
+        )
+    },
+    "log2.default": _scaled_log(2),
+    "log10.default": _scaled_log(10),
+    "exp2.default": lambda call, data: _op.exp(
+        _op.multiply(data, scalar(math.log(2), dtype(data)))
+    ),
+    "reciprocal.default": _reciprocal,
+    "log1p.default": log1p,
+    "expm1.default": expm1,
+    "softsign.default": _softsign,
+}
+_ROUNDED_TWICE = {"log2.default", "log10.default", "log1p.default", "expm1.default"}
+for _name, _function in _FLOATING.items():
+    converts(ELEMENTWISE, _name)(_unary(_function, half=_name not in _ROUNDED_TWICE))
+
+
+def _for_floats(function: Callable, other: Callable) -> Callable:
+    def convert(call, data, **_):
+        return function(data) if "float" in dtype(data) else other(data)
+
+    return convert
+
+
+def _same(data):
+    return data
+
+
+for _name in ("ceil", "floor", "trunc", "round"):
+    converts(ELEMENTWISE, f"{_name}.default")(_for_floats(getattr(_op, _name), _same))
+
+
+def _finiteness(function: Callable, other: Callable) -> Callable:
+    def convert(call, data):
+        if "float" not in dtype(data):
+            return other(data, "bool")
+        return function(call.cast(data, wide(dtype(data))))  # TVM has none for bfloat16
+
+    return convert
+
+
+converts(ELEMENTWISE, "abs.default")(
+    lambda call, data: data if dtype(data) in ("bool", "uint8") else _op.abs(data)
+)
+converts(ELEMENTWISE, "neg.default")(lambda call, data: _op.negative(data))
+converts(ELEMENTWISE, "square.default")(lambda call, data: _op.multiply(data, data))
+converts(ELEMENTWISE, "isnan.default")(_finiteness(_op.isnan, _op.zeros_like))
+converts(ELEMENTWISE, "isinf.default")(_finiteness(_op.isinf, _op.zeros_like))
+converts(ELEMENTWISE, "isfinite.default")(_finiteness(_op.isfinite, _op.ones_like))
+
+
+@converts(ELEMENTWISE, "sign.default", "sgn.default")
+def _sign(call, data):
+    kind = dtype(data)
+    if kind == "bool":
+        return data
+    zero = scalar(0, kind)
+    signs = [call.cast(call.emit(compare(data, zero)), kind) for compare in (_op.greater, _op.less)]
+    return stop_gradient(call.emit(_op.subtract(*signs)))
+
+
+@converts(ELEMENTWISE, "round.decimals")
+def _round(call, data, decimals):
+    if "float" not in dtype(data):
+        return data
+    kind = wide(dtype(data))
+    scale = scalar(10.0 ** abs(decimals), kind)
+    there, back = (_op.multiply, _op.divide) if decimals >= 0 else (_op.divide, _op.multiply)
+    return call.cast(
+        call.emit(back(_op.round(there(call.cast(data, kind), scale)), scale)), call.dtype
+    )
+
+
+def _binary(
+    function: Callable, names=("data", "other"), logical: Callable | None = None, in_float=False
+):
+    def convert(call, **arguments):
+        kind = promoted(call, *names)
+        if in_float:
+            kind = _floating(kind)
+        operands = [call.tensor(arguments[each], kind) for each in names]
+        if kind == "bool":
+            if logical is None:
+                raise Refused("it has no form for booleans")
+            return call.cast(call.emit(logical(*operands)), call.dtype)
+        return call.cast(call.emit(function(*operands)), call.dtype)
+
+    return convert
+
+
+@converts(ELEMENTWISE, "add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
+def _add(call, data, other, alpha=1):
+    kind = promoted(call, "data", "other")
+    data, other = call.tensor(data, kind), call.tensor(other, kind)
+    negative = call.node.target.__name__.startswith("sub")
+    if kind == "bool":
+        return _op.logical_or(data, other) if alpha else data
+    if alpha != 1:
+        other = call.emit(_op.multiply(other, call.tensor(alpha, kind)))
+    return call.cast(call.emit((_op.subtract if negative else _op.add)(data, other)), call.dtype)
+
+
+@converts(ELEMENTWISE, "rsub.Tensor", "rsub.Scalar")
+def _rsub(call, data, other, alpha=1):
+    kind = promoted(call, "data", "other")
+    data, other = call.tensor(data, kind), call.tensor(other, kind)
+    if alpha != 1:
+        data = call.emit(_op.multiply(data, call.tensor(alpha, kind)))
+    return _op.subtract(other, data)
+
+
+def _extreme(function: Callable, logical: Callable) -> Callable:
+    """Return a converter of the larger or smaller operand; NaN in either of them is the result."""
+
+    def convert(call, data, other):
+        kind = promoted(call, "data", "other")
+        data, other = call.tensor(data, kind), call.tensor(other, kind)
+        if kind == "bool":
+            return logical(data, other)
+        found = call.emit(function(data, other))
+        if "float" not in kind:
+            return found
+        # Relax's extreme is the second operand where the operands have no order.
+        fixed = call.emit(stop_gradient(data))
+        wrong = call.emit(_op.isnan(call.cast(fixed, wide(kind))))
+        return _op.add(found, call.emit(_op.where(wrong, fixed, scalar(0, kind))))
+
+    return convert
+
+
+@converts(ELEMENTWISE, "fmax.default", "fmin.default")
+def _extreme_number(call, data, other):
+    """NaN is the result of two only; the first of equal operands has the gradient."""
+    kind = promoted(call, "data", "other")
+    data, other = call.tensor(data, kind), call.tensor(other, kind)
+    compare = _op.greater_equal if call.node.target.__name__ == "fmax.default" else _op.less_equal
+    if kind == "bool":
+        return (_op.logical_or if compare is _op.greater_equal else _op.logical_and)(data, other)
+    first = call.emit(compare(data, other))
+    if "float" in kind:
+        first = call.emit(_op.logical_or(first, _op.isnan(call.cast(other, wide(kind)))))
+    return _op.where(first, data, other)
+
+
+for _name, _function, _logical in (
+    ("maximum", _op.maximum, _op.logical_or),
+    ("minimum", _op.minimum, _op.logical_and),
+):
+    converts(ELEMENTWISE, f"{_name}.default", f"{_name[:3]}.other")(_extreme(_function, _logical))
+_product_of = _binary(_op.multiply, logical=_op.logical_and)
+
+
+@converts(ELEMENTWISE, "mul.Tensor", "mul.Scalar")
+def _mul(call, data, other):
+    """NaN and infinities times zero are NaN; TVM's simplifier makes them zero."""
+    kind = promoted(call, "data", "other")
+    if "float" not in kind or not isinstance(other, (int, float)) or other:
+        return _product_of(call, data=data, other=other)
+    fixed = call.emit(stop_gradient(call.cast(data, wide(kind))))
+    numbers = scalar(0, wide(kind)), scalar(math.nan, wide(kind))
+    return call.cast(call.emit(_op.where(_op.isfinite(fixed), *numbers)), call.dtype)
+
+
+converts(ELEMENTWISE, "atan2.default")(_binary(_op.atan2, in_float=True))
+
+
+@converts(
+    ELEMENTWISE,
+    *("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode", "floor_divide.default"),
+)
+def _div(call, data, other, rounding_mode=None):
+    kind = promoted(call, "data", "other")
+    if call.node.target.__name__.startswith("floor_divide"):
+        rounding_mode = "floor"
+    if rounding_mode is None:
+        kind = _floating(kind)
+        return _op.divide(call.tensor(data, kind), call.tensor(other, kind))
+    data, other = call.tensor(data, kind), call.tensor(other, kind)
+    if "float" in kind:
+        quotient = call.emit(_op.divide(data, other))
+        return stop_gradient(call.emit(getattr(_op, rounding_mode)(quotient)))
+    if rounding_mode == "floor":
+        return _op.floor_divide(data, other)
+    # Relax has no truncating division: the quotient of the absolute values has the sign of the operands.
+    signed = kind != "uint8"
+    if not signed:
+        return _op.floor_divide(data, other)
+    quotient = call.emit(_op.floor_divide(data, other))
+    rest = call.emit(_op.subtract(data, _op.multiply(quotient, other)))
+    zero = scalar(0, kind)
+    below = _op.logical_and(_op.not_equal(rest, zero), _op.less(quotient, zero))
+    return _op.add(quotient, call.cast(call.emit(below), kind))
+
+
+@converts(ELEMENTWISE, "remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def _remainder(call, data, other):
+    return _modulo(call, data, other, _op.floor, _op.floor_mod)
+
+
+@converts(ELEMENTWISE, "fmod.Tensor", "fmod.Scalar")
+def _fmod(call, data, other):
+    return _modulo(call, data, other, _op.trunc, _op.mod)
+
+
+def _modulo(call, data, other, rounding: Callable, exact: Callable) -> relax.Expr:
+    """Return the remainder; its gradient is that of ``a - b round(a / b)``."""
+    kind = promoted(call, "data", "other")
+    data, other = call.tensor(data, kind), call.tensor(other, kind)
+    if "float" not in kind:
+        return exact(data, other)
+    quotient = call.emit(stop_gradient(call.emit(rounding(_op.divide(data, other)))))
+    whole = _op.multiply(other, quotient)
+    # The divisor may be infinite.
+    none = _op.equal(quotient, scalar(0, kind))
+    return _op.subtract(data, call.emit(_op.where(none, scalar(0, kind), whole)))
+
+
+@converts(ELEMENTWISE, "sinc.default")
+def _sinc(call, data):
+    """The value at zero is one, without a gradient."""
+    kind = dtype(data)
+    inner = call.cast(data, call.dtype if kind != call.dtype else wide(kind))
+    kind = dtype(inner)
+    origin = call.emit(_op.equal(inner, scalar(0, kind)))
+    safe = call.emit(_op.where(origin, scalar(1, kind), inner))
+    angle = call.emit(_op.multiply(safe, scalar(math.pi, kind)))
+    found = call.emit(_op.divide(_op.sin(angle), angle))
+    return call.cast(call.emit(_op.where(origin, scalar(1, kind), found)), call.dtype)
+
+
+@converts(ELEMENTWISE, "xlogy.Tensor", "xlogy.Scalar_Other", "xlogy.Scalar_Self")
+def _xlogy(call, data, other):
+    """Zero times the logarithm of zero is zero, without a gradient."""
+    kind = call.dtype
+    data, other = (call.cast(call.tensor(each, kind), wide(kind)) for each in (data, other))
+    zero = scalar(0, dtype(data))
+    lost = call.emit(_op.logical_and(_op.equal(data, zero), call.emit(_op.less_equal(other, zero))))
+    safe = call.emit(_op.where(lost, scalar(1, dtype(data)), other))
+    return call.cast(call.emit(_op.multiply(data, _op.log(safe))), kind)
+
+
+@converts(ELEMENTWISE, "pow.Tensor_Scalar")
+def _pow_scalar(call, data, exponent):
+    kind = call.dtype
+    data = call.cast(data, kind)
+    if not isinstance(exponent, (int, float)):
+        return _op.power(data, call.tensor(exponent, kind))
+    whole = float(exponent).is_integer()
+    if whole and (0 <= exponent <= 4 or ("int" in kind and exponent >= 0)):
+        return _product(call, data, int(exponent))
+    if "int" in kind:
+        raise Refused("an integer has no negative power")
+    roots = {0.5: _op.sqrt, -0.5: _op.rsqrt}
+    if exponent in roots:
+        return roots[exponent](data)
+    if exponent == -1:
+        return _reciprocal(call, data)
+    if exponent == -2:
+        return _reciprocal(call, call.emit(_op.multiply(data, data)))
+    return _op.power(data, scalar(exponent, kind))
+
+
+def _product(call, data, exponent: int) -> relax.Expr:
+    """Return a whole power by squaring."""
+    if exponent == 0:
+        return _op.ones_like(data)
+    result, square = None, data
+    while True:
+        if exponent % 2:
+            result = square if result is None else call.emit(_op.multiply(result, square))
+        exponent //= 2
+        if not exponent:
+            return result
+        square = call.emit(_op.multiply(square, square))
+
+
+@converts(ELEMENTWISE, "pow.Tensor_Tensor", "pow.Scalar")
+def _pow(call, data, exponent):
+    kind = promoted(call, "data", "exponent")
+    data, exponent = call.tensor(data, kind), call.tensor(exponent, kind)
+    if "float" not in kind:
+        if _BITS.get(kind, 64) > 32:
+            raise Refused("powers of integers to tensors have no form in Relax; cast the base")
+        whole = _op.round(_op.power(call.cast(data, "float64"), call.cast(exponent, "float64")))
+        return call.cast(call.emit(whole), kind)
+    return _op.power(data, exponent)
+
+
+@converts(ELEMENTWISE, "logaddexp.default")
+def _logaddexp(call, data, other):
+    kind = promoted(call, "data", "other")
+    return _op.log_add_exp(call.tensor(data, kind), call.tensor(other, kind))
+
+
+_COMPARISONS = {
+    "eq": _op.equal,
+    "ne": _op.not_equal,
+    "lt": _op.less,
+    "le": _op.less_equal,
+    "gt": _op.greater,
+    "ge": _op.greater_equal,
+}
+
+
+def _comparison(function: Callable) -> Callable:
+    def convert(call, data, other):
+        kind = promoted(call, "data", "other")
+        operands = [call.tensor(each, kind) for each in (data, other)]
+        if kind == "bool":
+            operands = [call.cast(each, "int8") for each in operands]
+        found = function(*operands)
+        if function is _op.not_equal and "float" in kind:
+            for each in operands:  # TVM's != is false for NaN
+                wrong = _op.isnan(call.cast(each, wide(kind)))
+                found = _op.logical_or(call.emit(found), wrong)
+        return found
+
+    return convert
+
+
+for _name, _function in _COMPARISONS.items():
+    converts(ELEMENTWISE, f"{_name}.Tensor", f"{_name}.Scalar")(_comparison(_function))
+
+
+def _logical(function: Callable) -> Callable:
+    return lambda call, data, other: function(call.cast(data, "bool"), call.cast(other, "bool"))
+
+
+for _name in ("and", "or", "xor"):
+    _function = getattr(_op, f"logical_{_name}")
+    converts(ELEMENTWISE, f"logical_{_name}.default")(_logical(_function))
+    _names = (
+        f"{each}.{kind}"
+        for each in (f"bitwise_{_name}", f"__{_name}__")
+        for kind in ("Tensor", "Scalar")
+    )
+    converts(ELEMENTWISE, *_names)(_binary(getattr(_op, f"bitwise_{_name}"), logical=_function))
+
+
+@converts(ELEMENTWISE, "logical_not.default")
+def _logical_not(call, data):
+    return _op.logical_not(call.cast(data, "bool"))
+
+
+@converts(ELEMENTWISE, "bitwise_not.default")
+def _bitwise_not(call, data):
+    return (_op.logical_not if dtype(data) == "bool" else _op.bitwise_not)(data)
+
+
+@converts(
+    ELEMENTWISE,
+    "clamp.default",
+    "clamp.Tensor",
+    "clamp_min.default",
+    "clamp_max.default",
+    "clamp_min.Tensor",
+    "clamp_max.Tensor",
+)
+def _clamp(call, data, min=None, max=None):
+    """Both bounds belong to the range in which the operand has its gradient; NaN stays, and has none."""
+    kind = call.dtype
+    data = call.cast(data, kind)
+    for bound, inside, outside in (
+        (min, _op.greater_equal, _op.less),
+        (max, _op.less_equal, _op.greater),
+    ):
+        if bound is None:
+            continue
+        bound = call.tensor(bound, kind)
+        rest = data
+        if "float" in kind:
+            rest = call.emit(stop_gradient(data))
+            wrong = call.emit(_op.isnan(call.cast(bound, wide(kind))))
+            rest = call.emit(_op.where(wrong, bound, rest))
+        rest = call.emit(_op.where(outside(data, bound), bound, rest))
+        data = call.emit(_op.where(inside(data, bound), data, rest)) if "float" in kind else rest
+    return data
+
+
+@converts(ELEMENTWISE, "where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def _where(call, condition, data, other):
+    kind = call.dtype
+    return _op.where(
+        call.cast(condition, "bool"), call.tensor(data, kind), call.tensor(other, kind)
+    )
+
+
+@converts(ELEMENTWISE, "masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(call, data, mask, value):
+    return _op.where(mask, call.tensor(value, dtype(data)), data)

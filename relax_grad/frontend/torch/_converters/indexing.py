@@ -1,0 +1,437 @@
+"""Converters of operators that read and write elements at computed places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from ....op import stop_gradient
+from ._call import axis_of, converts, dtype, extents_of, is_float, scalar, static
+from ._support import Refused
+
+INDEXING: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+def _in_bytes(function: Callable) -> Callable:
+    """Return a converter that computes booleans as int8."""
+
+    def convert(call, data, **arguments):
+        if dtype(data) != "bool":
+            return function(call, data, **arguments)
+        arguments = {
+            name: call.cast(each, "int8")
+            if name in ("src", "source", "values") and isinstance(each, relax.Expr)
+            else each
+            for name, each in arguments.items()
+        }
+        return call.cast(call.emit(function(call, call.cast(data, "int8"), **arguments)), "bool")
+
+    return convert
+
+
+@converts(INDEXING, "gather.default")
+@_in_bytes
+def _gather(call, data, dim, index, sparse_grad):
+    if not data.ty.ndim:
+        return data if not index.ty.ndim else _op.broadcast_to(data, call.shape)
+    if not index.ty.ndim:
+        return call.reshape(call.emit(_op.take(data, call.reshape(index, [1]), 0)), [])
+    axis = axis_of(dim, data.ty.ndim)
+    for other in range(data.ty.ndim):
+        if other != axis:
+            data = _front(call, data, other, extents_of(index)[other])
+    return _op.gather_elements(data, call.cast(index, "int64"), axis)
+
+
+def _front(call, data, axis: int, count) -> relax.Expr:
+    """Return the first elements of an axis."""
+    if extents_of(data)[axis] is count or extents_of(data)[axis] == count:
+        return data
+    return call.emit(_op.strided_slice(data, [axis], [0], [count], [1]))
+
+
+@converts(INDEXING, "index_select.default")
+@_in_bytes
+def _index_select(call, data, dim, index):
+    if not data.ty.ndim:
+        return data
+    found = call.emit(_op.take(data, _vector(call, index), axis_of(dim, data.ty.ndim)))
+    return _op.reshape(found, call.shape)
+
+
+def _vector(call, index) -> relax.Expr:
+    index = call.cast(index, "int64")
+    return index if index.ty.ndim else call.reshape(index, [1])
+
+
+@converts(INDEXING, "take.default")
+@_in_bytes
+def _take(call, data, index):
+    size = math.prod(static(extents_of(data)))
+    index = _from_zero(call, index, size)
+    return _op.take(call.reshape(data, [size]), index, 0)
+
+
+def _from_zero(call, index, extent) -> relax.Expr:
+    """Return an index with negative numbers counted from the end."""
+    index = call.cast(index, "int64")
+    negative = call.emit(_op.less(index, scalar(0, "int64")))
+    return call.emit(_op.where(negative, _op.add(index, call.tensor(extent, "int64")), index))
+
+
+def _product(extents):
+    total = 1
+    for each in extents:
+        total = each if isinstance(total, int) and total == 1 else total * each
+    return total
+
+
+class _Places:
+    """Index tensors on some axes as one index into these axes, joined.
+
+    ``front`` tells whether the axes move to the front; otherwise they are adjacent and stay.
+    """
+
+    def __init__(self, call, data, indices):
+        self.call = call
+        indices = [*indices, *[None] * (data.ty.ndim - len(indices))]
+        self.axes = [i for i, each in enumerate(indices) if each is not None]
+        given = [indices[axis] for axis in self.axes]
+        if any(dtype(each) == "bool" for each in given):
+            raise Refused(
+                "a boolean mask selects a number of elements that depends on values; use torch.where"
+            )
+        shape = extents_of(data)
+        self.front = self.axes != list(range(self.axes[0], self.axes[-1] + 1))
+        self.rest = [i for i in range(len(shape)) if i not in self.axes]
+        self.order = [*self.axes, *self.rest] if self.front else list(range(len(shape)))
+        self.axis = 0 if self.front else self.axes[0]
+        ordered = [shape[i] for i in self.order]
+        self.before = ordered[: self.axis]
+        self.after = ordered[self.axis + len(self.axes) :]
+        self.inner = ordered[self.axis : self.axis + len(self.axes)]
+        self.shape = shape
+        total = None
+        for index, extent in zip(given, self.inner, strict=True):
+            index = _from_zero(call, index, extent)
+            if total is None:
+                total = index
+            else:
+                scaled = _op.multiply(total, call.tensor(extent, "int64"))
+                # An index beyond one axis must not fall on another axis' element.
+                outside = _op.logical_or(
+                    _op.less(index, scalar(0, "int64")),
+                    _op.greater_equal(index, call.tensor(extent, "int64")),
+                )
+                beyond = call.tensor(_product(self.inner), "int64")
+                total = call.emit(_op.where(outside, beyond, _op.add(scaled, index)))
+        self.index = total
+
+    def joined(self, data) -> relax.Expr:
+        """Return the data with the indexed axes as one."""
+        if self.order != list(range(len(self.order))):
+            data = self.call.emit(_op.permute_dims(data, self.order))
+        if len(self.axes) == 1:
+            return data
+        return self.call.reshape(data, [*self.before, _product(self.inner), *self.after])
+
+    def apart(self, data) -> relax.Expr:
+        """Return joined data in its own shape."""
+        if len(self.axes) > 1:
+            data = self.call.reshape(data, [*self.before, *self.inner, *self.after])
+        if self.order != list(range(len(self.order))):
+            data = self.call.emit(_op.permute_dims(data, np.argsort(self.order).tolist()))
+        return data
+
+
+@converts(INDEXING, "index.Tensor", "_unsafe_index.Tensor")
+@_in_bytes
+def _index(call, data, indices):
+    places = _Places(call, data, indices)
+    return _op.take(places.joined(data), places.index, places.axis)
+
+
+@converts(INDEXING, "index_put.default", "_unsafe_index_put.default", "index_put_.default")
+@_in_bytes
+def _index_put(call, data, indices, values, accumulate, unsafe=False):
+    values = call.cast(values, dtype(data))
+    first = next(each for each in indices if each is not None)
+    if dtype(first) == "bool":
+        return _masked_put(call, data, indices, values, accumulate)
+    places = _Places(call, data, indices)
+    index = extents_of(places.index)
+    wanted = [*places.before, *index, *places.after]
+    values = call.emit(_op.broadcast_to(values, wanted))
+    # The rows are moved to the front: [K, before..., after...].
+    lead, count = len(places.before), len(index)
+    rank = len(wanted)
+    moved = list(range(lead, lead + count))
+    others = [i for i in range(rank) if i not in moved]
+    if lead:
+        values = call.emit(_op.permute_dims(values, [*moved, *others]))
+    number = _product(index)
+    values = call.reshape(values, [number, *places.before, *places.after])
+    rows = places.joined(data)
+    order = [lead, *(i for i in range(rows.ty.ndim) if i != lead)]
+    if lead:
+        rows = call.emit(_op.permute_dims(rows, order))
+    rows = written(call, rows, call.reshape(places.index, [number]), values, accumulate)
+    if lead:
+        rows = call.emit(_op.permute_dims(rows, np.argsort(order).tolist()))
+    return places.apart(rows)
+
+
+def written(call, rows, index, values, accumulate: bool) -> relax.Expr:
+    """Write rows, or add them, at the places of a vector."""
+    index = call.emit(_op.expand_dims(index, 1))
+    reduction = "add" if accumulate else "update"
+    return call.emit(_op.scatter_nd(rows, index, values, reduction))
+
+
+def _masked_put(call, data, indices, values, accumulate: bool) -> relax.Expr:
+    """Write one value, or a row of values, at all places where a mask is true."""
+    taken = [i for i, each in enumerate(indices) if each is not None]
+    if len(taken) > 1:
+        raise Refused("a boolean mask beside another index has no form in Relax")
+    mask, axis, rank = indices[taken[0]], taken[0], data.ty.ndim
+    inner = rank - axis - mask.ty.ndim
+    value = values.ty.ndim
+    if value > inner and any(each != 1 for each in extents_of(values)[: value - inner]):
+        raise Refused(
+            "a boolean mask that takes one value for each true element depends on values; use "
+            "torch.where or masked_scatter"
+        )
+    if value > inner:
+        values = call.reshape(values, extents_of(values)[value - inner :])
+    mask = call.reshape(mask, [*extents_of(mask), *[1] * inner])
+    new = call.emit(_op.add(data, values)) if accumulate else values
+    return _op.where(mask, new, data)
+
+
+@converts(
+    INDEXING,
+    "index_add.default",
+    "index_copy.default",
+    "index_fill.int_Scalar",
+    "index_fill.int_Tensor",
+)
+@_in_bytes
+def _index_add(call, data, dim, index, source=None, alpha=1, value=None):
+    kind, shape = dtype(data), extents_of(data)
+    rank = len(shape)
+    axis = axis_of(dim, rank)
+    index = _vector(call, index)
+    count = extents_of(index)[0]
+    if source is None:
+        part = [*shape[:axis], count, *shape[axis + 1 :]] if rank else [count]
+        source = call.emit(_op.broadcast_to(call.tensor(value, kind), part))
+    if alpha != 1:
+        source = call.emit(_op.multiply(source, call.tensor(alpha, kind)))
+    if not rank:
+        data, source = call.reshape(data, [1]), call.reshape(source, [count])
+    order = [axis, *(i for i in range(rank) if i != axis)]
+    if axis:
+        data, source = (call.emit(_op.permute_dims(each, order)) for each in (data, source))
+    adds = call.node.target.__name__.startswith("index_add")
+    found = written(call, data, index, source, adds)
+    if axis:
+        found = call.emit(_op.permute_dims(found, np.argsort(order).tolist()))
+    return found if rank else _op.reshape(found, [])
+
+
+_REDUCTIONS = {
+    "add": "add",
+    "sum": "add",
+    "multiply": "mul",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+    "mean": "add",
+}
+
+
+@converts(
+    INDEXING,
+    *("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce"),
+    *("scatter_add.default", "scatter_reduce.two"),
+)
+@_in_bytes
+def _scatter(call, data, dim, index, src=None, value=None, reduce=None, include_self=True):
+    kind, shape = dtype(data), extents_of(data)
+    index = call.cast(index, "int64")
+    if not shape or not index.ty.ndim:
+        data = call.reshape(data, shape or [1])
+        index = call.reshape(index, [1])
+        src = src if src is None else call.reshape(src, [1])
+    axis = axis_of(dim, data.ty.ndim)
+    if src is None:
+        src = call.emit(_op.broadcast_to(call.tensor(value, kind), extents_of(index)))
+    for each in range(data.ty.ndim):
+        src = _front(call, src, each, extents_of(index)[each])
+    if call.node.target.__name__ == "scatter_add.default":
+        reduce = "add"
+    if reduce is None:
+        found = _op.scatter_elements(data, index, src, axis, "update")
+    else:
+        found = _reduced(call, data, index, src, axis, reduce, include_self)
+    return _op.reshape(found, call.shape) if not shape else found
+
+
+def _neutral(reduce: str, kind: str) -> relax.Expr:
+    """Return the number that a reduction leaves alone."""
+    if reduce in ("amax", "amin"):
+        if "float" in kind:
+            return scalar(-math.inf if reduce == "amax" else math.inf, kind)
+        limits = np.iinfo(kind)
+        return scalar(limits.min if reduce == "amax" else limits.max, kind)
+    return scalar(1 if reduce in ("prod", "multiply") else 0, kind)
+
+
+def _reduced(call, data, index, src, axis: int, reduce: str, include_self: bool) -> relax.Expr:
+    kind = dtype(data)
+    places = extents_of(index)
+    if not include_self:
+        neutral = call.emit(_op.broadcast_to(_neutral(reduce, kind), places))
+        data = call.emit(_op.scatter_elements(data, index, neutral, axis, "update"))
+    if reduce == "mean":
+        return _scattered_mean(call, data, index, src, axis, include_self)
+    if reduce in ("amax", "amin") and is_float(data):
+        return _scattered_extreme(call, data, index, src, axis, reduce)
+    return call.emit(_op.scatter_elements(data, index, src, axis, _REDUCTIONS[reduce]))
+
+
+def _counted(call, data, index, axis: int, start: float, kind: str) -> relax.Expr:
+    """Return how many elements go to each place."""
+    base = call.filled(extents_of(data), start, kind)
+    ones = call.emit(_op.ones(extents_of(index), kind))
+    return call.emit(_op.scatter_elements(base, index, ones, axis, "add"))
+
+
+def _scattered_mean(call, data, index, src, axis: int, include_self: bool) -> relax.Expr:
+    kind = dtype(data)
+    total = call.emit(_op.scatter_elements(data, index, src, axis, "add"))
+    count = _counted(call, data, index, axis, 1 if include_self else 0, kind)
+    count = call.emit(_op.maximum(count, scalar(1, kind)))
+    if is_float(data):
+        return call.emit(_op.divide(total, count))
+    return call.emit(_op.floor_divide(total, count))
+
+
+def _scattered_extreme(call, data, index, src, axis: int, reduce: str) -> relax.Expr:
+    """Return the extremes; equal ones share the gradient evenly, the operand's own element too."""
+    kind = dtype(data)
+    fixed, source = (call.emit(stop_gradient(each)) for each in (data, src))
+    best = call.emit(
+        stop_gradient(
+            call.emit(_op.scatter_elements(fixed, index, source, axis, _REDUCTIONS[reduce]))
+        )
+    )
+    zero, one = scalar(0, kind), scalar(1, kind)
+    reached = call.emit(_op.gather_elements(best, index, axis))
+    own = call.emit(_op.equal(fixed, best))
+    others = call.emit(_op.equal(source, reached))
+    hits = call.emit(
+        _op.scatter_elements(call.cast(own, kind), index, call.cast(others, kind), axis, "add")
+    )
+    share = call.emit(_op.divide(one, _op.maximum(hits, one)))
+    # The value is the constant extreme plus differences that are zero and carry the gradient.
+    mine = _op.where(own, _op.subtract(data, fixed), zero)
+    parts = call.emit(_op.where(others, _op.subtract(src, source), zero))
+    change = call.emit(_op.scatter_elements(call.emit(mine), index, parts, axis, "add"))
+    finite = call.emit(_op.isfinite(best))
+    change = call.emit(_op.where(finite, _op.multiply(change, share), zero))
+    return call.emit(_op.add(best, change))
+
+
+@converts(INDEXING, "embedding.default")
+def _embedding(call, weight, indices, padding_idx, scale_grad_by_freq, sparse):
+    """The row of the padding has no gradient."""
+    if scale_grad_by_freq:
+        raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
+    found = call.emit(_op.take(weight, call.cast(indices, "int64"), 0))
+    if padding_idx < 0:
+        return found
+    shape = [*extents_of(indices), *[1] * (weight.ty.ndim - 1)]
+    padding = call.emit(_op.equal(indices, scalar(padding_idx, dtype(indices))))
+    return _op.where(call.reshape(padding, shape), stop_gradient(found), found)
+
+
+@converts(INDEXING, "embedding_renorm.default", "embedding_renorm_.default")
+def _embedding_renorm(call, **_):
+    raise Refused(
+        "max_norm rescales the weight in the forward pass; rescale it in the training loop"
+    )
+
+
+@converts(INDEXING, "_embedding_bag.default", "_embedding_bag_forward_only.default")
+def _embedding_bag(
+    call,
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    include_last_offset,
+    padding_idx,
+):
+    """A bag is a sum, a mean or a maximum of rows; an empty one is zero."""
+    if any(call.uses(i) for i in (1, 2, 3)):
+        raise Refused("results other than the first are used")
+    if scale_grad_by_freq:
+        raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
+    kind, number = dtype(weight), extents_of(indices)[0]
+    bags = call.shape[0]
+    offsets = call.cast(offsets, "int64")
+    offsets = _front(call, offsets, 0, bags)
+    places = call.emit(_op.expand_dims(_op.arange(0, number, 1, "int64"), 1))
+    begun = call.cast(
+        call.emit(_op.less_equal(call.emit(_op.expand_dims(offsets, 0)), places)), "int64"
+    )
+    bag = call.emit(_op.subtract(_op.sum(begun, [1]), scalar(1, "int64")))
+    if padding_idx >= 0:
+        padding = call.emit(_op.equal(indices, scalar(padding_idx, dtype(indices))))
+        bag = call.emit(_op.where(padding, scalar(bags, "int64"), bag))
+    # Rows of the padding fall into one more bag, which is cut off.
+    rows = call.emit(_op.take(weight, call.cast(indices, "int64"), 0))
+    if per_sample_weights is not None:
+        rows = call.emit(_op.multiply(rows, _op.expand_dims(per_sample_weights, 1)))
+    width = extents_of(weight)[1]
+    shape = [bags + 1, width]
+    if mode == 2:
+        lowest = call.filled(shape, -math.inf, kind)
+        index = call.emit(_op.broadcast_to(_op.expand_dims(bag, 1), [number, width]))
+        found = _first_maximum(call, lowest, index, rows)
+    else:
+        found = written(call, call.emit(_op.zeros(shape, kind)), bag, rows, True)
+    if mode == 1:
+        ones = call.emit(_op.ones([number], kind))
+        count = written(call, call.emit(_op.zeros([bags + 1], kind)), bag, ones, True)
+        count = call.emit(_op.maximum(count, scalar(1, kind)))
+        found = call.emit(_op.divide(found, _op.expand_dims(count, 1)))
+    return _front(call, found, 0, bags), None, None, None
+
+
+def _first_maximum(call, lowest, index, rows) -> relax.Expr:
+    """Return each bag's maximum, with the gradient at its first row; empty bags are zero."""
+    kind, number = dtype(rows), extents_of(rows)[0]
+    fixed = call.emit(stop_gradient(rows))
+    best = call.emit(_op.scatter_elements(lowest, index, fixed, 0, "max"))
+    hit = call.emit(_op.equal(fixed, call.emit(_op.gather_elements(best, index, 0))))
+    places = call.emit(
+        _op.broadcast_to(_op.expand_dims(_op.arange(0, number, 1, "int64"), 1), extents_of(rows))
+    )
+    last = np.iinfo("int64").max
+    late = scalar(last, "int64")
+    places = call.emit(_op.where(hit, places, late))
+    none = call.filled(extents_of(lowest), last, "int64")
+    first = call.emit(_op.scatter_elements(none, index, places, 0, "min"))
+    empty = call.emit(_op.equal(first, late))
+    first = call.emit(_op.where(empty, scalar(0, "int64"), first))
+    return call.emit(_op.where(empty, scalar(0, kind), _op.gather_elements(rows, first, 0)))

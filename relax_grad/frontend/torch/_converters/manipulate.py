@@ -1,0 +1,399 @@
+"""Converters of operators that move elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from ._call import axes_of, axis_of, converts, dtype, extents_of, scalar, static
+from ._support import Refused
+
+MANIPULATE: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+@converts(
+    MANIPULATE,
+    *("view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints"),
+    *("unflatten.int", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default"),
+    *("view_as.default", "reshape_as.default"),
+)
+def _reshape(call, data, **_):
+    shape = call.shape
+    return data if shape == extents_of(data) else _op.reshape(data, shape)
+
+
+@converts(MANIPULATE, "expand.default", "broadcast_to.default", "expand_as.default")
+def _expand(call, data, **_):
+    shape = call.shape
+    return data if shape == extents_of(data) else _op.broadcast_to(data, shape)
+
+
+@converts(MANIPULATE, "permute.default")
+def _permute(call, data, dims):
+    return _op.permute_dims(data, axes_of(dims, data.ty.ndim)) if dims else data
+
+
+@converts(MANIPULATE, "transpose.int")
+def _transpose(call, data, dim0, dim1):
+    rank = data.ty.ndim
+    if not rank:
+        return data
+    axes = list(range(rank))
+    dim0, dim1 = dim0 % rank, dim1 % rank
+    axes[dim0], axes[dim1] = dim1, dim0
+    return _op.permute_dims(data, axes)
+
+
+@converts(MANIPULATE, "t.default")
+def _t(call, data):
+    return _op.permute_dims(data, [1, 0]) if data.ty.ndim == 2 else data
+
+
+@converts(MANIPULATE, "cat.default")
+def _cat(call, tensors, dim):
+    """An empty vector joins tensors of every rank."""
+    rank = len(call.shape)
+    taken = [each for each in tensors if each.ty.ndim == rank and 0 not in extents_of(each)]
+    taken = [call.cast(each, call.dtype) for each in taken]
+    return taken[0] if len(taken) == 1 else _op.concat(taken, dim % rank)
+
+
+@converts(MANIPULATE, "stack.default")
+def _stack(call, tensors, dim):
+    rank = len(call.shape)
+    return _op.stack([call.cast(each, call.dtype) for each in tensors], dim % rank)
+
+
+@converts(MANIPULATE, "split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int")
+def _split(call, data, dim, **_):
+    axis = axis_of(dim, data.ty.ndim)
+    flat = call.node.target.__name__ == "unbind.int"
+    kinds = [call.importer.type_of(each) for each in call.value]
+    sizes = [1 if flat else extents_of(each)[axis] for each in kinds]
+    if len(sizes) == 1:
+        parts = [data]
+    else:
+        ends = np.cumsum(static(sizes, "the extent of its parts")).tolist()
+        whole = call.emit(_op.split(data, ends[:-1], axis))
+        parts = [call.item(whole, i) for i in range(len(sizes))]
+    if flat:
+        parts = [
+            call.reshape(each, extents_of(kind)) for each, kind in zip(parts, kinds, strict=True)
+        ]
+    return tuple(parts)
+
+
+def sliced(call, data, axis: int, begin, count, step: int = 1) -> relax.Expr:
+    """Return every ``step``-th element of an axis, ``count`` of them."""
+    if count == extents_of(data)[axis] and step == 1:
+        return data
+    end = begin + (count - 1) * step + 1
+    return call.emit(_op.strided_slice(data, [axis], [begin], [end], [step]))
+
+
+def begin_of(extent, start, count=None):
+    """Return the begin of a slice in bounds."""
+    start = 0 if start is None else start
+    if isinstance(start, int) and isinstance(extent, int):
+        return min(max(start + extent if start < 0 else start, 0), extent)
+    if isinstance(start, int) and start < 0:
+        return extent + start if count is None else extent - count
+    return start
+
+
+@converts(MANIPULATE, "slice.Tensor")
+def _slice(call, data, dim, start, end, step):
+    axis = axis_of(dim, data.ty.ndim)
+    count, extent = call.shape[axis], extents_of(data)[axis]
+    begin = begin_of(extent, start, count if end is None and step == 1 else None)
+    return sliced(call, data, axis, begin, count, step)
+
+
+@converts(MANIPULATE, "narrow.default")
+def _narrow(call, data, dim, start, length):
+    axis = axis_of(dim, data.ty.ndim)
+    return sliced(call, data, axis, begin_of(extents_of(data)[axis], start), length)
+
+
+@converts(MANIPULATE, "select.int")
+def _select(call, data, dim, index):
+    axis = axis_of(dim, data.ty.ndim)
+    part = sliced(call, data, axis, begin_of(extents_of(data)[axis], index), 1)
+    return _op.reshape(part, call.shape)
+
+
+@converts(MANIPULATE, "flip.default")
+def _flip(call, data, dims):
+    for axis in axes_of(dims, data.ty.ndim) if dims else []:
+        data = call.emit(_op.flip(data, axis))
+    return data
+
+
+@converts(MANIPULATE, "roll.default")
+def _roll(call, data, shifts, dims):
+    shape = extents_of(data)
+    if not dims:
+        size = math.prod(shape)
+        flat = _rolled(call, call.reshape(data, [size]), shifts[0], 0)
+        return _op.reshape(flat, shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        data = _rolled(call, data, shift, axis_of(dim, len(shape)))
+    return data
+
+
+def _rolled(call, data, shift: int, axis: int) -> relax.Expr:
+    extent = extents_of(data)[axis]
+    if not isinstance(extent, int):
+        # The shift may be larger than the extent.
+        places = call.emit(_op.subtract(call.numbers(extent), scalar(shift, "int64")))
+        places = call.emit(_op.floor_mod(places, call.tensor(extent, "int64")))
+        return call.emit(_op.take(data, places, axis))
+    shift %= extent
+    if shift == 0:
+        return data
+    first = extent - shift if shift > 0 else -shift
+    parts = [
+        sliced(call, data, axis, first, extent - first),
+        sliced(call, data, axis, 0, first),
+    ]
+    return call.emit(_op.concat(parts, axis))
+
+
+@converts(MANIPULATE, "repeat.default", "tile.default")
+def _repeat(call, data, repeats=None, dims=None):
+    repeats = repeats if dims is None else dims
+    repeats = [1] * (data.ty.ndim - len(repeats)) + list(repeats)
+    shape = extents_of(data)
+    shape = [1] * (len(repeats) - len(shape)) + shape
+    data = call.reshape(data, shape)
+    if all(isinstance(each, int) for each in repeats):
+        return _op.tile(data, repeats)
+    apart = [each for pair in zip(repeats, shape, strict=True) for each in pair]
+    data = call.reshape(data, [each for one in shape for each in (1, one)])
+    return _op.reshape(call.emit(_op.broadcast_to(data, apart)), call.shape)
+
+
+@converts(MANIPULATE, "repeat_interleave.self_int")
+def _repeat_interleave(call, data, repeats, dim, output_size):
+    if dim is None:
+        data, dim = call.reshape(data, [math.prod(static(extents_of(data)))]), 0
+    return _op.repeat(data, repeats, axis_of(dim, data.ty.ndim))
+
+
+@converts(MANIPULATE, "tril.default", "triu.default")
+def _triangle(call, data, diagonal):
+    function = _op.tril if "tril" in call.node.target.__name__ else _op.triu
+    kind = dtype(data)
+    if kind != "bool":
+        return function(data, diagonal)
+    return call.cast(call.emit(function(call.cast(data, "int8"), diagonal)), kind)
+
+
+def _diagonal_places(offset: int, extents, count) -> tuple:
+    """Return the begin, the end and the step of a diagonal in a flattened matrix."""
+    begin = offset if offset >= 0 else -offset * extents[1]
+    step = extents[1] + 1
+    return begin, begin + (count - 1) * step + 1, step
+
+
+@converts(MANIPULATE, "diagonal.default")
+def _diagonal(call, data, offset, dim1, dim2):
+    rank, shape = data.ty.ndim, extents_of(data)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    rest = [each for each in range(rank) if each not in (dim1, dim2)]
+    moved = call.emit(_op.permute_dims(data, [*rest, dim1, dim2]))
+    outer = [shape[each] for each in rest]
+    matrix = static([shape[dim1], shape[dim2]], "the extent of its matrix")
+    flat = call.reshape(moved, [*outer, matrix[0] * matrix[1]])
+    begin, end, step = _diagonal_places(offset, matrix, call.shape[-1])
+    return _op.strided_slice(flat, [len(outer)], [begin], [end], [step])
+
+
+@converts(MANIPULATE, "diagonal_scatter.default")
+def _diagonal_scatter(call, data, src, offset, dim1, dim2):
+    rank, shape = data.ty.ndim, extents_of(data)
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    rest = [each for each in range(rank) if each not in (dim1, dim2)]
+    order = [*rest, dim1, dim2]
+    outer = [shape[each] for each in rest]
+    matrix = static([shape[dim1], shape[dim2]], "the extent of its matrix")
+    flat = call.reshape(call.emit(_op.permute_dims(data, order)), [*outer, matrix[0] * matrix[1]])
+    begin, end, step = _diagonal_places(offset, matrix, extents_of(src)[-1])
+    found = call.emit(_op.slice_scatter(flat, src, begin, end, step, len(outer)))
+    moved = call.reshape(found, [*outer, *matrix])
+    return _op.permute_dims(moved, np.argsort(order).tolist())
+
+
+def _places(call, size, stride, storage_offset) -> np.ndarray:
+    """Return the places of elements in an operand that lies in memory without gaps, as functional graphs have it."""
+    if not call.meta()["data"].is_contiguous():
+        raise Refused("its operand is not contiguous")
+    size, stride = static(size), static(stride, "its stride")
+    places = np.full(size, storage_offset or 0, "int64")
+    for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        steps = np.arange(extent) * step
+        places += steps.reshape([-1] + [1] * (len(size) - axis - 1))
+    return places.reshape(-1)
+
+
+@converts(MANIPULATE, "as_strided.default")
+def _as_strided(call, data, size, stride, storage_offset):
+    places = _places(call, size, stride, storage_offset)
+    flat = call.reshape(data, [math.prod(static(extents_of(data)))])
+    found = call.emit(_op.take(flat, relax.const(places), 0))
+    return _op.reshape(found, call.shape)
+
+
+@converts(MANIPULATE, "as_strided_scatter.default")
+def _as_strided_scatter(call, data, src, size, stride, storage_offset):
+    places = _places(call, size, stride, storage_offset)
+    if len(set(places.tolist())) < len(places):
+        raise Refused("it writes to an element twice, and the order is not defined")
+    flat = call.reshape(data, [math.prod(static(extents_of(data)))])
+    src = call.reshape(call.cast(src, dtype(data)), [len(places)])
+    found = call.emit(_op.scatter_elements(flat, relax.const(places), src, 0, "update"))
+    return _op.reshape(found, call.shape)
+
+
+@converts(MANIPULATE, "unfold.default")
+def _unfold(call, data, dimension, size, step):
+    rank = data.ty.ndim
+    if not rank:
+        return _op.reshape(data, call.shape)
+    axis = dimension % rank
+    count = static([call.shape[axis]], "the extent of its dimension")[0]
+    places = np.arange(count)[:, None] * step + np.arange(size)
+    found = call.emit(_op.take(data, relax.const(places.astype("int64")), axis))
+    axes = [each for each in range(rank + 1) if each != axis + 1]
+    return _op.permute_dims(found, [*axes, axis + 1])
+
+
+@converts(MANIPULATE, "im2col.default")
+def _im2col(call, data, kernel_size, dilation, padding, stride):
+    shape = static(extents_of(data))
+    data = call.reshape(data, [-1 if len(shape) == 4 else 1, *shape[-3:]])
+    if any(padding):
+        data = call.emit(
+            _op.nn.pad(data, [0, 0, 0, 0, padding[0], padding[0], padding[1], padding[1]])
+        )
+    counts = []
+    for k in range(2):
+        axis = 2 + 2 * k
+        reach = dilation[k] * (kernel_size[k] - 1) + 1
+        counts.append((shape[k - 2] + 2 * padding[k] - reach) // stride[k] + 1)
+        places = np.arange(kernel_size[k])[:, None] * dilation[k] + np.arange(counts[k]) * stride[k]
+        data = call.emit(_op.take(data, relax.const(places.astype("int64")), axis))
+    data = call.emit(_op.permute_dims(data, [0, 1, 2, 4, 3, 5]))
+    return _op.reshape(data, call.shape)
+
+
+@converts(MANIPULATE, "col2im.default")
+def _col2im(call, data, output_size, kernel_size, dilation, padding, stride):
+    """A transposed convolution with one kernel element per channel."""
+    kind = dtype(data)
+    shape = static(call.shape)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel_size, dilation, strict=True)]
+    counts = [
+        (o + 2 * p - r) // s + 1
+        for o, p, r, s in zip(output_size, padding, reach, stride, strict=True)
+    ]
+    kernel = np.zeros((*kernel_size, 1, *reach))
+    for i in range(kernel_size[0]):
+        for j in range(kernel_size[1]):
+            kernel[i, j, 0, i * dilation[0], j * dilation[1]] = 1
+    number = math.prod(kernel_size)
+    kernel = relax.const(kernel.reshape(number, 1, *reach), kind)
+    outer = math.prod(shape[:-2])
+    columns = call.reshape(data, [outer, number, *counts])
+    extra = [
+        o + 2 * p - r - (n - 1) * s
+        for o, p, r, n, s in zip(output_size, padding, reach, counts, stride, strict=True)
+    ]
+    found = call.emit(_op.nn.conv2d_transpose(columns, kernel, stride, list(padding) * 2, extra))
+    return _op.reshape(found, shape)
+
+
+@converts(MANIPULATE, "slice_scatter.default")
+def _slice_scatter(call, data, src, dim, start, end, step):
+    axis = axis_of(dim, data.ty.ndim)
+    extent, count = extents_of(data)[axis], extents_of(src)[axis]
+    if count == 0:
+        return data
+    if count == extent and step == 1:
+        return src
+    begin = begin_of(extent, start, count if end is None and step == 1 else None)
+    return _op.slice_scatter(data, src, begin, begin + (count - 1) * step + 1, step, axis)
+
+
+@converts(MANIPULATE, "select_scatter.default")
+def _select_scatter(call, data, src, dim, index):
+    axis, shape = axis_of(dim, data.ty.ndim), extents_of(data)
+    src = call.cast(call.reshape(src, [*shape[:axis], 1, *shape[axis + 1 :]]), dtype(data))
+    begin = begin_of(shape[axis], index)
+    return _op.slice_scatter(data, src, begin, begin + 1, 1, axis)
+
+
+_MODES = {
+    "constant": "constant",
+    "reflect": "reflect",
+    "replicate": "replicate",
+    "circular": "circular",
+}
+
+
+def _padded(call, data, pad, mode: str, value=None) -> relax.Expr:
+    """Pad the last dimensions; negative numbers take elements away."""
+    rank = data.ty.ndim
+    before, after = [0] * rank, [0] * rank
+    for i in range(len(pad) // 2):
+        before[rank - 1 - i], after[rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    for axis in range(rank):
+        low, high = before[axis], after[axis]
+        if min(low, high) < 0:
+            extent = extents_of(data)[axis]
+            cut = max(-low, 0) + max(-high, 0)
+            data = sliced(call, data, axis, max(-low, 0), extent - cut)
+            before[axis], after[axis] = max(low, 0), max(high, 0)
+    if not any(before) and not any(after):
+        return data
+    widths = [each for pair in zip(before, after, strict=True) for each in pair]
+    kind = dtype(data)
+    if kind == "bool":
+        padded = _op.nn.pad(call.cast(data, "int8"), widths, mode, float(value or 0))
+        return call.cast(call.emit(padded), kind)
+    return _op.nn.pad(data, widths, mode, float(value or 0))
+
+
+@converts(MANIPULATE, "constant_pad_nd.default", "pad.default")
+def _pad(call, data, pad, value, mode="constant"):
+    return _padded(call, data, pad, _MODES[mode], value)
+
+
+for _rank in (1, 2, 3):
+    converts(MANIPULATE, f"reflection_pad{_rank}d.default")(
+        lambda call, data, padding: _padded(call, data, padding, "reflect")
+    )
+    converts(MANIPULATE, f"replication_pad{_rank}d.default")(
+        lambda call, data, padding: _padded(call, data, padding, "replicate")
+    )
+
+
+@converts(MANIPULATE, "masked_scatter.default")
+def _masked_scatter(call, data, mask, source):
+    """The n-th true element takes the n-th element of the source."""
+    shape = call.shape
+    size = math.prod(static(shape))
+    mask = call.emit(_op.broadcast_to(mask, shape))
+    flat = call.cast(call.reshape(mask, [size]), "int64")
+    places = call.emit(_op.subtract(_op.cumsum(flat, 0), scalar(1, "int64")))
+    places = call.emit(_op.maximum(places, scalar(0, "int64")))
+    values = call.reshape(source, [math.prod(static(extents_of(source)))])
+    last = scalar(max(extents_of(values)[0] - 1, 0), "int64")
+    places = call.emit(_op.minimum(places, last))
+    found = call.reshape(call.emit(_op.take(values, places, 0)), shape)
+    return _op.where(mask, found, _op.broadcast_to(data, shape))

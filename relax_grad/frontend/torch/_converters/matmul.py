@@ -1,0 +1,118 @@
+"""Converters of products of matrices and of distances between rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from ._call import converts, dtype, extents_of, scalar, static, wide
+from .reduction import norm
+
+MATMUL: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+@converts(MATMUL, "mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
+def _mm(call, data, **other):
+    (other,) = other.values()
+    return _op.matmul(data, other)
+
+
+@converts(MATMUL, "linear.default")
+def _linear(call, data, weight, bias):
+    transposed = call.emit(_op.permute_dims(weight))
+    found = call.emit(_op.matmul(data, transposed))
+    return found if bias is None else _op.add(found, bias)
+
+
+def _scaled(call, value, factor) -> relax.Expr:
+    if factor == 1:
+        return value
+    return call.emit(_op.multiply(value, call.tensor(factor, dtype(value))))
+
+
+@converts(MATMUL, "addmm.default", "baddbmm.default", "addmv.default")
+def _addmm(call, data, beta, alpha, **operands):
+    """With beta 0 the addend contributes nothing, NaN included."""
+    first, second = operands.values()
+    product = _scaled(call, call.emit(_op.matmul(first, second)), alpha)
+    if beta == 0:
+        return product
+    return _op.add(_scaled(call, data, beta), product)
+
+
+@converts(MATMUL, "_trilinear.default")
+def _trilinear(call, i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim):
+    """Three factors get new dimensions; their product is summed."""
+    factors = [
+        call.emit(_op.expand_dims(each, axes)) if axes else each
+        for each, axes in ((i1, expand1), (i2, expand2), (i3, expand3))
+    ]
+    product = call.emit(_op.multiply(_op.multiply(factors[0], factors[1]), factors[2]))
+    return _op.sum(product, sumdim)
+
+
+@converts(MATMUL, "_cdist_forward.default")
+def _cdist(call, x1, x2, p, compute_mode):
+    rank = x1.ty.ndim
+    rows = call.emit(_op.expand_dims(x1, rank - 1))
+    columns = call.emit(_op.expand_dims(x2, rank - 2))
+    return norm(call, call.emit(_op.subtract(rows, columns)), float(p), [-1], False)
+
+
+@converts(MATMUL, "_pdist_forward.default")
+def _pdist(call, data, p):
+    count = static(extents_of(data))[0]
+    rows, columns = (
+        call.emit(_op.take(data, relax.const(each.astype("int64")), 0))
+        for each in np.triu_indices(count, 1)
+    )
+    return norm(call, call.emit(_op.subtract(rows, columns)), float(p), [1], False)
+
+
+@converts(MATMUL, "_grouped_mm.default")
+def _grouped_mm(call, data, mat2, offs, bias, out_dtype):
+    """Each group multiplies its own rows or columns; the others are zero."""
+    left, right = data.ty.ndim, mat2.ty.ndim
+    kind = call.dtype
+    if offs is None:
+        found = call.emit(_op.matmul(data, mat2))
+        return call.cast(found if bias is None else call.emit(_op.add(found, bias)), kind)
+    groups = extents_of(offs)[0]
+    if left == 2 and right == 2:
+        extent = extents_of(data)[1]
+    else:
+        extent = extents_of(data)[0] if left == 2 else extents_of(mat2)[1]
+    ends = call.reshape(call.cast(offs, "int64"), [groups, 1])
+    zero = _op.zeros([1, 1], "int64")
+    starts = ends
+    if groups == 1:
+        starts = call.emit(zero)
+    else:
+        begin = call.emit(_op.strided_slice(ends, [0], [0], [groups - 1], [1]))
+        starts = call.emit(_op.concat([call.emit(zero), begin], 0))
+    places = call.emit(_op.expand_dims(_op.arange(0, extent, 1, "int64"), 0))
+    member = call.emit(_op.logical_and(_op.greater_equal(places, starts), _op.less(places, ends)))
+
+    def of_group(value, axis):
+        """Return a matrix once for each group, with zeros in the rows or columns of the others."""
+        shape = [groups, 1, 1]
+        shape[1 + axis] = extent
+        mask = call.reshape(member, shape)
+        return call.emit(_op.where(mask, _op.expand_dims(value, 0), scalar(0, dtype(value))))
+
+    if left == 2 and right == 2:
+        found = call.emit(_op.matmul(of_group(data, 1), mat2))
+    elif left == 2:
+        product = call.emit(_op.matmul(of_group(data, 0), mat2))
+        product = call.cast(product, wide(dtype(product)))
+        found = call.emit(_op.sum(product, [0]))
+    else:
+        product = call.emit(_op.matmul(data, of_group(mat2, 1)))
+        product = call.cast(product, wide(dtype(product)))
+        found = call.emit(_op.sum(product, [0]))
+    found = call.cast(found, kind)
+    return found if bias is None else _op.add(found, call.cast(bias, kind))

@@ -1,0 +1,255 @@
+"""Converters of reductions, of scans along an axis, and of norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import relax
+
+from ....op import stop_gradient
+from ._call import (
+    axes_of,
+    axis_of,
+    converts,
+    dtype,
+    extents_of,
+    is_float,
+    safe_sqrt,
+    scalar,
+    static,
+    wide,
+)
+from ._support import Refused
+from .manipulate import sliced
+
+REDUCTION: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+def _reduced(call, function: Callable, data, dims, keepdim: bool) -> relax.Expr:
+    """Reduce dimensions; a scalar stays as it is."""
+    rank = data.ty.ndim
+    if not rank:
+        return call.reshape(call.emit(function(call.reshape(data, [1]), [0], False)), [])
+    return call.emit(function(data, axes_of(dims, rank), keepdim))
+
+
+def _dims(dim) -> list | None:
+    return [dim] if isinstance(dim, int) else dim
+
+
+@converts(REDUCTION, "sum.default", "sum.dim_IntList")
+def _sum(call, data, dim=None, keepdim=False, dtype=None):
+    data = call.cast(data, call.dtype)
+    return _reduced(call, _op.sum, data, dim, keepdim)
+
+
+@converts(REDUCTION, "mean.default", "mean.dim")
+def _mean(call, data, dim=None, keepdim=False, dtype=None):
+    data = call.cast(data, wide(call.dtype))
+    return call.cast(_reduced(call, _op.mean, data, dim, keepdim), call.dtype)
+
+
+@converts(REDUCTION, "prod.default", "prod.dim_int")
+def _prod(call, data, dim=None, keepdim=False, dtype=None):
+    data = call.cast(data, call.dtype)
+    return _reduced(call, _op.prod, data, _dims(dim), keepdim)
+
+
+@converts(REDUCTION, "amax.default", "amin.default", "max.default", "min.default")
+def _extreme(call, data, dim=None, keepdim=False):
+    """Equal extremes share the gradient."""
+    function = _op.max if "max" in call.node.target.__name__ else _op.min
+    kind = dtype(data)
+    if kind == "bool":
+        data = call.cast(data, "int8")
+    found = call.cast(_reduced(call, function, data, dim, keepdim), kind)
+    if "float" not in kind:
+        return found
+    # Relax's extreme leaves NaN out, and is finite where all elements are infinite: the sum of the others' number is
+    # NaN and zero there.
+    fixed = call.cast(call.emit(stop_gradient(data)), wide(kind))
+    lowest = scalar(-math.inf if function is _op.max else math.inf, wide(kind))
+    zero, one = scalar(0, wide(kind)), scalar(1, wide(kind))
+    others = call.emit(_op.where(_op.equal(fixed, lowest), zero, one))
+    others = call.emit(_op.where(_op.isnan(fixed), fixed, others))
+    number = _reduced(call, _op.sum, others, dim, keepdim)
+    wrong = call.emit(_op.where(_op.isnan(number), number, zero))
+    change = _op.where(_op.equal(number, zero), lowest, wrong)
+    return _op.add(found, call.cast(call.emit(change), kind))
+
+
+@converts(REDUCTION, "any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
+def _any(call, data, dim=None, keepdim=False):
+    function = _op.max if "any" in call.node.target.__name__ else _op.min
+    data = call.cast(call.cast(data, "bool"), "int8")
+    return call.cast(_reduced(call, function, data, _dims(dim), keepdim), call.dtype)
+
+
+def place_of_extreme(call, data, axis: int, largest: bool) -> relax.Expr:
+    """Return the first place of the extreme of an axis, which is kept; NaN counts as extreme."""
+    # TVM's search does not compile for bfloat16.
+    data = call.cast(data, "int8" if dtype(data) == "bool" else wide(dtype(data)))
+    function = _op.argmax if largest else _op.argmin
+    place = call.emit(function(data, axis, True))
+    if is_float(data):
+        # TVM's place is -1 where no element is beyond the initial value.
+        place = call.emit(_op.maximum(place, scalar(0, "int64")))
+        wrong = call.cast(call.emit(_op.isnan(data)), "int8")
+        first = call.emit(_op.argmax(wrong, axis, True))
+        some = call.cast(call.emit(_op.max(wrong, [axis], True)), "bool")
+        place = call.emit(_op.where(some, first, place))
+    return place
+
+
+@converts(REDUCTION, "max.dim", "min.dim")
+def _extreme_and_place(call, data, dim, keepdim):
+    """The first extreme has the whole gradient."""
+    largest = call.node.target.__name__ == "max.dim"
+    if not data.ty.ndim:
+        return data, _op.zeros([], "int64")
+    axis = axis_of(dim, data.ty.ndim)
+    place = place_of_extreme(call, data, axis, largest)
+    return _gathered(call, data, place, axis, keepdim)
+
+
+def _gathered(call, data, place, axis: int, keepdim: bool) -> tuple:
+    kind = dtype(data)
+    inner = call.cast(data, "int8") if kind == "bool" else data
+    value = call.cast(call.emit(_op.gather_elements(inner, place, axis)), kind)
+    if keepdim:
+        return value, place
+    return call.reshape(value, call.shape), call.reshape(place, call.shape)
+
+
+@converts(REDUCTION, "argmax.default", "argmin.default")
+def _argmax(call, data, dim, keepdim):
+    shape = call.shape
+    if not data.ty.ndim:
+        return _op.zeros([], "int64")
+    if dim is None:
+        data, dim = call.emit(_op.reshape(data, [-1])), 0
+    largest = call.node.target.__name__ == "argmax.default"
+    place = place_of_extreme(call, data, axis_of(dim, data.ty.ndim), largest)
+    return _op.reshape(place, shape)
+
+
+def _variance(call, data, dim, correction, keepdim) -> relax.Expr:
+    correction = 1 if correction is None else correction
+    rank, kind = data.ty.ndim, dtype(data)
+    if not rank:
+        data, rank, keepdim, dim = call.reshape(data, [1]), 1, False, None
+    axes = axes_of(dim, rank)
+    found = call.emit(_op.variance(data, axes, keepdim))
+    if correction == 0:
+        return found
+    count = call.count([extents_of(data)[axis] for axis in axes], kind)
+    less = _op.maximum(_op.subtract(count, scalar(correction, kind)), scalar(0, kind))
+    return call.emit(_op.multiply(found, _op.divide(count, less)))
+
+
+@converts(REDUCTION, "var.correction", "var.dim", "var.default")
+def _var(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
+    correction = correction if unbiased is None else int(unbiased)
+    found = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
+    return call.cast(found, call.dtype)
+
+
+@converts(REDUCTION, "std.correction", "std.dim", "std.default")
+def _std(call, data, dim=None, correction=None, keepdim=False, unbiased=None):
+    correction = correction if unbiased is None else int(unbiased)
+    found = _variance(call, call.cast(data, wide(dtype(data))), dim, correction, keepdim)
+    return call.cast(safe_sqrt(call, found), call.dtype)
+
+
+@converts(REDUCTION, "var_mean.correction")
+def _var_mean(call, data, dim, correction, keepdim):
+    inner = call.cast(data, wide(dtype(data)))
+    variance = _variance(call, inner, dim, correction, keepdim)
+    mean = _reduced(call, _op.mean, inner, dim, keepdim)
+    return call.cast(variance, call.dtype), call.cast(mean, call.dtype)
+
+
+@converts(REDUCTION, "linalg_vector_norm.default")
+def _vector_norm(call, data, ord, dim, keepdim, dtype):
+    kind = wide(call.dtype)
+    data = call.cast(data, kind)
+    return call.cast(norm(call, data, float(ord), dim, keepdim), call.dtype)
+
+
+def norm(call, data, order: float, dims, keepdim: bool) -> relax.Expr:
+    """Return the norm of any order; its gradient is zero at zero."""
+    kind = dtype(data)
+
+    def reduced(function, value):
+        return _reduced(call, function, call.emit(value), dims, keepdim)
+
+    zero = scalar(0, kind)
+    if order == 2:
+        return safe_sqrt(call, reduced(_op.sum, _op.multiply(data, data)))
+    if order == 0:
+        return reduced(_op.sum, call.cast(call.emit(_op.not_equal(data, zero)), kind))
+    size = call.emit(_op.abs(data))
+    if order == 1:
+        return reduced(_op.sum, size)
+    if order in (float("inf"), float("-inf")):
+        return reduced(_op.max if order > 0 else _op.min, size)
+    if order < 0:
+        raise Refused("norms of a negative order have no form here")
+    positive = call.emit(_op.greater(size, zero))
+    safe = call.emit(_op.where(positive, size, scalar(1, kind)))
+    powers = _op.where(positive, _op.power(safe, scalar(order, kind)), zero)
+    total = call.emit(reduced(_op.sum, powers))
+    some = call.emit(_op.greater(total, zero))
+    root = _op.power(_op.where(some, total, scalar(1, kind)), scalar(1 / order, kind))
+    return call.emit(_op.where(some, root, stop_gradient(total)))
+
+
+@converts(REDUCTION, "cumsum.default", "cumprod.default")
+def _scan(call, data, dim, dtype=None):
+    data = call.cast(data, call.dtype)
+    if not data.ty.ndim:
+        return data
+    function = _op.cumsum if "sum" in call.node.target.__name__ else _op.cumprod
+    return function(data, axis_of(dim, data.ty.ndim))
+
+
+@converts(REDUCTION, "logcumsumexp.default")
+def _logcumsumexp(call, data, dim):
+    """Each step joins an element with the one twice as far before it as in the step before.
+
+    A common base for the whole axis would lose what is far below it.
+    """
+    if not data.ty.ndim:
+        return data
+    axis = axis_of(dim, data.ty.ndim)
+    shape = extents_of(data)
+    (extent,) = static([shape[axis]], "the axis of logcumsumexp")
+    kind = dtype(data)
+    found, step = call.cast(data, wide(kind)), 1
+    while step < extent:
+        none = call.filled([*shape[:axis], step, *shape[axis + 1 :]], -math.inf, dtype(found))
+        before = sliced(call, found, axis, 0, extent - step)
+        shifted = call.emit(_op.concat([none, before], axis))
+        found, step = call.emit(_op.log_add_exp(found, shifted)), 2 * step
+    return call.cast(found, kind)
+
+
+@converts(REDUCTION, "logsumexp.default")
+def _logsumexp(call, data, dim, keepdim):
+    """An axis of equal infinities has its own value."""
+    kind = call.dtype
+    data = call.cast(data, wide(kind))
+    inner = dtype(data)
+    rank = data.ty.ndim
+    if not rank:
+        return data
+    axes = axes_of(dim, rank)
+    base = call.emit(stop_gradient(call.emit(_op.max(data, axes, True))))
+    infinite = call.emit(_op.isinf(base))
+    base = call.emit(_op.where(infinite, scalar(0, inner), base))
+    total = call.emit(_op.sum(_op.exp(_op.subtract(data, base)), axes, True))
+    found = call.emit(_op.add(_op.log(total), base))
+    return call.cast(call.reshape(found, call.shape), kind)

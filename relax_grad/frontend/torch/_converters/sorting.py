@@ -1,0 +1,141 @@
+"""Converters of operators that order elements or count them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import relax
+
+from ....op import stop_gradient
+from ._call import axis_of, converts, dtype, extents_of, scalar, static, wide
+from ._support import Refused
+from .manipulate import sliced
+
+SORTING: dict[str, Callable] = {}
+
+_op = relax.op
+
+
+def _order(call, data, axis: int, descending: bool) -> relax.Expr:
+    # TVM sorts bfloat16 as integers, by the bits.
+    data = call.cast(data, "int8" if dtype(data) == "bool" else wide(dtype(data)))
+    kind = dtype(data)
+    if "float" in kind:
+        # NaN is the largest number; TVM's sort needs numbers that have an order.
+        wrong = call.emit(_op.isnan(data))
+        data = call.emit(_op.where(wrong, scalar(math.inf, kind), data))
+    return call.emit(_op.argsort(data, axis, descending, "int64"))
+
+
+def _taken(call, data, places, axis: int) -> relax.Expr:
+    kind = dtype(data)
+    inner = call.cast(data, "int8") if kind == "bool" else data
+    return call.cast(call.emit(_op.gather_elements(inner, places, axis)), kind)
+
+
+@converts(SORTING, "sort.default", "sort.stable")
+def _sort(call, data, dim=-1, descending=False, stable=None):
+    if not data.ty.ndim:
+        return data, _op.zeros([], "int64")
+    axis = axis_of(dim, data.ty.ndim)
+    places = _order(call, data, axis, descending)
+    return _taken(call, data, places, axis), places
+
+
+@converts(SORTING, "argsort.default", "argsort.stable")
+def _argsort(call, data, dim=-1, descending=False, stable=None):
+    if not data.ty.ndim:
+        return _op.zeros([], "int64")
+    return _order(call, data, axis_of(dim, data.ty.ndim), descending)
+
+
+@converts(SORTING, "topk.default")
+def _topk(call, data, k, dim, largest, sorted):
+    if not data.ty.ndim:
+        return data, _op.zeros([], "int64")
+    axis = axis_of(dim, data.ty.ndim)
+    places = sliced(call, _order(call, data, axis, largest), axis, 0, call.shape[axis])
+    return _taken(call, data, places, axis), places
+
+
+@converts(SORTING, "median.default", "median.dim", "kthvalue.default")
+def _kth(call, data, k=None, dim=None, keepdim=False):
+    """The lower of two middle elements is the median."""
+    whole = call.node.target.__name__ == "median.default"
+    shape = call.shape
+    if not data.ty.ndim:
+        return data if whole else (data, _op.zeros([], "int64"))
+    if whole:
+        data, dim = call.reshape(data, [math.prod(static(extents_of(data)))]), 0
+    axis = axis_of(dim, data.ty.ndim)
+    extent = extents_of(data)[axis]
+    middle = (extent - 1) // 2 if k is None else k - 1
+    place = sliced(call, _order(call, data, axis, False), axis, middle, 1)
+    if k is None and "float" in dtype(data):
+        # NaN anywhere is the median.
+        wrong = call.cast(call.emit(_op.isnan(call.cast(data, wide(dtype(data))))), "int8")
+        some = call.cast(call.emit(_op.max(wrong, [axis], True)), "bool")
+        place = call.emit(_op.where(some, _op.argmax(wrong, axis, True), place))
+    value = call.reshape(_taken(call, data, place, axis), shape)
+    return value if whole else (value, call.reshape(place, shape))
+
+
+@converts(SORTING, "bucketize.Tensor", "searchsorted.Tensor")
+def _bucketize(
+    call,
+    data,
+    boundaries=None,
+    out_int32=False,
+    right=False,
+    sorted_sequence=None,
+    side=None,
+    sorter=None,
+):
+    """Count the boundaries below each value."""
+    if sorter is not None:
+        raise Refused("a sorter has no form in Relax; sort the boundaries")
+    if sorted_sequence is not None:
+        boundaries = sorted_sequence
+        right = right or side == "right"
+    if boundaries.ty.ndim > 1:
+        boundaries = call.emit(_op.expand_dims(boundaries, boundaries.ty.ndim - 1))
+    else:
+        boundaries = call.reshape(boundaries, [1] * data.ty.ndim + extents_of(boundaries))
+    compare = _op.less_equal if right else _op.less
+    below = call.emit(
+        compare(
+            boundaries, call.cast(call.emit(_op.expand_dims(data, data.ty.ndim)), dtype(boundaries))
+        )
+    )
+    return _op.sum(call.cast(below, call.dtype), [-1])
+
+
+@converts(SORTING, "histc.default")
+def _histc(call, data, bins, min, max):
+    """Elements beyond the bounds do not count; equal bounds are the data's own."""
+    kind = dtype(data)
+    flat = stop_gradient(call.reshape(data, [math.prod(static(extents_of(data)))]))
+    flat = call.emit(flat)
+    if min == max == 0:
+        low, high = call.emit(_op.min(flat)), call.emit(_op.max(flat))
+        same = call.emit(_op.equal(low, high))
+        one = scalar(1, kind)
+        low, high = (
+            call.emit(_op.where(same, _op.subtract(low, one), low)),
+            call.emit(_op.where(same, _op.add(high, one), high)),
+        )
+    else:
+        if min == max:
+            min, max = min - 1, max + 1
+        low, high = scalar(min, kind), scalar(max, kind)
+    scaled = _op.multiply(
+        _op.divide(_op.subtract(flat, low), call.emit(_op.subtract(high, low))), scalar(bins, kind)
+    )
+    place = call.emit(_op.minimum(_op.floor(scaled), scalar(bins - 1, kind)))
+    inside = call.emit(_op.logical_and(_op.greater_equal(flat, low), _op.less_equal(flat, high)))
+    place = call.emit(_op.where(inside, place, scalar(-1, kind)))
+    numbers = relax.const(np.arange(bins), kind)
+    hits = _op.equal(_op.expand_dims(place, 1), numbers)
+    return _op.sum(call.cast(call.emit(hits), kind), [0])

@@ -1,0 +1,146 @@
+"""Gradients that a model computes itself, such as those of gradient penalties and energies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ._operators import GRADIENT, JOIN
+
+#: The names of the nodes in PyTorch's graph of gradients of operators whose own gradients are not known there.
+_TRACED = {
+    f"GeneratedBackwardFor_{each.namespace}_{each._opname}_defaultBackward"
+    for each in (GRADIENT, JOIN)
+}
+
+
+def grad(
+    outputs,
+    inputs,
+    grad_outputs=None,
+    retain_graph=None,
+    create_graph=None,
+    only_inputs=True,
+    allow_unused=None,
+    is_grads_batched=False,
+    materialize_grads=False,
+) -> tuple[torch.Tensor | None, ...]:
+    """Trace ``torch.autograd.grad``, whose arguments these are."""
+    if is_grads_batched:
+        raise NotImplementedError("torch.autograd.grad with is_grads_batched is not imported")
+    outputs, inputs = _sequence(outputs), _sequence(inputs)
+    cotangents = [None] * len(outputs) if grad_outputs is None else _sequence(grad_outputs)
+    cotangents = [_cotangent(*pair) for pair in zip(outputs, cotangents, strict=True)]
+    reached = _reached(outputs)
+    if allow_unused and any(each.name() in _TRACED for each, _ in reached):
+        raise NotImplementedError(
+            "torch.autograd.grad with allow_unused is imported for first derivatives only; leave the unused tensors out"
+        )
+    uses = [_edge(each) in reached for each in inputs]
+    if not all(uses) and not allow_unused and not materialize_grads:
+        raise RuntimeError(
+            "one of the differentiated tensors is not used in the graph; set allow_unused=True"
+        )
+    wanted = [each for each, use in zip(inputs, uses, strict=True) if use]
+    found = GRADIENT(outputs, wanted, cotangents) if wanted else []
+    found = iter(found if create_graph else [each.detach() for each in found])
+    rest = torch.zeros_like if materialize_grads else lambda each: None
+    return tuple(next(found) if use else rest(each) for each, use in zip(inputs, uses, strict=True))
+
+
+def grad_and_value(
+    function: Callable, argnums: int | tuple[int, ...], has_aux: bool, args: tuple, kwargs: dict
+):
+    """Trace ``torch.func.grad_and_value(function, argnums, has_aux)(*args, **kwargs)``."""
+    places = [argnums] if isinstance(argnums, int) else argnums
+    places = [each % len(args) for each in places]
+    args = [_fresh(each) if i in places else each for i, each in enumerate(args)]
+    with torch.enable_grad():
+        result = function(*args, **kwargs)
+        output = result[0] if has_aux else result
+        chosen = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in places)
+        leaves, spec = pytree.tree_flatten(chosen)
+        found = grad(output, leaves, create_graph=True, materialize_grads=True)
+    return pytree.tree_unflatten(found, spec), result
+
+
+def vjp(function: Callable, *primals, argnums=None, has_aux: bool = False):
+    """Trace ``torch.func.vjp(function, *primals, has_aux=has_aux)``."""
+    if argnums is not None:
+        raise NotImplementedError("torch.func.jacrev is not imported")
+    primals = tuple(map(_fresh, primals))
+    with torch.enable_grad():
+        result = function(*primals)
+    output, *aux = result if has_aux else (result,)
+    leaves, spec = pytree.tree_flatten(primals)
+
+    def pulled(*cotangents, retain_graph=True, create_graph=None):
+        given = cotangents[0] if len(cotangents) == 1 else cotangents
+        with torch.enable_grad():
+            found = grad(
+                pytree.tree_leaves(output),
+                leaves,
+                pytree.tree_leaves(given),
+                create_graph=True,
+                materialize_grads=True,
+            )
+        return pytree.tree_unflatten(found, spec)
+
+    return output, pulled, *aux
+
+
+def _fresh(value):
+    """Return a value with tensors of its own, which need a gradient."""
+
+    def fresh(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        tensor = tensor.clone()
+        return tensor if tensor.requires_grad else tensor.requires_grad_()
+
+    return pytree.tree_map_only(torch.Tensor, fresh, value)
+
+
+def _sequence(value) -> list:
+    found = [value] if isinstance(value, torch.Tensor) else list(value)
+    for each in found:
+        if each is not None and not isinstance(each, torch.Tensor):
+            raise NotImplementedError(
+                f"torch.autograd.grad of {type(each).__name__} is not imported"
+            )
+    return found
+
+
+def _cotangent(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor:
+    if given is not None:
+        if given.shape != output.shape:
+            raise RuntimeError(f"grad_outputs has shape {given.shape}, the output {output.shape}")
+        return given
+    if output.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    return torch.ones_like(output)
+
+
+def _edge(tensor: torch.Tensor) -> tuple:
+    """Return the node of PyTorch's graph of gradients that takes the gradient of a tensor."""
+    if not tensor.requires_grad:
+        raise RuntimeError("one of the differentiated tensors does not require grad")
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _reached(outputs: Sequence[torch.Tensor]) -> set[tuple]:
+    """Return the nodes that take a gradient from outputs."""
+    pending = list(map(_edge, outputs))
+    found, nodes = set(pending), set()
+    while pending:
+        node, _ = pending.pop()
+        if node in nodes:
+            continue
+        nodes.add(node)
+        edges = [each for each in node.next_functions if each[0] is not None]
+        found.update(edges)
+        pending += edges
+    return found

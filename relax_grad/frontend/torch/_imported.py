@@ -1,0 +1,180 @@
+"""The result of an import: functions, and the values of parameters and buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import tvm
+from torch import nn
+from tvm import relax
+
+from ._tensors import as_torch, copied, read_file, tensors_of, write_file, write_to
+
+if TYPE_CHECKING:
+    import os
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported module.
+
+    The parameters of each function are in the order of the attributes: inputs, targets, parameters, frozen
+    parameters, states. Parameters and buffers have the keys of the module's ``state_dict``; those of a loss that is a
+    module have the prefix ``loss.``.
+
+    Attributes
+    ----------
+    module : tvm.IRModule
+        With up to three functions, whose attribute ``num_input`` is the number of parameters before ``params``.
+
+        - ``loss(seed, *inputs, *targets, *params, *frozen, *states) -> (loss, outputs, new_states)``, in training mode.
+          ``outputs`` and ``new_states`` are tuples, perhaps empty; ``outputs`` are all tensors that the module returns.
+          ``seed`` is an integer of int64 without axes; each step needs another one.
+        - ``training(seed, *inputs, *params, *frozen, *states) -> (outputs, new_states)``, in its place if there is no
+          loss.
+        - ``forward(*inputs, *params, *frozen, *states) -> outputs``, in evaluation mode. If the module draws random
+          numbers in this mode too, the first parameter is the seed.
+    inputs : dict[str, relax.TensorType]
+        The inputs: the names of the arguments of the module's ``forward``, nested ones joined with dots.
+    targets : dict[str, relax.TensorType]
+        The further arguments of the loss.
+    outputs : dict[str, relax.TensorType]
+        The outputs in training mode: ``output`` for a tensor, keys and positions otherwise, joined with dots.
+    params : dict[str, tvm.runtime.Tensor]
+        The trainable parameters: copies of the initial values.
+    frozen : dict[str, tvm.runtime.Tensor]
+        The other parameters, and the buffers that the functions only read.
+    states : dict[str, tvm.runtime.Tensor]
+        The buffers that the module writes in training mode, such as running statistics. Each call returns new ones.
+    aliases : dict[str, str]
+        The keys of tied parameters and buffers, each with the key whose tensor it is.
+    """
+
+    module: tvm.IRModule
+    inputs: dict[str, relax.TensorType]
+    targets: dict[str, relax.TensorType]
+    outputs: dict[str, relax.TensorType]
+    params: dict[str, tvm.runtime.Tensor]
+    frozen: dict[str, tvm.runtime.Tensor]
+    states: dict[str, tvm.runtime.Tensor]
+    aliases: dict[str, str]
+
+    @property
+    def values(self) -> list[tvm.runtime.Tensor]:
+        """The last arguments of every function: the values of parameters, frozen parameters and states."""
+        return [*self.params.values(), *self.frozen.values(), *self.states.values()]
+
+    def copy_to(self, module: nn.Module, values: Mapping[str, object] | None = None) -> None:
+        """Write values to the parameters and buffers of a module, in place.
+
+        Keys of a loss that is a module are left out.
+
+        Parameters
+        ----------
+        module : nn.Module
+            A module with the same keys, such as that which was imported.
+        values : Mapping[str, tensor], optional
+            Values by key, such as the trained parameters. By default the initial values.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the module has no such tensor, or one of another shape or dtype.
+        """
+        tensors = tensors_of(module)
+        for key, each in self._given(values).items():
+            if key in tensors or not key.startswith("loss."):
+                write_to(module, key, as_torch(each), tensors)
+
+    def copy_from(self, module: nn.Module) -> Imported:
+        """Return the import with the values of a module with the same keys.
+
+        Parameters
+        ----------
+        module : nn.Module
+            The module. Tensors that it does not have keep their values if they belong to a loss.
+
+        Returns
+        -------
+        imported : Imported
+            The import with copies of the module's values.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the module lacks a tensor, or has one of another shape or dtype.
+        """
+        tensors = tensors_of(module)
+        kept = {key: each for key, each in self._named().items() if key.startswith("loss.")}
+        return self._with({**kept, **tensors}, type(module).__name__)
+
+    def save(self, path: str | os.PathLike, values: Mapping[str, object] | None = None) -> None:
+        """Write values to a file of safetensors, by their keys.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
+        values : Mapping[str, tensor], optional
+            Values by key that take the place of the initial ones, such as the trained parameters.
+        """
+        write_file(path, {**self._named(), **self._given(values)})
+
+    def load(self, path: str | os.PathLike) -> Imported:
+        """Return the import with the values of a file of safetensors.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A file that :meth:`save` wrote, or one of a state_dict with the same keys.
+
+        Returns
+        -------
+        imported : Imported
+            The import with these values.
+
+        Raises
+        ------
+        ValueError
+            If the file lacks a tensor, or has one of another shape or dtype.
+        """
+        return self._with(read_file(path), f"the file {path}")
+
+    def _named(self) -> dict[str, tvm.runtime.Tensor]:
+        return {**self.params, **self.frozen, **self.states}
+
+    def _given(self, values: Mapping[str, object] | None) -> dict[str, object]:
+        """Return values by their first keys."""
+        known = self._named()
+        if values is None:
+            return known
+        found = {self.aliases.get(key, key): each for key, each in values.items()}
+        for key in found:
+            if key not in known:
+                raise ValueError(
+                    f"values: the import has no parameter, frozen parameter or state {key!r}"
+                )
+        return found
+
+    def _with(self, values: Mapping[str, torch.Tensor], source: str) -> Imported:
+        """Return the import with other values."""
+        others = {first: key for key, first in self.aliases.items()}
+        groups = {}
+        for name in ("params", "frozen", "states"):
+            groups[name] = {}
+            for key, old in getattr(self, name).items():
+                found = key if key in values else others.get(key, key)
+                if found not in values:
+                    raise ValueError(f"{source} has no {key!r}")
+                value, wanted = as_torch(values[found]), torch.from_dlpack(old)
+                if value.shape != wanted.shape or value.dtype != wanted.dtype:
+                    raise ValueError(
+                        f"{key} has shape {tuple(value.shape)} and dtype {value.dtype} in {source}, but the import has "
+                        f"{tuple(wanted.shape)} and {wanted.dtype}"
+                    )
+                groups[name][key] = copied(value)
+        return dataclasses.replace(self, **groups)

@@ -1,0 +1,360 @@
+"""TVM's importer with converters of one's own, and a check of every node against PyTorch's shape and dtype."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from tvm import relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from ...ir.compat import dtype_of, shapes_may_differ
+from ...ir.module import unused
+from . import _graph
+from ._converters import CONVERTERS, Refused
+from ._export import Program
+from ._functions import levels, operands_of
+from ._graph import Problem, problem
+from ._operators import GRADIENT
+from ._symbols import Symbols
+from ._tensors import copied
+
+#: The operators that check something at run time or bound symbols.
+_CHECKS = {
+    "_assert_scalar.default",
+    "_assert_tensor_metadata.default",
+    "_linalg_check_errors.default",
+    "sym_constrain_range.default",
+    "sym_constrain_range_for_size.default",
+}
+
+#: The libraries whose operators TVM has converters for.
+_LIBRARIES = {
+    *("aten", "prims", "torchvision", "_operator", "higher_order", "relax_grad"),
+    _graph.__name__,
+}
+
+
+#: Functions of numbers that symbolic extents make.
+_NUMBERS = {
+    "sym_float": lambda data: data,
+    "add": relax.op.add,
+    "sub": relax.op.subtract,
+    "mul": relax.op.multiply,
+    "truediv": relax.op.divide,
+    "pow": relax.op.power,
+    "neg": relax.op.negative,
+    "_sym_sqrt": relax.op.sqrt,
+    "_sym_log2": lambda data: relax.op.divide(
+        relax.op.log(data), relax.op.log(relax.const(2.0, "float64"))
+    ),
+}
+
+
+class Importer(ExportedProgramImporter):
+    """Builds a Relax function of a graph; the converters of this package come before TVM's.
+
+    Parameters
+    ----------
+    block_builder : relax.BlockBuilder
+        It takes the functions.
+    custom : Mapping[str, Callable]
+        The user's converters, ``(node, importer) -> relax.Var``, which come first.
+
+    freezes_batch_norm : bool
+        Whether batch normalisation uses its running statistics in training mode too.
+
+    Attributes
+    ----------
+    seed : relax.Var or None
+        The seed of the random numbers; None before the first function.
+    problems : list[Problem]
+        The nodes that cannot be imported.
+    symbols : Symbols
+        The symbolic extents of the function.
+    level : tuple[int, ...]
+        The calls of functions with a gradient of their own whose backward function is converted.
+    leaves : set[relax.Var] or None
+        In a branch or a backward function, the variables from outside that depend on no other variable.
+    levels : dict[fx.Node, tuple[int, ...]]
+        The level of each node.
+    """
+
+    def __init__(
+        self,
+        block_builder: relax.BlockBuilder,
+        custom: Mapping[str, Callable],
+        freezes_batch_norm: bool = False,
+    ):
+        super().__init__()
+        self.block_builder = block_builder
+        self.seed: relax.Var | None = None
+        self.problems: list[Problem] = []
+        self.symbols = Symbols({})
+        self.level: tuple[int, ...] = ()
+        self.leaves: set[relax.Var] | None = None
+        self.levels: dict[fx.Node, tuple[int, ...]] = {}
+        self.freezes_batch_norm = freezes_batch_norm
+        self._custom = custom
+        self._streams = 0
+
+    def args(self, node: fx.Node) -> tuple:
+        """Return the arguments of a node with Relax values in the place of nodes."""
+        return self.retrieve_args(node)
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind an expression to a variable."""
+        return self.block_builder.emit(expr)
+
+    def stream(self) -> int:
+        """Return the number of a random operation: another one for each, in the order of the graph."""
+        self._streams += 1
+        return self._streams - 1
+
+    def type_of(self, value: torch.Tensor) -> relax.TensorType:
+        """Return the Relax type of a tensor or of a fake tensor."""
+        shape = self.symbols.extents(value.shape)
+        return relax.TensorType(shape, self._convert_data_type(value.dtype))
+
+    def function(
+        self,
+        name: str,
+        program: Program,
+        values: Mapping[str, torch.Tensor],
+        layout: Callable[[list, Mapping[str, relax.Var]], relax.Expr],
+        *,
+        keeps_seed: bool,
+    ) -> list[relax.Var]:
+        """Add a function to the module, and return its parameters.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        program : Program
+            The graph.
+        values : Mapping[str, torch.Tensor]
+            The parameters, frozen parameters and states, in their order.
+        layout : Callable
+            ``layout(results, tensors)`` returns the result of the function, of the results of the graph and the variables
+            of the parameters.
+        keeps_seed : bool
+            Whether the first parameter is a seed even if nothing is drawn.
+        """
+        self.symbols = Symbols(program.symbols)
+        self.problems = list(program.problems)
+        self._streams = 0
+        nodes = {node.name: node for node in program.exported.graph.nodes}
+        self.seed = relax.Var("seed", relax.TensorType((), "int64"))
+        taken = {"seed", *values}
+        inputs = {
+            place: relax.Var(unused(each, taken), self.type_of(nodes[place].meta["val"]))
+            for each, place in program.inputs.items()
+        }
+        tensors = {key: relax.Var(key, self.type_of(each)) for key, each in values.items()}
+        self.env = {nodes[place]: variable for place, variable in inputs.items()}
+        self.env |= {nodes[place]: tensors[key] for place, key in program.tensors.items()}
+        self.env |= {nodes[place]: constant(each) for place, each in program.constants.items()}
+        params = [self.seed, *inputs.values(), *tensors.values()]
+        bb, count = self.block_builder, len(inputs)
+        branches = any(node.target is torch.ops.higher_order.cond for node in nodes.values())
+        with bb.function(name, params, attrs={"num_input": count + 1}):
+            with contextlib.nullcontext() if branches else bb.dataflow():
+                results = self._run(program.exported.graph_module)
+                result = layout(results, tensors)
+                result = bb.emit(result) if branches else bb.emit_output(result)
+            variable = bb.emit_func_output(result)
+        if not keeps_seed and not self._streams:
+            params = params[1:]
+            function = bb.get()[variable]
+            function = relax.Function(params, function.body, function.ret_ty, attrs=function.attrs)
+            bb.update_func(variable, function.with_attr("num_input", count))
+        return params
+
+    def _run(self, module: fx.GraphModule) -> list:
+        self.levels.update(levels(module.graph))
+        for node in module.graph.nodes:
+            if node.op == "output":
+                self._check_operands(node)
+                return list(self._retrieve_args(node.args[0]))
+            if node.op == "get_attr":
+                found = getattr(module, node.target)
+                self.env[node] = constant(found) if isinstance(found, torch.Tensor) else found
+            elif node.op == "call_function" and self.levels[node] == self.level:
+                self.convert(node)
+        raise ValueError("the graph has no output")
+
+    def convert(self, node: fx.Node) -> None:
+        """Enter the value of a node, or note a problem."""
+        self._check_operands(node)
+        try:
+            found = self._converted(node)
+        except Refused as error:
+            self._fail(node, str(error))
+            return
+        if any(user.target is GRADIENT and node in user.args[1] for user in node.users):
+            found = self.emit(found)  # never the variable of an operand, which has other uses
+        self.env[node] = found
+
+    def _check_operands(self, node: fx.Node) -> None:
+        """Refuse operands that only the backward function of a torch.autograd.Function computes."""
+        for each in operands_of(node):
+            if each.op == "call_function" and each not in self.env:
+                self._fail(
+                    each,
+                    "a backward function writes to a tensor, or computes a value that others take",
+                )
+
+    def branch(self, module: fx.GraphModule, operands: Sequence[relax.Expr]) -> relax.SeqExpr:
+        """Return the body of a branch as an expression of the operands."""
+        # The builder of the function takes the tensor functions of converters too.
+        bb, env, leaves = self.block_builder, self.env, self.leaves
+        self.leaves = set()
+        places = module.graph.find_nodes(op="placeholder")
+        self.env = dict(zip(places, operands, strict=True))
+        bb._begin_binding_block()
+        try:
+            result = bb.emit(relax.Tuple(self._run(module)))
+        finally:
+            block, self.env, self.leaves = bb._end_block(), env, leaves
+        return relax.SeqExpr([block], result)
+
+    def _converted(self, node: fx.Node):
+        value, name = node.meta.get("val"), node.target.__name__
+        if _only_checks(node):
+            return None
+        if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+            return self.symbols.expression(value)
+        if isinstance(value, (torch.SymFloat, float)):
+            return self._number(node, name)
+        convert = self._converter(node, name)
+        if name not in self._custom and any(map(_is_complex, pytree.tree_leaves(value))):
+            raise Refused("its result has complex numbers, which Relax does not have")
+        try:
+            found = convert()
+        except Refused:
+            raise
+        except Exception as error:  # the converters raise every kind
+            message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            raise Refused(f"its converter fails: {message}") from error
+        return self._checked(node, found, value)
+
+    def _number(self, node: fx.Node, name: str):
+        """Return a number that symbolic extents make: a tensor of float64 without axes."""
+        function = _NUMBERS.get(name)
+        if function is None:
+            raise Refused("it has no form for symbolic numbers")
+
+        def operand(value) -> relax.Expr:
+            value = self.env[value] if isinstance(value, fx.Node) else value
+            if isinstance(value, (int, float)):
+                return relax.const(float(value), "float64")
+            if isinstance(value.ty, relax.TensorType):
+                return value
+            sizes = self.emit(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
+            whole = self.emit(relax.op.reshape(sizes, ()))
+            return self.emit(relax.op.astype(whole, "float64"))
+
+        return self.emit(function(*map(operand, node.args)))
+
+    def _converter(self, node: fx.Node, name: str) -> Callable:
+        if name in self._custom:
+            return lambda: self._custom[name](node, self)
+        library = getattr(node.target, "namespace", node.target.__module__)
+        if library in _LIBRARIES:
+            if name in CONVERTERS:
+                return lambda: CONVERTERS[name](self, node)
+            if name in self.convert_map:
+                return lambda: self.convert_map[name](node)
+        raise Refused("it has no converter")
+
+    def _checked(self, node: fx.Node, found, value):
+        """Return the value of a node if it has PyTorch's shape and dtype."""
+        if isinstance(value, (tuple, list)):
+            if isinstance(found, relax.Expr):
+                found = self.block_builder.normalize(found)
+                if not isinstance(found.ty, relax.TupleType):
+                    raise Refused(f"its converter returns one tensor, PyTorch {len(value)}")
+                count = len(found.ty.fields)
+                found = [self.emit(relax.TupleGetItem(found, i)) for i in range(count)]
+            if len(found) != len(value):
+                raise Refused(f"its converter returns {len(found)} results, PyTorch {len(value)}")
+            taken = _taken(node)
+            return tuple(
+                None if one is None or i not in taken else self._checked(node, each, one)
+                for i, (each, one) in enumerate(zip(found, value, strict=True))
+            )
+        if not isinstance(value, torch.Tensor):
+            return found
+        if not isinstance(found, relax.Expr):
+            raise Refused(f"its converter returns {found!r}, which is no tensor")
+        found = self.block_builder.normalize(found)
+        if not isinstance(found, relax.Var):
+            found = self.emit(found)
+        wanted = self.type_of(value)
+        if not isinstance(found.ty, relax.TensorType) or shapes_may_differ(found.ty, wanted):
+            raise Refused(f"its converter returns {found.ty}, but PyTorch's result is {wanted}")
+        if found.ty.shape is None:
+            found = self.block_builder.match_cast(
+                found, relax.TensorType(wanted.shape, dtype_of(found.ty))
+            )
+        dtype, expected = dtype_of(found.ty), dtype_of(wanted)
+        if dtype != expected:
+            if "float" in dtype and not _is_wider(dtype, expected):
+                raise Refused(f"its converter computes in {dtype}, but PyTorch in {expected}")
+            found = self.emit(relax.op.astype(found, expected))
+        return found
+
+    def _fail(self, node: fx.Node, reason: str) -> None:
+        """Note a problem, and continue with a value of the right type to find the others."""
+        self.problems.append(problem(node, reason))
+        self.env[node] = self._substitute(node.meta.get("val"))
+
+    def _substitute(self, value):
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._substitute, value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        try:
+            kind = self.type_of(value)
+        except Exception:  # an extent or a dtype that Relax has no form for: listed with its node
+            kind = relax.TensorType([1] * value.ndim, "float32")
+        return self.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
+
+
+def _is_complex(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def _only_checks(node: fx.Node) -> bool:
+    """Tell whether a node checks something, or is a condition that only checks take."""
+    if node.target.__name__ in _CHECKS:
+        return True
+    checked = node.args[0] if node.target is operator.getitem else node
+    if checked.target is torch.ops.higher_order.with_effects:
+        return checked.args[1].__name__ in _CHECKS
+    is_condition = isinstance(node.meta.get("val"), torch.SymBool)
+    return is_condition and all(user.target.__name__ in _CHECKS for user in node.users)
+
+
+def _is_wider(dtype: str, than: str) -> bool:
+    """Tell whether a floating-point dtype holds all numbers of another dtype."""
+    if "float" not in than:
+        return False
+    return int(dtype.lstrip("bfloat")) > int(than.lstrip("bfloat"))
+
+
+def _taken(node: fx.Node) -> set[int]:
+    """Return the positions of the results of a node that other nodes take."""
+    if any(user.target is not operator.getitem for user in node.users):
+        return set(range(len(node.meta["val"])))
+    return {user.args[1] for user in node.users}
+
+
+def constant(tensor: torch.Tensor) -> relax.Constant:
+    """Return a tensor as a constant."""
+    return relax.const(copied(tensor))

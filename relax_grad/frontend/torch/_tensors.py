@@ -1,0 +1,158 @@
+"""Tensors of modules: tied ones, trainable ones, copies, and files."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+import tvm
+from torch import nn
+from torch.nn.modules import module as _hooks
+
+#: The versions that the package is tested with; setup.py has them as well.
+SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
+
+
+def copied(tensor: torch.Tensor) -> tvm.runtime.Tensor:
+    """Return a copy of a tensor that shares no memory with it."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    fresh = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tvm.runtime.from_dlpack(fresh.copy_(tensor))
+
+
+def merged(
+    params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return every tensor once, by its first key, and the other keys with the first one.
+
+    Raises
+    ------
+    ValueError
+        If two parameters are different tensors in the same memory.
+    """
+    values: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[int, str] = {}
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for key, each in [*params.items(), *buffers.items()]:
+        if id(each) in first:
+            aliases[key] = first[id(each)]
+            continue
+        first[id(each)] = key
+        values[key] = each
+        if key not in params or not each.numel() or each.layout is not torch.strided:
+            continue
+        start = each.data_ptr()
+        reach = sum((n - 1) * s for n, s in zip(each.shape, each.stride(), strict=True))
+        end = start + (reach + 1) * each.element_size()
+        others = spans.setdefault(each.untyped_storage().data_ptr(), [])
+        for low, high, other in others:
+            if low < end and start < high:
+                raise ValueError(
+                    f"the parameters {other} and {key} are different tensors in the same memory; tie them by assigning one "
+                    "parameter to both modules"
+                )
+        others.append((start, end, key))
+    return values, aliases
+
+
+def chosen(trainable, values: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> list[str]:
+    """Return the keys of the parameters to train, in the order of the module."""
+    known = [key for key, each in values.items() if isinstance(each, nn.Parameter)]
+    if trainable is None:
+        return [key for key in known if values[key].requires_grad]
+    floats = [key for key in known if values[key].is_floating_point()]
+    if callable(trainable):
+        return [key for key in floats if trainable(key)]
+    found = set()
+    for pattern in [trainable] if isinstance(trainable, str) else trainable:
+        every = [*floats, *aliases]
+        matching = {key for key in every if key == pattern or fnmatchcase(key, pattern)}
+        matching = {aliases.get(key, key) for key in matching} & set(floats)
+        if not matching:
+            shown = ", ".join(floats[:5])
+            raise ValueError(
+                f"trainable: no parameter matches {pattern!r}; the module has {len(floats)}: {shown}"
+                + (", ..." if len(floats) > 5 else "")
+            )
+        found |= matching
+    return [key for key in floats if key in found]
+
+
+def write_to(module: nn.Module, key: str, value: torch.Tensor, tensors: Mapping) -> None:
+    """Copy a value to a parameter or a buffer of a module."""
+    if key not in tensors:
+        raise ValueError(f"{type(module).__name__} has no parameter or buffer {key!r}")
+    target = tensors[key]
+    if target.shape != value.shape or target.dtype != value.dtype:
+        raise ValueError(
+            f"{key} has shape {tuple(target.shape)} and dtype {target.dtype} in the module, but the value has "
+            f"{tuple(value.shape)} and {value.dtype}"
+        )
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a module by their keys."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, but it is {module!r}")
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def as_torch(value) -> torch.Tensor:
+    """Return a tensor of TVM, NumPy or another library as one of PyTorch, without a copy where possible."""
+    return value.detach() if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Refuse hooks that change gradients, which torch.export ignores.
+
+    Raises
+    ------
+    ValueError
+        If a parameter or a submodule has such a hook.
+    """
+    for key, each in module.named_parameters():
+        if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"the parameter {key.removeprefix('module.')} has a hook of its gradient, which is not imported; remove it"
+            )
+    if _hooks._global_backward_hooks or _hooks._global_backward_pre_hooks:
+        raise ValueError(
+            "there is a backward hook of all modules, which is not imported; remove it"
+        )
+    for key, each in module.named_modules():
+        if each._backward_hooks or each._backward_pre_hooks:
+            raise ValueError(
+                f"the submodule {key.removeprefix('module').removeprefix('.') or '(itself)'} has a backward hook, which is "
+                "not imported; remove it"
+            )
+
+
+def _safetensors(user: str):
+    if importlib.util.find_spec("safetensors") is None:
+        raise ImportError(
+            f"{user} needs the package safetensors; install it: pip install '{SAFETENSORS_REQUIREMENT}'"
+        )
+    import safetensors.torch
+
+    return safetensors.torch
+
+
+def write_file(path, values: Mapping[str, object]) -> None:
+    """Write tensors to a file of safetensors."""
+    tensors = {key: as_torch(each).contiguous() for key, each in values.items()}
+    _safetensors("save").save_file(tensors, path)
+
+
+def read_file(path) -> dict[str, torch.Tensor]:
+    """Read the tensors of a file of safetensors."""
+    return _safetensors("load").load_file(path)

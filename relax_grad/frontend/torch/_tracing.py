@@ -1,0 +1,269 @@
+"""The context in which a module is traced: calls that torch.export ignores or misinterprets are noted or replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import traceback
+from collections.abc import Iterator
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch._functorch import eager_transforms
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import traceback as annotations
+from torch.fx.proxy import TracerBase
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from . import _gradients
+from ._ctc import ctc_loss
+from ._functions import FunctionCalls
+from ._graph import Problem, is_user_file, user_line
+from ._packed import PackedSequences
+
+#: The annotation of the nodes of a checkpointed section: the number of the section.
+CHECKPOINT = "relax_grad.checkpoint"
+
+_COND = torch.cond
+_HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
+
+#: The modules whose functions PyTorch uses for itself.
+_OWN_FUNCTIONS = ("torch._higher_order_ops.", "torch._library.", "torch._functorch.")
+_ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+
+
+class Tracer(TorchFunctionMode):
+    """Watches the calls of PyTorch's functions during a trace.
+
+    - ``tensor.data`` is ``tensor.detach()``.
+    - Parameters outside the module, hooks of tensors, functions with gradients of their own, and writes that bypass the
+      gradient are problems.
+    - Checkpointed sections are annotated.
+
+    Parameters
+    ----------
+    training : bool
+        Whether gradients matter.
+
+    Attributes
+    ----------
+    problems : list[Problem]
+        The calls that cannot be imported.
+    parameters : list[torch.Tensor]
+        The parameters of the module during the trace.
+    """
+
+    def __init__(self, training: bool):
+        super().__init__()
+        self.problems: list[Problem] = []
+        self.parameters: list[torch.Tensor] = []
+        self._training = training
+        self._packed = PackedSequences()
+        self._active: dict[int, torch.UntypedStorage] = {}  # memory that a gradient reaches
+        self._sections = 0
+        self._functions = FunctionCalls(self._note)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        function = self._packed.replacement(function, args)
+        if getattr(function, "__name__", "") == "ctc_loss":
+            function = ctc_loss
+        accessor = getattr(function, "__self__", None)
+        if accessor is torch.Tensor.data:
+            if function.__name__ == "__get__":
+                return args[0].detach()
+            self._note(
+                "Tensor.data", "a tensor is assigned; use tensor.copy_ within torch.no_grad()"
+            )
+        if not self._training:
+            return function(*args, **kwargs)
+        if function in _HOOKS:
+            self._note(f"Tensor.{function.__name__}", "hooks of gradients are not imported")
+        if accessor is torch.Tensor.grad_fn and is_user_file(sys._getframe(1).f_code.co_filename):
+            self._note("Tensor.grad_fn", "the graph of PyTorch's gradients is not imported")
+        if function is torch.Tensor.requires_grad_ or accessor is torch.Tensor.requires_grad:
+            self._check_flag(*args, **kwargs)
+        tensors = [each for each in _tensors(args, kwargs) if type(each) is not torch.Size]
+        for each in tensors:
+            if each.requires_grad:
+                if not isinstance(each, FakeTensor):
+                    self._note(
+                        _name(function),
+                        "it takes a tensor that needs a gradient and is no parameter of the module; register it as one",
+                    )
+                self._activate(each)
+        versions = [each._version for each in tensors]
+        result = function(*args, **kwargs)
+        for each, version in zip(tensors, versions, strict=True):
+            written = each._version != version
+            bypasses = not each.requires_grad or not torch.is_grad_enabled()
+            if written and bypasses and id(_storage(each)) in self._active:
+                self._note(
+                    _name(function),
+                    "it writes to a tensor that needs a gradient, through a detached tensor or within no_grad; compute a "
+                    "new tensor",
+                )
+        for each in _tensors((result,), {}):
+            if each.requires_grad:
+                self._activate(each)
+        return result
+
+    def _check_flag(self, tensor: torch.Tensor, requires_grad: bool | None = None) -> None:
+        """Note a change of the flag of a parameter, which the graph does not have."""
+        if requires_grad is None or requires_grad == tensor.requires_grad:
+            return
+        if any(each is tensor for each in self.parameters):
+            self._note(
+                "Tensor.requires_grad",
+                "the flag of a parameter changes during the call; use parameter.detach(), or set the flag before the import",
+            )
+
+    def _activate(self, tensor: torch.Tensor) -> None:
+        storage = _storage(tensor)
+        self._active[id(storage)] = storage
+
+    def _note(self, operator: str, reason: str, line: str | None = None) -> None:
+        self.problems.append(Problem(operator, reason, line or _user_line()))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Trace in this context."""
+        tracer = self
+
+        def apply(cls, *args, **kwargs):
+            return tracer._apply(cls, args, kwargs)
+
+        def generator(*args, **kwargs):
+            with tracer._section():
+                yield
+
+        def backward(*args, **kwargs):
+            tracer._note(
+                "torch.autograd.backward",
+                "it writes to parameter.grad; use torch.autograd.grad within the model",
+            )
+
+        def cond(*args, **kwargs):
+            # Dynamo traces the branches, and would trace this mode with them.
+            tracer.__exit__(None, None, None)
+            try:
+                return _COND(*args, **kwargs)
+            finally:
+                tracer.__enter__()
+
+        def pack(hooks):
+            is_plain = type(hooks).__module__.startswith("torch.") and type(hooks) is not saved
+            if tracer._training and not is_plain:
+                tracer._note(
+                    "torch.autograd.graph.saved_tensors_hooks",
+                    "hooks of saved tensors are not imported; use torch.utils.checkpoint to save memory",
+                )
+            return packed(hooks)
+
+        def enter(self):
+            self._gradients = torch.is_grad_enabled()
+            torch.set_grad_enabled(self._gradients and not self.mode)
+
+        def leave(self, *_):
+            torch.set_grad_enabled(self._gradients)
+
+        patch = mock.patch.object
+        inference = torch.inference_mode
+        saved = torch.autograd.graph.saved_tensors_hooks
+        packed = saved.__enter__
+        with (
+            patch(TracerBase, "_filter_traceback_frames", _user_frames),
+            patch(torch.autograd.Function, "apply", classmethod(apply)),
+            patch(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", generator),
+            patch(torch, "cond", cond),
+            patch(torch.autograd, "grad", _gradients.grad),
+            patch(eager_transforms, "grad_and_value_impl", _gradients.grad_and_value),
+            patch(eager_transforms, "_vjp_with_argnums", _gradients.vjp),
+            patch(torch.autograd, "_engine_run_backward", backward),
+            patch(saved, "__enter__", pack),
+            patch(inference, "__enter__", enter),
+            patch(inference, "__exit__", leave),
+            self,
+        ):
+            yield
+
+    def _apply(self, cls, args, kwargs):
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            function, _, *operands = args
+            with self._section():
+                return function(*operands)
+        if cls.__module__.startswith(_OWN_FUNCTIONS):
+            return _ORIGINAL_APPLY(cls, *args, **kwargs)
+        return self._functions.call(cls, args, kwargs)
+
+    @contextlib.contextmanager
+    def _section(self) -> Iterator[None]:
+        self._sections += 1
+        with annotations.annotate({CHECKPOINT: self._sections}):
+            yield
+
+
+@contextlib.contextmanager
+def averaging_statistics(module: nn.Module) -> Iterator[None]:
+    """Let batch normalisations whose momentum is None compute it as a tensor, and not as a number of Python."""
+    found = [
+        each
+        for each in module.modules()
+        if isinstance(each, _BatchNorm) and each.momentum is None and each.running_mean is not None
+    ]
+    for each in found:
+        each.forward = functools.partial(_average, each)
+    try:
+        yield
+    finally:
+        for each in found:
+            del each.forward
+
+
+def _average(norm: _BatchNorm, data: torch.Tensor) -> torch.Tensor:
+    """Normalise with running statistics that are the averages over all batches."""
+    norm._check_input_dim(data)
+    functional = torch.nn.functional.batch_norm
+    if not norm.training:
+        statistics = norm.running_mean, norm.running_var
+        return functional(data, *statistics, norm.weight, norm.bias, False, 0.0, norm.eps)
+    norm.num_batches_tracked.add_(1)
+    old = norm.running_mean.clone(), norm.running_var.clone()
+    result = functional(
+        data, norm.running_mean, norm.running_var, norm.weight, norm.bias, True, 1.0, norm.eps
+    )
+    # With momentum 1, the running statistics are those of the batch.
+    with torch.no_grad():
+        for running, before in zip((norm.running_mean, norm.running_var), old, strict=True):
+            running.copy_(before + (running - before) / norm.num_batches_tracked)
+    return result
+
+
+def _user_frames(_, stack: traceback.StackSummary) -> traceback.StackSummary:
+    """Return the frames of the user's code, of all functions; torch.export keeps only those named forward."""
+    return traceback.StackSummary.from_list(each for each in stack if is_user_file(each.filename))
+
+
+def _tensors(args, kwargs) -> list[torch.Tensor]:
+    """Return the tensors among arguments, and in lists of them."""
+    found = []
+    for each in (*args, *kwargs.values()):
+        inner = each if isinstance(each, (list, tuple)) else [each]
+        found += [one for one in inner if isinstance(one, torch.Tensor)]
+    return found
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def _name(function) -> str:
+    return f"torch.{getattr(function, '__name__', function)}"
+
+
+def _user_line() -> str:
+    return user_line(traceback.extract_stack()) or "an unknown line"

@@ -1,0 +1,182 @@
+"""The import of a PyTorch module, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ...errors import UnsupportedOperatorError
+from .._arguments import Trainable
+from ._arguments import check_arguments, check_map, check_options, shapes_of
+from ._build import Build, Options, frozen_statistics, modes, values_of
+from ._export import export, from_program, named_inputs
+from ._imported import Imported
+from ._tensors import chosen, merged
+
+
+def from_module(
+    module: nn.Module,
+    args: Sequence,
+    kwargs: Mapping | None = None,
+    *,
+    loss: Callable | None = None,
+    targets: Sequence = (),
+    dynamic_shapes: Mapping | Sequence | None = None,
+    trainable: Trainable | None = None,
+    batch_norm: str = "update",
+    custom_convert_map: Mapping[str, Callable] | None = None,
+) -> Imported:
+    """Import a PyTorch module to train it.
+
+    ``torch.export`` traces the module and the loss with example arguments, in training mode and in evaluation mode.
+    The module stays as it is; its values are copied. A module that is in training mode already keeps the modes of its
+    submodules, some of which may be in evaluation mode.
+
+    Parameters
+    ----------
+    module : nn.Module
+        The module.
+    args : Sequence
+        Example arguments of the module: tensors, also in nested lists, tuples and dicts. Arguments that are no tensors
+        are constants.
+    kwargs : Mapping, optional
+        Example keyword arguments.
+    loss : Callable, optional
+        ``loss(output, *targets)`` returns a tensor of one element. A module's parameters are trained too. Without it,
+        the module returns the loss: as a tensor of one element, as the first element of a tuple, or as the entry or
+        attribute ``loss``. If it returns none, there is no function ``loss``.
+    targets : Sequence
+        Example tensors for the further arguments of the loss.
+    dynamic_shapes : Mapping or Sequence, optional
+        Symbolic extents, as for ``torch.export.export``, by the names of arguments: ``{"x": {0: "batch"}}``. Targets have
+        the names ``target``, or ``target0`` and so on. Equal strings are one extent; ``torch.export.Dim`` is allowed too.
+    trainable : str or Sequence[str] or Callable, optional
+        The parameters to train: keys or patterns such as ``"head.*"``, or a function from the key to a bool. By default
+        those with ``requires_grad``.
+    batch_norm : str
+        ``"update"``: batch normalisation in training mode uses the statistics of the batch, and returns new running ones.
+        ``"frozen"``: it uses the running ones, which stay.
+    custom_convert_map : Mapping[str, Callable], optional
+        Converters ``(node, importer) -> relax.Var`` by the names of operators, such as ``"silu.default"``. They come before all
+        others.
+
+    Returns
+    -------
+    imported : Imported
+        The module and the values of its parameters.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If operations cannot be imported exactly; it lists all of them with the lines of the user's code.
+    TypeError, ValueError
+        If an argument does not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from relax_grad.frontend.torch import from_module
+    >>> module, x, y = torch.nn.Linear(3, 2), torch.ones(4, 3), torch.zeros(4, 2)
+    >>> imported = from_module(module, (x,), loss=torch.nn.functional.mse_loss, targets=(y,))
+    >>> [param.name for param in imported.module["loss"].params]
+    ['seed', 'input', 'target', 'weight', 'bias']
+    """
+    check_arguments(module, args, kwargs, loss, targets, custom_convert_map)
+    check_options(trainable, batch_norm)
+    args, kwargs, targets = tuple(args), dict(kwargs or {}), tuple(targets)
+    named_inputs(module, args, kwargs, targets)  # raises what does not fit
+    whole = {"": module, **({"loss": loss} if isinstance(loss, nn.Module) else {})}
+    values, aliases = values_of(whole)
+    params = chosen(trainable, values, aliases)
+    options = Options(batch_norm, dict(custom_convert_map or {}))
+    shapes = shapes_of(module, args, kwargs, targets, dynamic_shapes)
+    with modes(whole, True), frozen_statistics(whole, batch_norm):
+        training = export(module, args, kwargs, loss, targets, shapes, options.custom)
+    reasons = None
+    with modes(whole, False):
+        try:
+            evaluation = export(module, args, kwargs, None, (), shapes, options.custom)
+        except UnsupportedOperatorError as error:
+            evaluation, reasons = None, str(error)
+    marks = len([each for each in pytree.tree_leaves(targets) if isinstance(each, torch.Tensor)])
+    build = Build(values, aliases, params, options)
+    return build.imported(training, evaluation, len(training.inputs) - marks, reasons)
+
+
+def from_exported_program(
+    ep: torch.export.ExportedProgram,
+    *,
+    trainable: Trainable | None = None,
+    batch_norm: str = "update",
+    custom_convert_map: Mapping[str, Callable] | None = None,
+) -> Imported:
+    """Import a program that ``torch.export.export`` returned for a module in training mode.
+
+    :func:`from_module` is safer: an exported program has lost hooks and the gradients of ``torch.autograd.Function``,
+    and does not tell. There is no function ``forward``, because the program has one mode only.
+
+    Parameters
+    ----------
+    ep : torch.export.ExportedProgram
+        The program, without ``run_decompositions``, which drops ``detach`` and ``no_grad``. It is left as it is.
+    trainable, batch_norm, custom_convert_map
+        As for :func:`from_module`.
+
+    Returns
+    -------
+    imported : Imported
+        The module and the values of its parameters. The names of the inputs are those of the program. The function is
+        ``loss`` if the program returns a loss, as for :func:`from_module`, and ``training`` otherwise.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If operations cannot be imported exactly.
+    TypeError, ValueError
+        If an argument does not fit, or the program is decomposed.
+    """
+    if not isinstance(ep, torch.export.ExportedProgram):
+        raise TypeError(f"ep must be a torch.export.ExportedProgram, but it is {ep!r}")
+    check_map(custom_convert_map)
+    check_options(trainable, batch_norm)
+    if ep.dialect != "TRAINING":
+        raise ValueError(
+            "ep is decomposed, which drops detach and no_grad; give the program that torch.export.export returns"
+        )
+    options = Options(batch_norm, dict(custom_convert_map or {}))
+    program = from_program(ep, options.custom)
+    buffers = dict(ep.named_buffers())
+    values, aliases = merged(dict(ep.named_parameters()), buffers)
+    build = Build(values, aliases, chosen(trainable, values, aliases), options)
+    return build.imported(program, None, len(program.inputs), None)
+
+
+def as_it_is(
+    module: nn.Module,
+    args: tuple,
+    kwargs: Mapping,
+    dynamic_shapes: Mapping | Sequence | None,
+    custom_convert_map: Mapping[str, Callable] | None,
+) -> tuple[Imported, tuple[pytree.TreeSpec, list]]:
+    """Import a module in the modes that its submodules have, and return the form of its result too.
+
+    The import has one function, ``training``. All floating-point parameters are in ``params``.
+    """
+    values, aliases = values_of({"": module})
+    params = chosen(lambda key: True, values, aliases)
+    custom = dict(custom_convert_map or {})
+    shapes = shapes_of(module, args, kwargs, (), dynamic_shapes)
+    frozen = [values[key] for key in params if not values[key].requires_grad]
+    try:
+        for each in frozen:  # the gradient may be wanted later
+            each.requires_grad_(True)
+        program = export(module, args, kwargs, None, (), shapes, custom, has_gradients=True)
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)
+    program.loss = None  # it is among the outputs
+    build = Build(values, aliases, params, Options("update", custom))
+    return build.imported(program, None, len(program.inputs), None), program.form

@@ -1,0 +1,66 @@
+"""The setting of a training step that decides the results of its forward pass that are kept for its backward pass."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from tvm import relax
+
+#: The attribute of a function with the setting. The first result of the function is the loss.
+REMAT = "relax_grad.remat"
+
+#: The smallest cut, of bytes that are kept and of time for recomputation.
+AUTO = "auto"
+
+#: The policies by their names, which are those of ``jax.checkpoint_policies``.
+POLICIES = (
+    "everything_saveable",
+    "nothing_saveable",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+)
+
+
+#: The callables by the names that stand for them in attributes, which cannot hold functions of Python.
+_CALLABLES: dict[str, Callable[[relax.Call], bool]] = {}
+
+_numbers = itertools.count()
+
+
+def as_attribute(remat: str | int | Callable) -> str | int:
+    """Return the value of the attribute for a setting. That of a callable is valid in this process."""
+    if not callable(remat):
+        return remat
+    name = f"{getattr(remat, '__name__', 'callable')}:{next(_numbers)}"
+    _CALLABLES[name] = remat
+    return name
+
+
+def from_attribute(value: object) -> str | int | Callable:
+    """Return the setting of an attribute, or raise ValueError if it is a callable of another process."""
+    if not isinstance(value, str):
+        return int(value)
+    if value in (AUTO, *POLICIES):
+        return str(value)
+    if value not in _CALLABLES:
+        raise ValueError(
+            f"remat: the function {value} is unknown in this process; make the step again"
+        )
+    return _CALLABLES[value]
+
+
+def checked(remat: object) -> str | int | Callable | None:
+    """Return a setting, or raise for any other value."""
+    if remat is None or callable(remat) or remat == AUTO or remat in POLICIES:
+        return remat
+    names = ", ".join(map(repr, (AUTO, *POLICIES)))
+    if isinstance(remat, bool) or not isinstance(remat, int | str):
+        raise TypeError(
+            f"remat must be None, {names}, a number of bytes or a function, but it is {remat!r}"
+        )
+    if isinstance(remat, str):
+        raise ValueError(f"remat must be one of {names}, but it is {remat!r}")
+    if remat <= 0:
+        raise ValueError(f"remat must be a positive number of bytes, but it is {remat}")
+    return remat

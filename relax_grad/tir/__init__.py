@@ -1,0 +1,112 @@
+"""Gradients of tensor functions (TIR), without Relax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import tirx
+
+from ..ir.module import is_buffer
+from .program import has_gradient, parse
+from .reverse import Adjoint, adjoint
+
+__all__ = ["vjp"]
+
+
+def vjp(
+    function: tirx.PrimFunc,
+    wrt: int | str | Sequence[int | str] | None = None,
+    *,
+    num_outputs: int | None = None,
+) -> tirx.PrimFunc:
+    """Return the vector-Jacobian product of a tensor function, as a tensor function.
+
+    The function consists of loops, blocks, conditionals, bindings and stores, before schedules bind its loops to threads.
+    Where each element of an argument is read by iterations that can be computed from its index, its gradient is a gather,
+    whose loops can run in parallel. Otherwise it is a sum in the order of the loops. Values that the function overwrites
+    are saved by a second run of its statements. Half precision is accumulated in float32.
+
+    Parameters
+    ----------
+    function : tirx.PrimFunc
+        The function.
+    wrt : int or str or Sequence, optional
+        The arguments to differentiate with respect to, as positions or names; by default all buffers of floating-point
+        numbers.
+    num_outputs : int, optional
+        The number of results, which are the last buffers; by default the buffers that the function writes to.
+
+    Returns
+    -------
+    adjoint : tirx.PrimFunc
+        Its parameters are the arguments of the function in order, its results, a cotangent for each result of
+        floating-point numbers, of its shape and dtype, and a gradient for each argument of ``wrt``, of its shape and
+        dtype. It writes to the gradients only. A number that the function takes stays a number.
+
+    Raises
+    ------
+    TypeError
+        If ``function`` is no tensor function, or ``wrt`` names no argument by position or name.
+    ValueError
+        If an argument of ``wrt`` does not exist, is given twice or has no gradient.
+    GradientError
+        If a statement has no derivative: a while loop, a call with effects, a loop that is bound to threads, an aliased
+        buffer. The error names the block.
+
+    Notes
+    -----
+    Reverse accumulation is that of Griewank and Walther, Evaluating Derivatives (2008), chapter 3; loops that depend on
+    data of earlier iterations save these values, as in chapter 4.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm import te
+    >>> import relax_grad
+    >>> x = te.placeholder((3,), "float32", "x")
+    >>> y = te.compute((3,), lambda i: x[i] * x[i], "y")
+    >>> adjoint = relax_grad.tir.vjp(te.create_prim_func([x, y]))
+    >>> [param.name for param in adjoint.params]
+    ['x', 'y', 'y_grad', 'x_grad']
+    """
+    if not isinstance(function, tirx.PrimFunc):
+        raise TypeError(
+            f"function must be a tensor function (tirx.PrimFunc), but its type is {type(function).__name__}; "
+            "for a function of a module, relax_grad.vjp differentiates calls of tensor functions too"
+        )
+    buffers = sum(map(is_buffer, function.params))
+    if num_outputs is not None and not 0 < num_outputs < buffers + 1:
+        raise ValueError(
+            f"num_outputs must lie in [1, {buffers}] for a function of {buffers} buffers, but it is {num_outputs}"
+        )
+    inputs = parse(function, num_outputs).inputs
+    made = adjoint(function, _positions(inputs, wrt), num_outputs, keep_all=True).function
+    name = (function.attrs or {}).get("global_symbol", "main")
+    return made.with_attr("global_symbol", f"{name}_vjp")
+
+
+def _positions(
+    inputs: Sequence[tirx.Var], wrt: int | str | Sequence[int | str] | None
+) -> list[int] | None:
+    """Return the positions of arguments, or raise an error that names what ``wrt`` may be."""
+    if wrt is None:
+        return None
+    names = [each.name for each in inputs]
+    found: list[int] = []
+    for each in [wrt] if isinstance(wrt, (int, str)) else wrt:
+        if isinstance(each, bool) or not isinstance(each, (int, str)):
+            raise TypeError(f"wrt must be positions or names of arguments, but it has {each!r}")
+        known = each in names if isinstance(each, str) else 0 <= each < len(inputs)
+        if not known:
+            raise ValueError(f"wrt: {each!r} is no argument of the function, which takes {names}")
+        place = names.index(each) if isinstance(each, str) else each
+        if place in found:
+            raise ValueError(f"wrt: {names[place]} appears more than once")
+        if not has_gradient(inputs[place]):
+            raise ValueError(
+                f"wrt: {names[place]} holds no floating-point numbers and has no gradient"
+            )
+        found.append(place)
+    if not found:
+        raise ValueError("wrt must name at least one argument")
+    return found

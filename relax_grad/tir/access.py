@@ -1,0 +1,336 @@
+"""The inverse of a load: which iterations of a nest read a given element.
+
+A contribution to ``a[f(v)]`` in the iterations ``v`` is a scatter. If ``f`` can be inverted, the same sum is a gather: each
+element ``j`` adds up the contributions of the iterations with ``f(v) = j``. A gather has no races, and every loop over the
+elements can run in parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Range as Interval
+
+from ..ir.compat import Analyzer, detect_linear_equation
+from ..ir.expressions import loads, substitute, variables
+from .program import Loop, cast, is_number
+
+
+@dataclass(frozen=True)
+class Range:
+    """A variable of a loop, which runs over ``range(start, start + extent)``."""
+
+    var: tirx.Var
+    start: tirx.PrimExpr
+    extent: tirx.PrimExpr
+
+    @property
+    def size(self) -> int | None:
+        """The extent, or None if it is symbolic."""
+        return int(self.extent) if isinstance(self.extent, tirx.IntImm) else None
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The iterations that read one element.
+
+    Attributes
+    ----------
+    axes : tuple[Range, ...]
+        The index of the element, a variable for each dimension.
+    reduced : tuple[Range, ...]
+        The loops that remain; their iterations are added up.
+    values : dict[tirx.Var, tirx.PrimExpr]
+        The values of the other loop variables.
+    guards : tuple[tirx.PrimExpr, ...]
+        The conditions under which these values are an iteration that reads the element.
+    """
+
+    axes: tuple[Range, ...]
+    reduced: tuple[Range, ...]
+    values: dict[tirx.Var, tirx.PrimExpr]
+    guards: tuple[tirx.PrimExpr, ...]
+
+    def analyzer(self) -> Analyzer:
+        """Return an analyzer that knows the ranges of the element and of the remaining loops."""
+        return _analyzer((*self.axes, *self.reduced))
+
+
+def ranges_of(loops: Sequence[Loop]) -> list[Range] | None:
+    """Return the ranges of loops, or None if the range of one depends on the variable of another, or on data."""
+    own = {loop.var for loop in loops}
+    for loop in loops:
+        for expr in (loop.start, loop.extent):
+            if own & variables(expr) or loads(expr):
+                return None
+    return [Range(loop.var, loop.start, loop.extent) for loop in loops]
+
+
+def gather(
+    indices: Sequence[tirx.PrimExpr], shape: Sequence[tirx.PrimExpr], loops: Sequence[Range]
+) -> Gather | None:
+    """Return the iterations that read an element; None if the indices cannot be inverted.
+
+    Parameters
+    ----------
+    indices : Sequence[tirx.PrimExpr]
+        The indices of the load, in terms of the variables of the loops.
+    shape : Sequence[tirx.PrimExpr]
+        The shape of the buffer.
+    loops : Sequence[Range]
+        The loops, whose ranges are independent of each other.
+    """
+    if any(loads(index) for index in indices):
+        return None
+    axes = tuple(
+        Range(tirx.Var(f"j{i}", "int64"), tirx.IntImm("int64", 0), cast(extent, "int64"))
+        for i, extent in enumerate(shape)
+    )
+    values = _reshaped(indices, axes, loops)
+    if values is not None:
+        return Gather(axes, (), values, ())
+    split, parts = _without_divisions(indices, loops)
+    inner = [substitute(index, parts) for index in indices]
+    values = _solved(_simplified(inner, split), axes, split)
+    if values is None:
+        return None
+    values.update({var: substitute(value, values) for var, value in parts.items()})
+    analyzer = _analyzer(each for each in (*axes, *split) if each.var not in values)
+    values = {var: analyzer.simplify(value) for var, value in values.items()}
+    reduced = tuple(each for each in split if each.var not in values)
+    guards: list[tirx.PrimExpr] = []
+    for each in (*split, *loops):
+        if each.var in values:
+            value = values[each.var]
+            guards += [value >= each.start, value < each.start + each.extent]
+    for axis, index in zip(axes, indices, strict=True):
+        guards.append(substitute(index, values) == tirx.Cast(_dtype(index), axis.var))
+    needed: list[tirx.PrimExpr] = []
+    for guard in guards:
+        guard = analyzer.simplify(guard)
+        if is_number(guard, 1) or analyzer.can_prove(guard):
+            continue
+        if not any(tvm_ffi.structural_equal(guard, other) for other in needed):
+            needed.append(guard)
+    return Gather(axes, reduced, values, tuple(needed))
+
+
+def _reshaped(
+    indices: Sequence[tirx.PrimExpr], axes: Sequence[Range], loops: Sequence[Range]
+) -> dict[tirx.Var, tirx.PrimExpr] | None:
+    """Return the values of the loop variables if the load enumerates all elements of the buffer in row-major order.
+
+    That is a reshape: the position of the element in memory gives each variable by a division.
+    """
+    sizes = [each.size for each in (*axes, *loops)]
+    is_known = bool(loops) and None not in sizes and all(is_number(x.start, 0) for x in loops)
+    if not is_known or not _divisions(indices):
+        return None
+    dtype = _dtype(loops[0].var)
+    position, own, stride = tirx.IntImm(dtype, 0), tirx.IntImm(dtype, 0), 1
+    for index, axis in reversed(list(zip(indices, axes, strict=True))):
+        factor = tirx.IntImm(dtype, stride)
+        position = position + tirx.Cast(dtype, index) * factor
+        own = own + tirx.Cast(dtype, axis.var) * factor
+        stride *= axis.size
+    (position,) = _simplified([position], loops)
+    long = [each for each in loops if each.size != 1]
+    parts = detect_linear_equation(position, [each.var for each in long]) if long else []
+    if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts):
+        return None
+    factors = {each: int(part) for each, part in zip(long, parts[:-1], strict=True)}
+    values, reached = {each.var: each.start for each in loops if each.size == 1}, 1
+    for each in sorted(long, key=factors.get):
+        if factors[each] != reached:
+            return None
+        extent = tirx.IntImm(dtype, each.size)
+        value = tirx.FloorMod(tirx.FloorDiv(own, tirx.IntImm(dtype, reached)), extent)
+        values[each.var] = value
+        reached *= each.size
+    if reached != stride or int(parts[-1]):
+        return None
+    analyzer = _analyzer(axes)
+    return {
+        var: analyzer.simplify(tirx.Cast(str(var.ty.dtype), value)) for var, value in values.items()
+    }
+
+
+def _divisions(indices: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+    found: list[tirx.PrimExpr] = []
+    for index in indices:
+        tvm_ffi.structural_walk(index, ((tirx.FloorDiv, tirx.FloorMod), found.append))
+    return found
+
+
+def _without_divisions(
+    indices: Sequence[tirx.PrimExpr], loops: Sequence[Range]
+) -> tuple[list[Range], dict[tirx.Var, tirx.PrimExpr]]:
+    """Return loops with those split that indices divide, and the values of the variables that were split.
+
+    A variable ``v`` of ``4 * q + r`` iterations has no division in ``v // 4`` and ``v % 4``.
+    """
+    found: list[Range] = list(loops)
+    values: dict[tirx.Var, tirx.PrimExpr] = {}
+    for node in _divisions(indices):
+        for each in loops:
+            if each.var in values or not isinstance(node.b, tirx.IntImm):
+                continue
+            divisor, size, dtype = int(node.b), each.size, str(each.var.ty.dtype)
+            is_divided = size is not None and divisor > 1 and size > divisor and size % divisor == 0
+            if not is_divided or not is_number(each.start, 0) or not _is_term(node.a, each.var):
+                continue
+            outer, inner = (tirx.Var(f"{each.var.name}_{i}", dtype) for i in range(2))
+            zero = tirx.IntImm(dtype, 0)
+            place = found.index(each)
+            found[place : place + 1] = [
+                Range(outer, zero, tirx.IntImm(dtype, size // divisor)),
+                Range(inner, zero, tirx.IntImm(dtype, divisor)),
+            ]
+            values[each.var] = outer * tirx.IntImm(dtype, divisor) + inner
+    return found, values
+
+
+def _is_term(expr, var: tirx.Var) -> bool:
+    """Tell whether an expression is linear in a variable, with the factor 1."""
+    parts = detect_linear_equation(expr, [var])
+    return len(parts) == 2 and is_number(parts[0], 1)
+
+
+def _simplified(indices: Sequence[tirx.PrimExpr], loops: Sequence[Range]) -> list[tirx.PrimExpr]:
+    analyzer = _analyzer(loops)
+    return [analyzer.simplify(index) for index in indices]
+
+
+def _analyzer(ranges: Iterable[Range]) -> Analyzer:
+    """Return an analyzer that knows the ranges of variables."""
+    analyzer = Analyzer()
+    for each in ranges:
+        analyzer.bind(each.var, Interval.from_min_extent(each.start, each.extent))
+    return analyzer
+
+
+#: The extent that is assumed for a symbolic one.
+_UNKNOWN = 1 << 40
+
+
+def _dtype(expr) -> str:
+    return str(expr.ty.dtype)
+
+
+def _solved(
+    indices: Sequence[tirx.PrimExpr], axes: Sequence[Range], loops: Sequence[Range]
+) -> dict[tirx.Var, tirx.PrimExpr] | None:
+    """Return values of loop variables for which the indices are a given element; None if that is not known.
+
+    Each dimension that is linear in the variables determines one of them. The values are in terms of the element and of
+    the variables without a value.
+    """
+    left = {each.var: each for each in loops if each.size != 1}
+    values = {each.var: each.start for each in loops if each.size == 1}
+    open_dims = list(range(len(indices)))
+    while open_dims:
+        found = _next(indices, open_dims, left, values)
+        if found is None:
+            break
+        dim, solved = found
+        place = tirx.Cast(_dtype(indices[dim]), axes[dim].var)
+        for var, value in solved(place).items():
+            dtype = str(var.ty.dtype)
+            value = value if _dtype(value) == dtype else tirx.Cast(dtype, value)
+            values = {name: substitute(old, {var: value}) for name, old in values.items()}
+            values[var] = value
+            del left[var]
+        open_dims.remove(dim)
+    # The other dimensions are conditions, which are worth testing only if few iterations remain.
+    for dim in open_dims:
+        if variables(indices[dim]) & set(left):
+            return None
+    return values
+
+
+def _next(indices, open_dims, left, values):
+    """Return a dimension, and a function from its index to the values of the variables that it determines.
+
+    A dimension of one variable comes first. Variables like the digits of a number, as ``i`` and ``r < 2`` in ``2 * i + r``,
+    are all determined; in other windows, it is the longest loop.
+    """
+    analyzer, best = Analyzer(), None
+    for dim in open_dims:
+        index = analyzer.simplify(substitute(indices[dim], values))
+        own = [var for var in left if var in variables(index)]
+        parts = detect_linear_equation(index, own) if own else []
+        if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
+            continue
+        factors = [int(part) for part in parts[:-1]]
+        rank, i = min(
+            ((len(own), -(left[var].size or _UNKNOWN)), i)
+            for i, var in enumerate(own)
+            if factors[i]
+        )
+        if best is None or rank < best[0]:
+            terms = [(factors[k], left[var]) for k, var in enumerate(own)]
+            best = rank, (dim, partial(_determined, terms, i, parts[-1]))
+    return best and best[1]
+
+
+def _determined(
+    terms: Sequence[tuple[int, Range]], chosen: int, offset, place
+) -> dict[tirx.Var, tirx.PrimExpr]:
+    """Return the values of variables for which ``offset`` and the terms add up to a place."""
+    dtype = _dtype(place)
+
+    def number(value: int) -> tirx.IntImm:
+        return tirx.IntImm(dtype, value)
+
+    digits = _digits(terms)
+    if digits is not None:
+        rest, found = place - offset, {}
+        for factor, each in digits:
+            found[each.var] = tirx.FloorDiv(rest, number(factor))
+            rest = tirx.FloorMod(rest, number(factor))
+        return found
+    factor, each = terms[chosen]
+    others = [
+        number(other) * tirx.Cast(dtype, own.var)
+        for k, (other, own) in enumerate(terms)
+        if k != chosen
+    ]
+    rest = place - sum(others, offset)
+    if abs(factor) == 1:
+        return {each.var: rest if factor == 1 else -rest}
+    return {each.var: tirx.FloorDiv(rest, number(factor))}
+
+
+def _digits(terms: Sequence[tuple[int, Range]]) -> list[tuple[int, Range]] | None:
+    """Return several terms from the largest factor to the smallest, if each exceeds the sum of all smaller terms."""
+    if len(terms) < 2 or not all(is_number(each.start, 0) for _, each in terms):
+        return None
+    ordered, reached = sorted(terms, key=lambda term: term[0]), 0
+    for i, (factor, each) in enumerate(ordered):
+        if factor <= reached or (each.size is None and i < len(ordered) - 1):
+            return None
+        reached += factor * ((each.size or 1) - 1)
+    return ordered[::-1]
+
+
+def determines(index: tirx.PrimExpr, var: tirx.Var, inner: Sequence[Range]) -> bool:
+    """Tell whether an index has one value of a variable for each value of its own, whatever the inner loops do."""
+    own = [each for each in inner if each.var in variables(index)]
+    parts = detect_linear_equation(index, [var, *(each.var for each in own)])
+    if not len(parts) or not all(isinstance(part, tirx.IntImm) for part in parts[:-1]):
+        return False
+    factor, *others = (abs(int(part)) for part in parts[:-1])
+    if any(each.size is None for each in own):
+        return False
+    reached = sum(other * (each.size - 1) for other, each in zip(others, own, strict=True))
+    return factor > reached
+
+
+def renamed(ranges: Sequence[Range]) -> tuple[list[Range], dict[tirx.Var, tirx.Var]]:
+    """Return the ranges with new variables, and the new variables by the old ones."""
+    names = {each.var: tirx.Var(each.var.name, each.var.ty.dtype) for each in ranges}
+    return [replace(each, var=names[each.var]) for each in ranges], names

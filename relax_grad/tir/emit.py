@@ -1,0 +1,242 @@
+"""Statements of tensor functions: blocks with their loops, and the function around them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import Range as Interval
+
+from ..ir.compat import Analyzer, SBlock, SBlockRealize, detect_linear_equation, loaded_buffer
+from ..ir.expressions import loads, substitute, variables
+from .access import Range, determines
+from .program import (
+    Bind,
+    If,
+    Loop,
+    Statement,
+    Store,
+    cast,
+    expressions,
+    is_buffer_var,
+    mapped,
+    reads,
+    stores,
+    walk,
+)
+
+SPATIAL, REDUCED = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+
+def block(
+    name: str,
+    axes: Sequence[tuple[Range, int]],
+    body: tirx.Stmt,
+    init: tirx.Stmt | None = None,
+) -> tirx.Stmt:
+    """Return a block within a loop for each axis.
+
+    Parameters
+    ----------
+    name : str
+        The name of the block.
+    axes : Sequence[tuple[Range, int]]
+        The ranges of the axes, in the order of the loops, and their types.
+    body : tirx.Stmt
+        The body.
+    init : tirx.Stmt, optional
+        The initialisation of a reduction.
+    """
+    iters, values, loops = [], [], []
+    for each, kind in axes:
+        dtype = str(each.var.ty.dtype)
+        start, extent = (cast(expr, dtype) for expr in (each.start, each.extent))
+        iters.append(tirx.IterVar(Interval.from_min_extent(start, extent), each.var, kind))
+        loop = tirx.Var(f"{each.var.name}_loop", dtype)
+        is_first = isinstance(start, tirx.IntImm) and int(start) == 0
+        values.append(loop if is_first else loop + start)
+        loops.append((loop, extent))
+    made = SBlock(iters, [], [], name, body, init)
+    buffers = {var: var for var in variables(made) if is_buffer_var(var)}
+    inputs, writes, opaque = s_tir.analysis.get_sblock_access_region(made, buffers)
+    made = SBlock(iters, [*inputs, *opaque], list(writes), name, body, init)
+    stmt = SBlockRealize(values, tirx.const(True, "bool"), made)
+    for loop, extent in reversed(loops):
+        zero = tirx.IntImm(str(loop.ty.dtype), 0)
+        stmt = tirx.For(loop, zero, extent, tirx.ForKind.SERIAL, stmt)
+    return stmt
+
+
+def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Return statements as one."""
+    if not statements:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(list(statements))
+
+
+def lowered(statements: Sequence[Statement]) -> tirx.Stmt:
+    """Return the statements of a loop program, with new variables for loops and bindings."""
+    return sequence(_lowered(statements, {}))
+
+
+def _lowered(statements: Sequence[Statement], values: dict) -> list[tirx.Stmt]:
+    values, found = dict(values), []
+    for each in statements:
+        if isinstance(each, Store):
+            indices = [substitute(index, values) for index in each.indices]
+            found.append(tirx.BufferStore(each.buffer, substitute(each.value, values), indices))
+        elif isinstance(each, Bind):
+            var = tirx.Var(each.var.name, each.var.ty.dtype)
+            found.append(tirx.Bind(var, substitute(each.value, values)))
+            values[each.var] = var
+        elif isinstance(each, If):
+            body = sequence(_lowered(each.body, values))
+            otherwise = sequence(_lowered(each.otherwise, values)) if each.otherwise else None
+            found.append(tirx.IfThenElse(substitute(each.condition, values), body, otherwise))
+        else:
+            var = tirx.Var(each.var.name, each.var.ty.dtype)
+            dtype = str(var.ty.dtype)
+            start, extent = (
+                cast(substitute(expr, values), dtype) for expr in (each.start, each.extent)
+            )
+            body = sequence(_lowered(each.body, {**values, each.var: var}))
+            found.append(tirx.For(var, start, extent, tirx.ForKind.SERIAL, body))
+    return found
+
+
+def general_block(
+    name: str, statements: Sequence[Statement], workspaces: Collection[tirx.Var] = ()
+) -> tirx.Stmt:
+    """Return a block that runs statements in order.
+
+    Outer loops whose iterations touch different elements of all written buffers, in a dimension of their own, become
+    spatial axes of the block.
+
+    TVM allocates a workspace within the innermost loop with all its accesses, even where an iteration needs values of
+    an earlier one. A load before the loops, which has no effect, keeps each of ``workspaces`` out of them. A workspace
+    that is never read must not have such a load: TVM would reuse its memory after it.
+    """
+    statements, axes = list(statements), []
+    while len(statements) == 1 and isinstance(statements[0], Loop):
+        (loop,) = statements
+        outer = {each.var for each, _ in axes}
+        if outer & (variables(loop.start) | variables(loop.extent)) or not is_parallel(loop):
+            break
+        var = tirx.Var(loop.var.name, loop.var.ty.dtype)
+        axes.append((Range(var, loop.start, loop.extent), SPATIAL))
+        statements = [
+            mapped(each, lambda e, m={loop.var: var}: substitute(e, m)) for each in loop.body
+        ]
+    carried = {store.buffer for store in stores(statements)} & reads(statements)
+    kept = [tirx.Evaluate(_first(each, statements)) for each in workspaces if each in carried]
+    return block(name, axes, sequence([*kept, lowered(statements)]))
+
+
+def _first(buffer: tirx.Var, statements: Sequence[Statement]) -> tirx.PrimExpr:
+    """Return a load of the element that statements write to first, or of the first one where that depends on data."""
+    store = next(each for each in stores(statements) if each.buffer.same_as(buffer))
+    inner = {each.var: each.start for each in walk(statements) if isinstance(each, Loop)}
+    indices = []
+    for index in store.indices:
+        while set(inner) & variables(index):
+            index = substitute(index, inner)
+        indices.append(tirx.IntImm(str(index.ty.dtype), 0) if loads(index) else index)
+    return load(buffer, indices)
+
+
+def is_parallel(loop: Loop) -> bool:
+    """Tell whether an index of each access of a written buffer determines the variable of a loop.
+
+    It must be the same index of the same dimension in all accesses of a buffer, or they could meet.
+    """
+    written = {store.buffer for store in stores(loop.body)}
+    inner = [
+        Range(each.var, each.start, each.extent)
+        for each in walk(loop.body)
+        if isinstance(each, Loop)
+    ]
+    places: dict[tirx.Var, dict[int, tirx.PrimExpr]] = {}
+
+    def visit(buffer, indices) -> None:
+        if buffer in written:
+            own = {
+                dim: index
+                for dim, index in enumerate(indices)
+                if not loads(index) and determines(index, loop.var, inner)
+            }
+            known = places.setdefault(buffer, own)
+            places[buffer] = {
+                dim: index
+                for dim, index in known.items()
+                if dim in own and tvm_ffi.structural_equal(index, own[dim])
+            }
+
+    for each in walk(loop.body):
+        if isinstance(each, Store):
+            visit(each.buffer, each.indices)
+        for load in (load for expr in expressions(each) for load in loads(expr)):
+            visit(loaded_buffer(load), load.indices)
+    return all(places.values())
+
+
+def function(
+    params: Sequence[tirx.Var], body: Sequence[tirx.Stmt], allocated: Sequence[tirx.Var]
+) -> tirx.PrimFunc:
+    """Return a function with a root block."""
+    extents = {var for each in params if is_buffer_var(each) for var in _extents(each)}
+    known = {*extents, *(each for each in params if not is_buffer_var(each))}
+    body = _without_negative_factors(sequence(body), known)
+    root = SBlock([], [], [], "root", body, alloc_buffers=list(allocated))
+    realize = SBlockRealize([], tirx.const(True, "bool"), root)
+    made = tirx.PrimFunc(list(params), realize)
+    # A script of the function names its dialect by this attribute.
+    return made.with_attr("tirx.noalias", True).with_attr("s_tir", True)
+
+
+def _extents(buffer: tirx.Var) -> set[tirx.Var]:
+    return {var for extent in buffer.shape for var in variables(extent)}
+
+
+def _without_negative_factors(body: tirx.Stmt, constants: Collection[tirx.Var]) -> tirx.Stmt:
+    """Return statements in which no dividend falls as a loop variable rises.
+
+    TVM computes ``(7 - i) % 5`` wrongly within an index. A loop that runs backwards divides such numbers.
+    """
+
+    def change(node):
+        divisor = node.b
+        if not isinstance(divisor, tirx.IntImm) or int(divisor) == 0 or loads(node.a):
+            return node
+        if int(divisor) < 0:  # TVM truncates such a quotient
+            opposite = Analyzer().simplify(-node.a), tirx.IntImm(str(node.ty.dtype), -int(divisor))
+            if isinstance(node, tirx.FloorMod):
+                return -change(tirx.FloorMod(*opposite))
+            return change(tirx.FloorDiv(*opposite))
+        atoms: dict[tirx.Var, tirx.PrimExpr] = {}
+
+        def named(inner):
+            var = tirx.Var("quotient", inner.ty.dtype)
+            atoms[var] = inner
+            return var
+
+        dividend = tvm_ffi.structural_map(
+            node.a, ((tirx.FloorDiv, tirx.FloorMod), named), order="pre"
+        )
+        own = [var for var in variables(dividend) if var not in constants]
+        parts = detect_linear_equation(dividend, own) if own else []
+        if not len(parts) or not any(isinstance(p, tirx.IntImm) and int(p) < 0 for p in parts[:-1]):
+            return node
+        one = tirx.IntImm(str(node.ty.dtype), 1)
+        dividend = substitute(Analyzer().simplify(-one - dividend), atoms)
+        # x % m == m - 1 - (-1 - x) % m, and x // m == -1 - (-1 - x) // m
+        if isinstance(node, tirx.FloorMod):
+            return divisor - one - tirx.FloorMod(dividend, divisor)
+        return -one - tirx.FloorDiv(dividend, divisor)
+
+    return tvm_ffi.structural_map(body, ((tirx.FloorDiv, tirx.FloorMod), change), order="post")
+
+
+def load(buffer: tirx.Var, indices: Sequence) -> tirx.PrimExpr:
+    """Return an element of a buffer."""
+    return tirx.BufferLoad(buffer, list(indices))

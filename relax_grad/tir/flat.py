@@ -1,0 +1,220 @@
+"""Nests whose iterations can run in any order: maps, gathers, sums, maxima and minima."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import tirx
+
+from ..ir.compat import BufferLoad, loaded_buffer
+from ..ir.expressions import are_equal, loads, substitute, variables
+from .access import Range, gather, ranges_of
+from .program import Bind, If, Loop, Statement, Store, is_true, negated
+
+#: The most nodes of an expression in which bindings are replaced by their values.
+_LARGEST = 2000
+
+#: The kinds of stores: ``b = e``, ``b = b + e``, ``b = max(b, e)`` and ``b = min(b, e)``.
+ASSIGN, ADD, MAXIMUM, MINIMUM = "assign", "add", "maximum", "minimum"
+
+EXTREMA = (MAXIMUM, MINIMUM)
+
+_COMBINED = ((tirx.Add, ADD), (tirx.Sub, ADD), (tirx.Max, MAXIMUM), (tirx.Min, MINIMUM))
+
+
+@dataclass(frozen=True)
+class Item:
+    """A store in all iterations of a nest.
+
+    Attributes
+    ----------
+    kind : str
+        Its kind.
+    guards : tuple[tirx.PrimExpr, ...]
+        The conditions under which it happens.
+    buffer : tirx.Var
+        The buffer.
+    indices : tuple[tirx.PrimExpr, ...]
+        The indices of the element.
+    value : tirx.PrimExpr
+        The value ``e``.
+    init : tirx.PrimExpr, optional
+        The initial value of an extremum.
+    """
+
+    kind: str
+    guards: tuple[tirx.PrimExpr, ...]
+    buffer: tirx.Var
+    indices: tuple[tirx.PrimExpr, ...]
+    value: tirx.PrimExpr
+    init: tirx.PrimExpr | None = None
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A nest of loops with stores, none of which reads an element that the nest writes to, except its own."""
+
+    loops: tuple[Range, ...]
+    items: tuple[Item, ...]
+
+
+def nests(statement: Statement) -> list[Nest] | None:
+    """Return a statement as nests in order, or None if its iterations depend on each other.
+
+    The initialisation of a reduction becomes a nest of its own, over the loops of the element.
+    """
+    loops, body = [], (statement,)
+    while len(body) == 1 and (isinstance(body[0], Loop) or _is_sequence(body[0])):
+        loops += [each for each in body if isinstance(each, Loop)]
+        body = body[0].body
+    ranges = ranges_of(loops)
+    try:
+        found = None if ranges is None else list(_guarded_stores(body, (), {}))
+    except _NotFlatError:
+        return None
+    if found is None:
+        return None
+    written = {store.buffer for _, _, store in found}
+    items = [_item(guards, store) for is_init, guards, store in found if not is_init]
+    inits = [Item(ASSIGN, guards[1:], store.buffer, store.indices, store.value)
+             for is_init, guards, store in found if is_init]  # fmt: skip
+    for item in (*items, *inits):
+        read = {loaded_buffer(each) for expr in (*item.guards, *item.indices, item.value)
+                for each in loads(expr)}  # fmt: skip
+        if read & written:
+            return None
+    first = [_initial(init, items, ranges) for init in inits]
+    if None in first or not _are_independent(items, ranges):
+        return None
+    items = [_with_init(item, inits) for item in items]
+    if None in items:
+        return None
+    return [*first, Nest(tuple(ranges), tuple(items))]
+
+
+def _is_sequence(statement: Statement) -> bool:
+    """Tell whether a statement is a conditional that always holds."""
+    return isinstance(statement, If) and is_true(statement.condition) and not statement.otherwise
+
+
+class _NotFlatError(Exception):
+    """The body of a nest has another loop, or an expression that is too large without bindings."""
+
+
+def _guarded_stores(
+    body: Sequence[Statement], guards: tuple, values: Mapping
+) -> Iterator[tuple[bool, tuple, Store]]:
+    """Yield whether a store initialises a reduction, its conditions, and the store without bound variables."""
+    values = dict(values)
+    for each in body:
+        if isinstance(each, Loop):
+            raise _NotFlatError
+        if isinstance(each, Bind):
+            values[each.var] = _small(substitute(each.value, values))
+        elif isinstance(each, If):
+            condition = substitute(each.condition, values)
+            for is_init, inner, store in _guarded_stores(each.body, (*guards, condition), values):
+                # The condition of an initialisation comes first, so that it can be left out.
+                order = (
+                    (condition, *(g for g in inner if g is not condition))
+                    if each.is_init
+                    else inner
+                )
+                yield is_init or each.is_init, order, store
+            yield from _guarded_stores(each.otherwise, (*guards, negated(condition)), values)
+        else:
+            indices = tuple(substitute(index, values) for index in each.indices)
+            yield False, guards, Store(each.buffer, indices, _small(substitute(each.value, values)))
+
+
+def _small(expr):
+    count = 0
+
+    def visit(_node) -> None:
+        nonlocal count
+        count += 1
+
+    tvm_ffi.structural_walk(expr, (tirx.Expr, visit))
+    if count > _LARGEST:
+        raise _NotFlatError
+    return expr
+
+
+def _item(guards: tuple, store: Store) -> Item:
+    """Return a store as an item of its kind."""
+    value = store.value
+    for operation, kind in _COMBINED:
+        if isinstance(value, operation):
+            if _is_element(value.a, store):
+                other = -value.b if isinstance(value, tirx.Sub) else value.b
+                return Item(kind, guards, store.buffer, store.indices, other)
+            if _is_element(value.b, store) and not isinstance(value, tirx.Sub):
+                return Item(kind, guards, store.buffer, store.indices, value.a)
+    return Item(ASSIGN, guards, store.buffer, store.indices, value)
+
+
+def _is_element(expr, store: Store) -> bool:
+    return (
+        isinstance(expr, BufferLoad)
+        and loaded_buffer(expr).same_as(store.buffer)
+        and same(expr.indices, store.indices)
+    )
+
+
+def same(one: Sequence, other: Sequence) -> bool:
+    """Tell whether two lists of expressions are structurally equal, with the same buffers."""
+    return len(one) == len(other) and all(map(are_equal, one, other))
+
+
+def _initial(init: Item, items: Sequence[Item], ranges: Sequence[Range]) -> Nest | None:
+    """Return the nest of an initialisation, or None if it may touch other elements than the reduction."""
+    own = [item for item in items if item.buffer.same_as(init.buffer)]
+    if not own or not all(same(item.indices, init.indices) for item in own):
+        return None
+    used = {var for expr in (*init.indices, init.value, *init.guards) for var in variables(expr)}
+    loops = tuple(each for each in ranges if each.var in used)
+    return Nest(loops, (init,)) if _is_injective(init, loops) else None
+
+
+def _with_init(item: Item, inits: Sequence[Item]) -> Item | None:
+    """Return an extremum with the constant that it starts from; None if it starts from data."""
+    if item.kind not in EXTREMA:
+        return item
+    own = [init for init in inits if init.buffer.same_as(item.buffer)]
+    if len(own) != 1 or own[0].guards or loads(own[0].value) or variables(own[0].value):
+        return None
+    return Item(*(getattr(item, name) for name in ("kind", "guards", "buffer", "indices", "value")),
+                own[0].value)  # fmt: skip
+
+
+def _are_independent(items: Sequence[Item], ranges: Sequence[Range]) -> bool:
+    """Tell whether the stores of different iterations, and of one, can happen in any order."""
+    for i, item in enumerate(items):
+        others = [each for each in items[:i] if each.buffer.same_as(item.buffer)]
+        if item.kind == ADD and all(each.kind == ADD for each in others):
+            continue
+        if item.kind in EXTREMA and not others:
+            continue
+        if item.kind != ASSIGN or not _is_injective(item, ranges):
+            return False
+        if not all(_are_exclusive(item, each) for each in others):
+            return False
+    return True
+
+
+def _is_injective(item: Item, ranges: Sequence[Range]) -> bool:
+    """Tell whether different iterations store to different elements."""
+    found = gather(item.indices, item.buffer.shape, ranges)
+    return found is not None and not found.reduced
+
+
+def _are_exclusive(one: Item, other: Item) -> bool:
+    """Tell whether two stores to the same element are in different branches of a conditional."""
+    return same(one.indices, other.indices) and any(
+        tvm_ffi.structural_equal(a, negated(b))
+        for x, y in ((one, other), (other, one))
+        for a in x.guards
+        for b in y.guards
+    )

@@ -1,0 +1,258 @@
+"""The reverse of statements whose iterations depend on each other: scans, products, and accumulation in steps.
+
+The loops run backwards, and each store is undone: its cotangent is taken from the gradient of the element, which is set to 0,
+and is passed on to the operands. A value that the statement overwrites is saved for each iteration in which the reverse
+needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+from tvm.ir import Range as Interval
+
+from ..errors import GradientError
+from ..ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ..ir.dtypes import accumulation_dtype
+from ..ir.expressions import are_equal, loads, substitute, variables
+from .emit import is_parallel
+from .partials import derivative
+from .program import (
+    Bind,
+    If,
+    Loop,
+    Part,
+    Statement,
+    Store,
+    bounds_of_data,
+    cast,
+    dtype_of,
+    guarded,
+    is_float,
+    mapped,
+    negated,
+    op_name,
+    reads,
+    stores,
+)
+
+
+@dataclass
+class _Scope:
+    """The loops around a statement, and the statements that save values before it."""
+
+    loops: tuple[Loop, ...]
+    before: list[Statement] = field(default_factory=list)
+    saved: list[tuple[tirx.PrimExpr, tirx.Var]] = field(default_factory=list)
+
+
+class General:
+    """The reverse of one statement.
+
+    Parameters
+    ----------
+    part : Part
+        The statement.
+    active : Collection[tirx.Var]
+        The buffers on a path of gradients.
+    allocate : Callable
+        Returns a new buffer, given shape, dtype and name.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        active: Collection[tirx.Var],
+        allocate: Callable[[Sequence, str, str], tirx.Var],
+    ):
+        self._part, self._allocate = part, allocate
+        self.own = {store.buffer for store in stores([part.statement])}
+        read = reads([part.statement])
+        #: The buffers whose gradients the reverse reads or writes, in a fixed order.
+        self.buffers = sorted(
+            (each for each in active if each in self.own | read), key=lambda each: each.name
+        )
+        self.has_tapes = False
+        self._gradients: Mapping[tirx.Var, tirx.Var] = {}
+        self._scalars: dict[tirx.Var, tirx.Var] = {}
+
+    def reversed(
+        self, gradients: Mapping[tirx.Var, tirx.Var]
+    ) -> tuple[list[Statement], list[Statement]]:
+        """Return the statement with the values saved that its reverse needs, and the reverse.
+
+        Parameters
+        ----------
+        gradients : Mapping[tirx.Var, tirx.Var]
+            The gradient of each of :attr:`buffers`.
+        """
+        self._gradients = gradients
+        return self._block((self._part.statement,), ())
+
+    def _block(
+        self, statements: Sequence[Statement], loops: tuple[Loop, ...]
+    ) -> tuple[list[Statement], list[Statement]]:
+        forward: list[Statement] = []
+        start: list[Statement] = []
+        back: list[list[Statement]] = []
+        for each in statements:
+            scope = _Scope(loops)
+            if isinstance(each, Store):
+                reverse = self._store(each, scope)
+            elif isinstance(each, Bind):
+                if is_float(dtype_of(each.var)):
+                    scalar = self._allocate(
+                        [1], accumulation_dtype(dtype_of(each.var)), each.var.name
+                    )
+                    self._scalars[each.var] = scalar
+                    start.append(Store(scalar, _ZERO, tirx.const(0.0, str(scalar.dtype))))
+                start.append(Bind(each.var, self._saved(each.value, scope)))
+                reverse = None
+            elif isinstance(each, If):
+                body, of_body = self._block(each.body, loops)
+                otherwise, of_otherwise = self._block(each.otherwise, loops)
+                condition = self._saved(each.condition, scope)
+                each = If(each.condition, tuple(body), tuple(otherwise))
+                reverse = [If(condition, tuple(of_body), tuple(of_otherwise))]
+                reverse = reverse if of_body or of_otherwise else []
+            else:
+                each, reverse = self._loop(each, loops)
+            back.append((each, scope, reverse))
+        # The reverse of a binding needs the contributions of all its uses.
+        undone: list[Statement] = []
+        for each, scope, reverse in reversed(back):
+            undone += self._bind(each, scope) if reverse is None else reverse
+        for each, scope, _ in back:
+            forward += [*scope.before, each]
+        return forward, [*start, *undone] if undone else []
+
+    def _loop(self, loop: Loop, loops: tuple[Loop, ...]) -> tuple[Loop, list[Statement]]:
+        for expr in (loop.start, loop.extent):
+            if self.own & {loaded_buffer(load) for load in loads(expr)}:
+                raise GradientError(f"the range of the loop {loop.var.name} changes within it")
+        body, reverse = self._block(loop.body, (*loops, loop))
+        forward = Loop(loop.var, loop.start, loop.extent, tuple(body))
+        if not reverse:
+            return forward, []
+        if is_parallel(Loop(loop.var, loop.start, loop.extent, tuple(reverse))):
+            var = tirx.Var(loop.var.name, loop.var.ty.dtype)
+            changed = [mapped(each, lambda e: substitute(e, {loop.var: var})) for each in reverse]
+            return forward, [Loop(var, loop.start, loop.extent, tuple(changed))]
+        var = tirx.Var(f"{loop.var.name}_back", loop.var.ty.dtype)
+        dtype = str(var.ty.dtype)
+        one = tirx.IntImm(dtype, 1)
+        value = cast(loop.start, dtype) + (cast(loop.extent, dtype) - one - var)
+        changed = [mapped(each, lambda e: substitute(e, {loop.var: value})) for each in reverse]
+        return forward, [Loop(var, tirx.IntImm(dtype, 0), loop.extent, tuple(changed))]
+
+    def _store(self, store: Store, scope: _Scope) -> list[Statement]:
+        gradient = self._gradients.get(store.buffer)
+        if gradient is None:
+            return []
+        indices = tuple(self._saved(index, scope) for index in store.indices)
+        cotangent = tirx.Var("cotangent", str(gradient.dtype))
+        zero = tirx.const(0.0, str(gradient.dtype))
+        return [
+            Bind(cotangent, tirx.BufferLoad(gradient, list(indices))),
+            Store(gradient, indices, zero),
+            *self._passed_on(store.value, cotangent, scope),
+        ]
+
+    def _bind(self, bind: Bind, scope: _Scope) -> list[Statement]:
+        scalar = self._scalars.get(bind.var)
+        if scalar is None:
+            return []
+        cotangent = tirx.Var("cotangent", str(scalar.dtype))
+        passed = self._passed_on(bind.value, cotangent, scope)
+        return [Bind(cotangent, tirx.BufferLoad(scalar, list(_ZERO))), *passed] if passed else []
+
+    def _passed_on(self, value, cotangent, scope: _Scope) -> list[Statement]:
+        """Return the statements that add the contributions of a value to the gradients of its operands."""
+        found: list[Statement] = []
+        for each in derivative(value, cotangent, {*self._gradients, *self._scalars}):
+            if isinstance(each.source, BufferLoad):
+                target = self._gradients[loaded_buffer(each.source)]
+                indices = tuple(self._saved(index, scope) for index in each.source.indices)
+            else:
+                target, indices = self._scalars[each.source], _ZERO
+            term = cast(self._saved(each.value, scope), str(target.dtype))
+            total = tirx.BufferLoad(target, list(indices)) + term
+            guards = [self._saved(guard, scope) for guard in each.guards]
+            guards += bounds_of_data(target, indices)
+            found.append(guarded(guards, Store(target, indices, total)))
+        return found
+
+    def _saved(self, expr, scope: _Scope):
+        """Return an expression with saved values of the buffers that the statement writes to."""
+        for load, guards in _guarded_loads(expr, ()):
+            if loaded_buffer(load) in self.own and not any(
+                are_equal(load, known) for known, _ in scope.saved
+            ):
+                self._save(load, guards, scope)
+
+        def change(load):
+            for known, tape in scope.saved:
+                if are_equal(load, known):
+                    return tirx.BufferLoad(tape, list(_place(scope.loops)))
+            return load
+
+        return tvm_ffi.structural_map(expr, (BufferLoad, change), order="pre")
+
+    def _save(self, load, guards: Sequence, scope: _Scope) -> None:
+        buffer = loaded_buffer(load)
+        shape = [_bound(loop, scope.loops) for loop in scope.loops] or [1]
+        tape = self._allocate(shape, dtype_of(buffer), f"{buffer.name}_saved")
+        self.has_tapes = True
+        scope.before.append(guarded(guards, Store(tape, _place(scope.loops), load)))
+        scope.saved.append((load, tape))
+
+
+_ZERO = (tirx.IntImm("int32", 0),)
+
+
+def _place(loops: Sequence[Loop]) -> tuple:
+    """Return the index of a saved value of an iteration."""
+    return tuple(loop.var - cast(loop.start, dtype_of(loop.var)) for loop in loops) or _ZERO
+
+
+def _bound(loop: Loop, loops: Sequence[Loop]):
+    """Return the largest extent of a loop."""
+    own = {each.var for each in loops}
+    if not own & variables(loop.extent) and not loads(loop.extent):
+        return loop.extent
+    analyzer = Analyzer()
+    for each in loops:
+        if not own & (variables(each.start) | variables(each.extent)):
+            analyzer.bind(each.var, Interval.from_min_extent(each.start, each.extent))
+    bound = analyzer.const_int_bound(loop.extent).max_value
+    if loads(loop.extent) or bound >= 2**31 - 1:
+        raise GradientError(
+            f"the number of iterations of the loop {loop.var.name} has no constant bound: {loop.extent}"
+        )
+    return tirx.IntImm(dtype_of(loop.var), int(bound))
+
+
+def _guarded_loads(expr, guards: tuple) -> Iterator[tuple]:
+    """Yield each load of an expression with the conditions under which it is evaluated, outer loads first."""
+    if isinstance(expr, BufferLoad):
+        yield expr, guards
+        for index in expr.indices:
+            yield from _guarded_loads(index, guards)
+    elif isinstance(expr, Call) and op_name(expr) == "if_then_else":
+        condition, one, other = expr.args
+        yield from _guarded_loads(condition, guards)
+        yield from _guarded_loads(one, (*guards, condition))
+        yield from _guarded_loads(other, (*guards, negated(condition)))
+    elif isinstance(expr, Call):
+        for argument in expr.args:
+            if isinstance(argument, tirx.Expr):
+                yield from _guarded_loads(argument, guards)
+    else:
+        for name in ("a", "b", "condition", "true_value", "false_value", "value", "body"):
+            child = getattr(expr, name, None)
+            if isinstance(child, tirx.Expr):
+                yield from _guarded_loads(child, guards)

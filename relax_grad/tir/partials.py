@@ -1,0 +1,279 @@
+"""Derivatives of scalar expressions.
+
+The derivative of an expression is a list of contributions: for each load (and each variable) of a floating-point number, the
+condition under which the expression reads it, and the cotangent times the partial derivative. A contribution is computed
+only under its condition. Therefore a branch that is not taken contributes nothing, even where its derivative is infinite.
+
+Half precision is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call
+
+from ..errors import GradientError
+from ..ir.compat import BufferLoad, loaded_buffer
+from ..ir.dtypes import accumulation_dtype
+from .program import cast, dtype_of, is_float, negated, op_name
+
+#: Functions whose derivative is 0 wherever it exists.
+_STEPS = ("floor", "ceil", "round", "trunc", "nearbyint")
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """The cotangent of a load or a variable.
+
+    Attributes
+    ----------
+    source : tirx.PrimExpr
+        The load or the variable.
+    guards : tuple[tirx.PrimExpr, ...]
+        The conditions under which it is read; each may be evaluated only if those before it hold.
+    value : tirx.PrimExpr
+        Its cotangent, in float32 at least.
+    """
+
+    source: tirx.PrimExpr
+    guards: tuple[tirx.PrimExpr, ...]
+    value: tirx.PrimExpr
+
+
+def wide(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return an expression in the dtype that its numbers are accumulated in."""
+    return cast(expr, accumulation_dtype(dtype_of(expr)))
+
+
+def derivative(
+    value: tirx.PrimExpr, cotangent: tirx.PrimExpr, sources: Collection[tirx.Var]
+) -> list[Contribution]:
+    """Return the contributions of an expression to the cotangents of its loads and variables.
+
+    Parameters
+    ----------
+    value : tirx.PrimExpr
+        The expression.
+    cotangent : tirx.PrimExpr
+        The cotangent of its value.
+    sources : Collection[tirx.Var]
+        The buffers and variables that have a gradient. All others are constants.
+
+    Raises
+    ------
+    GradientError
+        If a function in the expression has no derivative; the error names it.
+    """
+    walker = _Walker(sources)
+    walker.visit(value, wide(cotangent), ())
+    return walker.found
+
+
+class _Walker:
+    def __init__(self, sources: Collection[tirx.Var]):
+        self.found: list[Contribution] = []
+        self._sources = sources
+
+    def _is_active(self, expr) -> bool:
+        """Tell whether an expression depends on a source."""
+        is_found = False
+
+        def visit(node) -> None:
+            nonlocal is_found
+            source = loaded_buffer(node) if isinstance(node, BufferLoad) else node
+            is_found |= source in self._sources and is_float(dtype_of(source))
+
+        tvm_ffi.structural_walk(expr, ((BufferLoad, tirx.Var), visit))
+        return is_found
+
+    def visit(self, expr, cotangent, guards: tuple) -> None:
+        """Add the contributions of an expression, given its cotangent in its accumulation dtype."""
+        if not is_float(dtype_of(expr)) or not self._is_active(expr):
+            return
+        if isinstance(expr, (BufferLoad, tirx.Var)):
+            self.found.append(Contribution(expr, guards, cotangent))
+        elif isinstance(expr, Call):
+            self._call(expr, cotangent, guards)
+        else:
+            kind = type(expr).__name__.lower()
+            rule = getattr(self, f"_{kind}", None)
+            if rule is None:
+                raise GradientError(f"{type(expr).__name__} has no derivative, in {expr}")
+            rule(expr, cotangent, guards)
+
+    def _add(self, expr, cotangent, guards) -> None:
+        self.visit(expr.a, cotangent, guards)
+        self.visit(expr.b, cotangent, guards)
+
+    def _sub(self, expr, cotangent, guards) -> None:
+        self.visit(expr.a, cotangent, guards)
+        self.visit(expr.b, -cotangent, guards)
+
+    def _mul(self, expr, cotangent, guards) -> None:
+        self.visit(expr.a, cotangent * wide(expr.b), guards)
+        self.visit(expr.b, cotangent * wide(expr.a), guards)
+
+    def _div(self, expr, cotangent, guards) -> None:
+        b = wide(expr.b)
+        self.visit(expr.a, cotangent / b, guards)
+        self.visit(expr.b, -cotangent * (wide(expr.a) / b) / b, guards)
+
+    def _mod(self, expr, cotangent, guards) -> None:
+        self.visit(expr.a, cotangent, guards)
+        self.visit(expr.b, -cotangent * tirx.trunc(wide(expr.a) / wide(expr.b)), guards)
+
+    def _max(self, expr, cotangent, guards) -> None:
+        self._extremum(expr, cotangent, guards, tirx.LT, tirx.GE)
+
+    def _min(self, expr, cotangent, guards) -> None:
+        self._extremum(expr, cotangent, guards, tirx.GT, tirx.LE)
+
+    def _extremum(self, expr, cotangent, guards, loses: Callable, reaches: Callable) -> None:
+        """Visit both arguments, given comparisons: the first is not the extremum, or it is.
+
+        As for the operators, NaN passes the gradient to both of two differentiated arguments, and through a relu, but
+        not through a bound.
+        """
+        a, b = expr.a, expr.b
+        for own, other in ((a, b), (b, a)):
+            if not self._is_active(own):
+                continue
+            if self._is_active(other):  # as for maximum: two equal arguments get half each
+                tie = tirx.Select(own == other, cotangent * _half(cotangent), cotangent)
+                self.visit(own, tirx.Select(loses(own, other), _zero(cotangent), tie), guards)
+            elif _is_relu(expr, own, other):
+                self.visit(own, tirx.Select(own <= other, _zero(cotangent), cotangent), guards)
+            else:  # as for clip: a bound that is reached does not stop the gradient
+                passed = tirx.Select(reaches(own, other), cotangent, _zero(cotangent))
+                self.visit(own, passed, guards)
+
+    def _select(self, expr, cotangent, guards) -> None:
+        self._branches(expr.condition, expr.true_value, expr.false_value, cotangent, guards)
+
+    def _branches(self, condition, one, other, cotangent, guards) -> None:
+        self.visit(one, cotangent, (*guards, condition))
+        self.visit(other, cotangent, (*guards, negated(condition)))
+
+    def _cast(self, expr, cotangent, guards) -> None:
+        inner = dtype_of(expr.value)
+        if is_float(inner):
+            self.visit(expr.value, cast(cotangent, accumulation_dtype(inner)), guards)
+
+    def _broadcast(self, expr, cotangent, guards) -> None:
+        raise GradientError(f"a vector has no derivative, in {expr}")
+
+    _ramp = _shuffle = _broadcast
+
+    def _call(self, expr: Call, cotangent, guards) -> None:
+        name = op_name(expr)
+        if name == "if_then_else":
+            self._branches(*expr.args, cotangent, guards)
+        elif name in _STEPS:
+            return
+        elif name in _UNARY:
+            (x,) = expr.args
+            wide_x = wide(x)
+            self.visit(x, cotangent * _UNARY[name](wide_x), guards)
+        elif name in _BINARY:
+            a, b = expr.args
+            wide_a, wide_b = wide(a), cast(wide(b), dtype_of(wide(a)))
+            for argument, partial in zip((a, b), _BINARY[name], strict=True):
+                if self._is_active(argument):
+                    self.visit(argument, cotangent * partial(wide_a, wide_b), guards)
+        else:
+            raise GradientError(f"{name} has no derivative, in {expr}")
+
+
+def _is_relu(expr, own, other) -> bool:
+    """Tell whether an expression is ``max(x, 0)`` of anything except another bound."""
+    is_zero = isinstance(other, tirx.FloatImm) and float(other.value) == 0
+    return isinstance(expr, tirx.Max) and is_zero and not isinstance(own, tirx.Min)
+
+
+def _number(like, value: float):
+    return tirx.const(value, dtype_of(like))
+
+
+def _zero(like):
+    return _number(like, 0.0)
+
+
+def _half(like):
+    return _number(like, 0.5)
+
+
+def _sign(x):
+    return tirx.Select(
+        x > _zero(x), _number(x, 1.0), tirx.Select(x < _zero(x), _number(x, -1.0), _zero(x))
+    )
+
+
+def _one_minus_square(x):
+    return (_number(x, 1.0) - x) * (_number(x, 1.0) + x)
+
+
+def _power_of_base(a, b):
+    """Return ``b * a ** (b - 1)``, which is 0 for ``b = 0``."""
+    slope = b * tirx.power(a, b - _number(b, 1.0))
+    return tirx.Select(b == _zero(b), _zero(b), slope)
+
+
+def _power_of_exponent(a, b):
+    """Return ``a ** b * log(a)``, which is 0 for ``a = 0`` and ``b >= 0``."""
+    is_zero = tirx.And(a == _zero(a), b >= _zero(b))
+    return tirx.Select(is_zero, _zero(a), tirx.power(a, b) * tirx.log(a))
+
+
+def _share(numerator, a, b):
+    """Return ``numerator / (a ** 2 + b ** 2)``, which is 0 at the origin."""
+    square = a * a + b * b
+    safe = tirx.Select(square == _zero(a), _number(a, 1.0), square)
+    return tirx.Select(square == _zero(a), _zero(a), numerator / safe)
+
+
+_LN2, _LN10 = math.log(2), math.log(10)
+
+#: The derivatives of functions of one argument.
+_UNARY: dict[str, Callable] = {
+    "exp": tirx.exp,
+    "exp2": lambda x: tirx.exp2(x) * _number(x, _LN2),
+    "exp10": lambda x: tirx.exp10(x) * _number(x, _LN10),
+    "log": lambda x: _number(x, 1.0) / x,
+    "log2": lambda x: _number(x, 1 / _LN2) / x,
+    "log10": lambda x: _number(x, 1 / _LN10) / x,
+    "log1p": lambda x: _number(x, 1.0) / (_number(x, 1.0) + x),
+    "sqrt": lambda x: _half(x) / tirx.sqrt(x),
+    "rsqrt": lambda x: _number(x, -0.5) * tirx.rsqrt(x) / x,
+    "sigmoid": lambda x: tirx.sigmoid(x) * (_number(x, 1.0) - tirx.sigmoid(x)),
+    "tanh": lambda x: _one_minus_square(tirx.tanh(x)),
+    "erf": lambda x: tirx.exp(-x * x) * _number(x, 2 / math.sqrt(math.pi)),
+    "sin": tirx.cos,
+    "cos": lambda x: -tirx.sin(x),
+    "tan": lambda x: _number(x, 1.0) + tirx.tan(x) * tirx.tan(x),
+    "asin": lambda x: _number(x, 1.0) / tirx.sqrt(_one_minus_square(x)),
+    "acos": lambda x: _number(x, -1.0) / tirx.sqrt(_one_minus_square(x)),
+    "atan": lambda x: _number(x, 1.0) / (_number(x, 1.0) + x * x),
+    "sinh": tirx.cosh,
+    "cosh": tirx.sinh,
+    "asinh": lambda x: _number(x, 1.0) / tirx.sqrt(x * x + _number(x, 1.0)),
+    "acosh": lambda x: (
+        _number(x, 1.0) / (tirx.sqrt(x - _number(x, 1.0)) * tirx.sqrt(x + _number(x, 1.0)))
+    ),
+    "atanh": lambda x: _number(x, 1.0) / _one_minus_square(x),
+    "fabs": _sign,
+}
+
+#: The derivatives of functions of two arguments, with respect to each.
+_BINARY: dict[str, tuple[Callable, Callable]] = {
+    "pow": (_power_of_base, _power_of_exponent),
+    "atan2": (lambda a, b: _share(b, a, b), lambda a, b: -_share(a, a, b)),
+    "hypot": (lambda a, b: a / tirx.hypot(a, b), lambda a, b: b / tirx.hypot(a, b)),
+    "fmod": (lambda a, b: _number(a, 1.0), lambda a, b: -tirx.trunc(a / b)),
+    "copysign": (lambda a, b: _sign(a) * tirx.copysign(_number(a, 1.0), b), lambda a, b: _zero(a)),
+    "ldexp": (lambda a, b: tirx.exp2(b), lambda a, b: _zero(a)),
+}

@@ -1,0 +1,238 @@
+"""Tensor functions that compute an operator of Relax: their calls become calls of the operator, which has kernels.
+
+A function is taken for an operator in one of two cases: it is the legalization of the operator on the same arguments,
+up to the names of its variables, blocks and buffers; or it consists of the loops of one contraction of two tensors,
+which becomes a matrix product. :mod:`._candidates` reads the attributes of operators from the blocks of a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import GlobalVar, Op
+
+from ..ir.bindings import with_value
+from ..ir.compat import SBlockRealize, loaded_buffer
+from ..ir.expressions import loads
+from ..ir.module import is_buffer, normalized, tuple_fields
+from ._candidates import candidates
+from ._contraction import contraction
+
+_CALL_TIR = Op.get("relax.call_tir")
+
+#: Emits an operator call in place of a tensor function: from the arguments and a function that emits an operand.
+Recipe = Callable[[Sequence[relax.Expr], Callable[[relax.Expr], relax.Var]], relax.Expr]
+
+
+def with_operators(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose calls of tensor functions are calls of operators, where the functions compute these.
+
+    Bound variables stay the same. Functions are left where no call refers to them any more.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        The module. ``call_tir_with_grad`` and ``call_tir_inplace`` stay as they are.
+    """
+    functions = {
+        variable: function
+        for variable, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc) and _has_reduction(function)
+    }
+    if not functions:
+        return mod
+    rewriter = _Rewriter(functions)
+    changed = {}
+    for variable, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            new = rewriter.function(function)
+            if not new.same_as(function):
+                changed[variable] = new
+    if not changed:
+        return mod
+    result = mod.clone()
+    for variable, function in changed.items():
+        result.update_func(variable, function)
+    return result
+
+
+class _Rewriter:
+    """Replaces calls in functions of Relax.
+
+    Parameters
+    ----------
+    functions : dict[GlobalVar, tirx.PrimFunc]
+        The tensor functions that may compute an operator.
+    """
+
+    def __init__(self, functions: dict[GlobalVar, tirx.PrimFunc]):
+        self._functions = functions
+        self._recipes: dict[GlobalVar, list[Recipe]] = {}
+        self._bb = relax.BlockBuilder()
+
+    def function(self, function: relax.Function) -> relax.Function:
+        """Return a function with other calls; the same function if none is replaced."""
+        body = self._sequence(function.body)
+        if body.same_as(function.body):
+            return function
+        body = normalized(function.params, body)
+        return relax.Function(function.params, body, is_pure=function.is_pure, attrs=function.attrs)
+
+    def _sequence(self, body: relax.SeqExpr) -> relax.SeqExpr:
+        blocks, is_same = [], True
+        for block in body.blocks[:]:
+            bindings = []
+            for binding in block.bindings[:]:
+                found = self._binding(binding, isinstance(block, relax.DataflowBlock))
+                is_same = is_same and found[-1] is binding
+                bindings += found
+            blocks.append(type(block)(bindings))
+        return body if is_same else relax.SeqExpr(blocks, body.body)
+
+    def _binding(self, binding: relax.Binding, is_dataflow: bool) -> list[relax.Binding]:
+        value = binding.value
+        if isinstance(value, relax.If):
+            branches = value.true_branch, value.false_branch
+            new = [self._sequence(each) for each in branches]
+            if all(one.same_as(other) for one, other in zip(new, branches, strict=True)):
+                return [binding]
+            return [with_value(binding, relax.If(value.cond, *new, value.span))]
+        if isinstance(value, relax.Call) and value.op == _CALL_TIR and len(value.args) == 2:
+            return self._operator(binding, value, is_dataflow) or [binding]
+        return [binding]
+
+    def _operator(
+        self, binding: relax.Binding, call: relax.Call, is_dataflow: bool
+    ) -> list[relax.Binding]:
+        """Return the bindings of an operator in place of a call; none if the function computes no operator."""
+        callee, arguments = call.args[0], tuple_fields(call.args[1])
+        function = self._functions.get(callee)
+        types = [argument.ty for argument in arguments]
+        if function is None or not all(map(_has_shape, [*types, call.ty])):
+            return []
+        if callee not in self._recipes:
+            self._recipes[callee] = list(_recipes(function, types))
+        variable = relax.DataflowVar if is_dataflow else relax.Var
+        for recipe in self._recipes[callee]:
+            bindings: list[relax.Binding] = []
+
+            def emit(value: relax.Expr, bindings=bindings) -> relax.Var:
+                value = self._bb.normalize(value)
+                name = f"{binding.var.name}_operand{len(bindings)}"
+                bindings.append(relax.VarBinding(variable(name, value.ty), value))
+                return bindings[-1].var
+
+            value = self._bb.normalize(recipe(arguments, emit))
+            if tvm_ffi.structural_equal(value.ty, call.ty):
+                return [*bindings, with_value(binding, value)]
+        return []
+
+
+def _recipes(function: tirx.PrimFunc, types: Sequence[relax.TensorType]):
+    """Yield the way to compute a function by operators, if there is one."""
+    params = function.params
+    if len(params) != len(types) + 1 or not all(map(is_buffer, params)):
+        return
+    recipe = contraction(function)
+    if recipe is not None:
+        yield recipe
+        return
+    own = _without_attributes(function)
+    for candidate in candidates(function):
+        found = legalized(candidate, types)
+        if found is not None and _are_equal(own, _without_attributes(found)):
+            yield lambda arguments, emit, candidate=candidate: candidate(*arguments)
+            return
+
+
+def legalized(operator: Callable, types: Sequence[relax.Type]) -> tirx.PrimFunc | None:
+    """Return the tensor function of an operator on arguments of given types.
+
+    Parameters
+    ----------
+    operator : Callable
+        Makes the call of the operator from its arguments.
+    types : Sequence[relax.Type]
+        The types of its arguments.
+
+    Returns
+    -------
+    function : tirx.PrimFunc or None
+        The function; None if the operator rejects the types, or consists of more than a function of the arguments.
+    """
+    params = [relax.Var(f"x{i}", kind) for i, kind in enumerate(types)]
+    rejects = (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        IndexError,
+    )  # what TVM raises for attributes and types
+    try:
+        call = relax.BlockBuilder().normalize(operator(*params))
+    except rejects:
+        return None
+    result = relax.Var("result", call.ty)
+    block = relax.BindingBlock([relax.VarBinding(result, call)])
+    main = relax.Function(params, relax.SeqExpr([block], result), call.ty)
+    try:
+        module = tvm.IRModule({"main": main.with_attr("global_symbol", "main")})
+        module = relax.transform.LegalizeOps()(module)
+    except rejects:
+        return None
+    bindings = [each for block in module["main"].body.blocks for each in block.bindings]
+    value = bindings[0].value if len(bindings) == 1 else None
+    if not (isinstance(value, relax.Call) and value.op == _CALL_TIR and len(value.args) == 2):
+        return None
+    arguments = tuple_fields(value.args[1])
+    if len(arguments) != len(params) or not all(
+        map(relax.Var.same_as, arguments, module["main"].params)
+    ):
+        return None
+    return module[value.args[0]]
+
+
+def _without_attributes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    for name in dict(function.attrs or {}):
+        function = function.without_attr(name)
+    return function
+
+
+def _are_equal(one: tirx.PrimFunc, other: tirx.PrimFunc) -> bool:
+    """Tell whether two functions differ in names only; TVM 0.26 ignores the buffers of loads."""
+    if not tvm_ffi.structural_equal(one, other):
+        return False
+    pairs = list(zip(_buffers(one), _buffers(other), strict=True))
+    return all(a.same_as(c) == b.same_as(d) for i, (a, b) in enumerate(pairs) for c, d in pairs[:i])
+
+
+def _buffers(function: tirx.PrimFunc) -> list[tirx.Var]:
+    """Return the parameters, and the buffer of each load and of each store."""
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(function.body, (tirx.BufferStore, stores.append))
+    return [
+        *function.params,
+        *(loaded_buffer(each) for each in loads(function.body)),
+        *(each.buffer for each in stores),
+    ]
+
+
+def _has_reduction(function: tirx.PrimFunc) -> bool:
+    """Tell whether a block of a function reduces: other functions gain nothing by an operator."""
+    found = []
+
+    def visit(block) -> None:
+        if block.block.init is not None:
+            found.append(block)
+
+    tvm_ffi.structural_walk(function.body, (SBlockRealize, visit))
+    return bool(found)
+
+
+def _has_shape(kind: relax.Type) -> bool:
+    return isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr)
+
+
+__all__ = ["legalized", "with_operators"]

@@ -1,0 +1,498 @@
+"""Reverse mode for tensor functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from ..errors import GradientError
+from ..ir.compat import BufferLoad, loaded_buffer
+from ..ir.dtypes import accumulation_dtype
+from ..ir.expressions import loads, substitute, variables
+from . import emit, sums
+from .access import Range, renamed
+from .flat import ASSIGN, EXTREMA, MAXIMUM, Item, Nest, nests
+from .general import General
+from .partials import Contribution, derivative, wide
+from .program import (
+    Bind,
+    Part,
+    Program,
+    Store,
+    dtype_of,
+    has_gradient,
+    is_buffer_var,
+    is_float,
+    mapped,
+    new_buffer,
+    parse,
+    reads,
+    stores,
+    unsupported,
+    walk,
+)
+from .wide import with_wide_loops
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """The adjoint of a tensor function.
+
+    Attributes
+    ----------
+    function : tirx.PrimFunc
+        Takes the arguments ``takes``, then a buffer for the gradient of each of ``wrt``.
+    takes : tuple[tuple[str, int], ...]
+        The arguments: ``("input", i)``, ``("output", i)`` or ``("cotangent", i)``, with an index among the inputs or
+        the outputs of the original function.
+    wrt : tuple[int, ...]
+        The indices of the inputs whose gradients the function returns.
+    """
+
+    function: tirx.PrimFunc
+    takes: tuple[tuple[str, int], ...]
+    wrt: tuple[int, ...]
+
+
+def adjoint(
+    function: tirx.PrimFunc,
+    wrt: Sequence[int] | None = None,
+    num_outputs: int | None = None,
+    cotangents: Sequence[int] | None = None,
+    keep_all: bool = False,
+    inplace: Sequence[int] | None = None,
+) -> Adjoint:
+    """Return the adjoint of a function.
+
+    Parameters
+    ----------
+    function : tirx.PrimFunc
+        The function, before schedules bind its loops to threads.
+    wrt : Sequence[int], optional
+        The indices of the inputs to differentiate with respect to; by default all of floating-point numbers.
+    num_outputs : int, optional
+        The number of results, the last buffers; by default the buffers that the function writes to.
+    cotangents : Sequence[int], optional
+        The indices of the outputs with a cotangent; by default all of floating-point numbers.
+    keep_all : bool
+        Whether the adjoint takes all inputs, outputs and cotangents, used or not.
+    inplace : Sequence[int], optional
+        For each result the index of the buffer that it overwrites, or -1, as for ``relax.call_tir_inplace``.
+
+    Raises
+    ------
+    GradientError
+        If a part of the function has no derivative; the error names the block.
+    """
+    program = with_wide_loops(parse(function, num_outputs, inplace))
+    return _Reverse(program, wrt, cotangents).adjoint(keep_all)
+
+
+class _Gradient:
+    """The buffer in which the adjoint of a buffer is accumulated."""
+
+    def __init__(self, of: tirx.Var, buffer: tirx.Var | None, given: bool = False):
+        self.of, self.buffer = of, buffer
+        #: Whether the buffer is an argument, which may not be written to.
+        self.given = given
+        self.dtype = accumulation_dtype(dtype_of(of))
+
+
+class _Reverse:
+    def __init__(
+        self, program: Program, wrt: Sequence[int] | None, cotangents: Sequence[int] | None
+    ):
+        self.program = program
+        if wrt is None:
+            wrt = [i for i, each in enumerate(program.inputs) if has_gradient(each)]
+        if cotangents is None:
+            cotangents = [i for i, each in enumerate(program.outputs) if has_gradient(each)]
+        self._wrt = tuple(wrt)
+        self._statements = [part.statement for part in program.parts]
+        self._active = self._find_active([program.inputs[i] for i in wrt], cotangents)
+        self._emitted: list[tirx.Stmt] = []
+        self._allocated: list[tirx.Var] = []
+        self._gradients: dict[tirx.Var, _Gradient] = {}
+        self._cotangents: dict[int, tirx.Var] = {}
+        for i in cotangents:
+            output = program.outputs[i]
+            buffer = new_buffer(output.shape, dtype_of(output), f"{output.name}_grad")
+            self._cotangents[i] = buffer
+            self._gradients[output] = _Gradient(output, buffer, given=True)
+        self._results = [
+            new_buffer(each.shape, dtype_of(each), f"{each.name}_grad")
+            for each in (program.inputs[i] for i in wrt)
+        ]
+        #: The versions of buffers before later parts change them: (buffer, number of the part) -> copy.
+        self._versions: dict[tuple[tirx.Var, int], tirx.Var] = {}
+        #: Parts whose forward pass is emitted as another statement, which saves values.
+        self._taped: dict[int, list] = {}
+        self._writers: dict[tirx.Var, list[int]] = {}
+        for i, statement in enumerate(self._statements):
+            for buffer in dict.fromkeys(store.buffer for store in stores([statement])):
+                self._writers.setdefault(buffer, []).append(i)
+
+    # The result
+
+    def adjoint(self, keep_all: bool) -> Adjoint:
+        for number in range(len(self.program.parts) - 1, -1, -1):
+            self._part(number, self.program.parts[number])
+        for i, result in zip(self._wrt, self._results, strict=True):
+            self._finish(self.program.inputs[i], result)
+        forward, shadows = self._forward()
+        body = [*forward, *(substitute(each, shadows) for each in self._emitted)]
+        used = {var for each in body for var in variables(each)}
+        given = [
+            (kind, i, buffer)
+            for kind, buffers in (
+                ("input", enumerate(self.program.inputs)),
+                ("output", enumerate(self.program.outputs)),
+                ("cotangent", self._cotangents.items()),
+            )
+            for i, buffer in buffers
+        ]
+        taken = {
+            buffer
+            for kind, _, buffer in given
+            if keep_all or (buffer in used and not (kind == "output" and buffer in shadows))
+        }
+        taken |= self._defining([buffer for *_, buffer in given], taken, used)
+        takes = [(kind, i) for kind, i, buffer in given if buffer in taken]
+        params = [buffer for *_, buffer in given if buffer in taken]
+        allocated = [*self.program.allocated, *shadows.values(), *self._allocated]
+        made = emit.function(
+            [*params, *self._results],
+            body,
+            [each for each in allocated if each in used],
+        )
+        # The original function and its adjoint are in one module, where no variable may be defined twice.
+        made = tvm.ir.load_json(tvm.ir.save_json(made))
+        return Adjoint(made, tuple(takes), self._wrt)
+
+    def _defining(
+        self, given: Sequence[tirx.Var], taken: set[tirx.Var], used: set[tirx.Var]
+    ) -> set[tirx.Var]:
+        """Return more arguments, whose shapes define the symbolic extents that the adjoint needs."""
+        known = {*taken, *self._results}
+        extents = {var for each in given for var in _symbols(each)}
+        allocated = {each for each in self._allocated if each in used}
+        needed = (used & extents) | {var for each in (*known, *allocated) for var in _symbols(each)}
+        defined = {var for each in known for var in _defined(each)}
+        more: set[tirx.Var] = set()
+        for each in given:
+            if _defined(each) & (needed - defined):
+                more.add(each)
+                defined |= _defined(each)
+        return more
+
+    def _find_active(self, sources: Sequence[tirx.Var], cotangents) -> set[tirx.Var]:
+        """Return the buffers on a path from the sources to the outputs."""
+        flows = [
+            (store.buffer, {loaded_buffer(each) for each in loads(store.value)})
+            for store in self._all_stores()
+        ]
+        flows = [(to, {each for each in of if is_float(dtype_of(each))}) for to, of in flows]
+        varied = _closure(set(sources), [(of, to) for to, of in flows])
+        targets = {self.program.outputs[i] for i in cotangents}
+        useful = _closure(targets, [({to}, each) for to, of in flows for each in of])
+        return {each for each in varied & useful if is_float(dtype_of(each))}
+
+    def _all_stores(self) -> Iterable:
+        bound: dict[tirx.Var, tirx.PrimExpr] = {}
+        for each in walk(self._statements):
+            if isinstance(each, Bind):
+                bound[each.var] = substitute(each.value, bound)
+            elif isinstance(each, Store):
+                yield Store(each.buffer, each.indices, substitute(each.value, bound))
+
+    # Parts
+
+    def _part(self, number: int, part: Part) -> None:
+        written = {store.buffer for store in stores([part.statement])}
+        if not any(each in self._active and each in self._gradients for each in written):
+            return
+        try:
+            found = nests(part.statement)
+            if found is None:
+                self._general(number, part)
+                return
+            for nest in reversed(found):
+                self._nest(number, part, nest)
+        except GradientError as error:
+            message = str(error)
+            if part.name and not message.startswith("block "):
+                raise unsupported(part.name, message) from error
+            raise
+
+    def _nest(self, number: int, part: Part, nest: Nest) -> None:
+        items = [
+            item
+            for item in nest.items
+            if item.buffer in self._active and item.buffer in self._gradients
+        ]
+        contributions: list[Contribution] = []
+        for item in items:
+            contributions += self._contributions(number, nest, item)
+        by_buffer: dict[tirx.Var, list[Contribution]] = {}
+        for each in contributions:
+            by_buffer.setdefault(loaded_buffer(each.source), []).append(each)
+        for buffer, own in by_buffer.items():
+            self._accumulate(number, part.name, nest.loops, buffer, sums.merged(own))
+        for item in items:
+            if item.kind == ASSIGN:
+                self._clear(number, part.name, nest, item)
+
+    def _contributions(self, number: int, nest: Nest, item: Item) -> list[Contribution]:
+        """Return the contributions of a store to the loads of active buffers."""
+        cotangent = wide(emit.load(self._gradients[item.buffer].buffer, item.indices))
+        guards, value = [self._value(number, guard) for guard in item.guards], item.value
+        undefined = None
+        if item.kind in EXTREMA:
+            candidate = value
+            if _is_least(item.init):
+                kind = tirx.Max if item.kind == MAXIMUM else tirx.Min
+                candidate = kind(value, item.init)
+            here = self._value(number, emit.load(item.buffer, item.indices), after=True)
+            is_equal = self._value(number, candidate) == here
+            share, undefined = self._shares(number, nest, item, is_equal)
+            guards, always = [*guards, is_equal], guards
+            cotangent = emit.load(share, item.indices)
+        found = []
+        for each in derivative(value, cotangent, self._active):
+            known = [self._value(number, guard) for guard in each.guards]
+            source = emit.load(
+                loaded_buffer(each.source),
+                [self._value(number, index) for index in each.source.indices],
+            )
+            found.append(Contribution(source, (*guards, *known), self._value(number, each.value)))
+            if undefined is not None:
+                term = self._value(number, emit.load(undefined, item.indices))
+                found.append(Contribution(source, (*always, *known), term))
+        return found
+
+    def _shares(self, number: int, nest: Nest, item: Item, is_equal) -> tuple[tirx.Var, tirx.Var]:
+        """Emit the gradient of each element that is equal to its extremum, and return its buffer and another.
+
+        As for the operators, the elements that are equal share the cotangent, and all gradients are NaN if the extremum
+        is. The other buffer holds 0 or that NaN, which is added to the gradients of all elements.
+        """
+        gradient = self._gradients[item.buffer]
+        name, dtype = item.buffer.name, accumulation_dtype(dtype_of(item.buffer))
+        count, share, undefined = (
+            self._allocate(item.buffer.shape, dtype, f"{name}_{kind}")
+            for kind in ("count", "share", "undefined")
+        )
+        guards = [self._value(number, guard) for guard in item.guards]
+        source = emit.load(count, [self._value(number, index) for index in item.indices])
+        one = Contribution(source, (*guards, is_equal), tirx.const(1.0, dtype))
+        self._emitted += sums.added("count", nest.loops, count, False, [one])
+
+        def mapped_to(target: tirx.Var, value_at) -> None:
+            axes = sums.axes_of(item.buffer)
+            indices = [axis.var for axis in axes]
+            store = tirx.BufferStore(target, value_at(indices), indices)
+            self._emitted.append(
+                emit.block(target.name, [(axis, emit.SPATIAL) for axis in axes], store)
+            )
+
+        def nan_at(indices):
+            here = wide(self._value(number, emit.load(item.buffer, indices), after=True))
+            return tirx.Select(tirx.isnan(here), here, tirx.const(0.0, dtype))
+
+        mapped_to(share, lambda at: wide(emit.load(gradient.buffer, at)) / emit.load(count, at))
+        mapped_to(undefined, nan_at)
+        return share, undefined
+
+    def _clear(self, number: int, name: str, nest: Nest, item: Item) -> None:
+        """Emit the gradient of an element before it is overwritten: 0. Nothing before the first write uses it."""
+        if not any(each < number for each in self._writers[item.buffer]):
+            return
+        gradient = self._own(item.buffer)
+        found, names = renamed(nest.loops)
+        indices = [substitute(self._value(number, index), names) for index in item.indices]
+        store = tirx.BufferStore(gradient.buffer, tirx.const(0.0, gradient.dtype), indices)
+        guards = [substitute(self._value(number, guard), names) for guard in item.guards]
+        body = sums.under(guards, store)
+        self._emitted.append(
+            emit.block(f"{name}_clear", [(each, emit.SPATIAL) for each in found], body)
+        )
+
+    def _accumulate(
+        self,
+        number: int,
+        name: str,
+        loops: Sequence[Range],
+        buffer: tirx.Var,
+        contributions: Sequence[Contribution],
+    ) -> None:
+        """Emit the sum of contributions to the gradient of a buffer."""
+        gradient = self._gradients.get(buffer)
+        is_first = gradient is None
+        if is_first:
+            gradient = self._gradients[buffer] = self._new_gradient(buffer)
+        elif gradient.given:
+            gradient = self._own(buffer)
+        self._emitted += sums.added(
+            f"{name}_grad", loops, gradient.buffer, not is_first, contributions
+        )
+
+    def _new_gradient(self, buffer: tirx.Var) -> _Gradient:
+        """Return the gradient of a buffer, without a value: the result for an input, if the dtype is that of sums."""
+        own = self._direct_result(buffer)
+        if own is None:
+            dtype = accumulation_dtype(dtype_of(buffer))
+            own = self._allocate(buffer.shape, dtype, f"{buffer.name}_grad")
+        return _Gradient(buffer, own)
+
+    def _direct_result(self, buffer: tirx.Var) -> tirx.Var | None:
+        """Return the result that the gradient of an input is accumulated in; None for half precision."""
+        for i, result in zip(self._wrt, self._results, strict=True):
+            if self.program.inputs[i].same_as(buffer):
+                dtype = dtype_of(buffer)
+                return result if accumulation_dtype(dtype) == dtype else None
+        return None
+
+    def _own(self, buffer: tirx.Var) -> _Gradient:
+        """Return the gradient of a buffer with a value that may be written to."""
+        gradient = self._gradients.get(buffer)
+        if gradient is not None and not gradient.given:
+            return gradient
+        own = self._new_gradient(buffer)
+        if gradient is None:
+            self._emitted += sums.added("zero", [], own.buffer, False, [])
+        else:
+            self._emitted.append(sums.copied(gradient.buffer, own.buffer))
+        self._gradients[buffer] = own
+        return own
+
+    def _allocate(self, shape: Sequence, dtype: str, name: str) -> tirx.Var:
+        buffer = new_buffer(shape, dtype, name)
+        self._allocated.append(buffer)
+        return buffer
+
+    def _finish(self, buffer: tirx.Var, result: tirx.Var) -> None:
+        """Emit the gradient of an input in its dtype, where it was not accumulated in the result."""
+        gradient = self._gradients.get(buffer)
+        if gradient is None:
+            self._emitted += sums.added("zero", [], result, False, [])
+        elif not gradient.buffer.same_as(result):
+            self._emitted.append(sums.copied(gradient.buffer, result))
+
+    # Values of the forward pass
+
+    def _value(self, number: int, expr, after: bool = False):
+        """Return an expression with loads of the values before a part, or after it."""
+
+        def change(load):
+            buffer = loaded_buffer(load)
+            version = self._version(buffer, number + after)
+            return load if version is buffer else emit.load(version, load.indices)
+
+        return tvm_ffi.structural_map(expr, (BufferLoad, change), order="post")
+
+    def _version(self, buffer: tirx.Var, number: int) -> tirx.Var:
+        """Return the buffer with the values before a part: a copy if that part or a later one changes them."""
+        if not any(each >= number for each in self._writers.get(buffer, ())):
+            return buffer
+        writer = min(each for each in self._writers[buffer] if each >= number)
+        key = buffer, writer
+        if key not in self._versions:
+            copy = self._allocate(buffer.shape, dtype_of(buffer), f"{buffer.name}_{writer}")
+            self._versions[key] = copy
+        return self._versions[key]
+
+    def _forward(self) -> tuple[list[tirx.Stmt], dict[tirx.Var, tirx.Var]]:
+        """Return the statements that recompute values, and new buffers in the place of outputs."""
+        program = self.program
+        used = {var for each in self._emitted for var in variables(each)}
+        copied = {old for old, _ in self._versions}
+        taken = set(program.inputs)
+        # The last values of a result come from the forward pass.
+        final = set(program.outputs) - copied
+        needed: set[tirx.Var] = (copied | (used & set(self._writers))) - taken - final
+        for i in self._taped:
+            needed |= {store.buffer for store in stores([self._statements[i]])}
+        parts: set[int] = set()
+        while True:
+            more = {i for buffer in needed for i in self._writers.get(buffer, ())} - parts
+            if not more:
+                break
+            parts |= more
+            for i in more:
+                needed |= reads([self._statements[i]]) - taken
+                needed |= {store.buffer for store in stores([self._statements[i]])}
+        shadows = {}
+        for each in program.outputs:
+            if each in needed:
+                shadows[each] = new_buffer(each.shape, dtype_of(each), f"{each.name}_again")
+        copies: dict[int, list[tuple[tirx.Var, tirx.Var]]] = {}
+        for (old, writer), copy in self._versions.items():
+            copies.setdefault(writer, []).append((old, copy))
+        found = []
+        for i in sorted(parts):
+            found += [
+                substitute(sums.copied(old, copy), shadows) for old, copy in copies.get(i, ())
+            ]
+            found.append(substitute(self._forward_part(i), shadows))
+        return found, shadows
+
+    def _forward_part(self, number: int) -> tirx.Stmt:
+        part = self.program.parts[number]
+        workspaces = [*self.program.outputs, *self.program.allocated]
+        if number in self._taped:
+            return emit.general_block(f"{part.name}_saved", self._taped[number], workspaces)
+        written = {store.buffer for store in stores([part.statement])}
+        # A block may rely on the results' being arguments, which they are not here.
+        is_flat = not written & set(self.program.outputs) or nests(part.statement) is not None
+        if part.source is not None and is_flat:
+            return part.source
+        return emit.general_block(part.name, [part.statement], workspaces)
+
+    # Other statements
+
+    def _general(self, number: int, part: Part) -> None:
+        """Emit the reverse of a statement whose iterations depend on each other, one after another."""
+        general = General(part, self._active, self._allocate)
+        for buffer in general.buffers:
+            self._own(buffer)
+        gradients = {buffer: self._gradients[buffer].buffer for buffer in general.buffers}
+        taped, reverse = general.reversed(gradients)
+        if general.has_tapes:
+            self._taped[number] = taped
+        # Values that the statement itself overwrites are saved ones already.
+        reverse = [mapped(each, lambda expr: self._value(number, expr)) for each in reverse]
+        self._emitted.append(emit.general_block(f"{part.name}_grad", reverse))
+
+
+def _is_least(init) -> bool:
+    """Tell whether an extremum starts from the largest finite number, which an infinite element does not exceed."""
+    largest = float(tirx.max_value(str(init.ty.dtype)).value)
+    return isinstance(init, tirx.FloatImm) and abs(float(init.value)) >= largest
+
+
+def _closure(found: set, edges: Sequence[tuple[set, object]]) -> set:
+    """Return the nodes that follow from those found; an edge leads from any of some nodes to one."""
+    found = set(found)
+    while True:
+        more = {to for of, to in edges if to not in found and of & found}
+        if not more:
+            return found
+        found |= more
+
+
+def _symbols(param: tirx.Var) -> set[tirx.Var]:
+    """Return the variables in the extents of a buffer; for a number, itself."""
+    if not is_buffer_var(param):
+        return {param}
+    return {var for extent in param.shape for var in variables(extent)}
+
+
+def _defined(param: tirx.Var) -> set[tirx.Var]:
+    """Return the variables that a parameter defines: a number itself, and a buffer those that are its extents."""
+    if not is_buffer_var(param):
+        return {param}
+    return {extent for extent in param.shape if isinstance(extent, tirx.Var)}

@@ -1,0 +1,214 @@
+"""Sums of contributions to gradients: maps, reductions and ordered scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import tvm_ffi
+from tvm import tirx
+
+from ..ir.compat import BufferLoad, loaded_buffer
+from ..ir.expressions import loads, substitute
+from . import emit
+from .access import Gather, Range, gather, renamed
+from .flat import same
+from .partials import Contribution
+from .program import (
+    Loop,
+    Store,
+    bounds_of_data,
+    cast,
+    conjunction,
+    dtype_of,
+    guarded,
+    mapped,
+    negated,
+)
+
+#: The elements of a cache line, the smallest part of the last dimension that one thread adds to in a scatter.
+_LINE = 16
+
+#: The most parts of the last dimension.
+_PARTS = 16
+
+
+def added(
+    name: str,
+    loops: Sequence[Range],
+    target: tirx.Var,
+    has_value: bool,
+    contributions: Sequence[Contribution],
+) -> list[tirx.Stmt]:
+    """Return the statements ``target[source] += value`` for contributions in all iterations of loops.
+
+    Parameters
+    ----------
+    name : str
+        The name of the blocks.
+    loops : Sequence[Range]
+        The loops.
+    target : tirx.Var
+        The buffer.
+    has_value : bool
+        Whether the buffer has a value; if not, it starts from 0.
+    contributions : Sequence[Contribution]
+        The contributions.
+    """
+    statements: list[tirx.Stmt] = []
+    maps, sums, scatters = [], [], []
+    for each in contributions:
+        found = gather(each.source.indices, target.shape, loops)
+        if found is None:
+            scatters.append(each)
+        elif found.reduced:
+            sums.append((found, each))
+        else:
+            maps.append((found, each))
+    dtype = dtype_of(target)
+    if maps or (not sums and not has_value):
+        axes, total = _sum_of_maps(maps, target, dtype)
+        indices = [axis.var for axis in axes]
+        if has_value:
+            total = emit.load(target, indices) + total
+        store = tirx.BufferStore(target, total, indices)
+        statements.append(emit.block(name, [(axis, emit.SPATIAL) for axis in axes], store))
+        has_value = True
+    for found, each in sums:
+        statements.append(_reduction(name, target, dtype, found, each, has_value))
+        has_value = True
+    statements += [_scatter(name, target, dtype, loops, each) for each in scatters]
+    return statements
+
+
+def _sum_of_maps(
+    maps: Sequence[tuple[Gather, Contribution]], target: tirx.Var, dtype: str
+) -> tuple[list[Range], tirx.PrimExpr]:
+    """Return new axes of a buffer, and the sum of contributions to each element."""
+    axes: list[Range] = []
+    total = None
+    for found, each in maps:
+        names = {}
+        if axes:
+            names = {own.var: axis.var for own, axis in zip(found.axes, axes, strict=True)}
+        else:
+            axes = list(found.axes)
+        value = substitute(_at(found, each, dtype), names)
+        total = value if total is None else total + value
+    if total is None:
+        axes = axes_of(target)
+        total = tirx.const(0.0, dtype)
+    return axes, total
+
+
+def merged(contributions: Sequence[Contribution]) -> list[Contribution]:
+    """Return the sums of contributions to the same element under the same conditions."""
+    found: list[Contribution] = []
+    for each in contributions:
+        for i, other in enumerate(found):
+            if same([each.source, *each.guards], [other.source, *other.guards]):
+                found[i] = replace(other, value=other.value + each.value)
+                break
+        else:
+            found.append(each)
+    return found
+
+
+def axes_of(buffer: tirx.Var) -> list[Range]:
+    return [
+        Range(tirx.Var(f"j{i}", "int64"), tirx.IntImm("int64", 0), cast(extent, "int64"))
+        for i, extent in enumerate(buffer.shape)
+    ]
+
+
+def _at(found: Gather, each: Contribution, dtype: str) -> tirx.PrimExpr:
+    """Return the contribution to the element that a gather names, 0 where it has none."""
+    value = cast(_with_values(each.value, found), dtype)
+    zero = tirx.const(0.0, dtype)
+    for guard in reversed([_with_values(guard, found) for guard in each.guards]):
+        if loads(guard):
+            # TVM joins nested selections with equal constants at the end, and evaluates both conditions always.
+            value = tirx.if_then_else(negated(guard), zero, value)
+        else:
+            value = tirx.if_then_else(guard, value, zero)
+    if found.guards:
+        value = tirx.if_then_else(conjunction(found.guards), value, tirx.const(0.0, dtype))
+    return value
+
+
+def _with_values(expr: tirx.PrimExpr, found: Gather) -> tirx.PrimExpr:
+    """Return an expression in terms of an element, with simple indices."""
+    analyzer = found.analyzer()
+
+    def change(node):
+        indices = [analyzer.simplify(substitute(index, found.values)) for index in node.indices]
+        return emit.load(loaded_buffer(node), indices)
+
+    expr = tvm_ffi.structural_map(expr, (BufferLoad, change), order="post")
+    return substitute(expr, found.values)
+
+
+def _reduction(
+    name: str,
+    target: tirx.Var,
+    dtype: str,
+    found: Gather,
+    each: Contribution,
+    has_value: bool,
+) -> tirx.Stmt:
+    """Return the sum of a contribution over the remaining loops."""
+    reduced, names = renamed(found.reduced)
+    value = substitute(_at(found, each, dtype), names)
+    indices = [axis.var for axis in found.axes]
+    body = tirx.BufferStore(target, emit.load(target, indices) + value, indices)
+    init = None if has_value else tirx.BufferStore(target, tirx.const(0.0, dtype), indices)
+    axes = [(axis, emit.SPATIAL) for axis in found.axes]
+    return emit.block(name, [*axes, *((axis, emit.REDUCED) for axis in reduced)], body, init)
+
+
+def _scatter(
+    name: str, target: tirx.Var, dtype: str, loops: Sequence[Range], each: Contribution
+) -> tirx.Stmt:
+    """Return an ordered sum, which drops indices out of bounds."""
+    indices = each.source.indices
+    value = emit.load(target, indices) + cast(each.value, dtype)
+    guards = [*each.guards, *bounds_of_data(target, indices)]
+    statement = guarded(guards, Store(target, tuple(indices), value))
+    plain = [
+        loop for loop in loops
+        if any(isinstance(index, tirx.Var) and index.same_as(loop.var) for index in indices)
+    ]  # fmt: skip
+    inner = [loop for loop in loops if not any(loop is each for each in plain)]
+    if plain and inner and plain[-1].size and plain[-1].size % _LINE == 0:
+        # The threads divide the last dimension into whole cache lines, and each runs along its own.
+        *plain, last = plain
+        lines = last.size // _LINE
+        width = last.size // max(i for i in range(1, _PARTS + 1) if lines % i == 0)
+        dtype = str(last.var.ty.dtype)
+        line, lane = (tirx.Var(f"{last.var.name}_{i}", dtype) for i in range(2))
+        value = last.start + line * tirx.IntImm(dtype, width) + lane
+        statement = mapped(statement, lambda expr: substitute(expr, {last.var: value}))
+        zero = tirx.IntImm(dtype, 0)
+        plain.append(Range(line, zero, tirx.IntImm(dtype, last.size // width)))
+        inner.append(Range(lane, zero, tirx.IntImm(dtype, width)))
+    for loop in reversed([*plain, *inner]):
+        statement = Loop(loop.var, loop.start, loop.extent, (statement,))
+    return emit.general_block(name, [statement])
+
+
+def under(guards: Sequence[tirx.PrimExpr], body: tirx.Stmt) -> tirx.Stmt:
+    for guard in reversed(guards):
+        body = tirx.IfThenElse(guard, body, None)
+    return body
+
+
+def copied(source: tirx.Var, target: tirx.Var) -> tirx.Stmt:
+    """Return a copy of a buffer, in the dtype of the target."""
+    axes = axes_of(source)
+    indices = [axis.var for axis in axes]
+    value = cast(emit.load(source, indices), dtype_of(target))
+    return emit.block(
+        f"{target.name}_copy",
+        [(axis, emit.SPATIAL) for axis in axes],
+        tirx.BufferStore(target, value, indices),
+    )
