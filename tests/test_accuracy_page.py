@@ -38,7 +38,7 @@ def test_every_operator_is_on_the_page():
     assert missing == [], f"measure them: make accuracy ARGS='{' '.join(missing)}'"
 
 
-def test_no_error_exceeds_what_checks_accept():
+def test_no_error_exceeds_the_tolerance_of_checks():
     too_large = {
         (name, dtype): error["relative"]
         for name, errors in ERRORS.items()

@@ -48,13 +48,13 @@ def test_bindings_of_branches_come_before_their_conditional():
     assert sum(isinstance(binding.value, relax.If) for binding in BINDINGS) == 1
 
 
-def test_what_depends_on_the_sources():
+def test_variables_that_depend_on_the_sources():
     assert names(varied(BINDINGS, [X])) == {"x", "both", "_spare", "chosen", "loss"}
     assert names(varied(BINDINGS, [Y])) == {"y", "both", "chosen", "loss"}
     assert names(varied(BINDINGS, [X], {"relax.sum"})) == {"x", "both", "_spare", "chosen"}
 
 
-def test_what_the_target_depends_on():
+def test_variables_that_the_target_depends_on():
     found = useful(BINDINGS, BODY.body)
     assert {X, Y} <= found
     assert names(found) == {"x", "y", "both", "whole", "chosen", "loss"}
@@ -86,11 +86,11 @@ def test_only_elements_that_are_used_of_a_tuple():
         (relax.ObjectType(), True, False),
     ],
 )
-def test_what_types_hold(kind, holds, has):
+def test_types_that_hold_floats_and_have_gradients(kind, holds, has):
     assert (holds_floats(kind), has_gradient(kind)) == (holds, has)
 
 
-def test_what_gradients_pass():
+def test_operators_that_pass_gradients():
     x = relax.Var("x", relax.TensorType((2,), "float32"))
     assert passes(relax.op.exp(x))
     assert not passes(relax.op.exp(x), {"relax.exp"})

@@ -46,15 +46,20 @@ def test_pages_with_code_are_found():
         "backward_operators.md",
         "checking.md",
         "conventions.md",
+        "deployment.md",
         "differentiation.md",
         "exporting.md",
         "getting_started.md",
         "layouts.md",
         "limits.md",
+        "lora.md",
+        "onnx.md",
         "operators.md",
+        "pytorch.md",
         "rules.md",
         "semantics.md",
         "symbolic_batch.md",
+        "trainer.md",
         "training.md",
         "tutorial.md",
     }
@@ -64,6 +69,8 @@ def test_pages_with_code_are_found():
 def test_no_code_goes_unrun(page):
     """A block in any other language would appear on the page but never run."""
     languages = set(_FENCE.findall(page.read_text())) - {"", "python", "console"}
+    if page.name == "deployment.md":
+        languages -= {"cpp"}  # tests/training/test_export.py compiles it
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
@@ -78,12 +85,38 @@ def forks():
     found.close()
 
 
+def with_transformers(program: str) -> str:
+    """Return a program that uses transformers at its end: without that part if the package is not installed.
+
+    transformers imports torchvision, which needs help where its binary library does not fit PyTorch.
+    """
+    part = "from transformers import"
+    assert program.startswith("\n")
+    assert program.count(part) == 1
+    if not importlib.util.find_spec("transformers"):
+        return program.partition(part)[0]
+    support = ROOT / "tests" / "support"
+    first = f"import sys; sys.path.append({str(support)!r}); import torch_packages as _packages; "
+    return first + "_packages.torchvision()" + program
+
+
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_code_runs(page, forks, tmp_path):
     if page.name == "tutorial.md":
         pytest.importorskip("sklearn", reason="the data of the tutorial come with scikit-learn")
+    if page.name == "pytorch.md":
+        pytest.importorskip("torch", reason="the page trains PyTorch models: extra torch")
+        pytest.importorskip("sklearn", reason="its data come with scikit-learn")
+    if page.name in ("deployment.md", "lora.md", "trainer.md"):
+        pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
+        pytest.importorskip("safetensors", reason="the page writes a file: extra train")
+    if page.name == "onnx.md":
+        pytest.importorskip("onnx", reason="the model of the page is made with onnx: extra onnx")
     program = tmp_path / f"{page.stem}.py"
-    program.write_text(python_of(page.read_text()))
+    text = python_of(page.read_text())
+    if page.name == "pytorch.md":
+        text = with_transformers(text)
+    program.write_text(text)
     code, printed = forks.run(program)
     assert code == 0, printed
 

@@ -37,7 +37,7 @@ def test_every_edge_is_on_the_page_once():
         assert page.count(f"```{{edges}} {section}\n") == 1
 
 
-def test_relax_grad_gives_what_the_page_says():
+def test_relax_grad_agrees_with_the_page():
     measured = MEASURED["about"]["tvm"]
     if tvm.__version__.split(".")[:2] != measured.split(".")[:2]:
         pytest.skip(f"forward operators are TVM's; the page was measured with TVM {measured}")
@@ -45,19 +45,19 @@ def test_relax_grad_gives_what_the_page_says():
     assert wrong(found, "relax_grad") == {}
 
 
-def test_pytorch_gives_what_the_page_says(torch):
+def test_pytorch_agrees_with_the_page(torch):
     assert wrong({edge.call: measure_edges.of_torch(edge) for edge in EDGES}, "torch") == {}
 
 
 @pytest.mark.slow
-def test_jax_gives_what_the_page_says():
+def test_jax_agrees_with_the_page():
     jax = pytest.importorskip("jax", reason="JAX is not installed, the page has what it gave")
     if jax.__version__ != MEASURED["about"]["jax"]:
         pytest.skip(f"the page was measured with JAX {MEASURED['about']['jax']}")
     assert wrong({edge.call: measure_edges.of_jax(edge) for edge in EDGES}, "jax") == {}
 
 
-def test_what_differs_from_pytorch_has_a_reason():
+def test_differences_from_pytorch_have_a_reason():
     different = {
         call for call, row in ROWS.items() if row["torch"] not in (None, row["relax_grad"])
     }

@@ -75,7 +75,7 @@ def test_jvp_with_respect_to_some():
         np.testing.assert_allclose(one, other, rtol=1e-12)
 
 
-def test_jvp_of_what_does_not_depend_on_it():
+def test_jvp_of_an_independent_result_is_zero():
     module = build([tensor("x", (3,)), tensor("y", (3,))], lambda bb, x, y: op.exp(y))
     _, (found,) = run(relax_grad.jvp(module, wrt="x"), "main_jvp", DX[:, 0], DX[:, 1], DX[:, 2])
     np.testing.assert_array_equal(found, np.zeros(3))
@@ -156,7 +156,7 @@ def test_order_one_is_value_and_grad():
 
 
 @pytest.mark.parametrize("order", [0, -1, 1.0, True, "2"])
-def test_orders_that_are_none(order):
+def test_invalid_orders_are_refused(order):
     with pytest.raises(ValueError, match="order must be a positive integer"):
         relax_grad.derivatives(network(), order=order)
 
@@ -177,13 +177,13 @@ def test_wrt_all_parameters_in_the_list_of_the_function(name):
 
 
 @pytest.mark.parametrize("wrt", ["v", 2, -1, [tensor("x", (3, 4))], 1.0, True])
-def test_wrt_that_is_no_parameter(wrt):
-    with pytest.raises(ValueError, match="is no parameter of main, whose parameters are x, w"):
+def test_wrt_that_is_not_a_parameter_is_refused(wrt):
+    with pytest.raises(ValueError, match="is not a parameter of main, whose parameters are x, w"):
         relax_grad.value_and_grad(network(), wrt=wrt)
 
 
 @pytest.mark.parametrize("name", ["value_and_grad", "vjp", "jvp", "hvp", "derivatives"])
-def test_what_is_no_module(name):
+def test_other_objects_than_modules_are_refused(name):
     with pytest.raises(TypeError, match=r"mod must be a tvm\.IRModule, but it is int"):
         getattr(relax_grad, name)(3)
 
@@ -194,7 +194,7 @@ def test_examples(module):
     assert doctest.testmod(module).attempted > 0
 
 
-def test_what_the_module_has_stays():
+def test_existing_functions_of_the_module_stay():
     """The intermediate functions take no names and do not stay in the module."""
     loss = build([tensor("x", (3, 4))], lambda bb, x: op.sum(op.exp(x)))
     module = relax_grad.value_and_grad(loss)
@@ -217,7 +217,7 @@ def test_nothing_to_differentiate_with_respect_to():
     x = tensor("x", (3,), "int32")
     module = build([x], lambda bb, x: op.sum(op.astype(x, "float32")))
     for transform in (relax_grad.jvp, relax_grad.hvp):
-        with pytest.raises(ValueError, match="no parameter of main to differentiate"):
+        with pytest.raises(ValueError, match="main has no parameter to differentiate"):
             transform(module)
 
 

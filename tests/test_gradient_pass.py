@@ -90,7 +90,7 @@ def test_conv2d_emits_the_two_backward_operators_and_nothing_else():
     ]
 
 
-def test_require_grads_drops_what_is_not_asked_for():
+def test_require_grads_drops_other_gradients():
     module = conv_module()
     w = module["main"].params[1]
     differentiated = relax.transform.Gradient("main", require_grads=w)(module)

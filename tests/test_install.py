@@ -50,7 +50,7 @@ tvm.compile(gradient_of(relax.op.nn.conv2d, (1, 2, 5, 5), (3, 2, 3, 3)), "llvm")
     assert run_python(SNAPSHOT + code).split("\n") == ["True", "[]", "[]", "True", "True", "True"]
 
 
-def test_what_a_module_was_differentiated_with_stays():
+def test_differentiated_modules_compile_after_uninstall():
     """The backward operators are relax_grad's own, and compile without the registrations that were taken back."""
     code = """
 import relax_grad
@@ -62,7 +62,7 @@ print("compiled")
     assert run_python(SNAPSHOT + code) == "compiled"
 
 
-def test_what_is_taken_back_is_classified_as_tvms_own():
+def test_operators_are_classified_as_tvms_after_uninstall():
     code = """
 import relax_grad
 classify = relax_grad.registry.classify

@@ -57,7 +57,7 @@ def test_every_module_belongs_to_a_part():
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_imports_what_it_may(part):
+def test_a_part_has_only_allowed_imports(part):
     for each in BETWEEN:
         user, used = each.parts
         if user == part:
@@ -84,7 +84,7 @@ def test_no_part_imports_private_modules_of_another():
         assert not private, f"{each.module} imports {each.imported}: give the module a public name"
 
 
-def test_one_door_between_the_wings():
+def test_wings_share_only_operators_and_definitions():
     """One wing uses only the named operators and the definitions in topi of the other wing."""
     between = {
         each.parts
@@ -103,7 +103,7 @@ def test_imports_go_down_in_the_figure():
             assert used.place[0] > user.place[0], each
 
 
-def test_what_is_allowed_is_used():
+def test_allowed_imports_are_used():
     """Every import that the lists allow is in use. Unused entries must be removed."""
     used = {each.parts for each in BETWEEN}
     assert {(name, to) for name, part in layers.PARTS.items() for to in part.imports} <= used

@@ -73,9 +73,9 @@ OPERATORS = [op for op in sampled_operators() if op not in WITHOUT]
 
 
 def test_kernels_of_the_first_samples():
-    """These are the kernels that relax_grad legalizes, at first order, from one sample of every third operator."""
-    report = check_out_of_bounds(sample_cases(OPERATORS[::3], 1, order=1), ours=True)
-    assert report.kernels == report.ours > 90
+    """These are the kernels that relax_grad legalizes, at first order, from one sample of every fourth operator."""
+    report = check_out_of_bounds(sample_cases(OPERATORS[::4], 1, order=1), ours=True)
+    assert report.kernels == report.ours > 65
 
 
 #: The number of parts of the list of operators with samples. The parts are checked in parallel.
@@ -238,7 +238,7 @@ def test_nll_loss(reduction, machine):
                 inputs = [random(*predictions), target, *weights]
                 what = f"{name} {dtype} {ignore_index} {len(weights)}"
                 cases.append(Case(what, "relax.nn.nll_loss", inputs, attrs))
-    check_out_of_bounds(cases[::3] + cases[1::3], machine=machine)
+    check_out_of_bounds(cases[::5] + cases[1::5], machine=machine)  # each kind occurs
 
 
 def test_pooling(machine):

@@ -107,6 +107,7 @@ NO_KERNEL = {
     "nonzero": "a function of TVM's runtime",
     "vision.all_class_non_max_suppression": "TVM legalizes nothing that takes its result, of unknown extents",
     "unique": "a function of TVM's runtime",
+    "grad.differentiable_once": "its argument",
     "grad.stop_gradient": "its argument",
 }
 _NO_KERNEL_PREFIXES = ("inspect.", "builtin.", "memory.", "vm.", "dist.")

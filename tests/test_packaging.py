@@ -11,6 +11,7 @@ import pytest
 
 import relax_grad
 from relax_grad import cli
+from relax_grad.frontend.onnx.model import ONNX_REQUIREMENT, ONNXSIM_REQUIREMENT
 from relax_grad.ir.compat import TVM_RANGE, parse_version
 
 ROOT = Path(__file__).parents[1]
@@ -51,17 +52,39 @@ def test_license(distribution):
     assert text.rstrip().endswith("limitations under the License.")
 
 
-def test_what_is_needed_without_extras(requirements):
+def test_requirements_without_extras(requirements):
     assert sorted(requirements[""]) == ["apache-tvm", "apache-tvm-ffi", "numpy"]
     assert "<0.1.15" in requirements[""]["apache-tvm-ffi"]
     assert "<2.3" in requirements[""]["numpy"]
 
 
 def test_extras(distribution, requirements):
-    extras = {"bench", "cli", "docs", "examples", "lint", "matrix", "test", "torch"}
+    extras = {
+        "bench",
+        "cli",
+        "docs",
+        "examples",
+        "lint",
+        "matrix",
+        "onnx",
+        "onnxsim",
+        "safetensors",
+        "test",
+        "torch",
+        "train",
+        "zoo",
+    }
     assert set(distribution.metadata.get_all("Provides-Extra")) == extras
     assert requirements["torch"] == {"torch": "==2.13.0"}
     assert "torch" not in requirements["test"]
+    assert requirements["zoo"]["torch"] == requirements["torch"]["torch"]
+    for name, shown in (("onnx", ONNX_REQUIREMENT), ("onnxsim", ONNXSIM_REQUIREMENT)):
+        # The metadata may have the bounds in another order.
+        assert sorted(requirements[name][name].split(",")) == sorted(
+            shown.removeprefix(name).split(",")
+        )
+    assert sorted(requirements["safetensors"]["safetensors"].split(",")) == ["<0.9", ">=0.5"]
+    assert requirements["safetensors"]["torch"] == requirements["torch"]["torch"]
     # The progress bars of the command line and of the examples use rich, and so do the tests of the command line.
     for extra in ("cli", "test", "examples"):
         assert "rich" in requirements[extra]
@@ -108,7 +131,7 @@ def test_the_torch_pin_is_the_same_everywhere():
         assert set(re.findall(r"torch==([\d.]+\d)", (ROOT / file).read_text())) == {"2.13.0"}, file
 
 
-def test_the_matrix_is_what_is_supported():
+def test_the_matrix_covers_the_supported_versions():
     namespace = {}
     for line in re.findall(r"^[A-Z]+ = .+$", (ROOT / "noxfile.py").read_text(), re.MULTILINE):
         exec(line, namespace)

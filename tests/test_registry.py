@@ -75,14 +75,14 @@ def test_import_is_idempotent():
     assert run_python(code) == "True"
 
 
-def test_every_declaration_is_installed_and_says_what_it_corrects():
+def test_every_declaration_is_installed_and_describes_its_correction():
     for declaration in registry.declarations():
         op = Op.get(declaration.op_name)
         assert op.get_attr(declaration.attr) is not None, declaration
         assert declaration.corrects != "", declaration
 
 
-def test_corrections_are_what_the_stock_has():
+def test_corrections_are_exactly_replacements_of_stock_registrations():
     """A declaration says that it corrects TVM exactly where stock TVM registers something."""
     keys = [(d.op_name, d.attr) for d in registry.declarations()]
     code = f"""
@@ -154,7 +154,7 @@ def test_a_declaration_that_would_have_no_effect_is_refused(register):
             register("relax.exp")(lambda *args: [])
 
 
-def test_what_has_a_rule_of_tvm_cannot_be_declared_non_differentiable():
+def test_operators_with_a_rule_of_tvm_cannot_be_declared_non_differentiable():
     with pytest.raises(ValueError, match=r"of relax\.exp is registered with TVM already"):
         registry.register_nondifferentiable("relax.exp", "nothing")
     assert registry.classify("relax.exp").kind == "differentiable"

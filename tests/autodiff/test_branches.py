@@ -48,7 +48,7 @@ def test_the_branch_that_is_taken(taken):
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
-def test_conditionals_within_each_other_and_in_a_row():
+def test_nested_and_consecutive_conditionals():
     @I.ir_module
     class Module:
         @R.function
@@ -114,7 +114,7 @@ def test_symbolic_extents_that_only_the_branch_of_a_conditional_uses():
         check(Module, X, X[0], np.array(taken), at=(0, 1))
 
 
-def test_an_element_of_a_tuple_that_is_used_before_and_behind_a_conditional():
+def test_an_element_of_a_tuple_that_is_used_before_and_after_a_conditional():
     """ConvertToDataflow replaces the element by the field of the tuple, but does not output that field."""
 
     @I.ir_module
@@ -190,7 +190,7 @@ def test_a_conditional_between_checkpoints():
         np.testing.assert_allclose(found, wanted, rtol=1e-10)
 
 
-def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
+def test_unused_elements_of_tuples_need_no_gradient():
     @I.ir_module
     class Module:
         @R.function
@@ -211,7 +211,7 @@ def test_elements_of_tuples_that_nothing_needs_need_no_gradient():
     assert "R.exp" in adjoint.script()
 
 
-def test_what_a_branch_computes_for_nothing_takes_no_gradient():
+def test_unused_results_of_a_branch_take_no_gradient():
     """A zero cotangent would turn non-finite values into NaN: here, powers of negative numbers."""
 
     @I.ir_module
@@ -256,7 +256,7 @@ def test_effects_happen_once(capfd):
     is_sound(relax_grad.hvp(Module, wrt="x"))
 
 
-def test_what_may_be_another_when_computed_again_is_refused():
+def test_impure_calls_in_a_branch_are_refused():
     @I.ir_module
     class Module:
         @R.function(pure=False)
@@ -270,7 +270,7 @@ def test_what_may_be_another_when_computed_again_is_refused():
             return s
 
     with pytest.raises(
-        GradientError, match=r"binding 'noise': .* call it outside of the conditional"
+        GradientError, match=r"binding 'noise': .* move the call out of the conditional"
     ):
         Gradient("main")(Module)
 
@@ -369,7 +369,7 @@ def test_a_tuple_that_holds_more_than_floats_in_two_conditionals():
 
 
 @NESTED_SYMBOLIC_CONDITIONALS
-def test_what_a_branch_does_not_change_in_symbolic_conditionals_within_each_other():
+def test_unchanged_values_in_nested_symbolic_conditionals():
     """Copied branches keep the extents of the function. Otherwise their zeros would not compile."""
 
     @I.ir_module

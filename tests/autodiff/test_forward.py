@@ -125,7 +125,7 @@ def test_a_local_function_that_takes_a_variable_from_outside():
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
-def test_what_a_local_function_captures():
+def test_gradients_reach_variables_captured_by_a_local_function():
     @I.ir_module
     class Module:
         @R.function
@@ -193,7 +193,9 @@ def test_a_function_that_is_a_parameter_is_refused():
             s: R.Tensor((), "float64") = R.sum(y)
             return s
 
-    with pytest.raises(GradientError, match=r"binding 'y'.*: f: which Relax function is called"):
+    with pytest.raises(
+        GradientError, match=r"binding 'y'.*: f: the Relax function that is called is known at run"
+    ):
         Gradient("main")(Module)
 
 
@@ -224,7 +226,7 @@ def test_a_local_function_of_a_branch():
         np.testing.assert_allclose(found, wanted)
 
 
-def test_arguments_of_which_less_is_known_than_the_parameter_says():
+def test_arguments_with_a_less_precise_type_than_the_parameter():
     pair = relax.TupleType([tensor("a", (3, 4)).ty] * 2)
     p = relax.Var("p", pair)
     bb = relax.BlockBuilder()
@@ -238,7 +240,7 @@ def test_arguments_of_which_less_is_known_than_the_parameter_says():
     check(bb.get(), X)
 
 
-def test_functions_of_the_same_name_are_no_recursion():
+def test_functions_of_the_same_name_are_not_recursion():
     @I.ir_module
     class Module:
         @R.function

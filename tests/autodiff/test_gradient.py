@@ -111,7 +111,7 @@ def test_an_error_of_an_unknown_shape_names_the_argument(name, known):
 
 
 @pytest.mark.parametrize("dataflow", [True, False])
-def test_match_cast_to_what_the_type_does_not_know(dataflow):
+def test_match_cast_to_extents_unknown_to_the_type(dataflow):
     """The check stays in the adjoint function. The original extents hold again after it."""
     n = tirx.Var("n", "int64")
     params = [tensor("x", (n, 4)), tensor("w", (4, 4)), tensor("b", (4,))]
@@ -345,7 +345,7 @@ def test_a_rule_of_a_user_that_makes_up_a_variable(dataflow):
     """The variable has the right type but no definition. TVM would end in an internal error over it."""
     made_up = tensor("made_up", (2, 3))
     module = build([tensor("x", (2, 3))], lambda bb, x: op.sum(op.atan(x)), dataflow=dataflow)
-    message = "^main_adjoint would use 'made_up', which no binding and no parameter defines: a gradient rule"
+    message = "^main_adjoint would use 'made_up', which neither a binding nor a parameter defines: a gradient"
     for result in (lambda *_: [made_up], lambda *args: [op.multiply(args[2], made_up)]):
         with registered("relax.atan", result), pytest.raises(GradientError, match=message):
             Gradient("main")(module)
@@ -359,7 +359,7 @@ def test_a_rule_of_a_user_that_relax_grad_registers_is_held_to_it_too():
         Gradient("main")(module)
 
 
-def test_what_is_not_known_of_a_partial_is_not_refused():
+def test_partials_of_partly_unknown_type_are_accepted():
     """The shape may be unknown, for example, or an extent may be another symbol."""
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 
@@ -381,7 +381,7 @@ def test_what_is_not_known_of_a_partial_is_not_refused():
             assert "main_adjoint" in str(Gradient("main")(module).get_global_vars())
 
 
-def test_what_no_gradient_is_wanted_for_is_not_held_to_a_type():
+def test_partials_of_constants_may_have_any_type():
     """TVM's own rules return a placeholder for indices and other constants."""
 
     def rule(orig_var, orig_call, output_grad, ctx):
@@ -442,13 +442,13 @@ def test_a_te_gradient_is_held_to_the_type_of_its_argument(handler, message):
 # Modules
 
 
-def test_what_is_no_function_is_refused():
+def test_an_unknown_function_name_is_refused():
     module = build([tensor("x", ())], lambda bb, x: op.exp(x))
     with pytest.raises(ValueError, match="no function 'other'; it has main"):
         Gradient("other")(module)
 
 
-def test_an_adjoint_function_that_is_there_already():
+def test_an_existing_adjoint_function_is_refused():
     module = Gradient("main")(build([tensor("x", (3, 4))], lambda bb, x: op.sum(op.exp(x))))
     with pytest.raises(ValueError, match="has a function main_adjoint already"):
         Gradient("main")(module)

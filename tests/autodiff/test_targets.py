@@ -47,7 +47,7 @@ def test_indices_of_any_kind(index):
 
 
 @pytest.mark.parametrize("index", [True, "0", 0.0, [False]])
-def test_what_is_no_index(index):
+def test_a_target_index_that_is_not_an_integer_is_refused(index):
     with pytest.raises(TypeError, match="target_index must be an integer"):
         Gradient("main", target_index=index)
 
@@ -57,11 +57,11 @@ def test_what_is_no_index(index):
     [
         ({}, "one floating-point tensor, but its type is .*Tuple"),
         ({"target_index": 0}, r"scalar or have one element, but its type is R.Tensor\(\(3, 4\)"),
-        ({"target_index": 3}, "target_index: 3 is no element .* a tuple of 3 elements"),
-        ({"target_index": (0, 0)}, "target_index: 0 is no element .* one value"),
+        ({"target_index": 3}, "target_index: 3 is out of range .* a tuple of 3 elements"),
+        ({"target_index": (0, 0)}, "target_index: 0 is out of range .* one value"),
         ({"target_index": 2}, "one floating-point tensor, but its type is R.Tensor.*int64"),
         ({"target_index": 2, "cotangents": True}, "must hold floating-point tensors"),
-        ({"target_index": 1, "require_grads": tensor("y", ())}, "y is no variable of main"),
+        ({"target_index": 1, "require_grads": tensor("y", ())}, "y is not a variable of main"),
     ],
 )
 def test_targets_that_are_refused(settings, match):
@@ -137,8 +137,8 @@ def test_cotangents_as_values(rows):
         ([1.0], ValueError, "holds 2 floating-point tensors, but there are 1 cotangents"),
         ((1.0, np.zeros(3)), ValueError, r"cotangents\[1\] has the type .*3,.*float64"),
         ((1.0, np.zeros(4, "float32")), ValueError, r"cotangents\[1\] has the type .*float32"),
-        ((np.zeros((3, 4)), 1.0), ValueError, "of another shape in each call"),
-        ((tensor("v", (3, 4)), 1.0), ValueError, "cotangents: v is no variable of main"),
+        ((np.zeros((3, 4)), 1.0), ValueError, "whose shape is known at run time only"),
+        ((tensor("v", (3, 4)), 1.0), ValueError, "cotangents: v is not a variable of main"),
         ((None, 1.0), TypeError, r"cotangents\[0\] must be the name of a new parameter"),
     ],
 )
@@ -160,13 +160,13 @@ def test_variables_by_name():
     both = Gradient("main", ["kept", "x"], target_index=0, cotangents=1)(module)
     _, (of_kept, _) = run(both, "main_adjoint", X, X)
     np.testing.assert_allclose(of_kept, X)
-    with pytest.raises(ValueError, match="require_grads: nothing is no variable of main"):
+    with pytest.raises(ValueError, match="require_grads: nothing is not a variable of main"):
         Gradient("main", "nothing")(module)
     with pytest.raises(ValueError, match="require_grads: x appears more than once"):
         Gradient("main", ["x", x])(module)
 
 
-def test_a_name_of_two_variables():
+def test_a_name_that_two_variables_share_is_refused():
     x = [tensor("x", ()), tensor("x", ())]
     module = build(x, lambda bb, x, y: op.multiply(x, y))
     with pytest.raises(ValueError, match="has 2 variables named 'x'; pass the variable itself"):
@@ -239,7 +239,7 @@ def test_the_result_itself_as_intermediate_variable():
     np.testing.assert_array_equal(second, 1.0)
 
 
-def test_an_intermediate_variable_of_what_has_no_gradient():
+def test_an_intermediate_variable_of_an_operator_without_a_gradient():
     """The operator that computes the variable has no gradient, and its arguments are not differentiated."""
 
     def body(bb, x):

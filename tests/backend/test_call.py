@@ -22,7 +22,7 @@ def weight_call(batch=2, dtype="float16"):
     return backward.conv2d_backward_weight(output_grad, data, (6, 4, 3, 3), out_dtype="float64")
 
 
-def test_of_a_call():
+def test_description_of_a_call():
     call = described(weight_call())
     assert call.op_name == "relax.grad.conv2d_backward_weight"
     assert list(call.arguments) == ["output_grad", "data", "weight_shape"]
@@ -58,7 +58,9 @@ def test_symbolic_and_unknown_shapes():
 
 
 def test_an_argument_that_does_not_exist():
-    with pytest.raises(ValueError, match="has the arguments output_grad, data, weight_shape, but"):
+    with pytest.raises(
+        ValueError, match="no argument 'weight'; its arguments are output_grad, data, weight_shape"
+    ):
         described(weight_call()).shape("weight")
 
 

@@ -185,7 +185,7 @@ def is_single(call):
         (lambda call: "weight" in call.op_name, {"batch": tirx.Var("n", "int64")}, 2),
     ],
 )
-def test_a_check_leaves_what_the_backend_cannot_do(check, settings, taken):
+def test_calls_that_fail_the_check_stay_in_the_module(check, settings, taken):
     """Only the first of the two convolutions is plain."""
     module = network(**settings)
     partitioned = partition(module, backend.backward_patterns(BACKEND, CONV2D, check))
@@ -222,7 +222,7 @@ def test_merged_composites():
         backend.BackwardCall.of_function(several)
 
 
-def test_the_functions_run_and_what_is_left_compiles():
+def test_offloaded_functions_run_and_other_operators_compile():
     """The "library" is the tensor expression; the patterns leave max pooling and float16 to TVM."""
     symbols = []
 
@@ -272,7 +272,7 @@ def test_refuses_a_name_that_tvm_would_cut(name):
 
 
 @pytest.mark.parametrize("name", ["relax.nn.conv2d", "conv2d_backward_data", "relax.grad.conv4d"])
-def test_refuses_what_is_no_backward_operator(name):
+def test_names_of_other_operators_are_refused(name):
     with pytest.raises(ValueError, match=f"there is no backward operator '{name}'"):
         backend.register_backward_patterns(BACKEND, [name])
 

@@ -46,7 +46,7 @@ def test_steps_have_names_of_their_own():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
-def test_memory_of_a_call_is_what_it_adds():
+def test_memory_of_a_call_excludes_earlier_allocations():
     size = 64 << 20
     kept = [np.ones(size // 8)]
     found = _memory.growth(lambda: np.ones(size // 8), lambda: None)

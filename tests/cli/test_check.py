@@ -106,7 +106,7 @@ def test_an_operator_without_samples_is_named_as_such(makers, capsys):
         with pytest.raises(SystemExit) as caught:
             cli.main(["check", name])
         assert caught.value.code == 2
-        message = f"relax.{name} has a gradient rule, but no samples to check it on{hint}"
+        message = f"relax.{name} has a gradient rule, but its rule has no samples{hint}"
         assert message in capsys.readouterr().err
 
 
@@ -120,7 +120,7 @@ def test_all_ok(makers, capsys):
     assert re.fullmatch(
         r"relax\.exp +2 samples +order 2 +max error \d\.\de-\d\d +\d+\.\d s  ok", lines[1]
     )
-    assert "No samples to check the rule on: " in out
+    assert "Not checked, as their rules have no samples: " in out
     assert "relax.nn.conv2d" in out
     assert "relax.grad." not in out
     assert re.fullmatch(r"1 operator, 2 samples, \d+ s: all ok", lines[-1])
@@ -193,7 +193,7 @@ def test_all_checks_every_dtype_and_symbolic_shapes(makers, monkeypatch):
     assert outcome.failures[-1][0] == "sample 1, symbolic shape"
 
 
-def test_through_tvm_checks_what_that_pass_takes(makers, capsys):
+def test_through_tvm_checks_only_orders_that_its_pass_supports(makers, capsys):
     def maker(rng):
         split = {"indices_or_sections": [1]}
         yield Sample([np.ones((2,))], split, symbolic={0: {0: "n"}}, tvm_order=1)
@@ -250,7 +250,7 @@ def test_torch_must_be_installed_for_torch(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--order", "0"], "the lowest order is 1"),
+        (["--order", "0"], "the order must be at least 1, but it is 0"),
         (["--through", "torch"], "invalid choice: 'torch'"),
         (["--order", "two"], "invalid _order value: 'two'"),
         (["--target", "abacus"], "no target 'abacus'"),

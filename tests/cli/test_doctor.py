@@ -16,10 +16,10 @@ def run(capsys, *argv) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
-def test_all_is_well(capsys):
+def test_no_problems(capsys):
     code, out = run(capsys)
     assert code == 0
-    assert out.endswith("\nall is well\n")
+    assert out.endswith("\nno problems\n")
     names = [line.partition(":")[0] for line in out.splitlines() if re.match(r"\w+: ", line)]
     assert names[:4] == ["Python", "system", "NumPy", "PyTorch"]
     assert (
@@ -55,7 +55,7 @@ def test_a_wrong_gradient(capsys, monkeypatch):
         ("0.2.0", "3.0", ["apache-tvm-ffi 0.2.0 crashes", "with NumPy 3.0, relax.training"]),
     ],
 )
-def test_versions_that_do_not_go_together(ffi, numpy, found):
+def test_incompatible_versions_are_reported(ffi, numpy, found):
     problems = list(_diagnosis._of_versions(ffi, numpy))
     assert len(problems) == len(found)
     for problem, start in zip(problems, found, strict=True):
@@ -74,7 +74,7 @@ def test_more_threads_than_cores(capsys, monkeypatch):
     assert re.search(r"threads: +8 of TVM, 2 cores \(OMP_NUM_THREADS=8\)", out)
 
 
-def test_cores_that_stay_idle(monkeypatch):
+def test_idle_cores_are_reported(monkeypatch):
     monkeypatch.setattr(threads, "cores", lambda: 4)
     monkeypatch.setattr(threads, "get_num_threads", lambda: 2)
     facts = dict(_diagnosis.facts())

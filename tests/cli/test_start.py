@@ -83,7 +83,7 @@ def test_is_quick():
     assert min(found) < LIMIT, found
 
 
-def test_version_is_what_runs():
+def test_version_reports_the_running_packages():
     found = run(*MODULE, "--version").stdout.strip()
     assert found == _text.versions()  # TVM is imported here, and reports its own version
 

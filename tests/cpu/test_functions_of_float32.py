@@ -74,7 +74,7 @@ def test_errors_are_those_on_the_page(functions, name):
         assert page is None or found.errors.max() <= MORE * page + 0.5
 
 
-def test_a_distance_counts_what_is_no_number(functions):
+def test_a_distance_covers_nan_and_infinity(functions):
     inf, nan = np.inf, np.nan
     found = np.array([1 + 2**-22, inf, nan, nan, 3.4e38, -inf, inf], "float32")
     exact = np.array([1.0, inf, nan, 1.0, inf, inf, 2.0**128 - 2.0**100])

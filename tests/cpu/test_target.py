@@ -6,6 +6,7 @@ import doctest
 
 import pytest
 import tvm
+from tvm.target import codegen
 
 import relax_grad
 from relax_grad.cpu.target import CPU
@@ -37,7 +38,7 @@ def test_cores(monkeypatch):
 
 
 @pytest.mark.parametrize("target", ["c", "webgpu"])
-def test_what_llvm_does_not_compile_for(target):
+def test_targets_without_llvm_have_no_cpu(target):
     assert CPU.of(target) is None
 
 
@@ -46,6 +47,53 @@ def test_the_host_is_a_processor_with_vectors():
     assert isinstance(host, tvm.target.Target)
     assert CPU.of(host).lanes >= CPU.of("llvm").lanes
     assert CPU.of(host).cores >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        ("generic", False),
+        ("cortex-a53", False),
+        ("cortex-a55", True),
+        ("cortex-a72", False),
+        ("cortex-a76", True),
+        ("cortex-a78", True),
+        ("neoverse-n1", True),
+        ("neoverse-n2", True),
+        ("neoverse-v1", True),
+        ("neoverse-v2", True),
+        ("apple-m1", True),
+    ],
+)
+def test_processors_of_arm(name, half):
+    """All have the vectors of NEON, and some have arithmetic in float16."""
+    target = relax_grad.target.arm(name, 6)
+    assert CPU.of(target) == CPU(4, 32, 6)
+    assert target.attrs["mtriple"] == "aarch64-linux-gnu"
+    assert bool(codegen.target_has_features("fullfp16", target)) == half
+
+
+@pytest.mark.parametrize(
+    ("level", "cpu"), [("v1", (4, 16)), ("v2", (4, 16)), ("v3", (8, 16)), ("v4", (16, 32))]
+)
+def test_levels_of_x86_64(level, cpu):
+    assert CPU.of(relax_grad.target.x86_64(level, 3)) == CPU(*cpu, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda t: t.arm("cortex-a760"), "it is 'cortex-a760'; near names are cortex-a76, "),
+        (lambda t: t.arm("haswell"), "name must be a processor of AArch64, but it is 'haswell'"),
+        (lambda t: t.arm("x"), "but it is 'x'$"),
+        (lambda t: t.arm("cortex-a76", 0), "num_cores must be at least 1, but it is 0"),
+        (lambda t: t.x86_64("v5"), "level must be one of v1, v2, v3, v4, but it is 'v5'"),
+        (lambda t: t.x86_64("v3", -1), "num_cores must be at least 1, but it is -1"),
+    ],
+)
+def test_unknown_processors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(relax_grad.target)
 
 
 def test_examples():

@@ -59,13 +59,13 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize("number", [0, -1, PROCESSORS + 1])
-def test_a_number_that_there_is_not(number):
+def test_a_number_out_of_range_is_refused(number):
     with pytest.raises(ValueError, match=f"from 1 to {PROCESSORS}, .* but it is {number}"):
         set_num_threads(number)
 
 
 @pytest.mark.parametrize("number", [1.0, "2", True])
-def test_what_is_no_number(number):
+def test_a_number_that_is_not_an_int_is_refused(number):
     with pytest.raises(TypeError, match="must be an int"):
         set_num_threads(number)
 

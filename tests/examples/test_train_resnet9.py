@@ -80,7 +80,7 @@ class TestCifar10:
     def write(path, content, protocol=2):
         path.write_bytes(pickle.dumps(content, protocol=protocol))
 
-    def test_reads_what_was_written(self, folder):
+    def test_reads_written_files(self, folder):
         data = _data.load_cifar10(folder)
         expected = [self.content(seed + 2, seed) for seed in range(6)]
         images = np.concatenate([part[b"data"] for part in expected[:5]]).reshape(-1, 3, 32, 32)
@@ -122,7 +122,7 @@ class TestCifar10:
             (lambda c: {**c, b"labels": [[0, 1], [2]]}, "integers"),
         ],
     )
-    def test_says_what_is_malformed(self, folder, change, message):
+    def test_malformed_files_are_named(self, folder, change, message):
         self.write(folder / "data_batch_3", change(self.content()))
         with pytest.raises(_data.DataError, match=f"data_batch_3.*{message}"):
             _data.load_cifar10(folder)

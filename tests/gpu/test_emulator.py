@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cuda import compile_for_cuda, missing
+from compile_cuda import compile_for_cuda, missing
 from tvm import relax, te
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
@@ -63,7 +63,7 @@ def racing(x, out):
         T.buffer_store(out, x[i], [i // 2 + 32])
 
 
-def test_kernels_are_looked_at():
+def test_serial_and_host_code_is_found():
     good = compile_for_cuda(of_statements(in_parallel))
     assert (good.on_host, good.serial) == ([], [])
     assert compile_for_cuda(of_statements(in_one_thread)).serial

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 import pytest
 import tvm
-from cuda import compile_for_cuda, leaves, missing
+from compile_cuda import compile_for_cuda, leaves, missing
 from tvm import relax
 
 from relax_grad.testing import _program, check

@@ -39,7 +39,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
-def test_what_shares_memory(alias):
+def test_aliases_share_memory(alias):
     """A write through either name makes the other one, and values computed from it, impossible to recompute."""
 
     def body(bb, write, x, y):
@@ -100,7 +100,7 @@ def test_without_writes_everything_holds():
     assert memory.holds(unknown, unknown, unknown)
 
 
-def test_what_is_unknown_does_not_hold_among_writes():
+def test_unknown_variables_do_not_hold_among_writes():
     function = function_of(lambda bb, write, x, y: write(x, y))
     memory, unknown = Memory(function), relax.Var("unknown", KIND)
     last = list(bindings(function).values())[-1].var

@@ -35,7 +35,7 @@ def test_parse_version(text, release):
 
 
 @pytest.mark.parametrize("text", ["", "unknown", "dev", ".1"])
-def test_what_is_no_version_is_refused(text):
+def test_malformed_versions_are_refused(text):
     with pytest.raises(ValueError, match=re.escape(f"not a version: {text!r}")):
         parse_version(text)
 

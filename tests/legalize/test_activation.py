@@ -1,4 +1,4 @@
-"""The legalization of prelu over a symbolic axis, which TVM refuses, and of softmax's gradient."""
+"""The legalization of prelu over a symbolic axis, which TVM refuses, and of the gradients of softmax and log_softmax."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def test_slopes_that_may_not_fit_are_refused(slopes, message):
         legalize((2, tirx.Var("n", "int64")), slopes, 1)
 
 
-def test_softmax_backward_has_a_schedule_for_gpus():
+@pytest.mark.parametrize("name", ["softmax_backward", "log_softmax_backward"])
+def test_gradient_of_softmax_has_a_schedule_for_gpus(name):
     """A single kernel computes the sum of a row and then the row."""
     rows = relax.TensorType((tirx.Var("n", "int64"), 256), "float32")
     params = [relax.Var(name, rows) for name in ("output_grad", "output")]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
-        bb.emit_func_output(bb.emit(relax.op.grad.softmax_backward(*params)))
+        bb.emit_func_output(bb.emit(getattr(relax.op.grad, name)(*params)))
     rules = (dlight.gpu.GEMV(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback())
     with tvm.target.Target({"kind": "cuda", "arch": "sm_80"}):
         module = dlight.ApplyDefaultSchedule(*rules)(relax.transform.LegalizeOps()(bb.get()))

@@ -45,7 +45,7 @@ def product(a, b, dtype="float32", out_dtype=""):
         ((N, N), (N, N)),
     ],
 )
-def test_product_over_nothing(a, b, dtype, out_dtype):
+def test_product_over_an_empty_axis(a, b, dtype, out_dtype):
     module = product(a, b, dtype, out_dtype)
     for extent in (0, 3):
         values = [
@@ -58,7 +58,7 @@ def test_product_over_nothing(a, b, dtype, out_dtype):
         np.testing.assert_allclose(found, np.matmul(*values, dtype=found.dtype), rtol=1e-5)
 
 
-def test_gradient_over_nothing():
+def test_gradient_over_an_empty_axis():
     """The gradient of a weight for a batch without rows is 0."""
     params = [tensor("x", (N, 3), "float32"), tensor("w", (3, 2), "float32")]
     module = build(params, lambda x, w: op.sum(op.matmul(x, w)))
@@ -73,6 +73,6 @@ def test_gradient_over_nothing():
 
 
 @pytest.mark.parametrize(("a", "b"), [((4, 3), (3, 5)), ((4, N), (3, 5)), ((M, 3), (N, 5))])
-def test_a_known_axis_is_summed_as_ever(a, b):
+def test_a_known_axis_is_left_to_tvm(a, b):
     functions = relax.transform.LegalizeOps()(product(a, b)).functions_items()
     assert sorted(variable.name_hint for variable, _ in functions) == ["main", "matmul"]

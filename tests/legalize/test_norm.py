@@ -88,7 +88,7 @@ def values_of(dtype, *shapes):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
-def test_axes_that_do_not_rise(dtype):
+def test_axes_that_are_not_ascending(dtype):
     """gamma and beta have their axes in the order of the attribute."""
     x, gamma, beta = values_of(dtype, SHAPE, (3, 5), (3, 5))
     wide_gamma, wide_beta = (p.astype("float64").T[:, None] for p in (gamma, beta))
@@ -120,6 +120,13 @@ def test_gamma_and_beta_that_are_left_out(dtype, center, scale):
     found = compute(relax.op.nn.group_norm, x, gamma, beta, num_groups=2, **channel)
     grouped = normalized(x.reshape(5, 2, 2, 3), (2, 3)).reshape(SHAPE)
     check(found, grouped * factor + offset, dtype)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0), (2, 0, 3), (0, 4, 3)])
+def test_groups_of_data_without_elements(shape):
+    x, gamma = (np.ones(extents, "float32") for extents in (shape, shape[1:2]))
+    attrs = {"num_groups": 2, "channel_axis": 1, "axes": [2], "center": False}
+    assert compute(relax.op.nn.group_norm, x, gamma, gamma, **attrs).shape == shape
 
 
 @pytest.mark.parametrize("channel_axis", [0, -2])

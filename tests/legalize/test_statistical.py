@@ -30,7 +30,7 @@ def run(op, x, symbolic=False, **attrs):
     ("op", "expected"),
     [("sum", 0), ("prod", 1), ("mean", math.nan), ("variance", math.nan), ("std", math.nan)],
 )
-def test_reduction_over_nothing(op, expected, symbolic):
+def test_reduction_over_an_empty_axis(op, expected, symbolic):
     found = run(op, np.zeros((3, 0), "float32"), symbolic, axis=[1], keepdims=True)
     np.testing.assert_array_equal(found, np.full((3, 1), expected, "float32"))
     for keepdims in (False, True):
@@ -41,7 +41,7 @@ def test_reduction_over_nothing(op, expected, symbolic):
 
 
 @pytest.mark.parametrize("op", ["sum", "prod"])
-def test_integers_over_nothing(op):
+def test_reduction_of_integers_over_an_empty_axis(op):
     found = run(op, np.zeros((2, 0), "int32"), symbolic=True, axis=[1])
     assert found.dtype == "int32"
     assert found.tolist() == [op == "prod"] * 2
@@ -78,7 +78,7 @@ def test_median_over_no_axes_is_the_tensor():
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
-def test_median_over_nothing(symbolic):
+def test_median_over_an_empty_axis(symbolic):
     value, index = run("median", np.zeros((2, 0)), symbolic, axis=[1])
     np.testing.assert_array_equal(value, [math.nan] * 2)
     np.testing.assert_array_equal(index, [0, 0])

@@ -232,7 +232,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_tvm_does_right_stays(case):
+def test_correct_legalizations_of_tvm_stay(case):
     op_name, arguments, attrs, stock = CASES[case]
     builder = relax.op
     for part in op_name.split(".")[1:]:

@@ -38,13 +38,17 @@ def test_round_trip(attrs, seqstarts):
     [
         ([tensor(2, 3)], {}, r"scores must have the 4 dimensions \(batch, heads, queries, keys\)"),
         ([SCORES], {"causal_mask": "topleft"}, "causal_mask must be 'TopLeft' or 'BottomRight'"),
-        ([SCORES], {"scale": 0.5}, "leave out scale"),
+        (
+            [SCORES],
+            {"scale": 0.5},
+            "scale must not be given, as the scores are scaled already, but it is 0.5",
+        ),
         ([SCORES, STARTS], {}, "must be given together"),
         ([SCORES, STARTS, tensor(5)], {}, "seqstart_k must be a vector of integers"),
         ([SCORES, tensor(5, 1, dtype="int32"), STARTS], {}, "seqstart_q must be a vector"),
         ([SCORES, STARTS, tensor(4, dtype="int32")], {}, "as many sequences of queries as of keys"),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments, attrs, match):
+def test_mismatched_arguments_are_refused(arguments, attrs, match):
     with pytest.raises(ValueError, match=rf"relax\.grad\.attention_weights: .*{match}"):
         relax.BlockBuilder().normalize(attention_weights(*arguments, **attrs))

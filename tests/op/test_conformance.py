@@ -70,7 +70,7 @@ def module_of(items: list[Found]) -> tvm.IRModule:
 
 
 @each_operator
-def test_it_is_reached(name):
+def test_operator_occurs_in_gradients_of_samples(name):
     """The gradients of the samples of the forward operators contain the operator."""
     assert found_calls()[name], (
         f"no differentiated sample holds a call of {name}: let a rule in relax_grad/rules call it, and add samples of the "

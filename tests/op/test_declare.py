@@ -24,7 +24,7 @@ def weight_call(arguments=(OUTPUT_GRAD, DATA, SHAPE), attrs=ATTRS):
     return relax.Call(Op.get("relax.grad.conv2d_backward_weight"), list(arguments), attrs)
 
 
-def test_the_type_of_a_right_call():
+def test_the_type_of_a_valid_call():
     assert [int(dim) for dim in infer(weight_call()).shape] == [6, 4, 3, 3]
 
 
@@ -57,7 +57,7 @@ def test_shapes_that_do_not_match_are_shown_side_by_side():
         infer(weight_call([wrong, DATA, SHAPE]))
 
 
-def test_what_the_forward_operator_refuses_is_refused_under_the_own_name():
+def test_errors_of_the_forward_operator_name_the_backward_operator():
     with pytest.raises(
         ValueError, match=r"conv2d_backward_weight: .* fit relax\.nn\.conv2d.*channel"
     ):

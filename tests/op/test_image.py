@@ -190,7 +190,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_refused(case):
+def test_mismatched_arguments_are_refused(case):
     build, error, message = WRONG[case]
     with pytest.raises(error, match=message):
         type_of(build())

@@ -116,7 +116,7 @@ def test_output_grad_must_have_the_shape_of_the_indices():
         type_of(backward.gather_elements_backward_data(var("dy", (4,)), (4, 9), indices, 1))
 
 
-def test_what_the_forward_operators_refuse():
+def test_arguments_invalid_for_the_forward_operators_are_refused():
     grad, indices = var("dy", (4, 2)), var("i", (4, 2), "int64")
     for axis in (2, -3):
         with pytest.raises(ValueError, match="axis"):

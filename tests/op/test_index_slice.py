@@ -109,7 +109,7 @@ def test_wrong_rank_of_output_grad(operator):
         type_of(operator(var("dy", (4, 2))))
 
 
-def test_what_the_forward_operators_refuse():
+def test_arguments_invalid_for_the_forward_operators_are_refused():
     with pytest.raises(ValueError, match="axis"):
         type_of(static(axes=[3]))
     with pytest.raises(

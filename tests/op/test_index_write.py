@@ -162,7 +162,7 @@ def test_output_grad_must_have_the_shape_of_the_result():
             type_of(call)
 
 
-def test_what_the_forward_operators_refuse():
+def test_arguments_invalid_for_the_forward_operators_are_refused():
     x, floats = var("x", (4, 2)), var("f", (4, 2))
     with pytest.raises(TypeError, match="int64 dtype"):
         type_of(backward.gather_nd_jvp(x, floats))
@@ -182,11 +182,11 @@ def test_what_the_forward_operators_refuse():
         type_of(backward.slice_scatter_backward_src(x, (3, 2), 0, 2, 1))
 
 
-def test_what_only_the_backward_operators_refuse():
+def test_arguments_invalid_only_for_the_backward_operators_are_refused():
     x, i = var("x", (4, 2)), index(4, 2)
     with pytest.raises(ValueError, match="reduction must be 'update' or 'mean', but it is 'mul'"):
         type_of(backward.scatter_elements_backward_updates(x, i, 0, "mul"))
-    with pytest.raises(ValueError, match=r"indices must be 2 tensors, .* but they are 1"):
+    with pytest.raises(ValueError, match=r"indices must be 2 tensors, .* but there are 1"):
         type_of(backward.index_put_backward_values(x, [i]))
     with pytest.raises(TypeError, match="terms must have the dtype of factors, float32"):
         type_of(backward.scatter_elements_scan(x, i, x, var("t", (4, 2), "float16")))

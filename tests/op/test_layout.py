@@ -13,6 +13,7 @@ from tvm.relax.op import grad as backward
 from relax_grad import registry
 from relax_grad.op._layout import chosen, first, moved, moved_axes, order, trailing
 from relax_grad.testing._program import compile_together
+from relax_grad.testing.samples import sampled_operators, samples
 
 TARGET = {"kind": "llvm", "opt-level": 0}
 RNG = np.random.default_rng(5)
@@ -96,6 +97,21 @@ def _rms_norm(bb, x):
     return backward.rms_norm_backward_data(gradient, x, weight, rstd, axes=[-1, 1])
 
 
+def _statistics_of(name, **attrs):
+    """Return a normalization by statistics, which the data is multiplied with."""
+
+    def normalized(bb, x):
+        found = bb.emit(getattr(backward, f"{name}_norm_statistics")(x, **attrs))
+        if isinstance(found.ty, relax.TupleType):
+            mean, found = (bb.emit(relax.TupleGetItem(found, i)) for i in range(2))
+            found = bb.emit(op.add(mean, found))
+        if found.ty.ndim == 1:
+            found = bb.emit(op.expand_dims(found, [0, 2, 3]))
+        return op.multiply(x, found)
+
+    return 2, normalized
+
+
 def _of_zero(x):
     return relax.const(0, "float32")
 
@@ -113,10 +129,11 @@ CASES = {
     "instance_norm_backward": (2, _instance_norm),
     "layer_norm_backward": (2, _layer_norm),
     "rms_norm_backward": (2, _rms_norm),
-    "softmax_backward": (
-        2,
-        lambda bb, x: backward.softmax_backward(x, bb.emit(op.nn.softmax(x, -3)), axis=-3),
-    ),
+    "batch_norm_statistics": _statistics_of("batch", axis=-3),
+    "group_norm_statistics": _statistics_of("group", num_groups=2, channel_axis=1, axes=[2, -1]),
+    "instance_norm_statistics": _statistics_of("instance", channel_axis=-3, axes=[3]),
+    "layer_norm_statistics": _statistics_of("layer", axes=[-1, 1]),
+    "rms_norm_statistics": _statistics_of("rms", axes=[2, 0]),
     "pad_backward_data": (
         2,
         lambda bb, x: backward.pad_backward_data(
@@ -186,6 +203,49 @@ CASES = {
 }
 
 
+def _inferred() -> set[str]:
+    """Return the operators whose layout inference is checked, except convolutions, which have their own module."""
+    registered = {
+        d.op_name
+        for d in registry.declarations()
+        if d.attr == "FRelaxInferLayout" and d.corrects is None
+    }
+    convolutions = {name for name in registered if name.startswith("relax.grad.conv")}
+    assert len(convolutions) == 6
+    return registered - convolutions
+
+
+def _called(case) -> set[str]:
+    """Return the operators that a case calls."""
+    return {
+        binding.value.op.name
+        for block in between_convolutions(*case)["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, relax.Call)
+    }
+
+
+def _sampled(op_name: str):
+    """Return the case of a sample whose arguments are tensors of one shape of rank 3 to 5, or None."""
+    for sample in samples(op_name) if op_name in sampled_operators() else ():
+        shapes = {np.shape(each) for each in sample.inputs}
+        rank = len(next(iter(shapes)))
+        if sample.function is None and len(shapes) == 1 and rank in (3, 4, 5):
+            build = getattr(backward, op_name.removeprefix("relax.grad."))
+            factors = [relax.const(i + 0.5, "float32") for i in range(len(sample.inputs))]
+
+            def call(bb, x, build=build, factors=factors, attrs=sample.attrs):
+                return build(*(bb.emit(op.multiply(x, each)) for each in factors), **attrs)
+
+            return rank - 2, call
+    return None
+
+
+for _name in sorted(_inferred().difference(*map(_called, CASES.values()))):
+    if (_case := _sampled(_name)) is not None:
+        CASES[_name] = _case
+
+
 @pytest.fixture(scope="module")
 def outcomes():
     """The converted modules, and the results of every case with and without conversion; compiled together."""
@@ -222,22 +282,10 @@ def test_an_operator_between_two_convolutions(outcomes, name):
 
 
 def test_every_layout_inference_has_a_case():
-    """Every registration needs a case here, except those of convolutions, which have their own module."""
-    registered = {
-        d.op_name
-        for d in registry.declarations()
-        if d.attr == "FRelaxInferLayout" and d.corrects is None
-    }
-    used = {
-        binding.value.op.name
-        for case in CASES.values()
-        for block in between_convolutions(*case)["main"].body.blocks
-        for binding in block.bindings
-        if isinstance(binding.value, relax.Call)
-    }
-    convolutions = {name for name in registered if name.startswith("relax.grad.conv")}
-    assert len(convolutions) == 6
-    assert registered - convolutions <= used
+    missing = _inferred().difference(*map(_called, CASES.values()))
+    assert sorted(missing) == [], (
+        "add a sample of rank 3 with arguments of one shape, or a case here"
+    )
 
 
 def test_orders_of_axes():
@@ -264,7 +312,7 @@ def test_the_layout_that_tensors_share():
     assert chosen(["", ""]) == ""
 
 
-def test_what_cannot_be_broadcast_otherwise_stays_in_order():
+def test_operands_whose_broadcast_needs_the_order_keep_it():
     """With the batch as the last axis, the axes of the condition are not trailing."""
     condition = relax.const(RNG.normal(size=shape(2)[1:]) > 0)
     module = between_convolutions(2, lambda bb, x: op.where(condition, x, op.negative(x)))

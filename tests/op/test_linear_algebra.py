@@ -33,11 +33,11 @@ def test_einsum_labels(subscripts, ndims, labels, output):
 @pytest.mark.parametrize(
     ("subscripts", "ndims", "message"),
     [
-        ("i,j", [1], "is for 2 operands, not 1"),
-        ("ij->i", [1], r"does not fit operands of \[1\] dimensions"),
-        ("ij...->i", [1], r"does not fit operands of \[1\] dimensions"),
-        ("ij->iij", [2], "each once"),
-        ("ij->ik", [2], "letters of the operands"),
+        ("i,j", [1], "takes 2 operands, but there are 1"),
+        ("ij->i", [1], r"does not match operands of \[1\] dimensions"),
+        ("ij...->i", [1], r"does not match operands of \[1\] dimensions"),
+        ("ij->iij", [2], "only once in the result"),
+        ("ij->ik", [2], "must occur in the operands"),
     ],
 )
 def test_einsum_labels_refuses(subscripts, ndims, message):
@@ -45,14 +45,14 @@ def test_einsum_labels_refuses(subscripts, ndims, message):
         einsum_labels(subscripts, ndims)
 
 
-def test_einsum_backward_operand_refuses_what_does_not_fit():
+def test_einsum_backward_operand_refuses_mismatched_arguments():
     bb = relax.BlockBuilder()
     grad = relax.Var("g", relax.TensorType((2,), "float32"))
     for shape, subscripts, message in (
         ((3, 3), "ii->i", r"output_grad must have the shape \(3\)"),
         ((2, 3), "ij->", "output_grad must have 0 dimensions"),
-        ((2, 3), "ij->ik", "letters of the operands"),
-        ((2, 3), "i->i", "does not fit"),
+        ((2, 3), "ij->ik", "must occur in the operands"),
+        ((2, 3), "i->i", "does not match"),
     ):
         with pytest.raises(ValueError, match=rf"einsum_backward_operand: .*{message}"):
             bb.normalize(backward.einsum_backward_operand(grad, shape, subscripts))

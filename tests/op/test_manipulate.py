@@ -117,7 +117,7 @@ def test_type_of_the_result():
         (lambda: backward.concat_backward_tensors(tensor(4, 3), [(1, 3), (3, 2)], 0), "same shape"),
     ],
 )
-def test_refuses_what_does_not_fit(make, message):
+def test_mismatched_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         infer(make())
 

@@ -104,7 +104,7 @@ def test_unknown_extents(name):
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_what_does_not_fit_is_refused(name):
+def test_mismatched_arguments_are_refused(name):
     build, attrs = getattr(backward, name), OPERATORS[name][1]
     params, prefix = arguments(name), rf"relax\.grad\.{name}: "
 

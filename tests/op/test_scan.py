@@ -81,6 +81,6 @@ def test_types():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(call, error, message):
+def test_mismatched_arguments_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         relax.BlockBuilder().normalize(call())

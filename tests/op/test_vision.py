@@ -68,6 +68,6 @@ def test_type_and_round_trip(name):
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(build, error, message):
+def test_mismatched_arguments_are_refused(build, error, message):
     with pytest.raises(error, match=message):
         relax.BlockBuilder().normalize(build())

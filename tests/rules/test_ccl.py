@@ -253,7 +253,7 @@ def test_round_trip(name):
 
 
 @pytest.mark.parametrize("name", [name for name in BACKWARD if name[:9] != "broadcast"])
-def test_backward_operators_refuse_what_does_not_fit(name):
+def test_backward_operators_refuse_mismatched_gradients(name):
     function, _ = BACKWARD[name]
     bb = relax.BlockBuilder()
     grad = relax.Var("g", relax.TensorType((5, 5), "float32"))

@@ -33,7 +33,7 @@ def test_floating_point_passes_the_gradient(cast, through):
 
 @pytest.mark.parametrize("cast", [relax.op.astype, relax.op.wrap_param])
 @pytest.mark.parametrize("through", ["int8", "int32", "int64", "uint8", "bool"])
-def test_integers_and_booleans_pass_none(cast, through):
+def test_integers_and_booleans_pass_no_gradient(cast, through):
     found, _ = gradient(lambda x: cast(x, through))
     assert found.dtype == "float32"
     assert found.tolist() == [0, 0, 0]

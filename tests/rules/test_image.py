@@ -148,7 +148,7 @@ def test_grid_sample_to_third_order():
         )
 
 
-def test_a_sample_that_is_no_number_leaves_the_others_alone():
+def test_a_nan_position_leaves_other_samples_unchanged():
     """An undefined place in the grid has no element that could receive its gradient."""
     rng = np.random.default_rng(0)
     grid = rng.uniform(-0.9, 0.9, (1, 2, 1, 4))
@@ -196,6 +196,6 @@ def gradient(build, *types):
         ),
     ],
 )
-def test_what_is_refused(build, shapes, message):
+def test_unsupported_layouts_methods_and_batches_are_refused(build, shapes, message):
     with pytest.raises(GradientError, match=message):
         gradient(build, *(relax.TensorType(shape, "float32") for shape in shapes))

@@ -346,7 +346,7 @@ STOCK = {
 
 
 @pytest.mark.parametrize("case", STOCK)
-def test_what_is_right_in_tvm_is_left_as_it_is(case):
+def test_correct_legalizations_of_tvm_are_kept(case):
     """Where no access can lie outside, the lowering is exactly TVM's own."""
     from tvm.relax.transform.legalize_ops import index as stock
 

@@ -319,7 +319,7 @@ def test_updates_outside_are_not_written(reduction):
         np.testing.assert_array_equal(written, np.zeros(4))
 
 
-def test_what_is_outside_is_nan_forward_and_nothing_backward():
+def test_indices_outside_read_nan_and_pass_no_gradient():
     data, indices = np.arange(5.0), np.array([1, -5, *OUTSIDE])
     for function in (
         lambda x, i: relax.op.index_tensor(x, [i]),
@@ -473,7 +473,7 @@ def test_reductions_that_tvm_does_not_have(op, reduction):
 
 def test_values_that_do_not_fit():
     data, indices = np.zeros((3, 4)), (np.array([[0], [1]]), np.array([0, 1, 2]))
-    message = r"relax.index_put.*values must be broadcast to the shape .*2, 3.* of the indices"
+    message = r"relax.index_put.*values must be broadcastable to the shape .*2, 3.* of the indices"
     for shape in ((2,), (4,), (2, 3, 1, 2)):
         with pytest.raises(GradientError, match=message):
             check_gradients("relax.index_put", [data, indices, np.zeros(shape)])

@@ -217,7 +217,7 @@ def test_static_float32_stays_as_tvm_has_it(partials_of, shape1, shape2):
 
 
 @pytest.mark.parametrize("batch", [4, tvm.tirx.Var("n", "int64")])
-def test_a_batch_of_products_is_never_held(batch):
+def test_products_of_a_batch_are_not_stored(batch):
     """No tensor of the gradient of a linear layer is larger than its data or its result."""
     x = relax.Var("x", relax.TensorType((batch, 8, 2), "float32"))
     w = relax.Var("w", relax.TensorType((2, 3), "float32"))

@@ -133,7 +133,7 @@ def test_squeeze_of_symbolic_axes_must_name_them():
         with bb.dataflow():
             loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.squeeze(x))))
         bb.emit_func_output(loss)
-    with pytest.raises(GradientError, match=r"relax\.squeeze.*name them"):
+    with pytest.raises(GradientError, match=r"relax\.squeeze.*needs axes"):
         relax.transform.Gradient("main")(bb.get())
 
 

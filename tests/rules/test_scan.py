@@ -97,7 +97,7 @@ def test_cumprod_of_many_elements_with_a_zero():
 
 
 @pytest.mark.parametrize("op", ["cumsum", "cumprod"])
-def test_what_passes_through_integers_has_no_gradient(op):
+def test_scans_through_integers_have_no_gradient(op):
     scan = getattr(relax.op, op)
     x = np.array([1.5, 2.5, 0.5], "float32")
 

@@ -80,7 +80,7 @@ def program(build, *values):
 
 
 @pytest.mark.parametrize("op", ["relax.max", "relax.min"])
-def test_extremum_of_what_is_not_finite(torch, op):
+def test_extremum_of_nan_and_infinity(torch, op):
     """TVM's maximum of -inf alone is the least finite number, which is not an element."""
     for rows in ([[np.inf, np.inf], [-np.inf, -np.inf], [np.inf, 1.0]], [[np.nan, np.nan]]):
         x = np.array(rows)
@@ -205,7 +205,7 @@ def test_mean_backward_x(attrs, shape):
     assert structural_equal(tvm.ir.load_json(tvm.ir.save_json(module)), module)
 
 
-def test_mean_backward_x_refuses_what_does_not_fit():
+def test_mean_backward_x_refuses_mismatched_arguments():
     bb = relax.BlockBuilder()
     grad = relax.Var("g", relax.TensorType((2,), "float32"))
     with pytest.raises(ValueError, match=r"relax\.grad\.mean_backward_x: output_grad must have"):

@@ -48,7 +48,7 @@ def test_unbroadcast_returns_the_shape_of_the_argument(grad, like):
     assert _util.same_shape(list(result.shape.values), _util.shape_of(like))
 
 
-def test_unbroadcast_leaves_what_fits():
+def test_unbroadcast_keeps_a_gradient_of_the_same_shape():
     bb, grad = relax.BlockBuilder(), tensor(N, 5)
     assert _util.unbroadcast(bb, grad, tensor(N, 5)).same_as(grad)
 

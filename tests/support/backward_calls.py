@@ -22,7 +22,9 @@ from relax_grad.testing.samples import Sample, sampled_operators, samples
 Extents = Callable[[Sequence], Sequence]
 
 #: Operators under ``relax.grad`` that are not gradients: functions contain them, but no rule returns them.
-MARKERS = {"relax.grad.stop_gradient"}
+MARKERS = {
+    f"relax.grad.{each}" for each in ("differentiable_once", "stop_gradient", "with_backward")
+}
 
 
 @dataclass(frozen=True)

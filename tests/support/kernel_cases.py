@@ -12,10 +12,10 @@ from tvm.ir import Op
 from tvm.tirx.analysis import undefined_vars
 
 from relax_grad.cpu.dispatch import operators_with_kernels
-from relax_grad.cpu.schedule._nest import substitute
 from relax_grad.ir.compat import Analyzer
-from relax_grad.op import norm
-from relax_grad.op.activation import softmax_backward
+from relax_grad.ir.expressions import substitute
+from relax_grad.op import norm, norm_statistics
+from relax_grad.op.activation import log_softmax_backward, softmax_backward
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
 from relax_grad.transform import DispatchKernels
@@ -249,6 +249,11 @@ def _norms() -> Iterator[KernelCase]:
         [data, data, small, small],
         lambda _, *a: norm.batch_norm_backward_gamma(*a, axis=1),
     )
+    yield KernelCase(
+        "relax.grad.batch_norm_statistics",
+        [data],
+        lambda _, x: norm_statistics.batch_norm_statistics(x, axis=1),
+    )
     for last in (7, 37):
         wide = (N, 3, last)
         row = (N, 3, 1)
@@ -270,6 +275,15 @@ def _norms() -> Iterator[KernelCase]:
         yield KernelCase(
             "relax.nn.rms_norm", [wide, (last,)], lambda _, *a: op.rms_norm(*a, axes=-1)
         )
+        for statistics in (
+            norm_statistics.layer_norm_statistics,
+            norm_statistics.rms_norm_statistics,
+        ):
+            yield KernelCase(
+                f"relax.grad.{statistics.__name__}",
+                [wide],
+                lambda _, x, statistics=statistics: statistics(x, axes=[-1]),
+            )
         yield KernelCase(
             "relax.grad.rms_norm_backward_data",
             [wide, wide, (last,), row],
@@ -293,6 +307,16 @@ def _norms() -> Iterator[KernelCase]:
         lambda _, *a: op.instance_norm(*a, **attrs),
     )
     yield KernelCase(
+        "relax.grad.group_norm_statistics",
+        [data],
+        lambda _, x: norm_statistics.group_norm_statistics(x, num_groups=2, **attrs),
+    )
+    yield KernelCase(
+        "relax.grad.instance_norm_statistics",
+        [data],
+        lambda _, x: norm_statistics.instance_norm_statistics(x, **attrs),
+    )
+    yield KernelCase(
         "relax.grad.instance_norm_backward_data",
         [data, data, small, *[rows] * 4],
         lambda _, *a: norm.instance_norm_backward_data(*a, **attrs),
@@ -308,11 +332,12 @@ def _softmaxes() -> Iterator[KernelCase]:
     for shape in ((N, 3, 21), (3, N)):
         yield KernelCase("relax.nn.softmax", [shape], lambda _, x: relax.op.nn.softmax(x))
         yield KernelCase("relax.nn.log_softmax", [shape], lambda _, x: relax.op.nn.log_softmax(x))
-        yield KernelCase(
-            "relax.grad.softmax_backward",
-            [shape, shape],
-            lambda _, dy, y: softmax_backward(dy, y),
-        )
+        for backward in (softmax_backward, log_softmax_backward):
+            yield KernelCase(
+                f"relax.grad.{backward.__name__}",
+                [shape, shape],
+                lambda _, dy, y, backward=backward: backward(dy, y),
+            )
 
 
 def _sums() -> Iterator[KernelCase]:

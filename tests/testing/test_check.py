@@ -149,6 +149,17 @@ def test_a_function_that_goes_through_float32_is_checked_with_a_step_to_match():
     check_gradients(lambda x: relax.op.astype(relax.op.exp(x), "float32"), [X])
 
 
+def test_half_precision_is_compared_at_the_rounded_values():
+    """The gradients of float32 results have the tolerance of float32, and cotangents are rounded to half precision."""
+
+    def widened(x):
+        return relax.op.square(relax.op.astype(x, "float32"))
+
+    value = X.astype(numpy_dtype("bfloat16"))
+    report = check_gradients(widened, [value], order=2, wrt=["x0"])
+    assert report.order == 2
+
+
 def test_functions_tuples_and_several_outputs():
     def function(pair, scale):
         product = relax.op.multiply(pair[0], scale)
@@ -167,7 +178,9 @@ def test_wrt_selects():
 
 @pytest.mark.parametrize("wrt", [[1], [7], ["y"]])
 def test_wrt_that_cannot_be_differentiated_is_an_error(wrt):
-    with pytest.raises(ValueError, match=r"no floating-point tensor.*x0: .*float64.*x1: .*int64"):
+    with pytest.raises(
+        ValueError, match=r"not a floating-point tensor.*x0: .*float64.*x1: .*int64"
+    ):
         check_gradients("relax.take", [X, np.array([0])], wrt=wrt, axis=0)
 
 
@@ -196,7 +209,7 @@ def test_symbolic_axes():
 @pytest.mark.parametrize(
     ("symbolic", "message"),
     [
-        ({5: {0: "n"}}, "input 5, which is no array"),
+        ({5: {0: "n"}}, "input 5, which is not an array"),
         ({0: {7: "n"}}, "axis 7 of input 0"),
         ({0: {-1: "n"}}, "axis -1 of input 0"),
         ({0: {0: "n", 1: "n"}}, "'n' to the extents 2 and 3"),
@@ -240,7 +253,7 @@ def test_an_unknown_pass_is_an_error():
         check_gradients("relax.exp", [X], through="torch")
 
 
-def test_what_is_no_operator_is_an_error():
+def test_a_number_as_operator_is_an_error():
     with pytest.raises(TypeError, match="name of an operator or a function"):
         check_gradients(3, [X])
 

@@ -21,7 +21,7 @@ def test_small_numbers_are_compared_as_they_are():
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_is_the_same_as_itself_only(value):
+def test_infinities_and_nan_equal_only_themselves(value):
     array = np.array([1.0, value, 3.0])
     assert difference(array, array).error == 0.0
     for found, wanted in ((np.ones(3), array), (array, np.ones(3)), (array, np.full(3, np.inf))):

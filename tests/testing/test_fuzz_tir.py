@@ -156,7 +156,7 @@ def test_every_kind_is_drawn():
     assert found == KINDS
 
 
-def test_kinds_are_what_programs_have():
+def test_kinds_match_the_script_of_programs():
     """For kinds that are easy to recognise, the script of TVM's functions shows them."""
     signs = {
         "where": r"T\.where\(",
@@ -278,10 +278,10 @@ def test_a_program_becomes_smaller():
     assert sum(isinstance(node, language.Store) for node in language.nodes(small.functions)) <= 1
 
 
-def test_nothing_found():
+def test_no_findings():
     out = fuzz(2, 4)
     assert "2 programs of " in out
-    assert out.endswith("nothing found\nexit code 0")
+    assert out.endswith("no findings\nexit code 0")
     assert int(re.search(r"compared with NumPy: (\d+)", out)[1]) == 2
 
 
@@ -314,7 +314,7 @@ def test_wrong_use(more, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["fuzz", "--tir", *more])
     assert stopped.value.code == 2
-    assert "--tir differentiates nothing" in capsys.readouterr().err
+    assert "--tir does not differentiate" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -322,4 +322,4 @@ def test_wrong_use(more, capsys):
 def test_programs_at_length(before):
     """One case applies the schedules for large tensors to tensors of a few elements."""
     for seed in range(101, 105):
-        assert "nothing found" in fuzz(max(25, round(100 * SHARE)), seed, before)
+        assert "no findings" in fuzz(max(25, round(100 * SHARE)), seed, before)

@@ -157,7 +157,7 @@ def test_unsigned_targets():
 
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
-def test_nothing_at_all(reduction, symbolic):
+def test_an_empty_batch(reduction, symbolic):
     """An empty batch: the mean of no losses is NaN, and the gradients of all weights are 0."""
     output_grad = np.zeros((0,) if reduction == "none" else ())
     case = (output_grad, np.zeros((0, 3)), np.zeros(0, "int64"), np.ones(3), reduction, -100)

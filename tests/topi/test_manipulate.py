@@ -68,7 +68,7 @@ def test_collapse_sum_over_a_symbolic_axis_that_may_be_empty(extent):
     assert out.numpy().tolist() == [extent, extent]
 
 
-def test_collapse_sum_refuses_what_is_not_a_broadcast():
+def test_collapse_sum_refuses_shapes_that_do_not_broadcast():
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
     for source, target in (((2, 3), (2,)), ((3,), (1, 3)), ((n,), (m,))):
         with pytest.raises(ValueError, match="broadcastable"):

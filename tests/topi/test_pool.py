@@ -238,7 +238,7 @@ test_avg_pool_many = pytest.mark.slow(MANY(AVG_POOL(sweep_avg_pool)))
 
 
 @pytest.mark.parametrize(("layout", "out_layout"), [("NCHW", "NCHW4c"), ("2nN3cCHW", "[3c2n]WHCN")])
-def test_layouts_that_have_more_channels_than_there_are(layout, out_layout):
+def test_layouts_with_padded_channels(layout, out_layout):
     """Padded channels are zero: the result has zeros there, and they do not affect other channels."""
     shapes = (2, 6, 4, 3), (2, 6, 2, 2)
     case = Case(*shapes, (3, 2), (2, 1), (1, 0) * 2, (1, 1), layout, out_layout)
@@ -261,7 +261,7 @@ def test_a_window_of_one_value(value, dtype):
 
 
 @pytest.mark.parametrize("value", [0.0, -np.inf, np.nan])
-def test_windows_of_nothing_but_padding(value):
+def test_windows_that_hold_only_padding(value):
     rng = np.random.default_rng(0)
     check_max_pool(IN_PADDING, np.full(IN_PADDING.data_shape, value), rng, "float64")
     for count_include_pad in (False, True):

@@ -199,7 +199,7 @@ def test_half_precision_is_accumulated_in_float32():
     assert found.item() == 4160
 
 
-def test_what_is_no_tap_does_not_leak_nan():
+def test_nan_reaches_only_the_taps_of_its_position():
     settings = attrs("half_pixel", "linear")
     grad = te.placeholder((1, 1, 1, 12), "float32", "grad")
     backward = topi_resize.resize_backward_data(grad, (1, 1, 1, 6), "NCHW", "float32", **settings)
@@ -215,9 +215,9 @@ def test_what_is_no_tap_does_not_leak_nan():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"method": "area"}, "no method 'area'"),
-        ({"coordinate_transformation_mode": "x"}, "no coordinate_transformation_mode 'x'"),
-        ({"rounding_method": "up"}, "no rounding_method 'up'"),
+        ({"method": "area"}, "unknown method 'area'"),
+        ({"coordinate_transformation_mode": "x"}, "unknown coordinate_transformation_mode 'x'"),
+        ({"rounding_method": "up"}, "unknown rounding_method 'up'"),
     ],
 )
 def test_unknown_settings_are_refused(wrong, message):

@@ -138,7 +138,7 @@ SYMBOLIC = [
 @pytest.mark.parametrize(
     ("name", "symbolic"), [*((name, False) for name in CASES), *((name, True) for name in SYMBOLIC)]
 )
-def test_threads_compute_what_a_cpu_does(name, symbolic, monkeypatch):
+def test_threads_agree_with_a_cpu(name, symbolic, monkeypatch):
     """The result is the same in any order and with any number of elements per thread: no thread reads another's."""
     expression, inputs = CASES[name]
     expected = run(expression, inputs, inputs[0].shape, inputs[0].dtype.name, symbolic)

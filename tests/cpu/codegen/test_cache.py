@@ -193,7 +193,7 @@ def test_the_oldest_entries_are_deleted(tmp_path):
     assert len(entries(tmp_path)) == 2
 
 
-def test_contexts_return_to_the_directory_of_before(tmp_path):
+def test_contexts_restore_the_previous_directory(tmp_path):
     assert current() is None
     with relax_grad.cache(tmp_path / "a"):
         with relax_grad.cache(tmp_path / "b"):

@@ -162,7 +162,7 @@ def classifier_lowered():
         return relax_grad.pipeline()(classifier())
 
 
-def test_what_cannot_be_put_together_is_left_to_tvm(monkeypatch):
+def test_unsupported_objects_and_executables_are_left_to_tvm(monkeypatch):
     """Other object file formats, executables without bytecode, and another pipeline for tensor functions."""
     lowered = classifier_lowered()
     count = len(prim_funcs(lowered))

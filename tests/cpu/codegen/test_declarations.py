@@ -187,7 +187,7 @@ def test_identities_know_all_arguments():
     assert len(set(found)) == len(found)
 
 
-def test_what_has_no_identity():
+def test_lambdas_and_unknown_objects_have_no_identity():
     cpu = CPU(16, 32, 2)
     assert text_of(key_of(partial(lambda: None))) is None
     assert text(PRODUCT, cpu, lambda: None) is None
@@ -198,7 +198,7 @@ def test_what_has_no_identity():
     assert text_of(key_of(replaced)) is None
 
 
-def test_a_kernel_of_somebody_else_is_generated(monkeypatch, runs, tmp_path):
+def test_a_kernel_of_unknown_sources_is_generated(monkeypatch, runs, tmp_path):
     """The kernel's sources are unknown, so its content identifies it."""
     made = []
 
@@ -270,7 +270,7 @@ def test_sources_that_were_written_after_the_import(tmp_path):
     assert digest(tmp_path, time.time() - 1000) is None
 
 
-def test_without_sources_all_is_made_at_once(tmp_path, runs, monkeypatch):
+def test_without_sources_everything_is_generated_at_once(tmp_path, runs, monkeypatch):
     monkeypatch.setattr(declarations, "sources", lambda: None)
     with relax_grad.cache(tmp_path):
         first = run(module())

@@ -63,7 +63,7 @@ def test_zeros():
     check_dispatch(build(params, body), "main", [some((2, 3)) for _ in params], ["concat_kernel"])
 
 
-def test_zeros_that_a_call_writes_to():
+def test_overwritten_zeros_are_not_concatenated_as_zeros():
     kind = relax.TensorType((4, 4), "float32")
     bb = relax.BlockBuilder()
     callee = bb.add_func(add_to, "add_to")
@@ -81,7 +81,7 @@ def test_zeros_that_a_call_writes_to():
     np.testing.assert_array_equal(found[0], np.concatenate([values[0], *values]))
 
 
-def test_what_is_left():
+def test_few_tensors_tuple_parameters_and_bfloat16_have_no_kernel():
     """No kernel for few tensors, which fuse with their consumers, a tuple parameter, or bfloat16."""
     assert kernels_in(module([(2, 3)] * 5, 1)) == []
     pair = relax.Var("xs", relax.TupleType([relax.TensorType((2, 3), "float32")] * 6))
@@ -112,7 +112,7 @@ def test_a_division_of_a_symbolic_batch():
     check_dispatch(built, "main", [some((3, 32))], ["split_kernel"])
 
 
-def test_divisions_that_are_left():
+def test_divisions_into_few_or_empty_parts_have_no_kernel():
     """No kernel for few parts, for empty parts, or for one part, which is no tuple."""
     for where in (1, 15, list(range(20)), [*range(1, 20), 19]):
         built = build([tensor("x", (3, 30), "float32")], lambda bb, x, w=where: op.split(x, w, 1))

@@ -51,7 +51,7 @@ def values(*shapes):
 
 @pytest.mark.parametrize("batch", [3, N], ids=["static", "symbolic"])
 @pytest.mark.parametrize("case", CASES)
-def test_kernels_in_the_place_of_convolutions(case, batch):
+def test_kernels_replace_convolutions(case, batch):
     attrs, data, weight, out = CASES[case]
     rank = len(data) - 1
     forward = getattr(relax.op.nn, f"conv{rank}d")
@@ -79,7 +79,7 @@ def test_depthwise_volumes_are_left():
     ],
     ids=["layout", "symbolic height", "no window"],
 )
-def test_what_is_left(data, attrs):
+def test_mixed_layouts_symbolic_heights_and_empty_results_have_no_kernel(data, attrs):
     module = of_two([data, (12, 8, 3, 3)], lambda x, w: relax.op.nn.conv2d(x, w, **attrs))
     assert kernels_in(module) == []
 
@@ -98,7 +98,7 @@ def of_squares(tile):
     return module, DispatchKernels(HOST, winograd_tile=tile)(module)
 
 
-def test_squares_that_are_asked_for():
+def test_winograd_tiles_have_kernels_of_their_own():
     """Each tile size has kernels of its own, None equals 0, and the error stays within the bound of the size."""
     found = {}
     for tile in (0, 2, 4, None):
@@ -118,7 +118,7 @@ def test_squares_that_are_asked_for():
 
 
 @pytest.mark.parametrize("tile", [1, 3, -2, "4"])
-def test_squares_that_there_are_not(tile):
+def test_unknown_winograd_tiles_are_refused(tile):
     for make in (DispatchKernels, relax_grad.pipeline):
         with pytest.raises(ValueError, match="winograd_tile must be one of 2, 4"):
             make(HOST, winograd_tile=tile)

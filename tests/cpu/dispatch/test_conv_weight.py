@@ -66,6 +66,6 @@ def test_weight_gradients(name, batch):
     ],
     ids=["half precision", "channels last", "symbolic height", "empty"],
 )
-def test_others_have_none(out, data, attrs):
+def test_unsupported_weight_gradients_have_no_kernel(out, data, attrs):
     module = gradient(conv2d_backward_weight, out, data, (4, 3, 1, 1), **attrs)
     assert kernels_in(module) == []

@@ -48,6 +48,6 @@ def test_gradients(name, data, weight, attrs, batch):
     [((5, 1, 12, 12), {}, 0), ((5, 1, 2, 2), {"strides": 5}, 2)],
     ids=["many taps", "data gradient of large strides"],
 )
-def test_others_have_none(weight, attrs, number):
+def test_large_windows_and_strides_have_no_kernel(weight, attrs, number):
     module = loss(op.nn.conv2d, (2, 5, 14, 14), weight, **attrs)
     assert len([name for name in kernels_in(module) if "conv" in name]) == number

@@ -89,7 +89,7 @@ def test_gathering():
     check_dispatch(found, "main", values, ["grad_index_tensor_backward_data_kernel"])
 
 
-def test_what_is_left():
+def test_unsupported_index_operators_have_no_kernel():
     assert kernels_in(module((4, 24), (5,), 0, "uint8")) == []
     params = [tensor("dy", (4, 3, 6), "float32"), tensor("indices", (4, 3, 6), "int64")]
     found = build(params, lambda dy, i: gather_elements_backward_data(dy, (4, 9, 6), i, 1))
@@ -108,7 +108,7 @@ def test_what_is_left():
     assert kernels_in(found) == []
 
 
-def test_what_was_built_before_the_import_is_checked():
+def test_calls_built_before_the_import_are_checked():
     """TVM infers the type of its own operator from the type of the data alone."""
     params = [
         tensor("dy", (2, 4), "float32"),

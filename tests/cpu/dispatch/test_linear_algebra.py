@@ -55,12 +55,12 @@ def test_products(a, b, transpose):
     ("a", "b"),
     [((5,), (5, 3)), ((3, 5), (5,)), ((2, 3, 5), (1, 5, 4)), ((0, 5), (5, 4)), ((4, 0), (0, 4))],
 )
-def test_what_no_kernel_takes(a, b):
+def test_vectors_broadcast_batches_and_empty_matrices_have_no_kernel(a, b):
     check_dispatch(product(a, b), "main", [normal(*a), normal(*b)], [])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
-def test_other_dtypes_have_none(dtype):
+def test_other_dtypes_have_no_kernel(dtype):
     module = build([tensor(n, (3, 3), dtype) for n in "ab"], lambda bb, a, b: op.matmul(a, b))
     assert kernels_in(module) == []
 

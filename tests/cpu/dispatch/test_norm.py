@@ -149,7 +149,7 @@ def test_group_and_instance_norm(data, parameters):
     )
 
 
-def test_what_is_left():
+def test_unsupported_modes_and_axes_have_no_kernel():
     batch_norm = relax.op.nn.batch_norm
     for body, *shapes in [
         (lambda *a: batch_norm(*a, axis=1, training=False), (2, 6, 5, 4), *[(6,)] * 4),

@@ -67,7 +67,7 @@ def test_other_ranks(kind, rank):
     [{"layout": "NHWC"}, {"strides": (5, 5)}, {"padding": (3, 3)}],
     ids=str,
 )
-def test_what_is_left(attrs):
+def test_unsupported_layouts_strides_and_padding_have_no_kernel(attrs):
     x = tensor("x", (2, 9, 9, 9), "float32")
     module = build([x], lambda x: relax.op.nn.max_pool2d(x, (3, 3), **attrs))
     assert kernels_in(module) == []

@@ -43,5 +43,5 @@ def test_collapse_sum(shape):
         lambda x: relax.op.sum(relax.op.multiply(x, x), [0]),
     ],
 )
-def test_what_is_left(body):
+def test_unsupported_sums_have_no_kernel(body):
     assert kernels_in(build([tensor("x", SHAPE, "float32")], body)) == []

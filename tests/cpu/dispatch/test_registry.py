@@ -59,7 +59,7 @@ def test_symbolic_extents():
     ],
     ids=str,
 )
-def test_what_has_no_kernel(kind):
+def test_unsupported_types_have_no_kernel_shape(kind):
     assert site().shape(relax.Var("x", kind)) is None
 
 
@@ -77,7 +77,7 @@ def test_one_kernel_for_an_operator(monkeypatch):
     assert operators_with_kernels() == ["relax.a", "relax.b"]
     assert find_kernel("relax.a", "site") == "site"
     assert find_kernel("relax.c", "site") is None
-    with pytest.raises(ValueError, match=r"relax\.a has a kernel already, by make"):
+    with pytest.raises(ValueError, match=r"relax\.a already has a kernel factory, make"):
         kernel_for("relax.a")(make)
 
 
@@ -90,7 +90,9 @@ def test_one_saving_for_an_operator(monkeypatch):
 
     assert find_residuals("relax.a", "site", None, None) == "site"
     assert find_residuals("relax.c", "site", None, None) is None
-    with pytest.raises(ValueError, match=r"relax\.a has a residual kernel already, by make"):
+    with pytest.raises(
+        ValueError, match=r"relax\.a already has a factory of residual kernels, make"
+    ):
         residuals_for("relax.a")(make)
 
 

@@ -52,6 +52,46 @@ def test_layer_norm(batch, axes):
     check_dispatch(module, "main_vjp", values, [f"{name}_kernel" for name in kernels], 1e-4)
 
 
+@pytest.mark.parametrize("groups", [None, 1, 2, 6])
+@pytest.mark.parametrize("batch", [3, N])
+def test_norms_of_groups(batch, groups):
+    attrs = {"channel_axis": 1, "axes": [2, 3], "epsilon": 1e-3}
+
+    def normalize(_bb, *args):
+        if groups is None:
+            return op.nn.instance_norm(*args, **attrs)
+        return op.nn.group_norm(*args, num_groups=groups, **attrs)
+
+    module, values = derivative(normalize, (batch, 6, 5, 4), (6,), (6,))
+    forward = "nn_instance_norm" if groups is None else "nn_group_norm"
+    backward = ["grad_instance_norm_backward_gamma", "grad_instance_norm_backward_data"]
+    found = [name for name in kernels_in(module) if "norm" in name]
+    assert found == [f"{name}_kernel" for name in (forward, *backward)]
+    for ours, stock in zip(
+        *(each for _, each in run_both(module, "main_vjp", values)), strict=True
+    ):
+        np.testing.assert_allclose(ours, stock, 1e-3, 1e-4)
+
+
+def test_batch_norm_in_inference_leaves_the_statistics_to_training():
+    """A call without a kernel returns no statistics, but a later one of the same data does."""
+
+    def normalize(bb, x, *parameters):
+        both = [
+            bb.emit(op.nn.batch_norm(x, *parameters, axis=1, training=training))
+            for training in (False, True)
+        ]
+        results = [bb.emit(relax.TupleGetItem(each, 0)) for each in both]
+        statistics = bb.emit(grad.batch_norm_statistics(x, axis=1))
+        return bb.emit(relax.Tuple([*results, bb.emit(relax.TupleGetItem(statistics, 1))]))
+
+    params = [tensor("x", (3, 6, 8), "float32")]
+    params += [tensor(f"p{i}", (6,), "float32") for i in range(4)]
+    values = [RNG.normal(size=(3, 6, 8)), *RNG.uniform(0.5, 1.5, (4, 6))]
+    values = [value.astype("float32") for value in values]
+    check_dispatch(build(params, normalize), "main", values, ["nn_batch_norm_kernel"], 1e-4)
+
+
 def test_rms_norm():
     module, values = derivative(
         lambda _bb, *args: op.nn.rms_norm(*args, axes=[-1], epsilon=1e-3), (N, 5, 12), (12,)
@@ -75,26 +115,24 @@ def test_max_pool(rank):
     values[0] = RNG.choice(some, values[0].shape, p=[0.45, 0.25, 0.25, 0.05]).astype("float32")
     # TVM's own pooling ignores NaN, and pads with the lowest finite number.
     (_, ours), (_, stock) = run_both(module, "main_vjp", values)
-    np.testing.assert_allclose(ours[0], stock[0], rtol=1e-5)
+    np.testing.assert_allclose(ours[0], stock[0], rtol=1e-5, atol=1e-5)
 
 
-def test_the_statistics_of_something_else_are_computed():
+def test_statistics_with_other_operands_are_computed():
     """Statistics with another epsilon, of other data, or from before the normalization are not replaced."""
     shape = (4, 16)
 
     def body(epsilon, first):
         def normalize(bb, dy, x, other, gamma):
-            data = other if epsilon is None else x
-            early = bb.emit(op.mean(data, [1], keepdims=True))
+            def compute():
+                data = other if epsilon is None else x
+                both = grad.layer_norm_statistics(data, axes=[-1], epsilon=epsilon or 1e-3)
+                return bb.emit(both)
+
+            both = compute() if first else None
             y = bb.emit(op.nn.layer_norm(x, gamma, gamma, axes=[1], epsilon=1e-3))
-            late = bb.emit(op.mean(data, [1], keepdims=True))
-            mean = early if first else late
-            centered = bb.emit(op.subtract(data, mean))
-            square = bb.emit(op.multiply(centered, centered))
-            variance = bb.emit(op.mean(square, [1], keepdims=True))
-            shifted = op.add(variance, relax.const(epsilon or 1e-3, "float32"))
-            root = bb.emit(op.sqrt(bb.emit(shifted)))
-            rstd = bb.emit(op.divide(relax.const(1.0, "float32"), root))
+            both = both if first else compute()
+            mean, rstd = (bb.emit(relax.TupleGetItem(both, i)) for i in range(2))
             dx = bb.emit(grad.layer_norm_backward_data(dy, x, gamma, mean, rstd, axes=[1]))
             return bb.emit(op.add(y, dx))
 
@@ -107,7 +145,7 @@ def test_the_statistics_of_something_else_are_computed():
             name.rstrip("0123456789") for name in kernels_in(build(params, body(epsilon, first)))
         ]
         is_saved = epsilon == 1e-3 and not first
-        assert ("mean_kernel" not in kernels) == is_saved, (epsilon, first)
+        assert ("grad_layer_norm_statistics_kernel" not in kernels) == is_saved, (epsilon, first)
 
 
 def _types_saved(module):

@@ -9,7 +9,7 @@ from dispatched import check_dispatch, kernels_in
 from tvm import relax, tirx
 
 import relax_grad
-from relax_grad.op.activation import softmax_backward
+from relax_grad.op.activation import log_softmax_backward, softmax_backward
 
 RNG = np.random.default_rng(0)
 N = tirx.Var("n", "int64")
@@ -26,11 +26,12 @@ def test_kernels(name, batch, axis):
 
 
 @pytest.mark.parametrize("axis", [0, -1])
-def test_gradient(axis):
+@pytest.mark.parametrize("backward", [softmax_backward, log_softmax_backward])
+def test_gradient(backward, axis):
     params = [tensor(name, (2, 3, 21), "float32") for name in ("dy", "y")]
     values = [RNG.normal(size=(2, 3, 21)).astype("float32") for _ in params]
-    module = build(params, lambda dy, y: softmax_backward(dy, y, axis))
-    check_dispatch(module, "main", values, ["grad_softmax_backward_kernel"])
+    module = build(params, lambda dy, y: backward(dy, y, axis))
+    check_dispatch(module, "main", values, [f"grad_{backward.__name__}_kernel"])
 
 
 def gradient(params, body, wrt):
@@ -100,6 +101,6 @@ def test_gathered_logarithms(number):
     check_dispatch(module, "main_vjp", values, ["nn_log_softmax_kernel", *backward])
 
 
-def test_what_is_left():
+def test_softmax_along_an_inner_axis_has_no_kernel():
     x = tensor("x", (2, 3, 3), "float32")
     assert kernels_in(build([x], lambda x: relax.op.nn.softmax(x, axis=1))) == []

@@ -32,7 +32,7 @@ def check(convs, target, batch=()):
     check_weight_gradients(conv3d_weight, convs, target, batch)
 
 
-def test_what_is_a_convolution_of_images():
+def test_volumes_that_reduce_to_convolutions_of_images():
     rows = Conv3d(replace(IMAGES, kernel=(1, 1), padding=(0, 0, 0, 0)), SAME).of_two_axes
     assert (rows.size, rows.kernel, rows.padding) == ((5, 63), (3, 1), (1, 0, 1, 0))
     assert Conv3d(IMAGES, ONE).of_two_axes == IMAGES

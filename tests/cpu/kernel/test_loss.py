@@ -64,7 +64,7 @@ def test_reductions(target):
 
 @each_target
 @pytest.mark.parametrize("inner", [1, 5])
-def test_what_is_no_class(target, inner):
+def test_targets_outside_of_the_classes(target, inner):
     """A target that names no class gives NaN at its own position and reads nothing; an ignored one gives 0."""
     targets = np.array([-1, 3, 2**40, -(2**40), 2**32 + 1, IGNORED, 2**31])
     shape = (len(targets), 3, inner)

@@ -60,7 +60,7 @@ def test_sizes_around_the_tile(target, transpose_a, transpose_b):
 
 @each_target
 @pytest.mark.parametrize("transpose_b", [False, True])
-def test_what_tasks_copy_of_a(target, transpose_b):
+def test_copies_of_a_by_tasks(target, transpose_b):
     """Copies of A: rows that map to few cache sets, and a transposed A, across tasks, stretches and batches."""
     rows, batch = (tirx.Var(name, "int32") for name in ("rows", "batch"))
     products = [

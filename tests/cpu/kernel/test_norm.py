@@ -142,7 +142,7 @@ class Case:
     def _group_norm(self, outer):
         channels = self.groups * self.channels
         data, parameter = (outer, channels, self.inner), (channels,)
-        statistics = (outer, self.groups, 1)
+        statistics = (outer, channels, 1)
 
         def make(cpu):
             function = norm.row_norm(
@@ -156,18 +156,61 @@ class Case:
                 self.parameters,
                 self.parameters,
                 statistics=statistics if self.saves else None,
+                copies=self.channels,
             )
             taken = [(random, data), (random, parameter), (random, parameter)]
             return function, taken, [data, *self.also(statistics, statistics)]
 
         def wanted(x, gamma, beta):
-            groups = x.reshape(self.outer, self.groups, -1)
-            mean = groups.mean(2, keepdim=True)
-            spread = groups.var(2, keepdim=True, unbiased=False)
-            rstd = 1 / torch.sqrt(spread + EPSILON)
-            y = ((groups - mean) * rstd).reshape(x.shape)
+            mean, rstd = self._of_groups(x)
+            y = (x - mean) * rstd
             y = y * gamma[:, None] + beta[:, None] if self.parameters else y
             return [y, *self.also(mean, rstd)]
+
+        return make, wanted
+
+    def _of_groups(self, x):
+        """Return mean and rstd of groups of channels for each channel."""
+        groups = x.reshape(self.outer, self.groups, -1)
+        mean = groups.mean(2, keepdim=True)
+        rstd = 1 / torch.sqrt(groups.var(2, keepdim=True, unbiased=False) + EPSILON)
+        return [each.repeat_interleave(self.channels, 1) for each in (mean, rstd)]
+
+    def _group_statistics(self, outer):
+        channels = self.groups * self.channels
+        data, result = (outer, channels, self.inner), (outer, channels, 1)
+
+        def make(cpu):
+            of = Channels(1, outer * self.groups, self.channels * self.inner)
+            function = norm.statistics(of, [data, result], cpu, EPSILON, copies=self.channels)
+            return function, [(random, data)], [result, result]
+
+        return make, self._of_groups
+
+    def _channel_statistics(self, outer):
+        data, result = (outer, self.channels, self.inner), (self.channels,)
+
+        def make(cpu):
+            of = Channels(outer, self.channels, self.inner)
+            function = norm.statistics(of, [data, result], cpu, EPSILON)
+            return function, [(random, data)], [result, result]
+
+        def wanted(x):
+            variance, mean = torch.var_mean(x, (0, 2), correction=0)
+            return [mean, 1 / torch.sqrt(variance + EPSILON)]
+
+        return make, wanted
+
+    def _rms_statistics(self, outer):
+        data, result = (outer, self.channels * self.inner), (outer, 1)
+
+        def make(cpu):
+            of = Channels(1, outer, self.channels * self.inner)
+            function = norm.statistics(of, [data, result], cpu, EPSILON, center=False)
+            return function, [(random, data)], [result]
+
+        def wanted(x):
+            return [1 / torch.sqrt((x * x).mean(1, keepdim=True) + EPSILON)]
 
         return make, wanted
 
@@ -241,8 +284,11 @@ KINDS = [
     "batch_norm",
     "channel_backward",
     "channel_gamma",
+    "channel_statistics",
     "group_norm",
+    "group_statistics",
     "rms",
+    "rms_statistics",
     "row_gamma",
     "row_backward",
 ]

@@ -7,6 +7,7 @@ import tvm
 from kernel_cases import cases, kernel_of
 from tvm.target import codegen
 
+import relax_grad
 from relax_grad.cpu.target import CPU
 from relax_grad.testing._program import without_assertions
 
@@ -23,6 +24,8 @@ TARGETS = {
     "SSE": ({**X86, "num-cores": 1}, CPU(4, 16, 1), "mulps"),
     "AVX2": ({**X86, "mcpu": "haswell", "num-cores": 64}, CPU(8, 16, 64), "%ymm"),
     "AVX-512": ({**X86, "mcpu": "skylake-avx512", "num-cores": 1}, CPU(16, 32, 1), "%zmm"),
+    "x86-64-v3": (dict(relax_grad.target.x86_64("v3").export()), CPU(8, 16, 8), "%ymm"),
+    "x86-64-v4": (dict(relax_grad.target.x86_64("v4").export()), CPU(16, 32, 8), "%zmm"),
     "AVX-512 of 64 cores": (
         {**X86, "mcpu": "skylake-avx512", "num-cores": 64},
         CPU(16, 32, 64),
@@ -51,7 +54,7 @@ def compile_kernels(name, chosen):
         return tvm.compile(tvm.IRModule(functions), target).mod
 
 
-@pytest.mark.parametrize("name", ["Cortex-A76", "SSE", "AVX2", "AVX-512 of 64 cores"])
+@pytest.mark.parametrize("name", ["Cortex-A76", "SSE", "x86-64-v3", "x86-64-v4"])
 def test_some_kernels(name, tmp_path):
     module = compile_kernels(name, cases()[::SOME])
     assert TARGETS[name][2] in module.inspect_source("asm")

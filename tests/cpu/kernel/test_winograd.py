@@ -116,7 +116,7 @@ def test_results_do_not_depend_on_the_cores():
         Conv2d(1, 4, 4, (8, 8), (3, 3), padding=(3, 1, 1, 1)),
     ],
 )
-def test_what_it_is_not_for(conv):
+def test_strides_dilation_groups_and_other_windows_are_not_winograd(conv):
     assert not is_winograd(conv)
     assert is_winograd(conv3x3(1, 4, 4, (8, 8)))
 

@@ -49,13 +49,13 @@ def slices(bounds, shape=(20, 3), axis=0, stride=1):
 ROWS = [(i, i + 1) for i in range(20)]
 
 
-def test_what_is_divided():
+def test_slices_of_an_axis_are_divided():
     assert names_in(divided(slices(ROWS))) == ["split"]
     assert names_in(divided(slices(ROWS[2:19]))) == ["split"]
     assert names_in(divided(slices([(2 * i, 2 * i + 2) for i in range(16)], (32, 3)))) == ["split"]
 
 
-def test_what_is_left():
+def test_unsupported_slices_are_left():
     """Few slices, coverage below three quarters of the axis, overlaps, strides, and symbolic shapes or indices."""
     is_left(slices(ROWS[:15], (15, 3)))
     is_left(slices(ROWS[:16], (22, 3)))
@@ -106,7 +106,7 @@ def random_module(rng):
 
 
 def test_random_slices():
-    cases = [random_module(np.random.default_rng(seed)) for seed in range(20)]
+    cases = [random_module(np.random.default_rng(seed)) for seed in range(14)]
     functions = {}
     for i, (module, _, _) in enumerate(cases):
         function = divided(module)
@@ -121,7 +121,7 @@ def test_random_slices():
 
 
 @pytest.mark.parametrize("write_to", ["source", "slice", "other"])
-def test_what_a_call_writes_to(write_to):
+def test_an_overwritten_source_is_not_divided(write_to):
     """A tensor that is overwritten between two slices is not divided. A slice may be overwritten."""
     kind = relax.TensorType((4, 4), "float32")
     bb = relax.BlockBuilder()

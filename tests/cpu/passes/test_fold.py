@@ -55,7 +55,7 @@ def test_chains():
     check(body, 1)
 
 
-def test_what_is_returned():
+def test_returned_constants_are_folded():
     check(lambda bb, x: relax.Tuple([bb.emit(op.exp(x)), bb.emit(op.zeros((4, 3), "float32"))]), 1)
 
 
@@ -127,7 +127,7 @@ def test_a_fill_of_another_shape():
         with bb.dataflow():
             result = bb.emit_output(call)
         bb.emit_func_output(result)
-    with pytest.raises(ValueError, match="make makes a tensor of shape"):
+    with pytest.raises(ValueError, match="make fills a tensor of shape"):
         FoldConstants()(bb.get())
 
 

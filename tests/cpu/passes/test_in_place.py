@@ -26,7 +26,7 @@ def values():
 
 @pytest.mark.parametrize("dataflow", [True, False])
 @pytest.mark.parametrize("through_helper", [False, True])
-def test_a_gradient_of_what_is_overwritten_is_refused(through_helper, dataflow):
+def test_a_gradient_that_needs_an_overwritten_tensor_is_refused(through_helper, dataflow):
     """The derivative of exp is its result, which no longer exists in the backward pass."""
 
     def body(bb, write, x, y):
@@ -35,12 +35,12 @@ def test_a_gradient_of_what_is_overwritten_is_refused(through_helper, dataflow):
         return relax.Tuple([loss, write(a, y, through_helper=through_helper)])
 
     with pytest.raises(
-        relax_grad.GradientError, match=r"the gradient needs 'a', which a call writes"
+        relax_grad.GradientError, match=r"the gradient needs 'a', which a call overwrites"
     ):
         Gradient("main", "x")(module_of(body, dataflow=dataflow))
 
 
-def test_a_gradient_in_a_branch_of_what_is_overwritten_is_refused():
+def test_a_gradient_in_a_branch_that_needs_an_overwritten_tensor_is_refused():
     module = from_source("""
 @I.ir_module
 class Module:
@@ -67,12 +67,12 @@ class Module:
             c = (s2, u)
         return c
 """)
-    with pytest.raises(relax_grad.GradientError, match="which a call writes to in place"):
+    with pytest.raises(relax_grad.GradientError, match="which a call overwrites in place"):
         Gradient("main", "x")(module)
 
 
 @pytest.mark.parametrize("dataflow", [True, False])
-def test_a_gradient_that_needs_nothing_overwritten(dataflow):
+def test_a_gradient_that_needs_no_overwritten_tensor(dataflow):
     def body(bb, write, x, y):
         a = bb.emit(op.add(x, y))
         loss = bb.emit(op.sum(bb.emit(op.multiply(bb.emit(op.sin(x)), y))))
@@ -87,7 +87,7 @@ def test_a_gradient_that_needs_nothing_overwritten(dataflow):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_an_adjoint_keeps_the_copies_of_what_is_overwritten():
+def test_an_adjoint_keeps_copies_of_overwritten_tensors():
     """The transpose of a transpose is a separate tensor, and stays one."""
 
     def body(bb, write, x, y):
@@ -171,7 +171,7 @@ def test_other_reshapes_become_views():
     assert found == {"row_0": "relax.call_tir", "row_1": "relax.reshape"}
 
 
-def test_what_a_function_returns_is_no_view_where_callers_write():
+def test_results_of_a_function_are_not_views_where_callers_write():
     """The function is called twice, so it is not inlined. It has no write itself."""
     bb = relax.BlockBuilder()
     param = relax.Var("a", KIND)

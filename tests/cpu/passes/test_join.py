@@ -186,14 +186,14 @@ class Random:
 
 def test_random_sums():
     functions, wanted, count = {}, {}, 0
-    for seed in range(60):
+    for seed in range(40):
         case = Random(seed)
         function = joined(case.module())
         count += "concat" in names_in(function)
         name = f"case{seed}"
         functions[tvm.ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
         wanted[name] = case
-    assert count > 30
+    assert count > 20
     executable = tvm.compile(tvm.IRModule(functions), "llvm")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     for name, case in wanted.items():
@@ -221,7 +221,7 @@ def sliced(change):
 N = tirx.Var("n", "int64")
 
 
-def test_what_is_left():
+def test_unsupported_slices_are_left():
     """Slices that overlap, have strides or symbolic shapes; gradients of taking indices that are no range."""
     assert "concat" in names_in(joined(sliced({})))
     is_left(sliced({"bounds": [(2, 3)] * 6}))
@@ -321,7 +321,7 @@ def test_a_slice_that_is_used_twice_is_a_term():
 
 
 @pytest.mark.parametrize("write_to", ["source", "other"])
-def test_what_a_call_writes_to_in_between(write_to):
+def test_a_cotangent_is_added_before_it_is_overwritten(write_to):
     """A cotangent that is overwritten before the sum is complete is still added before the write."""
     kind = relax.TensorType((4, 4), "float32")
     bb = relax.BlockBuilder()

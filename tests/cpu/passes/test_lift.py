@@ -119,5 +119,5 @@ class Straight:
 
 
 @pytest.mark.parametrize("module", [Local, Straight], ids=["local", "straight"])
-def test_what_stays(module):
+def test_local_functions_and_straight_code_stay(module):
     assert structural_equal(LiftBranches()(module), module, map_free_vars=True)

@@ -30,7 +30,7 @@ benchmark = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(benchmark)
 
 #: Numbers of layers; each step is twice the step before.
-LAYERS = (3, 6, 12)
+LAYERS = (2, 4, 8)
 
 #: The largest ratio of the added lines of the second step to the first: 2, with room for a logarithmic factor.
 MOST = 2.3
@@ -162,7 +162,7 @@ def _sum_of(bb, tensors):
         ([0.01, 0.09], [100, 200], "9.00"),
     ],
 )
-def test_what_the_benchmark_marks(seconds, layers, shown):
+def test_the_benchmark_marks_superlinear_passes(seconds, layers, shown):
     assert benchmark._growth(seconds, layers).strip() == shown
 
 

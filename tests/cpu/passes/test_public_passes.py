@@ -180,9 +180,9 @@ def test_alone(name, is_legalized, pipeline, reference):
 
 
 @pytest.mark.parametrize("name", sorted(OF_LOOPS))
-def test_what_is_not_legalized_has_no_loops(name):
+def test_passes_over_loops_keep_modules_before_legalization(name):
     tvm.ir.assert_structural_equal(*passed(name, False))
 
 
-def test_storage_is_shared_behind_what_allocates_it():
+def test_share_storage_keeps_modules_without_allocations():
     tvm.ir.assert_structural_equal(*passed("ShareStorage", True))

@@ -93,6 +93,8 @@ def test_a_function_that_the_scheduler_fails_on_runs_as_written(monkeypatch):
     monkeypatch.setattr(under_test, "schedule", fail)
     module = lowered(InPlace)
     del module["main"]
-    with pytest.warns(ScheduleWarning, match="function turn, which runs as it is written.*no such"):
+    with pytest.warns(
+        ScheduleWarning, match="function turn, which runs without a schedule.*no such"
+    ):
         found = ScheduleLoops(host())(module)
     assert not is_parallel(found["turn"])

@@ -92,7 +92,7 @@ def unrelated(bb, x, y):
     ("body", "results", "rows"),
     [(shared, 2, 32), (later, 1, 32), (unrelated, 1, 32), (later, 1, N), (unrelated, 1, N)],
 )
-def test_what_goes_along(body, results, rows):
+def test_functions_with_shared_operands_are_fused(body, results, rows):
     bb = relax.BlockBuilder()
     params = [tensor("x", (rows, 32), "float32"), tensor("y", (32, 32), "float32")]
     if body is not shared:

@@ -8,9 +8,12 @@ import tvm
 import tvm_ffi
 from machines import each_target
 from tvm import te, tirx, topi
+from tvm.script import tirx as T
 
 from relax_grad.cpu.schedule import _emit, _reduce, _stream, schedule
 from relax_grad.cpu.target import CPU
+from relax_grad.ir.compat import BufferLoad, loaded_buffer
+from relax_grad.ir.expressions import variables
 from relax_grad.testing._program import without_assertions
 
 N = tirx.Var("n", "int64")
@@ -31,9 +34,12 @@ def sizes(request, monkeypatch):
         monkeypatch.setattr(_stream, "LARGE", 2)
 
 
+def extents(*shape):
+    return [tirx.IntImm("int64", n) if isinstance(n, int) else n for n in shape]
+
+
 def tensor(*shape, dtype="float32", name="x"):
-    extents = [tirx.IntImm("int64", n) if isinstance(n, int) else n for n in shape]
-    return te.placeholder(extents, dtype, name)
+    return te.placeholder(extents(*shape), dtype, name)
 
 
 def elements():
@@ -148,6 +154,64 @@ def functions():
     yield [x], topi.exp(chain(topi.sum(topi.exp(chain(x, 1)), 1), 1))
 
 
+def enlargements(factor, columns):
+    x, y = tensor(6, -(-columns // factor)), tensor(6, columns)
+    zero = tirx.const(0, "float32")
+
+    def dilated(i, j):
+        return tirx.if_then_else(j % factor == factor - 1, x[i, j // factor], zero)
+
+    def chosen(i, j):
+        is_other = tirx.all(i // 2 * 2 == i, y[i, j] > 0)
+        return tirx.if_then_else(is_other, x[i, j // factor] + y[i, j], y[i, j])
+
+    yield [x], te.compute(extents(6, columns), lambda i, j: x[i, j // factor] * 2.0)
+    yield [x], te.compute(extents(6, columns), dilated)
+    yield [x, y], te.compute(extents(6, columns), chosen)
+    yield [x], te.compute(extents(6, columns), lambda i, j: tirx.exp(x[i, j // factor]))
+
+
+def number(dtype):
+    x = tensor(3, 50, dtype=dtype)
+    return [x], te.compute(extents(3, 100), lambda i, j: x[i, j // 2] + x[i, (j + 1) // 2 % 50])
+
+
+def enlarged():
+    """Yield functions whose innermost index is a quotient: enlarged, dilated and interleaved tensors."""
+    for factor, columns in ((2, 100), (2, 33), (3, 101), (4, 140), (8, 300), (9, 300)):
+        yield from enlargements(factor, columns)
+    for dtype in ("float64", "float16", "int32", "int8"):
+        yield number(dtype)
+    x = tensor(2, 3, 40)
+    yield [x], te.compute(extents(2, 3, 80), lambda n, i, j: x[n, i, tirx.min((j + 1) // 2, 39)])
+    yield [x], te.compute((3, 80), lambda i, j: x[j % 2, i, j // 2])
+    x, y = tensor(6, 64), tensor(6, 64)
+    mask = te.compute(extents(6, 64), lambda i, j: (x[i, j] == y[i, j]).astype("float32"))
+    yield [x, y], topi.add(topi.multiply(mask, x), mask)
+    yield rotated(16)
+    yield rotated(50)
+    y = tensor(5, 64)
+    yield [y], te.compute(extents(5, 64), lambda i, j: y[i, j // 16 * 16 + (j % 16 + 8) % 16])
+    # A divisor of 0 where the branch is not taken.
+    z = tensor(3, 40, dtype="int32")
+    safe = te.compute((3, 80), lambda i, j: tirx.if_then_else(
+        z[i, j // 2] != 0, tirx.truncdiv(7, z[i, j // 2]), 1))  # fmt: skip
+    yield [z], safe
+
+
+def scanned():
+    """Yield functions of scans, along the last axis or another one, beside element-wise functions."""
+    x = tensor(37, 41)
+    yield [x], topi.cumsum(x, 1)
+    yield [x], topi.cumsum(x, 0)
+    yield [x], topi.exp(topi.cumsum(topi.multiply(x, x), 1) * -0.1)
+    yield [x], topi.cumprod(topi.tanh(x), 1)
+    yield [x], topi.cumsum(x)
+    for dtype in ("float64", "int32", "int64"):
+        x = tensor(5, 30, dtype=dtype)
+        yield [x], topi.cumsum(x, 1)
+
+
 def symbolic():
     x, y = tensor(N, 12, 5), tensor(12, 1)
     yield [x, y], topi.nn.relu(topi.add(x, y))
@@ -175,7 +239,7 @@ def random(rng, shape, dtype):
     return rng.normal(size=shape).astype(dtype)
 
 
-def check(cases, target, cpu=None, *extents):
+def check(cases, target, cpu=None, *sizes):
     """Compare functions with and without schedules, all compiled together."""
     cases, cpu, functions = list(cases), cpu or CPU.of(target), {}
     rng = np.random.default_rng(0)  # the same numbers in any order of tests
@@ -190,7 +254,7 @@ def check(cases, target, cpu=None, *extents):
     with without_assertions():
         compiled = tvm.compile(module, target)
     for i, (inputs, output) in enumerate(cases):
-        for n in extents or (0,):
+        for n in sizes or (0,):
             shapes = [
                 [int(e) if isinstance(e, tirx.IntImm) else n for e in each.shape]
                 for each in (*inputs, output)
@@ -203,7 +267,7 @@ def check(cases, target, cpu=None, *extents):
             )
             compiled[f"plain{i}"](*arrays, plain)
             compiled[f"scheduled{i}"](*arrays, scheduled)
-            if extents and not n:  # a reduction over no elements: the loops do not even store 0
+            if sizes and not n:  # a reduction over no elements: the loops do not even store 0
                 continue
             # Sums in half precision depend on the order of the terms.
             tolerance = 0.2 if "float16" in dtypes else 1e-4
@@ -218,7 +282,7 @@ def check(cases, target, cpu=None, *extents):
 
 @each_target
 @pytest.mark.usefixtures("sizes")
-@pytest.mark.parametrize("cases", [elements, functions, moves, sums])
+@pytest.mark.parametrize("cases", [elements, enlarged, functions, moves, scanned, sums])
 def test_same_results(cases, target):
     check(cases(), target)
 
@@ -286,7 +350,7 @@ def test_a_sum_of_much_is_parallel(axes):
 
 
 @pytest.mark.parametrize("rows", [40000, N], ids=["static", "symbolic"])
-def test_selections_are_made_of_what_has_been_loaded(rows):
+def test_operands_of_selections_are_loaded_first(rows):
     """LLVM compiles a load within a selection to a gather, which is several times slower."""
     x, y, z = (tensor(rows, 5, name=name) for name in "xyz")
     where = topi.where(topi.greater(x, tirx.const(0, "float32")), y, z)
@@ -299,7 +363,7 @@ def test_selections_are_made_of_what_has_been_loaded(rows):
         assert isinstance(select.false_value, tirx.Var)
 
 
-def test_what_may_lie_outside_is_loaded_where_it_is_selected():
+def test_guarded_loads_stay_in_their_selection():
     x = tensor(40000)
     guarded = te.compute(
         (40000,),
@@ -318,6 +382,90 @@ def test_a_concatenation_has_one_loop_for_each_operand():
     rows, *found = loops(schedule(function, CPU(16, 32, 2)))
     assert rows == ("PARALLEL", 64)
     assert found == [("SERIAL", extent) for extent in extents]
+
+
+def test_an_enlarged_image_is_stored_in_vectors():
+    x = tensor(64, 56, 28)
+    image = te.compute(extents(64, 56, 56), lambda n, i, j: x[n, i, j // 2])
+    function = schedule(te.create_prim_func([x, image]), CPU(16, 32, 2))
+    stores = []
+    tvm_ffi.structural_walk(function.body, (tirx.Shuffle, stores.append))
+    assert sorted(len(store.indices) for store in stores) == [24, 32]
+
+
+def rotated(columns):
+    """Return the gradient of a rotary embedding: halves of 4 elements change places."""
+    x = tensor(8, columns)
+    zero = tirx.const(0, "float32")
+
+    def moved(i, j):
+        first = tirx.if_then_else(j % 4 < 2, x[i, j // 4 * 4 + j % 4 + 2], zero)
+        return first - tirx.if_then_else(j % 4 >= 2, x[i, j // 4 * 4 + j % 4 - 2], zero)
+
+    return [x], te.compute(extents(8, columns), moved)
+
+
+@pytest.mark.parametrize("columns", [16, 18, 4000, N], ids=str)
+def test_no_loop_divides_its_innermost_index(columns):
+    """LLVM's vectors read other elements where the remainder of the index by a few lanes is taken (znver4, level 2)."""
+    if columns is N:
+        inputs = [tensor(8, N)]
+        shape = extents(8, N)
+        output = te.compute(shape, lambda i, j: inputs[0][i, j // 4 * 4 + tirx.min(j % 4, 1)])
+    else:
+        inputs, output = rotated(columns)
+    function = schedule(te.create_prim_func([*inputs, output]), CPU(16, 32, 2))
+    divided = []
+
+    def visit(loop) -> None:
+        inner, divisions = [], []
+        tvm_ffi.structural_walk(loop.body, (tirx.For, inner.append))
+        if inner:
+            return
+        tvm_ffi.structural_walk(
+            loop.body, ((tirx.FloorDiv, tirx.FloorMod), divisions.append), order="pre"
+        )
+        divided.extend(each for each in divisions if loop.loop_var in variables(each))
+
+    tvm_ffi.structural_walk(function.body, (tirx.For, visit), order="pre")
+    assert not divided
+
+
+def reversed_scan():
+    """Return the adjoint of a cumulative sum: each iteration adds to the element that the next one reads."""
+
+    @T.prim_func(s_tir=True)
+    def function(g: T.Buffer((300, 200), "float32"), x: T.Buffer((300, 200), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        for i in range(300):
+            with T.sblock("scan"):
+                row = T.axis.spatial(300, i)
+                for k in range(199):
+                    here: T.let[T.float32] = g[row, 199 - k]
+                    g[row, 199 - k] = 0.0
+                    g[row, 198 - k] = g[row, 198 - k] + here
+                    x[row, 199 - k] = x[row, 199 - k] + here
+
+    return function
+
+
+def test_a_scan_is_parallel_and_carries_its_value():
+    function = schedule(reversed_scan(), CPU(16, 32, 2))
+    assert loops(function) == [("PARALLEL", 300), ("SERIAL", 199)]
+    loads = []
+    tvm_ffi.structural_walk(
+        function.body, (BufferLoad, lambda load: loads.append(loaded_buffer(load).name))
+    )
+    assert loads.count("carry") == 1
+    rng = np.random.default_rng(0)
+    g, x = (rng.normal(size=(300, 200)).astype("float32") for _ in range(2))
+    expected = x.copy()
+    expected[:, 1:] += np.cumsum(g[:, ::-1], 1)[:, ::-1][:, 1:]
+    found = [tvm.runtime.tensor(each) for each in (g, x)]
+    tvm.compile(function, "llvm")["function"](*found)
+    np.testing.assert_allclose(found[1].numpy(), expected, 1e-4, 1e-4)
+    np.testing.assert_allclose(found[0].numpy()[:, 1:], 0)
+    np.testing.assert_allclose(found[0].numpy()[:, 0], g.sum(1), 1e-4, 1e-4)
 
 
 @pytest.mark.parametrize("factor", [-3, -1, 1, 2])

@@ -174,12 +174,12 @@ N, S, H = (tirx.Var(name, "int64") for name in "nsh")
         (
             [(1, 3, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4)],
             {"causal_mask": "BottomRight", "window_size": 2},
-            "as many queries as keys",
+            "as many keys as queries",
         ),
         ([(1, 3, N, 4), (1, 3, 2, 4), (1, 3, 2, 4)], {}, "number of heads must be the same"),
     ],
 )
-def test_what_has_no_agreed_meaning_is_refused(shapes, attrs, match):
+def test_ambiguous_masks_and_heads_are_refused(shapes, attrs, match):
     with pytest.raises(GradientError, match=rf"relax\.nn\.attention, binding .*{match}"):
         differentiate(shapes, **attrs)
 

@@ -255,7 +255,7 @@ def test_not_legalized_and_not_dataflow():
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_extents_that_the_loss_knows_better():
+def test_extents_that_only_the_loss_fixes():
     n, m = (tirx.Var(name, "int64") for name in "nm")
     fixed, free = (
         trainer_of(dense(n), MSELoss(), SGD(0.1), types_of("mse", *extents))
@@ -370,7 +370,7 @@ def test_appended_as_tvm_does(count):
 # Refusals
 
 
-def test_a_loss_that_does_not_fit():
+def test_a_loss_with_mismatched_parameters_is_refused():
     module = backbone(6, True)
     loss = CrossEntropyLoss(reduction="mean")
     types = [relax.TensorType((6, 7), "float32"), relax.TensorType((6,), "int64")]
@@ -394,13 +394,13 @@ def test_a_loss_that_does_not_fit():
         ({"param_num": 1, "state_num": 1}, "must return 1 new states"),
     ],
 )
-def test_attributes_that_do_not_fit(attrs, match):
+def test_mismatched_attributes_are_refused(attrs, match):
     module = tvm.IRModule(dict(dense(6).functions_items())).with_attrs(attrs)
     with pytest.raises(ValueError, match=match):
         SetupTrainer(MSELoss(), SGD(0.1), types_of("mse", 6))(module)
 
 
-def test_modules_and_losses_that_do_not_fit():
+def test_unsupported_modules_and_losses_are_refused():
     setup = SetupTrainer(MSELoss(), SGD(0.1), types_of("mse", 6))
     with pytest.raises(ValueError, match="no function 'backbone'; it has main"):
         setup(build([tensor("x", (3,))], lambda bb, x: op.exp(x)))

@@ -1,0 +1,143 @@
+"""Kernels of every family run on AArch64 with the results of x86."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import arm
+import numpy as np
+import pytest
+import tvm
+from arm_programs import adjoints, losses
+from kernel_cases import KernelCall, KernelCase, cases, kernel_of
+from sweep import share
+
+import relax_grad
+import relax_grad.cpu.kernel
+from relax_grad.cpu.dispatch import operators_with_kernels
+from relax_grad.testing._program import without_assertions
+
+#: The batch of static and of symbolic kernels.
+BATCH = 3
+
+#: The largest difference, relative to max(1, the largest number). Sums have another order for vectors of another width.
+TOLERANCE = 2e-6
+
+
+FOLDER = Path(relax_grad.cpu.kernel.__file__).parent
+MODULES = {path.name for path in FOLDER.glob("*.py")} - {"__init__.py"}
+
+
+def modules_that_run(run: Callable[[], object]) -> set[str]:
+    """Return the names of the modules of kernels with a function that ``run`` calls."""
+    found: set[str] = set()
+
+    def note(frame, event, _):
+        folder, _, name = frame.f_code.co_filename.rpartition(os.sep)
+        if event == "call" and folder == str(FOLDER):
+            found.add(name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def choice() -> tuple[list[KernelCase], set[str]]:
+    """Return cases of each operator and of each module of kernels, and the modules."""
+    target = relax_grad.target.arm("cortex-a72")
+    chosen, operators, modules = [], set(), set()
+    for case in cases():
+        used = modules_that_run(lambda case=case: kernel_of(case, target, BATCH))
+        if case.op not in operators or not used <= modules:
+            chosen.append(case)
+            operators.add(case.op)
+            modules |= used
+    return chosen, modules
+
+
+def arrays_of(call: KernelCall) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the arguments of a kernel, and arrays for its results that hold other numbers."""
+    inputs, outputs = call.at(BATCH)
+    rng = np.random.default_rng(zlib.crc32(call.case.name.encode()))
+    arguments = [
+        rng.normal(size=shape).astype(dtype)
+        if dtype == "float32"
+        else rng.integers(-5, 5, shape).astype(dtype)
+        for shape, dtype in inputs
+    ]
+    results = [
+        np.full(shape, np.nan if dtype.startswith("float") else 77, dtype)
+        for shape, dtype in outputs
+    ]
+    return arguments, results
+
+
+def library_of(calls: Sequence[KernelCall], target, path: Path, **options) -> Path:
+    functions = {
+        f"kernel{i}": call.function.with_attr("global_symbol", f"kernel{i}")
+        for i, call in enumerate(calls)
+    }
+    with without_assertions():
+        tvm.compile(tvm.IRModule(functions), target).export_library(str(path), **options)
+    return path
+
+
+def differences(chosen: Sequence[KernelCase], name: str, cpu: str, programs, folder) -> list[str]:
+    """Return the cases, alternately static and symbolic, whose results on a processor differ from those here."""
+    target, here = relax_grad.target.arm(name), relax_grad.target.host()
+    batches = [BATCH if i % 2 else None for i in range(len(chosen))]
+    pairs = list(zip(chosen, batches, strict=True))
+    there = [kernel_of(case, target, batch) for case, batch in pairs]
+    own = [kernel_of(case, here, batch) for case, batch in pairs]
+    arrays = {f"kernel{i}": arrays_of(call) for i, call in enumerate(there)}
+    library = library_of(there, target, folder / "there.so", cc=arm.COMPILER)
+    found = arm.call(
+        programs,
+        library,
+        {name: arguments for name, (arguments, _) in arrays.items()},
+        {name: results for name, (_, results) in arrays.items()},
+        cpu,
+    )
+    module = tvm.runtime.load_module(str(library_of(own, here, folder / "here.so")))
+    faults = []
+    for case, (name, (arguments, results)) in zip(chosen, arrays.items(), strict=True):
+        tensors = [tvm.runtime.tensor(each) for each in (*arguments, *results)]
+        module[name](*tensors)
+        wanted = [tensor.numpy() for tensor in tensors[len(arguments) :]]
+        error = max(map(arm.difference, found[name], wanted), default=np.inf)
+        if error > TOLERANCE:
+            faults.append(f"{case.name}: {error}")
+    return faults
+
+
+def test_every_family(programs, tmp_path):
+    """Each operator and each module of kernels, on a processor with the baseline's instructions and NEON alone."""
+    chosen, _ = choice()
+    assert differences(chosen, "cortex-a72", "cortex-a72", programs, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "cpu"),
+    [("cortex-a53", "cortex-a53"), ("cortex-a76", "cortex-a76"), ("neoverse-n2", "max")],
+)
+def test_all_kernels(name, cpu, programs, tmp_path):
+    assert differences(share(cases()), name, cpu, programs, tmp_path) == []
+
+
+def test_every_family_has_a_case():
+    chosen, modules = choice()
+    assert sorted({case.op for case in chosen}) == operators_with_kernels()
+    # test_programs.py runs these programs.
+    target = relax_grad.target.arm("cortex-a72")
+    for module, _ in (*losses().values(), *adjoints("float32", ["relax.nn.gelu"]).values()):
+        modules |= modules_that_run(lambda module=module: relax_grad.pipeline(target)(module))
+    assert modules == MODULES, "add a case to tests/support/kernel_cases.py or arm_programs.py"

@@ -1,0 +1,17 @@
+"""Each case of the benchmark of tensor functions has an adjoint, which takes the arguments that the benchmark gives."""
+
+from __future__ import annotations
+
+import pytest
+from adjoints import CASES, function_of
+
+from relax_grad.tir import adjoint
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_has_an_adjoint(name):
+    build, shapes, limit = CASES[name]
+    found = adjoint(function_of(build, shapes))
+    assert len(found.function.params) == len(found.takes) + len(found.wrt)
+    assert len(found.wrt) == len(shapes)
+    assert limit > 1

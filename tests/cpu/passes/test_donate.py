@@ -1,0 +1,203 @@
+"""Results in the memory of donated arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax import op
+from tvm.script import tirx as T
+
+from relax_grad.cpu.schedule import in_place, schedule
+from relax_grad.cpu.target import CPU, host
+from relax_grad.ir.module import DONATED
+
+SHAPE = (6, 6)
+
+
+@T.prim_func(private=True, s_tir=True)
+def elements(x: T.Buffer(SHAPE, "float32"), y: T.Buffer(SHAPE, "float32")):
+    half = T.sblock_alloc_buffer(SHAPE)
+    for i, j in T.grid(6, 6):
+        with T.sblock("half"):
+            a, b = T.axis.remap("SS", [i, j])
+            half[a, b] = x[a, b] * T.float32(0.5)
+    for i, j in T.grid(6, 6):
+        with T.sblock("result"):
+            a, b = T.axis.remap("SS", [i, j])
+            y[a, b] = half[a, b] + x[a, b]
+
+
+@T.prim_func(private=True, s_tir=True)
+def transposed(x: T.Buffer(SHAPE, "float32"), y: T.Buffer(SHAPE, "float32")):
+    for i, j in T.grid(6, 6):
+        with T.sblock("result"):
+            a, b = T.axis.remap("SS", [i, j])
+            y[a, b] = x[b, a] + T.float32(1)
+
+
+@T.prim_func(private=True, s_tir=True)
+def transposed_before(x: T.Buffer(SHAPE, "float32"), y: T.Buffer(SHAPE, "float32")):
+    half = T.sblock_alloc_buffer(SHAPE)
+    for i, j in T.grid(6, 6):
+        with T.sblock("half"):
+            a, b = T.axis.remap("SS", [i, j])
+            half[a, b] = x[b, a] * T.float32(0.5)
+    for i, j in T.grid(6, 6):
+        with T.sblock("result"):
+            a, b = T.axis.remap("SS", [i, j])
+            y[a, b] = half[a, b] + x[a, b]
+
+
+@T.prim_func(private=True, s_tir=True)
+def read_later(
+    x: T.Buffer(SHAPE, "float32"), y: T.Buffer(SHAPE, "float32"), z: T.Buffer(SHAPE, "float32")
+):
+    for i, j in T.grid(6, 6):
+        with T.sblock("first"):
+            a, b = T.axis.remap("SS", [i, j])
+            y[a, b] = x[a, b] + T.float32(1)
+    for i, j in T.grid(6, 6):
+        with T.sblock("second"):
+            a, b = T.axis.remap("SS", [i, j])
+            z[a, b] = x[a, b] * y[a, b]
+
+
+@T.prim_func(private=True, s_tir=True)
+def summed(x: T.Buffer(SHAPE, "float32"), y: T.Buffer(SHAPE, "float32")):
+    for i, j, k in T.grid(6, 6, 6):
+        with T.sblock("result"):
+            a, b, c = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                y[a, b] = T.float32(0)
+            y[a, b] = y[a, b] + x[a, c]
+
+
+@T.prim_func(private=True, s_tir=True)
+def other_type(x: T.Buffer((36,), "float32"), y: T.Buffer(SHAPE, "float32")):
+    for i, j in T.grid(6, 6):
+        with T.sblock("result"):
+            a, b = T.axis.remap("SS", [i, j])
+            y[a, b] = x[a * 6 + b]
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [(elements, lambda x: x / 2 + x), (transposed_before, lambda x: x.T / 2 + x)],
+)
+def test_a_result_in_the_memory_of_an_argument(function, wanted, scheduled):
+    x = np.random.default_rng(0).normal(size=SHAPE).astype("float32")
+    changed = in_place(function, [(0, 1)])
+    assert len(changed.params) == 1
+    if scheduled:
+        changed = schedule(changed, CPU.of(host()))
+    compiled = tvm.compile(
+        tvm.IRModule({"main": changed.with_attr("global_symbol", "main")}), host()
+    )
+    tensor = tvm.runtime.tensor(x)
+    compiled["main"](tensor)
+    np.testing.assert_allclose(tensor.numpy(), wanted(x), rtol=1e-6)
+
+
+def test_one_loop_computes_an_element_in_place():
+    text = schedule(in_place(elements, [(0, 1)]), CPU.of(host())).script()
+    assert text.count("range") + text.count("T.parallel") + text.count("T.grid") == 1
+
+
+@pytest.mark.parametrize("function", [transposed, read_later, summed, other_type])
+def test_results_with_memory_of_their_own(function):
+    assert in_place(function, [(0, 1)]) is None
+
+
+def test_a_result_after_the_last_read():
+    assert in_place(read_later, [(0, 2)]) is not None
+
+
+def compiled(body, donated=((1, 1),)):
+    """Return the function ``step(x, (a, b)) -> (x-like, (new a, new b))`` whose second parameter is donated."""
+    kind = relax.TensorType(SHAPE, "float32")
+    x = relax.Var("x", kind)
+    both = relax.Var("both", relax.TupleType([kind, kind]))
+    bb = relax.BlockBuilder()
+    with bb.function("step", [x, both], {DONATED: [list(each) for each in donated]}):
+        with bb.dataflow():
+            fields = [bb.emit(relax.TupleGetItem(both, i)) for i in range(2)]
+            result = bb.emit_output(body(bb, x, *fields))
+        bb.emit_func_output(result)
+    built = tvm.compile(bb.get(), host(), relax_pipeline="relax_grad")
+    return relax.VirtualMachine(built, tvm.cpu())["step"]
+
+
+def tensors(count):
+    rng = np.random.default_rng(1)
+    values = [rng.normal(size=SHAPE).astype("float32") for _ in range(count)]
+    return values, [tvm.runtime.tensor(each) for each in values]
+
+
+def memory(tensor):
+    return np.from_dlpack(tensor).__array_interface__["data"][0]
+
+
+def test_new_values_take_the_memory_of_the_old_ones():
+    def body(bb, x, a, b):
+        new = bb.emit(op.add(op.multiply(b, relax.const(0.5, "float32")), x))
+        return relax.Tuple([x, relax.Tuple([bb.emit(op.subtract(a, new)), new])])
+
+    step = compiled(body)
+    (x, a, b), given = tensors(3)
+    places = list(map(memory, given))
+    _, found = step(given[0], given[1:])
+    _, again = step(given[0], found)
+    assert list(map(memory, again)) == places[1:]
+    new = b / 2 + x
+    newer = new / 2 + x
+    np.testing.assert_allclose(again[1].numpy(), newer, rtol=1e-5)
+    np.testing.assert_allclose(again[0].numpy(), a - new - newer, rtol=1e-5, atol=1e-6)
+
+
+def test_an_argument_that_is_read_later_is_kept():
+    """The update of ``a`` is moved behind its last read, or has memory of its own."""
+
+    def body(bb, x, a, b):
+        new = bb.emit(op.add(a, x))
+        return relax.Tuple(
+            [bb.emit(op.matmul(a, b)), relax.Tuple([new, bb.emit(op.matmul(new, a))])]
+        )
+
+    (x, a, b), given = tensors(3)
+    first, (new, product) = compiled(body)(given[0], given[1:])
+    np.testing.assert_allclose(first.numpy(), a @ b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(new.numpy(), a + x, rtol=1e-5)
+    np.testing.assert_allclose(product.numpy(), (a + x) @ a, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda bb, x, a, b: relax.Tuple([x, relax.Tuple([b, a])]),
+        lambda bb, x, a, b: relax.Tuple([x, relax.Tuple([x, b])]),
+        lambda bb, x, a, b: relax.Tuple([a, relax.Tuple([a, b])]),
+        lambda bb, x, a, b: relax.Tuple([a, relax.Tuple([bb.emit(op.add(a, x)), b])]),
+        lambda bb, x, a, b: relax.Tuple([x, relax.Tuple([bb.emit(op.zeros_like(a)), b])]),
+        lambda bb, x, a, b: (lambda y: relax.Tuple([x, relax.Tuple([y, y])]))(
+            bb.emit(op.add(a, b))
+        ),
+    ],
+    ids=["exchanged", "input", "unchanged", "returned", "constant", "twice"],
+)
+def test_results_share_no_memory(body):
+    """Constants, other arguments and tensors that are returned twice are copied."""
+    step = compiled(body)
+    (x, a, b), given = tensors(3)
+    plain = compiled(body, donated=())
+    values = [tvm.runtime.tensor(each) for each in (x, a, b)]
+    state, wanted = given[1:], values[1:]
+    for _ in range(3):
+        one, state = step(given[0], state)
+        two, wanted = plain(values[0], [tvm.runtime.tensor(each.numpy()) for each in wanted])
+        for found, value in zip([one, *state], [two, *wanted], strict=True):
+            np.testing.assert_array_equal(found.numpy(), value.numpy())
+        assert len({memory(given[0]), *map(memory, state)}) == 3
+        assert memory(one) not in map(memory, state)

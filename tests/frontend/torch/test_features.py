@@ -1,0 +1,250 @@
+"""The rows of the guide's table "What is exact", each by modules that train for three steps beside PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+
+from torch_models import check, compiled, set_seeds, tensor_of  # noqa: E402
+from torch_zoo_parts import Lossy, normal  # noqa: E402
+
+from relax_grad.frontend.torch import from_module  # noqa: E402
+
+F, nn = torch.nn.functional, torch.nn
+attention = F.scaled_dot_product_attention
+checkpoint = torch.utils.checkpoint.checkpoint
+parametrizations = nn.utils.parametrizations
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    set_seeds()
+
+
+def paddings():
+    """Rows of padding of two embeddings of one weight, the second counted from the end."""
+
+    def loss(self, tokens):
+        other = F.embedding(tokens, self.table.weight, padding_idx=-2)
+        return (self.table(tokens) ** 2).sum() + other.sin().sum()
+
+    return Lossy(loss, table=nn.Embedding(5, 3, padding_idx=1)), torch.tensor(
+        [[1, 2, 3], [0, 1, 4]]
+    )
+
+
+def codebook():
+    """Vector quantisation, whose codes are moving averages, with a straight-through estimator."""
+
+    def loss(self, x):
+        data = self.encoder(x)
+        places = torch.cdist(data, self.codes).argmin(1)
+        found = self.codes[places]
+        with torch.no_grad():
+            hits = F.one_hot(places, 5).to(data)
+            self.counts.mul_(0.9).add_(hits.sum(0), alpha=0.1)
+            self.sums.mul_(0.9).add_(hits.t() @ data, alpha=0.1)
+            self.codes.copy_(self.sums / (self.counts + 1e-5)[:, None])
+        commitment = F.mse_loss(data, found.detach())
+        return commitment + F.mse_loss(self.decoder(data + (found - data).detach()), x)
+
+    tensors = {"codes": normal(5, 3), "counts": torch.ones(5), "sums": normal(5, 3)}
+    module = Lossy(loss, encoder=nn.Linear(4, 3), decoder=nn.Linear(3, 4), **tensors)
+    return module, normal(6, 4)
+
+
+def target_network():
+    """A second network that follows the first one, and a counter that is read."""
+
+    def loss(self, x):
+        self.steps += 1
+        with torch.no_grad():
+            self.weight.lerp_(self.layer.weight, 0.1)
+            wanted = F.linear(x, self.weight)
+        return F.mse_loss(self.layer(x), wanted + 1) / self.steps + self.layer.bias.sum() * (
+            self.steps % 2
+        )
+
+    tensors = {"weight": torch.zeros(4, 4), "steps": torch.zeros((), dtype=torch.int64)}
+    return Lossy(loss, layer=nn.Linear(4, 4), **tensors), normal(3, 4)
+
+
+def normalisations():
+    """Statistics that are averaged, that stay, and those of instance normalisation."""
+
+    def loss(self, x):
+        found = self.averaged(x).sin() + self.fixed(x).cos() + self.instances(x)
+        return (found + self.frozen(x).tanh()).pow(2).sum()
+
+    module = Lossy(
+        loss,
+        averaged=nn.BatchNorm1d(3, momentum=None),
+        fixed=nn.BatchNorm1d(3).eval(),
+        frozen=nn.BatchNorm1d(3).requires_grad_(False),
+        instances=nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
+    )
+    return module, normal(4, 3, 5)
+
+
+def parametrised():
+    """Weight and spectral normalisation, and orthogonal weights by each of PyTorch's maps."""
+    layers = [
+        parametrizations.weight_norm(nn.Linear(4, 4)),
+        parametrizations.spectral_norm(nn.Linear(4, 4)),
+    ]
+    layers += [
+        parametrizations.orthogonal(nn.Linear(4, width).double(), orthogonal_map=name)
+        for name, width in (("matrix_exp", 4), ("cayley", 4), ("householder", 3))
+    ]
+    module = Lossy(
+        lambda self, x: self.layers(x).tanh().pow(2).sum(), layers=nn.Sequential(*layers)
+    )
+    return module, normal(3, 4)
+
+
+def recurrent():
+    """Networks of two layers and both directions, with projections, without biases, without a batch."""
+
+    def loss(self, x):
+        a, (h, c) = self.lstm(x)
+        b, g = self.gru(x)
+        r, k = self.rnn(x[:, 0], self.state)
+        parts = (a.pow(2), b.sin(), r, h, c.pow(2), g, k.pow(2))
+        return sum(each.sum() for each in parts)
+
+    options = {"num_layers": 2, "bidirectional": True}
+    module = Lossy(
+        loss,
+        lstm=nn.LSTM(3, 4, proj_size=2, **options),
+        gru=nn.GRU(3, 2, batch_first=True, **options),
+        rnn=nn.RNN(3, 2, bias=False),
+        state=nn.Parameter(torch.randn(1, 2)),
+    )
+    return module, normal(3, 2, 3)
+
+
+def attentions():
+    """Masks of every kind, groups of heads, a scale, and more queries than keys."""
+
+    def loss(self, query, key, value):
+        query = query * self.factor
+        keys, values = (each.repeat_interleave(2, 1) for each in (key, value))
+        parts = (
+            attention(query, key, value, enable_gqa=True),
+            attention(query, keys, values, is_causal=True),
+            attention(query, keys, values, attn_mask=self.bias, scale=0.2),
+            attention(query, key, value, attn_mask=self.mask, enable_gqa=True),
+            attention(query, keys, values, attn_mask=self.mask[:, :1]),
+            attention(keys[0], query[0], query[0], is_causal=True),
+        )
+        return sum(each.sin().sum() for each in parts)
+
+    module = Lossy(
+        loss,
+        factor=nn.Parameter(normal(8)),
+        bias=nn.Parameter(normal(4, 5, 7)),
+        mask=torch.rand(2, 4, 5, 7) > 0.4,
+    )
+    return module, normal(2, 4, 5, 8), normal(2, 2, 7, 8), normal(2, 2, 7, 6)
+
+
+def heads():
+    """Multi-head attention with both masks, further keys, and averaged weights."""
+
+    def loss(self, x):
+        masks = {"key_padding_mask": self.padding, "attn_mask": self.future}
+        found, weights = self.layer(x, x, x, **masks)
+        other, _ = self.layer(x, x, x, key_padding_mask=self.padding, need_weights=False)
+        return found.pow(2).sum() + weights.sin().sum() + other.sum()
+
+    module = Lossy(
+        loss,
+        layer=nn.MultiheadAttention(8, 2, batch_first=True, add_bias_kv=True, add_zero_attn=True),
+        padding=torch.tensor([[0, 0, 1, 0], [0, 1, 1, 0]]).bool(),
+        future=torch.ones(4, 4).triu(1).bool(),
+    )
+    return module, normal(2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(paddings, codebook, target_network, normalisations, parametrised),
+        *(recurrent, attentions, heads),
+    ],
+)
+def test_three_steps(make):
+    module, *args = make()
+    check(module.double(), args, steps=3, forward=False)
+
+
+class Mixed(nn.Module):
+    """Regions of two dtypes, and one in which autocast is off."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=self.dtype):
+            y = F.layer_norm(self.first(x).float(), (8,))
+            with torch.autocast("cpu", enabled=False):
+                y = y + self.second(x)
+            z = self.first(y) @ y.t()
+        return z.float().pow(2).mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    check(Mixed(dtype), (torch.randn(4, 8),), steps=3, forward=False, tolerance=3e-2)
+
+
+def test_statistics_of_a_checkpointed_section_are_updated_once():
+    """PyTorch updates them again when it recomputes the section."""
+    norm = nn.BatchNorm1d(3)
+    module = Lossy(
+        lambda self, x: checkpoint(self.norm, x * self.scale, use_reentrant=False).sin().sum(),
+        norm=norm,
+        scale=nn.Parameter(torch.randn(3)),
+    ).double()
+    x = normal(4, 3)
+    imported = from_module(module, (x,))
+    values = [tensor_of(each) for each in imported.values]
+    (_, _, states), _ = compiled(imported, forward=False)(
+        "loss_adjoint", torch.tensor(0), x, *values
+    )
+    norm(x * module.scale)  # once
+    for found, wanted in zip(states, norm.buffers(), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+class Labels(nn.Module):
+    """Connectionist temporal classification of logits, with targets of every form."""
+
+    def __init__(self, dtype=torch.float64):
+        super().__init__()
+        self.logits = nn.Parameter(torch.randn(6, 3, 5, dtype=dtype))
+
+    def forward(self, targets, sizes, counts):
+        logits = self.logits.log_softmax(-1)
+        joined = torch.cat([targets[0], targets[1, :1], targets[2, :2]])
+        empty = torch.tensor([3, 0, 3])
+        losses = [
+            F.ctc_loss(logits, targets, sizes, counts, reduction="sum"),
+            F.ctc_loss(
+                self.logits, targets, (6, 5, 4), (3, 1, 2)
+            ),  # no logarithms of probabilities
+            F.ctc_loss(logits, joined, sizes, counts),
+            F.ctc_loss(logits, targets, sizes, empty, zero_infinity=True),
+            F.ctc_loss(logits[:, 0], targets[0] - 1, sizes[0], counts[0], blank=4),
+        ]
+        return torch.stack(losses).sum(), *losses
+
+
+def test_connectionist_temporal_classification():
+    """The third sequence is too short for its labels where zero_infinity is given."""
+    targets = torch.tensor([[1, 2, 2], [3, 1, 1], [4, 4, 4]])
+    args = (targets, torch.tensor([6, 5, 4]), torch.tensor([3, 1, 2]))
+    check(Labels(), args, forward=False, steps=2)

@@ -1,0 +1,467 @@
+"""Wrapped modules in loops of PyTorch, beside the same modules unwrapped."""
+
+from __future__ import annotations
+
+import copy
+import io
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+
+from relax_grad.frontend.torch import wrap  # noqa: E402
+
+checkpoint = torch.utils.checkpoint.checkpoint
+F, nn = torch.nn.functional, torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 3))
+
+
+X, Y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+
+
+@pytest.fixture(scope="module")
+def dense():
+    """Return a wrapped perceptron, whose functions are compiled once; tests copy it."""
+    torch.manual_seed(0)
+    return wrap(perceptron(), (X,))
+
+
+@pytest.fixture
+def pair(dense):
+    model = copy.deepcopy(dense)
+    return model, copy.deepcopy(model._original)
+
+
+def agree(one, other, tolerance=1e-5):
+    """Assert that two modules have the same values."""
+    for (key, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(
+            a, b, rtol=tolerance, atol=tolerance, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+def train(model, optimizer, x=X, y=Y, steps=5, accumulate=1, clip=None, scheduler=None):
+    """Train, and return the losses."""
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for _ in range(accumulate):
+            loss = F.cross_entropy(model(x), y) / accumulate
+            loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_sgd_with_momentum(pair):
+    found, wanted = (
+        train(each, torch.optim.SGD(each.parameters(), 0.1, momentum=0.9)) for each in pair
+    )
+    assert found == pytest.approx(wanted, rel=1e-5)
+    agree(*pair)
+
+
+def test_adamw_with_a_schedule_clipping_and_accumulation(pair):
+    def run(model):
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)
+        return train(model, optimizer, accumulate=2, clip=0.5, scheduler=scheduler)
+
+    found, wanted = map(run, pair)
+    assert found == pytest.approx(wanted, rel=1e-5)
+    agree(*pair, tolerance=1e-4)
+
+
+def test_accelerate(pair):
+    accelerate = pytest.importorskip("accelerate", reason="the package accelerate is not installed")
+
+    def run(model):
+        tool = accelerate.Accelerator(cpu=True)
+        model, optimizer = tool.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        losses = []
+        for _ in range(3):
+            loss = F.cross_entropy(model(X), Y)
+            optimizer.zero_grad()
+            tool.backward(loss)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    assert run(pair[0]) == pytest.approx(run(pair[1]), rel=1e-5)
+
+
+def test_the_module_keeps_its_tensors_and_keys(dense):
+    model = copy.deepcopy(dense)
+    original = model._original
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert all(a is b for a, b in zip(model.parameters(), original.parameters(), strict=True))
+    state = {key: torch.zeros_like(each) for key, each in model.state_dict().items()}
+    model.load_state_dict(state)
+    assert not model(X).any()
+    file = io.BytesIO()
+    torch.save(dense.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file))
+    torch.testing.assert_close(model(X), dense(X))
+    assert next(iter(nn.ModuleDict({"a": model}).state_dict())) == "a.0.weight"
+
+
+def test_a_copy_trains_alone(dense):
+    model = copy.deepcopy(dense)
+    train(model, torch.optim.SGD(model.parameters(), 1.0), steps=1)
+    weights = (each.get_parameter("0.weight") for each in (model, dense))
+    assert not torch.equal(*weights)
+    assert model._parameters is model._original._parameters
+
+
+def test_gradients_only_where_they_are_wanted(pair):
+    for each in pair:
+        each.get_parameter("0.weight").requires_grad_(False)
+    inputs = [X.clone().requires_grad_() for _ in pair]
+    for each, x in zip(pair, inputs, strict=True):
+        F.cross_entropy(each(x), Y).backward()
+    assert pair[0].get_parameter("0.weight").grad is None
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    for (key, a), b in zip(pair[0].named_parameters(), pair[1].parameters(), strict=True):
+        if key != "0.weight":
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_without_gradients(pair):
+    model, reference = pair
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            found = model(X)
+        assert not found.requires_grad
+        torch.testing.assert_close(found, reference(X).detach())
+
+
+def test_strided_inputs_and_gradients(pair):
+    x = torch.randn(6, 8).T
+    found, wanted = (each(x) for each in pair)
+    torch.testing.assert_close(found, wanted)
+    for each in (found, wanted):
+        each.sum().backward()  # its cotangent has strides of 0
+    torch.testing.assert_close(
+        pair[0].get_parameter("0.weight").grad, pair[1].get_parameter("0.weight").grad
+    )
+    unaligned = torch.randn(49)[1:].view(8, 6)
+    torch.testing.assert_close(pair[0](unaligned), pair[1](unaligned))
+
+
+def test_backward_twice_is_an_error_of_pytorch(pair):
+    loss = F.cross_entropy(pair[0](X), Y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_a_parameter_written_before_backward_is_an_error_of_pytorch(pair):
+    loss = F.cross_entropy(pair[0](X), Y)
+    with torch.no_grad():
+        pair[0].get_parameter("2.weight").mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (X[:5], r"input has shape \(5, 6\).*compiled for \(8, 6\)"),
+        (X.double(), "dtype torch.float64, but the functions were compiled for"),
+        (X.to("meta"), "on the device meta.*on the CPU"),
+        (X.to_sparse(), "layout torch.sparse_coo"),
+    ],
+)
+def test_inputs_that_do_not_fit(pair, x, reason):
+    with pytest.raises(ValueError, match=reason):
+        pair[0](x)
+
+
+def test_other_arguments_that_do_not_fit(pair):
+    model = pair[0]
+    with pytest.raises(TypeError, match="input"):
+        model()
+    with pytest.raises(TypeError, match="input must be a tensor"):
+        model(3)
+    torch.testing.assert_close(model(input=X), model(X))
+    with torch.autocast("cpu"), pytest.raises(ValueError, match=r"outside of torch\.autocast"):
+        model(X)
+    model.double()
+    with pytest.raises(ValueError, match=r"0\.weight has shape .* and dtype torch.float64"):
+        model(X)
+
+
+def test_arguments_of_wrap():
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+        wrap(F.relu, (X,))
+    with pytest.raises(ValueError, match="target must be a CPU"):
+        wrap(perceptron(), (X,), target="cuda")
+    with pytest.raises(TypeError, match="compile_options must be a mapping"):
+        wrap(perceptron(), (X,), compile_options=3)
+    with pytest.raises(ValueError, match="wrapped already"):
+        wrap(wrap(perceptron(), (X,)), (X,))
+
+
+class Network(nn.Module):
+    """A CNN with normalisation and dropout, which returns a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, image, *, scale=1.0):
+        features = self.drop(torch.relu(self.norm(self.conv(image)))).mean((2, 3))
+        return {"scores": self.head(features) * scale, "parts": (features, None), "scale": scale}
+
+
+def test_states_modes_dropout_and_structures():
+    image = torch.randn(4, 1, 6, 6)
+    model = wrap(Network(), (image,), {"scale": 2.0}, dynamic_shapes={"image": {0: "batch"}})
+    reference = copy.deepcopy(model._original)
+
+    torch.manual_seed(3)
+    first = model(image, scale=2.0)
+    torch.manual_seed(3)
+    again, other = model(image, scale=2.0), model(image, scale=2.0)
+    assert torch.equal(first["scores"], again["scores"])
+    assert not torch.equal(first["scores"], other["scores"])
+    assert first["parts"][1] is None
+    assert first["scale"] == 2.0
+    with pytest.raises(ValueError, match=r"scale is 3.0, but 2.0 was given to wrap"):
+        model(image, scale=3.0)
+
+    for _ in range(3):
+        reference(image)
+    for key in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+        torch.testing.assert_close(model.get_buffer(key), reference.get_buffer(key))
+
+    model.drop.eval()  # each submodule has a mode
+    reference.drop.eval()
+    batch = torch.randn(7, 1, 6, 6)
+    found, wanted = model(batch, scale=2.0), reference(batch, scale=2.0)
+    torch.testing.assert_close(found["scores"], wanted["scores"])
+    for each in (found, wanted):
+        (each["scores"].square().sum() + each["parts"][0].sum()).backward()
+    for a, b in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+    model.eval()
+    reference.eval()
+    assert not model._original.training
+    torch.testing.assert_close(
+        model(batch, scale=2.0)["scores"], reference(batch, scale=2.0)["scores"]
+    )
+    agree(model, reference)
+
+
+class Returning(nn.Module):
+    """A module whose results share memory with an argument or with each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        y = torch.exp(x * self.scale)
+        return x, y, y.view(-1), y.detach(), (y > 1).long()
+
+
+def test_outputs_have_memory_of_their_own():
+    x = torch.randn(3, 4)
+    before = x.clone()
+    model = wrap(Returning(), (x,))
+    for _ in range(2):
+        same, y, flat, stopped, mask = model(x)
+        assert y.requires_grad
+        assert not stopped.requires_grad
+        assert not mask.requires_grad
+        kept = y.detach().clone()
+        with torch.no_grad():
+            same.zero_()
+            flat.zero_()
+        assert torch.equal(x, before)
+        assert torch.equal(y, kept)
+    y.sum().backward()
+    torch.testing.assert_close(model.scale.grad, (kept * x).sum(0))
+
+
+def backward(*pairs):
+    """Compute gradients of two modules that must agree."""
+    grads = []
+    for module, loss in pairs:
+        module.zero_grad()
+        loss(module).backward()
+        grads.append([each.grad for each in module.parameters()])
+    for found, wanted in zip(*grads, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def loss_of(module):
+    return F.cross_entropy(module(X), Y)
+
+
+def replaced_by_assignment(module):
+    torch.manual_seed(1)
+    state = {key: torch.randn(each.shape) for key, each in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+
+
+def replaced_data(module):
+    torch.manual_seed(1)
+    for each in module.parameters():
+        each.data = torch.randn(each.shape)
+
+
+def strided_data(module):
+    """The address stays, and the order of the elements changes."""
+    torch.manual_seed(1)
+    square = next(each for each in module.parameters() if each.ndim == 2)
+    square.data = torch.randn(square.shape[::-1]).T
+
+
+def written_in_place(module):
+    with torch.no_grad():
+        for each in module.parameters():
+            each.mul_(2)
+
+
+def moved_and_back(module):
+    module.double().float()
+
+
+def new_parameter(module):
+    torch.manual_seed(1)
+    module.get_submodule("0").weight = nn.Parameter(torch.randn(16, 6))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replaced_by_assignment,
+        replaced_data,
+        strided_data,
+        written_in_place,
+        moved_and_back,
+        new_parameter,
+    ],
+)
+def test_changed_parameters_are_read_at_each_call(pair, change):
+    for _ in range(2):
+        backward(*((each, loss_of) for each in pair))
+    for each in pair:
+        change(each)
+    for _ in range(2):
+        backward(*((each, loss_of) for each in pair))
+
+
+def test_two_forward_passes_before_a_backward_pass(pair):
+    other = torch.randn(8, 6)
+
+    def both(module):
+        first, second = module(X), module(other)
+        with torch.no_grad():
+            module(other)
+        return first.square().sum() + second.sum()
+
+    backward(*((each, both) for each in pair))
+
+
+def test_gradients_are_neither_copied_nor_shared(pair):
+    model = pair[0]
+    graph = loss_of(model)
+    graph.backward(retain_graph=True)
+    first = [each.grad for each in model.parameters()]
+    kept = [each.clone() for each in first]
+    for each in model.parameters():
+        each.grad = None
+    graph.backward()
+    for each, old, value in zip(model.parameters(), first, kept, strict=True):
+        assert each.grad.data_ptr() != old.data_ptr()
+        torch.testing.assert_close(old, value)
+        torch.testing.assert_close(each.grad, value)
+
+
+def test_residuals_live_as_long_as_the_graph_needs_them(pair):
+    loss = loss_of(pair[0])
+    holder = loss.grad_fn
+    while not hasattr(holder, "is_whole"):
+        holder = holder.next_functions[0][0]
+    assert holder.saved_tensors[-1].residuals
+    loss.backward(retain_graph=True)
+    kept = weakref.ref(holder.saved_tensors[-1])
+    assert kept() is not None
+    loss.backward()
+    assert kept() is None
+
+
+def test_contexts_that_replace_saved_tensors(pair):
+    def on_cpu(module):
+        with torch.autograd.graph.save_on_cpu():
+            loss = loss_of(module)
+        return loss
+
+    def packed(module):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda each: each.numpy().copy(), torch.from_numpy
+        ):
+            loss = module(X).square().sum()
+        return loss
+
+    def computed_again(module):
+        return F.cross_entropy(checkpoint(module, X, use_reentrant=False), Y)
+
+    def in_another_graph(module):
+        return F.cross_entropy(
+            checkpoint(module, X.clone().requires_grad_(), use_reentrant=True), Y
+        )
+
+    backward(*((each, on_cpu) for each in pair))
+    backward((pair[0], packed), (pair[1], lambda module: module(X).square().sum()))
+    backward(*((each, computed_again) for each in pair))
+    backward(*((each, in_another_graph) for each in pair))
+
+
+def test_gradients_of_gradients_are_an_error(pair):
+    loss = loss_of(pair[0])
+    found = torch.autograd.grad(loss, list(pair[0].parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        found[0].sum().backward()
+
+
+def test_a_changed_module_is_traced_again(pair):
+    model, reference = pair
+    model(X)
+    for each in (model, reference):
+        torch.manual_seed(1)
+        each.set_submodule("1", nn.Tanh())
+    torch.testing.assert_close(model(X), reference(X))
+
+
+def test_objects_that_cannot_be_returned():
+    class Holder:
+        pass
+
+    class Module(nn.Module):
+        def forward(self, x):
+            return x * 2, Holder()
+
+    with pytest.raises(ValueError, match="returns a Holder"):
+        wrap(Module(), (X,))(X)

@@ -1,0 +1,88 @@
+"""Programs of every operator that the tests for AArch64 run: values and gradients, losses, random numbers, updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import tvm
+from programs import build, tensor
+from tvm import relax
+
+from relax_grad.frontend import random
+from relax_grad.testing import _program
+from relax_grad.testing.check import resolve, select_wrt
+from relax_grad.testing.samples import Sample, sampled_operators, samples
+from relax_grad.testing.samples._sample import cast
+from relax_grad.transform import Gradient
+
+#: A module with ``main`` or ``main_adjoint``, and the arguments of both.
+Case = tuple[tvm.IRModule, list[np.ndarray]]
+
+
+def adjoints(dtype: str, operators: Iterable[str] = (), most: int = 1) -> dict[str, Case]:
+    """Return the first samples of operators (by default of all), with random cotangents and gradients.
+
+    Samples that need a session of Disco are left out.
+    """
+    found = {}
+    for op in operators or sampled_operators():
+        for i, sample in enumerate(samples(op)[:most]):
+            if sample.within is nullcontext and dtype in ("float64", *sample.dtypes):
+                found[f"{op} {i} {dtype}"] = _adjoint(sample, dtype)
+    return found
+
+
+def _adjoint(sample: Sample, dtype: str) -> Case:
+    _, function = resolve(sample.function or sample.op)
+    arguments = _program.make_arguments(cast(sample.inputs, dtype), None, {})
+    rng = np.random.default_rng(0)
+    program = _program.first_order(function, arguments, sample.attrs, rng)
+    module = _program.differentiate(program, select_wrt(program.arguments, sample.wrt))
+    return module, program.values()
+
+
+def losses() -> dict[str, Case]:
+    """Return cross entropies with their gradients, which one kernel computes."""
+    found = {}
+    rng = np.random.default_rng(0)
+    values = [
+        rng.normal(size=(9, 21)).astype("float32"),
+        rng.integers(0, 21, 9),
+        rng.random(21).astype("float32"),
+    ]
+    kinds = [("x", (9, 21), "float32"), ("labels", (9,), "int64"), ("weights", (21,), "float32")]
+    for number in (2, 3):
+        for reduction in ("mean", "sum"):
+            params = [tensor(*each) for each in kinds[:number]]
+            module = build(
+                params,
+                lambda bb, x, *more, r=reduction: relax.op.nn.nll_loss(
+                    bb.emit(relax.op.nn.log_softmax(x)), *more, reduction=r
+                ),
+            )
+            name = f"cross entropy {number} {reduction}"
+            found[name] = Gradient("main", [params[0]])(module), values[:number]
+    return found
+
+
+def random_numbers() -> dict[str, Case]:
+    """Return programs of every distribution of ``relax_grad.frontend.random``."""
+    made = {
+        "bits": lambda bb, seed: random.bits(bb, seed, 0, (70,)),
+        "uniform": lambda bb, seed: random.uniform(bb, seed, 1, (70,)),
+        "normal": lambda bb, seed: random.normal(bb, seed, 2, (70,)),
+        "exponential": lambda bb, seed: random.exponential(bb, seed, 3, (70,)),
+        "bernoulli": lambda bb, seed: random.bernoulli(bb, seed, 4, (70,), 0.25),
+        "randint": lambda bb, seed: random.randint(bb, seed, 5, -9, 9, (70,)),
+    }
+    seed = [np.array(11, "int64")]
+    return {name: (build([tensor("seed", (), "int64")], body), seed) for name, body in made.items()}
+
+
+def flat(value) -> list[np.ndarray]:
+    """Return the arrays of nested lists."""
+    if isinstance(value, Sequence):
+        return [each for item in value for each in flat(item)]
+    return [value]

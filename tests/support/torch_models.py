@@ -1,0 +1,213 @@
+"""PyTorch models imported and trained beside PyTorch itself, in the same process and from the same values."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import tvm
+from torch import nn
+from torch.utils import _pytree as pytree
+from tvm import relax
+
+import relax_grad
+from relax_grad.frontend.torch import Imported, from_module
+
+#: The share of the largest element of a tensor that a difference may have.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 5e-2, torch.float16: 2e-2}
+
+RATE = 0.05
+
+
+def check(
+    module: nn.Module,
+    args=(),
+    kwargs=None,
+    *,
+    loss=None,
+    targets=(),
+    steps: int = 1,
+    tolerance: float | None = None,
+    forward: bool = True,
+    seed: int = 0,
+    replay: Sequence[str] = (),
+    **options,
+) -> Imported:
+    """Assert that an imported module trains as in PyTorch, and return it.
+
+    Loss, outputs, the gradient of every parameter and the new states are compared after each step of gradient descent.
+    The module keeps its values.
+
+    Parameters
+    ----------
+    module, args, kwargs, loss, targets
+        As for :func:`relax_grad.frontend.torch.from_module`.
+    steps : int
+        The number of steps.
+    tolerance : float, optional
+        The share of the largest element of a tensor that a difference may have; by default that of the dtype.
+    forward : bool
+        Whether to compare the evaluation too.
+    seed : int
+        The seed of the random numbers.
+    replay : Sequence[str]
+        The outputs that are drawn numbers. PyTorch gets them as keyword arguments in the place of its own.
+    **options
+        As for :func:`relax_grad.frontend.torch.from_module`.
+    """
+    args, kwargs, targets = tuple(args), dict(kwargs or {}), tuple(targets)
+    imported = from_module(module, args, kwargs, loss=loss, targets=targets, **options)
+    run = compiled(imported, forward)
+    module, loss = copy.deepcopy((module, loss))
+    whole = nn.ModuleDict({"module": module})
+    if isinstance(loss, nn.Module):
+        whole["loss"] = loss
+    if not module.training:
+        module.train()
+    feeds = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    marks = [each for each in pytree.tree_leaves(targets) if isinstance(each, torch.Tensor)]
+    params, states = (
+        {key: tensor_of(each) for key, each in group.items()}
+        for group in (imported.params, imported.states)
+    )
+    frozen = [tensor_of(each) for each in imported.frozen.values()]
+    for step in range(steps):
+        values = [*params.values(), *frozen, *states.values()]
+        if forward and "forward" in [each.name_hint for each in imported.module.get_global_vars()]:
+            found = run("forward", *feeds, *values)
+            with evaluation(module), torch.no_grad():
+                wanted = module(*args, **kwargs)
+            close("output", found, outputs_of(wanted), tolerance)
+        (value, outputs, new), gradients = run(
+            "loss_adjoint", torch.tensor(seed + step), *feeds, *marks, *values
+        )
+        for each in whole.parameters():
+            each.grad = None
+        drawn = dict(zip(imported.outputs, outputs, strict=True))
+        result = module(*args, **kwargs, **{key: drawn[key] for key in replay})
+        wanted = loss_of(result) if loss is None else loss(result, *targets)
+        wanted.backward()
+        close("loss", [value], [wanted.reshape(())], tolerance)
+        close("output", outputs, outputs_of(result), tolerance)
+        expected = expected_values(whole, gradient=True)
+        for (key, old), gradient in zip(params.items(), gradients, strict=True):
+            close(f"gradient of {key} at step {step}", [gradient], [expected[key]], tolerance)
+            params[key] = old - RATE * gradient
+        with torch.no_grad():
+            for each in whole.parameters():
+                if each.requires_grad and each.grad is not None:
+                    each -= RATE * each.grad
+        expected = expected_values(whole, gradient=False)
+        for key, each in zip(states, new, strict=True):
+            close(f"state {key} at step {step}", [each], [expected[key]], tolerance)
+            states[key] = each
+    return imported
+
+
+def compiled(imported: Imported, forward: bool = True, name: str = "loss"):
+    """Return a function ``run(name, *tensors)`` of the compiled gradient function and the evaluation."""
+    module = imported.module
+    if imported.params:
+        module = relax_grad.value_and_grad(module, name, wrt=list(imported.params))
+    keep = {f"{name}_adjoint" if imported.params else name, *(["forward"] if forward else [])}
+    functions = {
+        each: function
+        for each, function in module.functions.items()
+        if each.name_hint in keep or each.name_hint not in ("loss", "forward")
+    }
+    built = tvm.compile(
+        tvm.IRModule(functions), relax_grad.target.host(), relax_pipeline="relax_grad"
+    )
+    machine = relax.VirtualMachine(built, tvm.cpu())
+
+    def run(function: str, *tensors):
+        return torch_values(machine[function](*map(tvm_value, tensors)))
+
+    return run
+
+
+def tvm_value(tensor) -> tvm.runtime.Tensor:
+    """Return a copy of a tensor for TVM."""
+    return tvm.runtime.from_dlpack(tensor.detach().clone().contiguous())
+
+
+def torch_values(value):
+    """Return results as torch tensors in nested lists."""
+    if isinstance(value, tvm.runtime.Tensor):
+        return tensor_of(value)
+    return [torch_values(each) for each in value]
+
+
+def tensor_of(value: tvm.runtime.Tensor) -> torch.Tensor:
+    """Return a copy of a TVM tensor."""
+    return torch.from_dlpack(value).clone()
+
+
+def loss_of(result) -> torch.Tensor:
+    """Return the loss in the result of a module that computes it."""
+    if isinstance(result, dict):
+        return result["loss"]
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def outputs_of(result) -> list[torch.Tensor]:
+    """Return the tensors of a nested result."""
+    return [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+
+
+def expected_values(whole: nn.ModuleDict, gradient: bool) -> dict[str, torch.Tensor]:
+    """Return the parameters' gradients or the buffers by the keys that the import gives them."""
+    found = {}
+    for key, each in (whole.named_parameters if gradient else whole.named_buffers)():
+        value = each if not gradient else torch.zeros_like(each) if each.grad is None else each.grad
+        found[key.removeprefix("module.")] = value
+    return found
+
+
+class evaluation:
+    """Put a module into evaluation mode, and restore it and its buffers at the end."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    def __enter__(self):
+        self.flags = [(each, each.training) for each in self.module.modules()]
+        self.buffers = [(each, dict(each._buffers)) for each in self.module.modules()]
+        self.values = [(each, each.clone()) for each in self.module.buffers()]
+        self.module.eval()
+
+    def __exit__(self, *_):
+        for each, flag in self.flags:
+            each.training = flag
+        for each, buffers in self.buffers:
+            each._buffers.update(buffers)
+        for each, value in self.values:
+            each.copy_(value)
+
+
+def close(what: str, found, wanted, tolerance: float | None = None) -> None:
+    """Assert that tensors agree in dtype, shape and values."""
+    assert len(found) == len(wanted), f"{what}: {len(found)} tensors, but PyTorch has {len(wanted)}"
+    for one, other in zip(found, wanted, strict=True):
+        other = other.detach()
+        assert one.dtype == other.dtype, f"{what}: {one.dtype}, but PyTorch has {other.dtype}"
+        assert one.shape == other.shape, f"{what}: {one.shape}, but PyTorch has {other.shape}"
+        if not other.is_floating_point():
+            assert torch.equal(one, other), f"{what}: {one}, but PyTorch has {other}"
+            continue
+        share = TOLERANCE[other.dtype] if tolerance is None else tolerance
+        one, other = one.double(), other.double()
+        scale = max(1e-3, float(other.abs().nan_to_num(0, 0, 0).max())) if other.numel() else 1.0
+        torch.testing.assert_close(
+            one, other, rtol=share, atol=share * scale, equal_nan=True, msg=lambda m: f"{what}: {m}"
+        )
+
+
+def set_seeds(seed: int = 0) -> None:
+    """Seed the generators of initial values."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (models draw from it)
+    torch.manual_seed(seed)

@@ -1,0 +1,153 @@
+"""PyTorch functions of tensors imported, compiled together, and held against PyTorch's values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import tvm
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch_models import close, torch_values, tvm_value
+from tvm import relax
+
+import relax_grad
+from relax_grad.frontend.torch import Imported, from_exported_program
+
+
+class Case(NamedTuple):
+    """A function with its operands.
+
+    Attributes
+    ----------
+    name : str
+        Its name in reports.
+    function : Callable
+        A function of tensors that returns a tensor or a tuple of tensors.
+    operands : tuple[torch.Tensor, ...]
+        The tensors; gradients are taken with respect to those of floating-point numbers.
+    gradient : bool
+        Whether to compare gradients.
+    tolerance : float or None
+        As for :func:`torch_models.close`.
+    """
+
+    name: str
+    function: Callable
+    operands: tuple
+    gradient: bool = True
+    tolerance: float | None = None
+
+
+class _Module(nn.Module):
+    """Returns the sum of the weighted results, if they are differentiated, and the results."""
+
+    def __init__(self, case: Case):
+        super().__init__()
+        self.case = case
+        self.weights = None
+
+    def forward(self, *operands):
+        found = self.case.function(*operands)
+        found = list(found) if isinstance(found, (tuple, list)) else [found]
+        total = None
+        for each in found if self.case.gradient else []:
+            if each.is_floating_point():
+                weights = _weights(each)
+                part = (each * weights).sum()
+                total = part if total is None else total + part
+        return tuple(found) if total is None else (total, *found)
+
+
+def _weights(data: torch.Tensor) -> torch.Tensor:
+    """Return numbers that differ from element to element."""
+    places = torch.arange(data.numel(), dtype=torch.float64).reshape(data.shape)
+    return (torch.remainder(places * 0.37, 1.0) + 0.5).to(data.dtype)
+
+
+def imported(case: Case) -> tuple[Imported, str]:
+    """Return a case's import, and the name of its function."""
+    exported = torch.export.export(_Module(case), case.operands, strict=False)
+    found = from_exported_program(exported)
+    (name,) = (
+        each.name_hint
+        for each in found.module.get_global_vars()
+        if each.name_hint in ("loss", "training")
+    )
+    return found, name
+
+
+def machine(module: tvm.IRModule) -> relax.VirtualMachine:
+    """Return a compiled module."""
+    built = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
+    return relax.VirtualMachine(built, tvm.cpu())
+
+
+def check_all(cases: Sequence[Case]) -> dict[str, str]:
+    """Return the faults of cases by name."""
+    faults, functions, built = {}, {}, []
+    for i, case in enumerate(cases):
+        try:
+            found, name = imported(case)
+            module = found.module
+            places = [k + 1 for k, each in enumerate(case.operands) if each.is_floating_point()]
+            differentiated = case.gradient and name == "loss" and bool(places)
+            if differentiated:
+                module = relax_grad.value_and_grad(module, name, wrt=places)
+                name = f"{name}_adjoint"
+        except Exception as error:
+            faults[case.name] = f"{type(error).__name__}: {error}"[:600]
+            continue
+        entry = f"case{i}"
+        functions[entry] = module[name].with_attr("global_symbol", entry)
+        built.append((case, entry, differentiated, found))
+    try:
+        run = machine(tvm.IRModule(functions))
+        runs = [run] * len(built)
+    except Exception:
+        runs = []
+        for case, entry, *_ in built:
+            try:
+                runs.append(machine(tvm.IRModule({entry: functions[entry]})))
+            except Exception as error:
+                faults[case.name] = f"compile {type(error).__name__}: {str(error)[-600:]}"
+                runs.append(None)
+    for (case, entry, differentiated, found), run in zip(built, runs, strict=True):
+        if run is None:
+            continue
+        try:
+            _compare(case, entry, differentiated, found, run)
+        except Exception as error:
+            faults[case.name] = f"{type(error).__name__}: {error}"[:600]
+    return faults
+
+
+def _compare(case: Case, entry: str, differentiated: bool, found: Imported, run) -> None:
+    constants = [
+        each for group in (found.params, found.frozen, found.states) for each in group.values()
+    ]
+    given = [tvm_value(each) for each in (torch.tensor(0), *case.operands)]
+    found = torch_values(run[entry](*given, *constants))
+    operands = [
+        each.clone().requires_grad_(each.is_floating_point() and differentiated)
+        for each in case.operands
+    ]
+    wanted = _Module(case)(*operands)
+    if not differentiated:
+        close("value", _results(found, len(wanted)), wanted, case.tolerance)
+        return
+    values, gradients = found
+    close("value", _results(values, len(wanted)), wanted, case.tolerance)
+    given = [each for each in operands if each.requires_grad]
+    expected = torch.autograd.grad(wanted[0], given, allow_unused=True)
+    expected = [
+        torch.zeros_like(one) if each is None else each
+        for one, each in zip(given, expected, strict=True)
+    ]
+    close("gradient", gradients, expected, case.tolerance)
+
+
+def _results(found, count: int) -> list[torch.Tensor]:
+    """Return the last tensors of a nested result, without the new states, of which there are none."""
+    return pytree.tree_leaves(found)[-count:]

@@ -1,0 +1,47 @@
+"""Gradients of random programs of tensor functions agree with central differences, or are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from random_gradients import Result, check, in_float64
+from sweep import SHARE
+
+from relax_grad.testing.fuzz.tir.programs import draw
+
+
+def _check(seed: int, numbers) -> list[Result]:
+    results = check([in_float64(draw(seed, number)) for number in numbers], "default")
+    for number, each in zip(numbers, results, strict=True):
+        # A refusal names the binding, and the block or the tensor.
+        is_named = "binding '" in each.refusal or "overwrites in place" in each.refusal
+        assert not each.refusal or is_named, (number, each.refusal)
+    return results
+
+
+def _summary(results: list[Result]) -> tuple[int, int, int]:
+    return (
+        sum(each.compared for each in results),
+        sum(each.skipped for each in results),
+        sum(each.miscompiled for each in results),
+    )
+
+
+def test_gradients():
+    compared, skipped, miscompiled = _summary(_check(7, range(40)))
+    assert compared >= 30
+    assert skipped < compared
+    assert miscompiled <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, 8, 10, 11])
+def test_more_gradients(seed):
+    results = []
+    for start in range(0, math.ceil(200 * SHARE), 20):
+        results += _check(seed, range(start, start + 20))
+    compared, skipped, miscompiled = _summary(results)
+    assert compared >= len(results) / 2
+    assert skipped < compared
+    assert miscompiled <= len(results) / 20

@@ -1,0 +1,379 @@
+"""Exported steps run in C++ with the same bits as in Python."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from training_models import START, batches, digits_of_torch, module_of
+from tvm.target import codegen
+
+import relax_grad
+import relax_grad.runtime
+from relax_grad.training import Adam, AdamW, Trainer, _export, _files, train_step
+
+pytest.importorskip("safetensors", reason="exported states are files of safetensors")
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("g++") is None,
+    reason="the C++ trainer is built with CMake and g++",
+)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory) -> Path:
+    """Return the folder of the example's program and of the test's one."""
+    folder = tmp_path_factory.mktemp("cpp")
+    source = folder / "source"
+    source.mkdir()
+    (source / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.19)\n"
+        "project(programs LANGUAGES CXX)\n"
+        f'add_subdirectory("{ROOT}/examples/cpp_trainer" example)\n'
+        f'add_executable(errors "{Path(__file__).with_name("trainer_errors.cc")}")\n'
+        "target_link_libraries(errors PRIVATE relax_grad_trainer)\n"
+    )
+    runtime = relax_grad.runtime.folder()
+    settings = [f"-DPYTHON={sys.executable}", f"-DRELAX_GRAD_RUNTIME={runtime}"]
+    warnings = "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
+    run(["cmake", "-S", source, "-B", folder / "build", *settings, warnings])
+    run(["cmake", "--build", folder / "build", "--parallel", "2"])
+    return folder / "build"
+
+
+def run(command, code: int = 0) -> str:
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def train(programs, *arguments, code: int = 0) -> str:
+    return run([programs / "example" / "train", *arguments], code)
+
+
+def write_data(path: Path, **arrays) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(each) for name, each in arrays.items()}, path)
+
+
+def same_bits(one: Path, other: Path) -> dict:
+    """Assert that two files have the same tensors and counters; return the rest of the second."""
+    (a, first), (b, second) = _files.read(one), _files.read(other)
+    assert set(a) == set(b)
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert a[name].tobytes() == b[name].tobytes(), name
+    assert first["counters"] == second["counters"]
+    return second
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A step with every part: its trainer, its folder, and a loader whose examples are in a file."""
+    step = train_step(
+        module_of("float32", seed=True, states=True),
+        Adam(0.05, weight_decay=0.1),
+        wrt=["w", "b"],
+        states=["mean"],
+        accumulate=2,
+        clip_norm=1.0,
+        ema=0.9,
+        outputs=True,
+        loss_scale="dynamic",
+    )
+    folder = tmp_path_factory.mktemp("exported")
+    values = {**START, "mean": np.zeros(3)}
+    values = {name: each.astype("float32") for name, each in values.items()}
+    step.export(folder, values=values)
+    loader = batches(5, "float32")
+    x, y = (np.concatenate(each) for each in zip(*loader, strict=True))
+    write_data(folder / "data.safetensors", x=x, y=y)
+    return step, values, folder, loader
+
+
+def test_same_bits_as_in_python(programs, exported, tmp_path):
+    step, values, folder, loader = exported
+    trainer = Trainer(step, values=values)
+    trainer.fit(loader, 1, progress=False)
+    trainer.save(tmp_path / "one", {"note": "kept"})
+    trainer.fit(loader, 3, progress=False)
+    trainer.save(tmp_path / "python")
+    options = ["--epochs", 3, "--batch", 6, "--save"]
+    printed = train(programs, folder, folder / "data.safetensors", *options, tmp_path / "cpp")
+    assert f"epoch 3: mean loss {trainer.history.evaluations[-1]['mean_loss']:.6g}"[:24] in printed
+    same_bits(tmp_path / "python", tmp_path / "cpp")
+    # A file goes from Python to C++ and back.
+    resumed = [*options, tmp_path / "resumed", "--resume", tmp_path / "one"]
+    train(programs, folder, folder / "data.safetensors", *resumed)
+    assert same_bits(tmp_path / "python", tmp_path / "resumed")["more"] == {"note": "kept"}
+    other = Trainer(step, values=values)
+    assert other.load(tmp_path / "resumed") == {"note": "kept"}
+    assert other.step(*loader[0]).loss == trainer.step(*loader[0]).loss
+
+
+def test_digits_from_torch(programs, tmp_path):
+    """A network with batch normalisation and dropout learns digits, with the same bits as in Python."""
+    imported, images, labels = digits_of_torch()
+    trainer = Trainer(train_step(imported, AdamW(0.01)), seed=7)
+    trainer.export(tmp_path / "folder")
+    count = 1472
+    write_data(tmp_path / "data", input=images[:count], target=labels[:count])
+    loader = [(images[i : i + 64], labels[i : i + 64]) for i in range(0, count, 64)]
+    trainer.fit(loader, 3, progress=False)
+    trainer.save(tmp_path / "python")
+    options = ["--epochs", 3, "--batch", 64, "--save", tmp_path / "cpp"]
+    options += ["--predict", tmp_path / "outputs"]
+    train(programs, tmp_path / "folder", tmp_path / "data", *options)
+    same_bits(tmp_path / "python", tmp_path / "cpp")
+    from safetensors.numpy import load_file
+
+    outputs = load_file(tmp_path / "outputs")
+    wanted = trainer.predict(images[:count]).numpy()
+    np.testing.assert_array_equal(outputs.pop("output0"), wanted)
+    assert not outputs
+    found = trainer.predict(images[count:]).numpy().argmax(1)
+    assert np.mean(found == labels[count:]) > 0.8
+
+
+def test_code_of_the_page_compiles(programs, tmp_path):
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    include, code = re.search(r"```cpp\n(#include.*?\n)(.*?)```", page, re.DOTALL).groups()
+    values = "std::vector<float> pixels; std::vector<int64_t> digits;"
+    program = tmp_path / "page.cc"
+    program.write_text(
+        f"{include}int main() {{ {values}\n{code}\nreturn loss > scores.numel(); }}\n"
+    )
+    from tvm_ffi import libinfo
+
+    folders = [relax_grad.runtime.folder(), *libinfo.include_paths()]
+    run(["g++", "-std=c++17", "-fsyntax-only", *(f"-I{each}" for each in folders), program])
+
+
+def test_errors_of_the_library(programs, exported):
+    """The program examines each error, and that the trainer is as before."""
+    _, _, folder, _ = exported
+    printed = run([programs / "errors", folder])
+    assert "20 errors as expected" in printed
+
+
+def test_folders_that_do_not_fit(programs, exported, tmp_path):
+    _, _, folder, _ = exported
+
+    def refuses(change, message: str) -> None:
+        broken = tmp_path / "broken"
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(folder, broken)
+        change(broken)
+        printed = train(programs, broken, folder / "data.safetensors", "--batch", 6, code=1)
+        assert printed.count("error: ") == 1
+        assert message in printed
+
+    def edited(**changes):
+        def change(at: Path) -> None:
+            manifest = json.loads((at / "manifest.json").read_text())
+            manifest.update(changes)
+            (at / "manifest.json").write_text(json.dumps(manifest))
+
+        return change
+
+    def cut(name: str, size: int):
+        def change(at: Path) -> None:
+            (at / name).write_bytes((at / name).read_bytes()[:size])
+
+        return change
+
+    refuses(
+        lambda at: (at / "manifest.json").unlink(), "manifest.json cannot be read: No such file"
+    )
+    refuses(cut("manifest.json", 50), "manifest.json is damaged")
+    refuses(edited(version=2), "has version 2 of the format, but this program reads version 1")
+    refuses(edited(format="other"), "is of another format")
+    refuses(edited(accumulate="2"), "accumulate has another type than expected")
+    refuses(edited(params=[]), "has tensors that the step does not")
+    refuses(lambda at: (at / "step.so").unlink(), "step.so cannot be read: No such file")
+    refuses(cut("step.so", 1000), "step.so is damaged: it has 1000 bytes, but")
+    refuses(lambda at: (at / "state.safetensors").unlink(), "state.safetensors cannot be read")
+    size = (folder / "state.safetensors").stat().st_size
+    for kept in (0, 5, 100, size // 2, size - 1):
+        refuses(cut("state.safetensors", kept), "is damaged, or no file of safetensors")
+    other = [{"name": "w", "shape": [4], "dtype": "float32"}]
+    refuses(
+        edited(params=[*other, {"name": "b", "shape": [], "dtype": "float32"}]),
+        "params/w must have shape (4)",
+    )
+    for options, message in (
+        (["--batch", "0"], "--batch must be at least 1"),
+        (["--batch", "1000"], "--batch is more than the examples"),
+        (["--epochs", "many"], "--epochs must be a number, but it is many"),
+        (["--unknown", "1"], "there is no option --unknown"),
+        (["--save"], "--save needs a value"),
+    ):
+        printed = train(programs, folder, folder / "data.safetensors", *options, code=1)
+        assert message in printed
+    assert "usage: train" in train(programs, code=1)
+
+
+def test_other_architectures(tmp_path):
+    """Errors come before the compilation, and name the compiler and its package."""
+    step = train_step(module_of("float32"), Adam(), wrt=["w", "b"])
+    here, there = platform.machine(), "aarch64"
+    there = "x86_64" if here in ("aarch64", "arm64") else there
+    target = {"kind": "llvm", "mtriple": f"{there}-linux-gnu"}
+    values = {name: each.astype("float32") for name, each in START.items()}
+    with pytest.raises(ValueError, match=f"architecture, .*, but it is {there}; TrainStep.export"):
+        Trainer(step, target=target, values=values)
+    mac = {"kind": "llvm", "mtriple": "arm64-apple-macos"}
+    trainer = Trainer(step, values=values)
+    for exported in (step, trainer):
+        with pytest.raises(FileNotFoundError, match=r"the compiler no-g\+\+ is not installed$"):
+            exported.export(tmp_path / "model", target=target, compiler="no-g++")
+        with pytest.raises(ValueError, match=r"must name a C.. compiler for arm64-apple-macos"):
+            exported.export(tmp_path / "model", target=mac)
+    with pytest.raises(FileNotFoundError, match=r"the compiler no-g.. is not installed$"):
+        trainer.export(tmp_path / "model", compiler="no-g++")
+    assert not (tmp_path / "model").exists()
+
+
+def test_missing_cross_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    step = train_step(module_of("float32"), Adam(), wrt=["w", "b"])
+    there = "riscv64"
+    expected = (
+        "riscv64-linux-gnu-g.. is not installed; .* have it in the package g..-riscv64-linux-gnu"
+    )
+    with pytest.raises(FileNotFoundError, match=expected):
+        step.export(tmp_path, target={"kind": "llvm", "mtriple": f"{there}-linux-gnu"})
+
+
+X86_64 = pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"), reason="levels are those of x86-64"
+)
+LEVELS = ("v2", "v3", "v4")
+
+
+@pytest.fixture(scope="module")
+def levels(exported, tmp_path_factory):
+    """A folder with three versions of the step, and a folder for each of them alone."""
+    step, values, data, _ = exported
+    folder = tmp_path_factory.mktemp("levels")
+    make = relax_grad.target.x86_64
+    step.export(folder / "all", target=[make("v4"), make("v2"), make("v3")], values=values)
+    for level in LEVELS:
+        step.export(folder / level, target=make(level), values=values)
+    shutil.copy(data / "data.safetensors", folder)
+    return folder
+
+
+def names_of(level: str) -> str:
+    return f"x86-64-{level}"
+
+
+@X86_64
+def test_versions_are_in_order(levels):
+    """The library has one executable for each level, each of which calls only its own functions."""
+    manifest = json.loads((levels / "all" / "manifest.json").read_text())
+    assert manifest["levels"] == list(map(names_of, LEVELS))
+    module = tvm.runtime.load_module(str(levels / "all" / "step.so"))
+    for level in LEVELS:
+        called = set(re.findall(r"x86_64_(v\d)_", module["as_text"]()))
+        assert called == {level}
+        following = [each for each in module.imports if each.kind == "relax.VMExecutable"]
+        module = following[0] if following else None
+    assert module is None
+
+
+@X86_64
+def test_every_level(programs, levels, tmp_path):
+    """A version has the bits of a library for its level alone. The highest level of the processor is the default."""
+    data = levels / "data.safetensors"
+    options = [data, "--epochs", 3, "--batch", 6, "--save"]
+    target = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
+    features = {"v2": "sse4.2", "v3": "avx2", "v4": "avx512vl"}
+    here = [each for each in LEVELS if codegen.target_has_features(features[each], target)]
+    for level in here:
+        chosen = ["--level", names_of(level)]
+        printed = train(programs, levels / "all", *options, tmp_path / "all", *chosen)
+        assert f"level {names_of(level)}\n" in printed
+        train(programs, levels / level, *options, tmp_path / "alone")
+        same_bits(tmp_path / "alone", tmp_path / "all")
+    printed = train(programs, levels / "all", data, "--batch", 6)
+    assert f"level {names_of(here[-1])}\n" in printed
+
+
+@X86_64
+@pytest.mark.parametrize(("cpu", "level"), [("qemu64", None), ("Nehalem", "v2"), ("Haswell", "v3")])
+def test_other_processors(cpu, level, programs, levels):
+    """Emulated processors without AVX-512 or AVX2 run the version for their level."""
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None:
+        pytest.skip("qemu-x86_64 is not installed (Debian's package qemu-user)")
+
+    def run_on(folder, code):
+        program = [programs / "example" / "train", folder, levels / "data.safetensors"]
+        return run([emulator, "-cpu", cpu, *program, "--batch", 6], code)
+
+    if level is None:
+        message = "step.so has versions for x86-64-v2, x86-64-v3, x86-64-v4, but the processor"
+        assert message in run_on(levels / "all", 1)
+    else:
+        assert f"level {names_of(level)}\n" in run_on(levels / "all", 0)
+    # A library for one level needs that level.
+    message = "step.so has versions for x86-64-v4, but the processor has none of these levels"
+    assert message in run_on(levels / "v4", 1)
+
+
+@X86_64
+def test_levels_that_do_not_fit(programs, levels, exported, tmp_path):
+    data = levels / "data.safetensors"
+
+    def refuses(folder, message, *options):
+        printed = train(programs, folder, data, "--batch", 6, *options, code=1)
+        assert message in printed
+
+    wrong = ["--level", "x86-64-v5"]
+    refuses(levels / "all", "has no version for x86-64-v5, but for x86-64-v2, x86-64-v3", *wrong)
+    refuses(exported[2], "was compiled for one processor, and has no version for x86-64-v5", *wrong)
+    broken = tmp_path / "broken"
+    shutil.copytree(levels / "all", broken)
+    manifest = json.loads((broken / "manifest.json").read_text())
+    (broken / "manifest.json").write_text(json.dumps({**manifest, "levels": ["x86-64"]}))
+    refuses(broken, "step.so has 3 versions, but the manifest names 1")
+
+
+def test_targets_that_do_not_fit(exported, tmp_path):
+    step, values, _, _ = exported
+    make = relax_grad.target.x86_64
+
+    def refuses(targets, message, **options):
+        with pytest.raises(ValueError, match=message):
+            step.export(tmp_path / "model", target=targets, values=values, **options)
+
+    refuses([], "several targets must be levels of x86-64, .* but there is none")
+    refuses([make("v3"), relax_grad.target.arm("generic")], "levels of x86-64, .* but one is .*arm")
+    refuses([make("v3"), make("v3", 2)], "must differ, but they are x86-64-v3, x86-64-v3")
+    other = {"relax_pipeline": "default"}
+    if platform.machine() in ("x86_64", "AMD64"):
+        refuses([make("v3"), make("v4")], 'need the pipeline "relax_grad"', compile_options=other)
+    assert not (tmp_path / "model").exists()
+
+
+def test_lowest_level_is_linked_first(monkeypatch, tmp_path):
+    """The linker takes the first definition of functions that all versions have."""
+    given = {"imports": b"data", "b": b"__tvm_ffi_x86_64_v4_add", "a": b"__tvm_ffi_x86_64_v3_add"}
+    for name, data in given.items():
+        (tmp_path / name).write_bytes(data)
+    linked = []
+    monkeypatch.setattr(_export.cc, "create_shared", lambda output, objects: linked.extend(objects))
+    _export._link(["x86_64_v3_", "x86_64_v4_"], "step.so", [str(tmp_path / name) for name in given])
+    assert [Path(each).name for each in linked] == ["a", "b", "imports"]

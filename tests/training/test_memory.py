@@ -1,0 +1,68 @@
+"""The planned memory of a training step beside the memory that a process takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_PROGRAM = """
+import ctypes, gc, json, sys
+from pathlib import Path
+import numpy as np, tvm
+from tvm import relax
+from tvm.relax import op
+from relax_grad.training import SGD, Trainer, memory_of, train_step
+
+ROWS, WIDTH = 8192, 256
+variables = [relax.Var("x", relax.TensorType((ROWS, WIDTH), "float32"))]
+variables += [relax.Var(f"w{i}", relax.TensorType((WIDTH, WIDTH), "float32")) for i in range(6)]
+bb = relax.BlockBuilder()
+with bb.function("loss", variables):
+    with bb.dataflow():
+        y = variables[0]
+        for w in variables[1:]:
+            y = bb.emit(op.matmul(y, w))
+            y = bb.emit(op.multiply(bb.emit(op.tanh(y)), bb.emit(op.sigmoid(y))))
+        loss = bb.emit_output(op.mean(op.multiply(y, y)))
+    bb.emit_func_output(loss)
+names = [each.name for each in variables[1:]]
+remat = None if sys.argv[1] == "none" else sys.argv[1]
+step = train_step(bb.get(), SGD(0.1), wrt=names, remat=remat)
+planned = memory_of(step)
+values = {name: np.full((WIDTH, WIDTH), 0.01, "float32") for name in names}
+trainer = Trainer(step, values=values)
+batch = tvm.runtime.tensor(np.ones((ROWS, WIDTH), "float32"))
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+gc.collect()
+ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+trainer.step(batch)
+print(json.dumps([planned.peak, status("VmHWM") - before]))
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists() or "musl" in sys.version,
+    reason="the peak memory of a process is reset through /proc of Linux",
+)
+def test_the_plan_is_what_a_step_takes():
+    peaks = {}
+    for remat in ("none", "auto"):
+        command = [sys.executable, "-c", _PROGRAM, remat]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        planned, taken = json.loads(done.stdout.splitlines()[-1])
+        # Beside the storages: packed operands of products, the threads and the code that is loaded.
+        assert 0.95 * planned <= taken <= 1.1 * planned + (12 << 20), (remat, planned, taken)
+        peaks[remat] = planned, taken
+    assert peaks["auto"][0] < 0.8 * peaks["none"][0]
+    assert peaks["auto"][1] < 0.9 * peaks["none"][1]

@@ -1,0 +1,264 @@
+"""The trainer: its loop, its files, and its errors."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from training_models import START, batches, close, gradients, module_of
+
+from relax_grad.training import SGD, Adam, Trainer, train_step
+
+safetensors = pytest.importorskip("safetensors")
+
+
+@pytest.fixture(scope="module")
+def step():
+    return train_step(
+        module_of(seed=True, states=True), Adam(0.05), wrt=["w", "b"], states=["mean"], accumulate=2
+    )
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return Trainer(train_step(module_of(), SGD(), wrt=["w", "b"]), values=START)
+
+
+def trainer_of(step, **settings):
+    return Trainer(step, values={**START, "mean": np.zeros(3)}, **settings)
+
+
+def tensors(trainer):
+    return {
+        k: v.numpy().tobytes() for k, v in {**trainer.values, **trainer.optimizer_state}.items()
+    }
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5, 7])
+def test_training_resumes_to_the_bit(step, tmp_path, stop):
+    """Also in the middle of an epoch, and of an accumulated gradient."""
+    loader = batches(5)
+    whole = trainer_of(step, seed=3)
+    whole.fit(loader, 2, schedule=lambda i: 0.1 / (1 + i), progress=False)
+    first = trainer_of(step, seed=3)
+    first.fit(
+        loader,
+        2,
+        schedule=lambda i: 0.1 / (1 + i),
+        progress=False,
+        callbacks=[lambda each: each.steps == stop],
+    )
+    assert first.steps == stop
+    first.save(tmp_path / "state.safetensors", {"note": "here"})
+    second = trainer_of(step, seed=9)
+    assert second.load(tmp_path / "state.safetensors") == {"note": "here"}
+    second.fit(loader, 2, schedule=lambda i: 0.1 / (1 + i), progress=False)
+    assert tensors(second) == tensors(whole)
+    assert second.history.loss == whole.history.loss
+    assert second.history.epoch == [0] * 5 + [1] * 5
+    assert len(second.history.evaluations) == 2
+
+
+def test_fit_follows_a_scheduler_of_torch():
+    torch = pytest.importorskip("torch")
+    step = train_step(module_of(), SGD(0.1), wrt=["w", "b"])
+    trainer = Trainer(step, values=START)
+    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(dummy, 0.5)
+    given = batches(4)
+    loader = [tuple(map(torch.from_numpy, each)) for each in given]
+    history = trainer.fit(loader, schedule=schedule, progress=False)
+    np.testing.assert_allclose(history.lr, [0.1, 0.05, 0.025, 0.0125])
+    values = dict(START)
+    for i, batch in enumerate(given):
+        loss, found = gradients(values, batch)
+        np.testing.assert_allclose(history.loss[i], loss, 1e-12)
+        values = {k: v - 0.1 * 0.5**i * found[k] for k, v in values.items()}
+    close(trainer.params, values)
+
+
+def test_fit_ends_early_and_draws(tmp_path, capsys):
+    step = train_step(module_of(), SGD(0.0), wrt=["w", "b"])
+    trainer = Trainer(step, values=START)
+    loader = [{"y": y, "x": x} for x, y in batches(3)]
+    history = trainer.fit(loader, 50, patience=2, evaluate=lambda t: {"steps": t.steps})
+    assert trainer.epoch == 3
+    assert [each["steps"] for each in history.evaluations] == [3, 6, 9]
+    assert "epoch" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    history.plot(tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 5000
+    with pytest.raises(ValueError, match="monitor: 'accuracy' needs evaluate"):
+        trainer.fit(loader, 9, patience=1, monitor="accuracy", progress=False)
+
+
+def _save_for_ever(trainer, path, ready):
+    while True:
+        trainer.save(path)
+        ready.set()
+
+
+def test_a_kill_while_saving_leaves_a_whole_file(step, tmp_path):
+    path = tmp_path / "state.safetensors"
+    trainer = trainer_of(step)
+    trainer.step(*batches(1)[0])
+    wanted = tensors(trainer)
+    context = multiprocessing.get_context("fork")
+    other = trainer_of(step)
+    for i in range(5):
+        ready = context.Event()
+        process = context.Process(target=_save_for_ever, args=(trainer, path, ready))
+        process.start()
+        assert ready.wait(60)
+        time.sleep(0.003 * (i + 1))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        other.load(path)
+        assert tensors(other) == wanted
+
+
+def test_files_that_do_not_fit(step, tmp_path):
+    path = tmp_path / "state.safetensors"
+    trainer = trainer_of(step)
+    trainer.step(*batches(1)[0])
+    trainer.save(path)
+    before = tensors(trainer)
+    data = path.read_bytes()
+
+    def refuses(changed: bytes, message: str) -> None:
+        other = tmp_path / "other.safetensors"
+        other.write_bytes(changed)
+        with pytest.raises(ValueError, match=message):
+            trainer.load(other)
+        assert tensors(trainer) == before
+        assert trainer.steps == 1
+
+    for cut in (0, 4, 100, len(data) // 2, len(data) - 1):
+        refuses(data[:cut], "is damaged, or no file of safetensors")
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+
+    def with_header(change) -> bytes:
+        new = json.loads(json.dumps(header))
+        change(new)
+        text = json.dumps(new).encode()
+        return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+    def newer(new):
+        text = new["__metadata__"]["relax_grad.training"]
+        new["__metadata__"]["relax_grad.training"] = text.replace('"version": 1', '"version": 2')
+
+    refuses(with_header(newer), "has version 2 of the format, but this relax_grad reads version 1")
+    refuses(with_header(lambda new: new.pop("__metadata__")), "has no state of training")
+    refuses(
+        with_header(lambda new: new.update({"params/v": new.pop("params/w")})),
+        "lacks params/w; it was written by a trainer of another step",
+    )
+    refuses(
+        with_header(lambda new: new["params/w"].update(shape=[3, 1])),
+        r"params/w has shape \(3, 1\) and dtype float64, but the step needs \(3,\) and float64",
+    )
+
+    def described(change):
+        def changed(new):
+            more = json.loads(new["__metadata__"]["relax_grad.training"])
+            new["__metadata__"]["relax_grad.training"] = json.dumps(change(more))
+
+        return with_header(changed)
+
+    refuses(described(lambda more: [more]), "has no state of training")
+    refuses(described(lambda more: {**more, "more": 1}), "has no state of training")
+    refuses(described(lambda more: {**more, "counters": {}}), "its counter seed is None")
+    refuses(
+        described(lambda more: {**more, "history": {"loss": [], "other": []}}),
+        "its history is of another form",
+    )
+    refuses(
+        with_header(lambda new: new["__metadata__"].update({"relax_grad.training": "{"})),
+        "is damaged, or no file of safetensors",
+    )
+    refuses(
+        with_header(lambda new: new.update({"other/v": new["params/w"]})),
+        "is damaged|has an unknown other/v",
+    )
+    with pytest.raises(FileNotFoundError):
+        trainer.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda t: t.step(np.ones((6, 3))), TypeError, "the step needs y too"),
+        (lambda t: t.step(1, 2, 3), TypeError, r"takes 2 tensors \(x, y\), but 3 were given"),
+        (lambda t: t.step(np.ones((6, 3)), x=1), TypeError, "x was given twice"),
+        (lambda t: t.step(z=1), TypeError, "has no input or hyperparameter 'z'; it has x, y, lr"),
+        (
+            lambda t: t.step(np.ones((6, 4)), np.ones(6)),
+            ValueError,
+            r"x must have shape \(6, 3\) and dtype float64, but it has \(6, 4\) and float64",
+        ),
+        (
+            lambda t: t.step(np.ones((6, 3), "float32"), np.ones(6)),
+            ValueError,
+            "but it has .* and float32",
+        ),
+        (lambda t: t.step(*batches(1)[0], lr="x"), TypeError, "lr must be a number, but it is 'x'"),
+        (lambda t: t.step(*batches(1)[0], lr=float("nan")), ValueError, "lr must be finite"),
+        (lambda t: t.fit([]), ValueError, "the loader gave no batch"),
+        (lambda t: t.fit(batches(1), -1), ValueError, "epochs must be a number of epochs"),
+        (lambda t: t.fit(iter(batches(1)), 2), ValueError, "loader gives its batches only once"),
+        (lambda t: t.fit(batches(1), 2, patience=0), ValueError, "patience must be a positive"),
+        (lambda t: t.fit(batches(1), 2, monitor="accuracy"), ValueError, "needs evaluate"),
+        (lambda t: t.step([[1.0], [1.0, 2.0]], np.ones(6)), TypeError, "x must be an array"),
+        (lambda t: t.step("x", np.ones(6)), TypeError, "x must be an array"),
+        (lambda t: t.predict(1), ValueError, "the model has no function for prediction"),
+        (lambda t: Trainer(3), TypeError, "step must be a result of train_step"),
+        (lambda t: Trainer(t.train_step), ValueError, "values: w is missing"),
+        (lambda t: Trainer(t.train_step, values=START | {"q": 1}), ValueError, "no tensor 'q'"),
+        (
+            lambda t: Trainer(t.train_step, values=START | {"w": np.ones(4)}),
+            ValueError,
+            r"w must have shape \(3,\) and dtype float64, but it has \(4,\)",
+        ),
+        (lambda t: Trainer(t.train_step, values=START, on_nan="x"), ValueError, "on_nan must be"),
+        (lambda t: Trainer(t.train_step, values=START, seed=-1), ValueError, "seed must be from 0"),
+        (
+            lambda t: Trainer(t.train_step, values=START, target="cuda"),
+            ValueError,
+            "target must be a CPU",
+        ),
+    ],
+)
+def test_bad_calls(call, error, message, plain):
+    with pytest.raises(error, match=message):
+        call(plain)
+    assert plain.steps == 0
+
+
+def test_predictions_that_draw_random_numbers(torch):
+    """The trainer gives the seed, or the caller does; tensors on other devices are refused."""
+    from relax_grad.frontend.torch import from_module
+
+    class Noisy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense = torch.nn.Linear(3, 64)
+
+        def forward(self, x):
+            return torch.nn.functional.dropout(self.dense(x), 0.5, training=True)
+
+    x = torch.ones(2, 3)
+    imported = from_module(Noisy(), (x,), loss=lambda y: y.square().mean())
+    trainer = Trainer(train_step(imported, SGD(0.1)))
+    first = trainer.predict(x).numpy()
+    np.testing.assert_array_equal(trainer.predict(x).numpy(), first)
+    other = trainer.predict(np.array(5, "int64"), x).numpy()
+    assert (other == 0).any()
+    assert not np.array_equal(other == 0, first == 0)
+    with pytest.raises(ValueError, match="x must be on the CPU, but it is on meta"):
+        trainer.predict(torch.ones(2, 3, device="meta"))

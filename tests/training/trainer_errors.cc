@@ -1,0 +1,82 @@
+// Calls relax_grad::Trainer in ways that do not fit, and examines the errors and the trainer after each.
+//
+// The argument is the folder of a step with the inputs x (6, 3) and y (6), both in float32.
+
+#include <cmath>
+#include <functional>
+#include <iostream>
+#include <limits>
+
+#include "trainer.h"
+
+using relax_grad::MakeTensor;
+using relax_grad::Tensor;
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  std::string folder = argv[1];
+  relax_grad::Trainer trainer(folder);
+  Tensor x = MakeTensor<float>({6, 3}, std::vector<float>(18, 0.5f)), y = MakeTensor<float>({6}, std::vector<float>(6, 1.f));
+  Tensor nan = MakeTensor<float>({6, 3}, std::vector<float>(18, std::numeric_limits<float>::quiet_NaN()));
+  trainer.Step({x, y});
+  int count = 0, wrong = 0;
+  auto state = [&] {
+    std::string text = std::to_string(trainer.counters().steps);
+    for (const char* group : {"params", "frozen", "states", "optimizer_state"}) {
+      for (const auto& [name, tensor] : trainer.group(group)) {
+        text += name + std::string(static_cast<const char*>(tensor.data_ptr()), tensor.numel() * tensor.dtype().bits / 8);
+      }
+    }
+    return text;
+  };
+  auto expect = [&](const std::string& message, const std::function<void()>& call) {
+    std::string before = state();
+    try {
+      call();
+      std::cout << "no error: " << message << "\n";
+      ++wrong;
+      return;
+    } catch (const relax_grad::Error& error) {
+      if (std::string(error.what()).find(message) == std::string::npos) {
+        std::cout << "expected: " << message << "\nfound: " << error.what() << "\n";
+        ++wrong;
+      }
+    }
+    if (state() != before) {
+      std::cout << "the state has changed: " << message << "\n";
+      ++wrong;
+    }
+    ++count;
+  };
+  expect("the step takes 2 tensors (x, y), but 1 were given", [&] { trainer.Step({x}); });
+  expect("x must have shape (6, 3) and dtype float32, but it has (6) and float32", [&] { trainer.Step({y, y}); });
+  expect("but it has (6, 3) and float64", [&] { trainer.Step({MakeTensor<double>({6, 3}, std::vector<double>(18)), y}); });
+  expect("y is no tensor", [&] { trainer.Step({x, Tensor()}); });
+  expect("the step has no hyperparameter rate", [&] { trainer.Step({x, y}, {{"rate", 0.1}}); });
+  expect("lr must be finite", [&] { trainer.Step({x, y}, {{"lr", NAN}}); });
+  expect("the exported model has no function for prediction", [&] { trainer.Predict({x}); });
+  expect("there is no group weights", [&] { trainer.group("weights"); });
+  expect("cannot be read: No such file", [&] { trainer.Load(folder + "/none"); });
+  expect("is damaged, or no file of safetensors", [&] { trainer.Load(folder + "/manifest.json"); });
+  expect("has no state of training", [&] { trainer.Load(folder + "/data.safetensors"); });
+  expect("cannot be written", [&] { trainer.Save(folder + "/none/state"); });
+  expect("cannot be read", [&] { relax_grad::Trainer(folder + "/none"); });
+  expect("cannot be read as", [&] { relax_grad::Values<double>(x); });
+  expect("has 6 elements, but 5 values were given", [&] { MakeTensor<float>({2, 3}, std::vector<float>(5)); });
+  expect("cannot have the shape (2, -1)", [&] { MakeTensor({2, -1}, "float32"); });
+  expect("MakeTensor", [&] { MakeTensor({2}, "float31x"); });
+  expect("cannot be read", [&] { relax_grad::LoadTensors(folder); });
+  expect("the loss is nan in step 1; everything is as before", [&] { trainer.Step({nan, y}); });
+  relax_grad::Options options;
+  options.skip_nonfinite = true;
+  relax_grad::Trainer other(folder, options);
+  auto values = relax_grad::Values<float>(other.group("params").at("w"));
+  bool applied = other.Step({x, y}).applied && !other.Step({nan, y}).applied;
+  if (!applied || other.counters().skipped != 1 || relax_grad::Values<float>(other.group("params").at("w")) != values) {
+    std::cout << "a step that is not finite was not skipped\n";
+    ++wrong;
+  }
+  expect("x must have", [&] { trainer.Step({MakeTensor({7, 3}, "float32"), y}); });
+  std::cout << count << " errors as expected\n";
+  return wrong;
+}
