@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-passes accuracy test test-slow test-core test-matrix dev torch lint format docs clean distclean
+.PHONY: help demo bench bench-passes bench-tir accuracy test test-slow arm test-core test-matrix dev torch lint format docs clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ bench: $(STAMP)bench ## measure kernels and training steps against PyTorch (ARGS
 bench-passes: $(STAMP)cli ## print the time of every pass for networks of 100, 200 and 400 layers (ARGS: networks, --layers)
 	$(BIN)/python benchmarks/passes.py $(ARGS)
 
+bench-tir: $(STAMP)bench ## print the time of adjoints of tensor functions, relative to the functions (ARGS: names)
+	$(BIN)/python benchmarks/adjoints.py $(ARGS)
+
 accuracy: $(STAMP)bench ## measure the error of every gradient, into docs/_measured (ARGS: operators)
 	$(BIN)/python benchmarks/accuracy.py $(ARGS)
 
@@ -36,6 +39,11 @@ test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it 
 
 test-slow: $(STAMP)test,examples,docs ## run the long sweeps
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
+
+arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the tests that need it, under qemu-user
+	$(BIN)/python -m pip install --quiet --upgrade --target build/aarch64 --no-deps --only-binary :all: --platform manylinux_2_28_aarch64 \
+		$$($(BIN)/python -c 'from importlib.metadata import version as v; print(*(f"{n}=={v(n)}" for n in ("apache-tvm", "apache-tvm-ffi")))')
+	$(BIN)/python -m pytest tests/arm $(ARGS)
 
 test-core: $(STAMP)matrix ## run the numeric core of the tests on the oldest TVM that is supported
 	$(BIN)/python -m nox --reuse-existing-virtualenvs --session 'core(0.26.0)' -- -n $(WORKERS) $(ARGS)

@@ -13,6 +13,8 @@ version = re.search(
 cli = ["rich>=13,<16"]
 matplotlib = "matplotlib>=3.8,<4"
 torch = "torch==2.13.0"
+onnx = "onnx>=1.17,<1.24"
+safetensors = "safetensors>=0.5,<0.9"
 
 setup(
     name="relax_grad",
@@ -24,7 +26,9 @@ setup(
     license_files=["LICENSE"],
     keywords=["tvm", "relax", "autodiff", "gradient", "training", "compiler"],
     packages=find_packages(include=["relax_grad", "relax_grad.*"]),
-    package_data={"relax_grad": ["py.typed"]},
+    package_data={
+        "relax_grad": ["py.typed", "runtime/*.cc", "runtime/*.h", "runtime/CMakeLists.txt"]
+    },
     python_requires=">=3.10",
     install_requires=[
         "apache-tvm>=0.26,<0.28",
@@ -38,10 +42,27 @@ setup(
         "test": [
             *cli,
             "hypothesis>=6.100,<7",
+            onnx,
             "pytest>=8,<10",
             "pytest-xdist>=3.6,<4",
+            safetensors,
         ],
         "torch": [torch],
+        # The trainer's progress bar, picture of the loss and files.
+        "train": [*cli, matplotlib, safetensors],
+        # Files of the values of an imported PyTorch module.
+        "safetensors": [torch, safetensors],
+        # Models of these libraries, with random weights, are imported by tests.
+        "zoo": [
+            torch,
+            "torchvision>=0.28,<0.29",
+            "transformers>=5.23,<5.24",
+            "timm>=1.0.31,<1.1",
+            "peft>=0.21.2,<0.22",
+        ],
+        "onnx": [onnx],
+        # It simplifies ONNX models whose shapes are known only at run time.
+        "onnxsim": [onnx, 'onnxsim>=0.8,<0.9; python_version >= "3.11"'],
         "examples": [*cli, matplotlib, "scikit-learn>=1.4,<2"],
         "docs": ["sphinx>=8,<10", "myst-parser>=4,<6", "furo>=2024.8.6"],
         # JAX is one of the columns, and is left out where it is not installed.

@@ -2,7 +2,7 @@
 
 ``python benchmarks/accuracy.py`` differentiates the samples of every operator, writes the largest error of each
 operator and dtype to docs/_measured/accuracy.json, and draws them. With names of operators as arguments, it measures
-only those, and prints the errors. ``--plot`` draws the stored measurements.
+only those, and adds their errors to the stored ones. ``--plot`` draws the stored measurements.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class Error:
 
 def main() -> int:
     args = _parser().parse_args()
+    stored = _stored() if args.operators or args.plot else {}
     if args.plot:
-        draw(json.loads((RESULTS / "accuracy.json").read_text()))
+        draw(stored)
         return 0
     names = args.operators or sampled_operators()
     found = {}
@@ -79,12 +80,19 @@ def main() -> int:
                 f"{dtype} {e.relative:.1e} ({e.sample})" for dtype, e in errors.items()
             )
             print(f"{number}/{len(names)} {name}: {line}", flush=True)
-    if not args.operators:
-        RESULTS.mkdir(exist_ok=True)
-        results = {"about": about(), "errors": _plain(found)}
-        (RESULTS / "accuracy.json").write_text(json.dumps(results, indent=1) + "\n")
-        draw(results)
+    errors = stored.get("errors", {}) | _plain(found)
+    results = {"about": about(), "errors": dict(sorted(errors.items()))}
+    if stored and stored["about"] != results["about"]:
+        print(f"not stored: the other operators were measured with {stored['about']}; measure all")
+        return 1
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "accuracy.json").write_text(json.dumps(results, indent=1) + "\n")
+    draw(results)
     return 0
+
+
+def _stored() -> dict:
+    return json.loads((RESULTS / "accuracy.json").read_text())
 
 
 def _named(operator: str) -> tuple[str, dict[str, Error]]:
@@ -256,7 +264,7 @@ def _plain(found: dict[str, dict[str, Error]]) -> dict:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("operators", nargs="*", help="operators to measure; by default all")
-    parser.add_argument("--plot", action="store_true", help="draw what was measured before")
+    parser.add_argument("--plot", action="store_true", help="draw the stored measurements")
     parser.add_argument("--jobs", type=int, default=2, help="processes that measure (default: 2)")
     return parser
 

@@ -30,7 +30,7 @@ def main() -> int:
         from rich.console import Console
     except ImportError as error:
         raise SystemExit(
-            f"{error}: install what the benchmarks need with: pip install 'relax_grad[bench]'"
+            f"{error}: install the dependencies of the benchmarks with: pip install 'relax_grad[bench]'"
         ) from error
     import tvm
     from _models import STEPS

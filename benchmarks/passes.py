@@ -144,15 +144,23 @@ def passes(name: str, layers: int) -> Iterator[tuple[str, Callable[[IRModule], I
 
 
 def measure(name: str, layers: int) -> dict[str, float]:
-    """Return the seconds of each pass for a network; the runs of a repeated pass are added up."""
+    """Return the seconds of each pass for a network; the runs of a repeated pass are added up.
+
+    Python's garbage collector is off within a pass: a full collection takes time in proportion to all objects, and would
+    count for the pass in which it happens to run.
+    """
     found: dict[str, float] = {}
     module = None
-    gc.collect()
     with relax_grad.target.host():
         for label, run in passes(name, layers):
-            start = time.process_time()
-            module = run(module)
-            found[label] = found.get(label, 0.0) + time.process_time() - start
+            gc.collect()
+            gc.disable()
+            try:
+                start = time.process_time()
+                module = run(module)
+                found[label] = found.get(label, 0.0) + time.process_time() - start
+            finally:
+                gc.enable()
     return found
 
 

@@ -1,4 +1,4 @@
-"""What is measured of single operators, as data: a module for each kind."""
+"""The measured calls of single operators, as data, with a module for each kind of operator."""
 
 from . import activations, convolutions, elementwise, indices, losses, norms, pools, products, sums
 from ._form import Row, symbolic
@@ -17,7 +17,7 @@ _PLAIN = [
 
 _BY_NAME = {row.name: row for row in _PLAIN}
 
-#: Rows that are compiled for any batch too, each with the inputs whose first extent is the batch.
+#: Rows that are also compiled for a symbolic batch, each with the inputs whose first extent is the batch.
 _SYMBOLIC = {
     "forward 8x64x56² -> 64, 3x3": [0],
     "data gradient 8x64x56² -> 64, 3x3": [0],

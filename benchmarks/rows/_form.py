@@ -1,4 +1,4 @@
-"""The form of a row: a computation in Relax, in PyTorch and in JAX, and its inputs."""
+"""A row of the benchmark: a computation in Relax, PyTorch and JAX, with its inputs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tvm import relax
 
 import relax_grad
 
-#: An input: the shape of normally distributed numbers, or what makes it of a generator and the inputs before it.
+#: An input: the shape of normally distributed numbers, or a function of a generator and the previous inputs.
 Input = tuple[int, ...] | Callable[[np.random.Generator, list[np.ndarray]], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A computation in Relax, in PyTorch and in JAX.
+    """A computation in Relax, PyTorch and JAX, with its inputs.
 
     Attributes
     ----------
     group : str
-        What it is counted to: ``conv``, ``matmul``, ``memory`` or ``symbolic``.
+        The group whose mean includes the row: ``conv``, ``matmul``, ``memory`` or ``symbolic``.
     name : str
-        What it is.
+        The operator, the direction and the shapes; the key of the row in the results.
     inputs : Sequence[Input]
         The inputs.
     relax : Callable
@@ -35,12 +35,13 @@ class Row:
     jax : Callable, optional
         Takes the module ``jax`` and an array for each input.
     wrt : Sequence[int]
-        The inputs whose gradients the row returns, in Relax and JAX; ``relax`` and ``jax`` are then the
-        forward computation, which the last input, the gradient with respect to its result, is not given to.
+        The inputs whose gradients the row returns in Relax and JAX. If there are any, ``relax`` and ``jax`` are
+        the forward computation, and the last input is the gradient with respect to its result, which they do
+        not take.
     keeps_result : bool
-        Whether a row with ``wrt`` returns the result of the forward computation too, before the gradients.
+        Whether a row with ``wrt`` returns the result of the forward computation before the gradients.
     symbolic : Sequence[int]
-        The inputs whose first extent is one symbolic variable in Relax.
+        The inputs with the same symbolic variable as their first extent in Relax.
     """
 
     group: str
@@ -54,7 +55,7 @@ class Row:
     symbolic: Sequence[int] = ()
 
     def arrays(self) -> list[np.ndarray]:
-        """Return the inputs; they are the same each time."""
+        """Return the inputs, with the same values in every call."""
         rng = np.random.default_rng(0)
         found: list[np.ndarray] = []
         for entry in self.inputs:
@@ -62,7 +63,7 @@ class Row:
         return found
 
     def module(self, arrays: Sequence[np.ndarray]) -> tvm.IRModule:
-        """Return the module whose function ``main`` is the row, for arrays of these shapes."""
+        """Return a module whose function ``main`` computes the row for arrays of the given shapes."""
         params = [self._param(i, array) for i, array in enumerate(arrays)]
         bb = relax.BlockBuilder()
         taken = params[:-1] if self.wrt else params
@@ -86,7 +87,7 @@ class Row:
         return relax.transform.DeadCodeElimination(["main"])(module)
 
     def in_jax(self, jax) -> Callable:
-        """Return the row as a function of arrays, not yet compiled."""
+        """Return the row as a JAX function of arrays, before compilation."""
         if not self.wrt:
             return lambda *arrays: self.jax(jax, *arrays)
 
@@ -110,7 +111,7 @@ _BATCH = tvm.tirx.Var("batch", "int64")
 
 
 def _inlined(module: tvm.IRModule) -> tvm.IRModule:
-    """Return a module of ``main`` alone, with the functions that it calls in it."""
+    """Return a module with only ``main``, in which its callees are inlined."""
     others = {name: each for name, each in module.functions_items() if name.name_hint != "main"}
     if not others:
         return module
@@ -120,7 +121,7 @@ def _inlined(module: tvm.IRModule) -> tvm.IRModule:
 
 
 def _second(function: relax.Function) -> relax.Function:
-    """Return a function that returns the second element of what a function returns."""
+    """Return a function whose result is the second element of the result of the given function."""
     body = function.body
     result = body.body
     if isinstance(result, relax.Var):
@@ -131,7 +132,7 @@ def _second(function: relax.Function) -> relax.Function:
 
 
 def symbolic(row: Row, *positions: int) -> Row:
-    """Return a row whose first extent, of the inputs in these positions, is symbolic in Relax."""
+    """Return a row for Relax with a symbolic first extent of the inputs at the given positions."""
     name = f"symbolic batch: {row.name}"
     return replace(row, group="symbolic", name=name, symbolic=positions)
 
@@ -141,7 +142,7 @@ def normal(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
 
 
 def positive(*shape: int) -> Input:
-    """Return an input of numbers between 0.5 and 1.5."""
+    """Return an input with random numbers between 0.5 and 1.5."""
     return lambda rng, _: rng.random(shape, "float32") + np.float32(0.5)
 
 
@@ -150,12 +151,12 @@ def integers(below: int, *shape: int) -> Input:
 
 
 def derived(function: Callable[..., np.ndarray]) -> Input:
-    """Return an input that is computed of those before it."""
+    """Return an input that is computed from the previous inputs."""
     return lambda _, known: np.asarray(function(*known), known[0].dtype)
 
 
 def with_gradients(forward: Callable, *wrt: int) -> Callable:
-    """Return a computation in PyTorch, and its gradients, as a function of its inputs and the gradient of its result."""
+    """Return a PyTorch function of the inputs and the output gradient; it returns the result and the gradients."""
 
     def run(*tensors):
         *known, output_grad = tensors
@@ -169,5 +170,5 @@ def with_gradients(forward: Callable, *wrt: int) -> Callable:
 
 
 def pulled_back(forward: Callable, jax, output_grad, *primals):
-    """Return in JAX the gradients of a computation with respect to each of its inputs."""
+    """Return the gradients of a JAX function with respect to each of its inputs."""
     return jax.vjp(lambda *values: forward(jax, *values), *primals)[1](output_grad)

@@ -1,4 +1,4 @@
-"""Activations and their gradients, of the width of GPT-2's hidden layer."""
+"""Activations and their gradients, for tensors as wide as GPT-2's hidden layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HIDDEN = (4, 256, 3072)
 
 
 def _rows(name: str, in_relax: Callable, in_torch: Callable, backward: Callable, jax) -> list[Row]:
-    """Return an activation and its gradient; ``backward`` takes the output gradient and the input."""
+    """Return the rows of an activation and of its gradient; ``backward`` takes the output gradient and the input."""
 
     def forward(_, x):
         return in_relax(x)

@@ -1,4 +1,4 @@
-"""Convolutions: the shapes that kernels were developed on, those of networks, and unusual ones."""
+"""Convolutions with the shapes that kernels are tuned for, with shapes of networks, and with unusual shapes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._form import Row
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution in NC(D)(H)W, of a square where ``size`` is a number; padded by half a kernel."""
+    """A convolution in NC(D)(H)W, padded by half the kernel. A number as ``size`` means a square image."""
 
     batch: int
     channels: int
@@ -50,7 +50,7 @@ class Conv:
         return self.dilation * (self.kernel // 2)
 
     def rows(self) -> list[Row]:
-        """Return the forward pass and the two gradients."""
+        """Return the rows of the forward pass, the data gradient and the weight gradient."""
         rank, padding = self.rank, self.padding
         reach = self.dilation * (self.kernel - 1)
         out = [(extent + 2 * padding - reach - 1) // self.stride + 1 for extent in self.extents]
@@ -187,7 +187,7 @@ _MOBILENET_V2 = [
     ]
 ]
 
-#: Channels that fill no vectors, groups (ResNeXt's), dilation, larger kernels, other ranks.
+#: Channels that do not fill vectors, groups (as in ResNeXt), dilation, larger kernels, and other ranks.
 _UNUSUAL = [
     Conv(8, 60, 28, 70, 3),
     Conv(8, 33, 57, 47, 3),

@@ -1,4 +1,4 @@
-"""What goes element by element: sums of layers, changes of layout, updates of parameters."""
+"""Element-wise functions: sums of layers, changes of layout, and updates of parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RATE, _MOMENTUM, _BETAS, _EPSILON = 0.01, 0.9, (0.9, 0.999), 1e-8
 
 
 def _update(bb, optimizer: Optimizer, p, g, state):
-    """Call an optimizer's function for one parameter; return the parameter and its state."""
+    """Apply the function of an optimizer to one parameter; return the new parameter and state."""
     function = optimizer.init(p).get_function()
     update = bb.add_func(function, optimizer.name)
     arguments = [relax.Tuple([p]), relax.Tuple([g]), relax.Tuple(state)]

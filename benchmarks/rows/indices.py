@@ -1,4 +1,4 @@
-"""Reading and adding to places that are given by indices."""
+"""Gathers and scatters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax, and cross-entropy with its gradient as a whole."""
+"""Softmax, log_softmax, and cross-entropy without and with its gradient."""
 
 from __future__ import annotations
 
@@ -91,14 +91,7 @@ ROWS = [
         "memory",
         "log_softmax, gradient 1024x50257",
         [_LOGITS, derived(_log_softmax)],
-        lambda bb, dy, y: relax.op.subtract(
-            dy,
-            bb.emit(
-                relax.op.multiply(
-                    bb.emit(relax.op.exp(y)), bb.emit(relax.op.sum(dy, [-1], keepdims=True))
-                )
-            ),
-        ),
+        lambda _, dy, y: grad.log_softmax_backward(dy, y),
         lambda dy, y: aten._log_softmax_backward_data(dy, y, -1, torch.float32),
         lambda jax, dy, y: dy - jax.numpy.exp(y) * dy.sum(-1, keepdims=True),
     ),

@@ -56,7 +56,7 @@ def _batch_norm(bb, x, gamma, beta, mean, variance):
 
 
 def _batch_norm_gradients(bb, output_grad, x, gamma, mean, rstd):
-    """All three gradients when the statistics are known, as the rule computes them."""
+    """Return all three gradients from given statistics, as the gradient rule computes them."""
 
     def emit(op, *args, **kwargs):
         return bb.emit(op(*args, **kwargs))

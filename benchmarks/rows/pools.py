@@ -24,7 +24,7 @@ def _max_pool(data: tuple[int, ...], kernel: int, stride: int, padding: int) -> 
     out = (size + 2 * padding - kernel) // stride + 1
 
     def places(_rng, known):
-        # PyTorch's forward pass saves where the largest elements are.
+        # PyTorch's forward pass saves the positions of the largest elements.
         x = torch.from_numpy(known[1])
         return F.max_pool2d(x, kernel, stride, padding, return_indices=True)[1].numpy()
 

@@ -1,4 +1,4 @@
-"""Matrix products: square ones, and those of GPT-2 at batch 4 x 256."""
+"""Matrix products: square matrices, and the products of GPT-2 with a batch of 4 x 256 tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIZES = [
     (1024, 768, 3072),
 ]
 
-#: Which of the factors are transposed.
+#: Whether the first and the second factor are transposed.
 _FORMS = [(False, False), (False, True), (True, False)]
 
 

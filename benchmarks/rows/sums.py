@@ -1,4 +1,4 @@
-"""Sums: the gradients of biases, and of everything."""
+"""Sums and means: gradients of biases, and reductions over rows, planes and all axes."""
 
 from __future__ import annotations
 

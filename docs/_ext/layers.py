@@ -61,9 +61,9 @@ ABOVE = {
         (0, 84),
     ),
     "": Part(
-        "`import relax_grad`: the public names, the registration of everything, once, and modules under old names",
+        "`import relax_grad`: public names, registration, and modules under their old names",
         (
-            *("autodiff", "functional", "legalize", "op", "registry", "rules", "transform"),
+            *("autodiff", "functional", "legalize", "op", "registry", "rules", "tir", "transform"),
             *(
                 "cpu.codegen",
                 "cpu.dispatch",
@@ -83,7 +83,17 @@ ABOVE = {
         ("cpu.target", "transform"),
         (2, 342),
     ),
-    "training": Part("`SetupTrainer` on `relax.training`", ("activity", "transform"), (2, 478)),
+    "frontend": Part(
+        "PyTorch and ONNX models as modules to train; random numbers",
+        ("activity", "autodiff", "cpu.target", "op", "training", "transform"),
+        (1, 478),
+    ),
+    "training": Part(
+        "training steps, optimizers and their loop; `SetupTrainer` on `relax.training`",
+        ("activity", "autodiff", "cpu.pipeline", "cpu.target", "transform"),
+        (2, 478),
+    ),
+    "runtime": Part("the C++ library that trains without Python", (), (3, 560)),
     "transform": Part(
         "the public names of the passes of both wings", ("autodiff", "cpu.passes"), (3, 420)
     ),
@@ -94,13 +104,12 @@ DIFFERENTIATION = Wing(
     "differentiation",
     {
         "functional": Part("`value_and_grad`, `vjp`, `jvp`, `hvp`", ("autodiff",), (4, 70)),
-        "autodiff": Part("the pass that differentiates, and its parts", (), (5, 70)),
+        "autodiff": Part("the differentiation pass and its parts", ("tir",), (5, 70)),
         "rules": Part(
-            "the gradient of each operator, of backward operators too", ("op",), (5, 196)
+            "the gradients of operators, including backward operators", ("op",), (5, 196)
         ),
-        "legalize": Part(
-            "from an operator to its tensor expression, in a few lines", ("op", "topi"), (5, 342)
-        ),
+        "legalize": Part("the tensor expression of each operator", ("op", "topi"), (5, 342)),
+        "tir": Part("reverse mode for tensor functions", (), (7, 70)),
         "op": Part(
             "backward operators: declaration, types, layouts; no tensor expressions", (), (7, 240)
         ),
@@ -109,8 +118,8 @@ DIFFERENTIATION = Wing(
         ),
     },
     {
-        "activity": "which variables a gradient passes through",
-        "registry": "how rules are registered, and what is registered",
+        "activity": "the variables that a gradient passes through",
+        "registry": "the registration of rules, and the registered rules",
     },
     (6, 406),
 )
@@ -127,19 +136,15 @@ CPU = Wing(
             ("cpu.dispatch", "cpu.kernel", "cpu.schedule", "op"),
             (5, 478),
         ),
-        "cpu.dispatch": Part(
-            "which call of an operator a kernel takes", ("cpu.kernel", "op"), (6, 566)
-        ),
-        "cpu.schedule": Part(
-            "schedules of the functions that have no kernel", ("cpu.kernel",), (6, 692)
-        ),
+        "cpu.dispatch": Part("the kernels of operator calls", ("cpu.kernel", "op"), (6, 566)),
+        "cpu.schedule": Part("schedules of functions without a kernel", ("cpu.kernel",), (6, 692)),
         "cpu.kernel": Part(
-            "fast functions of what `topi` defines; no Relax in them", ("topi",), (7, 625)
+            "fast functions for the definitions in `topi`; no Relax in them", ("topi",), (7, 625)
         ),
     },
     {
-        "cpu.target": "the processor that is compiled for",
-        "cpu.threads": "the number of threads that kernels run in",
+        "cpu.target": "the processor of the target",
+        "cpu.threads": "the number of threads of kernels",
     },
     (414, 754),
 )
@@ -148,9 +153,9 @@ WINGS = (DIFFERENTIATION, CPU)
 
 #: The parts that every part may import. Each of them may import only later ones.
 BASE = {
-    "ir": "modules, bindings, types, layouts and versions of TVM: functions that know no operator",
-    "errors": "the errors that are raised",
-    "_entry": "whether the package is imported by its command line, which registers late",
+    "ir": "modules, bindings, types, layouts and versions of TVM: functions that depend on no operator",
+    "errors": "errors",
+    "_entry": "the detection of an import by the command line, which registers late",
 }
 
 #: All parts with the base of each wing, from the top.
@@ -163,6 +168,7 @@ MEMBERS = {
     "dispatch": "",
     "schedule": "",
     "cpu": "cpu.pipeline",
+    "cpu.memory": "cpu.pipeline",
     "cpu.stages": "cpu.pipeline",
 }
 
@@ -262,7 +268,7 @@ def figure() -> str:
     )
     return "\n".join(
         [
-            f'<svg viewBox="0 0 760 {bottom + 92}" role="img" aria-label="The parts of relax_grad and what they import"'
+            f'<svg viewBox="0 0 760 {bottom + 92}" role="img" aria-label="The parts of relax_grad and their imports"'
             ' style="width: 100%; max-width: 760px; color: inherit" font-family="monospace" font-size="15">',
             '<defs><marker id="layers-end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8"'
             ' orient="auto"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>',

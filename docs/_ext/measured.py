@@ -65,7 +65,7 @@ class Summary(Measured):
     file = "accuracy.json"
 
     def lines(self, measured):
-        yield "| dtype | operators | without error | median | largest | whose |"
+        yield "| dtype | operators | without error | median | largest | largest in |"
         yield "|---|---|---|---|---|---|"
         for dtype in DTYPES:
             found = {

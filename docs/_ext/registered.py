@@ -39,7 +39,7 @@ class OperatorCoverage(Generated):
         yield from [f"{summary(found)}.", ""]
         yield from [".. list-table::", "   :header-rows: 1", "   :widths: 30 10 12 48", ""]
         yield from ["   * - operator", "     - gradient", "     - rule"]
-        yield "     - of the arguments, or why there is none"
+        yield "     - arguments with a gradient, or the reason for its absence"
         for item in found:
             name, kind, rule, arguments, _ = row(item)
             yield f"   * - ``{name}``"
@@ -52,7 +52,7 @@ class RegisteredOperators(Generated):
 
     def lines(self):
         yield from [".. list-table::", "   :header-rows: 1", "   :widths: 35 20 45", ""]
-        yield from ["   * - operator", "     - registered", "     - what TVM's own does wrong"]
+        yield from ["   * - operator", "     - registered", "     - fault of TVM's registration"]
         by_operator = {}
         for declaration in declarations():
             if declaration.corrects or declaration.attr == "FLegalize":

@@ -1,0 +1,132 @@
+"""The time of the adjoint of a tensor function, relative to that of the function.
+
+``python benchmarks/adjoints.py`` compiles functions of TOPI and their adjoints with the pipeline for this
+processor, and measures them in turn. A limit is 2 for functions that are element-wise or move elements, and 4 for
+reductions and scatters; a ratio above it is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from _timing import measure, raise_mmap_threshold
+from tvm import relax, te, tirx, topi
+from tvm.relax import VirtualMachine
+
+import relax_grad
+from relax_grad.tir import adjoint
+
+MOVES, SUMS = 2.0, 4.0
+
+_ROWS = (1024, 1024)
+_IMAGES = (8, 32, 56, 56)
+
+#: The function, the shapes of its arguments and the limit of the ratio, by name.
+CASES: dict[str, tuple] = {
+    "exp": (topi.exp, [_ROWS], MOVES),
+    "multiply": (topi.multiply, [_ROWS, _ROWS], MOVES),
+    "clip": (lambda x: topi.clip(x, -0.5, 0.5), [_ROWS], MOVES),
+    "sigmoid": (topi.sigmoid, [_ROWS], MOVES),
+    "transpose": (topi.transpose, [_ROWS], MOVES),
+    "reshape": (lambda x: topi.reshape(x, (512, 2048)), [_ROWS], MOVES),
+    "pad": (lambda x: topi.nn.pad(x, [0, 0, 1, 1], [0, 0, 1, 1]), [_IMAGES], MOVES),
+    "slice": (lambda x: topi.strided_slice(x, [0, 8], [1024, 1016], [1, 1]), [_ROWS], MOVES),
+    "strided slice": (lambda x: topi.strided_slice(x, [0, 0], _ROWS, [2, 2]), [_ROWS], MOVES),
+    "flip": (lambda x: topi.flip(x, 1), [_ROWS], MOVES),
+    "concatenate": (lambda x, y: topi.concatenate([x, y], 0), [_ROWS, _ROWS], MOVES),
+    "tile": (lambda x: topi.tile(x, (2, 2)), [(512, 512)], MOVES),
+    "sum": (lambda x: topi.sum(x, 1), [_ROWS], SUMS),
+    "max": (lambda x: topi.max(x, 1), [_ROWS], SUMS),
+    "broadcast add": (topi.add, [_ROWS, (1024,)], SUMS),
+    "softmax": (topi.nn.softmax, [_ROWS], SUMS),
+    "avg_pool2d": (
+        lambda x: topi.nn.pool2d(x, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "avg"),
+        [_IMAGES],
+        SUMS,
+    ),
+    "max_pool2d": (
+        lambda x: topi.nn.pool2d(x, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "max"),
+        [_IMAGES],
+        SUMS,
+    ),
+    "take": (lambda x: topi.take(x, _indices(1024), 0), [_ROWS], SUMS),
+    "cumsum": (lambda x: topi.cumsum(x, 1), [_ROWS], SUMS),
+}
+
+
+def _indices(number: int) -> te.Tensor:
+    """Return indices that hit some rows several times."""
+    return te.compute((number,), lambda i: tirx.floormod(i * 7, number // 2), "indices")
+
+
+def function_of(build: Callable, shapes: Sequence[Sequence[int]]) -> tirx.PrimFunc:
+    """Return the tensor function of a case."""
+    # The shapes of Relax, and so those of all functions that its importers write, count in 64 bits.
+    tensors = [
+        te.placeholder([tirx.IntImm("int64", extent) for extent in shape], "float32", f"x{i}")
+        for i, shape in enumerate(shapes)
+    ]
+    return te.create_prim_func([*tensors, build(*tensors)])
+
+
+def _compiled(function: tirx.PrimFunc, num_results: int) -> Callable[[], object]:
+    """Return a call of a tensor function, compiled with the pipeline, on random numbers."""
+    bb = relax.BlockBuilder()
+    callee = bb.add_func(function.without_attr("global_symbol"), "function")
+    types = [
+        relax.TensorType([int(extent) for extent in each.shape], str(each.dtype))
+        for each in function.params
+    ]
+    params = [relax.Var(f"p{i}", kind) for i, kind in enumerate(types[:-num_results])]
+    results = types[-num_results:]
+    with bb.function("main", params):
+        with bb.dataflow():
+            kind = results[0] if num_results == 1 else results
+            out = bb.emit_output(relax.op.call_tir(callee, params, kind))
+        bb.emit_func_output(out)
+    target = relax_grad.target.host()
+    built = tvm.compile(bb.get(), target, relax_pipeline=relax_grad.pipeline(target))
+    machine = VirtualMachine(built, tvm.cpu())
+    rng = np.random.default_rng(0)
+    values = [
+        tvm.runtime.tensor(
+            rng.normal(size=[int(e) for e in param.ty.shape.values]).astype("float32")
+        )
+        for param in params
+    ]
+    main = machine["main"]
+    return lambda: main(*values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="which cases (default: all)")
+    parser.add_argument("--repeats", type=int, default=15, help="samples (default: 15)")
+    arguments = parser.parse_args()
+    raise_mmap_threshold()
+    print(f"{'function':<16}{'us':>9}{'adjoint us':>12}{'ratio':>8}{'least':>8}{'limit':>7}")
+    for name in arguments.cases or CASES:
+        build, shapes, limit = CASES[name]
+        function = function_of(build, shapes)
+        found = adjoint(function)
+        calls = {
+            "forward": _compiled(function, 1),
+            "adjoint": _compiled(found.function, len(found.wrt)),
+        }
+        samples = measure(calls, arguments.repeats, 20.0)
+        pairs = zip(samples["adjoint"], samples["forward"], strict=True)
+        ratio = statistics.median(a / b for a, b in pairs)
+        least = min(samples["adjoint"]) / min(samples["forward"])
+        micro = [statistics.median(samples[each]) * 1e6 for each in ("forward", "adjoint")]
+        mark = " !" if ratio > limit else ""
+        print(
+            f"{name:<16}{micro[0]:>9.0f}{micro[1]:>12.0f}{ratio:>8.2f}{least:>8.2f}{limit:>7.0f}{mark}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Train a character-level GPT on Python's manual, and let it write.
+
+The text is that of ``pydoc_data.topics``, which every Python has. ``python examples/char_gpt.py`` takes about two minutes on
+two cores. With ``--lora RANK`` the trained network is then adapted to another text, the sources of Python's library, by
+low-rank adapters: the network stays as it is, and only the adapters are trained and saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from relax_grad.frontend.torch import from_module
+from relax_grad.training import AdamW, Trainer, lora, train_step
+
+
+def manual() -> str:
+    """Return the text of Python's manual of the language."""
+    from pydoc_data import topics
+
+    return "\n".join(topics.topics.values())
+
+
+def sources() -> str:
+    """Return the text of some modules of Python's library."""
+    import ast
+    import dataclasses
+    import subprocess
+    import typing
+
+    return "\n".join(map(inspect.getsource, (argparse, ast, dataclasses, subprocess, typing)))
+
+
+class Text:
+    """A text as numbers of its characters: the first nine tenths to train with, the rest to validate.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    alphabet : str
+        The characters; others are left out.
+    """
+
+    def __init__(self, text: str, alphabet: str):
+        places = {character: i for i, character in enumerate(alphabet)}
+        self.data = np.array([places[each] for each in text if each in places], "int64")
+        self.split = len(self.data) * 9 // 10
+
+    def batch(self, rng, size: int, context: int, train: bool = True):
+        """Return tokens of shape (size, context), and the tokens that follow each."""
+        first, last = (0, self.split) if train else (self.split, len(self.data))
+        starts = rng.integers(first, last - context - 1, size)
+        rows = np.stack([self.data[start : start + context + 1] for start in starts])
+        return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+
+
+class Block(nn.Module):
+    """Causal attention and a perceptron, each beside a residual connection."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(2)])
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(found.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norms[1](x))
+
+
+class GPT(nn.Module):
+    """A network that predicts the next character at each place."""
+
+    def __init__(self, characters: int, context: int, width: int, layers: int, heads: int):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(characters, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
+        for each in self.parameters():
+            if each.ndim == 2:
+                nn.init.normal_(each, std=0.05)
+
+    def forward(self, tokens):
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        return self.head(self.norm(self.blocks(x)))
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def perplexity(trainer: Trainer, text: Text, options) -> float:
+    """Return the exponential of the mean loss on text that the network was not trained with."""
+    rng, losses = np.random.default_rng(0), []
+    for _ in range(8):
+        tokens, targets = text.batch(rng, options.batch, options.context, train=False)
+        logits = torch.from_numpy(trainer.predict(tokens).numpy())
+        losses.append(float(loss_of(logits, torch.from_numpy(targets))))
+    return math.exp(sum(losses) / len(losses))
+
+
+def train(trainer: Trainer, text: Text, options, steps: int) -> None:
+    """Run steps with a learning rate that rises first and then falls along a cosine."""
+    rng = np.random.default_rng(options.seed)
+    start = time.perf_counter()
+    for i in range(steps):
+        warm = min(1.0, (i + 1) / (0.1 * steps + 1))
+        lr = options.lr * warm * (0.55 + 0.45 * math.cos(math.pi * i / steps))
+        result = trainer.step(*text.batch(rng, options.batch, options.context), lr=lr)
+        if (i + 1) % max(1, steps // 5) == 0:
+            seconds = time.perf_counter() - start
+            print(f"step {i + 1}: loss {result.loss:.3f}, {1000 * seconds / (i + 1):.1f} ms a step")
+
+
+def sample(trainer: Trainer, alphabet: str, prompt: str, options) -> str:
+    """Return a text that the network writes behind a prompt."""
+    rng, tokens = np.random.default_rng(options.seed), [alphabet.index(each) for each in prompt]
+    for _ in range(options.sample):
+        window = tokens[-options.context :]
+        given = np.zeros((options.batch, options.context), "int64")
+        given[0, : len(window)] = window  # what follows does not change what is before
+        logits = trainer.predict(given).numpy()[0, len(window) - 1].astype("float64") / 0.8
+        chances = np.exp(logits - logits.max())
+        tokens.append(int(rng.choice(len(alphabet), p=chances / chances.sum())))
+    return "".join(alphabet[each] for each in tokens)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, float]:
+    """Run the command; return perplexities by name."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    numbers = {
+        "steps": (600, "steps of training"),
+        "batch": (16, "texts in a batch"),
+        "context": (64, "characters that the network sees"),
+        "width": (128, "numbers for each character"),
+        "layers": (3, "blocks"),
+        "heads": (4, "heads of attention"),
+        "sample": (300, "characters to write"),
+        "lora": (0, "the rank of adapters to another text; 0 for none"),
+        "lora-steps": (300, "steps of training of the adapters"),
+        "seed": (0, "the seed of the network and of the batches"),
+    }
+    for name, (default, text) in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=int, default=default, help=f"{text} (default {default})"
+        )
+    parser.add_argument("--lr", type=float, default=3e-3, help="the largest learning rate")
+    parser.add_argument("--save", type=Path, help="a file for the trained adapters or network")
+    options = parser.parse_args(arguments)
+    if options.width % options.heads:
+        parser.error("--width must be a multiple of --heads")
+
+    text = manual()
+    alphabet = "".join(sorted(set(text + sources())))
+    alphabet = "".join(each for each in alphabet if each.isascii())
+    text = Text(text, alphabet)
+    torch.manual_seed(options.seed)
+    network = GPT(len(alphabet), options.context, options.width, options.layers, options.heads)
+    tokens, targets = map(
+        torch.from_numpy,
+        text.batch(np.random.default_rng(0), options.batch, options.context),
+    )
+    imported = from_module(network, (tokens,), loss=loss_of, targets=(targets,))
+    trainer = Trainer(train_step(imported, AdamW(weight_decay=0.01), clip_norm=1.0))
+    count = sum(each.numel() for each in network.parameters())
+    print(f"{count:,} parameters, {len(text.data):,} characters, {len(alphabet)} different ones")
+    train(trainer, text, options, options.steps)
+    found = {"manual": perplexity(trainer, text, options)}
+    print(f"perplexity of unseen text: {found['manual']:.2f}\n")
+    print(sample(trainer, alphabet, "The ", options))
+    if not options.lora:
+        if options.save:
+            imported.save(options.save, trainer.params)
+        return found
+
+    imported.copy_to(network, trainer.params)
+    imported = imported.copy_from(network)
+    adapted = lora(imported, options.lora, ["*qkv.weight", "*out.weight", "*mlp.*.weight"])
+    trainer = Trainer(train_step(adapted, AdamW(weight_decay=0.0), clip_norm=1.0))
+    code = Text(sources(), alphabet)
+    found["code before"] = perplexity(trainer, code, options)
+    size = sum(math.prod(each.shape) for each in adapted.params.values())
+    print(f"\nadapters of rank {options.lora}: {size:,} parameters")
+    train(trainer, code, options, options.lora_steps)
+    found["code"] = perplexity(trainer, code, options)
+    print(
+        f"perplexity of Python's sources: {found['code before']:.2f} before, {found['code']:.2f} with adapters\n"
+    )
+    print(sample(trainer, alphabet, "def ", options))
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.save or Path(folder, "adapters.safetensors")
+        adapted.save(path, trainer.params)
+        print(f"\nthe file of the adapters has {path.stat().st_size:,} bytes")
+    # The merged network is one of PyTorch's again.
+    imported.copy_to(network, adapted.merged(trainer.params))
+    tokens, _ = code.batch(np.random.default_rng(1), options.batch, options.context)
+    with torch.no_grad():
+        wanted = network.eval()(torch.from_numpy(tokens)).numpy()
+    found["difference"] = float(np.abs(trainer.predict(tokens).numpy() - wanted).max())
+    print(f"largest difference of merged weights from adapters: {found['difference']:.1e}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
