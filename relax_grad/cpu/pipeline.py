@@ -55,6 +55,8 @@ def pipeline(
     ...     _ = bb.emit_func_output(y)
     >>> target = relax_grad.target.host()
     >>> executable = tvm.compile(bb.get(), target, relax_pipeline="relax_grad")
+    >>> pipeline = relax_grad.pipeline(target, winograd_tile=4)
+    >>> executable = tvm.compile(bb.get(), target, relax_pipeline=pipeline)
     """
 
     # These imports are local because the import of kernels and schedules takes a while.

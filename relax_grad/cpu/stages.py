@@ -21,7 +21,7 @@ from .codegen.declarations import Declarations
 from .passes.declarations import keep_apart
 from .passes.donate import WriteToDonated
 from .passes.extents import select_extents
-from .passes.fusion import keep_operands, return_operands
+from .passes.fusion import fuse_ops, keep_operands, return_operands
 from .passes.legalize import legalize_ops
 from .passes.schedule import DeclareSchedules
 from .passes.tuples import resolve_tuples
@@ -53,6 +53,7 @@ def passes(
     yield own.LiftBranches()
     yield own.InlineSingleUse()
     yield own.JoinSlices()
+    yield own.JoinProducts()
     yield own.DivideSlices()
     yield from stages.library_dispatch_passes(target)
     yield dispatch
@@ -100,12 +101,12 @@ def _legalize_passes(
         yield _OWN.get(each.info.name, each)
         if each.info.name == "LegalizeOps":
             yield select_extents
-        if each.info.name == "FuseTIR":
-            yield keep_operands
         if each.info.name in ("LegalizeOps", "FuseTIR"):
             yield _close_dataflow_blocks
         if each.info.name == "FuseOps":
-            yield _inline_what_computes_nothing
+            # Only a tuple within a block is resolved.
+            yield keep_operands
+            yield _inline_tuple_reads
             yield resolve_tuples
 
 
@@ -156,7 +157,7 @@ def _fold_unwritten(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> t
 
 
 #: Replacements of TVM's passes, by name.
-_OWN = {"FoldConstant": _fold_unwritten, "LegalizeOps": legalize_ops}
+_OWN = {"FoldConstant": _fold_unwritten, "FuseOps": fuse_ops, "LegalizeOps": legalize_ops}
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.InOrderOfWrites")
@@ -289,10 +290,8 @@ def _has_open_block(function: relax.Function) -> bool:
     return not before.isdisjoint(relax.analysis.all_vars(function.body.body))
 
 
-@tvm.transform.module_pass(opt_level=0, name="relax_grad.InlineWhatComputesNothing")
-def _inline_what_computes_nothing(
-    mod: tvm.IRModule, _context: tvm.transform.PassContext
-) -> tvm.IRModule:
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.InlineTupleReads")
+def _inline_tuple_reads(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
     """Inline fused functions without calls, which only read an element of a tuple.
 
     FuseOps creates them for nested tuples that are parameters, and FuseTIR fails on them.

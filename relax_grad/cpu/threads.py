@@ -1,4 +1,4 @@
-"""The number of threads of TVM's runtime.
+"""The number of threads of TVM's runtime, and PyTorch's threads beside them.
 
 On x86 TVM's default is half of the processors that the operating system shows, because the other half are mostly second
 threads of the same cores. On machines that show one thread of each core, as many virtual machines do, half of the cores
@@ -7,7 +7,10 @@ then stay idle.
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+import threading
 from pathlib import Path
 
 import tvm
@@ -26,8 +29,23 @@ _PROCESSORS = (
 )
 
 
+#: The variables by which users choose how long the threads of OpenMP wait.
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PLACES", "OMP_PROC_BIND")
+
+#: The elements that PyTorch gives to one thread at least.
+_GRAIN = 32768
+
+
 def get_num_threads() -> int:
-    """Return the number of threads that TVM's runtime uses for programs of the calling thread."""
+    """Return the number of threads that TVM's runtime uses for programs of the calling thread.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> _ = relax_grad.set_num_threads(1)
+    >>> relax_grad.get_num_threads()
+    1
+    """
     if not hasattr(os, "sched_getaffinity"):
         return tvm.runtime.num_threads()
     # If TVM has not run anything yet, this query starts its threads and binds the calling thread to some processors.
@@ -98,6 +116,11 @@ def default_threads() -> int:
     return cores()
 
 
+def processors() -> list[int]:
+    """Return the numbers of the processors that the process may run on. The calling thread may be bound to fewer."""
+    return list(_PROCESSORS)
+
+
 def cores() -> int:
     """Return the number of cores that the process may run on; all threads of a core count as one."""
     return len({_siblings(processor) for processor in _PROCESSORS})
@@ -109,3 +132,36 @@ def _siblings(processor: int) -> str:
         return Path(_SIBLINGS.format(processor)).read_text()
     except OSError:  # not Linux, or a system without this file
         return str(processor)
+
+
+@functools.cache
+def let_torch_threads_sleep() -> None:
+    """Let PyTorch's threads sleep soon after each of their parallel loops, for the rest of the process.
+
+    The threads of GNU's OpenMP, which PyTorch uses on Linux, wait for the next loop for some milliseconds without leaving
+    their processors, which TVM's threads then lack. They wait for microseconds only if OpenMP has more threads than there are
+    processors. Threads that sleep count too: each thread of Python that runs a loop has a team of its own.
+
+    Nothing changes where the environment says how long threads wait.
+    """
+    import torch
+
+    number = torch.get_num_threads()
+    if sys.platform != "linux" or number < 2 or any(each in os.environ for each in _WAITING):
+        return
+    if not list(Path(torch.__file__).parent.glob("lib/libgomp*")):
+        return
+    for _ in range(len(_PROCESSORS) // number):
+        has_team = threading.Event()
+        threading.Thread(target=_sleep, args=(number, has_team), daemon=True).start()
+        has_team.wait()
+
+
+def _sleep(number: int, has_team: threading.Event) -> None:
+    import torch
+
+    try:
+        torch.ones(number * _GRAIN, device="cpu").add_(1)
+    finally:
+        has_team.set()
+    threading.Event().wait()

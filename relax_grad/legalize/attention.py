@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..ir.compat import Analyzer, dtype_of
-from ..op.attention import for_heads, take_apart
+from ..op.attention import for_heads, forward_of, gradients, take_apart
 from ..registry import register_legalize
 from ..topi import attention as topi_attention
 from ..topi import util as topi_util
@@ -55,6 +55,13 @@ def _attention_bias(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 @register_legalize("relax.nn.attention_var_len", corrects="is not legalized at all")
 def _attention_var_len(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return _compute(bb, call)
+
+
+@register_legalize("relax.grad.attention_backward")
+def _attention_backward(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    output_grad, output = call.args[:2]
+    found, _ = gradients(bb, forward_of(call), output, output_grad)
+    return relax.Tuple([bb.emit(each) for each in found])
 
 
 @register_legalize("relax.grad.attention_weights")

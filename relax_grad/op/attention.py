@@ -13,6 +13,7 @@ from ..ir.compat import Analyzer, dtype_of, shapes_differ
 from ..ir.dtypes import accumulation_dtype
 from ._infer import tensor_type
 from .declare import declare_op
+from .manipulate import repeat_backward_data
 from .norm import divide_by_count
 
 _SEQSTARTS = ((1, "seqstart_q"), (2, "seqstart_k"))
@@ -53,6 +54,129 @@ def attention_weights(
     return relax.Call(Op.get("relax.grad.attention_weights"), [scores, *seqstarts], attrs)
 
 
+def attention_backward(
+    output_grad: relax.Expr,
+    output: relax.Expr,
+    query: relax.Expr,
+    key: relax.Expr,
+    value: relax.Expr,
+    bias: relax.Expr | None = None,
+    scale: float | None = None,
+    causal_mask: str | None = None,
+    window_size: int | None = None,
+) -> relax.Call:
+    """Gradient of attention with respect to queries, keys and values.
+
+    Parameters
+    ----------
+    output_grad : relax.Expr
+        The gradient with respect to the result.
+    output : relax.Expr
+        The result. In half precision, its rounding error is that of the gradients.
+    query, key, value, bias
+        As given to ``relax.op.nn.attention`` or ``attention_bias``.
+    scale, causal_mask, window_size
+        As given to ``relax.op.nn.attention``.
+
+    Returns
+    -------
+    result : relax.Call
+        The gradients, a tuple of the types of queries, keys and values; half precision is computed in float32.
+    """
+    operands = [query, key, value, *([] if bias is None else [bias])]
+    attrs = op.nn.attention(query, key, value, None, scale, causal_mask, window_size).attrs
+    return relax.Call(
+        Op.get("relax.grad.attention_backward"), [output_grad, output, *operands], attrs
+    )
+
+
+def forward_of(call: relax.Call) -> relax.Call:
+    """Return the attention call whose gradient a call of ``attention_backward`` is."""
+    operands = call.args[2:]
+    name = "relax.nn.attention_bias" if len(operands) == 4 else "relax.nn.attention"
+    return relax.Call(Op.get(name), operands, call.attrs)
+
+
+def gradients(
+    bb: relax.BlockBuilder,
+    call: relax.Call,
+    output: relax.Expr | None,
+    output_grad: relax.Expr,
+) -> tuple[list[relax.Expr], relax.Expr]:
+    """Emit the gradients of an attention call as a composition of operators.
+
+    With ``dp = o_grad @ v^T`` and ``ds = p * (dp - sum(dp * p))``, where the sum is over the keys, they are ``[scale *
+    ds @ k, scale * ds^T @ q, p^T @ o_grad]``. The last two are summed over the query heads that share a head of the
+    keys or of the values.
+
+    The weights ``p`` are recomputed from ``q`` and ``k``, in float32 at least. ``sum(dp * p)`` is ``sum(o_grad * o)``
+    over the features, which saves two passes over tensors as large as the weights.
+
+    Parameters
+    ----------
+    bb : relax.BlockBuilder
+        The block builder.
+    call : relax.Call
+        A call of ``relax.nn.attention``, ``attention_bias`` or ``attention_var_len``.
+    output : relax.Expr or None
+        Its result, or None if the rounding error of the result is too large for ``sum(o_grad * o)``.
+    output_grad : relax.Expr
+        The gradient with respect to the result.
+
+    Returns
+    -------
+    gradients, scores_grad : tuple[list[relax.Expr], relax.Expr]
+        The gradients of queries, keys and values, in their dtypes, and that of the scores.
+    """
+    query, key, value = call.args[:3]
+    parts = take_apart(bb, call)
+    heads, wide = query.ty.shape.values[2], dtype_of(parts.weights.ty)
+    grad = bb.emit(_cast(output_grad, wide))
+    by_position = bb.emit(op.permute_dims(grad, [0, 2, 1, 3]))
+    by_feature = bb.emit(op.permute_dims(grad, [0, 2, 3, 1]))
+    weights_grad = bb.emit(op.matmul(by_position, for_heads(bb, parts.value, heads)))
+    if output is None:
+        inner = op.sum(op.multiply(weights_grad, parts.weights), [3], keepdims=True)
+    else:
+        inner = inner_products(bb, _cast(output, wide), grad)
+    scores_grad = bb.emit(op.multiply(parts.weights, op.subtract(weights_grad, inner)))
+    keys = for_heads(bb, parts.key, heads)
+    query_grad = op.matmul(scores_grad, op.permute_dims(keys, [0, 1, 3, 2]))
+    key_grad = op.matmul(parts.query, scores_grad)
+    value_grad = op.matmul(by_feature, parts.weights)
+    found = [
+        op.permute_dims(op.multiply(query_grad, parts.scale), [0, 2, 1, 3]),
+        op.permute_dims(own_heads(bb, key_grad, parts.key, heads), [0, 3, 1, 2]),
+        op.permute_dims(own_heads(bb, value_grad, parts.value, heads), [0, 3, 1, 2]),
+    ]
+    dtypes = [dtype_of(each.ty) for each in (query, key, value)]
+    found = [bb.normalize(each) for each in found]
+    return list(map(_cast, found, dtypes)), scores_grad
+
+
+def inner_products(bb: relax.BlockBuilder, output: relax.Expr, grad: relax.Expr) -> relax.Expr:
+    """Emit the sums over the features of the result times its gradient, ``(batch, heads, queries, 1)``."""
+    inner = op.sum(op.multiply(grad, output), [3], keepdims=True)
+    return bb.emit(op.permute_dims(inner, [0, 2, 1, 3]))
+
+
+def _cast(expr: relax.Expr, dtype: str) -> relax.Expr:
+    return expr if dtype_of(expr.ty) == dtype else op.astype(expr, dtype)
+
+
+def own_heads(
+    bb: relax.BlockBuilder, grad: relax.Expr, like: relax.Expr, heads: tirx.PrimExpr
+) -> relax.Expr:
+    """Sum a gradient (heads in axis 1) over the query heads that share a head of keys or values."""
+    shared = shared_by(like, heads)
+    if shared == 1:
+        return grad
+    # A symbolic shape is read off the tensor, so that TVM's Gradient pass can traverse the result.
+    is_static = all(isinstance(extent, tirx.IntImm) for extent in like.ty.shape.values)
+    shape = like.ty.shape if is_static else op.shape_of(like)
+    return repeat_backward_data(bb.emit(grad), shape, shared, 1)
+
+
 @dataclass(frozen=True)
 class Attention:
     """The operands and weights of an attention call, in float32 at least, each bound to a variable.
@@ -87,7 +211,7 @@ def take_apart(bb: relax.BlockBuilder, call: relax.Call) -> Attention:
         If the masks that the call asks for have no agreed meaning.
     """
     query, key, value, *others = call.args
-    _check_masks(call)
+    check_masks(call)
     wide = accumulation_dtype(*(dtype_of(argument.ty) for argument in call.args[:3]))
 
     def widened(expr):
@@ -122,15 +246,15 @@ def for_heads(bb: relax.BlockBuilder, expr: relax.Expr, heads: tirx.PrimExpr) ->
     return expr if repeats == 1 else bb.emit(op.repeat(expr, repeats, 1))
 
 
-def shared_by(expr: relax.Expr, heads: tirx.PrimExpr) -> int:
-    """Return the number of query heads that share one head (axis 1) of keys or values.
+def shared_by(expr: relax.Expr, heads: tirx.PrimExpr, axis: int = 1) -> int:
+    """Return the number of query heads that share one head of keys or values.
 
     Raises
     ------
     ValueError
         If that number is unknown.
     """
-    own = expr.ty.shape.values[1]
+    own = expr.ty.shape.values[axis]
     if Analyzer().can_prove_equal(own, heads):
         return 1
     if not (isinstance(own, tirx.IntImm) and isinstance(heads, tirx.IntImm)):
@@ -152,7 +276,14 @@ def _scale(bb: relax.BlockBuilder, call: relax.Call, dtype: str) -> relax.Expr:
     return bb.emit(op.sqrt(bb.emit(share)))
 
 
-def _check_masks(call: relax.Call) -> None:
+def check_masks(call: relax.Call) -> None:
+    """Check the masks of an attention call.
+
+    Raises
+    ------
+    ValueError
+        If the masks that the call asks for have no agreed meaning.
+    """
     causal_mask = call.attrs.causal_mask
     if causal_mask not in (None, "TopLeft", "BottomRight"):
         raise ValueError(
@@ -174,6 +305,24 @@ def _check_masks(call: relax.Call) -> None:
             "a window with causal_mask='BottomRight' is defined only for as many keys as queries, "
             "because implementations disagree about its keys otherwise; use causal_mask='TopLeft'"
         )
+
+
+def _infer_attention_backward(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    names = ("output_grad", "output", "query", "key", "value", "bias")
+    kinds = [tensor_type(call, i, name) for i, name in enumerate(names[: len(call.args)])]
+    for name, kind in zip(names, kinds, strict=False):
+        if kind.ndim != 4:
+            raise ValueError(
+                f"{call.op.name}: {name} must have 4 dimensions, but its type is {kind}"
+            )
+    result = ctx.normalize(forward_of(call)).ty
+    for name, kind in zip(names[:2], kinds, strict=False):
+        if shapes_differ(kind, result):
+            raise ValueError(
+                f"{call.op.name}: {name} must have the shape of the result of the attention, {result}, but its type "
+                f"is {kind}"
+            )
+    return relax.TupleType(kinds[2:5])
 
 
 def _infer_attention_weights(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
@@ -218,5 +367,20 @@ declare_op(
     ],
     _infer_attention_weights,
     attention_weights,
+    "relax.attrs.AttentionAttrs",
+)
+
+declare_op(
+    "attention_backward",
+    [
+        ("output_grad", "Tensor", "The gradient with respect to the result."),
+        ("output", "Tensor", "The result."),
+        ("query", "Tensor", "The queries."),
+        ("key", "Tensor", "The keys."),
+        ("value", "Tensor", "The values."),
+        ("bias", "Optional[Tensor]", "The bias of the scores."),
+    ],
+    _infer_attention_backward,
+    attention_backward,
     "relax.attrs.AttentionAttrs",
 )

@@ -15,7 +15,7 @@ import training_steps
 import tvm
 from dispatched import flat
 from kernel_cases import cases, kernel_of
-from machines import TARGETS, runs_here
+from machines import TARGETS, WIDEST
 from programs import to_numpy
 from tvm import relax
 
@@ -23,10 +23,10 @@ from relax_grad.testing._program import without_assertions
 
 WORKER = Path(__file__).parents[1] / "support" / "thread_worker.py"
 STEPS = {"convolutional": training_steps.convolutional, "transformer": training_steps.transformer}
-TARGET = tvm.target.Target(TARGETS[[name for name in TARGETS if runs_here(name)][-1]])
+TARGET = tvm.target.Target(TARGETS[WIDEST])
 
 #: The step between the kernel cases that the default suite runs.
-SOME = 18
+SOME = 30
 
 
 def compiled(step):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import kernel_cases
 import pytest
 from guard_kernels import run_guarded_kernels
-from machines import TARGETS, runs_here
+from machines import TARGETS, WIDEST, runs_here
 
 from relax_grad.cpu.dispatch import operators_with_kernels
-
-#: The target with the widest vectors that this machine supports.
-WIDEST = [name for name in TARGETS if runs_here(name)][-1]
 
 #: The step between the cases that the default suite runs.
 SOME = 9

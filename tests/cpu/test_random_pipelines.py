@@ -8,7 +8,7 @@ from hypothesis import given
 from machines import TARGETS, runs_here
 from sweep import at_length, batches
 
-from relax_grad.cpu.schedule import _emit, _reduce
+from relax_grad.cpu.schedule import _elements, _reduce
 from relax_grad.testing.fuzz.pipelines import check_pipelines
 from relax_grad.testing.fuzz.programs import FEATURES, random_program
 from relax_grad.testing.fuzz.script import BATCH
@@ -28,9 +28,9 @@ CRASHED = (525, 15, FEATURES)
 @pytest.fixture
 def large(monkeypatch):
     """Apply the optimizations for large tensors to small ones too."""
-    monkeypatch.setattr(_emit, "SMALL", 2)
+    monkeypatch.setattr(_elements, "SMALL", 2)
     monkeypatch.setattr(_reduce, "_PIECE", 2)
-    monkeypatch.setattr(_emit, "LINE", 4)
+    monkeypatch.setattr(_elements, "LINE", 4)
 
 
 def check(programs, batches, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from processes import run_python
@@ -14,11 +15,11 @@ PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") el
 more_than_one = pytest.mark.skipif(PROCESSORS < 2, reason="this machine has one processor")
 
 
-def run(script: str, **environment: str) -> list[str]:
+def run(script: str, *, torch: bool = False, **environment: str) -> list[str]:
     """Run a script, with relax_grad imported, and return the words that it prints."""
-    inherited = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
+    inherited = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k and "OMP" not in k}
     script = f"import os, threading\nimport relax_grad\nfrom relax_grad import *\n{script}"
-    return run_python(script, inherited | environment).split()
+    return run_python(script, inherited | environment, torch=torch).split()
 
 
 def test_by_default_all_cores():
@@ -81,3 +82,42 @@ def test_threads_of_one_core_count_once(monkeypatch):
     assert threads.default_threads() == 3
     monkeypatch.setenv("TVM_NUM_THREADS", "none")
     assert threads.default_threads() == 2
+
+
+#: Programs that run functions of TVM on tensors of PyTorch.
+OF_TORCH = {
+    "wrap": """
+from relax_grad.frontend.torch import wrap
+model = wrap(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+def call():
+    model(torch.ones(3, 2)).sum().backward()
+""",
+    "Trainer": """
+from relax_grad.frontend.torch import from_module
+from relax_grad.training import SGD, Trainer, train_step
+model = from_module(torch.nn.Linear(2, 1), (torch.ones(3, 2),), loss=torch.sum)
+trainer = Trainer(train_step(model, SGD()))
+def call():
+    trainer.step(torch.ones(3, 2))
+""",
+}
+
+
+@more_than_one
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"OMP_NUM_THREADS": "1"}])
+@pytest.mark.parametrize("program", OF_TORCH)
+def test_threads_of_torch_sleep(program, chosen):
+    """As many sleeping teams are started as OpenMP needs to have more threads than there are processors."""
+    torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+    if not list(Path(torch.__file__).parent.glob("lib/libgomp*")):
+        pytest.skip("PyTorch's threads are not those of GNU's OpenMP")
+    script = f"""
+import torch
+{OF_TORCH[program]}
+before = threading.active_count()
+for _ in range(2):
+    call()
+print(torch.get_num_threads(), threading.active_count() - before)
+"""
+    number, started = map(int, run(script, torch=True, **{"OMP_NUM_THREADS": "2", **chosen}))
+    assert started == (0 if chosen else PROCESSORS // number)

@@ -16,6 +16,7 @@ from relax_grad.ir.compat import Analyzer
 from relax_grad.ir.expressions import substitute
 from relax_grad.op import norm, norm_statistics
 from relax_grad.op.activation import log_softmax_backward, softmax_backward
+from relax_grad.op.attention import attention_backward
 from relax_grad.op.index import gather_elements_backward_data, take_backward
 from relax_grad.op.index_nd import gather_nd_backward_data, index_tensor_backward_data
 from relax_grad.transform import DispatchKernels
@@ -118,6 +119,7 @@ def _cases() -> Iterator[KernelCase]:
         yield from _pools(attrs, data, out)
     yield from _norms()
     yield from _softmaxes()
+    yield from _attentions()
     yield from _sums()
     yield from _takes()
     yield from _points()
@@ -338,6 +340,51 @@ def _softmaxes() -> Iterator[KernelCase]:
                 [shape, shape],
                 lambda _, dy, y, backward=backward: backward(dy, y),
             )
+
+
+def _attentions() -> Iterator[KernelCase]:
+    nn = relax.op.nn
+    shapes = [(N, 9, 4, 19), (N, 37, 2, 19), (N, 37, 2, 5)]
+    for mask in (None, "TopLeft"):
+        yield KernelCase(
+            "relax.nn.attention",
+            shapes,
+            lambda _, q, k, v, mask=mask: nn.attention(q, k, v, causal_mask=mask),
+            detail=str(mask),
+        )
+    yield KernelCase(
+        "relax.nn.attention",
+        [(2, N, 2, 7)] * 3,
+        lambda _, q, k, v: nn.attention(q, k, v, causal_mask="BottomRight", window_size=4),
+        detail="a window",
+    )
+    for bias in ((N, 1, 9, 37), (1, 4, 1, 37)):
+        yield KernelCase(
+            "relax.nn.attention_bias",
+            [*shapes, bias],
+            lambda _, *tensors: nn.attention_bias(*tensors),
+            detail=str(bias),
+        )
+    result = (N, 9, 4, 5)
+    for mask in (None, "TopLeft"):
+        yield KernelCase(
+            "relax.grad.attention_backward",
+            [result, result, *shapes],
+            lambda _, *tensors, mask=mask: attention_backward(*tensors, causal_mask=mask),
+            detail=str(mask),
+        )
+    yield KernelCase(
+        "relax.grad.attention_backward",
+        [result, result, *shapes, (1, 4, 1, 37)],
+        lambda _, *tensors: attention_backward(*tensors),
+        detail="a bias",
+    )
+    yield KernelCase(
+        "relax.grad.attention_backward",
+        [(2, N, 2, 7)] * 5,
+        lambda _, *tensors: attention_backward(*tensors, causal_mask="BottomRight", window_size=4),
+        detail="a window",
+    )
 
 
 def _sums() -> Iterator[KernelCase]:

@@ -134,13 +134,14 @@ def with_beta(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKern
     if backward is None:
         return None
     make, reduced = _GAMMA[site.call.op.name]
-    found = calls.take(var, "relax.sum", _summed, (backward.args[0], reduced(backward)))
+    wanted = backward.args[0], reduced(backward)
+    found = calls.take(var, "relax.sum", _summed, wanted, may_precede=True)
     if found is None:
         return None
-    (later,) = found
-    shape = site.shape(later)
+    (beta,) = found
+    shape = site.shape(beta)
     kernel = make(site, shape) if shape else None
-    return kernel and ResidualKernel(kernel, [later.ty], {later: lambda _call, saved: saved[0]})
+    return kernel and ResidualKernel(kernel, [beta.ty], {beta: lambda _call, saved: saved[0]})
 
 
 def _all_saved(call: relax.Call, saved: Sequence[relax.Var]) -> relax.Expr:

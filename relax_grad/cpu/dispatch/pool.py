@@ -8,6 +8,7 @@ from math import prod
 from tvm import relax
 
 from ...op.pool import check_pool_attrs, check_pool_backward
+from ...op.rank import RANKS
 from ..kernel import pool
 from ..kernel.pooling import Pool, Windows
 from .registry import CallSite, Kernel, kernel_for
@@ -22,10 +23,13 @@ _LARGEST_PLANE = 2**21
 #: The most channels of a tensor with one spatial axis that become the rows of a plane.
 _MOST_ROWS = 16
 
-_RANKS = (1, 2, 3)
+#: The gradient of each operator of max pooling.
+_MAX_POOL_BACKWARD = {
+    f"relax.nn.max_pool{rank}d": f"relax.grad.max_pool{rank}d_backward" for rank in RANKS
+}
 
 
-@kernel_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
+@kernel_for(*_MAX_POOL_BACKWARD)
 def max_pool(site: CallSite) -> Kernel | None:
     """Return the kernel of max pooling."""
     (data,) = site.call.args
@@ -34,7 +38,7 @@ def max_pool(site: CallSite) -> Kernel | None:
     return of and Kernel(partial(pool.max_pool, of, shapes, site.cpu), [data])
 
 
-@residuals_for(*(f"relax.nn.max_pool{rank}d" for rank in _RANKS))
+@residuals_for(*_MAX_POOL_BACKWARD)
 def max_pool_with_winners(
     site: CallSite, var: relax.Var, calls: BlockCalls
 ) -> ResidualKernel | None:
@@ -52,7 +56,7 @@ def max_pool_with_winners(
         generator = partial(pool.max_pool_backward, of, taken, site.cpu, winners=True)
         return Kernel(generator, [call.args[0], *saved])
 
-    name = f"{site.call.op.name.replace('.nn.', '.grad.')}_backward"
+    name = _MAX_POOL_BACKWARD[site.call.op.name]
     wanted = forward.args[0], _pool_key(forward)
     uses: dict[relax.Var, Replacement] = {}
     while (found := calls.take(var, name, _recomputed_winners, wanted)) is not None:
@@ -76,7 +80,7 @@ def _pool_key(call: relax.Call) -> tuple:
     return tuple(tuple(map(int, each)) for each in sizes), tuple(map(str, others))
 
 
-@kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in _RANKS))
+@kernel_for(*(f"relax.nn.avg_pool{rank}d" for rank in RANKS))
 def avg_pool(site: CallSite) -> Kernel | None:
     """Return the kernel of average pooling; None for dilated windows."""
     (data,) = site.call.args
@@ -88,7 +92,7 @@ def avg_pool(site: CallSite) -> Kernel | None:
     return Kernel(partial(pool.avg_pool, of, shapes, site.cpu, include_pad), [data])
 
 
-@kernel_for(*(f"relax.grad.max_pool{rank}d_backward" for rank in _RANKS))
+@kernel_for(*_MAX_POOL_BACKWARD.values())
 def max_pool_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of max pooling."""
     check_pool_backward(site.call, relax.BlockBuilder())
@@ -99,7 +103,7 @@ def max_pool_backward(site: CallSite) -> Kernel | None:
     return of and Kernel(generator, [output_grad, data])
 
 
-@kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in _RANKS))
+@kernel_for(*(f"relax.grad.avg_pool{rank}d_backward" for rank in RANKS))
 def avg_pool_backward(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of average pooling; None for dilated windows."""
     check_pool_backward(site.call, relax.BlockBuilder())

@@ -7,6 +7,7 @@ and the intermediate result.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tvm import relax
 from tvm.ir import Op
 
 from ...ir.aliases import Memory
+from ...ir.bindings import used
 from .registry import CallSite, Kernel
 
 #: Makes the replacement of a later call: takes the call and the saved results.
@@ -35,7 +37,8 @@ class ResidualKernel:
     types : Sequence[relax.TensorType]
         The types of the saved results.
     uses : Mapping[relax.Var, Replacement]
-        The later variables whose calls are replaced, each with the function that makes the replacement.
+        The variables whose calls are replaced, each with the function that makes the replacement. For a variable that
+        is bound before the kernel, this is one of the saved results.
     """
 
     kernel: Kernel
@@ -58,9 +61,10 @@ class BlockCalls:
     """
 
     def __init__(self, block: relax.BindingBlock, memory: Memory):
+        self._bindings = block.bindings[:]
         self._all = {
             binding.var: binding.value
-            for binding in block.bindings[:]
+            for binding in self._bindings
             if isinstance(binding, relax.VarBinding) and isinstance(binding.value, relax.Call)
         }
         self._places = {var: i for i, var in enumerate(self._all)}
@@ -69,7 +73,7 @@ class BlockCalls:
         for var, call in self._all.items():
             if isinstance(call.op, Op) and self._is_settled(var):
                 self._of_operator.setdefault(call.op.name, []).append(var)
-        self._indices: dict[tuple[str, Describe], dict[Hashable, deque]] = {}
+        self._indices: dict[tuple[str, Describe, bool], dict[Hashable, deque]] = {}
         self._taken: set[relax.Var] = set()
 
     def original(self, var: relax.Var) -> relax.Call | None:
@@ -82,8 +86,17 @@ class BlockCalls:
         is_found = call is not None and _is_of(call, op_name) and self._is_settled(expr)
         return call if is_found else None
 
+    def precedes(self, var: relax.Var, other: relax.Var) -> bool:
+        """Tell whether a variable is bound to a call before another one."""
+        return self._places[var] < self._places[other]
+
     def take(
-        self, var: relax.Var, op_name: str, describe: Describe, wanted: Hashable
+        self,
+        var: relax.Var,
+        op_name: str,
+        describe: Describe,
+        wanted: Hashable,
+        may_precede: bool = False,
     ) -> tuple[relax.Var, ...] | None:
         """Take and return the first variables with a key that are all computed after a variable, or None.
 
@@ -102,8 +115,10 @@ class BlockCalls:
             residual kernel with this key can replace; None if there are no such variables.
         wanted : Hashable
             The key.
+        may_precede : bool
+            Also take variables that are computed before the variable and used only after it.
         """
-        found = self._index(op_name, describe).get(wanted, ())
+        found = self._index(op_name, describe, may_precede).get(wanted, ())
         while found:
             first, variables = found.popleft()
             if first > self._places[var] and self._taken.isdisjoint(variables):
@@ -111,22 +126,44 @@ class BlockCalls:
                 return variables
         return None
 
-    def _index(self, op_name: str, describe: Describe) -> dict[Hashable, deque]:
-        """Return the variables that calls of an operator describe, by key, ordered by the first variable."""
-        key = op_name, describe
+    def _index(self, op_name: str, describe: Describe, by_use: bool) -> dict[Hashable, deque]:
+        """Return the variables that calls of an operator describe, by key, ordered by the first variable.
+
+        If ``by_use``, the place of a variable is that of its first use.
+        """
+        key = op_name, describe, by_use
         if key in self._indices:
             return self._indices[key]
+        places = self._first_uses if by_use else self._places
         groups: dict[Hashable, list] = {}
         for var in self._of_operator.get(op_name, ()):
             described = describe(self, var, self._all[var])
             if described is not None and all(each in self._places for each in described[1]):
-                first = min(self._places[each] for each in described[1])
+                first = min(places[each] for each in described[1])
                 groups.setdefault(described[0], []).append((first, described[1]))
         self._indices[key] = {
             wanted: deque(sorted(group, key=lambda each: each[0]))
             for wanted, group in groups.items()
         }
         return self._indices[key]
+
+    @functools.cached_property
+    def _first_uses(self) -> dict[relax.Var, float]:
+        """The place of the first use of each variable; its own place if it is unused or visible outside the block.
+
+        The place of a binding that is no call is between those of the calls around it.
+        """
+        uses: dict[relax.Var, float] = {}
+        between = -0.5
+        for binding in self._bindings:
+            place = self._places.get(binding.var, between)
+            between = int(place) + 0.5 if place >= 0 else between
+            for each in used(binding.value):
+                uses.setdefault(each, place)
+        return {
+            var: uses.get(var, place) if isinstance(var, relax.DataflowVar) else place
+            for var, place in self._places.items()
+        }
 
     def _is_settled(self, var: relax.Var) -> bool:
         return self._memory.is_settled(var) and self._memory.is_settled(self._all[var])

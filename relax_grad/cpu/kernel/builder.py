@@ -64,12 +64,12 @@ def prim_func(
                 for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
             ]
             for shape in {str(shape): shape for _, shape, _ in params}.values():
-                _refuse_large(name, shape)
+                refuse_large(name, shape)
             body(*flat)
     return builder.get()
 
 
-def _refuse_large(name: str, shape: Sequence[Extent]) -> None:
+def refuse_large(name: str, shape: Sequence[Extent]) -> None:
     """Emit an assertion that int32 indices can address all elements of a symbolic shape."""
     if all(isinstance(extent, int) for extent in shape):
         return

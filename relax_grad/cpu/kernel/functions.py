@@ -67,6 +67,17 @@ def exp(x, bind: Callable = emit_bind):
     return scaled(*split_exp(x, bind), bind)
 
 
+def exp_or_0(x, bind: Callable = emit_bind):
+    """Return e to the power of x for x up to 88, within 1 unit in the last place; it is 0 for most subnormal results.
+
+    It is cheaper than :func:`exp`. NaN and minus infinity are correct too.
+    """
+    # 2**-127 has the bits of 0. With the operands in this order, a NaN propagates.
+    x = bind(tirx.Max(like(x, -88.0), x))
+    p, n = split_exp(x, bind)
+    return bind(p * power_of_2(n))
+
+
 def _normal_exp(x, bind: Callable):
     """Return e to the power of x, for NaN and for x in [-87, 88], where the results are normal numbers."""
     p, n = split_exp(x, bind)

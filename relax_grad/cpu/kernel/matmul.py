@@ -412,30 +412,45 @@ class _Copies(_Factor):
 
 
 class _Strips(_Factor):
-    """A reader of a copy of a transposed A, ``[k, m]``, in the layout ``[strip][k][row]``."""
+    """A reader of a copy of a transposed A, ``[k, m]``, in the layout ``[strip][k][row]``.
+
+    Rows are copied in whole vectors: masked stores are slow on processors without AVX-512. What a vector writes beyond
+    a row is overwritten by the next one, and each strip ends with room for a vector.
+    """
 
     def place(self) -> tirx.Buffer:
-        return b.scratch(self.size[0] * self.size[1] * _DEPTH + self.vectors.lanes)
+        return b.scratch(self.size[1] * (self.size[0] * _DEPTH + self.vectors.lanes))
 
     def reader(self, a, a0, place, strips, depth) -> Callable:
         (first, last), (k0, size), height = strips, depth, self.size[0]
         lanes, rows = self.vectors.lanes, self.p.rows
-        with b.serial(0, ceil_div(last - first, _STRIPS)) as group:
-            begin = bind(first + group * _STRIPS)
-            number = bind(tirx.min(const(_STRIPS), last - begin))
+        pitch = bind(size * height + lanes)
+        offsets = range(0, height, lanes)
+
+        def copy(begin, number, is_whole: bool) -> None:
             with b.serial(0, size) as k, b.serial(0, number) as i:
                 row = bind((begin + i) * height)
                 source = bind(a0 + (k0 + k) * rows + row)
-                target = bind(((begin + i - first) * size + k) * height)
-                for offset in range(0, height, lanes):
-                    count = min(lanes, height - offset)
-                    left = tirx.max(const(0), tirx.min(const(count), rows - row - offset))
-                    part = self.vectors.load(a, source + offset, bind(left))
-                    self.vectors.store(place, target + offset, part, count)
+                target = bind((begin + i - first) * pitch + k * height)
+                for offset in offsets:
+                    left = tirx.max(const(0), tirx.min(const(lanes), rows - row - offset))
+                    number_of = None if is_whole else bind(left)
+                    part = self.vectors.load(a, source + offset, number_of)
+                    self.vectors.store(place, target + offset, part)
+
+        with b.serial(0, ceil_div(last - first, _STRIPS)) as group:
+            begin = bind(first + group * _STRIPS)
+            number = bind(tirx.min(const(_STRIPS), last - begin))
+            end = (begin + number - 1) * height + (offsets[-1] + lanes)
+            b.either(
+                end <= rows,
+                lambda: copy(begin, number, True),
+                lambda: copy(begin, number, False),
+            )
 
         def read(row) -> Callable:
             strip, start = row // height - first, row % height
-            base = bind(strip * size * height + start)
+            base = bind(strip * pitch + start)
             return lambda i, k: place[base + k * height + i]
 
         return read

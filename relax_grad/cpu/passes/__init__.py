@@ -9,6 +9,7 @@ from .fold import FoldConstants
 from .inline import InlineSingleUse
 from .join import JoinSlices
 from .lift import LiftBranches
+from .products import JoinProducts
 from .remat import Rematerialize
 from .reorder import ReorderForPeakMemory
 from .storage import ShareStorage
@@ -33,6 +34,7 @@ __all__ = [
     "FoldConstants",
     "FuseSiblings",
     "InlineSingleUse",
+    "JoinProducts",
     "JoinSlices",
     "LiftBranches",
     "Rematerialize",

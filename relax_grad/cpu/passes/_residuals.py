@@ -155,8 +155,14 @@ class Residuals:
         """Return the results that take the memory of donated arguments."""
         named = named_by(self._function.body.body, tensors.named)
         donated = (self._function.attrs or {}).get(DONATED, [])
-        fields = [named[int(at)] for _, at in donated] if isinstance(named, list) else []
-        return set(leaves(fields))
+        if not isinstance(named, list):
+            return set()
+        found = set()
+        for _, at, *kept in donated:
+            fields = named[int(at)]
+            fields = fields if isinstance(fields, list) else [fields]
+            found.update(leaves([each for i, each in enumerate(fields) if i not in kept]))
+        return found
 
     def body(self, calls: Collection[int]) -> relax.SeqExpr:
         """Return the body of the function in which the backward pass repeats calls."""

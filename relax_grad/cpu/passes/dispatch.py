@@ -11,6 +11,7 @@ from tvm.ir import GlobalVar, Op, PrimType
 
 from ...ir.aliases import Memory, writing_functions
 from ...ir.bindings import bindings_of, without_unused
+from ...ir.compat import remap_variable
 from ..dispatch import CallSite, Kernel
 from ..dispatch.declare import declaration
 from ..dispatch.registry import find_kernel, is_decomposed
@@ -42,6 +43,20 @@ class DispatchKernels(TargetPass):
     ------
     ValueError
         If tiles of this size are not supported.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad import target, transform
+    >>> x = relax.Var("x", relax.TensorType((8, 16), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         y = bb.emit_output(relax.op.nn.softmax(x))
+    ...     _ = bb.emit_func_output(y)
+    >>> module = transform.DispatchKernels(target.x86_64("v3", 2))(bb.get())
+    >>> sorted(variable.name_hint for variable in module.functions)
+    ['main', 'nn_softmax_kernel']
     """
 
     def __init__(
@@ -190,7 +205,7 @@ class _Dispatch(relax.PyExprMutator):
         if self._calls is not None:
             found = find_residuals(call.op.name, site, var, self._calls)
             if found is not None:
-                return self._with_residuals(found, call)
+                return self._with_residuals(found, call, var)
         kernel = find_kernel(call.op.name, site)
         return call if kernel is None else self._called(kernel, call, [])[0]
 
@@ -218,15 +233,25 @@ class _Dispatch(relax.PyExprMutator):
         arguments = relax.Tuple(list(kernel.arguments))
         return relax.call_tir(function, arguments, types), len(results) - len(more)
 
-    def _with_residuals(self, found: ResidualKernel, call: relax.Call) -> relax.Expr:
-        """Emit the call of a kernel with saved results, and return the results of the replaced call."""
+    def _with_residuals(
+        self, found: ResidualKernel, call: relax.Call, replaced: relax.Var
+    ) -> relax.Expr:
+        """Emit the call of a kernel with saved results, and return the results of the replaced call.
+
+        ``replaced`` is the variable that the call is bound to.
+        """
         called, number = self._called(found.kernel, call, found.types)
         if not found.types:
             return called
         both = self.builder_.emit(called)
         end = number + len(found.types)
         saved = [self.builder_.emit(relax.TupleGetItem(both, i)) for i in range(number, end)]
-        self._uses.update({var: (use, saved) for var, use in found.uses.items()})
+        for var, use in found.uses.items():
+            if self._calls.precedes(var, replaced):
+                # The binding before is left without a use, and is removed with the unused ones.
+                remap_variable(self, var, use(self._calls.original(var), saved))
+            else:
+                self._uses[var] = use, saved
         results = [relax.TupleGetItem(both, i) for i in range(number)]
         if isinstance(call.ty, relax.TupleType):
             return relax.Tuple([self.builder_.emit(result) for result in results])

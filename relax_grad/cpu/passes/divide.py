@@ -25,6 +25,21 @@ class DivideSlices:
     all steps of a network that reads a sequence step by step call the same functions. Slices are ``strided_slice``
     along one axis with stride 1, and ``take`` of consecutive constant indices. They are in one dataflow block, do not
     overlap, and have static shapes. A tensor that a call may write to in between stays as it is.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad import transform
+    >>> x = relax.Var("x", relax.TensorType((16, 8), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         rows = [bb.emit(relax.op.strided_slice(x, [0], [i], [i + 1])) for i in range(16)]
+    ...         y = bb.emit_output(relax.op.concat([bb.emit(relax.op.sin(row)) for row in rows]))
+    ...     _ = bb.emit_func_output(y)
+    >>> text = transform.DivideSlices()(bb.get()).script()
+    >>> text.count("R.strided_slice"), text.count("R.split")
+    (0, 1)
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -162,11 +162,12 @@ class _Donating:
     def _replaced(self) -> Iterator[tuple[_Place, object]]:
         """Yield the donated tensors with the memory of the results that replace them, None for unknown memory."""
         result = named_by(self._function.body.body, self._names)
-        for param, at in self._function.attrs[DONATED]:
+        for param, at, *kept in self._function.attrs[DONATED]:
             given = self._names[self._function.params[int(param)]]
             found = result[int(at)] if isinstance(result, list) else None
             if isinstance(given, list):
-                yield from zip(given, found or [None] * len(given), strict=True)
+                pairs = zip(given, found or [None] * len(given), strict=True)
+                yield from (pair for i, pair in enumerate(pairs) if i not in kept)
             else:
                 yield given, found
 
@@ -238,7 +239,7 @@ class _Donating:
             return bindings, result
         added: list[relax.Binding] = []
         fields = list(result.fields)
-        for param, at in self._function.attrs[DONATED]:
+        for param, at, *_ in self._function.attrs[DONATED]:
             given = self._names[self._function.params[int(param)]]
             is_tuple = isinstance(given, list)
             old = _resolved(fields[int(at)], values)

@@ -35,6 +35,24 @@ class FoldConstants:
     are equal. For a network with many normalisations this takes as long as the compilation of the network itself. Here
     all functions are built together. A result that a later call writes to is not folded, because a constant must not
     be overwritten.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tvm import relax
+    >>> from relax_grad import transform
+    >>> x = relax.Var("x", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         one = bb.emit(relax.op.exp(relax.const(np.zeros(3, "float32"))))
+    ...         y = bb.emit_output(relax.op.add(x, one))
+    ...     _ = bb.emit_func_output(y)
+    >>> module = relax.transform.LegalizeOps()(bb.get())
+    >>> module.script().count("R.call_tir")
+    2
+    >>> transform.FoldConstants()(module).script().count("R.call_tir")
+    1
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -1,21 +1,27 @@
-"""A form of dataflow blocks for which FuseOps takes linear time.
+"""A form of dataflow blocks for which FuseOps is right and takes linear time.
 
 FuseOps visits all paths from a tensor to the call that post-dominates it. In a training step these paths are long,
 because most results of the forward pass are also operands of the backward pass. FuseOps visits no path from a tensor
 that the dataflow block returns.
+
+FuseOps replaces each tuple that a fused function reads by parameters for the elements. It notes the places of all tuples
+before the first replacement, and replaces them in the order of their addresses. Two elements of one tuple move the
+places of the later tuples, so that another parameter may be removed.
 """
 
 from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.ir import Op, PrimType
+from tvm.ir import GlobalVar, Op, PrimType
 
-from ...ir.bindings import renamed, used
+from ...ir.bindings import bindings_of, renamed, used
 from ...ir.dataflow import with_changed_bindings
 from ...ir.module import OPAQUE
 
 _CALL_TIR = Op.get("relax.call_tir")
+
+_FUSE_OPS = relax.transform.FuseOps()
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ReturnOperands")
@@ -52,6 +58,62 @@ def keep_operands(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     return _with_variables(mod, chosen, relax.DataflowVar)
 
 
+@tvm.transform.module_pass(opt_level=0, name="relax_grad.FuseOps")
+def fuse_ops(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+    """Fuse operators by TVM's pass, such that no fused function reads elements of two tuples.
+
+    The elements that would be read within such a function become results of the dataflow block, which TVM's pass takes
+    as tensors.
+    """
+    fused = _FUSE_OPS(mod)
+    while found := _mixed_tuples(fused, mod):
+
+        def chosen(
+            block: relax.DataflowBlock, _outside: set[relax.Var], found=found
+        ) -> set[relax.Var]:
+            return {
+                binding.var
+                for binding in block.bindings[:]
+                if isinstance(binding.var, relax.DataflowVar)
+                and isinstance(binding.value, relax.TupleGetItem)
+                and binding.value.tuple_value in found
+            }
+
+        changed = _with_variables(mod, chosen, relax.Var)
+        if changed is mod:  # a block with local functions, whose variables stay
+            break
+        mod, fused = changed, _FUSE_OPS(changed)
+    return fused
+
+
+def _mixed_tuples(fused: tvm.IRModule, mod: tvm.IRModule) -> set[relax.Expr]:
+    """Return the tuples of which a fused function takes several elements, if it takes elements of other tuples too.
+
+    FuseOps reads the elements that it passes by variables of its own. A tensor that the block returns is no such
+    variable.
+    """
+    known = {
+        b.var
+        for f in mod.functions.values()
+        if isinstance(f, relax.Function)
+        for b in bindings_of(f.body)
+    }
+    found: set[relax.Expr] = set()
+    for function in fused.functions.values():
+        if not isinstance(function, relax.Function):
+            continue
+        tuples: dict[relax.Expr, relax.Expr] = {}
+        for binding in bindings_of(function.body):
+            value = binding.value
+            if isinstance(value, relax.TupleGetItem) and binding.var not in known:
+                tuples[binding.var] = value.tuple_value
+            elif isinstance(value, relax.Call) and isinstance(value.op, GlobalVar):
+                read = [tuples[each] for each in value.args if each in tuples]
+                if len(set(read)) > 1:
+                    found |= {each for each in read if read.count(each) > 1}
+    return found
+
+
 def _is_opaque(call: relax.Call, mod: tvm.IRModule) -> bool:
     if call.op != _CALL_TIR:
         return True
@@ -71,7 +133,7 @@ def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRM
     kind : type[relax.Var]
         The class of the new variables.
     """
-    functions = dict(mod.functions_items())
+    functions, is_changed = dict(mod.functions_items()), False
     for name, function in functions.items():
         if not isinstance(function, relax.Function) or (function.attrs or {}).get("Primitive"):
             continue
@@ -82,9 +144,12 @@ def _with_variables(mod: tvm.IRModule, chosen, kind: type[relax.Var]) -> tvm.IRM
                 if not isinstance(variable.ty, PrimType):
                     names[variable] = kind(variable.name, variable.ty)
         if names:
+            is_changed = True
             functions[name] = with_changed_bindings(
                 function, lambda binding, names=names: renamed(binding, names)
             )
+    if not is_changed:
+        return mod
     return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 

@@ -29,6 +29,21 @@ class InlineSingleUse:
     copy, are not inlined. Calls in branches stay, because TVM would plan their memory as if each branch were taken.
     Calls whose arguments are not known to have the types of the parameters also stay, because the callee checks these
     types.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad import transform
+    >>> x = relax.Var("x", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("sine", [x], private=True):
+    ...     _ = bb.emit_func_output(bb.emit(relax.op.sin(x)))
+    >>> y = relax.Var("y", relax.TensorType((3,), "float32"))
+    >>> with bb.function("main", [y]):
+    ...     _ = bb.emit_func_output(bb.emit(bb.get().get_global_var("sine")(y)))
+    >>> module = transform.InlineSingleUse()(bb.get())
+    >>> [variable.name_hint for variable in module.functions]
+    ['main']
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import tvm
 from tvm import relax
-from tvm.ir import Op
 
-from ...ir.aliases import Memory
-from ...ir.bindings import bindings_of, used
-from ...ir.compat import constant_value, dtype_of
-from ...ir.dataflow import with_changed_blocks
-from ._slices import SLICES, Slice, is_same_tensor, slice_of, static_shape
-
-_ADD = Op.get("relax.add")
+from ...ir.compat import dtype_of
+from ._slices import SLICES, Slice, slice_of, static_shape
+from ._sums import Emit, Group, JoinTerms
 
 #: The fewest slices that are joined. The sum of fewer slices is one loop that is as fast.
 _FEWEST = 4
@@ -38,123 +33,38 @@ class JoinSlices:
     Other terms of the sum stay. A sum is rewritten only if each partial sum is used once, in the same dataflow block,
     and the shapes are static. Cotangents that a call may overwrite before the whole sum is computed are added as
     before.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> from tvm import relax
+    >>> from relax_grad import transform
+    >>> x = relax.Var("x", relax.TensorType((16, 64), "float32"))
+    >>> w = relax.Var("w", relax.TensorType((64, 64), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x, w]):
+    ...     with bb.dataflow():
+    ...         total = relax.const(0.0, "float32")
+    ...         for i in range(16):
+    ...             row = bb.emit(relax.op.strided_slice(x, [0], [i], [i + 1]))
+    ...             part = bb.emit(relax.op.sin(bb.emit(relax.op.matmul(row, w))))
+    ...             total = bb.emit(relax.op.add(total, bb.emit(relax.op.sum(part))))
+    ...         total = bb.emit_output(total)
+    ...     _ = bb.emit_func_output(total)
+    >>> module = relax_grad.value_and_grad(bb.get())
+    >>> text = transform.JoinSlices()(module).script()
+    >>> module.script().count("R.concat"), text.count("R.concat")
+    (0, 1)
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        return with_changed_blocks(mod, _has_slices, _joined)
+        return JoinTerms(SLICES, slice_of, _layers)(mod)
 
 
-def _has_slices(function: relax.Function) -> bool:
-    """Tell whether a function has additions and gradients of slices."""
-    calls = {b.value.op for b in bindings_of(function.body) if isinstance(b.value, relax.Call)}
-    return _ADD in calls and not calls.isdisjoint(SLICES)
-
-
-def _joined(
-    function: relax.Function, memory: Memory
-) -> Callable[[relax.DataflowBlock], relax.DataflowBlock]:
-    """Return the function that joins the sums of a dataflow block."""
-    uses = Counter(used(function.body.body))
-    for binding in bindings_of(function.body):
-        uses.update(used(binding.value))
-    return lambda block: _Sums(block, uses, memory).joined()
-
-
-class _Sums:
-    """The sums of a dataflow block.
-
-    Parameters
-    ----------
-    block : relax.DataflowBlock
-        The block.
-    uses : Counter
-        The number of uses of each variable of the function.
-    memory : Memory
-        The memory that calls of the function write to.
-    """
-
-    def __init__(self, block: relax.DataflowBlock, uses: Counter, memory: Memory):
-        self._block, self._uses, self._memory = block, uses, memory
-        self._values = {
-            b.var: b.value for b in block.bindings[:] if isinstance(b, relax.VarBinding)
-        }
-        #: Additions of tensors of one static type, in the order of the block.
-        self._sums = {
-            variable: list(value.args)
-            for variable, value in self._values.items()
-            if isinstance(value, relax.Call) and value.op == _ADD
-            if all(is_same_tensor(variable.ty, argument.ty) for argument in value.args[:])
-        }
-
-    def joined(self) -> relax.DataflowBlock:
-        """Return the block with concatenations in the place of additions; the same block if nothing changes."""
-        partial = {
-            operand
-            for operands in self._sums.values()
-            for operand in operands
-            if operand in self._sums and self._is_own(operand)
-        }
-        changes: dict[relax.Var, list[relax.Binding]] = {}
-        for variable in self._sums:
-            if variable not in partial:
-                self._join(variable, partial, changes)
-        if not changes:
-            return self._block
-        bindings = [new for old in self._block.bindings[:] for new in changes.get(old.var, [old])]
-        return relax.DataflowBlock(bindings, self._block.span)
-
-    def _is_own(self, variable: relax.Expr) -> bool:
-        """Tell whether a variable has exactly one use, and none outside its block."""
-        return isinstance(variable, relax.DataflowVar) and self._uses[variable] == 1
-
-    def _lookup(self, expr: relax.Expr) -> relax.Expr:
-        """Return the value of a variable that is removable or a constant, else the expression itself."""
-        value = self._values.get(expr, expr)
-        if self._is_own(expr):
-            return value
-        is_constant = constant_value(value) is not None and self._memory.is_settled(expr)
-        return value if is_constant else expr
-
-    def _join(self, total: relax.Var, partial: set, changes: dict) -> None:
-        """Add the replacements of the bindings of a sum to ``changes``."""
-        sums, slices = self._parts(total, partial)
-        layers = [layer for layer in layers_of(slices) if _is_worth_it(layer, total.ty)]
-        rest: dict[relax.Expr, relax.Expr | None] = {
-            each.variables[0]: None for layer in layers for each in layer
-        }
-        if not rest:
-            return
-        for variable in reversed(sums):  # the operands of a sum come before the sum
-            operands = [rest.get(operand, operand) for operand in self._sums[variable]]
-            left = [operand for operand in operands if operand is not None]
-            if variable is total:
-                changes[variable] = _emitted(total, left, layers)
-                return
-            if len(left) == 2:
-                rest[variable] = variable
-                changes[variable] = [relax.VarBinding(variable, relax.op.add(*left))]
-            else:
-                rest[variable] = left[0] if left else None
-                changes[variable] = []
-
-    def _parts(self, total: relax.Var, partial: set) -> tuple[list[relax.Var], list[Slice]]:
-        """Return the partial sums of a sum, each before its operands, and the slices that are added."""
-        sums, slices, pending = [], [], [total]
-        while pending:
-            variable = pending.pop()
-            sums.append(variable)
-            for operand in self._sums[variable]:
-                if operand in partial:
-                    pending.append(operand)
-                    continue
-                found = slice_of(operand, self._lookup)
-                if found is not None and self._holds(found.variables, total):
-                    slices.append(found)
-        return sums, slices
-
-    def _holds(self, variables: Sequence[relax.Var], at: relax.Var) -> bool:
-        """Tell whether the computation of variables can move to a later binding."""
-        return all(self._memory.holds(each, self._values[each], at) for each in variables)
+def _layers(slices: Sequence[Slice], kind: relax.TensorType) -> list[Group]:
+    """Return the layers of slices whose concatenation takes less time than their sum."""
+    layers = [layer for layer in layers_of(slices) if _is_worth_it(layer, kind)]
+    return [Group(layer, partial(_concat, layer, kind)) for layer in layers]
 
 
 def layers_of(slices: Sequence[Slice]) -> list[list[Slice]]:
@@ -184,30 +94,7 @@ def _is_worth_it(layer: Sequence[Slice], kind: relax.TensorType) -> bool:
     return len(layer) >= (_FEWEST if is_dense else _MANY)
 
 
-def _emitted(
-    total: relax.Var, rest: Sequence[relax.Expr], layers: Sequence[Sequence[Slice]]
-) -> list[relax.Binding]:
-    """Return the bindings that compute a sum of tensors and layers of slices."""
-    builder = relax.BlockBuilder()
-    bindings: list[relax.Binding] = []
-
-    def emit(value: relax.Expr) -> relax.Var:
-        value = builder.normalize(value)
-        variable = relax.DataflowVar("joined", value.ty)
-        bindings.append(relax.VarBinding(variable, value))
-        return variable
-
-    terms = [*rest, *(_concat(layer, total.ty, emit) for layer in layers)]
-    for i, term in enumerate(terms[1:], start=1):
-        terms[i] = relax.op.add(terms[i - 1], emit(term) if isinstance(term, relax.Call) else term)
-        if i < len(terms) - 1:
-            terms[i] = emit(terms[i])
-    return [*bindings, relax.VarBinding(total, terms[-1])]
-
-
-def _concat(
-    layer: Sequence[Slice], kind: relax.TensorType, emit: Callable[[relax.Expr], relax.Var]
-) -> relax.Call:
+def _concat(layer: Sequence[Slice], kind: relax.TensorType, emit: Emit) -> relax.Call:
     """Return the concatenation of the slices of a layer, with zeros between them."""
     shape, axis = list(static_shape(kind)), layer[0].axis
     parts: list[relax.Expr] = []

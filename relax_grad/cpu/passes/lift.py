@@ -20,6 +20,25 @@ class LiftBranches:
     branches become dataflow blocks.
 
     Functions with local functions stay as they are: TVM lifts the local functions first, or does not compile them.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from relax_grad import transform
+    >>> text = '''
+    ... @I.ir_module
+    ... class Module:
+    ...     @R.function
+    ...     def main(c: R.Tensor((), "bool"), x: R.Tensor((3,), "float32")) -> R.Tensor((3,), "float32"):
+    ...         if c:
+    ...             y = R.sin(x)
+    ...         else:
+    ...             y = R.cos(x)
+    ...         return y
+    ... '''
+    >>> module = transform.LiftBranches()(tvm.script.from_source(text))
+    >>> sorted(variable.name_hint for variable in module.functions)
+    ['main', 'main_else', 'main_then']
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

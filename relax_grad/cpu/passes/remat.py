@@ -18,6 +18,22 @@ class Rematerialize:
     The pass changes functions with the attribute ``relax_grad.remat``, which ``train_step`` sets from its argument of that
     name. It runs after fusion. A repeated call calls the same tensor function with the same operands, so that all results
     have the same bits. The sizes of tensors are known, and those within fused functions take no memory.
+
+    Examples
+    --------
+    >>> import relax_grad
+    >>> from relax_grad.training import SGD, train_step
+    >>> from tvm import relax
+    >>> x = relax.Var("x", relax.TensorType((4, 3), "float32"))
+    >>> w = relax.Var("w", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("loss", [x, w]):
+    ...     y = bb.emit(relax.op.sin(bb.emit(relax.op.matmul(x, w))))
+    ...     _ = bb.emit_func_output(bb.emit(relax.op.sum(y)))
+    >>> step = train_step(bb.get(), SGD(), wrt="w", remat="auto")  # sets the attribute of the function
+    >>> module = relax_grad.transform.Rematerialize()(step.module)
+    >>> module["step"].params == step.module["step"].params
+    True
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -11,8 +11,10 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from ...ir.aliases import is_name, leaves, may_write, named_by, writing_functions
+from ...ir.asynchronous import is_start, is_wait
 from ...ir.bindings import used
 from ...ir.compat import Analyzer, dtype_of
+from ...ir.readiness import in_order_of_readiness
 
 #: The value that a symbolic extent counts as.
 _NOMINAL = 64
@@ -28,9 +30,14 @@ class _Reorder(relax.PyExprMutator):
         bindings = list(block.bindings)
         if any(has_place(binding, self._writers) for binding in bindings):
             return block
-        tensors = Tensors(bindings)
-        best = reordered(tensors)
-        return relax.DataflowBlock([bindings[i] for i in best], block.span) if best else block
+        best = reordered(Tensors(bindings))
+        starts = [each.var for each in bindings if is_start(each.value)]
+        if best:
+            bindings = [bindings[i] for i in best]
+        if starts:
+            kept = [v for b in bindings if not isinstance(v := b.var, relax.DataflowVar)]
+            bindings = in_order_of_readiness(bindings, starts, kept)
+        return relax.DataflowBlock(bindings, block.span) if best or starts else block
 
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ReorderForPeakMemory")
@@ -40,7 +47,23 @@ class ReorderForPeakMemory:
     Differentiation computes the gradients of parameters after all others, and the new parameters after all gradients.
     Until then all their operands are live. In the new order they are computed as soon as this frees more memory than it
     takes. The results are the same. A block with casts or with calls that write to their arguments stays as it is, and
-    so does a block whose peak memory would increase.
+    so does a block whose peak memory would increase. No call that waits for a collective comes earlier, and a call that
+    starts one comes as early as possible.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad import transform
+    >>> x = relax.Var("x", relax.TensorType((8, 16), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         parts = [bb.emit(each(x)) for each in (relax.op.exp, relax.op.sin)]
+    ...         sums = bb.emit_output(relax.Tuple([bb.emit(relax.op.sum(part)) for part in parts]))
+    ...     _ = bb.emit_func_output(sums)
+    >>> module = transform.ReorderForPeakMemory()(relax.transform.LegalizeOps()(bb.get()))
+    >>> [binding.value.args[0].name_hint for binding in module["main"].body.blocks[0].bindings[:4]]
+    ['tir_exp', 'sum', 'tir_sin', 'sum']
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -86,6 +109,8 @@ class Tensors:
         The producers of the operands of each binding, and the consumers of its variable.
     only_names : list[bool]
         Whether a binding only names existing tensors.
+    waits : set[int]
+        The bindings that wait for a collective, before which as much as possible is to be computed.
     named : dict
         The tensors of each variable: a number, or nested lists of them.
     """
@@ -98,6 +123,7 @@ class Tensors:
         self.needs: list[set[int]] = []
         self.serves: list[list[int]] = [[] for _ in bindings]
         self.only_names: list[bool] = []
+        self.waits = {i for i, each in enumerate(bindings) if is_wait(each.value)}
         self.named = named = {}
         bound: dict[relax.Var, int] = {}
         for i, binding in enumerate(bindings):
@@ -200,6 +226,8 @@ class _Order:
         """Return the remaining users of a tensor if all are ready and free more memory than they take, else none."""
         tensors, group = self._tensors, self._left[tensor]
         if tensor in tensors.kept or not group or any(self._missing[i] for i in group):
+            return set()
+        if not tensors.waits.isdisjoint(group):
             return set()
         made = {t for i in group for t in tensors.makes[i]}
         taken = {t for i in group for t in tensors.takes[i]}

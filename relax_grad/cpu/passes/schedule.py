@@ -37,6 +37,22 @@ class ScheduleLoops(TargetPass):
     target : tvm.target.Target or str or dict, optional
         The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
         leaves the module unchanged.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad import target, transform
+    >>> x = relax.Var("x", relax.TensorType((8, 16), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         y = bb.emit(relax.op.exp(bb.emit(relax.op.sin(x))))
+    ...         z = bb.emit_output(relax.op.tanh(y))
+    ...     _ = bb.emit_func_output(z)
+    >>> module = relax.transform.LegalizeOps()(bb.get())
+    >>> module = transform.ScheduleLoops(target.x86_64("v3", 2))(module)
+    >>> bool(module["tir_exp"].attrs["tirx.is_scheduled"])
+    True
     """
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:

@@ -40,6 +40,24 @@ class FuseSiblings(TargetPass):
     target : tvm.target.Target or str or dict, optional
         The target of the compilation; by default the current target. If LLVM does not compile for the target, the pass
         leaves the module unchanged.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from tvm import relax
+    >>> from relax_grad import target, transform
+    >>> x = relax.Var("x", relax.TensorType((8, 16), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         both = [bb.emit_output(each(x)) for each in (relax.op.exp, relax.op.sin)]
+    ...     _ = bb.emit_func_output(relax.Tuple(both))
+    >>> passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern()]
+    >>> passes += [relax.transform.FuseOps(), relax.transform.FuseTIR()]
+    >>> passes += [transform.FuseSiblings(target.x86_64("v3", 2))]
+    >>> module = tvm.transform.Sequential(passes)(bb.get())
+    >>> sorted(variable.name_hint for variable in module.functions)
+    ['main', 'merged_tir_exp_tir_sin']
     """
 
     def _transformed(self, mod: tvm.IRModule, cpu: CPU) -> tvm.IRModule:

@@ -43,6 +43,23 @@ class ShareStorage:
     number of returned tensors.
 
     Tensors of unknown size, and tensors with uses other than calls of tensor functions, are left to TVM.
+
+    Examples
+    --------
+    >>> from tvm import relax
+    >>> from relax_grad import transform
+    >>> x = relax.Var("x", relax.TensorType((8, 16), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("main", [x]):
+    ...     with bb.dataflow():
+    ...         y = bb.emit(relax.op.exp(bb.emit(relax.op.sin(x))))
+    ...         z = bb.emit_output(relax.op.tanh(bb.emit(relax.op.cos(y))))
+    ...     _ = bb.emit_func_output(z)
+    >>> module = relax.transform.LegalizeOps()(bb.get())
+    >>> module = relax.transform.ToNonDataflow()(module)
+    >>> module = transform.ShareStorage()(relax.transform.CallTIRRewrite()(module))
+    >>> module.script().count("R.memory.alloc_storage")  # of four tensors
+    3
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -1,4 +1,4 @@
-"""The replacement of elements of tuples by the fields that a function makes the tuples of."""
+"""The replacement of elements of tuples by the fields that a function makes the tuples of, and of second names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...ir.compat import set_type
 
 @tvm.transform.module_pass(opt_level=0, name="relax_grad.ResolveTuples")
 def resolve_tuples(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-    """Replace elements of known tuples by the fields, and remove the tuples without other uses.
+    """Replace elements of known tuples by the fields, and variables that name another one; remove the unused tuples.
 
     TVM's ``FuseTIR`` does the same, but takes linear time in the size of the function for each binding that it removes.
     """
@@ -40,10 +40,10 @@ def _resolved(function: relax.Function) -> relax.Function:
                 tuples[binding.var] = list(new.fields)
             elif isinstance(new, relax.TupleGetItem) and new.tuple_value in tuples:
                 new = tuples[new.tuple_value][new.index]
-                # The variables that a block returns stay.
-                if isinstance(binding.var, relax.DataflowVar) and isinstance(new, relax.Var):
-                    known[binding.var] = new
-                    continue
+            # The variables that a block returns stay.
+            if isinstance(binding.var, relax.DataflowVar) and isinstance(new, relax.Var):
+                known[binding.var] = new
+                continue
             bindings.append(with_value(binding, new))
         blocks.append(type(block)(bindings, block.span))
     if not known:

@@ -1,7 +1,7 @@
 """CPU schedules of tensor expression functions that have no kernel.
 
 A function is parsed into loop nests (``_nest``), nests are fused (``_fuse``), and loops over contiguous memory are
-joined (``_access``). Then new loops are emitted: over elements (``_emit``), over more memory than caches hold
+joined (``_access``). Then new loops are emitted: over elements (``_elements``), over more memory than caches hold
 (``_stream``), and for reductions (``_reduce``), with arithmetic instead of calls of the C library (``_functions``).
 Several element-wise functions can be merged into one first (``_merge``). A statement that is no nest, such as a scan,
 keeps its loops between those of the nests, and functions with other effects are scheduled block by block (``_blocks``).
@@ -21,7 +21,7 @@ from ...ir.module import is_buffer
 from ..kernel.builder import block, scopes
 from ..target import CPU
 from ._blocks import over_flat_buffers, schedule_blocks
-from ._emit import Elements
+from ._elements import Elements
 from ._fuse import Group, flat, fuse
 from ._in_place import IN_PLACE, in_place, in_place_pairs
 from ._indices import as_analyzable

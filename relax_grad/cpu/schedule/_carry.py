@@ -1,4 +1,4 @@
-"""Loops that read what their last iteration wrote: the value stays in a register.
+"""Loops that read the result of their last iteration: the value stays in a register.
 
 A processor that loads an element right after it is stored waits several times longer than for an addition. LLVM keeps the
 value in a register only for loops of one store.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
+from tvm.ir import Call, Op
 
 from ...ir.compat import Analyzer, BufferLoad, loaded_buffer
 from ...ir.expressions import substitute
@@ -18,6 +18,9 @@ from ._nest import Axis, Nest, is_one, is_zero, product, simplified
 
 #: The maximum number of nodes that inlining adds to one consumer.
 _LARGEST = 400
+
+#: The functions that one instruction computes.
+_INSTRUCTIONS = (REINTERPRET, Op.get("tirx.isnan"))
 
 #: The maximum number of nodes of an expression that is recomputed for several elements.
 _CHEAP = 24
@@ -180,7 +183,7 @@ def weigh(expr) -> tuple[int, int, int]:
 
     def visit(node):
         counts[0] += 1
-        if isinstance(node, Call) and not node.op.same_as(REINTERPRET):
+        if isinstance(node, Call) and not any(map(node.op.same_as, _INSTRUCTIONS)):
             counts[2 if node.op.same_as(IF_THEN_ELSE) else 1] += 1
         elif isinstance(node, tirx.Select):
             counts[2] += 1

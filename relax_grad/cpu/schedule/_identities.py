@@ -104,7 +104,7 @@ def _products(node: tirx.Mul):
 
 
 def _sums(node: tirx.Add):
-    """The derivatives of both forms of gelu, the normal CDF, and ``exp(x) + (-1)``."""
+    """Match the derivatives of both forms of gelu, the normal CDF, and ``exp(x) + (-1)``."""
     first, second = node.a, node.b
     found = _cdf(first)
     if found is not None and _is_slope_of_cdf(second, *found):

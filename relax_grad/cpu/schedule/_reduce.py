@@ -12,10 +12,11 @@ from tvm import tirx
 
 from ...ir.expressions import substitute, variables
 from ..target import CPU
-from . import _emit
+from . import _elements
 from ._dependence import divides
-from ._emit import Elements, Emitter, at_place, calls_in, is_vectorisable
-from ._functions import as_arithmetic, is_arithmetic
+from ._elements import Elements
+from ._emitter import Emitter, at_place, is_vectorisable
+from ._functions import as_arithmetic, calls_in, is_arithmetic
 from ._fuse import Group, weigh
 from ._nest import Axis, analyzer, simplify
 
@@ -71,7 +72,7 @@ class Reduction(Emitter):
             for group in divided:
                 Reduction(group, self.cpu).emit()
             return
-        is_large = work is None or work >= _emit.SMALL
+        is_large = work is None or work >= _elements.SMALL
         if along is None and (not self.axes or not self._may_be_kept(self._innermost())):
             self._serial(is_large)
         elif along is None or along in self.axes:
@@ -162,7 +163,7 @@ class Reduction(Emitter):
             return None
         longest = max(self.reduced, key=lambda axis: axis.size or 2**40)
         axis = next((a for a in self.reduced if (a.size or _PIECES) >= _PIECES), longest)
-        line = _emit.LINE if axis is along else 1
+        line = _elements.LINE if axis is along else 1
         if axis.size is None:
             pieces = _PIECES
             piece = (axis.extent + (pieces * line - 1)) // (pieces * line) * line

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tvm.relax import op
-from tvm.relax.op import grad as backward
+from tvm import relax
+from tvm.ir import Op
 
-from ...op.attention import for_heads, shared_by, take_apart
+from ...op.attention import check_masks, gradients, shared_by
 from ...registry import register_gradient
-from .._util import cast_each, cast_like, dtype_of, no_grad, shape_arg, shape_of, unbroadcast
+from .._util import cast_like, dtype_of, no_grad, shape_of, unbroadcast, wide_dtype
+
+_BACKWARD = Op.get("relax.grad.attention_backward")
 
 
 @register_gradient("relax.nn.attention")
@@ -17,15 +19,10 @@ def attention(orig_var, orig_call, output_grad, ctx):
     Forward form, for each head: ``o = p @ v`` with ``p = softmax(scale * q @ k^T)`` over the keys that the
     causal mask and the window admit for a query.
 
-    Backward form, with ``dp = o_grad @ v^T`` and ``ds = p * (dp - sum(dp * p))``, where the sum is over the keys:
-    ``[scale * ds @ k, scale * ds^T @ q, p^T @ o_grad]``. The last two are summed over the query heads that share
-    a head of the keys or of the values.
-
-    The weights ``p`` are recomputed from ``q`` and ``k``, in float32 at least. ``sum(dp * p)`` is
-    ``sum(o_grad * o)`` over the features, which saves two passes over tensors as large as the weights. In half
-    precision the rounding error of ``o`` is too large for that.
+    Backward form: ``attention_backward(o_grad, o, q, k, v)``. In half precision, the rounding error of ``o`` is too
+    large for that, and the backward form is a composition of operators.
     """
-    return _attention(orig_var, orig_call, output_grad, ctx)[0]
+    return _partials(orig_var, orig_call, output_grad, ctx)
 
 
 @register_gradient("relax.nn.attention_bias")
@@ -34,11 +31,12 @@ def attention_bias(orig_var, orig_call, output_grad, ctx):
 
     Forward form: that of :func:`attention` with ``p = softmax(scale * q @ k^T + bias)``.
 
-    Backward form: that of :func:`attention`, and ``ds`` for the bias, summed over the axes along which it was
-    broadcast.
+    Backward form: ``attention_backward(o_grad, o, q, k, v, bias)``. For the bias, it is the gradient of the scores,
+    summed over the axes along which the bias was broadcast: a tensor as large as the weights.
     """
-    partials, scores_grad = _attention(orig_var, orig_call, output_grad, ctx)
+    partials = _partials(orig_var, orig_call, output_grad, ctx)
     bias = orig_call.args[3]
+    scores_grad = gradients(ctx, orig_call, _precise(orig_var), output_grad)[1]
     return [*partials, cast_like(ctx, unbroadcast(ctx, scores_grad, bias), bias)]
 
 
@@ -46,48 +44,30 @@ def attention_bias(orig_var, orig_call, output_grad, ctx):
 def attention_var_len(orig_var, orig_call, output_grad, ctx):
     """Gradient of attention_var_len.
 
-    Forward and backward form: those of :func:`attention`, where a query attends to the keys of its own sequence.
+    Forward form: that of :func:`attention`, where a query attends to the keys of its own sequence.
+
+    Backward form: the composition that is the legalization of ``attention_backward``.
 
     The weights of all pairs of queries and keys are computed, even across sequences: time and memory grow with
     the square of the total length.
     """
-    partials, _ = _attention(orig_var, orig_call, output_grad, ctx)
+    partials, _ = gradients(ctx, orig_call, _precise(orig_var), output_grad)
     return [*partials, *map(no_grad, orig_call.args[3:])]
 
 
-def _attention(orig_var, orig_call, output_grad, ctx):
-    """Return the partials of queries, keys and values, and the gradient of the scores."""
-    query, key, value = orig_call.args[:3]
-    emit, heads = ctx.emit, shape_of(query)[2]
-    parts = take_apart(ctx, orig_call)
-    weights, wide = parts.weights, dtype_of(parts.weights)
+def _partials(orig_var, orig_call, output_grad, ctx):
+    """Return the partials of queries, keys and values."""
+    query, *others = orig_call.args[:3]
+    check_masks(orig_call)
+    for each in others:
+        shared_by(each, shape_of(query)[2], axis=2)
+    if _precise(orig_var) is None:
+        return gradients(ctx, orig_call, None, output_grad)[0]
+    arguments = [output_grad, orig_var, *orig_call.args]
+    found = ctx.emit(relax.Call(_BACKWARD, arguments, orig_call.attrs))
+    return [relax.TupleGetItem(found, i) for i in range(3)]
 
-    def widened(expr):
-        return expr if dtype_of(expr) == wide else emit(op.astype(expr, wide))
 
-    def own_heads(grad, like):
-        """Sum over the query heads that share a head of the keys or the values."""
-        shared = shared_by(like, heads)
-        if shared == 1:
-            return grad
-        return backward.repeat_backward_data(emit(grad), shape_arg(like), shared, 1)
-
-    grad = widened(output_grad)
-    by_position = emit(op.permute_dims(grad, [0, 2, 1, 3]))
-    by_feature = emit(op.permute_dims(grad, [0, 2, 3, 1]))
-    weights_grad = emit(op.matmul(by_position, for_heads(ctx, parts.value, heads)))
-    if dtype_of(orig_var) == wide:
-        inner = op.sum(op.multiply(grad, orig_var), [3], keepdims=True)
-        inner = op.permute_dims(inner, [0, 2, 1, 3])
-    else:
-        inner = op.sum(op.multiply(weights_grad, weights), [3], keepdims=True)
-    scores_grad = emit(op.multiply(weights, op.subtract(weights_grad, inner)))
-
-    keys = for_heads(ctx, parts.key, heads)
-    query_grad = op.matmul(scores_grad, op.permute_dims(keys, [0, 1, 3, 2]))
-    gradients = [
-        op.permute_dims(op.multiply(query_grad, parts.scale), [0, 2, 1, 3]),
-        op.permute_dims(own_heads(op.matmul(parts.query, scores_grad), parts.key), [0, 3, 1, 2]),
-        op.permute_dims(own_heads(op.matmul(by_feature, weights), parts.value), [0, 3, 1, 2]),
-    ]
-    return cast_each(ctx, gradients, (query, key, value)), scores_grad
+def _precise(output):
+    """Return the result of an attention, or None if it has half precision."""
+    return output if dtype_of(output) == wide_dtype(output) else None

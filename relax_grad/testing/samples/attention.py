@@ -112,6 +112,55 @@ def _var_len(q, k, v, seqstart_q, seqstart_k, max_q, max_k, **attrs):
     return relax.op.nn.attention_var_len(q, k, v, seqstart_q, max_q, seqstart_k, max_k, **attrs)
 
 
+@register_samples("relax.grad.attention_backward")
+def attention_backward(rng):
+    """Samples whose result, an argument here, is not that of the attention."""
+    for note, sizes, attrs, shape in (
+        ("plain", (2, 2, 3, 2, 2, 2, 3), {}, None),
+        ("heads that share keys, a mask", (1, 3, 4, 2, 1, 2, 2), {"causal_mask": "TopLeft"}, None),
+        ("a bias", (2, 2, 3, 2, 2, 2, 2), {"scale": 0.5}, (2, 1, 2, 3)),
+    ):
+        q, k, v = _tensors(rng, *sizes)
+        result = (*q.shape[:3], v.shape[3])
+        symbolic = {0: {0: "b", 1: "s"}, 1: {0: "b", 1: "s"}}
+        symbolic |= {2 + i: axes for i, axes in _SEQUENCES.items()}
+        yield Sample(
+            [
+                *(rng.normal(size=result) for _ in range(2)),
+                *(q, k, v),
+                *([] if shape is None else [rng.normal(size=shape)]),
+            ],
+            attrs,
+            tvm_order=1 if shape is None else None,
+            symbolic=symbolic if shape is None else None,
+            torch=_torch_backward(**attrs),
+            dtypes=Sample.dtypes if note == "plain" else (),
+            note=note,
+        )
+
+
+def _torch_backward(scale=None, causal_mask=None):
+    def backward(torch, output_grad, output, q, k, v, bias=None):
+        heads, factor = q.shape[2], q.shape[3] ** -0.5 if scale is None else scale
+        shared = heads // k.shape[2]
+        keys, values = (each.repeat_interleave(shared, 2) for each in (k, v))
+        scores = torch.einsum("bqhf,bkhf->bhqk", q, keys) * factor
+        scores = scores if bias is None else scores + bias
+        seen = _seen(torch, q.shape[1], k.shape[1], causal_mask, None)
+        weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), -1)
+        inner = (output_grad * output).sum(-1).transpose(1, 2)[..., None]
+        scores_grad = torch.einsum("bqhf,bkhf->bhqk", output_grad, values) - inner
+        scores_grad = scores_grad * weights * factor
+        key_grad = torch.einsum("bhqk,bqhf->bkhf", scores_grad, q)
+        value_grad = torch.einsum("bhqk,bqhf->bkhf", weights, output_grad)
+        return (
+            torch.einsum("bhqk,bkhf->bqhf", scores_grad, keys),
+            *(each.unflatten(2, (-1, shared)).sum(3) for each in (key_grad, value_grad)),
+        )
+
+    return backward
+
+
 @register_samples("relax.grad.attention_weights")
 def attention_weights(rng):
     def forward(torch, scores, *seqstarts):

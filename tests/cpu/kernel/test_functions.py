@@ -89,6 +89,21 @@ def test_erf_is_1_beyond_saturation(target):
 
 
 @each_target
+def test_exp_or_0(target):
+    """Results that would be subnormal are 0 or right."""
+    x = np.concatenate([np.linspace(-105, 88, 100003), [-1e30, -np.inf, np.nan, 0.0, -3.4e38]])
+    x = np.resize(x, -(-x.size // 16) * 16).astype("float32")
+    run = Run(applied("exp_or_0", x, CPU.of(target).lanes), [x], [x.shape])
+    ((found,),) = run_kernels([run], target)
+    exact = np.exp(x.astype("float64"))
+    assert np.array_equal(np.isnan(found), np.isnan(exact))
+    unit = np.spacing(exact.astype("float32")).astype("float64")
+    is_right = np.abs(found - exact) / unit <= LIMIT
+    assert is_right[exact >= LEAST_NORMAL].all()
+    assert (is_right | (found == 0))[exact < LEAST_NORMAL].all()
+
+
+@each_target
 def test_log1p(target):
     x = np.concatenate([np.linspace(0, 1, 100003), 10.0 ** np.linspace(-44, 37, 20000), [np.nan]])
     x = np.resize(x, -(-x.size // 16) * 16).astype("float32")

@@ -1,7 +1,9 @@
-"""Blocks return the operands of opaque calls while FuseOps runs; the fused functions stay the same."""
+"""Blocks return the operands of opaque calls, and elements of tuples, while FuseOps runs."""
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from dispatched import HOST
@@ -9,7 +11,7 @@ from training_steps import convolutional
 from tvm import relax
 
 from relax_grad.cpu import stages
-from relax_grad.cpu.passes.fusion import keep_operands, return_operands
+from relax_grad.cpu.passes.fusion import fuse_ops, keep_operands, return_operands
 from relax_grad.transform import DispatchKernels
 
 
@@ -55,3 +57,45 @@ def test_operands_are_returned_for_a_while():
     assert len(returned(changed)) > len(returned(module))
     assert relax.analysis.check_well_formed(changed)
     assert tvm_ffi.structural_equal(run(changed, keep_operands), module)
+
+
+def sum_of_tuples(counts):
+    """Return a module that adds the given number of elements of the results of each normalisation, before FuseOps."""
+    x = relax.Var("x", relax.TensorType((4, 5), "float32"))
+    rows = [relax.const(np.full(5, value, "float32")) for value in (1.5, 0.5, 0.25, 2.0)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            total = x
+            for count in counts:
+                norm = builder.emit(relax.op.nn.batch_norm(x, *rows, axis=1))
+                for index in range(count):
+                    total = builder.emit(relax.op.add(total, builder.emit(norm[index])))
+            result = builder.emit_output(total)
+        builder.emit_func_output(result)
+    passes = [relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern()]
+    return tvm.transform.Sequential(passes)(builder.get())
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [[2] * 40, [1] * 20, [3] * 20, [1, 2, 3] * 10, [3]],
+    ids=lambda each: f"{len(each)}-{each[-1]}",
+)
+def test_a_function_of_many_tuples(counts):
+    module = sum_of_tuples(counts)
+    fused = run(module, fuse_ops)
+    functions = [f for f in fused.functions.values() if isinstance(f, relax.Function)]
+    assert len(functions) == 2  # all sums are one function
+    assert not any(map(relax.analysis.free_vars, functions))
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype("float32")
+    found, wanted = (
+        relax.VirtualMachine(tvm.compile(each, HOST, **options), tvm.cpu())["main"](
+            tvm.runtime.tensor(x)
+        ).numpy()
+        for each, options in (
+            (module, {"relax_pipeline": "relax_grad"}),
+            (run(module, relax.transform.ToNonDataflow()), {}),
+        )
+    )
+    np.testing.assert_allclose(found, wanted, 1e-5, 1e-5)

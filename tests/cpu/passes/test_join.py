@@ -8,24 +8,16 @@ import tvm
 from dispatched import HOST, run_both
 from in_place import add_to
 from programs import build, is_sound, run, tensor, to_numpy
+from sums import in_any_order, names_in, total_of
 from tvm import relax, tirx
 from tvm.relax import op
 
 import relax_grad
-from relax_grad.ir.bindings import bindings_of
 from relax_grad.op.index import take_backward
 from relax_grad.op.index_slice import strided_slice_backward_data
 from relax_grad.transform import Gradient, JoinSlices
 
 RNG = np.random.default_rng(0)
-
-
-def names_in(function) -> list[str]:
-    """Return the names of the operators that a function calls."""
-    values = [binding.value for binding in bindings_of(function.body)]
-    return [
-        value.op.name.removeprefix("relax.") for value in values if isinstance(value, relax.Call)
-    ]
 
 
 def joined(module, name="main"):
@@ -41,13 +33,6 @@ def is_left(module) -> None:
 
 def backward(part, shape, axis, start, stop, stride=1):
     return strided_slice_backward_data(part, shape, [axis], [start], [stop], [stride])
-
-
-def total_of(bb, terms):
-    total = terms[0]
-    for term in terms[1:]:
-        total = bb.emit(op.add(total, term))
-    return total
 
 
 def rows(count, extent=None, take=False):
@@ -172,11 +157,7 @@ class Random:
 
         def body(bb, *_):
             terms = [self.makers[i](bb) for i in order]
-            while len(terms) > 1:  # a chain, a tree, or anything between
-                a = terms.pop(int(self.rng.integers(len(terms))))
-                b = terms.pop(int(self.rng.integers(len(terms))))
-                terms.append(bb.emit(op.add(a, b)))
-            return terms[0] if terms else self.params[0]
+            return in_any_order(bb, self.rng, terms) if terms else self.params[0]
 
         return build(self.params, body)
 

@@ -15,9 +15,9 @@ from tvm.relax import op
 
 import relax_grad
 from relax_grad.cpu.target import host
-from relax_grad.ir.bindings import without_unused
+from relax_grad.ir.bindings import bindings_of, without_unused
 from relax_grad.op.index_slice import strided_slice_backward_data
-from relax_grad.transform import DivideSlices, JoinSlices
+from relax_grad.transform import DivideSlices, JoinProducts, JoinSlices
 
 PACKAGE = str(Path(relax_grad.__file__).parent)
 #: Sources that make functions for the shapes of a network instead of for each layer.
@@ -30,7 +30,7 @@ benchmark = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(benchmark)
 
 #: Numbers of layers; each step is twice the step before.
-LAYERS = (2, 4, 8)
+LAYERS = (1, 2, 4)
 
 #: The largest ratio of the added lines of the second step to the first: 2, with room for a logarithmic factor.
 MOST = 2.3
@@ -88,7 +88,7 @@ def test_lines_are_counted():
     assert lines_of(lambda: [without_unused(function) for _ in range(3)]) == 3 * once
 
 
-@pytest.mark.parametrize("network", ["norms", "residual"])
+@pytest.mark.parametrize("network", [pytest.param("norms", marks=pytest.mark.slow), "residual"])
 def test_passes_are_linear(network):
     benchmark.measure(network, LAYERS[0])  # fill the caches of the process first
     counts = [lines_of_passes(network, layers) for layers in LAYERS]
@@ -120,6 +120,20 @@ def test_variables_are_not_looked_up_in_lists(by):
     assert most - more <= 2.01 * (more - few)
 
 
+@pytest.mark.parametrize("network", benchmark.NETWORKS)
+def test_nothing_is_left_for_fuse_tir_to_remove(network):
+    """TVM's FuseTIR removes second names and unused tuples, each in a time that is linear in the function."""
+    module = None
+    with host():
+        for label, each in benchmark.passes(network, 3):
+            if label == "FuseTIR":
+                break
+            module = each(module)
+        cleaned = relax.transform.ExpandTupleArguments()(module)
+    before, after = (len(list(bindings_of(each["step"].body))) for each in (module, cleaned))
+    assert before == after
+
+
 @pytest.mark.parametrize("make", [JoinSlices, DivideSlices])
 def test_slices_are_joined_and_divided_in_linear_time(make):
     """The lines for n slices, and for their gradients, grow linearly with n."""
@@ -138,6 +152,23 @@ def test_slices_are_joined_and_divided_in_linear_time(make):
 
         module = build([tensor("whole", shape, "float32"), *params], body)
         return lines_of(lambda: make()(module))
+
+    few, more, most = map(lines, (20, 40, 80))
+    assert few > 20
+    assert most - more <= MOST * (more - few)
+
+
+def test_products_are_joined_in_linear_time():
+    def lines(count):
+        params = [tensor(f"{x}{i}", (1, 3), "float32") for x in "ab" for i in range(count)]
+
+        def body(bb, *tensors):
+            pairs = zip(tensors[:count], tensors[count:], strict=True)
+            terms = [bb.emit(op.matmul(bb.emit(op.permute_dims(a)), b)) for a, b in pairs]
+            return _sum_of(bb, terms)
+
+        module = build(params, body)
+        return lines_of(lambda: JoinProducts()(module))
 
     few, more, most = map(lines, (20, 40, 80))
     assert few > 20

@@ -105,3 +105,23 @@ def test_nothing_unused_is_left():
     needed |= set(used(resolved["main"].body.body))
     assert all(binding.var in needed for binding in bindings)
     assert len(bindings) == 1
+
+
+def test_second_names_are_dropped():
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((3, 4), "float32")):
+            with R.dataflow():
+                y = R.add(x, x)
+                same = y
+                again = same
+                z = R.multiply(again, y)
+                kept = z
+                R.output(kept)
+            return kept
+
+    resolved = resolve_tuples(Module)
+    is_sound(resolved)
+    assert len(values(resolved)) == 3
+    np.testing.assert_array_equal(run(resolved, "main", X), 4 * X * X)

@@ -10,7 +10,7 @@ from machines import each_target
 from tvm import te, tirx
 from tvm.script import tirx as T
 
-from relax_grad.cpu.schedule import _emit, _reduce, schedule
+from relax_grad.cpu.schedule import _elements, _reduce, schedule
 from relax_grad.cpu.schedule._dependence import are_disjoint
 from relax_grad.cpu.schedule._nest import Axis, nests_of
 from relax_grad.cpu.target import CPU
@@ -19,9 +19,9 @@ from relax_grad.cpu.target import CPU
 @pytest.fixture(autouse=True)
 def large(monkeypatch):
     """Make loops over few elements parallel too."""
-    monkeypatch.setattr(_emit, "SMALL", 2)
+    monkeypatch.setattr(_elements, "SMALL", 2)
     monkeypatch.setattr(_reduce, "_PIECE", 2)
-    monkeypatch.setattr(_emit, "LINE", 4)
+    monkeypatch.setattr(_elements, "LINE", 4)
 
 
 @T.prim_func(private=True, s_tir=True)

@@ -9,7 +9,7 @@ from sweep import TARGET, share
 from tvm import relax
 from versions import WITHOUT
 
-from relax_grad.cpu.schedule import _emit, _reduce, _stream
+from relax_grad.cpu.schedule import _elements, _reduce, _stream
 from relax_grad.cpu.target import host
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve
@@ -89,9 +89,9 @@ def test_samples_of_all_operators():
 @pytest.fixture
 def large(monkeypatch):
     """Apply the optimizations for large tensors to small ones too."""
-    monkeypatch.setattr(_emit, "SMALL", 2)
+    monkeypatch.setattr(_elements, "SMALL", 2)
     monkeypatch.setattr(_reduce, "_PIECE", 2)
-    monkeypatch.setattr(_emit, "LINE", 4)
+    monkeypatch.setattr(_elements, "LINE", 4)
     monkeypatch.setattr(_stream, "LARGE", 2)
 
 

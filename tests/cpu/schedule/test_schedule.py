@@ -10,7 +10,7 @@ from machines import each_target
 from tvm import te, tirx, topi
 from tvm.script import tirx as T
 
-from relax_grad.cpu.schedule import _emit, _reduce, _stream, schedule
+from relax_grad.cpu.schedule import _elements, _reduce, _stream, schedule
 from relax_grad.cpu.target import CPU
 from relax_grad.ir.compat import BufferLoad, loaded_buffer
 from relax_grad.ir.expressions import variables
@@ -28,9 +28,9 @@ N = tirx.Var("n", "int64")
 def sizes(request, monkeypatch):
     """Optionally apply the optimizations for large tensors to small ones too."""
     if request.param:
-        monkeypatch.setattr(_emit, "SMALL", 2)
+        monkeypatch.setattr(_elements, "SMALL", 2)
         monkeypatch.setattr(_reduce, "_PIECE", 2)
-        monkeypatch.setattr(_emit, "LINE", 4)
+        monkeypatch.setattr(_elements, "LINE", 4)
         monkeypatch.setattr(_stream, "LARGE", 2)
 
 
@@ -474,5 +474,5 @@ def test_where_an_inequality_changes(factor, compare):
     x = np.arange(-60, 60)
     for rest in range(-20, 20):
         holds = compare(factor * x + rest, 0)
-        turn = _emit._turn(factor, rest, compare is np.less_equal)
+        turn = _elements._turn(factor, rest, compare is np.less_equal)
         assert turn == x[np.flatnonzero(holds != holds[0])[0]]

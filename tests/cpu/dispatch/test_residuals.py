@@ -159,3 +159,28 @@ def _types_saved(module):
         if isinstance(binding.var.ty, relax.TupleType)
         for field in binding.var.ty.fields[1:]
     ]
+
+
+@pytest.mark.parametrize("place", ["before", "after", "before, with a use between"])
+def test_the_gradient_of_beta_is_found_on_either_side_of_that_of_gamma(place):
+    """The kernel for gamma returns the sum, whichever comes first, unless the sum is used before."""
+
+    def body(bb, dy, x, mean, rstd):
+        def summed():
+            return bb.emit(op.sum(dy, axis=[0]))
+
+        beta = summed() if place != "after" else None
+        used = bb.emit(op.exp(beta)) if "use" in place else None
+        gamma = bb.emit(grad.layer_norm_backward_gamma(dy, x, mean, rstd, axes=[1]))
+        beta = summed() if beta is None else beta
+        results = [gamma, beta] if used is None else [op.add(gamma, used), beta]
+        return bb.emit(relax.Tuple([bb.emit(each) for each in results]))
+
+    shapes = {"dy": (6, 16), "x": (6, 16), "mean": (6, 1), "rstd": (6, 1)}
+    module = build([tensor(name, shape, "float32") for name, shape in shapes.items()], body)
+    found = [name.rstrip("0123456789") for name in kernels_in(module)]
+    assert ("sum_kernel" in found) == ("use" in place)
+    assert "grad_layer_norm_backward_gamma_kernel" in found
+    values = [RNG.normal(size=shape).astype("float32") for shape in shapes.values()]
+    for ours, stock in zip(*(each for _, each in run_both(module, "main", values)), strict=True):
+        np.testing.assert_allclose(ours, stock, 1e-4, 1e-4)

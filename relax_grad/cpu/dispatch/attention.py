@@ -1,0 +1,127 @@
+"""Kernels of attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from tvm import relax
+
+from ...op.attention import check_masks, forward_of
+from ..kernel import attention as kernels
+from ..kernel.attention_backward import attention_backward
+from .registry import CallSite, Kernel, decompose, kernel_for
+from .residuals import BlockCalls, Found, Replacement, ResidualKernel, residuals_for
+
+_BACKWARD = "relax.grad.attention_backward"
+
+#: The largest window. A longer one has no effect on tensors that kernels take.
+_LARGEST_WINDOW = 2**30
+
+#: The most positions of a head, times the features padded to a multiple of :data:`_PADDING`: int32 counts the copies.
+_LARGEST, _PADDING = 2**30, 64
+
+
+@kernel_for("relax.nn.attention", "relax.nn.attention_bias")
+def attention(site: CallSite) -> Kernel | None:
+    """Return the kernel of attention, without or with a bias."""
+    call = site.call
+    check_masks(call)
+    of = _attention(site, call.args[:3], call.args[3:])
+    result = site.shape(call)
+    if of is None or result is None:
+        return None
+    shapes = [*map(site.shape, call.args), result]
+    return Kernel(partial(kernels.attention, of, shapes, site.cpu), call.args)
+
+
+@residuals_for("relax.nn.attention", "relax.nn.attention_bias")
+def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> ResidualKernel | None:
+    """Return attention that also saves the sums of the exponentials of its scores, for its gradient."""
+    forward, kernel = calls.original(var), attention(site)
+    if forward is None or kernel is None:
+        return None
+    of, shapes, _ = kernel.generator.args
+
+    def gradient(call: relax.Call, saved) -> Kernel:
+        taken = [shapes[-1], shapes[-1], *shapes[:-1]]
+        generator = partial(attention_backward, of, taken, site.cpu, takes_sums=True)
+        return Kernel(generator, [*call.args, *saved])
+
+    uses: dict[relax.Var, Replacement] = {}
+    while (
+        found := calls.take(var, _BACKWARD, _of_same_operands, _key(forward.args, forward))
+    ) is not None:
+        uses[found[0]] = gradient
+    if not uses:
+        return None
+    generator = partial(kernels.attention, of, shapes, site.cpu, saves_sums=True)
+    query = site.call.args[0].ty.shape.values
+    kind = relax.TensorType([query[0], query[2], query[1]], "float32")
+    return ResidualKernel(Kernel(generator, kernel.arguments), [kind], uses)
+
+
+def _of_same_operands(_calls: BlockCalls, var: relax.Var, call: relax.Call) -> Found:
+    """Describe a gradient by the operands and the attributes of the attention."""
+    return _key(call.args[2:], call), (var,)
+
+
+def _key(operands: Sequence[relax.Expr], call: relax.Call) -> tuple:
+    attrs = call.attrs
+    others = (attrs.scale, float), (attrs.causal_mask, str), (attrs.window_size, int)
+    return tuple(operands), tuple(None if each is None else kind(each) for each, kind in others)
+
+
+@kernel_for(_BACKWARD)
+def backward(site: CallSite) -> Kernel | None:
+    """Return the kernel of the gradient of attention."""
+    call = site.call
+    forward = forward_of(call)
+    check_masks(forward)
+    of = _attention(site, call.args[2:5], call.args[5:])
+    shapes = list(map(site.shape, call.args))
+    if of is None or None in shapes:
+        return None
+    return Kernel(partial(attention_backward, of, shapes, site.cpu), call.args)
+
+
+decompose(_BACKWARD)
+
+
+def _attention(site: CallSite, inputs: list, bias: list) -> kernels.Attention | None:
+    """Return the sizes and masks of an attention call; None if no kernel supports it."""
+    attrs = site.call.attrs
+    shapes = [site.shape(each) for each in (*inputs, *bias)]
+    if None in shapes:
+        return None
+    query, key, value, *others = shapes
+    fixed = (*query[2:], *key[2:], *value[2:])
+    if not all(isinstance(extent, int) for extent in fixed):
+        return None
+    batch, queries, heads, features = query
+    if key[:3] != value[:3] or key[0] != batch or key[3] != features or heads % key[2]:
+        return None
+    full = [batch, heads, queries, key[1]]
+    if others and any(own not in (1, all_) for own, all_ in zip(others[0], full, strict=True)):
+        return None
+    padded = max(features, value[3]) + _PADDING
+    lengths = [extent for extent in (queries, key[1]) if isinstance(extent, int)]
+    if any((length + _PADDING) * padded > _LARGEST for length in lengths):
+        return None
+    window = None if attrs.window_size is None else int(attrs.window_size)
+    if window is not None:
+        window = max(0, min(window, _LARGEST_WINDOW))
+    return kernels.Attention(
+        batch,
+        queries,
+        key[1],
+        heads,
+        key[2],
+        features,
+        value[3],
+        1 / math.sqrt(features) if attrs.scale is None else float(attrs.scale),
+        None if attrs.causal_mask is None else str(attrs.causal_mask),
+        window,
+        tuple(others[0]) if others else None,
+    )

@@ -1,0 +1,486 @@
+"""Blocks of queries and keys of attention: their limits, their copies, and the products of their tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.tirx import Broadcast, Ramp
+
+from ..target import CPU
+from . import builder as b
+from ._tile import multiply_add, rows_up_to
+from .builder import Extent, Vectors, as_expr, bind, ceil_div, const
+
+#: The smallest float32: the start of a maximum, so that a row of minus infinity has finite differences from it.
+LOWEST = -3.4028234663852886e38
+
+#: The numbers of queries and of keys of a block, rounded to whole tiles.
+_ROWS, _COLUMNS = 64, 128
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The sizes and the masks of attention. The batch and the numbers of queries and keys may be symbolic (int32).
+
+    Attributes
+    ----------
+    batch, queries, keys : int or tirx.PrimExpr
+        The extents.
+    heads, key_heads : int
+        The number of heads of the queries, and that of the keys and values, which divides it.
+    features, value_features : int
+        The number of features of queries and keys, and of values.
+    scale : float
+        The factor of the scores.
+    causal_mask : str, optional
+        ``"TopLeft"`` or ``"BottomRight"``, as in ``relax.op.nn.attention``.
+    window_size : int, optional
+        The largest number of keys that a query attends to.
+    bias : Sequence, optional
+        The shape of the bias: of each of batch, heads, queries and keys, all or 1.
+    """
+
+    batch: Extent
+    queries: Extent
+    keys: Extent
+    heads: int
+    key_heads: int
+    features: int
+    value_features: int
+    scale: float
+    causal_mask: str | None = None
+    window_size: int | None = None
+    bias: Sequence[Extent] | None = None
+
+    @property
+    def group(self) -> int:
+        """The number of heads of the queries that share a head of the keys and values."""
+        return self.heads // self.key_heads
+
+    @property
+    def offset(self):
+        """The number of keys after the one of its own position that a query attends to under a causal mask."""
+        if self.causal_mask != "BottomRight":
+            return 0
+        difference = self.queries - self.keys
+        return abs(difference) if isinstance(difference, int) else tirx.abs(difference)
+
+    def end_of(self, query):
+        """Return the end of the keys that a query attends to."""
+        if self.causal_mask is None:
+            return as_expr(self.keys)
+        return tirx.min(as_expr(self.keys), query + (self.offset + 1))
+
+    def start_of(self, query):
+        """Return the first key that a query attends to; it may be beyond the end."""
+        if self.window_size is None:
+            return const(0)
+        return tirx.max(const(0), query - (self.window_size - 1))
+
+    def bias_start(self, batch, head, query):
+        """Return the offset of the bias of a query."""
+        n, heads, queries, keys = self.bias
+        index = const(0)
+        for position, extent in ((batch, n), (head, heads), (query, queries)):
+            is_one = isinstance(extent, int) and extent == 1
+            index = index * extent + (const(0) if is_one else position)
+        return index * keys
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head of the queries of one element of the batch, with that of its keys and values."""
+
+    of: Attention
+    batch: tirx.PrimExpr
+    key_head: tirx.PrimExpr
+    number: tirx.PrimExpr | None = None
+
+    def query_step(self) -> int:
+        return self.of.heads * self.of.features
+
+    def result_step(self) -> int:
+        return self.of.heads * self.of.value_features
+
+    def key_step(self) -> int:
+        return self.of.key_heads * self.of.features
+
+    def value_step(self) -> int:
+        return self.of.key_heads * self.of.value_features
+
+    def key_start(self, key=0):
+        of = self.of
+        return ((self.batch * of.keys + key) * of.key_heads + self.key_head) * of.features
+
+    def value_start(self, key=0):
+        of = self.of
+        return ((self.batch * of.keys + key) * of.key_heads + self.key_head) * of.value_features
+
+    def query_start(self, query):
+        of = self.of
+        return ((self.batch * of.queries + query) * of.heads + self.number) * of.features
+
+    def result_start(self, query):
+        of = self.of
+        return ((self.batch * of.queries + query) * of.heads + self.number) * of.value_features
+
+    def row_start(self, query):
+        """Return the offset of a query in a tensor ``(batch, heads, queries)``."""
+        return (self.batch * self.of.heads + self.number) * self.of.queries + query
+
+
+class Heads:
+    """The order of the work: each head of keys by one thread, or, if these are few, its blocks by all threads."""
+
+    def __init__(self, of: Attention, cpu: CPU):
+        self.of, self.blocks = of, Blocks(of, cpu)
+        heads = of.batch * of.key_heads
+        self.number = heads
+        # A thread gets whole heads only if all get about as many.
+        self.is_few = isinstance(heads, int) and heads % cpu.cores != 0 and heads < 4 * cpu.cores
+
+    def each(self, pack: Callable, block: Callable) -> None:
+        """Emit ``pack(head, loop)`` for each head of keys, then ``block(head, packed, first query)`` for its queries."""
+        of = self.of
+        outer, inner = (b.serial, b.parallel) if self.is_few else (b.parallel, b.serial)
+        number = ceil_div(of.queries, self.blocks.rows)
+        with outer(0, self.number) as i:
+            batch, key_head = bind(i // of.key_heads), bind(i % of.key_heads)
+            packed = pack(Head(of, batch, key_head), inner)
+            with inner(0, of.group * number) as task:
+                own = bind(key_head * of.group + task // number)
+                first = bind(task % number * self.blocks.rows)
+                block(Head(of, batch, key_head, own), packed, first)
+
+
+class Span:
+    """A block of keys for a block of queries.
+
+    Attributes
+    ----------
+    start : tirx.PrimExpr
+        The first key.
+    size : tirx.PrimExpr
+        The number of keys that any of the queries attends to, counted from the first one.
+    """
+
+    def __init__(self, blocks: Blocks, first, rows, start):
+        self._of, self._blocks, self._first, self._rows = blocks.of, blocks, first, rows
+        self.start = start
+        end = self._of.end_of(first + rows - 1)
+        self.size = bind(tirx.min(const(blocks.columns), end - start))
+
+    def is_whole(self, rows):
+        """Tell whether every query attends to as many keys as a block has."""
+        whole = self._of.end_of(self._first) >= self.start + self._blocks.columns
+        if self._of.window_size is None:
+            return whole
+        return tirx.all(whole, self._of.start_of(self._first + rows - 1) <= self.start)
+
+    def query(self, row):
+        """Return the query of a row."""
+        return self._first + row
+
+    def limits(self, row) -> tuple:
+        """Return the range of the keys of a query within the block."""
+        query = self._first + row
+        low = self._of.start_of(query) - self.start if self._of.window_size is not None else None
+        return low, bind(self._of.end_of(query) - self.start)
+
+    def depth_of(self, row):
+        """Return the number of keys, from the first one, that the tile with a row attends to."""
+        if self._of.causal_mask is None:
+            return self.size
+        height = self._blocks.tile_rows
+        last = tirx.min(row // height * height + (height - 1), self._rows - 1)
+        end = self._of.end_of(self._first + last) - self.start
+        return bind(tirx.max(const(0), tirx.min(self.size, end)))
+
+    def panels_of(self, row):
+        """Return the number of panels of :meth:`depth_of`."""
+        return bind(ceil_div(self.depth_of(row), self._blocks.width))
+
+    def first_row(self, key):
+        """Return the first row whose query attends to a key, counted from the first one; all rows if none does."""
+        if self._of.causal_mask is None:
+            return const(0)
+        row = self.start + key - self._of.offset - self._first
+        return bind(tirx.max(const(0), tirx.min(row, self._rows)))
+
+    def first_strip(self, panel):
+        """Return the first strip of rows that attends to a panel of keys."""
+        if self._of.causal_mask is None:
+            return const(0)
+        key = self.start + panel * self._blocks.width
+        row = key - self._of.offset - self._first
+        return bind(tirx.max(const(0), row) // self._blocks.tile_rows)
+
+
+class Blocks:
+    """Blocks of queries and keys.
+
+    Attributes
+    ----------
+    rows, columns : int
+        The numbers of queries and keys of a block.
+    tile_rows, tile_vectors : int
+        The size of a tile.
+    width : int
+        The number of keys of a panel, as many as columns of a tile.
+    panels : int
+        The number of panels of a block.
+    pitch : int
+        The stride of the rows of scores.
+    """
+
+    def __init__(self, of: Attention, cpu: CPU):
+        self.of, self.vectors = of, Vectors(cpu.lanes)
+        self.tile_rows, self.tile_vectors = (8, 2) if cpu.registers >= 32 else (6, 2)
+        self.width = self.tile_vectors * cpu.lanes
+        self.rows = max(1, _ROWS // self.tile_rows) * self.tile_rows
+        self.panels = max(1, _COLUMNS // self.width)
+        self.columns = self.panels * self.width
+        self.pitch = self.columns + cpu.lanes
+
+    def refuse_large(self) -> None:
+        """Emit an assertion that int32 indices can address the copies of symbolic numbers of queries and keys."""
+        of = self.of
+        widest = max(self.padded(of.features), self.padded(of.value_features))
+        for extent in (of.queries, of.keys):
+            b.refuse_large("attention", [extent + self.width, widest])
+
+    def padded(self, features: int) -> int:
+        """Return a number of features, rounded to whole vectors."""
+        return ceil_div(features, self.vectors.lanes) * self.vectors.lanes
+
+    def each_query_block(self, start, emit: Callable) -> None:
+        """Emit ``emit(first, rows, span)`` for each block of queries that attends to a block of keys."""
+        of = self.of
+        begin, end = const(0), as_expr(ceil_div(of.queries, self.rows))
+        if of.causal_mask is not None:
+            begin = bind(tirx.max(const(0), start - of.offset) // self.rows)
+        if of.window_size is not None:
+            end = tirx.min(end, (start + self.columns + of.window_size - 2) // self.rows + 1)
+        with b.serial(begin, bind(tirx.max(begin, end))) as i:
+            first = bind(i * self.rows)
+            rows = bind(tirx.min(const(self.rows), of.queries - first))
+            emit(first, rows, Span(self, first, rows, start))
+
+    def each_key_block(self, first, rows, emit: Callable) -> None:
+        """Emit ``emit(span)`` for each block of keys that a block of queries attends to."""
+        of = self.of
+        end = of.end_of(first + rows - 1)
+        begin = of.start_of(first) // self.columns
+        with b.serial(bind(begin), bind(tirx.max(begin, ceil_div(end, self.columns)))) as j:
+            start = bind(j * self.columns)
+            emit(Span(self, first, rows, start))
+
+    # Copies
+
+    def pack_panels(
+        self, source: tuple, extent: Extent, features: int, loop: Callable
+    ) -> tirx.Buffer:
+        """Emit a copy of rows of features as panels, ``[panel][feature][row]``, padded with zeros.
+
+        ``source`` is a buffer, the offset of the first row, and the stride of the rows.
+        """
+        vectors, lanes, width = self.vectors, self.vectors.lanes, self.width
+        buffer, start, step = source
+        panels = b.scratch(ceil_div(extent, width) * (features * width))
+        with loop(0, ceil_div(extent, width)) as j, b.serial(0, self.tile_vectors) as v:
+            row = bind(j * width + v * lanes)
+            base = bind(j * (features * width) + v * lanes)
+            left = None
+            if not (isinstance(extent, int) and extent % width == 0):
+                left = bind(tirx.max(const(0), tirx.min(const(lanes), extent - row)))
+            vectors.copy_transposed(
+                (buffer, bind(start + row * step), step),
+                left,
+                features,
+                panels,
+                lambda k: base + k * width,
+            )
+        return panels
+
+    def pack_rows(
+        self,
+        source: tuple,
+        extent: Extent,
+        features: int,
+        loop: Callable = b.serial,
+        scale: float | None = None,
+    ) -> tirx.Buffer:
+        """Return a copy of rows of features, as :meth:`copy_rows` makes it."""
+        target = b.scratch(extent * self.padded(features))
+        self.copy_rows(source, target, extent, features, loop, scale)
+        return target
+
+    def copy_rows(
+        self,
+        source: tuple,
+        target: tirx.Buffer,
+        extent: Extent,
+        features: int,
+        loop: Callable = b.serial,
+        scale: float | None = None,
+    ) -> None:
+        """Emit a copy of rows of features, padded with zeros to whole vectors and multiplied by a factor."""
+        vectors, pitch = self.vectors, self.padded(features)
+        buffer, start, step = source
+        with loop(0, extent) as row:
+            base, to = bind(start + row * step), bind(row * pitch)
+
+            def part(k, number, base=base, to=to) -> None:
+                value = vectors.load(buffer, base + k, number)
+                if scale is not None:
+                    value = value * vectors.splat(scale)
+                vectors.store(target, to + k, value)
+
+            vectors.each(features, part)
+
+    def unpack_rows(
+        self,
+        source: tirx.Buffer,
+        target: tuple,
+        extent: Extent,
+        features: int,
+        loop: Callable,
+        scale: float = 1.0,
+    ) -> None:
+        """Emit a copy of padded rows to rows of features, multiplied by a factor.
+
+        ``target`` is a buffer, the offset of the first row, and the stride of the rows.
+        """
+        vectors, pitch = self.vectors, self.padded(features)
+        buffer, start, step = target
+        with loop(0, extent) as row:
+            base, to = bind(row * pitch), bind(start + row * step)
+
+            def part(k, number, base=base, to=to) -> None:
+                value = vectors.load(source, base + k) * vectors.splat(scale)
+                vectors.store(buffer, to + k, value, number)
+
+            vectors.each(features, part)
+
+    # Products
+
+    def scores(self, left: tuple, panels, features: int, scores, rows, span: Span) -> None:
+        """Emit the products of rows of features and panels of keys, in tiles with a query that attends to a key.
+
+        ``left`` is a buffer of padded rows, and the offset of the first row of the block.
+        """
+        vectors = self.vectors
+        buffer, start = left
+        pitch, size = self.padded(features), features * self.width
+        first = bind(span.start // self.width)
+        with b.serial(0, bind(ceil_div(span.size, self.width))) as j:
+            base = bind((first + j) * size)
+            strips = bind(ceil_div(rows, self.tile_rows))
+            with b.serial(span.first_strip(j), strips) as strip:
+                row = bind(strip * self.tile_rows)
+                each = rows_up_to(row, self.tile_rows, rows)
+                sources = [bind(start + (row + i) * pitch) for i in each]
+                targets = [bind((row + i) * self.pitch + j * self.width) for i in each]
+                multiply_add(
+                    vectors,
+                    (self.tile_rows, self.tile_vectors),
+                    features,
+                    lambda i, k: buffer[sources[i] + k],
+                    lambda k, v: vectors.load(panels, base + k * self.width + v * vectors.lanes),
+                    lambda i, v: (scores, targets[i] + v * vectors.lanes, None),
+                    add=False,
+                )
+
+    def add_bias(self, bias, head: Head, scores, rows, span: Span) -> None:
+        """Emit the addition of the bias to the scores of a block."""
+        vectors, of = self.vectors, self.of
+        is_one = isinstance(of.bias[3], int) and of.bias[3] == 1
+        with b.serial(0, rows) as row:
+            start = bind(of.bias_start(head.batch, head.number, span.query(row)))
+            to = bind(row * self.pitch)
+
+            def part(k, number, start=start, to=to) -> None:
+                if is_one:
+                    value = vectors.splat(bias[start])
+                else:
+                    value = vectors.load(bias, start + span.start + k, number)
+                vectors.store(scores, to + k, vectors.load(scores, to + k) + value)
+
+            vectors.each(span.size, part)
+
+    def accumulate(self, total: tuple, values, features: int, weights, rows, span: Span) -> None:
+        """Emit the addition to rows of queries of the products of the weights and the values of the keys.
+
+        ``total`` is a buffer of padded rows, and the offset of the first row of the block. ``values`` has padded rows.
+        """
+        buffer, start = total
+        pitch, lanes = self.padded(features), self.vectors.lanes
+
+        def tile(row, column: int, wide: int) -> None:
+            each = rows_up_to(row, self.tile_rows, rows)
+            base = bind(span.start * pitch + column)
+            sources = [bind((row + i) * self.pitch) for i in each]
+            targets = [bind(start + (row + i) * pitch + column) for i in each]
+            multiply_add(
+                self.vectors,
+                (self.tile_rows, wide),
+                span.depth_of(row),
+                lambda i, k: weights[sources[i] + k],
+                lambda k, v: self.vectors.load(values, base + k * pitch + v * lanes),
+                lambda i, v: (buffer, targets[i] + v * lanes, None),
+                add=True,
+            )
+
+        self._each_tile(rows, features, tile)
+
+    def accumulate_transposed(
+        self, total, left: tuple, features: int, weights, rows, span: Span
+    ) -> None:
+        """Emit the addition to rows of keys of the products of the transposed weights and rows of the queries.
+
+        ``total`` has padded rows. ``left`` is a buffer of padded rows, and the offset of the first row of the block.
+        """
+        buffer, start = left
+        pitch, lanes = self.padded(features), self.vectors.lanes
+
+        def tile(key, column: int, wide: int) -> None:
+            each = rows_up_to(key, self.tile_rows, span.size)
+            row = span.first_row(key)
+            source = bind(row * self.pitch + key)
+            base = bind(start + row * pitch + column)
+            targets = [bind((span.start + key + i) * pitch + column) for i in each]
+            multiply_add(
+                self.vectors,
+                (self.tile_rows, wide),
+                bind(rows - row),
+                lambda i, k: weights[source + k * self.pitch + each[i]],
+                lambda k, v: self.vectors.load(buffer, base + k * pitch + v * lanes),
+                lambda i, v: (total, targets[i] + v * lanes, None),
+                add=True,
+            )
+
+        self._each_tile(span.size, features, tile)
+
+    def _each_tile(self, rows, features: int, tile: Callable) -> None:
+        """Emit ``tile(row, column, vectors)`` for each tile of rows of features."""
+        for column, wide in self._columns_of(features):
+            with b.serial(0, bind(ceil_div(rows, self.tile_rows))) as strip:
+                tile(bind(strip * self.tile_rows), column, wide)
+
+    def _columns_of(self, features: int) -> list[tuple[int, int]]:
+        """Return the first column of each tile of a row of features, and the number of its vectors."""
+        lanes = self.vectors.lanes
+        number = self.padded(features) // lanes
+        step = self.tile_vectors
+        return [(v * lanes, min(step, number - v)) for v in range(0, number, step)]
+
+    def only_between(self, vector, start, low, high):
+        """Return a vector with minus infinity in the lanes of keys outside limits, given the key of the first lane."""
+        lanes = self.vectors.lanes
+        index = Ramp(start, const(1), lanes)
+        inside = tirx.LT(index, Broadcast(high, lanes))
+        if low is not None:
+            inside = tirx.And(inside, tirx.GE(index, Broadcast(low, lanes)))
+        return tirx.Select(inside, vector, self.vectors.splat(float("-inf")))

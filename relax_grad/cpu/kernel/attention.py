@@ -1,0 +1,202 @@
+"""Attention without a matrix of scores in memory.
+
+A block of queries meets the keys block by block. The softmax over all keys is computed online: each block rescales the
+sums so far to the largest score so far. Blocks that the masks exclude are skipped. This is the scheme of Dao et al.,
+"FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import tirx
+
+from ..target import CPU
+from . import builder as b
+from . import functions as math
+from ._attention_blocks import LOWEST, Attention, Blocks, Heads
+from .builder import Accumulators, Extent, bind, const
+
+
+def attention(
+    of: Attention, shapes: Sequence[Sequence[Extent]], cpu: CPU, *, saves_sums: bool = False
+) -> tirx.PrimFunc:
+    """Return the kernel of attention.
+
+    Parameters
+    ----------
+    of : Attention
+        The sizes and the masks.
+    shapes : Sequence
+        The shapes of the queries, the keys, the values, the bias if there is one, and of the result.
+    cpu : CPU
+        The target CPU.
+    saves_sums : bool
+        Whether the kernel also returns the logarithm of the sum of the exponentials of the scores of each query,
+        ``(batch, heads, queries)``. It is infinity for a query without keys, so that all weights computed from it are
+        0.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the tensors of ``shapes``, and that of the logarithms.
+    """
+    names = ["query", "key", "value", *(["bias"] if of.bias else []), "result"]
+    shapes = [*shapes]
+    if saves_sums:
+        names.append("sums")
+        shapes.append([of.batch, of.heads, of.queries])
+
+    def body(query, key, value, *others) -> None:
+        bias = others[0] if of.bias else None
+        result, *sums = others[1:] if of.bias else others
+        forward = Forward(of, cpu, query, bias, result, sums[0] if sums else None)
+        forward.blocks.refuse_large()
+        Heads(of, cpu).each(
+            lambda head, loop: forward.packed(head, key, value, loop), forward.block
+        )
+
+    return b.prim_func("attention", b.floats(names, shapes), body)
+
+
+class Forward:
+    """The emission of the forward computation.
+
+    Parameters
+    ----------
+    of : Attention
+        The sizes and the masks.
+    cpu : CPU
+        The target CPU.
+    query, bias : tirx.Buffer
+        The queries, and the bias or None.
+    result, sums : tirx.Buffer or None
+        The results, of which either may be left out.
+    """
+
+    def __init__(self, of: Attention, cpu: CPU, query, bias, result, sums):
+        self.of, self.blocks = of, Blocks(of, cpu)
+        self.vectors = self.blocks.vectors
+        self.query, self.bias, self.result, self.sums = query, bias, result, sums
+
+    def packed(self, head, key, value, loop: Callable) -> tuple:
+        """Emit copies of the keys and values of a head: the keys in panels, the values in padded rows."""
+        of, blocks = self.of, self.blocks
+        keys = key, head.key_start(), head.key_step()
+        values = value, head.value_start(), head.value_step()
+        return (
+            blocks.pack_panels(keys, of.keys, of.features, loop),
+            blocks.pack_rows(values, of.keys, of.value_features, loop),
+        )
+
+    def block(self, head, packed: tuple, first) -> None:
+        """Emit the attention of a block of queries from the first one on."""
+        of, blocks, vectors = self.of, self.blocks, self.vectors
+        keys, values = packed
+        rows = bind(tirx.min(const(blocks.rows), of.queries - first))
+        source = self.query, head.query_start(first), head.query_step()
+        query = b.scratch(blocks.rows * blocks.padded(of.features))
+        blocks.copy_rows(source, query, rows, of.features, scale=of.scale)
+        total = None
+        if self.result is not None:
+            pitch = blocks.padded(of.value_features)
+            total = b.scratch(blocks.rows * pitch)
+            b.clear(total, const(0), rows * pitch)
+        scores = b.scratch(blocks.rows * blocks.pitch)
+        largest, sums = b.scratch(blocks.rows), b.scratch(blocks.rows * vectors.lanes)
+        with b.serial(0, rows) as row:
+            b.store(largest, row, tirx.const(LOWEST, "float32"))
+            vectors.store(sums, row * vectors.lanes, vectors.splat(0))
+
+        def key_block(span) -> None:
+            blocks.scores((query, const(0)), keys, of.features, scores, rows, span)
+            if self.bias is not None:
+                blocks.add_bias(self.bias, head, scores, rows, span)
+
+            def weights(is_masked: bool) -> None:
+                with b.serial(0, rows) as row:
+                    self._row(row, scores, total, largest, sums, span, is_masked)
+
+            b.either(span.is_whole(rows), lambda: weights(False), lambda: weights(True))
+            if total is not None:
+                features = of.value_features
+                blocks.accumulate((total, const(0)), values, features, scores, rows, span)
+
+        blocks.each_key_block(first, rows, key_block)
+        with b.serial(0, rows) as row:
+            self._finish(head, first, row, total, largest, sums)
+
+    def _row(self, row, scores, total, largest, sums, span, is_masked: bool) -> None:
+        """Emit the weights of a row of scores, and rescale the sums so far."""
+        vectors, blocks = self.vectors, self.blocks
+        lanes, wide = vectors.lanes, blocks.tile_vectors
+        base = bind(row * blocks.pitch)
+        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        tops = Accumulators(vectors, wide)
+        for v in range(wide):
+            tops[v] = vectors.splat(float("-inf"))
+        if is_masked:
+            low, high = span.limits(row)
+        with b.serial(0, panels) as j:
+            for v in range(wide):
+                at = bind(base + j * blocks.width + v * lanes)
+                score = vectors.load(scores, at)
+                if is_masked:
+                    score = bind(
+                        blocks.only_between(score, j * blocks.width + v * lanes, low, high)
+                    )
+                    vectors.store(scores, at, score)
+                tops[v] = tirx.max(tops[v], score)
+        top = tops[0]
+        for v in range(1, wide):
+            top = tirx.max(top, tops[v])
+        before = bind(largest[row])
+        now = bind(tirx.max(before, vectors.fold(bind(top), tirx.max)))
+        b.store(largest, row, now)
+        shift = bind(vectors.splat(now))
+        parts = Accumulators(vectors, wide)
+        for v in range(wide):
+            parts[v] = vectors.splat(0)
+        with b.serial(0, panels) as j:
+            for v in range(wide):
+                at = bind(base + j * blocks.width + v * lanes)
+                weight = math.exp_or_0(bind(vectors.load(scores, at) - shift))
+                vectors.store(scores, at, weight)
+                parts[v] = parts[v] + weight
+        factor = bind(math.exp_or_0(bind(vectors.splat(before) - shift)))
+        share = vectors.load(sums, row * lanes) * factor
+        for v in range(wide):
+            share = share + parts[v]
+        vectors.store(sums, row * lanes, share)
+        if total is None:
+            return
+        with b.when(tirx.NE(before, now)):
+            pitch = blocks.padded(self.of.value_features)
+            with b.serial(0, pitch // lanes) as v:
+                at = bind(row * pitch + v * lanes)
+                vectors.store(total, at, vectors.load(total, at) * factor)
+
+    def _finish(self, head, first, row, total, largest, sums) -> None:
+        """Emit the division of a row of the result by the sum of its weights."""
+        of, vectors = self.of, self.vectors
+        zero, one = (tirx.const(value, "float32") for value in (0.0, 1.0))
+        total_weight = bind(vectors.sum(bind(vectors.load(sums, row * vectors.lanes))))
+        factor = bind(tirx.Select(tirx.EQ(total_weight, zero), zero, one / total_weight))
+        if total is not None:
+            splat = bind(vectors.splat(factor))
+            source = bind(row * self.blocks.padded(of.value_features))
+            target = bind(head.result_start(first + row))
+
+            def part(offset, number) -> None:
+                value = vectors.load(total, source + offset) * splat
+                vectors.store(self.result, target + offset, value, number)
+
+            vectors.each(of.value_features, part)
+        if self.sums is not None:
+            logarithm = largest[row] + math.log_of_normal(total_weight)
+            infinite = tirx.const(float("inf"), "float32")
+            b.store(
+                self.sums,
+                head.row_start(first + row),
+                tirx.Select(tirx.EQ(total_weight, zero), infinite, logarithm),
+            )

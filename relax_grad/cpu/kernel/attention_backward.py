@@ -1,0 +1,230 @@
+"""The gradient of attention without a matrix of scores in memory.
+
+The weights of a block of queries and keys are computed again from the scores and from the logarithm of the sum of their
+exponentials. One thread computes the gradients of a head of keys block by block. If there are few heads, the blocks of
+keys are divided among the threads, then the blocks of queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import tirx
+
+from ..target import CPU
+from . import builder as b
+from . import functions as math
+from ._attention_blocks import Attention, Blocks, Head, Heads, Span
+from .attention import Forward
+from .builder import Extent, Sums, bind, ceil_div, const
+
+
+def attention_backward(
+    of: Attention, shapes: Sequence[Sequence[Extent]], cpu: CPU, *, takes_sums: bool = False
+) -> tirx.PrimFunc:
+    """Return the kernel of the gradient of attention.
+
+    Parameters
+    ----------
+    of : Attention
+        The sizes and the masks.
+    shapes : Sequence
+        The shapes of the gradient of the result, of the result, the queries, the keys, the values, and of the bias if
+        there is one.
+    cpu : CPU
+        The target CPU.
+    takes_sums : bool
+        Whether the kernel takes the logarithms that the kernel of attention saves. Otherwise it computes them.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the tensors of ``shapes``, the logarithms, and the gradients of queries, keys and values.
+    """
+    names = ["output_grad", "output", "query", "key", "value"]
+    shapes = [*shapes]
+    if of.bias:
+        names.append("bias")
+    if takes_sums:
+        names.append("sums")
+        shapes.append([of.batch, of.heads, of.queries])
+    names += ["query_grad", "key_grad", "value_grad"]
+    shapes += shapes[2:5]
+
+    def body(*tensors) -> None:
+        inputs, results = list(tensors[:-3]), tensors[-3:]
+        sums = inputs.pop() if takes_sums else None
+        bias = inputs[5] if of.bias else None
+        _Backward(of, cpu, inputs[:5], bias, sums, results).emit()
+
+    return b.prim_func("attention_backward", b.floats(names, shapes), body)
+
+
+class _Backward:
+    def __init__(self, of: Attention, cpu: CPU, inputs: list, bias, sums, results):
+        self.of, self.cpu, self.blocks = of, cpu, Blocks(of, cpu)
+        self.vectors = self.blocks.vectors
+        self.output_grad, self.output, self.query, self.key, self.value = inputs
+        self.bias, self.sums, self.results = bias, sums, results
+        self.is_given = sums is not None
+
+    def emit(self) -> None:
+        of = self.of
+        self.blocks.refuse_large()
+        if not self.is_given:
+            self.sums = b.scratch(of.batch * of.heads * of.queries)
+        heads = Heads(of, self.cpu)
+        outer, inner = (b.serial, b.parallel) if heads.is_few else (b.parallel, b.serial)
+        with outer(0, heads.number) as i:
+            self._head(bind(i // of.key_heads), bind(i % of.key_heads), inner, heads.is_few)
+
+    def _head(self, batch, key_head, loop: Callable, is_divided: bool) -> None:
+        """Emit the gradients of a head of keys, and of the queries of all heads that share it."""
+        of, blocks = self.of, self.blocks
+        head = Head(of, batch, key_head)
+        keys = self.key, bind(head.key_start()), head.key_step()
+        values = self.value, bind(head.value_start()), head.value_step()
+        packed = (
+            blocks.pack_panels(keys, of.keys, of.features, loop),
+            blocks.pack_panels(values, of.keys, of.value_features, loop),
+            blocks.pack_rows(keys, of.keys, of.features, loop),
+        )
+        totals = [self._zeros(of.keys, features) for features in (of.features, of.value_features)]
+        with b.serial(0, of.group) as i:
+            own = Head(of, batch, key_head, bind(key_head * of.group + i))
+            self._queries(own, packed, totals, loop, is_divided)
+        _, key_grad, value_grad = self.results
+        start, step = keys[1:]
+        blocks.unpack_rows(totals[0], (key_grad, start, step), of.keys, of.features, loop)
+        start, step = values[1:]
+        blocks.unpack_rows(totals[1], (value_grad, start, step), of.keys, of.value_features, loop)
+
+    def _queries(self, head: Head, packed, totals, loop: Callable, is_divided: bool) -> None:
+        """Emit the gradient of a head of queries, and its addition to those of the keys and values."""
+        of, blocks = self.of, self.blocks
+        start, step = bind(head.query_start(0)), head.query_step()
+        query = blocks.pack_rows((self.query, start, step), of.queries, of.features, loop, of.scale)
+        grad = blocks.pack_rows(
+            (self.output_grad, bind(head.result_start(0)), head.result_step()),
+            of.queries,
+            of.value_features,
+            loop,
+        )
+        blocks_of_queries = ceil_div(of.queries, blocks.rows)
+        if not self.is_given:
+            forward = Forward(of, self.cpu, self.query, self.bias, None, self.sums)
+            with loop(0, blocks_of_queries) as i:
+                forward.block(head, (packed[0], None), bind(i * blocks.rows))
+        inner = self._inner_products(head, loop)
+        query_grad = self._zeros(of.queries, of.features)
+        pair = _Pair(self, head, packed, (query, grad, inner), (query_grad, *totals))
+
+        def of_keys(with_queries: bool, loop: Callable) -> None:
+            with loop(0, ceil_div(of.keys, blocks.columns)) as j:
+                blocks.each_query_block(
+                    bind(j * blocks.columns),
+                    lambda first, rows, span: pair.emit(first, rows, span, True, with_queries),
+                )
+
+        def of_queries() -> None:
+            with loop(0, blocks_of_queries) as i:
+                first = bind(i * blocks.rows)
+                rows = bind(tirx.min(const(blocks.rows), of.queries - first))
+                blocks.each_key_block(
+                    first, rows, lambda span: pair.emit(first, rows, span, False, True)
+                )
+
+        if is_divided:
+            of_keys(False, loop)
+            of_queries()
+        else:
+            of_keys(True, b.serial)
+        target = self.results[0], start, step
+        blocks.unpack_rows(query_grad, target, of.queries, of.features, loop, of.scale)
+
+    def _inner_products(self, head: Head, loop: Callable) -> tirx.Buffer:
+        """Return the sums over the features of the products of the result and its gradient."""
+        of, vectors = self.of, self.vectors
+        inner = b.scratch(of.queries)
+        with loop(0, of.queries) as row:
+            base = bind(head.result_start(row))
+
+            def term(offset, number, base=base) -> list:
+                return [
+                    vectors.load(self.output_grad, base + offset, number)
+                    * vectors.load(self.output, base + offset, number)
+                ]
+
+            sums = Sums(vectors)
+            sums.add_row(of.value_features, term)
+            b.store(inner, row, sums.totals()[0])
+        return inner
+
+    def _zeros(self, extent: Extent, features: int) -> tirx.Buffer:
+        size = extent * self.blocks.padded(features)
+        zeros = b.scratch(size)
+        b.clear(zeros, const(0), size)
+        return zeros
+
+
+class _Pair:
+    """The gradients of a block of queries and a block of keys."""
+
+    def __init__(self, backward: _Backward, head: Head, packed, rows: tuple, totals: tuple):
+        self._of, self._blocks, self._head = backward.of, backward.blocks, head
+        self._bias, self._sums = backward.bias, backward.sums
+        self._keys, self._values, self._key_rows = packed
+        self._query, self._grad, self._inner = rows
+        self._query_grad, self._key_grad, self._value_grad = totals
+
+    def emit(self, first, rows, span: Span, with_keys: bool, with_queries: bool) -> None:
+        """Emit the additions to the gradients: of keys and values, of queries, or of all."""
+        of, blocks = self._of, self._blocks
+        features, value_features = of.features, of.value_features
+        query = self._query, bind(first * blocks.padded(features))
+        grad = self._grad, bind(first * blocks.padded(value_features))
+        weights, grads = (b.scratch(blocks.rows * blocks.pitch) for _ in range(2))
+        blocks.scores(query, self._keys, features, weights, rows, span)
+        if self._bias is not None:
+            blocks.add_bias(self._bias, self._head, weights, rows, span)
+        blocks.scores(grad, self._values, value_features, grads, rows, span)
+
+        def each_row(is_masked: bool) -> None:
+            with b.serial(0, rows) as row:
+                self._row(first, row, weights, grads, span, is_masked)
+
+        b.either(span.is_whole(rows), lambda: each_row(False), lambda: each_row(True))
+        if with_keys:
+            blocks.accumulate_transposed(
+                self._value_grad, grad, value_features, weights, rows, span
+            )
+            blocks.accumulate_transposed(self._key_grad, query, features, grads, rows, span)
+        if with_queries:
+            total = self._query_grad, query[1]
+            blocks.accumulate(total, self._key_rows, features, grads, rows, span)
+
+    def _row(self, first, row, weights, grads, span: Span, is_masked: bool) -> None:
+        """Emit the weights of a row of scores, and the gradients of the scores."""
+        blocks = self._blocks
+        vectors, lanes = blocks.vectors, blocks.vectors.lanes
+        base = bind(row * blocks.pitch)
+        shift = bind(vectors.splat(self._sums[self._head.row_start(first + row)]))
+        inner = bind(vectors.splat(self._inner[first + row]))
+        panels = span.panels_of(row) if is_masked else const(blocks.panels)
+        low, high = span.limits(row) if is_masked else (None, None)
+        with b.serial(0, panels) as j:
+            for v in range(blocks.tile_vectors):
+                column = bind(j * blocks.width + v * lanes)
+                score = vectors.load(weights, base + column)
+                if is_masked:
+                    score = blocks.only_between(score, column, low, high)
+                weight = math.exp_or_0(bind(score - shift))
+                vectors.store(weights, base + column, weight)
+                grad = vectors.load(grads, base + column) - inner
+                vectors.store(grads, base + column, weight * grad)
+        if is_masked:
+            with b.serial(panels, bind(ceil_div(span.size, blocks.width))) as j:
+                for v in range(blocks.tile_vectors):
+                    at = bind(base + j * blocks.width + v * lanes)
+                    for buffer in (weights, grads):
+                        vectors.store(buffer, at, vectors.splat(0))

@@ -1,0 +1,166 @@
+"""The base class of the generators of loops, over elements and for reductions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import tvm.tirx.script.builder as T
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Op
+
+from ...ir.compat import Analyzer, BufferLoad, loaded_buffer
+from ...ir.expressions import substitute, variable_rule
+from ..target import CPU
+from ._access import Accesses
+from ._functions import as_arithmetic, calls_in, has_functions, is_arithmetic, kept
+from ._fuse import Group
+from ._nest import Axis, Nest, product, simplify
+from ._selections import selected_loads, selections, with_selections
+
+#: Functions that LLVM supports on vectors.
+_VECTOR_CALLS = {f"tirx.{name}" for name in ("exp", "log", "sqrt", "fabs", "floor", "ceil")}
+
+
+class Emitter:
+    """A generator of the loops of a group over flat buffers.
+
+    Parameters
+    ----------
+    group : Group
+        The group, as returned by :func:`._fuse.flat`.
+    cpu : CPU
+        The target CPU.
+    """
+
+    def __init__(self, group: Group, cpu: CPU):
+        group = replace(group, nests=[with_selections(nest) for nest in group.nests])
+        self.group, self.cpu = group, cpu
+        self.first: Nest = group.nests[0]
+        self.accesses = Accesses(group.nests)
+        self.axes: Sequence[Axis] = self.first.axes
+        self.read = [{loaded_buffer(load) for load in nest.loads} for nest in group.nests]
+        self.selected = [selected_loads(nest) for nest in group.nests]
+
+    def is_vector(self, number: int) -> bool:
+        """Tell whether TVM vectorises the value of a nest of the group, without branches."""
+        nest = self.group.nests[number]
+        value = nest.value
+        if any(nest.buffer in later for later in self.read[number + 1 :]) and _casts(value, "bool"):
+            return False  # TVM fails on a variable whose value is the cast of a vector of booleans
+        return (
+            is_vectorisable(value)
+            and not any(map(is_arithmetic, calls_in(value)))
+            and len(self.selected[number]) == len(selections(value))
+        )
+
+    def lanes(self, dtype) -> int:
+        """Return the number of elements of a dtype that a vector register holds."""
+        size = max(2, tvm_ffi.dtype(str(dtype)).bits // 8)
+        return max(2, self.cpu.lanes * 4 // size)
+
+    def element(
+        self,
+        at: dict,
+        result=None,
+        loaded: dict | None = None,
+        known: Analyzer | None = None,
+        stored: dict | None = None,
+    ) -> None:
+        """Emit the computation of one element.
+
+        Parameters
+        ----------
+        at : dict
+            The values of the axes.
+        result : tirx.PrimExpr, optional
+            The result of the reduction, if the first nest is one.
+        loaded : dict, optional
+            Values that replace loads.
+        known : Analyzer, optional
+            An analyzer that simplifies values.
+        stored : dict, optional
+            For some buffers, another buffer and the index there to store to.
+        """
+        values = dict(loaded or {})
+        for i, nest in enumerate(self.group.nests):
+            is_sum = result is not None and i == 0
+            for load in () if is_sum else self.selected[i]:
+                if load not in values and loaded_buffer(load) not in values:
+                    here = at_place(load, at, {})
+                    simple = None if known is None else simplify(here, known)
+                    values[load] = T.Bind(here if simple is None else simple)
+            value = result if is_sum else at_place(nest.value, at, values)
+            simple = None if known is None else simplify(value, known)
+            value = value if simple is None else simple
+            value = value if is_sum else as_arithmetic(value)
+            if any(nest.buffer in later for later in self.read[i + 1 :]):
+                keep = kept if has_functions(value) else T.Bind
+                values[nest.buffer] = value = keep(value)
+            if nest.buffer in (stored or {}):
+                buffer, index = stored[nest.buffer]
+                T.buffer_store(buffer, value, [index])
+            elif nest.buffer in self.group.stored:
+                T.buffer_store(nest.buffer, value, [substitute(i, at) for i in nest.indices])
+
+    @contextlib.contextmanager
+    def loops(
+        self, axes: Sequence[Axis], parallel: bool = False, at: dict | None = None
+    ) -> Iterator[dict]:
+        """Open loops and yield the values of the axes; with ``parallel``, the outer axes are one parallel loop.
+
+        ``at`` holds the values of the axes of the enclosing loops.
+        """
+        together = self._outer(axes) if parallel else []
+        at = dict(at or {})
+        with contextlib.ExitStack() as stack:
+            if together:
+                rest = stack.enter_context(T.parallel(0, product([a.extent for a in together])))
+                for axis in together[:0:-1]:
+                    at[axis.var] = T.Bind(rest % axis.extent)
+                    rest = T.Bind(rest // axis.extent)
+                at[together[0].var] = rest
+            for axis in axes[len(together) :]:
+                at[axis.var] = stack.enter_context(T.serial(0, substitute(axis.extent, at)))
+            yield at
+
+    def _outer(self, axes: Sequence[Axis]) -> list[Axis]:
+        """Return the outermost axes, enough of them to give each core several tasks.
+
+        At most the first one is symbolic: the indices are quotients by the extents of the others, and a symbolic extent
+        may be 0.
+        """
+        count, outer = 1, []
+        for axis in axes:
+            if outer and (axis.size is None or count >= 8 * self.cpu.cores):
+                break
+            outer.append(axis)
+            count *= axis.size or 1
+        return outer
+
+
+def at_place(expr, at: dict, known: dict):
+    """Return an expression at given values of the axes, with known values in place of loads."""
+
+    def load(old):
+        return known.get(old, known.get(loaded_buffer(old), old))
+
+    rules = [(BufferLoad, load), (tirx.Var, variable_rule(at))]
+    return tvm_ffi.structural_map(expr, rules, order="pre")
+
+
+def _casts(expr, dtype: str) -> bool:
+    """Tell whether an expression casts a value of a dtype."""
+    found: list[tirx.Cast] = []
+    tvm_ffi.structural_walk(expr, (tirx.Cast, found.append))
+    return any(str(node.value.ty.dtype) == dtype for node in found)
+
+
+def is_vectorisable(expr) -> bool:
+    """Tell whether TVM vectorises an expression: all calls are arithmetic functions or have vector forms."""
+    return all(
+        is_arithmetic(call) or (isinstance(call.op, Op) and call.op.name in _VECTOR_CALLS)
+        for call in calls_in(expr)
+    )

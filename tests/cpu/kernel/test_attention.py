@@ -1,0 +1,114 @@
+"""Attention against PyTorch in float64: sizes around blocks and tiles, masks, biases, and numbers that are not finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attentions import MASKS, SIZE_PARAMS, drawn, reference, sized
+from hypothesis import given
+from machines import Run, at, each_target, largest_error, run_kernels
+from sweep import at_length, batches
+
+from relax_grad.cpu.kernel.attention import attention
+from relax_grad.cpu.target import CPU
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+
+RNG = np.random.default_rng(0)
+
+
+def check(cases, target):
+    """Compare kernels of ``(sizes, symbolic, bias, attrs)``, compiled together, with PyTorch."""
+    runs, wanted = [], []
+    for sizes, symbolic, bias, attrs in cases:
+        of, shapes, names = sized(sizes, symbolic, bias, **attrs)
+        function = attention(of, shapes[:-1], CPU.of(target), saves_sums=True)
+        arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes]
+        runs.append(Run(function, arrays[:-2], [array.shape for array in arrays[-2:]]))
+        inputs = [torch.from_numpy(array).double() for array in arrays[:-2]]
+        wanted.append(reference(of, *inputs))
+    for case, found, expected in zip(cases, run_kernels(runs, target), wanted, strict=True):
+        for got, value in zip(found, expected, strict=True):
+            is_finite = np.isfinite(value.numpy())
+            assert np.array_equal(np.isfinite(got), is_finite), case
+            assert largest_error(got[is_finite], value.numpy()[is_finite]) < 2e-6, case
+
+
+@each_target
+@pytest.mark.parametrize("sizes", SIZE_PARAMS, ids=str)
+def test_sizes(target, sizes):
+    symbolic = ["queries", "keys"] if sizes[2] > 128 else ["batch"]
+    check([(sizes, (), None, {}), (sizes, symbolic, None, MASKS[1])], target)
+
+
+@each_target
+@pytest.mark.parametrize("attrs", MASKS, ids=str)
+def test_masks(target, attrs):
+    # Every second mask has more queries than keys, and the others fewer.
+    sizes = [(1, 131, 70, 2, 1, 5, 7), (1, 70, 131, 1, 1, 7, 5)][MASKS.index(attrs) % 2]
+    check([(sizes, (), None, attrs)], target)
+
+
+@each_target
+@pytest.mark.parametrize("bias", [(2, 3), (0, 3), (1, 2), (3,), ()], ids=str)
+def test_a_bias_is_broadcast(target, bias):
+    check([((2, 21, 35, 4, 2, 5, 7), (), bias, attrs) for attrs in MASKS[:2]], target)
+
+
+def run_with(target, bias, scale=1.0, queries=3, keys=5):
+    """Return the attention of queries whose scores are the bias, with values 1, 2, and so on."""
+    of, shapes, _ = sized((1, queries, keys, 1, 1, 1, 1), (), (2, 3), scale=scale)
+    function = attention(of, shapes[:-1], CPU.of(target), saves_sums=True)
+    zeros = np.zeros((1, queries, 1, 1), "float32"), np.zeros((1, keys, 1, 1), "float32")
+    value = np.arange(1, keys + 1, dtype="float32").reshape(1, keys, 1, 1)
+    bias = np.asarray(bias, "float32").reshape(1, 1, queries, keys)
+    outputs = [(1, queries, 1, 1), (1, 1, queries)]
+    ((result, sums),) = run_kernels([Run(function, [*zeros, value, bias], outputs)], target)
+    return result.ravel(), sums.ravel()
+
+
+@each_target
+def test_rows_without_keys_are_0_and_other_rows_are_unaffected(target):
+    infinite = -np.inf
+    result, sums = run_with(
+        target, [[infinite] * 5, [0, infinite, infinite, infinite, 0], [infinite] * 4 + [3]]
+    )
+    np.testing.assert_allclose(result, [0, 3, 5], 1e-6)
+    np.testing.assert_allclose(sums, [np.inf, np.log(2), 3], 1e-6)
+
+
+@each_target
+def test_numbers_that_are_not_finite_stay_in_their_row(target):
+    result, sums = run_with(target, [[0, np.nan, 0, 0, 0], [0, np.inf, 0, 0, 0], [0, 0, 0, 0, 0]])
+    assert np.isnan(result[:2]).all()
+    assert np.isnan(sums[:2]).all()
+    np.testing.assert_allclose(result[2], 3, 1e-6)
+
+
+@each_target
+def test_large_scores_do_not_overflow(target):
+    rows = [[3e38, -3e38, 0, 0, 0], [-3e38] * 5, [1e4, 1e4 - 1, -1e4, -200, -87]]
+    result, _ = run_with(target, rows)
+    share = np.exp(-1) / (1 + np.exp(-1))
+    np.testing.assert_allclose(result, [1, 3, 1 + share], 1e-6)
+
+
+@each_target
+def test_a_later_block_with_larger_scores(target):
+    """The sums of the first blocks are rescaled, also by 0."""
+    keys = 400
+    bias = np.linspace(-300, 300, keys)[None].repeat(2, 0)
+    bias[1] *= -1
+    result, sums = run_with(target, bias, queries=2, keys=keys)
+    weights = np.exp(bias - bias.max(1, keepdims=True))
+    wanted = (weights * np.arange(1, keys + 1)).sum(1) / weights.sum(1)
+    np.testing.assert_allclose(result, wanted, 1e-6)
+    np.testing.assert_allclose(sums, 300 + np.log(weights.sum(1)), 1e-6)
+
+
+@pytest.mark.slow
+@each_target
+@at_length(75)
+@given(cases=batches(drawn()))
+def test_any_size(target, cases):
+    check(cases, target)

@@ -1,0 +1,113 @@
+"""The gradient of attention against PyTorch's differentiation in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attentions import MASKS, SIZE_PARAMS, drawn, reference, sized
+from hypothesis import given
+from machines import Run, at, each_target, largest_error, run_kernels
+from sweep import at_length, batches
+
+from relax_grad.cpu.kernel.attention_backward import attention_backward
+from relax_grad.cpu.target import CPU
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+
+RNG = np.random.default_rng(0)
+
+
+def gradients(of, inputs, output_grad):
+    """Return the result, the logarithms of the sums, and the gradients of queries, keys and values."""
+    leaves = [torch.from_numpy(array).double().requires_grad_() for array in inputs]
+    result, sums = reference(of, *leaves)
+    found = torch.autograd.grad(result, leaves[:3], torch.from_numpy(output_grad).double())
+    return result.detach(), sums.detach(), [each.numpy() for each in found]
+
+
+def run_of(of, shapes, names, cpu, takes_sums):
+    """Return the run of the kernel for random tensors, and the wanted gradients."""
+    arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]]
+    *inputs, output_grad = arrays
+    result, sums, wanted = gradients(of, inputs, output_grad)
+    result, sums = (each.numpy().astype("float32") for each in (result, sums))
+    function = attention_backward(
+        of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
+    )
+    taken = [output_grad, result, *inputs, *([sums] if takes_sums else [])]
+    return Run(function, taken, [array.shape for array in inputs[:3]]), wanted
+
+
+def check(cases, target, cores=2):
+    """Compare kernels of ``(sizes, symbolic, bias, attrs, takes_sums)``, compiled together, with PyTorch."""
+    cpu = CPU.of(target)
+    cpu = CPU(cpu.lanes, cpu.registers, cores)
+    made = [
+        run_of(*sized(sizes, symbolic, bias, **attrs), cpu, takes_sums)
+        for sizes, symbolic, bias, attrs, takes_sums in cases
+    ]
+    found = run_kernels([run for run, _ in made], target)
+    for case, got, (_, wanted) in zip(cases, found, made, strict=True):
+        for name, own, expected in zip("qkv", got, wanted, strict=True):
+            assert largest_error(own, expected) < 4e-6, (case, name)
+
+
+@each_target
+@pytest.mark.parametrize("sizes", SIZE_PARAMS, ids=str)
+def test_sizes(target, sizes):
+    symbolic = ["queries", "keys"] if sizes[2] > 128 else ["batch"]
+    check([(sizes, (), None, {}, True), (sizes, symbolic, None, MASKS[1], False)], target)
+
+
+@each_target
+@pytest.mark.parametrize("attrs", MASKS, ids=str)
+def test_masks(target, attrs):
+    # Every second mask has more queries than keys, and the others fewer.
+    sizes = [(1, 131, 70, 2, 1, 5, 7), (1, 70, 131, 1, 1, 7, 5)][MASKS.index(attrs) % 2]
+    check([(sizes, (), None, attrs, True)], target)
+
+
+@each_target
+@pytest.mark.parametrize("bias", [(0, 1, 2, 3), (1, 3)], ids=str)
+def test_a_bias_is_broadcast(target, bias):
+    check([((2, 21, 35, 4, 2, 5, 7), (), bias, MASKS[1], True)], target)
+
+
+@each_target
+@pytest.mark.parametrize("attrs", MASKS[:2], ids=str)
+def test_blocks_are_divided_among_threads_where_heads_are_few(target, attrs):
+    check([((1, 150, 150, 2, 1, 5, 7), (), None, attrs, True)], target, cores=4)
+
+
+@each_target
+def test_a_query_without_keys_has_no_gradient(target):
+    of, shapes, names = sized((1, 3, 5, 1, 1, 2, 2), (), (2, 3))
+    arrays = [RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]]
+    *inputs, output_grad = arrays
+    inputs[3][0, 0, 1] = -np.inf
+    others = [0, 2]
+    cpu = CPU.of(target)
+    for takes_sums in (False, True):
+        function = attention_backward(
+            of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
+        )
+        result, sums = (each.numpy() for each in reference(of, *map(torch.from_numpy, inputs)))
+        taken = [output_grad, result, *inputs, *([sums] if takes_sums else [])]
+        run = Run(function, taken, [array.shape for array in inputs[:3]])
+        ((query_grad, key_grad, value_grad),) = run_kernels([run], target)
+        assert not query_grad[0, 1].any()
+        inputs_of_others = [inputs[0][:, others], *inputs[1:3], inputs[3][:, :, others]]
+        small, _, _ = sized((1, 2, 5, 1, 1, 2, 2), (), (2, 3))
+        _, _, wanted = gradients(small, inputs_of_others, output_grad[:, others])
+        for got, expected in zip(
+            (query_grad[:, others], key_grad, value_grad), wanted, strict=True
+        ):
+            assert largest_error(got, expected) < 1e-6
+
+
+@pytest.mark.slow
+@each_target
+@at_length(50)
+@given(cases=batches(drawn()))
+def test_any_size(target, cases):
+    check([(*case, i % 2 == 0) for i, case in enumerate(cases)], target)

@@ -1,0 +1,104 @@
+"""Cases of the attention kernels, and their results in PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from tvm import tirx
+
+from relax_grad.cpu.kernel.attention import Attention
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: nothing to compare with")
+
+#: Masks and scales of a case.
+MASKS = [
+    {},
+    {"causal_mask": "TopLeft"},
+    {"causal_mask": "BottomRight", "scale": 0.3},
+    {"causal_mask": "TopLeft", "window_size": 5},
+]
+
+#: The sizes of a case: batch, queries, keys, heads, heads of keys, features, features of values.
+SIZES = [
+    (1, 1, 1, 1, 1, 1, 1),
+    (2, 9, 21, 4, 2, 16, 16),
+    (1, 70, 133, 2, 1, 33, 17),
+    (1, 133, 70, 2, 2, 8, 40),
+    (2, 64, 128, 3, 3, 4, 64),
+    (1, 131, 131, 1, 1, 64, 32),
+]
+
+#: The sizes as parameters: whole blocks and single elements are among the long sweeps.
+SIZE_PARAMS = [
+    pytest.param(each, marks=[] if i in (1, 2, 5) else [pytest.mark.slow])
+    for i, each in enumerate(SIZES)
+]
+
+
+def scores_of(of, query, key, bias):
+    """Return the masked scores, ``(batch, heads, queries, keys)``."""
+    key = key.repeat_interleave(of.heads // of.key_heads, 2)
+    scores = torch.einsum("bqhf,bkhf->bhqk", query, key) * of.scale
+    if bias is not None:
+        scores = scores + bias
+    queries, keys = scores.shape[2:]
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    if of.causal_mask is not None:
+        seen = seen.tril(abs(queries - keys) if of.causal_mask == "BottomRight" else 0)
+    if of.window_size is not None:
+        seen = seen.triu(1 - of.window_size)
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def reference(of, query, key, value, bias=None):
+    """Return the attention and the logarithms of the sums of the exponentials of the scores."""
+    scores = scores_of(of, query, key, bias)
+    sums = scores.logsumexp(-1)
+    is_empty = torch.isneginf(sums)
+    weights = torch.exp(scores - sums.masked_fill(is_empty, torch.inf)[..., None])
+    value = value.repeat_interleave(of.heads // of.key_heads, 2)
+    result = torch.einsum("bhqk,bkhf->bqhf", weights, value)
+    return result, sums.masked_fill(is_empty, torch.inf)
+
+
+def sized(sizes, symbolic, bias, **attrs):
+    """Return the attention of a case, whose symbolic extents are variables, and the shapes of its tensors."""
+    names = dict(zip(("batch", "queries", "keys"), sizes, strict=False))
+    batch, queries, keys = (
+        tirx.Var(name, "int32") if name in symbolic else size for name, size in names.items()
+    )
+    heads, key_heads, features, value_features = sizes[3:]
+    shape = None
+    if bias is not None:
+        full = (batch, heads, queries, keys)
+        shape = [extent if i in bias else 1 for i, extent in enumerate(full)]
+    of = Attention(
+        batch,
+        queries,
+        keys,
+        heads,
+        key_heads,
+        features,
+        value_features,
+        **{"scale": features**-0.5, "bias": shape, **attrs},
+    )
+    shapes = [
+        [batch, queries, heads, features],
+        [batch, keys, key_heads, features],
+        [batch, keys, key_heads, value_features],
+        *([] if shape is None else [shape]),
+        [batch, queries, heads, value_features],
+        [batch, heads, queries],
+    ]
+    return of, shapes, names
+
+
+@st.composite
+def drawn(draw):
+    batch, key_heads, group = (draw(st.integers(1, 3)) for _ in range(3))
+    queries, keys = (draw(st.integers(1, 300)) for _ in range(2))
+    features, value_features = (draw(st.integers(1, 70)) for _ in range(2))
+    sizes = (batch, queries, keys, key_heads * group, key_heads, features, value_features)
+    symbolic = draw(st.sampled_from([(), ("batch",), ("queries", "keys"), ("keys",)]))
+    bias = draw(st.sampled_from([None, None, (0, 1, 2, 3), (2, 3), (1, 3)]))
+    return sizes, symbolic, bias, draw(st.sampled_from(MASKS))
