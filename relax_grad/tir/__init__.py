@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tvm import tirx
 
@@ -46,9 +46,11 @@ def vjp(
     Raises
     ------
     TypeError
-        If ``function`` is no tensor function, or ``wrt`` names no argument by position or name.
+        If ``function`` is no tensor function, ``wrt`` names no argument by position or name, or ``num_outputs`` is no
+        integer.
     ValueError
-        If an argument of ``wrt`` does not exist, is given twice or has no gradient.
+        If an argument of ``wrt`` does not exist, is given twice or has no gradient, or the function has no argument or
+        no result of floating-point numbers.
     GradientError
         If a statement has no derivative: a while loop, a call with effects, a loop that is bound to threads, an aliased
         buffer. The error names the block.
@@ -75,12 +77,22 @@ def vjp(
             "for a function of a module, relax_grad.vjp differentiates calls of tensor functions too"
         )
     buffers = sum(map(is_buffer, function.params))
+    if num_outputs is not None and (
+        isinstance(num_outputs, bool) or not isinstance(num_outputs, int)
+    ):
+        raise TypeError(f"num_outputs must be an integer or None, but it is {num_outputs!r}")
     if num_outputs is not None and not 0 < num_outputs < buffers + 1:
         raise ValueError(
             f"num_outputs must lie in [1, {buffers}] for a function of {buffers} buffers, but it is {num_outputs}"
         )
-    inputs = parse(function, num_outputs).inputs
-    made = adjoint(function, _positions(inputs, wrt), num_outputs, keep_all=True).function
+    program = parse(function, num_outputs)
+    for kind, buffers_of_kind in (("argument", program.inputs), ("result", program.outputs)):
+        if not any(map(has_gradient, buffers_of_kind)):
+            names = ", ".join(each.name for each in buffers_of_kind) or "none"
+            raise ValueError(
+                f"the function has no {kind} of floating-point numbers and no gradient; its {kind}s: {names}"
+            )
+    made = adjoint(function, _positions(program.inputs, wrt), num_outputs, keep_all=True).function
     name = (function.attrs or {}).get("global_symbol", "main")
     return made.with_attr("global_symbol", f"{name}_vjp")
 
@@ -88,11 +100,13 @@ def vjp(
 def _positions(
     inputs: Sequence[tirx.Var], wrt: int | str | Sequence[int | str] | None
 ) -> list[int] | None:
-    """Return the positions of arguments, or raise an error that names what ``wrt`` may be."""
+    """Return the positions of arguments, or raise an error that names the choices."""
     if wrt is None:
         return None
     names = [each.name for each in inputs]
     found: list[int] = []
+    if isinstance(wrt, bytes) or not isinstance(wrt, (int, str, Iterable)):
+        raise TypeError(f"wrt must be positions or names of arguments, but it is {wrt!r}")
     for each in [wrt] if isinstance(wrt, (int, str)) else wrt:
         if isinstance(each, bool) or not isinstance(each, (int, str)):
             raise TypeError(f"wrt must be positions or names of arguments, but it has {each!r}")

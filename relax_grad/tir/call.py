@@ -22,6 +22,14 @@ def is_call(value: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and value.op in (_CALL_TIR, _INPLACE)
 
 
+#: The remedies for a tensor function without a gradient. Importers emit Relax operators, so that LegalizeOps made most
+#: of these functions.
+_REMEDY = (
+    "differentiate before relax.transform.LegalizeOps turns operators into tensor functions, or give this "
+    "function a gradient with relax.op.call_tir_with_grad"
+)
+
+
 class TensorFunctions:
     """The adjoints of the tensor functions of a module, each computed once.
 
@@ -66,7 +74,7 @@ class TensorFunctions:
                     function, wrt, len(_results(call)), wanted, inplace=inplace
                 )
             except GradientError as error:
-                self._found[key] = error
+                self._found[key] = GradientError(f"{error}; {_REMEDY}")
         found = self._found[key]
         if isinstance(found, GradientError):
             raise found

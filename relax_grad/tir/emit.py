@@ -8,9 +8,17 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Range as Interval
 
-from ..ir.compat import Analyzer, SBlock, SBlockRealize, detect_linear_equation, loaded_buffer
+from ..ir.compat import (
+    Analyzer,
+    BufferLoad,
+    SBlock,
+    SBlockRealize,
+    detect_linear_equation,
+    loaded_buffer,
+)
 from ..ir.expressions import loads, substitute, variables
 from .access import Range, determines
+from .flat import same
 from .program import (
     Bind,
     If,
@@ -18,8 +26,10 @@ from .program import (
     Statement,
     Store,
     cast,
+    dtype_of,
     expressions,
     is_buffer_var,
+    is_number,
     mapped,
     reads,
     stores,
@@ -235,6 +245,46 @@ def _without_negative_factors(body: tirx.Stmt, constants: Collection[tirx.Var]) 
         return -one - tirx.FloorDiv(dividend, divisor)
 
     return tvm_ffi.structural_map(body, ((tirx.FloorDiv, tirx.FloorMod), change), order="post")
+
+
+def without_copies(
+    statements: Sequence[tirx.Stmt], allocated: Collection[tirx.Var]
+) -> list[tirx.Stmt]:
+    """Return statements that write to a buffer what they write to an allocated buffer, and copy to it as a whole."""
+    found = list(statements)
+    for i in range(len(found) - 1, 0, -1):
+        copied = _copied(found[i])
+        if copied is None or copied[0] not in allocated:
+            continue
+        source, target = copied
+        before, after = (
+            {var for each in part for var in variables(each)}
+            for part in (found[:i], found[i + 1 :])
+        )
+        if target not in before and source not in after:
+            found[: i + 1] = [substitute(each, {source: target}) for each in found[:i]]
+    return found
+
+
+def _copied(statement: tirx.Stmt) -> tuple[tirx.Var, tirx.Var] | None:
+    """Return the source and the target of a copy of a whole buffer, without a cast."""
+    while isinstance(statement, tirx.For):
+        statement = statement.body
+    if not isinstance(statement, SBlockRealize) or not is_number(statement.predicate, 1):
+        return None
+    store, axes = statement.block.body, statement.block.iter_vars
+    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, BufferLoad):
+        return None
+    source, target = loaded_buffer(store.value), store.buffer
+    places = [axis.var for axis in axes]
+    is_whole = same(store.indices, places) and same(store.value.indices, places)
+    extents = [axis.dom.extent for axis in axes]
+    is_whole = is_whole and all(
+        Analyzer().can_prove_equal(cast(a, dtype_of(b)), b)
+        for each in (source, target)
+        for a, b in zip(each.shape, extents, strict=True)
+    )
+    return (source, target) if is_whole and source.dtype == target.dtype else None
 
 
 def load(buffer: tirx.Var, indices: Sequence) -> tirx.PrimExpr:

@@ -1,4 +1,4 @@
-"""Nests whose iterations can run in any order: maps, gathers, sums, maxima and minima."""
+"""Nests whose iterations can run in any order: maps, gathers, sums, products, maxima and minima."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from .program import Bind, If, Loop, Statement, Store, is_true, negated
 #: The most nodes of an expression in which bindings are replaced by their values.
 _LARGEST = 2000
 
-#: The kinds of stores: ``b = e``, ``b = b + e``, ``b = max(b, e)`` and ``b = min(b, e)``.
-ASSIGN, ADD, MAXIMUM, MINIMUM = "assign", "add", "maximum", "minimum"
+#: The kinds of stores: ``b = e``, ``b = b + e``, ``b = b * e``, ``b = max(b, e)`` and ``b = min(b, e)``.
+ASSIGN, ADD, PRODUCT, MAXIMUM, MINIMUM = "assign", "add", "product", "maximum", "minimum"
 
 EXTREMA = (MAXIMUM, MINIMUM)
 
-_COMBINED = ((tirx.Add, ADD), (tirx.Sub, ADD), (tirx.Max, MAXIMUM), (tirx.Min, MINIMUM))
+_COMBINED = (
+    *((tirx.Add, ADD), (tirx.Sub, ADD), (tirx.Mul, PRODUCT)),
+    *((tirx.Max, MAXIMUM), (tirx.Min, MINIMUM)),
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Item:
     value : tirx.PrimExpr
         The value ``e``.
     init : tirx.PrimExpr, optional
-        The initial value of an extremum.
+        The initial value of an extremum or a product.
     """
 
     kind: str
@@ -142,17 +145,22 @@ def _small(expr):
     return expr
 
 
-def _item(guards: tuple, store: Store) -> Item:
-    """Return a store as an item of its kind."""
+def combined(store: Store) -> tuple[str, tirx.PrimExpr]:
+    """Return the kind of a store, and the value that it assigns or combines with the element."""
     value = store.value
     for operation, kind in _COMBINED:
         if isinstance(value, operation):
             if _is_element(value.a, store):
-                other = -value.b if isinstance(value, tirx.Sub) else value.b
-                return Item(kind, guards, store.buffer, store.indices, other)
+                return kind, -value.b if isinstance(value, tirx.Sub) else value.b
             if _is_element(value.b, store) and not isinstance(value, tirx.Sub):
-                return Item(kind, guards, store.buffer, store.indices, value.a)
-    return Item(ASSIGN, guards, store.buffer, store.indices, value)
+                return kind, value.a
+    return ASSIGN, value
+
+
+def _item(guards: tuple, store: Store) -> Item:
+    """Return a store as an item of its kind."""
+    kind, value = combined(store)
+    return Item(kind, guards, store.buffer, store.indices, value)
 
 
 def _is_element(expr, store: Store) -> bool:
@@ -179,8 +187,8 @@ def _initial(init: Item, items: Sequence[Item], ranges: Sequence[Range]) -> Nest
 
 
 def _with_init(item: Item, inits: Sequence[Item]) -> Item | None:
-    """Return an extremum with the constant that it starts from; None if it starts from data."""
-    if item.kind not in EXTREMA:
+    """Return an extremum or a product with the constant that it starts from; None if it starts from data."""
+    if item.kind not in (*EXTREMA, PRODUCT):
         return item
     own = [init for init in inits if init.buffer.same_as(item.buffer)]
     if len(own) != 1 or own[0].guards or loads(own[0].value) or variables(own[0].value):
@@ -197,11 +205,21 @@ def _are_independent(items: Sequence[Item], ranges: Sequence[Range]) -> bool:
             continue
         if item.kind in EXTREMA and not others:
             continue
+        if item.kind == PRODUCT and not others:
+            if _is_injective(item, elements_of(item, ranges)):
+                continue
+            return False
         if item.kind != ASSIGN or not _is_injective(item, ranges):
             return False
         if not all(_are_exclusive(item, each) for each in others):
             return False
     return True
+
+
+def elements_of(item: Item, ranges: Sequence[Range]) -> list[Range]:
+    """Return the loops over the elements that a reduction stores to."""
+    used = {var for index in item.indices for var in variables(index)}
+    return [each for each in ranges if each.var in used]
 
 
 def _is_injective(item: Item, ranges: Sequence[Range]) -> bool:

@@ -20,6 +20,7 @@ from ..ir.compat import Analyzer, BufferLoad, loaded_buffer
 from ..ir.dtypes import accumulation_dtype
 from ..ir.expressions import are_equal, loads, substitute, variables
 from .emit import is_parallel
+from .flat import ADD, combined
 from .partials import derivative
 from .program import (
     Bind,
@@ -28,6 +29,7 @@ from .program import (
     Part,
     Statement,
     Store,
+    backwards,
     bounds_of_data,
     cast,
     dtype_of,
@@ -138,16 +140,12 @@ class General:
         forward = Loop(loop.var, loop.start, loop.extent, tuple(body))
         if not reverse:
             return forward, []
-        if is_parallel(Loop(loop.var, loop.start, loop.extent, tuple(reverse))):
-            var = tirx.Var(loop.var.name, loop.var.ty.dtype)
-            changed = [mapped(each, lambda e: substitute(e, {loop.var: var})) for each in reverse]
-            return forward, [Loop(var, loop.start, loop.extent, tuple(changed))]
-        var = tirx.Var(f"{loop.var.name}_back", loop.var.ty.dtype)
-        dtype = str(var.ty.dtype)
-        one = tirx.IntImm(dtype, 1)
-        value = cast(loop.start, dtype) + (cast(loop.extent, dtype) - one - var)
-        changed = [mapped(each, lambda e: substitute(e, {loop.var: value})) for each in reverse]
-        return forward, [Loop(var, tirx.IntImm(dtype, 0), loop.extent, tuple(changed))]
+        back = Loop(loop.var, loop.start, loop.extent, tuple(reverse))
+        if is_parallel(back):
+            names = {loop.var: tirx.Var(loop.var.name, loop.var.ty.dtype)}
+            changed = [mapped(each, lambda e: substitute(e, names)) for each in reverse]
+            return forward, [Loop(names[loop.var], loop.start, loop.extent, tuple(changed))]
+        return forward, [backwards(back)]
 
     def _store(self, store: Store, scope: _Scope) -> list[Statement]:
         gradient = self._gradients.get(store.buffer)
@@ -155,9 +153,14 @@ class General:
             return []
         indices = tuple(self._saved(index, scope) for index in store.indices)
         cotangent = tirx.Var("cotangent", str(gradient.dtype))
+        own = Bind(cotangent, tirx.BufferLoad(gradient, list(indices)))
+        kind, term = combined(store)
+        if kind == ADD:  # the element keeps its cotangent
+            passed = self._passed_on(term, cotangent, scope)
+            return [own, *passed] if passed else []
         zero = tirx.const(0.0, str(gradient.dtype))
         return [
-            Bind(cotangent, tirx.BufferLoad(gradient, list(indices))),
+            own,
             Store(gradient, indices, zero),
             *self._passed_on(store.value, cotangent, scope),
         ]
@@ -229,7 +232,7 @@ def _bound(loop: Loop, loops: Sequence[Loop]):
         if not own & (variables(each.start) | variables(each.extent)):
             analyzer.bind(each.var, Interval.from_min_extent(each.start, each.extent))
     bound = analyzer.const_int_bound(loop.extent).max_value
-    if loads(loop.extent) or bound >= 2**31 - 1:
+    if bound >= 2**31 - 1:
         raise GradientError(
             f"the number of iterations of the loop {loop.var.name} has no constant bound: {loop.extent}"
         )

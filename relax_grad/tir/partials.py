@@ -175,6 +175,13 @@ class _Walker:
             self._branches(*expr.args, cotangent, guards)
         elif name in _STEPS:
             return
+        elif name == "fma":
+            a, b, addend = expr.args
+            self.visit(a, cotangent * wide(b), guards)
+            self.visit(b, cotangent * wide(a), guards)
+            self.visit(addend, cotangent, guards)
+        elif name == "reinterpret" and not is_float(dtype_of(expr.args[-1])):
+            return  # the bits of a number are refused before
         elif name in _UNARY:
             (x,) = expr.args
             wide_x = wide(x)

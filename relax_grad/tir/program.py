@@ -391,6 +391,16 @@ def mapped(statement: Statement, change: Callable[[tirx.PrimExpr], tirx.PrimExpr
     return Loop(statement.var, change(statement.start), change(statement.extent), body)
 
 
+def backwards(loop: Loop) -> Loop:
+    """Return a loop that runs from the last iteration to the first."""
+    var = tirx.Var(f"{loop.var.name}_back", loop.var.ty.dtype)
+    dtype = str(var.ty.dtype)
+    one = tirx.IntImm(dtype, 1)
+    value = cast(loop.start, dtype) + (cast(loop.extent, dtype) - one - var)
+    body = [mapped(each, lambda e: substitute(e, {loop.var: value})) for each in loop.body]
+    return Loop(var, tirx.IntImm(dtype, 0), loop.extent, tuple(body))
+
+
 # Expressions
 
 

@@ -169,7 +169,7 @@ def legalized(operator: Callable, types: Sequence[relax.Type]) -> tirx.PrimFunc 
         TypeError,
         ValueError,
         IndexError,
-    )  # what TVM raises for attributes and types
+    )  # TVM's errors for attributes and types
     try:
         call = relax.BlockBuilder().normalize(operator(*params))
     except rejects:

@@ -6,23 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from ..errors import GradientError
-from ..ir.compat import BufferLoad, loaded_buffer
+from ..ir.compat import loaded_buffer
 from ..ir.dtypes import accumulation_dtype
 from ..ir.expressions import loads, substitute, variables
-from . import emit, sums
+from . import emit, products, sums
 from .access import Range, renamed
-from .flat import ASSIGN, EXTREMA, MAXIMUM, Item, Nest, nests
+from .bits import from_bits
+from .flat import ASSIGN, EXTREMA, MAXIMUM, PRODUCT, Item, Nest, elements_of, nests
 from .general import General
 from .partials import Contribution, derivative, wide
+from .primal import Primal
 from .program import (
     Bind,
     Part,
     Program,
     Store,
+    cast,
+    conjunction,
     dtype_of,
     has_gradient,
     is_buffer_var,
@@ -30,7 +33,6 @@ from .program import (
     mapped,
     new_buffer,
     parse,
-    reads,
     stores,
     unsupported,
     walk,
@@ -127,14 +129,8 @@ class _Reverse:
             new_buffer(each.shape, dtype_of(each), f"{each.name}_grad")
             for each in (program.inputs[i] for i in wrt)
         ]
-        #: The versions of buffers before later parts change them: (buffer, number of the part) -> copy.
-        self._versions: dict[tuple[tirx.Var, int], tirx.Var] = {}
-        #: Parts whose forward pass is emitted as another statement, which saves values.
-        self._taped: dict[int, list] = {}
-        self._writers: dict[tirx.Var, list[int]] = {}
-        for i, statement in enumerate(self._statements):
-            for buffer in dict.fromkeys(store.buffer for store in stores([statement])):
-                self._writers.setdefault(buffer, []).append(i)
+        self._primal = Primal(program, self._allocate)
+        self._value = self._primal.value
 
     # The result
 
@@ -143,8 +139,10 @@ class _Reverse:
             self._part(number, self.program.parts[number])
         for i, result in zip(self._wrt, self._results, strict=True):
             self._finish(self.program.inputs[i], result)
-        forward, shadows = self._forward()
+        used = {var for each in self._emitted for var in variables(each)}
+        forward, shadows = self._primal.statements(used)
         body = [*forward, *(substitute(each, shadows) for each in self._emitted)]
+        body = emit.without_copies(body, self._allocated)
         used = {var for each in body for var in variables(each)}
         given = [
             (kind, i, buffer)
@@ -191,15 +189,30 @@ class _Reverse:
 
     def _find_active(self, sources: Sequence[tirx.Var], cotangents) -> set[tirx.Var]:
         """Return the buffers on a path from the sources to the outputs."""
+        own = list(self._all_stores())
         flows = [
-            (store.buffer, {loaded_buffer(each) for each in loads(store.value)})
-            for store in self._all_stores()
+            (store.buffer, {loaded_buffer(each) for each in loads(store.value)}) for store in own
         ]
         flows = [(to, {each for each in of if is_float(dtype_of(each))}) for to, of in flows]
         varied = _closure(set(sources), [(of, to) for to, of in flows])
         targets = {self.program.outputs[i] for i in cotangents}
         useful = _closure(targets, [({to}, each) for to, of in flows for each in of])
+        for store in from_bits(own, varied):
+            if store.buffer in useful:
+                raise unsupported(
+                    self._block_of(store.buffer),
+                    f"a value is computed from the bits of a number, which has no derivative: {store.value}",
+                )
         return {each for each in varied & useful if is_float(dtype_of(each))}
+
+    def _block_of(self, buffer: tirx.Var) -> str:
+        """Return the name of the first block that writes to a buffer."""
+        names = (
+            part.name
+            for part in self.program.parts
+            if any(store.buffer.same_as(buffer) for store in stores([part.statement]))
+        )
+        return next(names, "")
 
     def _all_stores(self) -> Iterable:
         bound: dict[tirx.Var, tirx.PrimExpr] = {}
@@ -251,7 +264,9 @@ class _Reverse:
         cotangent = wide(emit.load(self._gradients[item.buffer].buffer, item.indices))
         guards, value = [self._value(number, guard) for guard in item.guards], item.value
         undefined = None
-        if item.kind in EXTREMA:
+        if item.kind == PRODUCT:
+            cotangent = self._other_factors(number, nest, item, cotangent)
+        elif item.kind in EXTREMA:
             candidate = value
             if _is_least(item.init):
                 kind = tirx.Max if item.kind == MAXIMUM else tirx.Min
@@ -273,6 +288,20 @@ class _Reverse:
                 term = self._value(number, emit.load(undefined, item.indices))
                 found.append(Contribution(source, (*always, *known), term))
         return found
+
+    def _other_factors(self, number: int, nest: Nest, item: Item, cotangent) -> tirx.PrimExpr:
+        """Emit the product of a cotangent and all factors but one, and return the load of it."""
+        elements = elements_of(item, nest.loops)
+        reduced = [each for each in nest.loops if each not in elements]
+        value = wide(self._value(number, item.value))
+        if item.guards:
+            condition = conjunction([self._value(number, guard) for guard in item.guards])
+            value = tirx.if_then_else(condition, value, tirx.const(1.0, dtype_of(value)))
+        seed = cotangent * cast(item.init, dtype_of(cotangent))
+        factors = products.Factors(tuple(elements), tuple(reduced), value, seed)
+        statement, load = products.others(item.buffer.name, factors, self._allocate)
+        self._emitted.append(statement)
+        return load
 
     def _shares(self, number: int, nest: Nest, item: Item, is_equal) -> tuple[tirx.Var, tirx.Var]:
         """Emit the gradient of each element that is equal to its extremum, and return its buffer and another.
@@ -309,7 +338,7 @@ class _Reverse:
 
     def _clear(self, number: int, name: str, nest: Nest, item: Item) -> None:
         """Emit the gradient of an element before it is overwritten: 0. Nothing before the first write uses it."""
-        if not any(each < number for each in self._writers[item.buffer]):
+        if not self._primal.is_written_before(item.buffer, number):
             return
         gradient = self._own(item.buffer)
         found, names = renamed(nest.loops)
@@ -382,76 +411,6 @@ class _Reverse:
         elif not gradient.buffer.same_as(result):
             self._emitted.append(sums.copied(gradient.buffer, result))
 
-    # Values of the forward pass
-
-    def _value(self, number: int, expr, after: bool = False):
-        """Return an expression with loads of the values before a part, or after it."""
-
-        def change(load):
-            buffer = loaded_buffer(load)
-            version = self._version(buffer, number + after)
-            return load if version is buffer else emit.load(version, load.indices)
-
-        return tvm_ffi.structural_map(expr, (BufferLoad, change), order="post")
-
-    def _version(self, buffer: tirx.Var, number: int) -> tirx.Var:
-        """Return the buffer with the values before a part: a copy if that part or a later one changes them."""
-        if not any(each >= number for each in self._writers.get(buffer, ())):
-            return buffer
-        writer = min(each for each in self._writers[buffer] if each >= number)
-        key = buffer, writer
-        if key not in self._versions:
-            copy = self._allocate(buffer.shape, dtype_of(buffer), f"{buffer.name}_{writer}")
-            self._versions[key] = copy
-        return self._versions[key]
-
-    def _forward(self) -> tuple[list[tirx.Stmt], dict[tirx.Var, tirx.Var]]:
-        """Return the statements that recompute values, and new buffers in the place of outputs."""
-        program = self.program
-        used = {var for each in self._emitted for var in variables(each)}
-        copied = {old for old, _ in self._versions}
-        taken = set(program.inputs)
-        # The last values of a result come from the forward pass.
-        final = set(program.outputs) - copied
-        needed: set[tirx.Var] = (copied | (used & set(self._writers))) - taken - final
-        for i in self._taped:
-            needed |= {store.buffer for store in stores([self._statements[i]])}
-        parts: set[int] = set()
-        while True:
-            more = {i for buffer in needed for i in self._writers.get(buffer, ())} - parts
-            if not more:
-                break
-            parts |= more
-            for i in more:
-                needed |= reads([self._statements[i]]) - taken
-                needed |= {store.buffer for store in stores([self._statements[i]])}
-        shadows = {}
-        for each in program.outputs:
-            if each in needed:
-                shadows[each] = new_buffer(each.shape, dtype_of(each), f"{each.name}_again")
-        copies: dict[int, list[tuple[tirx.Var, tirx.Var]]] = {}
-        for (old, writer), copy in self._versions.items():
-            copies.setdefault(writer, []).append((old, copy))
-        found = []
-        for i in sorted(parts):
-            found += [
-                substitute(sums.copied(old, copy), shadows) for old, copy in copies.get(i, ())
-            ]
-            found.append(substitute(self._forward_part(i), shadows))
-        return found, shadows
-
-    def _forward_part(self, number: int) -> tirx.Stmt:
-        part = self.program.parts[number]
-        workspaces = [*self.program.outputs, *self.program.allocated]
-        if number in self._taped:
-            return emit.general_block(f"{part.name}_saved", self._taped[number], workspaces)
-        written = {store.buffer for store in stores([part.statement])}
-        # A block may rely on the results' being arguments, which they are not here.
-        is_flat = not written & set(self.program.outputs) or nests(part.statement) is not None
-        if part.source is not None and is_flat:
-            return part.source
-        return emit.general_block(part.name, [part.statement], workspaces)
-
     # Other statements
 
     def _general(self, number: int, part: Part) -> None:
@@ -462,7 +421,7 @@ class _Reverse:
         gradients = {buffer: self._gradients[buffer].buffer for buffer in general.buffers}
         taped, reverse = general.reversed(gradients)
         if general.has_tapes:
-            self._taped[number] = taped
+            self._primal.taped[number] = taped
         # Values that the statement itself overwrites are saved ones already.
         reverse = [mapped(each, lambda expr: self._value(number, expr)) for each in reverse]
         self._emitted.append(emit.general_block(f"{part.name}_grad", reverse))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tensor_functions import check, numbers, tensor
 from tvm.script import tirx as T
@@ -327,6 +328,56 @@ def carried_product(
             Z[k, i] = Y[i] * Y[i]
 
 
+@T.prim_func(s_tir=True)
+def fused_multiply_add(A: T.Buffer((4, 3), "float64"), Y: T.Buffer((4, 3), "float64")):
+    for i, j in T.grid(4, 3):
+        with T.sblock("fma"):
+            vi, vj = T.axis.remap("SS", [i, j])
+            Y[vi, vj] = T.fma(A[vi, vj], A[3 - vi, vj], T.exp(A[vi, vj]))
+
+
+@T.prim_func(s_tir=True)
+def power_of_two(A: T.Buffer((4,), "float64"), Y: T.Buffer((4,), "float64")):
+    """The bits of integers that a number is rounded to are constants; a comparison of bits has no derivative."""
+    for i in range(4):
+        with T.sblock("scale"):
+            vi = T.axis.spatial(4, i)
+            exponent: T.let[T.int64] = T.Cast("int64", T.floor(A[vi] * 4.0)) + T.int64(1023)
+            if T.reinterpret("int64", A[vi]) < T.int64(0):
+                Y[vi] = A[vi] * T.reinterpret("float64", T.shift_left(exponent, T.int64(52)))
+            else:
+                Y[vi] = A[vi] * A[vi]
+
+
+@T.prim_func(s_tir=True)
+def cholesky(A: T.Buffer((4, 4), "float64"), L: T.Buffer((4, 4), "float64")):
+    """Differences in steps, in which an element keeps its cotangent."""
+    with T.sblock("all"):
+        for i, j in T.grid(4, 4):
+            L[i, j] = 0.0
+        for j in range(4):
+            for i in range(4):
+                if i >= j:
+                    L[i, j] = A[i, j] * A[j, i] + T.if_then_else(i == j, 4.0, 0.5)
+                    for k in range(j):
+                        L[i, j] = L[i, j] - L[i, k] * L[j, k]
+                    if i == j:
+                        L[i, j] = T.sqrt(L[i, j])
+                    else:
+                        L[i, j] = L[i, j] / L[j, j]
+
+
+@T.prim_func(s_tir=True)
+def sum_with_itself(A: T.Buffer((4, 3), "float64"), Y: T.Buffer((4,), "float64")):
+    """The term of a sum reads the element, and elements of earlier iterations."""
+    for i in range(4):
+        with T.sblock("step"):
+            vi = T.axis.opaque(4, i)
+            Y[vi] = A[vi, 0]
+            for k in range(3):
+                Y[vi] = Y[vi] + Y[vi] * A[vi, k] + Y[T.max(vi - 1, 0)] * A[3 - vi, k]
+
+
 ROW, MATRIX = (5,), (4, 3)
 
 FUNCTIONS = {
@@ -354,6 +405,10 @@ FUNCTIONS = {
     "bound between blocks": (bound_between_blocks, [(4,)], [tensor(4)]),
     "compared inner buffer": (compared_inner_buffer, [(4,)], [tensor(4)]),
     "carried minimum": (carried_minimum, [(6, 4)], [tensor(4)]),
+    "fused multiply-add": (fused_multiply_add, [MATRIX], [tensor(4, 3)]),
+    "power of two": (power_of_two, [(4,)], [tensor(4)]),
+    "cholesky": (cholesky, [(4, 4)], [tensor(4, 4)]),
+    "sum with itself": (sum_with_itself, [MATRIX], [tensor(4)]),
     "carried product": (carried_product, [(3, 4)], [tensor(4), tensor(3, 4)]),
 }
 
@@ -362,6 +417,42 @@ FUNCTIONS = {
 def test_function(name):
     function, shapes, out = FUNCTIONS[name]
     check(function, numbers(*shapes), *out)
+
+
+@T.prim_func(s_tir=True)
+def products_of_rows(
+    A: T.Buffer((8,), "float64"), P: T.Buffer((4,), "int32"), Y: T.Buffer((3,), "float64")
+):
+    for i in range(3):
+        with T.sblock("row"):
+            vi = T.axis.spatial(3, i)
+            Y[vi] = 1.0
+            for k in range(T.min(P[vi + 1] - P[vi], 8)):
+                Y[vi] = Y[vi] * A[P[vi] + k]
+
+
+def test_a_loop_whose_extent_is_data_with_a_bound():
+    check(products_of_rows, [*numbers((8,)), np.array([0, 2, 2, 7], "int32")], tensor(3))
+
+
+@T.prim_func(s_tir=True)
+def sums_of_rows(
+    A: T.Buffer((8,), "float64"), P: T.Buffer((4,), "int32"), Y: T.Buffer((3,), "float64")
+):
+    for i in range(3):
+        with T.sblock("start"):
+            vi = T.axis.spatial(3, i)
+            Y[vi] = 1.0
+    for i in range(3):
+        with T.sblock("row"):
+            vi = T.axis.spatial(3, i)
+            for k in range(P[vi + 1] - P[vi]):
+                Y[vi] = A[P[vi] + k] * A[P[vi] + k] + Y[vi]
+
+
+def test_a_sum_in_steps_saves_nothing():
+    """The element keeps its cotangent, so that the second order needs no bound of the number of steps."""
+    check(sums_of_rows, [*numbers((8,)), np.array([0, 2, 2, 7], "int32")], tensor(3))
 
 
 @pytest.mark.parametrize("name", ["ping-pong", "divided"])

@@ -39,7 +39,34 @@ def unknown(A: T.Buffer((2,), "float64"), Y: T.Buffer((2,), "float64")):
             Y[vi] = T.call_extern("float64", "tgamma", A[vi])
 
 
-REFUSED = {"search": endless, "effect": with_effects, "gamma": unknown}
+@T.prim_func(s_tir=True)
+def bits(A: T.Buffer((2,), "float64"), Y: T.Buffer((2,), "float64")):
+    for i in range(2):
+        with T.sblock("bits"):
+            vi = T.axis.spatial(2, i)
+            Y[vi] = T.Cast("float64", T.reinterpret("int64", A[vi]) + T.int64(1))
+
+
+@T.prim_func(s_tir=True)
+def bits_in_a_buffer(A: T.Buffer((2,), "float64"), Y: T.Buffer((2,), "float64")):
+    B = T.sblock_alloc_buffer((2,), "int64")
+    for i in range(2):
+        with T.sblock("take"):
+            vi = T.axis.spatial(2, i)
+            B[vi] = T.reinterpret("int64", A[vi] * 2.0)
+    for i in range(2):
+        with T.sblock("give"):
+            vi = T.axis.spatial(2, i)
+            Y[vi] = T.reinterpret("float64", B[vi])
+
+
+REFUSED = {
+    "bits": bits,
+    "give": bits_in_a_buffer,
+    "search": endless,
+    "effect": with_effects,
+    "gamma": unknown,
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -57,3 +84,4 @@ def test_missing_gradients_name_the_block():
         relax_grad.vjp(module)
     (missing,) = relax_grad.missing_gradients(module)
     assert "block 'search'" in missing.reason
+    assert missing.reason.endswith("with relax.op.call_tir_with_grad")

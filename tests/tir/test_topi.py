@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from sweep import TARGET
 from tvm import relax, te, tirx, topi
 
 from relax_grad.testing import check_gradients
@@ -203,9 +204,170 @@ CASES = {
     ),
 }
 
+VOLUME = (1, 1, 3, 3, 4)
 
-@pytest.mark.parametrize("name", CASES)
+#: More families; those with a value of True are in the default suite.
+MORE = {
+    "fast_exp": (Case(topi.fast_exp, (A,), order=1, dtype="float32"), True),
+    "fast_softmax": (Case(topi.nn.fast_softmax, (A,), order=1, dtype="float32"), False),
+    "fast_erf": (Case(topi.fast_erf, (A,), order=1, dtype="float32"), False),
+    "sign": (Case(lambda x: topi.multiply(topi.sign(x), x), (A,)), False),
+    "round": (Case(lambda x: topi.multiply(topi.round(x), x), (A,)), False),
+    "atan2": (Case(topi.atan2, (A, A), **POSITIVE), False),
+    "floor_mod": (Case(topi.floor_mod, (A, A), **POSITIVE), True),
+    "log_add_exp": (Case(topi.log_add_exp, (A, A)), False),
+    "elemwise_sum": (Case(lambda x, y: topi.elemwise_sum([x, y, x]), (A, A)), False),
+    "collapse_sum": (Case(lambda x: topi.collapse_sum(x, (1, 4)), (A,)), False),
+    "tensordot": (Case(lambda x, y: topi.tensordot(x, y, ((0,), (1,))), (A, (4, 3))), True),
+    "reverse_sequence": (
+        Case(lambda x, n: topi.reverse_sequence(x, n, 1, 0), (A,), (np.array([2, 3, 1], "int32"),)),
+        True,
+    ),
+    "matrix_set_diag": (Case(topi.matrix_set_diag, (A, (3,))), False),
+    "sparse_to_dense": (
+        Case(
+            lambda x, i: topi.sparse_to_dense(i, [5], x, tirx.const(0.0, x.dtype)),
+            ((3,),),
+            ([0, 2, 4],),
+        ),
+        False,
+    ),
+    **{
+        f"scatter_nd, {mode}": (
+            Case(
+                lambda x, u, i, mode=mode: topi.scatter_nd(x, i, u, mode),
+                (A, (2,)),
+                ([[0, 2], [1, 3]],),
+                **POSITIVE,
+            ),
+            mode == "update",
+        )
+        for mode in ("update", "mul", "max")
+    },
+    **{
+        f"scatter_elements, {mode}": (
+            Case(
+                lambda x, u, i, mode=mode: topi.scatter_elements(x, i, u, 1, mode),
+                (A, (3, 2)),
+                ([[1, 1], [0, 3], [2, 2]],),
+                **POSITIVE,
+            ),
+            mode == "mul",
+        )
+        for mode in ("mul", "max", "min", "mean")
+    },
+    "index_put": (
+        Case(
+            lambda x, u, i, j: topi.index_put(x, [i, j], u, True),
+            (A, (3,)),
+            ([0, 2, 0], [1, 3, 1]),
+        ),
+        True,
+    ),
+    "adv_index": (
+        Case(lambda x, i, j: topi.adv_index(x, [i, j]), (A,), ([0, 2, 0], [1, 1, 1])),
+        False,
+    ),
+    "slice_scatter": (Case(lambda x, y: topi.slice_scatter(x, y, 0, 3, 2, 0), (A, (2, 4))), False),
+    "sliding_window": (Case(lambda x: topi.sliding_window(x, 0, (2, 2), (1, 2)), (A,)), False),
+    "layout_transform": (
+        Case(lambda x: topi.layout_transform(x, "NCHW", "NCHW2c"), (IMAGES,)),
+        True,
+    ),
+    "dilate": (Case(lambda x: topi.nn.dilate(x, (1, 1, 2, 2)), (IMAGES,)), False),
+    "circular_pad": (Case(lambda x: topi.nn.circular_pad(x, [0, 1], [0, 1]), (A,)), False),
+    "reflect_pad": (Case(lambda x: topi.nn.reflect_pad(x, [0, 1], [0, 1]), (A,)), True),
+    "replicate_pad": (Case(lambda x: topi.nn.replicate_pad(x, [0, 1], [0, 2]), (A,)), False),
+    "scale_shift": (Case(topi.nn.scale_shift_nchw, (IMAGES, (2,), (2,))), False),
+    "batch_norm": (
+        Case(
+            lambda *args: topi.nn.batch_norm(*args, 1, 1e-5, True, True, True)[0],
+            (IMAGES, *[(2,)] * 4),
+            **POSITIVE,
+        ),
+        False,
+    ),
+    "upsampling": (Case(lambda x: topi.nn.upsampling(x, 2, 2), (IMAGES,), rtol=5e-3), False),
+    "pool1d": (
+        Case(lambda x: topi.nn.pool1d(x, [2], [2], [1], [0, 0], "max"), ((1, 2, 6),)),
+        False,
+    ),
+    "pool3d": (
+        Case(
+            lambda x: topi.nn.pool3d(x, [2, 2, 2], [1, 1, 1], [1, 1, 1], [0, 0, 0, 1, 1, 1], "avg"),
+            (VOLUME,),
+        ),
+        False,
+    ),
+    "group_conv2d": (
+        Case(
+            lambda x, w: topi.nn.group_conv2d_nchw(x, w, 1, 1, 1, 2),
+            ((1, 4, 5, 5), (4, 2, 3, 3)),
+        ),
+        False,
+    ),
+    "conv2d_nhwc": (
+        Case(lambda x, w: topi.nn.conv2d_nhwc(x, w, 1, 1, 1), ((1, 5, 6, 2), (3, 3, 2, 3))),
+        False,
+    ),
+    "conv3d": (
+        Case(
+            lambda x, w: topi.nn.conv3d_ncdhw(x, w, 1, 1, 1, 1),
+            (VOLUME, (2, 1, 2, 2, 2)),
+            order=1,
+        ),
+        False,
+    ),
+    "conv1d_transpose": (
+        Case(
+            lambda x, w: topi.nn.conv1d_transpose_ncw(x, w, 2, (1, 1), x.dtype, (1,)),
+            ((1, 2, 4), (2, 3, 3)),
+        ),
+        False,
+    ),
+    "winograd": (
+        Case(
+            lambda x, w: topi.nn.conv2d_winograd_nchw(x, w, 1, 1, 1, "float64"),
+            ((1, 2, 6, 6), (2, 2, 3, 3)),
+            order=1,
+        ),
+        False,
+    ),
+    "deformable_conv2d": (
+        Case(
+            lambda x, o, w: topi.nn.deformable_conv2d_nchw(
+                x, o, w, (1, 1), (0, 0), (1, 1), 1, 1, "float64"
+            ),
+            ((1, 2, 5, 5), (1, 8, 4, 4), (2, 2, 2, 2)),
+            order=1,
+        ),
+        False,
+    ),
+    "correlation": (
+        Case(lambda x, y: topi.nn.correlation_nchw(x, y, 1, 1, 1, 1, 1, True), ((1, 2, 4, 4),) * 2),
+        False,
+    ),
+    "grid_sample": (Case(topi.image.grid_sample, (IMAGES, (1, 2, 4, 4)), order=1), False),
+    "affine_grid": (Case(lambda x: topi.image.affine_grid(x, (3, 4)), ((2, 2, 3),)), False),
+    "dilation2d": (
+        Case(
+            lambda x, w: topi.image.dilation2d_nchw(x, w, [1, 1], [0, 0], [1, 1]),
+            (IMAGES, (2, 2, 2)),
+        ),
+        False,
+    ),
+    "dft": (Case(lambda r, i: topi.dft(r, i, False)[0], ((2, 4), (2, 4)), order=1), False),
+}
+CASES.update({name: case for name, (case, _) in MORE.items()})
+SLOW = {name for name, (_, is_quick) in MORE.items() if not is_quick}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES]
+)
 def test_gradients(name):
     case = CASES[name]
-    report = check_gradients(case.emit, case.inputs(), order=case.order, rtol=case.rtol)
+    report = check_gradients(
+        case.emit, case.inputs(), order=case.order, rtol=case.rtol, target=TARGET
+    )
     assert report.comparisons > 0

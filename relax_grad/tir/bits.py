@@ -1,0 +1,57 @@
+"""Values that are computed from the bits of numbers, whose derivative is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tvm import tirx
+from tvm.ir import Call
+
+from ..ir.compat import BufferLoad, loaded_buffer
+from ..ir.expressions import loads
+from .program import Store, dtype_of, is_float, op_name
+
+_COMPARISONS = (
+    tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE, tirx.And, tirx.Or, tirx.Not,
+)  # fmt: skip
+
+
+def from_bits(stores: Sequence[Store], varied: Collection[tirx.Var]) -> list[Store]:
+    """Return the stores of floating-point values that are computed from the bits of varied numbers.
+
+    An integer has no derivative, so that a gradient ends where a number is rounded to one or compared. The bits of a
+    number, however, hold all of it: ``reinterpret("float32", reinterpret("int32", x))`` is ``x``.
+
+    Parameters
+    ----------
+    stores : Sequence[Store]
+        All stores of a function, with the values of bound variables in their place.
+    varied : Collection[tirx.Var]
+        The buffers of floating-point numbers that depend on the arguments of the gradient.
+    """
+    holding: set[tirx.Var] = set()
+    while True:
+        found = [each for each in stores if _has_bits(each.value, varied, holding)]
+        more = {each.buffer for each in found if not is_float(dtype_of(each.buffer))} - holding
+        if not more:
+            return [each for each in found if is_float(dtype_of(each.buffer))]
+        holding |= more
+
+
+def _has_bits(expr, varied: Collection[tirx.Var], holding: Collection[tirx.Var]) -> bool:
+    """Tell whether the value of an expression, not its conditions or indices, has the bits of varied numbers."""
+    if isinstance(expr, BufferLoad):
+        return loaded_buffer(expr) in holding
+    if isinstance(expr, _COMPARISONS):
+        return False
+    if isinstance(expr, Call):
+        name, arguments = op_name(expr), [each for each in expr.args if isinstance(each, tirx.Expr)]
+        if name == "reinterpret" and is_float(dtype_of(arguments[-1])):
+            return not is_float(dtype_of(expr)) and any(
+                loaded_buffer(each) in varied for each in loads(arguments[-1])
+            )
+        operands = arguments[1:] if name == "if_then_else" else arguments
+    else:
+        names = ("a", "b", "true_value", "false_value", "value", "body")
+        operands = [getattr(expr, name, None) for name in names]
+    return any(_has_bits(each, varied, holding) for each in operands if isinstance(each, tirx.Expr))
