@@ -131,6 +131,13 @@ def constant_tensor(expr) -> tvm.runtime.Tensor | None:
     return value if isinstance(value, tvm.runtime.Tensor) else None
 
 
+def remap_variable(mutator, old, new) -> None:
+    """Let a mutator write ``new`` in the place of later uses of ``old``."""
+    mutator.set_var_remap(
+        getattr(old, "vid", old), new
+    )  # 0.26 takes the identity of the old variable
+
+
 def map_constants(expr, function):
     """Return an expression with ``function(constant)`` in the place of each constant tensor."""
     from tvm.relax.expr_functor import PyExprMutator, mutator

@@ -31,7 +31,8 @@ IS_KERNEL = "relax_grad.is_kernel"
 SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
 
 #: The attribute of a function whose caller gives up arguments: pairs of the position of a parameter and of a field of the
-#: result. Each tensor of the field may take the memory of the tensor at its place in the parameter.
+#: result, and perhaps places in them. Each tensor of the field may take the memory of the tensor at its place in the
+#: parameter, except those at these places.
 DONATED = "relax_grad.donated"
 
 
@@ -73,14 +74,24 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
         names = ", ".join(sorted({variable.name for variable in free} | missing))
         raise ValueError(
             f"{name} is not well-formed: it uses {names}, defined by no binding, "
-            "parameter or function of the module; relax.analysis.well_formed reports details"
+            f"parameter or function of the module{diagnosis(mod)}"
         )
     twice = _bound_twice(function)
     if twice:
         raise ValueError(
             f"{name} is not well-formed: it binds {', '.join(sorted(v.name for v in twice))} "
-            "more than once; relax.analysis.well_formed reports details"
+            f"more than once{diagnosis(mod)}"
         )
+
+
+def diagnosis(mod: tvm.IRModule) -> str:
+    """Return TVM's reason why a module is not well-formed, after a colon; nothing if TVM finds no fault."""
+    try:
+        relax.analysis.well_formed(mod)
+    except Exception as error:  # its class depends on the fault
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"; TVM: {lines[-1]}" if lines else ""
+    return ""
 
 
 def _bound_twice(function: relax.Function) -> set[relax.Var]:

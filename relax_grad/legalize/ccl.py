@@ -75,6 +75,17 @@ def _redistribute_backward_input(bb: relax.BlockBuilder, call: relax.Call) -> re
     )
 
 
+@register_legalize("relax.grad.copy_to_tensor_parallel")
+def _copy_to_tensor_parallel(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return call.args[0]
+
+
+@register_legalize("relax.grad.reduce_from_tensor_parallel")
+def _reduce_from_tensor_parallel(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Reduce over all workers by TVM's collective."""
+    return relax.op.ccl.allreduce(call.args[0], "sum", in_group=False)
+
+
 def _worker_id(bb: relax.BlockBuilder) -> tirx.Var:
     """Ask the runtime for the worker's number, as TVM does for redistribute_replica_to_shard."""
     worker = tirx.Var("worker_id", "int64")

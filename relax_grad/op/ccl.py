@@ -111,6 +111,57 @@ def redistribute_replica_to_shard_backward_input(
     )
 
 
+def copy_to_tensor_parallel(data: relax.Expr) -> relax.Call:
+    """Pass a replicated tensor to computations that differ by worker.
+
+    It is the identity. Its gradient is :func:`reduce_from_tensor_parallel`: each worker's computation contributes a part of the
+    gradient of the one tensor that all workers have.
+
+    Parameters
+    ----------
+    data : relax.Expr
+        A tensor that is the same on all workers.
+
+    Returns
+    -------
+    result : relax.Call
+        The same tensor.
+
+    Notes
+    -----
+    Megatron-LM calls it ``copy_to_tensor_model_parallel_region``, and JAX ``pvary``. The gradients of ``ccl.allreduce`` are those
+    of the sum of all workers' functions. These two operators have the gradients of one function, which all workers compute together:
+    a replicated value counts once.
+    """
+    return relax.Call(Op.get("relax.grad.copy_to_tensor_parallel"), [data])
+
+
+def reduce_from_tensor_parallel(data: relax.Expr) -> relax.Call:
+    """Sum the workers' parts of a tensor. All workers get the sum.
+
+    Its gradient is :func:`copy_to_tensor_parallel`, which passes the gradient of the sum on unchanged.
+
+    Parameters
+    ----------
+    data : relax.Expr
+        The worker's part, a term of the sum.
+
+    Returns
+    -------
+    result : relax.Call
+        The sum, of the shape and dtype of ``data``.
+
+    Notes
+    -----
+    Megatron-LM calls it ``reduce_from_tensor_model_parallel_region``, and JAX ``psum_invariant``.
+    """
+    return relax.Call(Op.get("relax.grad.reduce_from_tensor_parallel"), [data])
+
+
+def _infer_like_data(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
+    return tensor_type(call, 0, "data")
+
+
 def _infer_like_grad(call: relax.Call, ctx: relax.BlockBuilder) -> relax.Type:
     return tensor_type(call, 0, "output_grad")
 
@@ -147,3 +198,8 @@ declare_op(
     _infer_like_grad,
     broadcast_from_worker0_backward_x,
 )
+for _builder, _what in (
+    (copy_to_tensor_parallel, "A tensor that is the same on all workers."),
+    (reduce_from_tensor_parallel, "The worker's term of the sum."),
+):
+    declare_op(_builder.__name__, [("data", "Tensor", _what)], _infer_like_data, _builder)

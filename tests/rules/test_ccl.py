@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import tvm
-import tvm_ffi
+from thread_workers import thread_workers
 from tvm import relax
 from tvm.relax.op import ccl
 from tvm.relax.op import grad as backward
@@ -17,90 +15,12 @@ from tvm_ffi import structural_equal
 
 from relax_grad import GradientError
 
-REDUCTIONS = (np.sum, np.prod, np.min, np.max, np.mean)  # in the order of their numbers in TVM
-
-
-class Workers:
-    """A session of workers, in groups of ``group_size``. All workers run one compiled module."""
-
-    def __init__(self, count: int, group_size: int):
-        self.count, self.group_size = count, group_size
-        self.barrier = threading.Barrier(count)
-        self.sent = [None] * count
-        self.own = threading.local()
-
-    def functions(self) -> dict:
-        return {
-            "allreduce": self.allreduce,
-            "allgather": self.allgather,
-            "broadcast_from_worker0": self.broadcast_from_worker0,
-            "scatter_from_worker0": self.scatter_from_worker0,
-            "worker_id": lambda: tvm_ffi.Shape((self.own.id,)),
-        }
-
-    def exchange(self, data, in_group) -> list[np.ndarray]:
-        """Return the data from every worker, or from the workers of its own group."""
-        self.sent[self.own.id] = data.numpy()
-        self.barrier.wait()
-        sent = list(self.sent)
-        self.barrier.wait()
-        if not in_group:
-            return sent
-        first = self.own.id // self.group_size * self.group_size
-        return sent[first : first + self.group_size]
-
-    def allreduce(self, data, kind, in_group, out):
-        reduce = REDUCTIONS[kind[0]]
-        out.copyfrom(np.asarray(reduce(self.exchange(data, in_group), axis=0)))
-
-    def allgather(self, data, in_group, out):
-        out.copyfrom(np.concatenate(self.exchange(data, in_group)))
-
-    def broadcast_from_worker0(self, data, in_group, out):
-        out.copyfrom(self.exchange(data, in_group)[0])
-
-    def scatter_from_worker0(self, data, in_group, out):
-        out.copyfrom(self.exchange(data, in_group)[0][self.own.id])
-
-    def run(self, executable, function: str, arguments: list[list]) -> list:
-        """Run a function on every worker, each with its own arguments."""
-        results, errors = [None] * self.count, []
-
-        def work(worker):
-            self.own.id = worker
-            try:
-                machine = relax.VirtualMachine(executable, tvm.cpu())
-                results[worker] = machine[function](*map(tvm.runtime.tensor, arguments[worker]))
-            except Exception as error:
-                errors.append(error)
-                self.barrier.abort()
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(self.count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        if errors:
-            raise errors[0]
-        return results
-
 
 @pytest.fixture
 def session():
     """Yield a maker of sessions, whose collectives replace the runtime's until the test ends."""
-    replaced = {}
-
-    def start(count, group_size=None):
-        workers = Workers(count, group_size or count)
-        for name, function in workers.functions().items():
-            name = f"runtime.disco.{name}"
-            replaced.setdefault(name, tvm.get_global_func(name))
-            tvm_ffi.register_global_func(name, function, override=True)
-        return workers
-
-    yield start
-    for name, function in replaced.items():
-        tvm_ffi.register_global_func(name, function, override=True)
+    with thread_workers() as start:
+        yield start
 
 
 def gradient_module(function, *types):
@@ -165,6 +85,17 @@ FUNCTIONS = {
         (2, 3),
     ),
 }
+
+
+def test_copies_and_sums_of_tensor_parallelism_are_transposes():
+    """Each is the other's gradient, and so are the gradients of gradients."""
+    pairs = {"copy_to_tensor_parallel": "reduce_from_tensor_parallel"}
+    for name, other in {**pairs, **{v: k for k, v in pairs.items()}}.items():
+        kind = relax.TensorType((2, 3), "float32")
+        module, _ = gradient_module(getattr(backward, name), kind)
+        text = module["main_adjoint"].script()
+        assert text.count(f"R.grad.{name}(") == 1
+        assert text.count(f"R.grad.{other}(") == 1
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

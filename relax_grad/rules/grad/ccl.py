@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tvm.relax import op
+from tvm.relax.op import grad as backward
 
 from .._linear import register_linear
 
@@ -35,4 +36,17 @@ register_linear(
     lambda grad, call: op.distributed.redistribute_replica_to_shard(
         grad, int(call.attrs.num_workers), int(call.attrs.axis)
     ),
+)
+register_linear(
+    "copy_to_tensor_parallel",
+    "y = copy_to_tensor_parallel(x)",
+    "reduce_from_tensor_parallel(y_grad)",
+    lambda grad, call: backward.reduce_from_tensor_parallel(grad),
+)
+register_linear(
+    "reduce_from_tensor_parallel",
+    "y = reduce_from_tensor_parallel(x)",
+    "copy_to_tensor_parallel(y_grad)",
+    lambda grad, call: backward.copy_to_tensor_parallel(grad),
+    note="The sum is one value that all workers have, so its gradient counts once.",
 )

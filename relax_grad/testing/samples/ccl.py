@@ -119,3 +119,13 @@ def redistribute_replica_to_shard_backward_input(rng):
         rng,
         (2, 3),
     )
+
+
+@register_samples("relax.grad.copy_to_tensor_parallel")
+def copy_to_tensor_parallel(rng):
+    yield Sample([rng.normal(size=(2, 3))], symbolic=_N, within=_one_worker)
+
+
+@register_samples("relax.grad.reduce_from_tensor_parallel")
+def reduce_from_tensor_parallel(rng):
+    yield Sample([rng.normal(size=(2, 3))], symbolic=_N, within=_one_worker)

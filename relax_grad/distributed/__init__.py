@@ -1,0 +1,28 @@
+"""Training by several workers on Disco, TVM's distributed runtime: sessions with collectives for CPUs, and passes.
+
+It needs the extra ``distributed``, which brings PyTorch: its library gloo moves the bytes between workers.
+"""
+
+from . import transform
+from .errors import WorkerError
+from .session import Session, session
+from .shards import Shard, along, column, join_values, row, shard_values
+from .tensor_trainer import TensorParallelTrainer, tensor_parallel
+from .trainer import DataParallelTrainer, data_parallel
+
+__all__ = [
+    "DataParallelTrainer",
+    "Session",
+    "Shard",
+    "TensorParallelTrainer",
+    "WorkerError",
+    "along",
+    "column",
+    "data_parallel",
+    "join_values",
+    "row",
+    "session",
+    "shard_values",
+    "tensor_parallel",
+    "transform",
+]

@@ -1,0 +1,223 @@
+"""A trainer whose steps run on all workers of a session."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tvm
+
+from ..ir.compat import dtype_of
+from ..training import Trainer, TrainStep, train_step
+from ..training.step import shape_of
+from ._replica import GROUPS, Layout
+from .errors import WorkerError
+from .session import Session
+
+
+class Communication(NamedTuple):
+    """The collectives of a worker in one step.
+
+    Attributes
+    ----------
+    sent : int
+        The bytes that the worker gave to them.
+    seconds : float
+        The time in which one was under way, including the wait for other workers.
+    waited : float
+        The time in which the worker computed nothing because of one.
+    """
+
+    sent: int
+    seconds: float
+    waited: float
+
+    @property
+    def hidden(self) -> float:
+        """The share of the time that is hidden behind computations; 0 without collectives."""
+        return 1.0 - self.waited / self.seconds if self.seconds > 0 else 0.0
+
+
+class ParallelTrainer(Trainer):
+    """A trainer whose steps run on all workers of a session.
+
+    Attributes
+    ----------
+    session : Session
+        The workers.
+    train_step : TrainStep
+        The step of one worker with everything.
+    parallel_step : TrainStep
+        The step that each worker runs, with its collectives.
+    communication : list[Communication]
+        The collectives of each worker in the last step.
+    """
+
+    #: Whether the first metric of the step is the loss of a worker's share.
+    _has_own_loss = False
+
+    def __init__(
+        self,
+        step: TrainStep,
+        parallel: TrainStep,
+        session: Session,
+        layouts: Mapping[str, list[Layout]],
+        check_every: int,
+        **options,
+    ):
+        self.session, self.parallel_step = session, parallel
+        self._check_every, self._name = check_every, f"replica {id(self)}"
+        self._layouts = {
+            name: layouts.get(name) or [None] * len(getattr(step, name)) for name in GROUPS
+        }
+        self.own_losses: list[float] = []
+        self.communication: list[Communication] = []
+        super().__init__(step, **options)
+        self._share()
+
+    def _compiled(self, step: TrainStep) -> tvm.runtime.Executable:
+        return super()._compiled(self.parallel_step)
+
+    def _started(self) -> Mapping:
+        with tempfile.TemporaryDirectory(prefix="relax_grad_") as folder:
+            path = Path(folder, "step.so")
+            self._executable.export_library(str(path))
+            library = f"{self._name}/library"
+            self.session.run("share_file", path=str(path), name=library)
+            self.session.run("replica", name=self._name, library=library)
+        return _Machine(super()._started(), self._run)
+
+    def _share(self) -> None:
+        """Give the tensors of this process to all workers, and keep worker 0's part of those that are divided."""
+        inbox = self.session.inbox
+        inbox["groups"] = {name: list(self._tuples[name]) for name in GROUPS}
+        types = {
+            name: [[list(each.shape), str(each.dtype)] for each in self._tuples[name]]
+            for name in GROUPS
+        }
+        self.session.run("share_tensors", name=self._name, types=types, layouts=self._layouts)
+        self._tuples = inbox.pop("groups")
+
+    def _group(self, name: str):
+        if not any(each is not None for each in self._layouts[name]):
+            return super()._group(name)
+        kinds = getattr(self.train_step, name).values()
+        types = [[list(shape_of(kind)), dtype_of(kind)] for kind in kinds]
+        inbox = self.session.inbox
+        inbox["parts"] = list(self._tuples[name])
+        self.session.run(
+            "gather_tensors",
+            name=self._name,
+            group=name,
+            types=types,
+            layouts=self._layouts[name],
+        )
+        return dict(zip(self._groups[name], inbox.pop("wholes"), strict=True))
+
+    def _run(self, function: str, *arguments):
+        """Run a function of the step on all workers, and return the result of worker 0."""
+        count, numbers = len(self.train_step.batch), len(self.train_step.hyperparameters)
+        batch = [each.numpy() for each in arguments[:count]]
+        scalars = [float(each.numpy()).hex() for each in arguments[count : count + numbers]]
+        inbox = self.session.inbox
+        inbox["batch"] = batch
+        inbox["groups"] = dict(zip(GROUPS, arguments[count + numbers + 1 :], strict=True))
+        described = [
+            self._described(name, each)
+            for name, each in zip(self.train_step.batch, batch, strict=True)
+        ]
+        compare = self._check_every > 0 and (self.steps + 1) % self._check_every == 0
+        found = self.session.run(
+            "step",
+            name=self._name,
+            function=function,
+            batch=described,
+            scalars=scalars,
+            seed=int(arguments[count + numbers].numpy()),
+            layouts=self._layouts,
+            has_own_loss=self._has_own_loss,
+            compare=compare,
+        )
+        loss, metrics, *others = inbox.pop("result")
+        self._compare([each["digest"] for each in found])
+        self.own_losses = [float(each["own"]) for each in found]
+        self.communication = [Communication(*each["communication"]) for each in found]
+        return (loss, list(metrics)[1:] if self._has_own_loss else metrics, *others)
+
+    def _described(self, name: str, array: np.ndarray) -> list:
+        """Return the shape, the dtype and the shares of an input; None for shares if all workers get the whole."""
+        return [list(array.shape), str(array.dtype), None]
+
+    def _compare(self, digests: list[str | None]) -> None:
+        for rank, each in enumerate(digests):
+            if each != digests[0]:
+                cause = (
+                    f"its parameters or states differ from those of worker 0 after step {self.steps}; load the last "
+                    "checkpoint, and check that all machines have the same processors and libraries"
+                )
+                raise WorkerError(rank, self.session.hosts[rank], cause)
+
+    def load(self, path) -> dict[str, object]:
+        more = super().load(path)
+        self._share()
+        return more
+
+    def export(self, folder, *, target=None, compiler=None) -> None:
+        """Write a folder for programs without Python: the step of one worker, with the state of this moment.
+
+        Parameters
+        ----------
+        folder, target, compiler
+            As for :meth:`relax_grad.training.Trainer.export`.
+        """
+        target = self.target if target is None else target
+        super().export(folder, target=target, compiler=compiler)
+
+
+def check_session(session: object) -> None:
+    """Check that an argument is a session."""
+    if not isinstance(session, Session):
+        raise TypeError(
+            f"session must be a result of relax_grad.distributed.session, but it is {session!r}"
+        )
+
+
+def check_interval(check_every: object) -> None:
+    """Check a number of steps."""
+    if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0:
+        raise ValueError(f"check_every must be a number of steps, but it is {check_every!r}")
+
+
+def as_step(model: object, optimizer: object, options: Mapping, kind: str) -> TrainStep:
+    """Return a step, or make it of a model."""
+    if isinstance(model, TrainStep):
+        if optimizer is not None or options:
+            given = "optimizer" if optimizer is not None else next(iter(options))
+            raise ValueError(f"{given} is for models; a step has all of them already")
+        step = model
+    else:
+        step = train_step(model, optimizer, **options)
+    if step.outputs:
+        raise ValueError(f"outputs: a {kind} step returns no outputs; make it without them")
+    return step
+
+
+class _Machine(Mapping):
+    """The functions of a step: those that train run on all workers, and the others in this process."""
+
+    def __init__(self, here: Mapping, run: Callable):
+        self._here, self._run = here, run
+
+    def __getitem__(self, name: str) -> Callable:
+        if name in ("step", "accumulate"):
+            return lambda *arguments: self._run(name, *arguments)
+        return self._here[name]
+
+    def __iter__(self):
+        return iter(("step", "accumulate"))
+
+    def __len__(self) -> int:
+        return 2

@@ -1,0 +1,162 @@
+"""Processes of workers: their start, their end, and the file descriptors between them and the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+#: The variables that give each library of a worker its number of threads.
+_THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Process:
+    """The process of a worker on this machine.
+
+    Parameters
+    ----------
+    rank, num_workers, num_groups : int
+        The worker's number, and the numbers of workers and groups.
+    threads : int
+        The threads of its libraries.
+    host, store : str
+        The addresses of this machine, and of the controller's machine.
+    commands, replies : int
+        The file descriptors of Disco's commands and replies, which this process keeps as well.
+
+    Attributes
+    ----------
+    reports : int
+        The file descriptor of the reports of its tasks. It ends when the process ends.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_workers: int,
+        num_groups: int,
+        threads: int,
+        host: str,
+        store: str,
+        commands: int,
+        replies: int,
+    ):
+        self.rank = rank
+        self.reports, reports = os.pipe()
+        parent, self._parent = os.pipe()
+        passed = [commands, replies, reports, parent]
+        numbers = [rank, num_workers, num_groups, *passed]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __package__ + "._worker", *map(str, numbers), host, store],
+            pass_fds=tuple(set(passed)),
+            env=_environment(threads),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the controller, which ends its workers
+        )
+        os.close(reports)
+        os.close(parent)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the exit code, or None if the process runs for longer than the timeout."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """End the process at once."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Close the file descriptors, after the end of the process."""
+        for each in (self.reports, self._parent):
+            with contextlib.suppress(OSError):
+                os.close(each)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    root = str(Path(__file__).parents[2])
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **os.environ,
+        **dict.fromkeys(_THREADS, str(threads)),
+        "PYTHONPATH": os.pathsep.join([root, path] if path else [root]),
+    }
+
+
+def cause_of(code: int | None) -> str:
+    """Return the reason of an exit, from its code."""
+    if code is None:
+        return "its process has ended"
+    if code >= 0:
+        return f"its process has ended with exit code {code}"
+    try:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"its process was ended by signal {-code}"
+
+
+class Channel:
+    """The controller's ends of the commands and replies of a worker.
+
+    The destructor of an object of Disco writes to the commands. An error there would end this process, and a worker may have
+    ended at any time. Therefore a reader of a pipe stays open here, and :meth:`silence` puts the null device in the place of
+    the commands.
+
+    Parameters
+    ----------
+    commands, replies : int
+        The file descriptors to write to and to read from.
+    spare : int or None
+        A further reader of the commands.
+    """
+
+    def __init__(self, commands: int, replies: int, spare: int | None = None):
+        self.commands, self.replies, self._spare = commands, replies, spare
+
+    def silence(self) -> None:
+        """Let all writes succeed and all reads end, from now on."""
+        for each, mode in ((self.commands, os.O_WRONLY), (self.replies, os.O_RDONLY)):
+            null = os.open(os.devnull, mode)
+            os.dup2(null, each, inheritable=False)
+            os.close(null)
+        if self._spare is not None:
+            os.close(self._spare)  # ends a write that waits for space in the pipe
+            self._spare = None
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """Return the sizes of parts as equal as possible, the larger ones first.
+
+    >>> shares(7, 3)
+    [3, 2, 2]
+    """
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Return the host and the port of ``HOST:PORT``.
+
+    >>> address_of("127.0.0.1:4000")
+    ('127.0.0.1', 4000)
+    """
+    host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not colon or not host or not port.isdigit() or not 0 <= int(port) < 2**16:
+        raise ValueError(f"an address must have the form HOST:PORT, but it is {text!r}")
+    return host, int(port)
+
+
+def kill_all(processes: Sequence[Process]) -> None:
+    """End processes at once."""
+    for each in processes:
+        each.kill()

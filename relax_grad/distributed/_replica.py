@@ -1,0 +1,205 @@
+"""The tasks of a worker that trains: its replica of the step, its tensors, and its share of each batch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from ._tasks import Worker, task
+from .shards import along, join, split
+
+#: How the workers keep a tensor: None, all have the whole; ``"flat"``, each has a part of the elements, with zeros behind the last
+#: ones; or ``[axis, parts]`` as in ``along(axis, parts)``.
+Layout = None | str | list
+
+#: The groups of tensors that a step takes after the batch, the hyperparameters and the seed.
+GROUPS = ("params", "frozen", "states", "optimizer_state")
+
+#: The fields of a step's result that take the place of groups.
+_NEW = {"params": 3, "states": 4, "optimizer_state": 5}
+
+
+class Replica:
+    """The compiled step of a worker, and its tensors. Those of worker 0 are the controller's own."""
+
+    def __init__(self, path: str):
+        self.machine = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
+        self.groups: dict[str, list[tvm.runtime.Tensor]] = {}
+
+
+@task
+def replica(worker: Worker, name: str, library: str) -> None:
+    """Load the library of a step, which ``share_file`` has kept."""
+    worker.kept[name] = Replica(worker.kept[library])
+
+
+@task
+def share_tensors(
+    worker: Worker, name: str, types: dict[str, list], layouts: dict[str, list[Layout]]
+) -> None:
+    """Give the tensors of the controller to all replicas.
+
+    Parameters
+    ----------
+    types : dict[str, list]
+        The shapes and dtypes of the tensors of each group.
+    layouts : dict[str, list[Layout]]
+        How the workers keep them.
+    """
+    found, given = worker.kept[name], worker.inbox.get("groups")
+    for group, kinds in types.items():
+        found.groups[group] = [
+            _received(worker, None if given is None else given[group][i], *kind, layouts[group][i])
+            for i, kind in enumerate(kinds)
+        ]
+    if given is not None:
+        worker.inbox["groups"], found.groups = found.groups, {}
+
+
+def _received(worker: Worker, whole, shape: list[int], dtype: str, layout: Layout):
+    """Return a tensor of the controller, or the worker's part of it."""
+    call = worker.communicator.call
+    if layout is None:
+        tensor = whole if whole is not None else tvm.runtime.empty(shape, dtype)
+        call("broadcast_from_worker0", (tensor, False, tensor))
+        return tensor
+    part = tvm.runtime.empty(_part_shape(shape, layout, worker.num_workers), dtype)
+    send = None
+    if whole is not None and layout == "flat":
+        padded = np.zeros(int(part.shape[0]) * worker.num_workers, whole.numpy().dtype)
+        padded[: math.prod(shape)] = whole.numpy().reshape(-1)
+        send = tvm.runtime.tensor(padded)
+    elif whole is not None:
+        send = np.stack(split("a tensor", whole.numpy(), along(*layout), worker.num_workers))
+        send = tvm.runtime.tensor(send)
+    call("scatter_from_worker0", (send, False, part))
+    return part
+
+
+def _part_shape(shape: list[int], layout: Layout, num_workers: int) -> list[int]:
+    if layout == "flat":
+        return [-(-math.prod(shape) // num_workers)]
+    axis = layout[0]
+    return [*shape[:axis], shape[axis] // num_workers, *shape[axis + 1 :]]
+
+
+@task
+def gather_tensors(
+    worker: Worker, name: str, group: str, types: list, layouts: list[Layout]
+) -> None:
+    """Give a group of all workers to the controller, with whole tensors in the place of parts."""
+    is_first = worker.rank == 0
+    own = worker.inbox.pop("parts") if is_first else worker.kept[name].groups[group]
+    wholes = []
+    for tensor, (shape, dtype), layout in zip(own, types, layouts, strict=True):
+        if layout is None:
+            wholes.append(tensor)
+            continue
+        gathered = None
+        if is_first:
+            gathered = tvm.runtime.empty([worker.num_workers, *map(int, tensor.shape)], dtype)
+        worker.communicator.call("gather_to_worker0", (tensor, False, gathered))
+        if is_first:
+            wholes.append(tvm.runtime.tensor(_joined(gathered.numpy(), shape, layout)))
+    if is_first:
+        worker.inbox["wholes"] = wholes
+
+
+def _joined(parts: np.ndarray, shape: list[int], layout: Layout) -> np.ndarray:
+    if layout == "flat":
+        return parts.reshape(-1)[: math.prod(shape)].reshape(shape)
+    return join("a tensor", list(parts), along(*layout))
+
+
+@task
+def step(
+    worker: Worker,
+    name: str,
+    function: str,
+    batch: list,
+    scalars: list[str],
+    seed: int,
+    layouts: dict[str, list[Layout]],
+    has_own_loss: bool,
+    compare: bool,
+) -> dict:
+    """Run a step on the worker's share of a batch.
+
+    Parameters
+    ----------
+    batch : list
+        For each tensor: the shape of an element of its first axis, the dtype, and the extents of the first axis of all
+        workers; or, for a tensor that all get, its shape, dtype and None.
+    scalars : list[str]
+        The hyperparameters, as ``float.hex`` writes them.
+    layouts : dict[str, list[Layout]]
+        How the workers keep the tensors of each group.
+    has_own_loss : bool
+        Whether the first metric is the loss of the worker's share. Otherwise all workers have the same loss.
+    compare : bool
+        Whether to return a digest of all tensors after the step that must be the same on all workers.
+
+    Returns
+    -------
+    found : dict
+        The worker's own loss, the digest, and the bytes, the time and the wait of the collectives within the step.
+    """
+    found: Replica = worker.kept[name]
+    given = worker.inbox.pop("batch", None)
+    tensors = [
+        _share(worker, None if given is None else given[i], *kind) for i, kind in enumerate(batch)
+    ]
+    numbers = [tvm.runtime.tensor(np.array(float.fromhex(each), "float64")) for each in scalars]
+    groups = worker.inbox.pop("groups") if worker.rank == 0 else found.groups
+    used = worker.communicator
+    before = used.sent, used.seconds, used.waited
+    result = found.machine[function](
+        *tensors,
+        *numbers,
+        tvm.runtime.tensor(np.array(seed, "int64")),
+        *(groups[each] for each in GROUPS),
+    )
+    communication = used.sent - before[0], used.seconds - before[1], used.waited - before[2]
+    own = float((result[1][0] if has_own_loss else result[0]).numpy().reshape(()))
+    new = {each: list(result[i]) for each, i in _NEW.items()}
+    if worker.rank == 0:
+        worker.inbox["result"] = result
+    else:
+        found.groups.update(new)
+    digest = _digest({**groups, **new}, layouts) if compare else None
+    return {
+        "own": own if math.isfinite(own) else str(own),
+        "digest": digest,
+        "communication": communication,
+    }
+
+
+def _share(worker: Worker, whole, shape: list[int], dtype: str, counts) -> tvm.runtime.Tensor:
+    """Return the worker's share of a tensor of the controller."""
+    call = worker.communicator.call
+    if counts is None:
+        tensor = tvm.runtime.tensor(whole) if whole is not None else tvm.runtime.empty(shape, dtype)
+        call("broadcast_from_worker0", (tensor, False, tensor))
+        return tensor
+    if whole is None:
+        tensor = tvm.runtime.empty((counts[worker.rank], *shape), dtype)
+        call("recv_from_worker0", (tensor,))
+        return tensor
+    ends = np.cumsum(counts)
+    for rank in range(1, worker.num_workers):
+        part = whole[ends[rank - 1] : ends[rank]]
+        call("send_to_worker", (tvm.runtime.tensor(part), rank))
+    return tvm.runtime.tensor(whole[: ends[0]])
+
+
+def _digest(groups: dict[str, list[tvm.runtime.Tensor]], layouts: dict[str, list[Layout]]) -> str:
+    found = hashlib.sha256()
+    for name in GROUPS:
+        for tensor, layout in zip(groups[name], layouts[name], strict=True):
+            if layout is None:
+                found.update(np.ascontiguousarray(tensor.numpy()).tobytes())
+    return found.hexdigest()

@@ -1,0 +1,137 @@
+"""A machine that takes work from a controller elsewhere: ``python -m relax_grad worker --controller HOST:PORT``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+from . import _handshake
+from ._handshake import Refused, check_secret
+from ._processes import Process, address_of, cause_of, kill_all
+
+#: The longest assignment in bytes, and the seconds between attempts to connect.
+_LONGEST, _PAUSE = 2**20, 0.5
+
+
+def serve(controller: str, secret: str, timeout: float = 300.0) -> int:
+    """Connect to a controller, and run its workers until it ends the session.
+
+    Parameters
+    ----------
+    controller : str
+        The address of the controller, ``"HOST:PORT"``.
+    secret : str
+        The secret that the controller must know, and to which this machine answers.
+    timeout : float
+        The seconds in which the controller must accept the connection.
+
+    Returns
+    -------
+    code : int
+        0 if the controller has ended the session, and 1 if the connection or a worker has ended.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If the address or the secret does not fit.
+    ConnectionError
+        If no controller answers within the timeout, or it refuses this machine.
+    """
+    address = address_of(controller)
+    check_secret(secret)
+    connection = _connect(address, timeout)
+    with connection:
+        _handshake.introduce(connection, secret, {})
+        connection.settimeout(timeout)
+        with connection.makefile("r") as lines:
+            text = lines.readline(_LONGEST)
+            if not text.endswith("\n"):
+                raise Refused("the controller has closed the connection; it has enough machines")
+            connection.settimeout(None)
+            return _Service(connection, address, secret, json.loads(text)).run(lines)
+
+
+class _Service:
+    """The workers of this machine."""
+
+    def __init__(self, connection: socket.socket, address, secret: str, assignment: dict):
+        self._connection, self._lock = connection, threading.Lock()
+        self._processes: list[Process] = []
+        self._watchers: list[threading.Thread] = []
+        host = connection.getsockname()[0]
+        try:
+            for rank in assignment["ranks"]:
+                self._start(rank, assignment, address, secret, host)
+        except BaseException:
+            kill_all(self._processes)
+            raise
+
+    def _start(self, rank: int, assignment: dict, address, secret: str, host: str) -> None:
+        more = {"rank": rank, "token": assignment["token"]}
+        with socket.create_connection(address, 10.0) as channel:
+            _handshake.introduce(channel, secret, more)
+            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            process = Process(
+                rank,
+                assignment["num_workers"],
+                assignment["num_groups"],
+                assignment["threads"],
+                host,
+                assignment["host"],
+                channel.fileno(),
+                channel.fileno(),
+            )
+        self._processes.append(process)
+        watcher = threading.Thread(target=self._watch, args=(process,), daemon=True)
+        watcher.start()
+        self._watchers.append(watcher)
+
+    def _watch(self, process: Process) -> None:
+        """Pass the reports of a worker on, and its end."""
+        with open(process.reports, closefd=False) as lines:
+            for line in lines:
+                self._send(line.encode())
+        end = {"rank": process.rank, "end": cause_of(process.wait())}
+        self._send(json.dumps(end).encode() + b"\n")
+
+    def _send(self, line: bytes) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.sendall(line)
+
+    def run(self, lines) -> int:
+        """Wait for the end of the session; return the exit code."""
+        seconds, code = 0.0, 1
+        with contextlib.suppress(OSError, ValueError):
+            text = lines.readline(_LONGEST)
+            if text:
+                seconds, code = float(json.loads(text)["end"]), 0
+        end = time.monotonic() + seconds
+        for each in self._processes:
+            if each.wait(max(0.0, end - time.monotonic())) is None:
+                code = 1
+        kill_all(self._processes)
+        for watcher in self._watchers:
+            watcher.join(2.0)
+        for each in self._processes:
+            each.close()
+        return code
+
+
+def _connect(address: tuple[str, int], timeout: float) -> socket.socket:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            return socket.create_connection(address, 10.0)
+        except OSError as error:  # noqa: PERF203 (the controller may start later)
+            if time.monotonic() + _PAUSE > end:
+                raise ConnectionError(
+                    f"no controller answers at {address[0]}:{address[1]}: {error}; start it with "
+                    "relax_grad.distributed.session(..., nodes=N, listen=...), and check the address"
+                ) from error
+            time.sleep(_PAUSE)
+
+
+__all__ = ["serve"]

@@ -1,0 +1,433 @@
+"""Sessions: a controller, its workers and their collectives."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import queue
+import secrets
+import socket
+import time
+import weakref
+
+import tvm_ffi
+
+from ..cpu import threads as cpu_threads
+from . import _gloo, _handshake, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
+from ._disco import disco, process_session
+from ._tasks import INBOXES, serve_controller
+from .errors import WorkerError
+
+#: The seconds in which processes end by themselves, in which worker 0 forgets its tensors, and in which other workers may
+#: tell more about a failure.
+_END, _LEAVE, _GRACE = 10.0, 5.0, 1.5
+
+_OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def session(
+    num_workers: int,
+    backend: str = "gloo",
+    *,
+    nodes: int = 1,
+    num_groups: int = 1,
+    threads: int | None = None,
+    timeout: float = 300.0,
+    start_timeout: float = 300.0,
+    listen: str = "127.0.0.1:0",
+    secret: str | None = None,
+) -> Session:
+    """Start workers, and return a Disco session with collectives for the memory of CPUs.
+
+    Worker 0 is a thread of this process, and the others are processes. With several nodes, each other machine runs
+    ``python -m relax_grad worker --controller HOST:PORT``, and this function waits until all have connected.
+
+    Parameters
+    ----------
+    num_workers : int
+        The number of workers on all machines.
+    backend : str
+        The library that moves the bytes: ``"gloo"``. ``"nccl"`` is TVM's own for GPUs, and needs a TVM that was built with
+        it; there, all collectives are those of TVM.
+    nodes : int
+        The number of machines, this one included. The workers are divided among them, in the order in which they connect.
+    num_groups : int
+        The number of groups of consecutive workers; collectives with ``in_group`` are those of a group.
+    threads : int, optional
+        The threads of each worker; by default the cores of this machine, divided by its workers.
+    timeout : float
+        The seconds in which workers must answer a call, and must meet in a collective.
+    start_timeout : float
+        The seconds in which all machines must connect, and all workers must start.
+    listen : str
+        The address, ``"HOST:PORT"``, at which the controller waits for other machines; 0 is any free port. By default it
+        is the loopback interface, which other machines do not reach.
+    secret : str, optional
+        The secret that other machines must know; by default the environment variable ``RELAX_GRAD_SECRET``.
+
+    Returns
+    -------
+    session : Session
+        The session, which is a context manager.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit.
+    ImportError
+        If PyTorch, whose gloo moves the bytes, is not installed.
+    OSError
+        If the address is in use.
+    WorkerError
+        If a worker does not start, or a machine does not connect or has other versions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from relax_grad.distributed import session
+    >>> with session(2) as workers:
+    ...     x = workers.broadcast(np.ones(3, "float32"))
+    ...     total = workers.empty((3,), "float32")
+    ...     workers.allreduce(x, total)
+    ...     workers.debug(total, 1).numpy()
+    array([2., 2., 2.], dtype=float32)
+    """
+    for name, value in (("num_workers", num_workers), ("nodes", nodes), ("num_groups", num_groups)):
+        _check_count(name, value)
+    if backend not in ("gloo", "nccl"):
+        raise ValueError(f'backend must be "gloo" or "nccl", but it is {backend!r}')
+    if num_workers % num_groups:
+        raise ValueError(
+            f"num_groups must divide num_workers, but they are {num_groups} and {num_workers}"
+        )
+    if nodes > num_workers:
+        raise ValueError(
+            f"each node needs a worker, but there are {nodes} nodes and {num_workers} workers"
+        )
+    if threads is not None:
+        _check_count("threads", threads)
+    _check_seconds("timeout", timeout)
+    _check_seconds("start_timeout", start_timeout)
+    address = _processes.address_of(listen)
+    if nodes > 1:
+        secret = _handshake.check_secret(
+            os.environ.get("RELAX_GRAD_SECRET", "") if secret is None else secret
+        )
+    if backend == "nccl" and tvm_ffi.get_global_func("runtime.disco.nccl.init_ccl", True) is None:
+        raise ValueError(
+            'backend: this TVM was built without NCCL; for CPUs, the backend is "gloo"'
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise ImportError(
+            "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install 'relax_grad[distributed]'"
+        )
+    found = Session(num_workers, num_groups, backend, float(timeout))
+    try:
+        found._start(nodes, threads, float(start_timeout), address, secret)
+    except BaseException:
+        found._abort()
+        raise
+    return found
+
+
+class Session:
+    """A Disco session whose workers have collectives; :func:`session` makes it.
+
+    All methods of ``tvm.runtime.disco.Session`` are methods of this class too, such as ``broadcast``, ``allreduce``,
+    ``load_vm_module`` and ``get_global_func``. An error of a worker in a collective is raised by :meth:`synchronize`.
+
+    Attributes
+    ----------
+    disco : tvm.runtime.disco.Session
+        Disco's session.
+    num_workers, num_groups : int
+        The numbers of workers and groups.
+    hosts : list[str]
+        The name of the machine of each worker.
+    pids : dict[int, int]
+        The process of each worker.
+    timeout : float
+        The seconds in which workers must answer.
+    """
+
+    def __init__(self, num_workers: int, num_groups: int, backend: str, timeout: float):
+        self.num_workers, self.num_groups, self.backend = num_workers, num_groups, backend
+        self.timeout = timeout
+        self.disco = None
+        self.inbox: dict = {}
+        self._events: queue.Queue = queue.Queue()
+        self._calls, self._ended, self._failure = 0, False, None
+        self._token = secrets.token_hex(16)
+        self._nodes: list[_nodes.Node] = []
+        self._store = None
+
+    def _start(
+        self, nodes: int, threads: int | None, start_timeout: float, address, secret: str | None
+    ) -> None:
+        """Start the workers."""
+        counts = _processes.shares(self.num_workers, nodes)
+        places = [sum(counts[:i]) for i in range(nodes)]
+        ranks = [list(range(at, at + count)) for at, count in zip(places, counts, strict=True)]
+        # A thread of TVM may be bound to some of the processors of the process.
+        processors = cpu_threads.processors()
+        threads = threads or max(1, cpu_threads.cores() // counts[0])
+        host = address[0] if nodes > 1 else "127.0.0.1"
+        if nodes > 1:
+            with _nodes.listening_socket(*address) as listening:
+                self._announce(listening)
+                assignment = {
+                    "num_workers": self.num_workers,
+                    "num_groups": self.num_groups,
+                    "threads": threads,
+                }
+                self._nodes += _nodes.accept_nodes(
+                    listening, secret, ranks[1:], assignment, start_timeout
+                )
+            if host in ("0.0.0.0", "::"):
+                host = self._nodes[0].own_address
+        self._nodes.insert(
+            0, _nodes.LocalNode(ranks[0][1:], self.num_workers, self.num_groups, threads, host)
+        )
+        self.hosts = [node.host for node, own in zip(self._nodes, ranks, strict=True) for _ in own]
+        channels = {rank: each for node in self._nodes for rank, each in node.channels().items()}
+        self._store, port = _gloo.serve(_nodes.listening_socket(host, 0))
+        INBOXES[self._token] = (self._events.put, self.inbox)
+        serve_controller()
+        self._connect(channels)
+        for node in self._nodes:
+            node.listen(self._events.put)
+        settings = {
+            "token": self._token,
+            "store": {"host": host, "port": port, "prefix": self._token},
+            "host": host,
+            "timeout": self.timeout,
+            "start_timeout": start_timeout,
+            "num_workers": self.num_workers,
+            "num_groups": self.num_groups,
+            "threads": threads,
+            "processors": {str(rank): processors for rank in ranks[0]},
+        }
+        start = self.disco.get_global_func("relax_grad.distributed.start")
+        self._run = self.disco.get_global_func("relax_grad.distributed.run")
+        self._calls += 1
+        self.disco.call_packed(start, self._calls, json.dumps(settings))
+        pids = self._answers(self._calls, "the start", start_timeout)
+        self.pids = dict(enumerate(pids))
+        if self.backend == "nccl":
+            self.disco.init_ccl("nccl", *range(self.num_workers))
+        _OPEN.add(self)
+
+    def _announce(self, listening: socket.socket) -> None:
+        host, port = listening.getsockname()[:2]
+        print(
+            f"waiting for other machines: python -m relax_grad worker --controller {host}:{port}",
+            flush=True,
+        )
+
+    def _connect(self, channels: dict[int, _processes.Channel]) -> None:
+        """Make Disco's session on the channels of workers that run already."""
+        disco()
+
+        def pool(num_workers: int, num_groups: int, entrypoint: str):
+            def handles(rank: int):
+                each = channels.get(rank)
+                return None if each is None else tvm_ffi.Shape([each.replies, each.commands])
+
+            return handles
+
+        name = f"relax_grad.distributed.pool.{self._token}"
+        tvm_ffi.register_global_func(name, pool)
+        try:
+            self.disco = process_session(self.num_workers, self.num_groups, name)
+        finally:
+            tvm_ffi.registry.remove_global_func(name)
+
+    def __getattr__(self, name: str):
+        if name.startswith("_") or self.__dict__.get("disco") is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._check_open()
+        return getattr(self.disco, name)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    # Calls
+
+    def run(self, task: str, *, timeout: float | None = None, **arguments: object) -> list:
+        """Run a task of the package on all workers, and return their results in the order of the workers.
+
+        Raises
+        ------
+        WorkerError
+            If a worker fails, ends, or does not answer within the timeout. The session has then ended.
+        """
+        self._check_open()
+        self._calls += 1
+        try:
+            self.disco.call_packed(self._run, self._calls, task, json.dumps(arguments))
+        except Exception as error:  # a pipe of a worker that has ended
+            self._fail({}, self._wait_for_end(), f"commands cannot be sent: {error}")
+        return self._answers(self._calls, task, timeout or self.timeout)
+
+    def synchronize(self) -> None:
+        """Wait until all workers have executed all earlier calls.
+
+        Raises
+        ------
+        WorkerError
+            If a worker has failed.
+        """
+        self.run("wait")
+
+    def debug(self, value, rank: int):
+        """Return the value of a reference of Disco on a worker, as ``DRef.debug_get_from_remote`` does."""
+        self.synchronize()
+        return value.debug_get_from_remote(rank)
+
+    def _answers(self, call: int, task: str, timeout: float) -> list:
+        """Return the results of all workers, or end the session."""
+        end = time.monotonic() + timeout + min(5.0, 0.2 * timeout + 0.5)
+        answers: dict[int, dict] = {}
+        ends: dict[int, str] = {}
+        while len(answers) < self.num_workers:
+            try:
+                found = self._events.get(timeout=max(0.0, min(0.5, end - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() >= end:
+                    return self._fail(answers, ends, f"{task}: no answer within {timeout:g} s")
+                continue
+            if found.get("call") == call:
+                answers[found["rank"]] = found
+            elif "end" in found:
+                ends[found["rank"]] = found["end"]
+            if ends or "error" in found:
+                # The first error to arrive may be a consequence of another one.
+                end = min(end, time.monotonic() + _GRACE)
+                if ends or any(
+                    "error" in each and not each["collective"] for each in answers.values()
+                ):
+                    break
+        failed = {rank for rank, each in answers.items() if "error" in each}
+        if ends or failed:
+            ends = ends or self._wait_for_end()
+            return self._fail(answers, ends, f"{task}: no answer")
+        return [answers[rank].get("value") for rank in range(self.num_workers)]
+
+    def _wait_for_end(self) -> dict[int, str]:
+        """Return the ends of workers that are known, or become known soon."""
+        ends: dict[int, str] = {}
+        end = time.monotonic() + 0.3
+        while (left := end - time.monotonic()) > 0:
+            try:
+                found = self._events.get(timeout=left)
+            except queue.Empty:
+                break
+            if "end" in found:
+                ends[found["rank"]] = found["end"]
+        return ends
+
+    def _fail(self, answers: dict, ends: dict[int, str], silent: str) -> list:
+        """End the session with the error that is the likely cause."""
+        own = [r for r, each in answers.items() if "error" in each and not each.get("collective")]
+        others = [r for r, each in answers.items() if "error" in each]
+        missing = [rank for rank in range(self.num_workers) if rank not in answers]
+        if ends:
+            rank, cause = min(ends.items())
+        elif own:
+            rank, cause = min(own), answers[min(own)]["error"]
+        elif others and missing:
+            rank = missing[0]
+            cause = (
+                f"{silent}, while worker {min(others)} waited in {answers[min(others)]['error']}"
+            )
+        elif others:
+            rank, cause = min(others), answers[min(others)]["error"]
+        else:
+            # Worker 0 may wait for one of the others.
+            rank, cause = (
+                (missing[1] if missing[:1] == [0] and len(missing) > 1 else missing[0]),
+                silent,
+            )
+        self._failure = WorkerError(rank, self.hosts[rank], cause)
+        self._abort()
+        raise self._failure from None
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._ended:
+            raise RuntimeError("the session has ended; begin another one")
+
+    # The end
+
+    def close(self) -> None:
+        """End the workers. Values of Disco that are still in use stay valid on worker 0 only."""
+        if not self._ended:
+            self._finish(graceful=True)
+
+    def _abort(self) -> None:
+        """End the workers at once."""
+        if not self._ended:
+            self._finish(graceful=False)
+
+    def _finish(self, graceful: bool) -> None:
+        self._ended = True
+        _OPEN.discard(self)
+        if not graceful:
+            for node in self._nodes:
+                node.kill()
+        if self.disco is not None:
+            self._stop_worker_0()
+        if graceful:
+            for node in self._nodes:
+                node.close(_END)
+        INBOXES.pop(self._token, None)
+        self._store = None
+
+    def _stop_worker_0(self) -> None:
+        """Shut Disco down.
+
+        Its session is never freed: the destructor would wait for the thread of worker 0, and that for the threads of TVM,
+        which spin for minutes where other programs take the processors.
+        """
+        session, self.disco, self._run = self.disco, None, None
+        self._calls += 1
+        run = session.get_global_func("relax_grad.distributed.run")
+        session.call_packed(run, self._calls, "leave", "{}")
+        end = time.monotonic() + _LEAVE
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                if self._events.get(timeout=left).get("call") == self._calls:
+                    break
+        session.shutdown()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, but it is {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, but it is {value}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, but it is {value!r}")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive number of seconds, but it is {value}")
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in list(_OPEN):
+        each._abort()
+
+
+__all__ = ["Session", "session"]

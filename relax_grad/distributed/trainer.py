@@ -1,0 +1,272 @@
+"""Data parallel training: one step, of which each worker has a replica."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm_ffi import structural_equal
+
+from ..activity import holds_floats
+from ..ir.compat import dtype_of
+from ..training import Optimizer, TrainStep
+from ._parallel_trainer import ParallelTrainer, as_step, check_interval, check_session
+from ._processes import shares
+from .errors import WorkerError
+from .session import Session
+from .transform import BUCKET_BYTES, DataParallel
+
+
+def data_parallel(
+    model: TrainStep | tvm.IRModule | object,
+    session: Session,
+    optimizer: Optimizer | Mapping[str, Optimizer] | None = None,
+    *,
+    reduction: str = "mean",
+    batch_norm: str = "synchronized",
+    replicated: Collection[str] = (),
+    bucket_bytes: int = BUCKET_BYTES,
+    overlap: bool = True,
+    shard_optimizer: bool = False,
+    check_every: int = 100,
+    values: Mapping[str, object] | None = None,
+    seed: int = 0,
+    on_nan: str = "raise",
+    target: tvm.target.Target | str | Mapping | None = None,
+    compile_options: Mapping[str, object] | None = None,
+    **options: object,
+) -> DataParallelTrainer:
+    """Train one model on all workers of a session, each on its share of every batch.
+
+    Losses, gradients and new parameters are those of one worker with the whole batch, apart from the order of sums. The result
+    has the methods of :class:`relax_grad.training.Trainer`, and its files are those of a Trainer, so that training goes on with
+    any number of workers.
+
+    Parameters
+    ----------
+    model : TrainStep or tvm.IRModule or an import
+        A step, or a model of which :func:`relax_grad.training.train_step` makes one with ``optimizer`` and ``options``.
+    session : Session
+        The workers.
+    optimizer : Optimizer or Mapping[str, Optimizer], optional
+        The optimizer, if ``model`` is no step.
+    reduction : str
+        ``"mean"``: the loss is a mean over the examples of the batch. ``"sum"``: it is a sum.
+    batch_norm : str
+        ``"synchronized"``: batch normalisation takes the statistics of the whole batch. ``"local"``: each worker takes those of
+        its share, and the running statistics are averaged.
+    replicated : Collection[str]
+        The inputs and targets that all workers get whole. The others are divided along their first axis.
+    bucket_bytes : int
+        The largest size of a bucket of gradients that are reduced together.
+    overlap : bool
+        Whether buckets are reduced while the rest of the backward pass is computed. Not with ``backend="nccl"``.
+    shard_optimizer : bool
+        Whether each worker keeps and updates a part of the optimizer's state only, as the first stage of ZeRO (Rajbhandari et
+        al., 2020): the gradients are reduced, each worker updates its part of each parameter, and the parts are gathered. For
+        optimizers whose updates are element-wise: all but LAMB and Muon.
+    check_every : int
+        The number of steps after which the workers compare digests of all their tensors; 0 for never.
+    values, seed, on_nan, target, compile_options
+        As for :class:`relax_grad.training.Trainer`. Workers have different random numbers.
+    **options
+        Further arguments of :func:`relax_grad.training.train_step`.
+
+    Returns
+    -------
+    trainer : DataParallelTrainer
+        The trainer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument does not fit.
+    WorkerError
+        If a worker fails.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from relax_grad.distributed import data_parallel, session
+    >>> from relax_grad.training import SGD, train_step
+    >>> from tvm import relax, tirx
+    >>> n = tirx.Var("n", "int64")
+    >>> x = relax.Var("x", relax.TensorType((n, 3), "float32"))
+    >>> w = relax.Var("w", relax.TensorType((3,), "float32"))
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("loss", [x, w]):
+    ...     y = bb.emit(relax.op.matmul(x, w))
+    ...     _ = bb.emit_func_output(bb.emit(relax.op.mean(relax.op.square(y))))
+    >>> step = train_step(bb.get(), SGD(), wrt="w")
+    >>> with session(2) as workers:
+    ...     trainer = data_parallel(step, workers, values={"w": np.ones(3, "float32")})
+    ...     trainer.step(np.ones((5, 3), "float32")).loss
+    9.0
+    """
+    check_session(session)
+    check_interval(check_every)
+    step = as_step(model, optimizer, options, "data parallel")
+    split = _divided(step, replicated)
+    for name, value in (("shard_optimizer", shard_optimizer), ("overlap", overlap)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, but it is {value!r}")
+    overlap = overlap and session.num_workers > 1 and session.backend != "nccl"
+    parallel = step.for_workers(
+        _differentiate(split, reduction, batch_norm, bucket_bytes, overlap),
+        session.num_workers if shard_optimizer else 1,
+    )
+    return DataParallelTrainer(
+        step,
+        parallel,
+        session,
+        split,
+        check_every,
+        values=values,
+        seed=seed,
+        on_nan=on_nan,
+        target=target,
+        compile_options=compile_options,
+    )
+
+
+def _divided(step: TrainStep, replicated: Collection[str]) -> list[str]:
+    """Return the inputs and targets that are divided among workers."""
+    if isinstance(replicated, str):
+        replicated = [replicated]
+    for name in replicated:
+        if name not in step.batch:
+            raise ValueError(
+                f"replicated: the step has no input or target {name!r}; it has {', '.join(step.batch)}"
+            )
+    found = [name for name, kind in step.batch.items() if name not in replicated and kind.ndim > 0]
+    if not found:
+        raise ValueError("the step has no input with an axis that could be divided among workers")
+    first = step.batch[found[0]].shape.values[0]
+    for name in found[1:]:
+        extent = step.batch[name].shape.values[0]
+        if not structural_equal(first, extent):
+            raise ValueError(
+                f"{name} has the first extent {extent}, but {found[0]} has {first}: the first axis must count the examples; "
+                f"name inputs that all workers get whole in replicated"
+            )
+    return found
+
+
+def _differentiate(
+    split, reduction: str, batch_norm: str, bucket_bytes: int, overlap: bool
+) -> Callable:
+    """Return the differentiation of a step's loss on several workers."""
+
+    def differentiate(source, variables, name: str, cotangent: str | None) -> tvm.IRModule:
+        function = source.function
+        averaged = [path for path in source.new_states.values() if _is_float(function.ret_ty, path)]
+        pass_ = DataParallel(
+            source.name,
+            variables,
+            source.loss if source.loss else 0,
+            batch=function.params[source.batch[split[0]]].name,
+            reduction=reduction,
+            batch_norm=batch_norm,
+            averaged=averaged,
+            seed=None if source.seed is None else function.params[source.seed].name,
+            bucket_bytes=bucket_bytes,
+            cotangent=cotangent,
+            overlap=overlap,
+        )
+        return pass_.add_adjoint(source.module, name)
+
+    return differentiate
+
+
+def _is_float(kind, path: Sequence[int]) -> bool:
+    for i in path:
+        kind = kind.fields[i]
+    return holds_floats(kind)
+
+
+class DataParallelTrainer(ParallelTrainer):
+    """A trainer whose steps run on all workers of a session; :func:`data_parallel` makes it.
+
+    It has the methods of :class:`relax_grad.training.Trainer`. ``step`` and ``fit`` take whole batches, and divide them among
+    the workers; the shares are as equal as possible. Predictions are computed by this process. ``save`` and ``export`` write
+    the files of a trainer of one worker.
+
+    Attributes
+    ----------
+    session : Session
+        The workers.
+    train_step : TrainStep
+        The step of one worker with the whole batch.
+    parallel_step : TrainStep
+        The step that each worker runs, with its collectives. Its first metric is the loss of the worker's share.
+    own_losses : list[float]
+        The loss of each worker's share in the last step.
+    communication : list[Communication]
+        The collectives of each worker in the last step: ``sent`` bytes, ``seconds``, the seconds that it ``waited``, and the share
+        that was ``hidden`` behind computations.
+    """
+
+    _has_own_loss = True
+
+    def __init__(
+        self,
+        step: TrainStep,
+        parallel: TrainStep,
+        session: Session,
+        split: list[str],
+        check_every: int,
+        **options,
+    ):
+        self._split = split
+        parts = [
+            None if structural_equal(kind, step.optimizer_state[name]) else "flat"
+            for name, kind in parallel.optimizer_state.items()
+        ]
+        super().__init__(
+            step, parallel, session, {"optimizer_state": parts}, check_every, **options
+        )
+
+    def _described(self, name: str, array: np.ndarray) -> list:
+        if name not in self._split:
+            return [list(array.shape), str(array.dtype), None]
+        counts = shares(array.shape[0], self.session.num_workers)
+        return [list(array.shape[1:]), str(array.dtype), counts]
+
+    def step(self, *batch: object, lr: float | None = None, **others: object):
+        try:
+            return super().step(*batch, lr=lr, **others)
+        except FloatingPointError as error:
+            wrong = [rank for rank, each in enumerate(self.own_losses) if not math.isfinite(each)]
+            if not wrong:
+                raise
+            rank = wrong[0]
+            cause = f"its loss is {self.own_losses[rank]}: {error}"
+            raise NonFiniteLoss(rank, self.session.hosts[rank], cause) from None
+
+    def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
+        """Check a whole batch; the types of the step are those of a worker's share."""
+        types, workers = self.train_step.batch, self.session.num_workers
+        whole = {name: self._whole(name, kind) for name, kind in types.items()}
+        tensors = self._checked(whole, batch, others)
+        first = tensors[list(types).index(self._split[0])]
+        if int(first.shape[0]) < workers:
+            raise ValueError(
+                f"a batch must have an example for each of the {workers} workers, but it has {int(first.shape[0])}"
+            )
+        return tensors
+
+    def _whole(self, name: str, kind: relax.TensorType) -> relax.TensorType:
+        extents = list(kind.shape.values)
+        if name in self._split and hasattr(extents[0], "value"):
+            extents[0] = int(extents[0]) * self.session.num_workers
+        return relax.TensorType(extents, dtype_of(kind))
+
+
+class NonFiniteLoss(WorkerError, FloatingPointError):
+    """The loss of a worker is infinite or NaN. Everything is as before the step, and the session goes on."""
+
+
+__all__ = ["DataParallelTrainer", "NonFiniteLoss", "data_parallel"]

@@ -1,0 +1,26 @@
+"""Bindings outside of a block builder."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+
+class Emitter:
+    """Bindings in their order.
+
+    Attributes
+    ----------
+    bindings : list[relax.Binding]
+        The bindings so far.
+    """
+
+    def __init__(self):
+        self.bindings: list[relax.Binding] = []
+        self._builder = relax.BlockBuilder()
+
+    def __call__(self, value: relax.Expr, name: str = "lv") -> relax.Var:
+        """Bind a value whose operands are variables or constants, and return the variable."""
+        value = self._builder.normalize(value)
+        variable = relax.Var(name, value.ty)
+        self.bindings.append(relax.VarBinding(variable, value))
+        return variable

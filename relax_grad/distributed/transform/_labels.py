@@ -1,0 +1,215 @@
+"""The axes of operators by labels: axes of operands and results with the same label have the same positions.
+
+An operator whose result at a position of a label depends only on the operands at that position can run on a worker's part of the
+axis. The rules here tell the labels of operators for :mod:`._propagation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from tvm import relax
+
+Labels = list[Hashable]
+
+
+@dataclass
+class Axes:
+    """The labels of a call.
+
+    Attributes
+    ----------
+    operands, results : list[Labels]
+        The label of each axis of each tensor among the arguments, and among the results.
+    whole : set
+        The labels of axes that the operator needs whole.
+    sums, means : set
+        The labels of axes over which the operator takes a sum that is linear in the divided operands, or a mean.
+    """
+
+    operands: list[Labels]
+    results: list[Labels]
+    whole: set = field(default_factory=set)
+    sums: set = field(default_factory=set)
+    means: set = field(default_factory=set)
+
+
+#: Takes a call and the types of its operands and of its result as whole tensors.
+AxesRule = Callable[[relax.Call, list[relax.TensorType], relax.Type], Axes]
+
+RULES: dict[str, AxesRule] = {}
+
+#: The rules of operators whose arguments are extents or positions, by their names; see :mod:`._shapes`.
+SHAPES: dict[str, Callable] = {}
+
+
+def rule(*names: str):
+    """Register the axes of operators."""
+
+    def register(function: AxesRule) -> AxesRule:
+        RULES.update({f"relax.{name}": function for name in names})
+        return function
+
+    return register
+
+
+_UNARY = """abs acos acosh asin asinh astype atan atanh bitwise_not ceil clip cos cosh erf exp floor isfinite isinf isnan log
+logical_not negative nn.dropout nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.selu nn.silu nn.softplus ones_like round rsqrt
+sigmoid sign sin sinh sqrt square tan tanh trunc zeros_like grad.stop_gradient grad.start_checkpoint grad.end_checkpoint"""
+
+_BROADCASTING = """add atan2 bitwise_and bitwise_or bitwise_xor divide equal ewise_fma floor_divide floor_mod full_like greater
+greater_equal left_shift less less_equal log_add_exp logical_and logical_or logical_xor maximum minimum mod multiply not_equal
+power right_shift subtract where"""
+
+
+@rule(*_UNARY.split(), *_BROADCASTING.split())
+def _elementwise(call, operands, result) -> Axes:
+    results = result.fields if isinstance(result, relax.TupleType) else [result]
+    ndim = results[0].ndim
+    return Axes(
+        [list(range(ndim - each.ndim, ndim)) for each in operands],
+        [list(range(ndim)) for _ in results],
+    )
+
+
+@rule("matmul")
+def _matmul(call, operands, result) -> Axes:
+    a, b = operands
+
+    def batch(ndim):
+        return [("batch", i) for i in range(max(ndim - 2, 0), 0, -1)]
+
+    first = ["contracted"] if a.ndim == 1 else [*batch(a.ndim), "row", "contracted"]
+    second = ["contracted"] if b.ndim == 1 else [*batch(b.ndim), "contracted", "column"]
+    found = [
+        *batch(max(a.ndim, b.ndim)),
+        *(["row"] if a.ndim > 1 else []),
+        *(["column"] if b.ndim > 1 else []),
+    ]
+    return Axes([first, second], [found], sums={"contracted"})
+
+
+@rule("einsum")
+def _einsum(call, operands, result) -> Axes:
+    subscripts = str(call.attrs.subscripts).replace(" ", "")
+    given, arrow, wanted = subscripts.partition("->")
+    labels = [list(each) for each in given.split(",")]
+    letters = {each for some in labels for each in some}
+    if not arrow or "." in subscripts or any(len(set(each)) < len(each) for each in labels):
+        return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
+    return Axes(labels, [list(wanted)], sums=letters - set(wanted))
+
+
+def labels_of(kinds: Sequence[relax.TensorType]) -> list[Labels]:
+    """Return labels that differ on each axis of each tensor."""
+    return [[(i, axis) for axis in range(kind.ndim)] for i, kind in enumerate(kinds)]
+
+
+def _all(kinds) -> set:
+    return {label for labels in labels_of(kinds) for label in labels}
+
+
+@rule("permute_dims")
+def _permute_dims(call, operands, result) -> Axes:
+    ndim = operands[0].ndim
+    axes = call.attrs.axes
+    axes = range(ndim)[::-1] if axes is None else [int(each) % ndim for each in axes]
+    return Axes([list(range(ndim))], [list(axes)])
+
+
+@rule("nn.softmax", "nn.log_softmax", "cumsum", "cumprod", "flip")
+def _along_an_axis(call, operands, result) -> Axes:
+    """One axis is needed whole, or all without an axis."""
+    ndim = operands[0].ndim
+    axis = call.attrs.axis
+    if axis is None:
+        return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
+    return Axes([list(range(ndim))], [list(range(ndim))], whole={int(axis) % ndim})
+
+
+@rule("tril", "triu")
+def _triangle(call, operands, result) -> Axes:
+    ndim = operands[0].ndim
+    return Axes([list(range(ndim))], [list(range(ndim))], whole={ndim - 2, ndim - 1})
+
+
+@rule("nn.layer_norm", "nn.rms_norm")
+def _norm(call, operands, result) -> Axes:
+    ndim = operands[0].ndim
+    axes = [int(each) % ndim for each in call.attrs.axes]
+    return Axes(
+        [list(range(ndim)), *(axes for _ in operands[1:])], [list(range(ndim))], whole=set(axes)
+    )
+
+
+@rule("sum", "mean", "max", "min", "prod", "variance", "std")
+def _reduction(call, operands, result) -> Axes:
+    ndim, axes, name = operands[0].ndim, call.attrs.axis, call.op.name
+    reduced = set(range(ndim)) if axes is None else {int(each) % ndim for each in axes}
+    left = [
+        ("one", i) if i in reduced else i
+        for i in range(ndim)
+        if i not in reduced or call.attrs.keepdims
+    ]
+    kinds = {"relax.sum": "sums", "relax.mean": "means"}
+    return Axes([list(range(ndim))], [left], **{kinds.get(name, "whole"): reduced})
+
+
+@rule("argmax", "argmin")
+def _position(call, operands, result) -> Axes:
+    ndim, axis = operands[0].ndim, call.attrs.axis
+    if axis is None:
+        return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
+    axis = int(axis) % ndim
+    left = ["one" if i == axis else i for i in range(ndim) if i != axis or call.attrs.keepdims]
+    return Axes([list(range(ndim))], [left], whole={axis})
+
+
+@rule("concat")
+def _concat(call, operands, result) -> Axes:
+    ndim = operands[0].ndim
+    if call.attrs.axis is None:
+        return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
+    axis = int(call.attrs.axis) % ndim
+    return Axes([list(range(ndim)) for _ in operands], [list(range(ndim))], whole={axis})
+
+
+@rule("stack")
+def _stack(call, operands, result) -> Axes:
+    ndim = operands[0].ndim
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % (ndim + 1)
+    found = list(range(ndim))
+    return Axes([found for _ in operands], [[*found[:axis], "stacked", *found[axis:]]])
+
+
+@rule("take")
+def _take(call, operands, result) -> Axes:
+    table, *indices = operands
+    if call.attrs.axis is None:
+        return Axes(labels_of(operands), labels_of([result]), whole=_all(operands))
+    axis, names = int(call.attrs.axis) % table.ndim, list(range(table.ndim))
+    places = [("index", i) for each in indices for i in range(each.ndim)]
+    found = [*names[:axis], *places, *names[axis + 1 :]]
+    return Axes([names, *([places] if indices else [])], [found], whole={axis})
+
+
+@rule("gather_elements")
+def _gather_elements(call, operands, result) -> Axes:
+    ndim = operands[0].ndim
+    axis = int(call.attrs.axis) % ndim
+    places = ["place" if i == axis else i for i in range(ndim)]
+    return Axes([list(range(ndim)), places], [places], whole={axis})
+
+
+@rule("nn.attention", "nn.attention_bias")
+def _attention(call, operands, result) -> Axes:
+    """Queries (batch, place, head, feature), and a bias (batch, head, place, key)."""
+    bias = [["batch", "head", "place", "key"][-each.ndim :] for each in operands[3:]]
+    labels = [
+        ["batch", "place", "head", "feature"],
+        ["batch", "key", "head", "feature"],
+        ["batch", "key", "head", "value"],
+        *bias,
+    ]
+    return Axes(labels, [["batch", "place", "head", "value"]], whole={"place", "key", "feature"})

@@ -1,0 +1,99 @@
+"""Layouts of tensors of which each worker has a part, and products of extents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tvm import relax, tirx
+from tvm_ffi import structural_equal
+
+from ...ir.compat import Analyzer
+
+
+@dataclass(frozen=True)
+class Divided:
+    """The layout of a tensor that is divided along one axis among W workers.
+
+    The axis consists of equal parts, each of which is divided: an index along it is ``(part * W + worker) * size + offset``.
+
+    Attributes
+    ----------
+    axis : int
+        The axis.
+    parts, size : int or tirx.PrimExpr
+        The number of parts, and the extent of a worker's share of each.
+    """
+
+    axis: int
+    parts: object
+    size: object
+
+    @property
+    def local(self):
+        """The extent of a worker's axis."""
+        return self.parts * self.size
+
+    def moved(self, axis: int) -> Divided:
+        """Return this layout at another axis."""
+        return Divided(axis, self.parts, self.size)
+
+    def is_like(self, other: Divided) -> bool:
+        """Tell whether two layouts divide their axes in the same way."""
+        return is_equal(self.parts, other.parts) and is_equal(self.size, other.size)
+
+
+def is_equal(a, b) -> bool:
+    """Tell whether two extents are known to be equal."""
+    a, b = (tirx.const(each, "int64") if isinstance(each, int) else each for each in (a, b))
+    return bool(Analyzer().can_prove_equal(a, b))
+
+
+def as_int(extent) -> int | None:
+    """Return a constant extent as an integer, or None."""
+    if isinstance(extent, int):
+        return extent
+    return int(extent) if isinstance(extent, tirx.IntImm) else None
+
+
+def quotient(numerator: Iterable, denominator: Iterable):
+    """Return the product of some extents, divided by that of others; None if it is not known to be an integer."""
+    above, below = _factors(numerator), _factors(denominator)
+    count, symbols = above
+    divisor, others = below
+    symbols = list(symbols)
+    for each in others:
+        at = next((i for i, s in enumerate(symbols) if structural_equal(s, each)), None)
+        if at is None:
+            return None
+        symbols.pop(at)
+    if divisor == 0 or count % divisor:
+        return None
+    found = count // divisor
+    for each in symbols:
+        found = each * found
+    return found
+
+
+def _factors(extents: Iterable) -> tuple[int, list]:
+    """Return the constant factor and the other factors of a product."""
+    count, symbols, pending = 1, [], list(extents)
+    while pending:
+        each = pending.pop()
+        known = as_int(each)
+        if known is not None:
+            count *= known
+        elif isinstance(each, tirx.Mul):
+            pending += [each.a, each.b]
+        else:
+            symbols.append(each)
+    return count, symbols
+
+
+def local_type(kind: relax.TensorType, layout: Divided | None) -> relax.TensorType:
+    """Return the type of a worker's part of a tensor."""
+    if layout is None:
+        return kind
+    extents = list(kind.shape.values)
+    extents[layout.axis] = layout.local
+    return relax.TensorType(extents, kind.dtype, kind.vdevice)

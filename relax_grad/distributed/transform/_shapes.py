@@ -1,0 +1,148 @@
+"""Divided axes in operators whose arguments are extents or positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax
+from tvm.relax import op
+
+from ._labels import SHAPES
+from ._layouts import Divided, as_int, quotient
+from ._propagation import Operand, Propagation
+
+#: Binds the result of a call, or returns False for the rule by labels.
+ShapeRule = Callable[[Propagation, relax.Var, relax.Call, "list[Operand]"], bool]
+
+
+def _shape_rule(*names: str):
+    def register(function: ShapeRule) -> ShapeRule:
+        SHAPES.update({f"relax.{name}": function for name in names})
+        return function
+
+    return register
+
+
+@_shape_rule("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten")
+def _reshape(propagation, variable, call, operands) -> bool:
+    """The divided axis may take in axes before and behind it, or give them up.
+
+    The workers are an axis of their own: ``outer`` elements before it, and ``inner`` elements behind it. An axis of the result
+    that has them in the same place is divided too.
+    """
+    (data,) = operands
+    layout, before = data.layout, data.kind.shape.values
+    outer = [*before[: layout.axis], layout.parts]
+    inner = [*before[layout.axis + 1 :], layout.size]
+    extents = list(variable.ty.shape.values)
+    for axis in range(len(extents)):
+        parts = quotient(outer, extents[:axis])
+        size = quotient(inner, extents[axis + 1 :])
+        if parts is None or size is None:
+            continue
+        whole = quotient([parts, propagation.num_workers, size], [extents[axis]])
+        if whole is not None and as_int(whole) == 1:
+            found = Divided(axis, parts, size)
+            extents[axis] = found.local
+            propagation.finish(variable, op.reshape(data.value, extents), found)
+            return True
+    within = f" within {layout.parts} parts" if as_int(layout.parts) != 1 else ""
+    return propagation.refuse(
+        call.op.name,
+        f"axis {layout.axis} of {data.name}, of the shape {_text(before)}, is divided among {propagation.num_workers} workers{within}, "
+        f"and no axis of the new shape {_text(variable.ty.shape.values)} is divided in this way; an axis of heads must be a multiple of "
+        "the workers, and parts must be the number of joined layers",
+    )
+
+
+@_shape_rule("broadcast_to")
+def _broadcast_to(propagation, variable, call, operands) -> bool:
+    (data,) = operands
+    extents = list(variable.ty.shape.values)
+    found = data.layout.moved(data.layout.axis + len(extents) - data.kind.ndim)
+    extents[found.axis] = found.local
+    propagation.finish(variable, op.broadcast_to(data.value, extents), found)
+    return True
+
+
+@_shape_rule("split")
+def _split(propagation, variable, call, operands) -> bool:
+    """Along the divided axis, the sections must begin and end with parts of it."""
+    (data,) = operands
+    axis, layout = int(call.attrs.axis) % data.kind.ndim, data.layout
+    given = call.attrs.indices_or_sections
+    if isinstance(variable.ty, relax.TensorType):  # a single section
+        propagation.finish(variable, relax.Call(call.op, [data.value], call.attrs), layout)
+        return True
+    count = len(variable.ty.fields)
+    if axis != layout.axis:
+        value = relax.Call(call.op, [data.value], call.attrs)
+        propagation.finish(variable, value, [layout] * count)
+        return True
+    sizes = [as_int(each.shape.values[axis]) for each in variable.ty.fields[:]]
+    found = [_of_parts(propagation, call, data, each) for each in sizes]
+    if as_int(given) is not None:
+        wanted = as_int(given)
+    else:
+        wanted = [int(each) // propagation.num_workers for each in given]
+    propagation.finish(variable, op.split(data.value, wanted, axis), found)
+    return True
+
+
+@_shape_rule("strided_slice")
+def _strided_slice(propagation, variable, call, operands) -> bool:
+    """Along the divided axis, the slice must begin and end with parts of it."""
+    data = operands[0]
+    layout, ndim = data.layout, data.kind.ndim
+    axes, begin, end, *strides = (_constants(each) for each in call.args[1:])
+    if axes is None:
+        return propagation.refuse(call.op.name, "the axes must be constant")
+    axes = [each % ndim for each in axes]
+    arguments = list(call.args)
+    arguments[0] = data.value
+    if layout.axis not in axes:
+        value = relax.Call(call.op, arguments, call.attrs)
+        propagation.finish(variable, value, layout)
+        return True
+    at, extent = axes.index(layout.axis), as_int(data.kind.shape.values[layout.axis])
+    steps = strides[0] if strides else [1] * len(axes)
+    if None in (begin, end, steps, extent) or steps[at] != 1:
+        return propagation.refuse(
+            call.op.name,
+            f"a slice of the divided axis {layout.axis} of {data.name} must be constant, with the stride 1",
+        )
+    first, last = (
+        min(max(each[at] + (extent if each[at] < 0 else 0), 0), extent) for each in (begin, end)
+    )
+    _of_parts(propagation, call, data, first)
+    found = _of_parts(propagation, call, data, last - first)
+    begin[at], end[at] = first // propagation.num_workers, last // propagation.num_workers
+    value = op.strided_slice(data.value, axes, begin, end, steps, bool(call.attrs.assume_inbound))
+    propagation.finish(variable, value, found)
+    return True
+
+
+def _of_parts(propagation, call, data: Operand, extent: int | None) -> Divided:
+    """Return the layout of some parts of a divided axis."""
+    layout = data.layout
+    parts, size = as_int(layout.parts), as_int(layout.size)
+    whole = None if size is None else size * propagation.num_workers
+    if parts is None or extent is None or whole is None or extent % whole:
+        propagation.refuse(
+            call.op.name,
+            f"axis {layout.axis} of {data.name} is divided within {layout.parts} parts of {whole} elements, but a section has or "
+            f"begins at {extent}; annotate the weight with parts= for the sections that it joins",
+        )
+    return Divided(layout.axis, extent // whole, layout.size)
+
+
+def _constants(value: relax.Expr) -> list[int] | None:
+    """Return a tuple of constant numbers as a list, or None."""
+    if not isinstance(value, relax.Tuple):
+        return None
+    found = [as_int(getattr(each, "value", each)) for each in value.fields[:]]
+    return None if None in found else found
+
+
+def _text(extents) -> str:
+    return f"({', '.join(str(as_int(each) or each) for each in extents)})"

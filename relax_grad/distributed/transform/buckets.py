@@ -1,0 +1,189 @@
+"""Reductions of many tensors in few collectives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax
+from tvm.relax import op
+
+from ...ir.aliases import may_write
+from ...ir.asynchronous import is_start, start_allreduce, wait
+from ...ir.bindings import bindings_of
+from ...ir.compat import dtype_of
+from ...ir.dataflow import in_dataflow
+from ...ir.module import normalized
+from ...ir.readiness import in_order_of_readiness
+from ._emitter import Emitter
+
+#: The size of a bucket in bytes, as in PyTorch's ``DistributedDataParallel``.
+BUCKET_BYTES = 25 * 2**20
+
+#: The largest size of the first bucket of collectives that overlap, as there.
+_FIRST_BYTES = 2**20
+
+
+def reduce_gradients(
+    function: relax.Function,
+    kind: str,
+    bucket_bytes: int = BUCKET_BYTES,
+    *,
+    overlap: bool = False,
+) -> relax.Function:
+    """Return an adjoint function whose gradients are reduced over all workers.
+
+    The gradients are joined to vectors of one dtype, in the order in which they are ready, up to a number of bytes. The collective
+    of a vector comes directly behind the last of its gradients. Computations of single gradients come as soon as their operands are
+    there: an adjoint may compute them at its end.
+
+    Parameters
+    ----------
+    function : relax.Function
+        A function that returns ``(result, (gradients...))``.
+    kind : str
+        ``"sum"`` or ``"avg"``.
+    bucket_bytes : int
+        The largest size of a vector; a gradient that is larger has a vector of its own. If collectives overlap, the first vector
+        has at most 1 MiB, as in PyTorch's ``DistributedDataParallel``, so that they begin early.
+    overlap : bool
+        Whether the collectives run beside the rest of the function, which waits for them at its end.
+
+    Returns
+    -------
+    function : relax.Function
+        The function with the same parameters and types.
+    """
+    plain = relax.transform.ToNonDataflow()(tvm.IRModule({"f": function}))["f"]
+    bindings = list(_top_level(plain.body))
+    values = {each.var: each.value for each in bindings if isinstance(each, relax.VarBinding)}
+    whole = _resolved(plain.body.body, values)
+    result, gradients = whole.fields[0], _resolved(whole.fields[1], values).fields[:]
+    if not any(may_write(each.value, ()) for each in bindings):
+        ready = [each for each in gradients if isinstance(each, relax.Var)]
+        bindings = in_order_of_readiness(bindings, ready, relax.analysis.free_vars(result))
+    defined = {each.var: i for i, each in enumerate(bindings)}
+    emit, reduced = Emitter(), {}
+    gradients = [
+        each if isinstance(each, relax.Var) else emit(each, "gradient") for each in gradients
+    ]
+    places = {each: defined.get(each, -1) for each in gradients}  # that of several parameters once
+    pending: dict[int, list[list[relax.Var]]] = {}
+    for bucket in _buckets(sorted(places, key=places.get), bucket_bytes, overlap):
+        pending.setdefault(max(places[each] for each in bucket), []).append(bucket)
+    started = []
+    for i in range(-1, len(bindings)):
+        if i >= 0:
+            emit.bindings.append(bindings[i])
+        for bucket in pending.get(i, []):
+            if overlap:
+                call = start_allreduce(_joined(emit, bucket), kind)
+                started.append((bucket, emit(call, "started")))
+            else:
+                reduced.update(zip(bucket, reduce_together(emit, bucket, kind), strict=True))
+    for bucket, each in started:
+        total = emit(wait(each), "bucket")
+        reduced.update(zip(bucket, _divided(emit, total, bucket), strict=True))
+    outputs = [reduced[each] for each in gradients]
+    body = relax.SeqExpr(
+        [relax.BindingBlock(emit.bindings)], relax.Tuple([result, relax.Tuple(outputs)])
+    )
+    return in_dataflow(
+        relax.Function(
+            plain.params, normalized(plain.params, body), None, plain.is_pure, plain.attrs
+        )
+    )
+
+
+def reduce_together(emit, tensors: Sequence[relax.Var], kind: str) -> list[relax.Var]:
+    """Emit one collective for tensors of one dtype, and return the reduced tensors.
+
+    Parameters
+    ----------
+    emit : Callable
+        Binds a value.
+    tensors : Sequence[relax.Var]
+        Tensors of constant shapes.
+    kind : str
+        ``"sum"`` or ``"avg"``.
+    """
+    total = emit(op.ccl.allreduce(_joined(emit, tensors), kind, False), "bucket")
+    return _divided(emit, total, tensors)
+
+
+def _joined(emit, tensors: Sequence[relax.Var]) -> relax.Var:
+    """Emit the vector of all elements of some tensors; a single tensor stays as it is."""
+    if len(tensors) == 1:
+        return tensors[0]
+    flat = [emit(op.reshape(each, (math.prod(_shape(each)),))) for each in tensors]
+    return emit(op.concat(flat, 0))
+
+
+def _divided(emit, total: relax.Var, tensors: Sequence[relax.Var]) -> list[relax.Var]:
+    """Emit the parts of a vector of :func:`_joined` in the shapes of the tensors."""
+    if len(tensors) == 1:
+        return [total]
+    shapes = [_shape(each) for each in tensors]
+    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+    parts = emit(op.split(total, ends[:-1], 0))
+    return [
+        emit(op.reshape(emit(relax.TupleGetItem(parts, i)), shape))
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def _shape(tensor: relax.Var) -> list[int]:
+    return [int(each) for each in tensor.ty.shape.values]
+
+
+def _buckets(
+    variables: Sequence[relax.Var], bucket_bytes: int, is_first_small: bool
+) -> list[list[relax.Var]]:
+    """Return consecutive variables of one dtype together, up to a size."""
+    found: list[list[relax.Var]] = []
+    limit = min(bucket_bytes, _FIRST_BYTES) if is_first_small else bucket_bytes
+    open_ones: dict[str, tuple[list[relax.Var], int]] = {}
+    for each in variables:
+        dtype, size = dtype_of(each.ty), _bytes(each.ty)
+        bucket, total = open_ones.get(dtype, (None, 0))
+        if bucket is None or total + size > (limit if bucket is found[0] else bucket_bytes):
+            bucket, total = [], 0
+            found.append(bucket)
+        bucket.append(each)
+        open_ones[dtype] = bucket, total + size
+    return found
+
+
+def _bytes(kind: relax.TensorType) -> int:
+    count = math.prod(int(each) for each in kind.shape.values)
+    return count * tvm.DataType(dtype_of(kind)).bits // 8
+
+
+def _top_level(body: relax.SeqExpr):
+    return (binding for block in body.blocks[:] for binding in block.bindings[:])
+
+
+def _resolved(value: relax.Expr, values: dict) -> relax.Tuple:
+    while isinstance(value, relax.Var) and value in values:
+        value = values[value]
+    if not isinstance(value, relax.Tuple):
+        raise ValueError("the function must return a tuple of its result and a tuple of gradients")
+    return value
+
+
+def reductions(function: relax.Function) -> list[relax.Call]:
+    """Return the calls that reduce a tensor or start to do so, in their order."""
+    allreduce = tvm.ir.Op.get("relax.ccl.allreduce")
+    return [
+        each.value
+        for each in bindings_of(function.body)
+        if isinstance(each.value, relax.Call)
+        and (each.value.op == allreduce or is_start(each.value))
+    ]
+
+
+def reduced_by(call: relax.Call) -> relax.Var:
+    """Return the tensor that a call of :func:`reductions` reduces."""
+    return call.args[1] if is_start(call) else call.args[0]

@@ -1,0 +1,15 @@
+"""Sessions that the tests of a module share."""
+
+from __future__ import annotations
+
+import pytest
+from sessions import assert_ended, new_session
+
+
+@pytest.fixture(scope="package")
+def pair():
+    """Return a session of two workers."""
+    with new_session(2) as found:
+        yield found
+        pids = list(found.pids.values())
+    assert_ended(pids)

@@ -1,0 +1,146 @@
+"""Collectives of two workers, and of four in two groups."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from sessions import each, new_session, values
+from tvm import relax
+
+from relax_grad.distributed import WorkerError
+
+RNG = np.random.default_rng(0)
+REDUCTIONS = {
+    "sum": lambda x: x.sum(0),
+    "prod": lambda x: x.prod(0),
+    "min": lambda x: x.min(0),
+    "max": lambda x: x.max(0),
+    "avg": lambda x: x.mean(0),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCTIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint8"])
+def test_allreduce(pair, kind, dtype):
+    given = RNG.integers(1, 9, (2, 3, 2)).astype(dtype)
+    result = pair.empty((3, 2), dtype)
+    pair.allreduce(each(pair, list(given)), result, kind)
+    wanted = REDUCTIONS[kind](given.astype("float64")).astype(dtype)  # integers: towards 0
+    for found in values(pair, result):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_reduced_in_float32(pair, dtype):
+    """The sum of float16 would overflow, and the mean does not."""
+    import ml_dtypes
+
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    given = np.array([[40000.0, 1.0], [50000.0, 2.0**-9]]).astype(kind)
+    result = pair.empty((2,), dtype)
+    pair.allreduce(each(pair, list(given)), result, "avg")
+    wanted = given.astype("float32").mean(0).astype(kind)
+    for found in values(pair, result):
+        assert np.array_equal(found, wanted)
+
+
+def test_prod_of_negative_numbers_and_nan(pair):
+    given = [np.array([-2.0, np.nan], "float32"), np.array([3.0, 1.0], "float32")]
+    result = pair.empty((2,), "float32")
+    pair.allreduce(each(pair, given), result, "prod")
+    assert [found.tolist()[0] for found in values(pair, result)] == [-6.0, -6.0]
+    assert all(np.isnan(found[1]) for found in values(pair, result))
+
+
+def test_gather_and_scatter(pair):
+    given = RNG.normal(size=(2, 3)).astype("float32")
+    whole = pair.empty((2, 3), "float32")
+    pair.allgather(each(pair, list(given)), whole)
+    for found in values(pair, whole):
+        np.testing.assert_array_equal(found, given)
+    at_first = pair.empty((2, 3), "float32", None, True, False)
+    pair.gather_to_worker0(each(pair, list(given)), at_first)
+    np.testing.assert_array_equal(pair.debug(at_first, 0).numpy(), given)
+    part = pair.empty((3,), "float32")
+    pair.scatter_from_worker0(at_first, part)
+    for found, wanted in zip(values(pair, part), given, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for found in values(pair, pair.broadcast(given)):
+        np.testing.assert_array_equal(found, given)
+
+
+def test_send_and_recv(pair):
+    """Only one of two workers calls each function: the branch is in a task."""
+    pair.import_python_module("worker_tasks")
+    assert pair.run("send_and_recv", count=5) == [[5.0] * 5, [5.0] * 5]
+
+
+def test_in_compiled_functions(pair, tmp_path):
+    """The operators of Relax, with the gradients of their rules."""
+    import relax_grad
+
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            total = bb.emit(relax.op.ccl.allreduce(relax.op.multiply(x, x), "sum", False))
+            whole = bb.emit(relax.op.ccl.allgather(total, 2, False))
+            loss = bb.emit_output(relax.op.sum(relax.op.multiply(whole, whole)))
+        bb.emit_func_output(loss)
+    module = relax_grad.value_and_grad(bb.get(), wrt="x")
+    executable = tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")
+    executable.export_library(str(tmp_path / "main.so"))
+    given = RNG.normal(size=(2, 4)).astype("float32")
+    loaded = pair.load_vm_module(str(tmp_path / "main.so"), tvm.cpu())
+    found = loaded["main_adjoint"](each(pair, list(given)))
+    pair.synchronize()
+    total = (given.astype("float64") ** 2).sum(0)
+    for rank in range(2):
+        loss, (gradient,) = found.debug_get_from_remote(rank)
+        np.testing.assert_allclose(loss.numpy(), 2 * (total**2).sum(), 1e-5)
+        # The function that is differentiated is the sum of those of both workers.
+        np.testing.assert_allclose(gradient.numpy(), 16 * total * given[rank], 1e-5)
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Return a session of two groups of two workers."""
+    with new_session(4, num_groups=2) as found:
+        yield found
+
+
+def test_groups(groups):
+    given = RNG.normal(size=(4, 3)).astype("float32")
+    start = each(groups, list(given))
+    result = groups.empty((3,), "float32")
+    groups.allreduce(start, result, "sum", True)
+    for rank, found in enumerate(values(groups, result)):
+        own = given[rank // 2 * 2 : rank // 2 * 2 + 2]
+        np.testing.assert_allclose(found, own.sum(0), 1e-6)
+    groups.allreduce(start, result, "sum", False)
+    for found in values(groups, result):
+        np.testing.assert_allclose(found, given.sum(0), 1e-6)
+    pairs = groups.empty((2, 3), "float32")
+    groups.allgather(start, pairs, True)
+    for rank, found in enumerate(values(groups, pairs)):
+        np.testing.assert_array_equal(found, given[rank // 2 * 2 : rank // 2 * 2 + 2])
+    whole = groups.empty((4, 3), "float32")
+    groups.allgather(start, whole, False)
+    for found in values(groups, whole):
+        np.testing.assert_array_equal(found, given)
+    groups.broadcast_from_worker0(start, result, True)
+    for rank, found in enumerate(values(groups, result)):
+        np.testing.assert_array_equal(found, given[rank // 2 * 2])
+    groups.import_python_module("worker_tasks")
+    assert groups.run("to_next_group", value=1.0) == [None, None, 1.0, 2.0]
+
+
+def test_an_error_names_the_worker_and_the_shapes(groups):
+    """The last test of this session: an error ends it."""
+    send, recv = groups.empty((2,), "float32"), groups.empty((2,), "float32")
+    groups.allgather(send, recv)
+    with pytest.raises(WorkerError, match=r"worker \d on .*: allgather: .*\(2,\).* 2 times"):
+        groups.synchronize()
+    with pytest.raises(WorkerError, match="allgather"):  # the session has ended
+        groups.run("wait")

@@ -1,0 +1,201 @@
+"""Sessions: their start, their end, and the failures of workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from sessions import START, assert_ended, free_port, new_session, values
+
+from relax_grad.distributed import WorkerError, session
+from relax_grad.distributed import node as nodes
+from relax_grad.distributed._processes import address_of, cause_of, shares
+
+SECRET = "a secret of 32 characters, or so"
+
+
+def test_shares_and_addresses():
+    assert shares(7, 3) == [3, 2, 2]
+    assert address_of("127.0.0.1:80") == ("127.0.0.1", 80)
+    for text in ("127.0.0.1", ":80", "host:", "host:70000", None):
+        with pytest.raises(ValueError, match="HOST:PORT"):
+            address_of(text)
+    assert cause_of(-9) == "its process was ended by SIGKILL"
+    assert cause_of(3) == "its process has ended with exit code 3"
+
+
+def test_a_session_describes_its_workers(pair):
+    assert pair.num_workers == 2
+    assert pair.pids[0] == os.getpid()
+    assert pair.pids[1] != os.getpid()
+    assert len(pair.hosts) == 2
+    assert [each["threads"] for each in pair.run("describe")] == [1, 1]
+
+
+def test_workers_listen_on_the_loopback_interface_only(pair):
+    """Nothing but the loopback interface is bound by this process and its worker."""
+    found = set()
+    for pid in pair.pids.values():
+        inodes = set()
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                link = os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            inodes |= {*re.findall(r"socket:\[(\d+)\]", link)}
+        for table in ("tcp", "tcp6"):
+            with open(f"/proc/{pid}/net/{table}") as file:
+                for line in list(file)[1:]:
+                    fields = line.split()
+                    if fields[3] == "0A" and fields[9] in inodes:  # 0A is LISTEN
+                        found.add(fields[1].partition(":")[0])
+    assert found
+    loopback = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+    assert found <= loopback
+
+
+def test_a_file_is_shared(pair, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(1000))
+    first, second = pair.run("share_file", path=str(path), name="data")
+    assert first == second
+
+
+def test_a_worker_that_hangs():
+    """tests/distributed/test_trainer.py has a worker that is killed."""
+    cause = "wait: no answer within 4 s"
+    found = new_session(2, timeout=4)
+    x = found.broadcast(np.ones(3, "float32"))
+    found.synchronize()
+    os.kill(found.pids[1], signal.SIGSTOP)
+    start = time.monotonic()
+    found.allreduce(x, x)
+    with pytest.raises(WorkerError, match=f"worker 1 on {re.escape(found.hosts[1])}: {cause}") as e:
+        found.synchronize()
+    assert time.monotonic() - start < 15
+    assert (e.value.rank, e.value.host) == (1, found.hosts[1])
+    assert_ended(found.pids.values())
+    with pytest.raises(WorkerError, match=cause):
+        found.synchronize()
+    found.close()
+    del x  # its destructor writes to the pipe of the worker
+
+
+def test_other_machines(monkeypatch):
+    """Two nodes, both on this machine. A stranger and a wrong secret do not stop the start."""
+    pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
+    monkeypatch.setenv("RELAX_GRAD_SECRET", SECRET)
+    port = free_port()
+    command = [sys.executable, "-m", "relax_grad", "worker", "--timeout", str(START)]
+    wrong = subprocess.Popen(
+        [*command, "--controller", f"127.0.0.1:{port}"],
+        env={**os.environ, "RELAX_GRAD_SECRET": SECRET[::-1]},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started = []
+
+    def start_the_other() -> None:
+        """Start the node that knows the secret after the controller, which closes its port then, has refused the other."""
+        wrong.wait(START)
+        started.append(subprocess.Popen([*command, "--controller", f"127.0.0.1:{port}"]))
+
+    starter = threading.Thread(target=start_the_other)
+    starter.start()
+    try:
+        found = new_session(2, nodes=2, listen=f"127.0.0.1:{port}", timeout=20)
+        starter.join()
+        (right,) = started
+        x = found.broadcast(np.arange(3.0))
+        for value in values(found, x):
+            np.testing.assert_array_equal(value, [0, 1, 2])
+        assert "secret is wrong" in wrong.communicate(timeout=START)[1]
+        assert wrong.returncode == 1
+        right.kill()
+        right.wait()
+        with pytest.raises(WorkerError, match="the connection to its machine has ended"):
+            found.synchronize()
+        assert_ended(found.pids.values())
+    finally:
+        wrong.kill()
+        starter.join()
+        for each in (wrong, *started):
+            each.kill()
+            each.wait()
+
+
+#: A machine that claims another version of PyTorch.
+OTHER_VERSION = """
+import sys
+from relax_grad.distributed import _handshake, node
+own = _handshake.versions()
+_handshake.versions = lambda: {**own, "torch": "1.0.0"}
+node.serve(*sys.argv[1:], 200.0)
+"""
+
+
+def test_a_machine_with_other_versions():
+    """Both sides name the machine and both versions, before a worker has started."""
+    torch = pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
+    port = free_port()
+    address, host = f"127.0.0.1:{port}", socket.gethostname()
+    command = [sys.executable, "-c", OTHER_VERSION, address, SECRET]
+    other = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        differs = f"torch 1.0.0 there and {torch.__version__} here"
+        message = re.escape(f"{host} runs other versions: {differs}")
+        with pytest.raises(WorkerError, match=message) as error:
+            session(2, nodes=2, listen=address, secret=SECRET, start_timeout=START)
+        assert error.value.host == host
+        assert f"the versions differ from those of {host}: {differs}" in other.communicate()[1]
+        assert other.returncode == 1
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_machines_that_do_not_come():
+    with pytest.raises(WorkerError, match=r"0 of 1 other machines have connected within 0\.5 s"):
+        session(2, nodes=2, secret=SECRET, start_timeout=0.5)
+    with pytest.raises(ConnectionError, match=r"no controller answers at 127\.0\.0\.1"):
+        nodes.serve(f"127.0.0.1:{free_port()}", SECRET, 0.6)
+
+
+def test_a_port_in_use():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"cannot listen at {address}: .*choose a free port"):
+            session(2, nodes=2, listen=address, secret=SECRET)
+
+
+CASES = {
+    "no worker": ({"num_workers": 0}, ValueError, "num_workers must be at least 1"),
+    "half a worker": ({"num_workers": 1.5}, TypeError, "num_workers must be an integer"),
+    "a library": ({"backend": "rccl"}, ValueError, 'backend must be "gloo"'),
+    "no NCCL": ({"backend": "nccl"}, ValueError, "without NCCL"),
+    "groups": ({"num_groups": 3}, ValueError, "num_groups must divide num_workers"),
+    "nodes": ({"nodes": 3}, ValueError, "each node needs a worker"),
+    "threads": ({"threads": 0}, ValueError, "threads must be at least 1"),
+    "a timeout": ({"timeout": -1}, ValueError, "timeout must be a positive number of seconds"),
+    "a short secret": ({"nodes": 2, "secret": "abc"}, ValueError, "at least 16 characters"),
+    "an address": ({"listen": "here"}, ValueError, "HOST:PORT"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wrong_arguments(name):
+    arguments, error, message = CASES[name]
+    if "NCCL" in name:
+        pytest.importorskip("tvm")
+    with pytest.raises(error, match=message):
+        session(**{"num_workers": 2, **arguments})

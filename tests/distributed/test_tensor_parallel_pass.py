@@ -1,0 +1,404 @@
+"""Tensor parallelism as a pass, on workers that are threads, against the function of whole tensors."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tvm
+from thread_workers import thread_workers
+from tvm import relax, tirx
+from tvm.relax import op
+from tvm_ffi import structural_equal
+
+from relax_grad.distributed import along, column, join_values, row, shard_values
+from relax_grad.distributed.transform import TensorParallel
+from relax_grad.ir.bindings import bindings_of
+from relax_grad.transform import Gradient
+
+BATCH = 3
+
+
+def module_of(build, shapes, dtype="float64"):
+    """Return the module of the loss ``build(emit, **params)``; a first extent "n" is symbolic."""
+    n = tirx.Var("n", "int64")
+    params = {
+        name: relax.Var(name, relax.TensorType([n if e == "n" else e for e in shape], dtype))
+        for name, shape in shapes.items()
+    }
+    bb = relax.BlockBuilder()
+    with bb.function("loss", list(params.values())):
+        with bb.dataflow():
+            result = bb.emit_output(build(bb.emit, **params))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def mean_of(emit, y):
+    return emit(op.mean(emit(op.sin(y))))
+
+
+def mlp(emit, x, up, bias, down, last):
+    y = emit(op.nn.gelu(emit(op.add(emit(op.matmul(x, up)), bias))))
+    return mean_of(emit, emit(op.add(emit(op.matmul(y, down)), last)))
+
+
+MLP = {"x": ("n", 4), "up": (4, 6), "bias": (6,), "down": (6, 4), "last": (4,)}
+MLP_SHARDS = {"up": column(), "bias": column(), "down": row()}
+
+
+def linear(emit, x, weight):
+    """Return the product with a weight in PyTorch's order."""
+    return emit(op.matmul(x, emit(op.permute_dims(weight))))
+
+
+def attended(emit, q, k, v):
+    """Return attention of tensors (batch, heads, places, features)."""
+    scores = emit(op.matmul(q, emit(op.permute_dims(k, [0, 1, 3, 2]))))
+    mask = np.triu(np.full((4, 4), -1e9), 1)
+    scores = emit(op.add(scores, relax.const(mask, "float64")))
+    return emit(op.matmul(emit(op.nn.softmax(scores, -1)), v))
+
+
+def joined(emit, x, qkv, bias, out):
+    """Attention with one weight for queries, keys and values: an axis of 3 before the heads."""
+    n = x.ty.shape.values[0]
+    y = emit(op.add(linear(emit, x, qkv), bias))
+    y = emit(op.permute_dims(emit(op.reshape(y, (n, 4, 3, 2, 2))), [2, 0, 3, 1, 4]))
+    parts = emit(op.split(y, 3, 0))
+    q, k, v = (emit(op.squeeze(emit(relax.TupleGetItem(parts, i)), 0)) for i in range(3))
+    y = emit(op.permute_dims(attended(emit, q, k, v), [0, 2, 1, 3]))
+    return mean_of(emit, linear(emit, emit(op.reshape(y, (n, 4, 4))), out))
+
+
+def chunked(emit, x, qkv, bias, out):
+    """The same with a split or slices of the divided axis, and heads joined with a symbolic batch."""
+    n = x.ty.shape.values[0]
+    y = emit(op.add(linear(emit, x, qkv), bias))
+    parts = emit(op.split(y, [4, 8], 2))
+    q, k = (emit(relax.TupleGetItem(parts, i)) for i in range(2))
+    v = emit(op.strided_slice(y, [2], [8], [12]))
+    q, k, v = (
+        emit(
+            op.reshape(
+                emit(op.permute_dims(emit(op.reshape(e, (n, 4, 2, 2))), [0, 2, 1, 3])),
+                (n * 2, 4, 2),
+            )
+        )
+        for e in (q, k, v)
+    )
+    q, k, v = (emit(op.expand_dims(each, 1)) for each in (q, k, v))
+    y = emit(op.reshape(attended(emit, q, k, v), (n, 2, 4, 2)))
+    y = emit(op.flatten(emit(op.permute_dims(y, [0, 2, 1, 3]))))
+    return mean_of(emit, linear(emit, emit(op.reshape(y, (n, 4, 4))), out))
+
+
+def fused(emit, x, qkv, bias, out):
+    """The same with the operator for attention, and norms of the features of a head."""
+    n = x.ty.shape.values[0]
+    y = emit(op.reshape(emit(op.add(linear(emit, x, qkv), bias)), (n, 4, 3, 2, 2)))
+    parts = emit(op.split(y, 3, 2))
+    q, k, v = (emit(op.squeeze(emit(relax.TupleGetItem(parts, i)), 2)) for i in range(3))
+    y = emit(op.reshape(emit(op.nn.attention(q, k, v)), (n, 4, 4)))
+    return mean_of(emit, linear(emit, y, out))
+
+
+ATTENTION = {"x": ("n", 4, 4), "qkv": (12, 4), "bias": (12,), "out": (4, 4)}
+ATTENTION_SHARDS = {"qkv": column(parts=3), "bias": column(parts=3), "out": row()}
+
+
+def head_norms(emit, x, w, gamma, beta, out):
+    """A norm of each head with shared parameters, whose gradients are sums over the heads."""
+    n = x.ty.shape.values[0]
+    y = emit(op.reshape(emit(op.matmul(x, w)), (n, 2, 4)))
+    y = emit(op.nn.layer_norm(y, gamma, beta, [-1]))
+    return mean_of(emit, emit(op.matmul(emit(op.reshape(y, (n, 8))), out)))
+
+
+def reductions(emit, x, w, scale):
+    """A sum and a mean over the divided axis, a maximum over another, and a tensor of full extent that is cut."""
+    y = emit(op.multiply(emit(op.matmul(x, w)), scale))
+    total = emit(op.sum(emit(op.exp(y)), [1]))
+    mean = emit(op.mean(emit(op.square(y)), 1, keepdims=True))
+    least = emit(op.sum(emit(op.max(y, 0))))
+    return emit(op.add(mean_of(emit, emit(op.add(total, emit(op.sum(mean, [1]))))), least))
+
+
+def tables(emit, table, out, w):
+    """A table with divided features, an einsum, and tensors that are joined."""
+    rows = emit(op.take(table, relax.const(np.array([[0, 2], [1, 1]])), 0))
+    more = emit(op.concat([rows, emit(op.cos(rows))], 1))
+    both = emit(
+        op.stack([more, emit(op.broadcast_to(emit(op.mean(more, 0, keepdims=True)), (2, 4, 4)))], 0)
+    )
+    y = emit(op.einsum((both, w), "abcd,de->abce"))
+    return emit(op.add(mean_of(emit, y), mean_of(emit, emit(op.matmul(rows, out)))))
+
+
+CASES = {
+    "mlp": (mlp, MLP, MLP_SHARDS),
+    "a bias without an annotation is cut": (mlp, MLP, {"up": column(), "down": row()}),
+    "a row alone cuts its input": (mlp, MLP, {"down": row()}),
+    "3 parts": (mlp, MLP, {"up": along(1, 3), "down": row(3)}),
+    "attention": (joined, ATTENTION, ATTENTION_SHARDS),
+    "attention, bias without an annotation": (joined, ATTENTION, {"qkv": column(3), "out": row()}),
+    "attention by slices": (chunked, ATTENTION, ATTENTION_SHARDS),
+    "attention operator": (fused, ATTENTION, ATTENTION_SHARDS),
+    "norms of heads": (
+        head_norms,
+        {"x": ("n", 4), "w": (4, 8), "gamma": (4,), "beta": (4,), "out": (8, 3)},
+        {"w": column(), "out": row()},
+    ),
+    "reductions": (reductions, {"x": ("n", 4), "w": (4, 6), "scale": (6,)}, {"w": column()}),
+    "tables": (
+        tables,
+        {"table": (3, 4), "out": (4, 3), "w": (4, 5)},
+        {"table": along(-1), "out": row(), "w": along(0)},
+    ),
+}
+
+
+def values_of(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return {
+        name: rng.normal(size=[BATCH if e == "n" else e for e in shape])
+        for name, shape in shapes.items()
+    }
+
+
+def compiled(module, *passes):
+    for each in passes:
+        module = each(module)
+    return tvm.compile(module, target="llvm")
+
+
+@functools.cache
+def results_of_whole_tensors(build, shapes):
+    """Return the loss and the gradients of the function of whole tensors."""
+    module = module_of(build, dict(shapes))
+    machine = relax.VirtualMachine(compiled(module, Gradient("loss")), tvm.cpu())
+    values = map(tvm.runtime.tensor, values_of(dict(shapes)).values())
+    return machine["loss_adjoint"](*values)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_gradients_are_those_of_whole_tensors(name):
+    build, shapes, shards = CASES[name]
+    module = module_of(build, shapes)
+    pass_, gradient = TensorParallel("loss", shards, 2), Gradient("loss")
+    values, found = values_of(shapes), pass_.shards_of(module)
+    loss, wanted = results_of_whole_tensors(build, tuple(shapes.items()))
+    executable = compiled(module, pass_, gradient)
+    with thread_workers() as start:
+        arguments = [list(each.values()) for each in shard_values(values, found, 2)]
+        results = start(2).run(executable, "loss_adjoint", arguments)
+    for own, _ in results:
+        np.testing.assert_allclose(own.numpy(), loss.numpy(), 1e-12)
+    gradients = [
+        {key: each.numpy() for key, each in zip(shapes, result[1], strict=True)}
+        for result in results
+    ]
+    for key in shapes:
+        if key not in found:
+            np.testing.assert_array_equal(gradients[1][key], gradients[0][key], key)
+    whole = join_values(gradients, found)
+    for key, each in zip(shapes, wanted, strict=True):
+        np.testing.assert_allclose(whole[key], each.numpy(), 1e-9, 1e-12, err_msg=key)
+
+
+def test_second_order():
+    """The gradient of the squared gradient with respect to the input."""
+    module = module_of(mlp, {**MLP, "x": (BATCH, 4)})
+
+    def penalty(mod):
+        adjoint = Gradient("loss")(mod)
+        params = [relax.Var(each.name, each.ty) for each in mod["loss"].params]
+        bb = relax.BlockBuilder(adjoint)
+        with bb.function("penalty", params):
+            with bb.dataflow():
+                both = bb.emit(relax.Call(adjoint.get_global_var("loss_adjoint"), params))
+                first = bb.emit(relax.TupleGetItem(bb.emit(relax.TupleGetItem(both, 1)), 0))
+                result = bb.emit_output(op.sum(op.square(first)))
+            bb.emit_func_output(result)
+        return Gradient("penalty")(bb.get())
+
+    pass_, values = TensorParallel("loss", MLP_SHARDS, 2), values_of(MLP)
+    machine = relax.VirtualMachine(compiled(module, penalty), tvm.cpu())
+    _, wanted = machine["penalty_adjoint"](*map(tvm.runtime.tensor, values.values()))
+    found = pass_.shards_of(module)
+    with thread_workers() as start:
+        arguments = [list(each.values()) for each in shard_values(values, found, 2)]
+        results = start(2).run(compiled(module, pass_, penalty), "penalty_adjoint", arguments)
+    shares = [
+        {key: each.numpy() for key, each in zip(MLP, result[1], strict=True)} for result in results
+    ]
+    for key, each in zip(MLP, wanted, strict=True):
+        np.testing.assert_allclose(join_values(shares, found)[key], each.numpy(), 1e-9, 1e-12)
+
+
+def calls(function):
+    values = [each.value for each in bindings_of(function.body)]
+    return [each.op.name.rpartition(".")[2] for each in values if isinstance(each, relax.Call)]
+
+
+def test_types_and_the_places_of_collectives():
+    """A copy before the column-parallel product, and a sum directly behind the row-parallel one."""
+    found = TensorParallel("loss", MLP_SHARDS, 2)(module_of(mlp, MLP))["loss"]
+    shapes = {each.name: [*each.ty.shape.values][-2:] for each in found.params[1:]}
+    assert shapes == {"up": [4, 3], "bias": [3], "down": [3, 4], "last": [4]}
+    copy, reduce = "copy_to_tensor_parallel", "reduce_from_tensor_parallel"
+    assert calls(found) == [copy, "matmul", "add", "gelu", "matmul", reduce, "add", "sin", "mean"]
+    adjoint = Gradient("loss")(tvm.IRModule({"loss": found}))["loss_adjoint"]
+    assert calls(adjoint).count(reduce) == 2
+    legal = relax.transform.LegalizeOps()(tvm.IRModule({"loss": found}))["loss"].script()
+    assert legal.count("runtime.disco.allreduce") == 1
+    assert copy not in legal
+
+
+def test_layers_of_one_input_share_its_copy():
+    """The cotangent of the input is reduced once for queries, keys and values."""
+
+    def separate(emit, x, q, k, out):
+        y = emit(op.add(emit(op.matmul(x, q)), emit(op.matmul(x, k))))
+        return mean_of(emit, emit(op.matmul(y, out)))
+
+    shapes = {"x": (2, 4), "q": (4, 4), "k": (4, 4), "out": (4, 4)}
+    module = module_of(separate, shapes)
+    found = TensorParallel("loss", {"[qk]": column(), "out": row()}, 2)(module)["loss"]
+    assert calls(found).count("copy_to_tensor_parallel") == 1
+
+
+def test_one_worker_has_the_same_function():
+    module = module_of(mlp, MLP)
+    found = TensorParallel("loss", MLP_SHARDS, 1)(module)
+    assert structural_equal(found["loss"], module["loss"])
+
+
+def test_values_are_divided_within_parts():
+    values = {"w": np.arange(12).reshape(1, 12), "b": np.arange(2)}
+    first, second = shard_values(values, {"w": along(1, 3)}, 2)
+    assert first["w"].tolist() == [[0, 1, 4, 5, 8, 9]]
+    assert second["w"].tolist() == [[2, 3, 6, 7, 10, 11]]
+    whole = join_values([first, second], {"w": along(1, 3)})
+    assert whole["w"].tolist() == values["w"].tolist()
+    assert whole["b"].tolist() == [0, 1]
+
+
+def result_of(build):
+    """Return a function whose loss is the mean of ``build(emit, y)``, for y of the shape (4, 6) with a divided axis 1."""
+    return lambda emit, x, w: mean_of(emit, build(emit, emit(op.matmul(x, w))))
+
+
+REFUSED = {
+    "softmax": (
+        lambda emit, y: emit(op.nn.softmax(y, 1)),
+        r"relax\.nn\.softmax \(lv\d*\): the operator needs axis 1 of lv\d* whole",
+    ),
+    "no rule": (
+        lambda emit, y: emit(op.sort(y, 1)),
+        r"relax\.sort \(lv\d*\): there is no rule for the operator with lv\d*, whose axis 1 is divided",
+    ),
+    "heads": (
+        lambda emit, y: emit(op.reshape(y, (4, 3, 2, 1))),
+        r"relax\.reshape \(lv\d*\): axis 1 of lv\d*, of the shape \(4, 6\), is divided among 2 workers, and no axis of the new shape \(4, 3, 2, 1\)",
+    ),
+    "sections": (
+        lambda emit, y: emit(relax.TupleGetItem(emit(op.split(y, 3, 1)), 0)),
+        r"relax\.split \(lv\d*\): axis 1 of lv\d* is divided within 1 parts of 6 elements, but a section has or begins at 2",
+    ),
+    "two axes": (
+        lambda emit, y: emit(op.matmul(y, emit(op.permute_dims(y)))),
+        None,
+    ),
+    "different axes": (
+        lambda emit, y: emit(op.matmul(emit(op.permute_dims(y)), y)),
+        r"relax\.matmul \(lv\d*\): axis 0 of lv\d* and axis 1 of lv\d* are divided, which are different axes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_operator_that_needs_the_whole_axis_is_refused(name):
+    build, message = REFUSED[name]
+    module = module_of(result_of(build), {"x": (4, 4), "w": (4, 6)})
+    pass_ = TensorParallel("loss", {"w": column()}, 2)
+    if message is None:  # a product over the divided axis is a sum
+        assert "reduce_from_tensor_parallel" in pass_(module).script()
+        return
+    with pytest.raises(ValueError, match=message):
+        pass_(module)
+
+
+def test_branches_results_and_parts_are_refused():
+    shapes = {"x": (4, 4), "w": (4, 6)}
+    whole = module_of(lambda emit, x, w: emit(op.matmul(x, w)), shapes)
+    with pytest.raises(
+        ValueError, match=r"the result of loss has lv\d*|gv, whose axis 1 is divided"
+    ):
+        TensorParallel("loss", {"w": column()}, 2)(whole)
+    parts = module_of(mlp, {**MLP, "up": (4, 12), "bias": (12,), "down": (12, 4)})
+    shards = {"up": column(), "bias": column(3), "down": row()}
+    with pytest.raises(
+        ValueError, match=r"relax\.add .* within 1 parts, but axis 0 of bias within 3"
+    ):
+        TensorParallel("loss", shards, 2)(parts)
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    condition = relax.Var("condition", relax.TensorType((), "bool"))
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, condition]):
+        branch = [relax.SeqExpr([], x), relax.SeqExpr([], x)]
+        bb.emit_func_output(bb.emit(relax.If(condition, *branch)))
+    with pytest.raises(ValueError, match=r"a conditional \(.*\): cannot take x, whose axis 0"):
+        TensorParallel("loss", {"x": along(0)}, 2)(bb.get())
+
+
+def test_annotations_are_checked():
+    module = module_of(mlp, MLP)
+
+    def divided(shards, workers=2):
+        return TensorParallel("loss", shards, workers)(module)
+
+    with pytest.raises(
+        ValueError,
+        match="up: axis 1 has the extent 6, which cannot be divided equally into 4 workers",
+    ):
+        divided({"up": column()}, 4)
+    with pytest.raises(
+        ValueError, match="into 3 parts, each for 4 workers; it must be a multiple of 12"
+    ):
+        divided({"up": column(parts=3)}, 4)
+    with pytest.raises(
+        ValueError,
+        match=r"bias has row\(\), but one axis only: the bias of a row-parallel layer is whole",
+    ):
+        divided({"bias": row()})
+    with pytest.raises(
+        ValueError,
+        match="no parameter matches 'z\\*', or all have an annotation already; there are x, up",
+    ):
+        divided({"z*": column()})
+    with pytest.raises(
+        ValueError, match="the use of x does not tell its output and input features"
+    ):
+        TensorParallel("loss", {"x": column()}, 2)(
+            module_of(lambda emit, x: mean_of(emit, x), {"x": (4, 4)})
+        )
+    with pytest.raises(ValueError, match=r"up has 2 axes, but along\(2\) names axis 2"):
+        divided({"up": along(2)})
+    with pytest.raises(ValueError, match="x: axis 0 must have a constant extent"):
+        divided({"x": along(0)})
+    with pytest.raises(
+        TypeError, match="shards: 'up' must be a name or a pattern, and 'column' the result of"
+    ):
+        divided({"up": "column"})
+    with pytest.raises(ValueError, match="num_workers must be a positive integer, but it is 0"):
+        divided(MLP_SHARDS, 0)
+    with pytest.raises(ValueError, match="parts must be a positive integer, but it is 0"):
+        column(0)
+    with pytest.raises(TypeError, match="axis must be an integer, but it is 'n'"):
+        along("n")
+    with pytest.raises(ValueError, match=r"w: column\(\) has no axis"):
+        shard_values({"w": np.zeros((2, 2))}, {"w": column()}, 2)
+    with pytest.raises(ValueError, match="there is no value 'z'"):
+        shard_values({"w": np.zeros((2, 2))}, {"z": column()}, 2)
