@@ -138,6 +138,10 @@ def _chooser(select: Select | None) -> tuple[Callable, list[str]]:
     if select is None:
         return (lambda name, constant: constant_tensor(constant).numpy().size > 1), []
     if isinstance(select, Mapping):
+        if not all(isinstance(name, str) for name in select):
+            raise TypeError(
+                f"select must map names to constants of the function, but its keys are {list(select)!r}"
+            )
 
         def named(name, constant):
             return next((each for each, one in select.items() if constant.same_as(one)), None)

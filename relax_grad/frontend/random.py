@@ -5,6 +5,30 @@ in the high half, so that tensors drawn with other seeds or streams are independ
 target or on the number of threads. A tensor with more elements begins with the same numbers.
 
 All numbers are constants in differentiation. They are drawn once, and the backward pass uses the same ones.
+
+Examples
+--------
+>>> import numpy as np, tvm
+>>> from relax_grad import target
+>>> from relax_grad.frontend import random
+>>> from tvm import relax
+>>> seed = relax.Var("seed", relax.TensorType((), "int64"))
+>>> bb = relax.BlockBuilder()
+>>> with bb.function("main", [seed]):
+...     with bb.dataflow():
+...         drawn = [
+...             random.uniform(bb, seed, 0, (1000,)),
+...             random.exponential(bb, seed, 1, (1000,)),
+...             random.bernoulli(bb, seed, 2, (1000,), 0.25),
+...             random.bits(bb, seed, 3, (1000,)),
+...         ]
+...         drawn = bb.emit_output(relax.Tuple(drawn))
+...     _ = bb.emit_func_output(drawn)
+>>> executable = tvm.compile(bb.get(), target.host(), relax_pipeline="relax_grad")
+>>> machine = relax.VirtualMachine(executable, tvm.cpu())
+>>> uniform, exponential, bernoulli, bits = (each.numpy() for each in machine["main"](np.array(7)))
+>>> round(float(uniform.mean()), 1), round(float(exponential.mean()), 1), bernoulli.dtype, bits.dtype
+(0.5, 1.0, dtype('bool'), dtype('uint32'))
 """
 
 from __future__ import annotations
@@ -334,7 +358,7 @@ def _half_turns(share: tirx.PrimExpr, dtype: str) -> tuple:
 
 
 def _cosine_of_turns(share: te.Tensor) -> te.Tensor:
-    """The cosine of ``2 * pi * (share - 1 / 2)``."""
+    """Return the cosine of ``2 * pi * (share - 1 / 2)``."""
 
     def element(*index):
         sine, _ = _half_turns(share(*index), str(share.dtype))
@@ -344,7 +368,7 @@ def _cosine_of_turns(share: te.Tensor) -> te.Tensor:
 
 
 def _sine_of_turns(share: te.Tensor) -> te.Tensor:
-    """The sine of ``2 * pi * (share - 1 / 2)``."""
+    """Return the sine of ``2 * pi * (share - 1 / 2)``."""
 
     def element(*index):
         sine, cosine = _half_turns(share(*index), str(share.dtype))

@@ -1,4 +1,4 @@
-"""The types of the arguments of ``from_model``."""
+"""The types of the arguments of ``from_model``, and their checks."""
 
 from __future__ import annotations
 
@@ -9,3 +9,41 @@ Shapes = Mapping[str, Sequence[int | str]]
 
 #: The symbols of axes of inputs, by the names of the inputs.
 DynamicShapes = Mapping[str, Mapping[int, str]]
+
+
+def check_shapes(shapes: object) -> None:
+    """Raise TypeError if a value is neither extents by the names of inputs nor None."""
+    _check_mapping("shapes", shapes, '{"x": (1, 3, "height", "width")}')
+    for name, extents in (shapes or {}).items():
+        if isinstance(extents, (str, bytes)) or not isinstance(extents, Sequence):
+            raise TypeError(
+                f"shapes: {name} must have a sequence of extents, such as (1, 3, 64, 64), but it has {extents!r}"
+            )
+
+
+def check_dynamic_shapes(dynamic_shapes: object) -> None:
+    """Raise TypeError if a value is neither symbols by the names of inputs and their axes nor None."""
+    _check_mapping("dynamic_shapes", dynamic_shapes, '{"x": {0: "batch"}}')
+    for name, symbols in (dynamic_shapes or {}).items():
+        is_fitting = isinstance(symbols, Mapping) and all(
+            isinstance(axis, int) and not isinstance(axis, bool) and isinstance(symbol, str)
+            for axis, symbol in symbols.items()
+        )
+        if not is_fitting:
+            raise TypeError(
+                f'dynamic_shapes: {name} must have names by axes, such as {{0: "batch"}}, but it has {symbols!r}'
+            )
+
+
+def check_constants(constants: object) -> None:
+    """Raise TypeError if a value is neither values by the names of inputs nor None."""
+    _check_mapping("constants", constants, '{"sr": 16000}')
+
+
+def _check_mapping(argument: str, value: object, example: str) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError(
+            f"{argument} must be a mapping from the names of inputs, such as {example}, but it is {value!r}"
+        )

@@ -11,6 +11,7 @@ import onnx
 import tvm
 from onnx import numpy_helper
 
+from ._expand import expand
 from ._fold import fold
 from ._graph import (
     attribute,
@@ -23,7 +24,7 @@ from ._graph import (
     opset_of,
     types_of,
 )
-from ._importer import check_operators, imported
+from ._importer import check_operators, has_converter, imported
 from ._weights import Roles, is_training, roles_of
 
 
@@ -105,7 +106,7 @@ class Prepared:
 
 def prepare(model, shapes, dynamic_shapes, fixed, dropout: bool) -> Prepared:
     """Return a model whose shapes are folded as far as the types of its inputs decide them."""
-    model = load(model)
+    model = expand(load(model), has_converter)
     fix_inputs(model.graph, fixed or {})
     constants = normalize(model, shapes, dynamic_shapes)
     _name_nodes(model)

@@ -82,7 +82,7 @@ def _constant(value, what: str) -> np.ndarray | None:
         found = constant_value(value) if isinstance(value, relax.Expr) else None
     if found is None:
         raise Refused(
-            f"its {what} are computed at run time; give the extents of the inputs, shapes={{...}}, or make them constants"
+            f"its operand {what!r} is computed at run time; give the extents of the inputs, shapes={{...}}, or make it a constant"
         )
     return found
 

@@ -21,7 +21,12 @@ STANDARD = ("", "ai.onnx")
 def load(model: str | os.PathLike | bytes | onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a model, with its external data and without local functions."""
     if isinstance(model, (str, os.PathLike)):
-        found = onnx.load(os.fspath(model))
+        try:
+            found = onnx.load(os.fspath(model))
+        except DecodeError as error:
+            raise ValueError(
+                f"model is no ONNX model: {os.fspath(model)} holds other data: {error}"
+            ) from error
     elif isinstance(model, (bytes, bytearray, memoryview)):
         try:
             found = onnx.load_model_from_string(bytes(model))
@@ -121,7 +126,13 @@ def fix_inputs(graph: onnx.GraphProto, values: Mapping[str, np.typing.ArrayLike]
                 f"constants: the model has no input {name!r}; its inputs are {', '.join(inputs)}"
             )
         kind = inputs[name].type.tensor_type
-        value = np.asarray(value, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        try:
+            value = np.asarray(value, dtype)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"constants: the value of {name} must be numbers of {dtype}, but it is {value!r}"
+            ) from error
         known = [dim.dim_value or None for dim in kind.shape.dim]
         if kind.HasField("shape") and (
             len(known) != value.ndim

@@ -41,18 +41,22 @@ _ONLY_MICROSOFT = _MICROSOFT - {"Gelu"}
 _MOST_NAMED = 3
 
 
+def has_converter(node: onnx.NodeProto) -> bool:
+    """Tell whether a node can be imported."""
+    kind, known = node.op_type, {*onnx_frontend._get_convert_map(), *_CONVERTERS}
+    if node.domain in STANDARD:
+        return kind in {*known, "Constant", "If"} and kind not in _ONLY_MICROSOFT
+    return node.domain == "com.microsoft" and kind in _MICROSOFT & known
+
+
 def check_operators(model: onnx.ModelProto) -> None:
     """Raise an error that lists all operators without a converter, also those in branches."""
-    known = {*onnx_frontend._get_convert_map(), *_CONVERTERS, "Constant", "If"}
     found: dict[str, list[str]] = defaultdict(list)
     for node in every_node(model.graph):
-        kind, domain = node.op_type, node.domain
-        if domain in STANDARD:
-            supported = kind in known and kind not in _ONLY_MICROSOFT
-        else:
-            supported = domain == "com.microsoft" and kind in _MICROSOFT & known
-        if not supported:
-            found[kind if domain in STANDARD else f"{domain}.{kind}"].append(label(node))
+        if not has_converter(node):
+            is_own = node.domain in STANDARD
+            kind = node.op_type if is_own else f"{node.domain}.{node.op_type}"
+            found[kind].append(label(node))
     if not found:
         return
     lines = []

@@ -57,6 +57,20 @@ def _gru(bb, inputs, attrs, opset):
     return _layer(bb, inputs, attrs, step, 3, [inputs[5]], ["Sigmoid", "Tanh"], after)
 
 
+def _rnn(bb, inputs, attrs, opset):
+    """``h = tanh(...)``, or ``relu(...)`` in all directions."""
+    functions = {"Tanh": op.tanh, "Relu": op.nn.relu}
+    kind = next(iter(_activations(attrs)), "Tanh")
+    function = functions.get(kind, op.tanh)
+
+    def step(gates, state, weights):
+        (hidden,) = state
+        return (bb.emit(function(op.add(gates, op.matmul(hidden, weights.recurrent)))),)
+
+    expected = [kind] if kind in functions else ["Tanh"]
+    return _layer(bb, inputs, attrs, step, 1, [inputs[5]], expected)
+
+
 def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
     parts = bb.emit(op.split(data, indices_or_count, axis))
     return [bb.emit(relax.TupleGetItem(parts, i)) for i in range(len(parts.ty.fields))]
@@ -84,7 +98,7 @@ class _Weights:
 
 def _layer(bb, inputs, attrs, step, gates, initial, activations, apart=False):
     """Return the hidden states of all steps, and the last states."""
-    _check(inputs, attrs, activations)
+    _check(attrs, activations)
     data = inputs[0]
     steps, batch, _ = _extents(data)
     if not isinstance(steps, int):
@@ -95,6 +109,7 @@ def _layer(bb, inputs, attrs, step, gates, initial, activations, apart=False):
         raise Refused(
             f"it has {steps} steps, and more than {_MOST_STEPS} are not written out; give fewer: shapes={{...}}"
         )
+    lengths = _lengths(bb, inputs[4], steps)
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     sequences, lasts = [], []
     for number, backwards in enumerate(directions[_text(attrs, "direction", "forward")]):
@@ -113,8 +128,18 @@ def _layer(bb, inputs, attrs, step, gates, initial, activations, apart=False):
         parts = [products] if steps == 1 else _split(bb, products, steps, 0)
         hidden = {}
         for time in reversed(range(steps)) if backwards else range(steps):
-            state = step(bb.emit(op.squeeze(parts[time], [0])), state, weights)
-            hidden[time] = state[0]
+            new = step(bb.emit(op.squeeze(parts[time], [0])), state, weights)
+            hidden[time] = new[0]
+            if (
+                lengths is not None
+            ):  # after its end, a sequence keeps its state, and the results are 0
+                goes_on = bb.emit(op.less(relax.const(time, _dtype(lengths)), lengths))
+                new = [
+                    bb.emit(op.where(goes_on, one, old))
+                    for one, old in zip(new, state, strict=True)
+                ]
+                hidden[time] = bb.emit(op.where(goes_on, hidden[time], _like(0, data)))
+            state = new
         sequences.append(bb.emit(op.stack([hidden[time] for time in range(steps)], 0)))
         lasts.append(state)
     results = [bb.emit(op.stack(sequences, 1))]
@@ -122,20 +147,29 @@ def _layer(bb, inputs, attrs, step, gates, initial, activations, apart=False):
     return relax.Tuple(results)
 
 
-def _check(inputs, attrs, activations) -> None:
-    """Refuse the settings that are not written out."""
-    found = [
+def _lengths(bb, lengths, steps: int):
+    """Return the lengths of the sequences as a column; None if no sequence ends before the last step."""
+    known = None if lengths is None else constant_value(lengths)
+    if lengths is None or (known is not None and (known >= steps).all()):
+        return None
+    return bb.emit(op.expand_dims(lengths, 1))
+
+
+def _activations(attrs) -> list[str]:
+    """Return the names of the activations, none for the default ones."""
+    return [
         each.decode() if isinstance(each, bytes) else each for each in attrs.get("activations", [])
     ]
+
+
+def _check(attrs, activations) -> None:
+    """Refuse the settings that are not written out."""
+    found = _activations(attrs)
     if found and found != activations * (len(found) // len(activations)):
         raise Refused(f"it has the activations {', '.join(found)}; only the default ones are known")
     if attrs.get("clip") or attrs.get("layout", 0):
         raise Refused("it has the attribute clip or layout=1; export it without")
-    steps = _extents(inputs[0])[0]
-    lengths = None if inputs[4] is None else constant_value(inputs[4])
-    if inputs[4] is not None and (lengths is None or (lengths != steps).any()):
-        raise Refused("its sequences have lengths of their own (sequence_lens); export it without")
 
 
 #: The converters of recurrent layers.
-RECURRENT = {"GRU": _gru, "LSTM": _lstm}
+RECURRENT = {"GRU": _gru, "LSTM": _lstm, "RNN": _rnn}

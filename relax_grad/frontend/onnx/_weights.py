@@ -63,8 +63,12 @@ _LAYERS = {
 
 
 #: The names that exporters generate for constants of the program, which some of them write as initializers: ``Const_4:0``
-#: (TensorFlow and JAX), ``val_7`` (PyTorch), ``/model/Constant_output_0``, ``onnx::Mul_12``, ``123``.
-_GENERATED = re.compile(r"(?i)(^|[/_.])const(ant|[_:\d]|$)|:\d+$|^val_\d+$|^onnx::|^_*\d+$")
+#: and ``log/add/y`` (TensorFlow and JAX), ``a/truediv;a/Log`` (TFLite, except variables), ``auto.cast.7`` (Paddle),
+#: ``val_7`` (PyTorch), ``/model/Constant_output_0``, ``onnx::Mul_12``, ``123``.
+_GENERATED = re.compile(
+    r"(?i)(^|[/_.])const(ant|[_:\d]|$)|:\d+$|/[xy]($|;)|^(?!.*ReadVariableOp).*;|^auto\.\w+\.\d+$"
+    r"|^val_\d+$|^onnx::|^_*\d+$"
+)
 
 
 class Roles(NamedTuple):

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 import tvm
 from tvm import relax, tirx
 
-from ...ir.module import tuple_fields, with_functions
+from ...ir.module import normalized, tuple_fields, with_functions
 from ...training import append_loss
 from .._arguments import Trainable, check_trainable
-from ._arguments import DynamicShapes, Shapes
+from ._arguments import (
+    DynamicShapes,
+    Shapes,
+    check_constants,
+    check_dynamic_shapes,
+    check_shapes,
+)
 
 if TYPE_CHECKING:
     import os
@@ -98,8 +104,17 @@ class Imported:
         ValueError
             If the name of a target is that of another parameter, or a shape has an unknown symbol.
         TypeError
-            If ``loss_fn`` returns something other than an expression.
+            If ``loss_fn`` is no function, or returns something other than an expression, or ``targets`` is no mapping
+            from names to types.
         """
+        if not callable(loss_fn):
+            raise TypeError(
+                f"loss_fn must be a function of the block builder, the outputs and the targets, but it is {loss_fn!r}"
+            )
+        if targets is not None and not isinstance(targets, Mapping):
+            raise TypeError(
+                f'targets must be a mapping from names to types, such as {{"y": ((8,), "int64")}}, but it is {targets!r}'
+            )
         main = self.module["main"]
         taken = {param.name for param in main.params}
         symbols = _symbols(main)
@@ -109,8 +124,10 @@ class Imported:
             if name in taken:
                 raise ValueError(f"targets: the model has a parameter {name!r} already")
             extra.append(relax.Var(name, _type(name, kind, symbols)))
+        carriers = _carriers(main, params)
+        given = [relax.Var(f"{each.name}_extents", each.ty) for each in carriers]
         bb = relax.BlockBuilder()
-        with bb.function("loss", [*params, *extra]):
+        with bb.function("loss", [*given, *params, *extra]):
             with bb.dataflow():
                 value = loss_fn(bb, *params, *extra)
                 if not isinstance(value, relax.Expr):
@@ -119,7 +136,12 @@ class Imported:
                     )
                 value = bb.emit_output(value)
             bb.emit_func_output(value)
-        whole = append_loss(main, bb.get()["loss"], len(params), len(self.states))
+        whole = append_loss(
+            _returning(main, carriers),
+            bb.get()["loss"],
+            len(carriers) + len(params),
+            len(self.states),
+        )
         count = self.draws + len(self.inputs)
         every = list(whole.params)
         behind = every[len(main.params) :]
@@ -180,13 +202,20 @@ def from_model(
     UnsupportedOperatorError
         If TVM has no converter for operators of the model, all of which are listed, or a node has a form that would be
         imported with another meaning.
+    TypeError
+        If an argument has another type.
     ValueError
         If an argument does not fit the model, or TVM cannot import a node.
     """
     _require("onnx", ONNX_REQUIREMENT, "from_model")
     if simplify not in (True, False, "auto"):
         raise ValueError(f'simplify must be True, False or "auto", but it is {simplify!r}')
+    if not isinstance(dropout, bool):
+        raise TypeError(f"dropout must be True or False, but it is {dropout!r}")
     check_trainable(trainable)
+    check_shapes(shapes)
+    check_dynamic_shapes(dynamic_shapes)
+    check_constants(constants)
     if simplify is True:
         _require("onnxsim", ONNXSIM_REQUIREMENT, "simplify=True")
     from . import _convert
@@ -245,6 +274,11 @@ def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
     """Return the type of a target."""
     if isinstance(kind, relax.TensorType):
         return kind
+    is_pair = isinstance(kind, Sequence) and not isinstance(kind, str) and len(kind) == 2
+    if not is_pair or not isinstance(kind[0], Sequence) or not isinstance(kind[1], str):
+        raise TypeError(
+            f"targets: {name} must have a relax.TensorType, or a shape and a dtype, but it has {kind!r}"
+        )
     shape, dtype = kind
     for extent in shape:
         if isinstance(extent, str) and extent not in symbols:
@@ -253,6 +287,32 @@ def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
                 f"{', '.join(symbols) or 'none'}"
             )
     return relax.TensorType([symbols.get(extent, extent) for extent in shape], dtype)
+
+
+def _carriers(main: relax.Function, outputs: Sequence[relax.Var]) -> list[relax.Var]:
+    """Return the inputs that define the symbolic extents of outputs where these are expressions, such as ``2 * n``."""
+    extents = [each for output in outputs for each in _extents(output)]
+    if all(isinstance(each, (tirx.IntImm, tirx.Var)) for each in extents):
+        return []
+    return [each for each in main.params if any(isinstance(e, tirx.Var) for e in _extents(each))]
+
+
+def _extents(var: relax.Var) -> list:
+    shape = var.ty.shape if isinstance(var.ty, relax.TensorType) else None
+    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
+
+
+def _returning(function: relax.Function, params: Sequence[relax.Var]) -> relax.Function:
+    """Return a function that returns some of its parameters before its results."""
+    if not params:
+        return function
+    result = function.body.body
+    results = tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]
+    body = relax.SeqExpr(function.body.blocks, relax.Tuple([*params, *results]))
+    every = list(function.params)
+    return relax.Function(
+        every, normalized(every, body), is_pure=function.is_pure, attrs=function.attrs
+    )
 
 
 def _symbols(function: relax.Function) -> dict[str, tirx.Var]:

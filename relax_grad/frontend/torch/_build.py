@@ -20,7 +20,7 @@ from ._tensors import check_hooks, copied, merged
 
 
 class Options(NamedTuple):
-    """Options of an import: what batch normalisation does, and the user's converters."""
+    """Options of an import: the mode of batch normalisation, and the user's converters."""
 
     batch_norm: str
     custom: dict[str, Callable]

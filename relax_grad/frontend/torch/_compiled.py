@@ -15,6 +15,7 @@ from tvm import relax
 from ... import transform
 from ...autodiff.gradient import Gradient, add_adjoint
 from ...autodiff.split import is_checkpointed, split
+from ...cpu.threads import let_torch_threads_sleep
 from ...ir.module import with_functions
 from ._imported import Imported
 
@@ -117,6 +118,7 @@ def compiled(
     options : Mapping
         Further arguments of ``tvm.compile``.
     """
+    let_torch_threads_sleep()
     module = imported.module
     function = module["training"]
     is_float = ["float" in str(each.dtype) for each in imported.outputs.values()]
@@ -160,6 +162,7 @@ def _with_kernels(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModu
         transform.LiftBranches(),
         transform.InlineSingleUse(),
         transform.JoinSlices(),
+        transform.JoinProducts(),
         transform.DivideSlices(),
         transform.DispatchKernels(target),
     ]

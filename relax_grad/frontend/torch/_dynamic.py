@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 
 import torch
 from torch.export import Dim
@@ -65,6 +66,11 @@ class DynamicShapes:
 
     def _spec(self, value, given):
         if isinstance(value, torch.Tensor):
+            if not isinstance(given, (tuple, list, Mapping, NoneType)):
+                raise TypeError(
+                    "dynamic_shapes: the axes of a tensor must be a mapping of axes to extents, or a sequence of extents, "
+                    f"but they are {given!r}"
+                )
             items = list(enumerate(given)) if isinstance(given, (tuple, list)) else given
             found = {axis: self._dim(dim) for axis, dim in dict(items or {}).items()}
             for axis in found:
@@ -91,6 +97,10 @@ class DynamicShapes:
 
     def _dim(self, dim):
         """Return a dimension; equal names are one dimension."""
+        if isinstance(dim, str) and not dim.isidentifier():
+            raise ValueError(
+                f"dynamic_shapes: the name of an extent must be an identifier, but it is {dim!r}"
+            )
         return self._dims.setdefault(dim, Dim(dim)) if isinstance(dim, str) else dim
 
     def names(

@@ -10,9 +10,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from unittest import mock
 
 import torch
+import torch.export._trace
 from torch import nn
+from torch._dynamo.exc import UserError, UserErrorType
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import traceback as annotations
 from torch.utils import _pytree as pytree
@@ -31,6 +34,7 @@ from ._graph import (
     user_line,
 )
 from ._recurrent import dropout_between_layers
+from ._state import watching_state
 from ._tracing import CHECKPOINT, Tracer, averaging_statistics
 
 #: It stands for a tensor in the form of a result.
@@ -58,7 +62,7 @@ class Program:
     states : dict[str, int]
         The position of the new value of each buffer that the graph writes, by its key.
     problems : list[Problem]
-        What cannot be imported.
+        The parts that cannot be imported.
     symbols : dict[str, str]
         The names of symbolic extents that the user gave, by those of torch.export.
     form : tuple or None
@@ -125,17 +129,18 @@ class Wrapper(nn.Module):
         self.tracer = tracer
 
     def forward(self, args, kwargs, targets):
-        numbers = _numbers(self)
         self.tracer.parameters = list(self.parameters())
-        with self.tracer.watching(), _assigned_buffers(self):
+        with (
+            watching_state(self, self._note_state),
+            self.tracer.watching(),
+            _assigned_buffers(self),
+        ):
             result = self.module(*args, **kwargs)
             loss = loss_of(result) if self.loss is None else self.loss(result, *targets)
         if self.loss is not None and not is_loss(loss):
             raise ValueError(
                 f"loss must return a floating-point tensor of one element, but it returns {_described(loss)}"
             )
-        if self.training:
-            self._check_numbers(numbers)
         named = dict(named_tensors(result))
         self.result.names, self.result.has_loss = list(named), loss is not None
         leaves, spec = pytree.tree_flatten(result)
@@ -143,27 +148,8 @@ class Wrapper(nn.Module):
         self.result.form = spec, leaves
         return (*([] if loss is None else [loss.reshape(())]), *named.values())
 
-    def _check_numbers(self, before: Mapping[tuple[nn.Module, str], float]) -> None:
-        """Note the numbers that a call changes: the graph would keep those of the trace."""
-        for (module, name), number in before.items():
-            if module.__dict__.get(name) != number:
-                kind = type(module).__name__
-                problem = Problem(
-                    f"a write to the attribute {name} of {kind}",
-                    "the graph has the number of the first call; make it a buffer",
-                    f"the forward function of {kind}",
-                )
-                self.tracer.problems.append(problem)
-
-
-def _numbers(module: nn.Module) -> dict[tuple[nn.Module, str], float]:
-    """Return the attributes of submodules that are numbers."""
-    return {
-        (each, name): value
-        for each in module.modules()
-        for name, value in vars(each).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    def _note_state(self, operator: str, reason: str, line: str) -> None:
+        self.tracer.problems.append(Problem(operator, reason, line))
 
 
 @contextlib.contextmanager
@@ -281,6 +267,12 @@ def _translated(error: Exception) -> Exception:
         "torch."
     ):
         return error
+    if isinstance(error, UserError) and error.error_type in _SHAPE_FAULTS:
+        reasons = str(error).partition("\n\n")[0].strip().splitlines()
+        return ValueError(
+            "dynamic_shapes does not fit the module or the examples (Dim is torch.export.Dim):\n  "
+            + "\n  ".join(each for each in reasons if not each.startswith("Constraints violated"))
+        )
     reason = next(iter(str(error).strip().splitlines()), "")
     line = user_line(traceback.extract_tb(error.__traceback__))
     if isinstance(error, NotImplementedError):
@@ -288,8 +280,20 @@ def _translated(error: Exception) -> Exception:
     return UnsupportedOperatorError(
         f"torch.export cannot trace the module: {type(error).__name__}: {reason}"
         + (f"\n  at {line}" if line else "")
-        + "\nControl flow that depends on the values of tensors must be torch.where or torch.cond."
+        + (_CONTROL_FLOW if type(error).__module__.startswith("torch.") else "")
     )
+
+
+#: The kinds of errors of torch.export that symbolic extents make.
+_SHAPE_FAULTS = {
+    UserErrorType.CONSTRAINT_VIOLATION,
+    UserErrorType.DYNAMIC_DIM,
+    UserErrorType.INVALID_INPUT,
+}
+
+_CONTROL_FLOW = (
+    "\nControl flow that depends on the values of tensors must be torch.where or torch.cond."
+)
 
 
 def _key(target: str) -> str:
@@ -313,6 +317,8 @@ def named_inputs(
     for name, value in given:
         for path, leaf in pytree.tree_flatten_with_path(value)[0]:
             full = ".".join([name, *map(_key_name, path)])
+            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+                raise ValueError(f"{full} is on the device meta; give an example on the CPU")
             while full in found:
                 full += "_"
             found[full] = leaf
@@ -392,6 +398,7 @@ def decomposed(
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             constants[spec.arg.name] = exported.constants[spec.target]
     results = graph.output_node().args[0]
+    own = {place: name for name, place in inputs.items()}
     found, states, problems = [], {}, []
     for i, spec in enumerate(exported.graph_signature.output_specs):
         if spec.kind is OutputKind.BUFFER_MUTATION:
@@ -402,7 +409,7 @@ def decomposed(
             what = "parameter" if spec.kind is OutputKind.PARAMETER_MUTATION else "input"
             problems.append(
                 Problem(
-                    f"a write to the {what} {key(spec.target)}",
+                    f"a write to the {what} {own.get(spec.target, key(spec.target))}",
                     "gradients of writes to it are not those of PyTorch; write to a copy",
                     line_of(results[i]),
                 )
@@ -412,17 +419,29 @@ def decomposed(
     return Program(exported, inputs, tensors, constants, roles, loss, states, problems)
 
 
+#: The loggers of PyTorch that repeat errors, which are raised too.
+_LOGGERS = (
+    *("torch.export", "torch._export", "torch.fx"),
+    *("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor"),
+)
+
+
+def _unprinted(*args, **kwargs) -> None:
+    """Print nothing."""
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hide the warnings of torch.export, which speak of its own code."""
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._export", "torch.fx")]
+    """Hide the warnings of torch.export, which speak of its own code, and the graph that it prints after an error."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [each.level for each in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for each in loggers:
             each.setLevel(logging.CRITICAL)
         try:
-            yield
+            with mock.patch.object(torch.export._trace, "print", _unprinted, create=True):
+                yield
         finally:
             for each, level in zip(loggers, levels, strict=True):
                 each.setLevel(level)

@@ -107,6 +107,17 @@ class Imported:
         ------
         TypeError, ValueError
             If the module lacks a tensor, or has one of another shape or dtype.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from relax_grad.frontend.torch import from_module
+        >>> imported = from_module(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
+        >>> with torch.no_grad():
+        ...     zeros = torch.nn.Linear(3, 2)
+        ...     _ = zeros.bias.zero_()
+        >>> imported.copy_from(zeros).params["bias"].numpy().tolist()
+        [0.0, 0.0]
         """
         tensors = tensors_of(module)
         kept = {key: each for key, each in self._named().items() if key.startswith("loss.")}

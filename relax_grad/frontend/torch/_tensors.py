@@ -32,13 +32,17 @@ def merged(
     Raises
     ------
     ValueError
-        If two parameters are different tensors in the same memory.
+        If two parameters are different tensors in the same memory, or a tensor is on the device meta.
     """
     values: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for key, each in [*params.items(), *buffers.items()]:
+        if each.is_meta:
+            raise ValueError(
+                f'{key} is on the device meta, and has no values; load them, or move the module by .to_empty(device="cpu")'
+            )
         if id(each) in first:
             aliases[key] = first[id(each)]
             continue

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from . import _gradients
+from ._checks import gaussian_nll_loss, is_validation, without_checks
 from ._ctc import ctc_loss
 from ._functions import FunctionCalls
 from ._graph import Problem, is_user_file, user_line
@@ -30,6 +31,9 @@ CHECKPOINT = "relax_grad.checkpoint"
 
 _COND = torch.cond
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
+
+#: Functions that torch.export cannot trace, by name, with those in their place.
+_REPLACED = {"ctc_loss": ctc_loss, "gaussian_nll_loss": gaussian_nll_loss}
 
 #: The modules whose functions PyTorch uses for itself.
 _OWN_FUNCTIONS = ("torch._higher_order_ops.", "torch._library.", "torch._functorch.")
@@ -70,8 +74,9 @@ class Tracer(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         function = self._packed.replacement(function, args)
-        if getattr(function, "__name__", "") == "ctc_loss":
-            function = ctc_loss
+        if is_validation(function, sys._getframe(1).f_code.co_filename):
+            return True
+        function = _REPLACED.get(getattr(function, "__name__", ""), function)
         accessor = getattr(function, "__self__", None)
         if accessor is torch.Tensor.data:
             if function.__name__ == "__get__":
@@ -148,10 +153,11 @@ class Tracer(TorchFunctionMode):
             )
 
         def cond(*args, **kwargs):
-            # Dynamo traces the branches, and would trace this mode with them.
+            # Dynamo traces the branches, and would trace this mode and this function with them.
             tracer.__exit__(None, None, None)
             try:
-                return _COND(*args, **kwargs)
+                with mock.patch.object(torch, "cond", _COND):
+                    return _COND(*args, **kwargs)
             finally:
                 tracer.__enter__()
 
@@ -187,6 +193,7 @@ class Tracer(TorchFunctionMode):
             patch(saved, "__enter__", pack),
             patch(inference, "__enter__", enter),
             patch(inference, "__exit__", leave),
+            without_checks(),
             self,
         ):
             yield

@@ -87,7 +87,7 @@ def from_module(
     check_arguments(module, args, kwargs, loss, targets, custom_convert_map)
     check_options(trainable, batch_norm)
     args, kwargs, targets = tuple(args), dict(kwargs or {}), tuple(targets)
-    named_inputs(module, args, kwargs, targets)  # raises what does not fit
+    named_inputs(module, args, kwargs, targets)  # refuses names that do not fit
     whole = {"": module, **({"loss": loss} if isinstance(loss, nn.Module) else {})}
     values, aliases = values_of(whole)
     params = chosen(trainable, values, aliases)
@@ -137,6 +137,15 @@ def from_exported_program(
         If operations cannot be imported exactly.
     TypeError, ValueError
         If an argument does not fit, or the program is decomposed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from relax_grad.frontend.torch import from_exported_program
+    >>> program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
+    >>> imported = from_exported_program(program)
+    >>> list(imported.params), list(imported.inputs), list(imported.outputs)
+    (['weight', 'bias'], ['input'], ['output'])
     """
     if not isinstance(ep, torch.export.ExportedProgram):
         raise TypeError(f"ep must be a torch.export.ExportedProgram, but it is {ep!r}")

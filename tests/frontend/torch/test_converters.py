@@ -15,12 +15,32 @@ TOGETHER = 60
 
 #: A case of each kind of converter, for the suite that runs always.
 FEW = {
-    "elementwise": {"log1p-small", "clamp-kinks", "add-bool", "div-trunc-int", "cast-small-bool"},
-    "reduction": {"max-dim-True", "cumsum-bool", "norm-zero", "var-{'dim': -1, 'correction': 2}"},
+    "elementwise": {
+        "log1p-small",
+        "lgamma",
+        "clamp-kinks",
+        "add-bool",
+        "div-trunc-int",
+        "cast-small-bool",
+    },
+    "reduction": {
+        "max-dim-True",
+        "cumsum-bool",
+        "norm-zero",
+        "cummax-ties",
+        "cummin-nan",
+        "var-{'dim': -1, 'correction': 2}",
+    },
     "moving": {"slice_scatter", "diagonal_scatter", "pad2-reflect", "in-place"},
     "indexing": {"index-apart", "index_put-02-True", "scatter_reduce-amin-ties", "embedding-0"},
-    "products": {"mm-bf16", "conv2d-f64", "attention-empty-rows"},
-    "losses": {"cross_entropy-both-mean"},
+    "products": {
+        "mm-bf16",
+        "conv2d-f64",
+        "attention-empty-rows",
+        "max_unpool2d",
+        "cholesky_solve-True",
+    },
+    "losses": {"cross_entropy-both-mean", "multilabel_margin-mean"},
 }
 
 

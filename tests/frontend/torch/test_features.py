@@ -1,4 +1,4 @@
-"""The rows of the guide's table "What is exact", each by modules that train for three steps beside PyTorch."""
+"""The rows of the guide's table "Exact and refused features", each by modules that train for three steps beside PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_zoo_parts import Lossy, normal  # noqa: E402
 
 from relax_grad.frontend.torch import from_module  # noqa: E402
 
-F, nn = torch.nn.functional, torch.nn
+F, nn, distributions = torch.nn.functional, torch.nn, torch.distributions
 attention = F.scaled_dot_product_attention
 checkpoint = torch.utils.checkpoint.checkpoint
 parametrizations = nn.utils.parametrizations
@@ -167,11 +167,38 @@ def heads():
     return module, normal(2, 4, 8)
 
 
+def checked():
+    """Losses and distributions that check values in PyTorch."""
+
+    def loss(self, x, labels):
+        mean, scale = self.first(x).chunk(2, -1)
+        scale = F.softplus(scale)
+        one = distributions.Normal(mean, scale, validate_args=True)
+        other = distributions.Independent(self.prior, 1)
+        prior = distributions.kl_divergence(distributions.Independent(one, 1), other)
+        found = F.gaussian_nll_loss(mean, x[:, :3], scale, full=True, reduction="none")
+        second = distributions.MultivariateNormal(mean, torch.diag_embed(scale))
+        kinds = distributions.Categorical(logits=mean)
+        likelihood = second.log_prob(x[:, :3]) + one.log_prob(x[:, 1:]).sum(-1)
+        picked = kinds.log_prob(labels % 3) + kinds.entropy()
+        clusters, single = self.clusters(mean, labels), self.clusters(mean[0], labels[0])
+        total = clusters.output @ x[:, 0] + clusters.loss + single.loss + single.output
+        return (prior - likelihood - picked).sum() + found.sum() + total
+
+    module = Lossy(
+        loss,
+        first=nn.Linear(4, 6),
+        clusters=nn.AdaptiveLogSoftmaxWithLoss(3, 9, [2, 6], div_value=1.5),
+    ).double()
+    module.prior = distributions.Normal(torch.zeros(3).double(), torch.ones(3).double())
+    return module, normal(5, 4), torch.tensor([0, 8, 1, 4, 6])
+
+
 @pytest.mark.parametrize(
     "make",
     [
         *(paddings, codebook, target_network, normalisations, parametrised),
-        *(recurrent, attentions, heads),
+        *(recurrent, attentions, heads, checked),
     ],
 )
 def test_three_steps(make):

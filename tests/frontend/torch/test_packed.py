@@ -35,7 +35,7 @@ class Packed(nn.Module):
         return out.square().sum() + sum(each.sum() for each in states), out, lengths
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("batch_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_packed_sequences(batch_first):
     set_seeds()
     x = torch.randn(4, 5, 3, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 A converter is a function ``(importer, node) -> relax.Expr`` under the name of the overload, such as ``"add.Tensor"``.
 An operator with several results has a tuple. An operator in these tables is converted whole: torch.export does not
-decompose it. A converter raises :class:`Refused` where Relax cannot compute what PyTorch computes.
+decompose it. A converter raises :class:`Refused` where Relax cannot compute the result of PyTorch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .matmul import MATMUL
 from .random import RANDOM
 from .reduction import REDUCTION
 from .sorting import SORTING
+from .special import SPECIAL
 
 __all__ = ["CONVERTERS", "Refused"]
 
@@ -44,4 +45,5 @@ CONVERTERS = {
     **RANDOM,
     **REDUCTION,
     **SORTING,
+    **SPECIAL,
 }

@@ -1,4 +1,4 @@
-"""A node of the graph with its arguments by name, and what converters of several families share."""
+"""A node of the graph with its arguments by name, and helpers that converters of several families share."""
 
 from __future__ import annotations
 

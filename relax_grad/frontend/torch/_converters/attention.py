@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
+from ....ir.compat import Analyzer
 from ...random import dropout
 from ._call import converts, dtype, extents_of, scalar, wide
 from ._support import Refused
@@ -27,6 +28,8 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
         if not isinstance(width, int):
             raise Refused("the width of its heads is symbolic; give a scale")
         scale = 1 / math.sqrt(width)
+    if not dropout_p and _is_operator(query, key, value, attn_mask, is_causal):
+        return _operator(call, (query, key, value), attn_mask, is_causal, scale)
     if enable_gqa:
         key, value = (_repeated(call, query, each) for each in (key, value))
     rank = key.ty.ndim
@@ -55,6 +58,64 @@ def _attention(call, query, key, value, attn_mask, dropout_p, is_causal, scale, 
     if dropout_p:
         weights = dropped(call, weights, dropout_p)
     return _op.matmul(weights, value)
+
+
+def _is_operator(query, key, value, mask, is_causal: bool) -> bool:
+    """Tell whether Relax has an operator for an attention without dropout.
+
+    It has no matrix of weights in memory on CPUs. In half precision, it would not round as PyTorch does.
+    """
+    operands = query, key, value
+    if any(dtype(each) != "float32" or each.ty.ndim != 4 for each in operands):
+        return False
+    shapes = [extents_of(each) for each in operands]
+    batch, heads, queries, features = shapes[0]
+    keys = shapes[1][2]
+    fixed = [heads, shapes[1][1], features, shapes[2][3]]
+    if not all(isinstance(extent, int) and extent for extent in fixed) or heads % fixed[1]:
+        return False
+    wanted = [[batch, fixed[1], keys, features], [batch, fixed[1], keys, fixed[3]]]
+    if not all(map(_are_same, shapes[1:], wanted)):
+        return False
+    if mask is None:
+        return True
+    extents = extents_of(mask)
+    full = [batch, heads, queries, keys][4 - len(extents) :] if len(extents) <= 4 else None
+    return (
+        not is_causal
+        and dtype(mask) in ("bool", "float32")
+        and full is not None
+        and bool(extents)
+        and _are_same(extents[-1:], full[-1:])
+        and all(
+            one == 1 or _are_same([one], [all_]) for one, all_ in zip(extents, full, strict=True)
+        )
+    )
+
+
+def _are_same(extents: list, others: list) -> bool:
+    """Tell whether extents are equal whatever the values of their variables are."""
+    one, other = (
+        [tirx.IntImm("int64", each) if isinstance(each, int) else each for each in list_]
+        for list_ in (extents, others)
+    )
+    return all(map(Analyzer().can_prove_equal, one, other))
+
+
+def _operator(call, operands: tuple, mask, is_causal: bool, scale: float) -> relax.Expr:
+    """Return an attention as an operator, whose operands have the positions before the heads."""
+    operands = [call.emit(_op.permute_dims(each, [0, 2, 1, 3])) for each in operands]
+    if mask is None:
+        causal = "TopLeft" if is_causal else None
+        found = _op.nn.attention(*operands, scale=scale, causal_mask=causal)
+    else:
+        if dtype(mask) == "bool":
+            zero, infinite = (scalar(value, "float32") for value in (0, -math.inf))
+            mask = call.emit(_op.where(mask, zero, infinite))
+        missing = 4 - mask.ty.ndim
+        bias = call.emit(_op.expand_dims(mask, list(range(missing)))) if missing else mask
+        found = _op.nn.attention_bias(*operands, bias, scale=scale)
+    return _op.permute_dims(call.emit(found), [0, 2, 1, 3])
 
 
 def dropped(call, data, share: float) -> relax.Expr:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from tvm import relax
 
+from ....op import stop_gradient
 from ._call import converts, dtype, extents_of, scalar, static, wide
 from ._support import Refused
 from .reduction import place_of_extreme
@@ -87,11 +88,20 @@ def _avg_pool(rank: int) -> Callable:
 
 def _max_pool(rank: int) -> Callable:
     def convert(call, data, kernel_size, stride, padding, dilation, ceil_mode):
-        if "indices" in call.node.target.__name__ and call.uses(1):
-            raise Refused("the indices of its maxima are used, which Relax does not compute")
         kernel = _repeated(kernel_size, rank)
         padding, dilation = _repeated(padding, rank), _repeated(dilation, rank)
         stride = _repeated(stride, rank) if stride else kernel
+        if "indices" in call.node.target.__name__ and call.uses(1):
+            places = [
+                _window_places(*each)
+                for each in zip(
+                    static(extents_of(data)[-rank:]),
+                    static(call.shape[-rank:]),
+                    *(kernel, stride, padding, dilation),
+                    strict=True,
+                )
+            ]
+            return _maxima(call, data, places)
         found = getattr(_op.nn, f"max_pool{rank}d")(
             _batched(call, data, rank), kernel, stride, padding * 2, dilation, ceil_mode
         )
@@ -117,34 +127,68 @@ def _adaptive_avg_pool(rank: int) -> Callable:
 
 def _adaptive_max_pool(rank: int) -> Callable:
     def convert(call, data, output_size):
-        """Gather the windows, which have two extents along each axis, and take each one's first maximum."""
-        sizes = static(call.shape[-rank:])
-        data = _batched(call, data, rank)
-        shape = static(extents_of(data))
-        flat = None
-        for k, size in enumerate(sizes):
-            extent = shape[2 + k]
+        """Take the maxima of windows that have two extents along each axis."""
+        places = []
+        sizes = zip(static(extents_of(data)[-rank:]), static(call.shape[-rank:]), strict=True)
+        for extent, size in sizes:
             begins = np.arange(size) * extent // size
             ends = -((-np.arange(1, size + 1) * extent) // size)
-            places = begins[:, None] + np.arange(int((ends - begins).max()))
-            places = np.minimum(places, ends[:, None] - 1).astype("int64")
-            data = call.emit(_op.take(data, relax.const(places), 2 + 2 * k))
-            step = places.reshape([*[1] * (2 * k), *places.shape, *[1] * (2 * (rank - 1 - k))])
-            flat = step if flat is None else flat * extent + step
-        order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-        moved = call.emit(_op.permute_dims(data, [0, 1, *(2 + each for each in order)]))
-        windows = call.reshape(moved, [*shape[:2], *sizes, -1])
-        place = place_of_extreme(call, windows, rank + 2, True)
-        value = call.emit(_op.gather_elements(windows, place, rank + 2))
-        value = call.reshape(value, call.shape)
-        if not call.uses(1):
-            return value, None
-        table = np.transpose(flat, order).reshape([1, 1, *sizes, -1])
-        table = call.emit(_op.broadcast_to(relax.const(table.astype("int64")), extents_of(windows)))
-        index = call.emit(_op.gather_elements(table, place, rank + 2))
-        return value, call.reshape(index, call.shape)
+            inside = begins[:, None] + np.arange(int((ends - begins).max()))
+            places.append(np.minimum(inside, ends[:, None] - 1))
+        return _maxima(call, data, places)
 
     return convert
+
+
+def _window_places(extent, size, kernel, stride, padding, dilation) -> np.ndarray:
+    """Return the elements of each window of an axis; those beyond the bounds are the first one within."""
+    inside = np.arange(size)[:, None] * stride - padding + np.arange(kernel) * dilation
+    valid = (inside >= 0) & (inside < extent)
+    first = np.take_along_axis(inside, valid.argmax(1)[:, None], 1)
+    return np.where(valid, inside, first)
+
+
+def _maxima(call, data, places: list[np.ndarray]) -> tuple[relax.Expr, relax.Expr | None]:
+    """Gather the windows, whose elements are given for each axis, and take each one's first maximum and its index."""
+    rank, sizes = len(places), [len(each) for each in places]
+    data = _batched(call, data, rank)
+    shape = static(extents_of(data))
+    flat = None
+    for k, inside in enumerate(places):
+        inside = inside.astype("int64")
+        data = call.emit(_op.take(data, relax.const(inside), 2 + 2 * k))
+        step = inside.reshape([*[1] * (2 * k), *inside.shape, *[1] * (2 * (rank - 1 - k))])
+        flat = step if flat is None else flat * shape[2 + k] + step
+    order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+    moved = call.emit(_op.permute_dims(data, [0, 1, *(2 + each for each in order)]))
+    windows = call.reshape(moved, [*shape[:2], *sizes, -1])
+    place = place_of_extreme(call, windows, rank + 2, True)
+    value = call.emit(_op.gather_elements(windows, place, rank + 2))
+    value = call.reshape(value, call.shape)
+    if not call.uses(1):
+        return value, None
+    table = np.transpose(flat, order).reshape([1, 1, *sizes, -1])
+    table = call.emit(_op.broadcast_to(relax.const(table.astype("int64")), extents_of(windows)))
+    index = call.emit(_op.gather_elements(table, place, rank + 2))
+    return value, call.reshape(index, call.shape)
+
+
+@converts(CONVOLUTION, "max_unpool2d.default", "max_unpool3d.default")
+def _max_unpool(call, data, indices, output_size, stride=None, padding=None):
+    """Of windows that overlap, each has the whole gradient of the element that they have in common."""
+    shape, rank = call.shape, len(output_size)
+    flat = [*shape[:-rank], math.prod(static(shape[-rank:]))]
+    data, indices = (
+        call.reshape(each, [*shape[:-rank], math.prod(static(extents_of(each)[-rank:]))])
+        for each in (data, indices)
+    )
+    none = call.emit(_op.broadcast_to(scalar(0, dtype(data)), flat))
+    axis = len(flat) - 1
+    fixed = call.emit(stop_gradient(data))
+    value = call.emit(_op.scatter_elements(none, indices, fixed, axis, "update"))
+    total = call.emit(_op.scatter_elements(none, indices, data, axis, "add"))
+    change = call.emit(_op.subtract(total, call.emit(stop_gradient(total))))
+    return call.reshape(call.emit(_op.add(value, change)), shape)
 
 
 for _rank in (1, 2, 3):

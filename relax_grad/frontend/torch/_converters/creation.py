@@ -40,7 +40,7 @@ def _scalar_tensor(call, s, **_):
     *("new_empty_strided.default", "empty_permuted.default"),
 )
 def _zeros(call, **_):
-    """What is not initialised is zero."""
+    """Return zeros, also for tensors that PyTorch leaves uninitialised."""
     return _op.zeros(call.shape, call.dtype)
 
 

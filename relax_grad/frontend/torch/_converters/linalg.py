@@ -29,6 +29,13 @@ def _rows_of(data) -> int:
     return rows
 
 
+def _few_rows(data) -> int:
+    rows = _rows_of(data)
+    if rows > _MOST_ROWS:
+        raise Refused(f"matrices of more than {_MOST_ROWS} rows are not factorised or solved")
+    return rows
+
+
 def _identity(rows: int, columns: int, kind: str) -> relax.Expr:
     return relax.const(np.eye(rows, columns), kind)
 
@@ -43,9 +50,7 @@ def _eliminated(call: Call, data, right) -> tuple:
 
     In each step, the row with the largest element of the column is the pivot.
     """
-    rows, kind, rank = _rows_of(data), dtype(data), data.ty.ndim
-    if rows > _MOST_ROWS:
-        raise Refused(f"matrices of more than {_MOST_ROWS} rows are not solved")
+    rows, kind, rank = _few_rows(data), dtype(data), data.ty.ndim
     if rank != right.ty.ndim:
         right = call.emit(
             _op.broadcast_to(right, [*extents_of(data)[:-2], *extents_of(right)[-2:]])
@@ -101,6 +106,84 @@ def _inverse(call, A, check_errors):
     rows = _rows_of(A)
     one = call.emit(_op.broadcast_to(_identity(rows, rows, dtype(A)), extents_of(A)))
     return _eliminated(call, A, one)[0], _information(call, A)
+
+
+@converts(LINALG, "linalg_cholesky_ex.default")
+def _cholesky(call, data, upper=False, check_errors=False):
+    """As in PyTorch, one triangle is read, and the gradient is symmetric."""
+    kind = dtype(data)
+    if upper:
+        data = _transposed(call, data)
+    half = call.emit(_op.multiply(data, scalar(0.5, kind)))
+    mean = call.emit(_op.add(half, _transposed(call, half)))
+    error = call.emit(stop_gradient(call.emit(_op.subtract(data, mean))))
+    found = _factor(call, call.emit(_op.add(mean, error)))
+    return _transposed(call, found) if upper else found, _information(call, data)
+
+
+def _factor(call: Call, rest) -> relax.Expr:
+    """Return the lower factor; subtract one column's products after the other from the rest of the matrix."""
+    rows, kind, rank = _few_rows(rest), dtype(rest), rest.ty.ndim
+    columns, places = [], np.arange(rows).reshape(rows, 1)
+    for k in range(rows):
+        column = sliced(call, rest, rank - 1, k, 1)
+        pivot = call.emit(_op.sqrt(sliced(call, column, rank - 2, k, 1)))
+        column = call.emit(_op.divide(column, pivot))
+        column = call.emit(_op.where(relax.const(places >= k), column, scalar(0, kind)))
+        columns.append(column)
+        product = call.emit(_op.multiply(column, _transposed(call, column)))
+        rest = call.emit(_op.subtract(rest, product))
+    return call.emit(_op.concat(columns, rank - 1))
+
+
+@converts(LINALG, "linalg_solve_triangular.default")
+def _solve_triangular(call, data, B, upper, left=True, unitriangular=False):
+    return _substituted(call, data, B, upper, left, unitriangular)
+
+
+@converts(LINALG, "cholesky_solve.default", "cholesky_inverse.default")
+def _cholesky_solve(call, data, input2=None, upper=False):
+    """Solve for the product of the factors.
+
+    One triangle of the factor is read, but PyTorch's gradient is that of the product of whole matrices.
+    """
+    if input2 is None:
+        rows = _few_rows(data)
+        input2, data = (
+            data,
+            call.emit(_op.broadcast_to(_identity(rows, rows, dtype(data)), extents_of(data))),
+        )
+    lower = _transposed(call, input2) if upper else input2
+    whole = call.emit(_op.matmul(lower, _transposed(call, lower)))
+    fixed = call.emit(stop_gradient(lower))
+    read = call.emit(_op.tril(fixed))
+    product = call.emit(_op.matmul(read, _transposed(call, read)))
+    error = call.emit(stop_gradient(call.emit(_op.subtract(product, whole))))
+    factor = _factor(call, call.emit(_op.add(whole, error)))
+    found = _substituted(call, factor, data, upper=False)
+    return _substituted(call, _transposed(call, factor), found, upper=True)
+
+
+def _substituted(call: Call, data, right, upper, left=True, unitriangular=False) -> relax.Expr:
+    """Return the solution of ``data @ x = right`` for a triangular matrix, one row after the other."""
+    if not left:
+        data, right, upper = _transposed(call, data), _transposed(call, right), not upper
+    rows, kind, rank = _few_rows(data), dtype(data), len(call.shape)
+    shape = call.shape if left else [*call.shape[:-2], call.shape[-1], call.shape[-2]]
+    found = call.emit(_op.broadcast_to(right, shape))
+    batch = call.shape[:-2]
+    data = call.emit(_op.broadcast_to(data, [*batch, rows, rows]))
+    places = np.arange(rows).reshape(rows, 1)
+    for k in reversed(range(rows)) if upper else range(rows):
+        row = sliced(call, found, rank - 2, k, 1)
+        column = sliced(call, data, rank - 1, k, 1)
+        if not unitriangular:
+            row = call.emit(_op.divide(row, sliced(call, column, rank - 2, k, 1)))
+        later = relax.const(places < k if upper else places > k)
+        column = call.emit(_op.where(later, column, scalar(0, kind)))
+        rest = call.emit(_op.subtract(found, call.emit(_op.multiply(column, row))))
+        found = call.emit(_op.where(relax.const(places == k), row, rest))
+    return found if left else _transposed(call, found)
 
 
 def _pivots(call: Call, data) -> tuple:

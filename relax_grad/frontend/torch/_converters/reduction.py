@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 from tvm import relax
 
 from ....op import stop_gradient
@@ -220,7 +221,7 @@ def _scan(call, data, dim, dtype=None):
 def _logcumsumexp(call, data, dim):
     """Each step joins an element with the one twice as far before it as in the step before.
 
-    A common base for the whole axis would lose what is far below it.
+    A common base for the whole axis would lose elements far below it.
     """
     if not data.ty.ndim:
         return data
@@ -235,6 +236,42 @@ def _logcumsumexp(call, data, dim):
         shifted = call.emit(_op.concat([none, before], axis))
         found, step = call.emit(_op.log_add_exp(found, shifted)), 2 * step
     return call.cast(found, kind)
+
+
+@converts(REDUCTION, "cummax.default", "cummin.default")
+def _cumulative_extreme(call, data, dim):
+    """Find the places by steps that double, as in logcumsumexp. The last one of equal elements counts, and so does NaN."""
+    if not data.ty.ndim:
+        return data, _op.zeros([], "int64")
+    axis = axis_of(dim, data.ty.ndim)
+    shape = extents_of(data)
+    name = call.node.target.__name__
+    (extent,) = static([shape[axis]], f"the axis of {name.partition('.')[0]}")
+    inner = call.cast(data, "int8" if dtype(data) == "bool" else wide(dtype(data)))
+    beats = _op.greater if "max" in name else _op.less
+    found = call.emit(stop_gradient(inner))
+    place = call.reshape(relax.const(np.arange(extent)), [extent, *[1] * (data.ty.ndim - axis - 1)])
+    place = call.emit(_op.broadcast_to(place, shape))
+    step = 1
+    while step < extent:
+
+        def shifted(value, by=step):
+            first, rest = (
+                sliced(call, value, axis, 0, by),
+                sliced(call, value, axis, 0, extent - by),
+            )
+            return call.emit(_op.concat([first, rest], axis))
+
+        before = shifted(found)
+        wins = call.emit(beats(before, found))
+        if "float" in dtype(inner):
+            wrong = call.emit(_op.isnan(found))
+            wins = call.emit(_op.logical_or(wins, _op.isnan(before)))
+            wins = call.emit(_op.logical_and(wins, _op.logical_not(wrong)))
+        place = call.emit(_op.where(wins, shifted(place), place))
+        found, step = call.emit(_op.where(wins, before, found)), 2 * step
+    value = call.emit(_op.gather_elements(inner, place, axis))
+    return call.cast(value, dtype(data)), place
 
 
 @converts(REDUCTION, "logsumexp.default")

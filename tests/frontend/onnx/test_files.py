@@ -45,6 +45,12 @@ def text() -> dict[str, np.ndarray]:
     return {"bytes": np.random.default_rng(0).integers(0, 256, (2, 2048)).astype("int32")}
 
 
+def speech() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shapes = {"input": (3, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
+    return {name: 0.3 * rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+
+
 MODELS = {
     "text direction": Model(
         "rapidocr_onnxruntime",
@@ -57,6 +63,9 @@ MODELS = {
     ),
     "detection": Model(
         "nudenet", "320n.onnx", image("images", 1, 3, 64, 64), ["model.22.cv3.*.2.*"]
+    ),
+    "voice activity": Model(
+        "silero_vad", "data/silero_vad_16k_sequence.onnx", speech, ["output.*", "onnx::LSTM_*"]
     ),
 }
 

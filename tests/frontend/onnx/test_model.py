@@ -133,6 +133,29 @@ def test_constant_nodes_count_and_their_scalars_do_not():
     assert list(from_model(model, trainable=["half"]).params) == ["half"]  # by its exact name
 
 
+@pytest.mark.parametrize(
+    ("name", "is_weight"),
+    [
+        ("log/add/y", False),
+        ("model/truediv;model/log/Log_1", False),
+        ("auto.cast.74", False),
+        ("logit_scale", True),
+        ("block.alpha", True),
+        ("body/y_scale", True),
+        ("scale/ReadVariableOp;scale", True),
+    ],
+)
+def test_a_scalar_with_a_name_that_exporters_generate_is_no_weight(name, is_weight):
+    model = models.model_of(
+        [node("Mul", ["x", name], ["a"]), node("Mul", ["a", "w"])],
+        {"x": [3]},
+        {name: np.array(0.5, "float32"), "w": normal(3)},
+    )
+    imported = from_model(model)
+    assert (name in imported.params) == is_weight
+    assert name in from_model(model, trainable=name).params
+
+
 def test_a_weight_used_twice_is_one_parameter():
     nodes = [
         node("MatMul", ["x", "w"], ["a"]),
@@ -302,7 +325,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_tvm_would_import_with_another_meaning_is_refused(case):
+def test_nodes_that_tvm_would_import_with_another_meaning_are_refused(case):
     operator, message = REFUSED[case]
     weights = {
         "two": np.array([1, 1, 2, 2], "float32"),

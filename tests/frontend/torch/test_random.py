@@ -482,7 +482,7 @@ def test_evaluation_draws_nothing():
 def test_other_draws_are_refused(function, message):
     with pytest.raises(UnsupportedOperatorError, match=message) as error:
         from_module(Drawing(lambda x: {"a": function(x)}), (torch.rand(3, 4),))
-    assert "test_torch_random.py" in str(error.value)
+    assert "test_random.py" in str(error.value)
 
 
 @pytest.mark.filterwarnings("error")

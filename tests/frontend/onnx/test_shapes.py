@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 import relax_grad
 
@@ -213,3 +214,25 @@ def test_a_folded_constant_is_no_weight():
     model = models.model_of(nodes, {"x": [2, 3]}, weights)
     assert "h" not in from_model(model).params
     assert "w" in from_model(model).params
+
+
+def test_a_loss_of_an_output_whose_extent_is_an_expression():
+    model = models.model_of(
+        [node("MatMul", ["x", "w"], ["a"]), node("Reshape", ["a", "shape"])],
+        {"x": ["batch", "steps", 4]},
+        {"w": normal(4, 4), "shape": np.array([-1, 2])},
+    )
+    imported = from_model(model)
+
+    def loss(bb, y, weights):
+        products = bb.emit(relax.op.multiply(relax.op.sum(relax.op.multiply(y, y)), weights))
+        return bb.emit(relax.op.sum(products))
+
+    module = imported.with_loss(loss, {"weights": (("batch",), "float32")})
+    module = relax_grad.value_and_grad(module, "loss", wrt="w")
+    x, scales = normal(3, 5, 4), np.array([1, 2, 4], "float32")
+    call = models.compiled(module, "loss_adjoint")
+    value, (gradient,) = call(x, scales, *imported.values)
+    rows, w = x.reshape(-1, 4), imported.params["w"].numpy()
+    np.testing.assert_allclose(value, 7 * np.square(rows @ w).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, 14 * rows.T @ rows @ w, rtol=1e-5, atol=1e-4)

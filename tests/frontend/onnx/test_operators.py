@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -97,8 +99,9 @@ def test_an_operator_has_the_values_of_onnxruntime(case):
 
 def recurrent(kind, direction, dtype, **attributes):
     """Return a recurrent layer with a state from outside, and values of its inputs."""
-    count, gates = (2 if direction == "bidirectional" else 1), {"LSTM": 4, "GRU": 3}[kind]
-    states = ["h"] if kind == "GRU" else ["h", "c"]
+    count = 2 if direction == "bidirectional" else 1
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    states = ["h", "c"] if kind == "LSTM" else ["h"]
     weights = {
         "w": normal(count, gates * 5, 4, dtype=dtype),
         "r": normal(count, gates * 5, 5, dtype=dtype),
@@ -123,6 +126,8 @@ RECURRENT = [
     ("LSTM", "bidirectional", {}),
     ("GRU", "forward", {}),
     ("GRU", "reverse", {"linear_before_reset": 1}),
+    ("RNN", "forward", {}),
+    ("RNN", "bidirectional", {"activations": ["Relu", "Relu"]}),
 ]
 
 
@@ -150,6 +155,48 @@ def test_a_recurrent_layer_has_the_values_of_onnxruntime(kind, direction, attrib
 
 
 @pytest.mark.parametrize(
+    ("kind", "direction"),
+    [
+        ("RNN", "reverse"),
+        pytest.param("LSTM", "reverse", marks=pytest.mark.slow),
+        pytest.param("GRU", "bidirectional", marks=pytest.mark.slow),
+    ],
+)
+def test_sequences_of_different_lengths(kind, direction):
+    """Each sequence has the results of a model with this sequence alone, and zeros after its end."""
+    model, feeds = recurrent(kind, direction, "float64")
+    alone = from_model(
+        model, shapes={name: (*x.shape[:1], 1, x.shape[2]) for name, x in feeds.items()}
+    )
+    short = from_model(
+        model,
+        shapes={
+            name: (2 if name == "x" else x.shape[0], 1, x.shape[2]) for name, x in feeds.items()
+        },
+    )
+    model.graph.node[0].input[4] = "lengths"
+    model.graph.input.append(
+        onnx.helper.make_tensor_value_info("lengths", onnx.TensorProto.INT32, [2])
+    )
+    imported = from_model(model)
+    feeds = {**feeds, "lengths": np.array([3, 2], "int32")}
+    models.check_parameter_gradients(imported, feeds)
+    found = models.outputs(imported, feeds)
+    assert not found[0][2:, :, 1].any()
+    for number, (one, length) in enumerate(((alone, 3), (short, 2))):
+        own = {
+            name: feeds[name][: length if name == "x" else None, number : number + 1]
+            for name in one.inputs
+        }
+        first, *last = models.outputs(
+            one, {name: np.ascontiguousarray(x) for name, x in own.items()}
+        )
+        np.testing.assert_allclose(found[0][:length, :, number], first[:, :, 0])
+        for whole, each in zip(found[1:], last, strict=True):
+            np.testing.assert_allclose(whole[:, number], each[:, 0])
+
+
+@pytest.mark.parametrize(
     ("attributes", "message"),
     [
         ({"activations": ["Relu", "Tanh", "Tanh"]}, "it has the activations Relu, Tanh, Tanh"),
@@ -161,6 +208,64 @@ def test_a_recurrent_layer_of_another_form_is_refused(attributes, message):
     model, _ = recurrent("LSTM", "forward", "float32", **attributes)
     with pytest.raises(UnsupportedOperatorError, match=message):
         from_model(model)
+
+
+def without_definitions() -> bool:
+    """Tell whether the package is too old to write operators by their definitions."""
+    inline = pytest.importorskip("onnx.inliner").inline_selected_functions
+    return "inline_schema_functions" not in inspect.signature(inline).parameters
+
+
+#: Operators without a converter that ONNX defines by others, with the version of ONNX's operators.
+DEFINED = {
+    "celu": (28, [node("Celu", ["a"], alpha=0.5)]),
+    "swish": (24, [node("Swish", ["a"], alpha=1.5)]),
+    "attention": (
+        23,
+        [
+            node(
+                "Attention",
+                ["a", "a", "a"],
+                q_num_heads=2,
+                kv_num_heads=2,
+                is_causal=1,
+                softcap=2.0,
+            )
+        ],
+    ),
+    "nested": (22, [node("SoftmaxCrossEntropyLoss", ["a", "labels"], ignore_index=1)]),
+}
+
+
+@pytest.mark.skipif(
+    without_definitions(), reason="this version of onnx writes no operator by others"
+)
+@pytest.mark.parametrize("case", DEFINED)
+def test_an_operator_that_onnx_defines_by_others(case):
+    version, nodes = DEFINED[case]
+    if version > onnx.defs.onnx_opset_version():
+        pytest.skip(f"this version of onnx does not have version {version} of the operators")
+    nodes = [node("MatMul", ["x", "w"], ["a"]), *nodes]
+    weights = {"w": normal(4, 4, dtype="float64")}
+    if case == "nested":
+        weights["labels"] = np.array([[1, 0, 2, 2]] * 2)
+    model = models.model_of(nodes, {"x": [2, 3, 4]}, weights, dtype="float64", opset=version)
+    feeds = {"x": normal(2, 3, 4, dtype="float64")}
+    imported = from_model(model)
+    models.check_outputs(imported, model, feeds)
+    models.check_parameter_gradients(imported, feeds)
+
+
+@pytest.mark.skipif(
+    without_definitions(), reason="this version of onnx writes no operator by others"
+)
+def test_an_operator_whose_definition_cannot_be_imported_is_named():
+    """The definition of Bernoulli draws random numbers."""
+    nodes = [node("Celu", ["x"], ["a"]), node("Bernoulli", ["a"], name="coin")]
+    with pytest.raises(UnsupportedOperatorError) as error:
+        from_model(models.model_of(nodes, {"x": [3]}, {}))
+    assert "Bernoulli: 1 (coin)" in str(error.value)
+    assert "Random" not in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["Elu", "Selu", "Mish", "Softplus"])

@@ -1,0 +1,98 @@
+"""Converters of the logarithm of the gamma function and of its derivative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import relax
+
+from ._call import Call, converts, scalar
+
+SPECIAL: dict[str, Callable] = {}
+
+_op = relax.op
+
+#: Arguments below are raised by this number: Stirling's series is exact to a rounding from there on.
+_SHIFT = 8
+
+#: The Bernoulli numbers B_2, B_4, and so on.
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+
+_KIND = "float64"
+
+
+class _Argument:
+    """An argument, and the positive number whose value the reflection formula gives its own."""
+
+    def __init__(self, call: Call, data):
+        self.call = call
+        self.data = call.cast(data, _KIND)
+        one = scalar(1, _KIND)
+        zero = scalar(0, _KIND)
+        self.reflected = call.emit(_op.less_equal(self.data, zero))
+        self.positive = self.chosen(self.reflected, _op.subtract(one, self.data), self.data)
+        self.small = call.emit(_op.less(self.positive, scalar(_SHIFT, _KIND)))
+        self.base = self.chosen(self.small, self.positive, one)
+        raised = call.emit(_op.add(self.base, scalar(_SHIFT, _KIND)))
+        self.large = self.chosen(self.small, raised, self.positive)
+        part = call.emit(_op.subtract(self.data, _op.round(self.data)))
+        part = self.chosen(self.reflected, part, scalar(0.5, _KIND))
+        self.angle = call.emit(_op.multiply(part, scalar(math.pi, _KIND)))
+
+    def chosen(self, condition, one, other) -> relax.Expr:
+        return self.call.emit(_op.where(condition, self.call.emit(one), other))
+
+    def series(self, term: Callable[[int], float]) -> relax.Expr:
+        """Return the sum of terms times the inverse square of the large number to the powers from 0 on."""
+        inverse = self.call.emit(_op.divide(scalar(1, _KIND), self.large))
+        square = self.call.emit(_op.multiply(inverse, inverse))
+        found = scalar(0, _KIND)
+        for k in reversed(range(len(_BERNOULLI))):
+            found = _op.add(_op.multiply(found, square), scalar(term(k), _KIND))
+        return self.call.emit(_op.multiply(self.call.emit(found), inverse))
+
+
+@converts(SPECIAL, "lgamma.default")
+def _lgamma(call, data):
+    """Stirling's series, the recurrence below 8, and the reflection below 0, computed in float64."""
+    x = _Argument(call, data)
+    half = scalar(0.5, _KIND)
+    log = call.emit(_op.log(x.large))
+    found = _op.subtract(_op.multiply(_op.subtract(x.large, half), log), x.large)
+    found = _op.add(found, scalar(0.5 * math.log(2 * math.pi), _KIND))
+    tail = x.series(lambda k: _BERNOULLI[k] / ((2 * k + 1) * (2 * k + 2)))
+    found = call.emit(_op.add(found, tail))
+    product = x.base
+    for k in range(1, _SHIFT):
+        product = call.emit(_op.multiply(product, _op.add(x.base, scalar(k, _KIND))))
+    lowered = call.emit(_op.subtract(found, _op.log(product)))
+    found = x.chosen(x.small, lowered, found)
+    turned = _op.subtract(scalar(math.log(math.pi), _KIND), _op.log(_op.abs(_op.sin(x.angle))))
+    found = x.chosen(x.reflected, _op.subtract(turned, found), found)
+    infinite = call.emit(_op.isinf(x.data))
+    found = x.chosen(infinite, _op.abs(x.data), found)
+    return call.cast(found, call.dtype)
+
+
+@converts(SPECIAL, "digamma.default")
+def _digamma(call, data):
+    """The derivative of :func:`_lgamma`; NaN at the poles, and an infinity of the other sign at a zero."""
+    x = _Argument(call, data)
+    one = scalar(1, _KIND)
+    tail = x.series(lambda k: _BERNOULLI[k] / (2 * k + 2))
+    tail = call.emit(_op.add(scalar(0.5, _KIND), tail))
+    found = call.emit(_op.subtract(_op.log(x.large), _op.divide(tail, x.large)))
+    lowered = found
+    for k in range(_SHIFT):
+        inverse = _op.divide(one, _op.add(x.base, scalar(k, _KIND)))
+        lowered = call.emit(_op.subtract(lowered, inverse))
+    found = x.chosen(x.small, lowered, found)
+    slope = call.emit(_op.divide(_op.cos(x.angle), _op.sin(x.angle)))
+    turned = _op.subtract(found, _op.multiply(scalar(math.pi, _KIND), slope))
+    whole = call.emit(_op.equal(x.angle, scalar(0, _KIND)))
+    turned = x.chosen(whole, scalar(math.nan, _KIND), call.emit(turned))
+    found = x.chosen(x.reflected, turned, found)
+    origin = call.emit(_op.equal(x.data, scalar(0, _KIND)))
+    pole = call.emit(_op.divide(scalar(-1, _KIND), x.chosen(origin, x.data, one)))
+    return call.cast(x.chosen(origin, pole, found), call.dtype)

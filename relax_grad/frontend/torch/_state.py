@@ -1,0 +1,182 @@
+"""State of a module outside of its parameters and buffers, which a graph keeps as it was in the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import inspect
+import random
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from ._graph import user_line
+
+#: The attributes that every module has.
+_OWN = frozenset(vars(nn.Module()))
+
+#: The depth and the number of elements down to which containers and objects are compared.
+_DEPTH, _ELEMENTS = 4, 256
+
+_GET, _SET = object.__getattribute__, nn.Module.__setattr__
+
+
+@contextlib.contextmanager
+def watching_state(module: nn.Module, note: Callable[[str, str, str], None]) -> Iterator[None]:
+    """Note the attributes of submodules that a call reads and then changes, and draws of Python and NumPy.
+
+    An attribute that is written before it is read holds a result. A tensor that depends on no input is a cache. The
+    attributes that PyTorch's own layers write, such as the lists of weights of a recurrent network, are no state, and
+    neither are private flags, such as those of hooks that a library installs once.
+    """
+    modules = [each for each in module.modules() if each is not module]
+    before = {(id(each), name): value for each in modules for name, value in _attributes(each)}
+    own, read, written = set(map(id, modules)), set(), set()
+
+    # The line that writes an attribute, or else the first one that reads it, where a container is changed.
+    lines: dict[tuple[int, str], traceback.FrameSummary] = {}
+
+    def get(self, name):
+        if name not in _OWN and id(self) in own and (id(self), name) not in written:
+            read.add((id(self), name))
+            if (id(self), name) not in lines:
+                lines[id(self), name] = _caller()
+        return _GET(self, name)
+
+    def set_(self, name, value):
+        if (id(self), name) not in read:
+            written.add((id(self), name))
+        elif id(self) in own:
+            lines[id(self), name] = _caller()
+        _SET(self, name, value)
+
+    generators = random.getstate(), _numpy_state()
+    patch = mock.patch.object
+    with (
+        patch(nn.Module, "__getattribute__", get, create=True),
+        patch(nn.Module, "__setattr__", set_),
+        patch(torch, "compile", _unwatched(torch.compile)),
+    ):
+        yield
+    names = ("the module random", "numpy.random")
+    for name, old, new in zip(names, generators, (random.getstate(), _numpy_state()), strict=True):
+        if old != new:
+            note(
+                f"a random number of {name}",
+                "the graph has the number of the first call; draw it by torch.rand",
+                "the forward function",
+            )
+    for each in modules:
+        kind = type(each).__name__
+        for name, value in _attributes(each):
+            old = before.get((id(each), name))
+            new = vars(each)[name]
+            is_mark = name.startswith("_") and isinstance(new, bool)  # that something is done
+            if (id(each), name) not in read or old == value or is_mark or _is_cache(new):
+                continue
+            note(
+                f"a write to the attribute {name} of {kind}",
+                "the graph has the value of the first call; make it a buffer, or a variable of the function",
+                user_line([lines[id(each), name]]) or f"the forward function of {kind}",
+            )
+
+
+def _caller() -> traceback.FrameSummary:
+    """Return the line that reads or writes an attribute."""
+    frame = sys._getframe(2)
+    return traceback.FrameSummary(
+        frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, lookup_line=False
+    )
+
+
+def _unwatched(compile_: Callable) -> Callable:
+    """Return ``torch.compile`` whose results run without the notes, which Dynamo refuses as side effects of branches."""
+
+    def changed(model: Callable | None = None, **options):
+        if model is None:
+            return compile_(**options)
+        compiled = compile_(model, **options)
+
+        def run(*args, **kwargs):
+            get, set_ = vars(nn.Module).get("__getattribute__"), nn.Module.__setattr__
+            if get is None:  # within another such function, or after the trace
+                return compiled(*args, **kwargs)
+            del nn.Module.__getattribute__
+            nn.Module.__setattr__ = _SET
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                nn.Module.__getattribute__, nn.Module.__setattr__ = get, set_
+
+        return run
+
+    return changed
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
+    known = _OWN | _written_by_torch(type(module))
+    for name, value in list(vars(module).items()):
+        if name not in known:
+            yield name, _frozen(value, _DEPTH)
+
+
+@functools.cache
+def _written_by_torch(kind: type[nn.Module]) -> frozenset[str]:
+    """Return the attributes that PyTorch's own classes among the bases of a module write."""
+    bases = [each for each in kind.__mro__ if each.__module__.startswith("torch.nn.modules.")]
+    functions = [f for base in bases for f in vars(base).values() if inspect.isfunction(f)]
+    return frozenset(
+        each.argval
+        for function in functions
+        for each in dis.get_instructions(function)
+        if each.opname == "STORE_ATTR"
+    )
+
+
+def _frozen(value, depth: int):
+    """Return a value that later changes of this one do not change."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return type(value), value
+    if isinstance(value, torch.Tensor):
+        return id(value), value._version
+    if isinstance(value, np.ndarray) and value.size <= _ELEMENTS and not value.dtype.hasobject:
+        return value.shape, value.tobytes()
+    if depth and isinstance(value, Mapping):
+        items = list(value.items())[:_ELEMENTS]
+        return len(value), [(id(key), _frozen(each, depth - 1)) for key, each in items]
+    if depth and isinstance(value, (list, tuple, deque, set, frozenset)):
+        return len(value), [_frozen(each, depth - 1) for each in list(value)[:_ELEMENTS]]
+    return id(value)  # libraries note in objects, such as a configuration, how they were called
+
+
+def _is_cache(value) -> bool:
+    """Tell whether a value is a tensor, or several, of a trace that depends on no input, parameter or buffer."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_is_cache, value))
+    mode = get_proxy_mode()
+    if not isinstance(value, FakeTensor) or mode is None:
+        return False
+    found = get_proxy_slot(value, mode.tracer, None, lambda slot: slot.proxy.node)
+    nodes, seen = [found], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node.op == "placeholder":
+            return False
+        if node not in seen:
+            seen.add(node)
+            nodes += node.all_input_nodes
+    return True
+
+
+def _numpy_state() -> tuple:
+    _, keys, *rest = np.random.get_state()  # noqa: NPY002  (the generator of the user's code)
+    return keys.tobytes(), *rest

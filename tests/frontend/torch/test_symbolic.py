@@ -1,0 +1,107 @@
+"""Modules with symbolic extents: one step for batches and sequences of any size."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+
+F, nn = torch.nn.functional, torch.nn
+
+from torch_models import compiled, tensor_of  # noqa: E402
+
+from relax_grad.frontend.torch import from_module  # noqa: E402
+from relax_grad.training import SGD, Trainer, train_step  # noqa: E402
+
+
+def test_symbolic_extents():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    x, y = torch.randn(5, 4), torch.randint(0, 3, (5,))
+    shapes = {"input": {0: "batch"}, "target": {0: "batch"}}
+    imported = from_module(model, (x,), loss=F.cross_entropy, targets=(y,), dynamic_shapes=shapes)
+    assert str(imported.inputs["input"].shape.values[0]) == "batch"
+    run = compiled(imported, forward=True)
+    for count in (5, 3):
+        x, y = torch.randn(count, 4), torch.randint(0, 3, (count,))
+        values = list(map(tensor_of, imported.values))
+        (loss, (output,), states), gradients = run("loss_adjoint", torch.tensor(0), x, y, *values)
+        copy = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        imported.copy_to(copy)
+        wanted = F.cross_entropy(copy(x), y)
+        wanted.backward()
+        torch.testing.assert_close(loss, wanted.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(states[1], copy[1].running_var)
+        for one, other in zip(gradients, copy.parameters(), strict=True):
+            torch.testing.assert_close(one, other.grad, rtol=1e-4, atol=1e-5)
+        assert output.shape == (count, 3)
+
+
+class OfTokens(nn.Module):
+    """A classifier of sequences of tokens."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.embedding, self.body, self.head = nn.Embedding(20, 8), body, nn.Linear(8, 5)
+
+    def forward(self, tokens):
+        return self.head(self.body(self.embedding(tokens)).mean(1))
+
+
+class Attention(nn.Module):
+    """Self-attention of two heads, with a mask of the length, or causal."""
+
+    def __init__(self, is_causal):
+        super().__init__()
+        self.is_causal, self.joined = is_causal, nn.Linear(8, 24)
+
+    def forward(self, x):
+        parts = self.joined(x).unflatten(-1, (3, 2, 4)).unbind(2)
+        q, k, v = (each.transpose(1, 2) for each in parts)
+        length = x.shape[1]
+        mask = None if self.is_causal else torch.ones(length, length, dtype=torch.bool).tril()
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=self.is_causal)
+        return y.transpose(1, 2).flatten(-2)
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv1d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return F.gelu(self.inner(x.transpose(1, 2))).transpose(1, 2) + x
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        Attention(is_causal=True),
+        pytest.param(Attention(is_causal=False), marks=pytest.mark.slow),
+        pytest.param(Convolution(), marks=pytest.mark.slow),
+    ],
+    ids=["encoder", "causal", "mask", "convolution"],
+)
+def test_batch_and_sequence_in_one_step(body):
+    """One compiled step trains as PyTorch does, whatever the sizes of its batches."""
+    torch.manual_seed(0)
+    module = OfTokens(body)
+    tokens, labels = torch.randint(0, 20, (4, 6)), torch.randint(0, 5, (4,))
+    axes = {"tokens": {0: "batch", 1: "length"}, "target": {0: "batch"}}
+    imported = from_module(
+        module, (tokens,), loss=F.cross_entropy, targets=(labels,), dynamic_shapes=axes
+    )
+    trainer = Trainer(train_step(imported, SGD(lr=0.1)))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for batch, length in ((4, 6), (1, 9), (7, 3), (2, 17)):
+        tokens, labels = torch.randint(0, 20, (batch, length)), torch.randint(0, 5, (batch,))
+        found = trainer.step(tokens, labels)
+        optimizer.zero_grad()
+        wanted = F.cross_entropy(module(tokens), labels)
+        wanted.backward()
+        optimizer.step()
+        assert found.loss == pytest.approx(wanted.item(), rel=1e-5)
+    for name, each in module.named_parameters():
+        torch.testing.assert_close(
+            torch.from_dlpack(trainer.params[name]), each.detach(), rtol=1e-4, atol=1e-5
+        )
