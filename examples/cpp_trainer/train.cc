@@ -3,7 +3,7 @@
 //   train FOLDER DATA [--epochs N] [--batch N] [--lr RATE] [--threads N] [--resume FILE] [--save FILE] [--predict FILE]
 //         [--level NAME]
 //
-// FOLDER is what TrainStep.export wrote. DATA is a file of safetensors with a tensor for each input and target of the step, whose
+// FOLDER was written by TrainStep.export. DATA is a file of safetensors with a tensor for each input and target of the step, whose
 // first axis counts the examples. The last examples that fill no batch are left out. --predict writes the model's outputs for all examples,
 // in evaluation mode, as output0, output1 and so on. --level chooses the version of a library with several, such as x86-64-v3.
 

@@ -1,251 +1,30 @@
 #include "trainer.h"
 
 #include "cpu_levels.h"
+#include "files.h"
 
-#include <fcntl.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
-#include <tvm/ffi/dtype.h>
-#include <tvm/ffi/error.h>
-#include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <set>
 #include <sstream>
 
 namespace relax_grad {
 
-namespace ffi = tvm::ffi;
-namespace json = tvm::ffi::json;
-
 namespace {
 
-constexpr size_t kAlignment = 64;
 constexpr int64_t kVersion = 1;
 constexpr const char* kMetadata = "relax_grad.training";
 // VirtualMachine.POOLED_ALLOCATOR of TVM.
 constexpr int kPooledAllocator = 2;
 const char* const kGroups[] = {"params", "frozen", "states", "optimizer_state"};
-
-/// Runs a function; an error of TVM becomes one of ours.
-template <typename F>
-auto Guarded(const std::string& where, F function) -> decltype(function()) {
-  try {
-    return function();
-  } catch (const ffi::Error& error) {
-    throw Error(where + ": " + error.what());
-  }
-}
-
-struct HostAllocator {
-  void AllocData(DLTensor* tensor) {
-    size_t size = ffi::GetDataSize(*tensor);
-    size = (size + kAlignment - 1) / kAlignment * kAlignment;
-    tensor->data = std::aligned_alloc(kAlignment, size ? size : kAlignment);
-    if (tensor->data == nullptr) throw std::bad_alloc();
-  }
-  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
-};
-
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::ostringstream text;
-  text << "(";
-  for (size_t i = 0; i < shape.size(); ++i) text << (i ? ", " : "") << shape[i];
-  text << ")";
-  return text.str();
-}
-
-std::vector<int64_t> ShapeOf(const Tensor& tensor) {
-  auto shape = tensor.shape();
-  return std::vector<int64_t>(shape.begin(), shape.end());
-}
-
-struct Dtype {
-  const char* name;
-  const char* in_file;
-};
-
-const Dtype kDtypes[] = {
-    {"bool", "BOOL"},    {"uint8", "U8"},     {"int8", "I8"},     {"uint16", "U16"},
-    {"int16", "I16"},    {"uint32", "U32"},   {"int32", "I32"},   {"uint64", "U64"},
-    {"int64", "I64"},    {"float16", "F16"},  {"bfloat16", "BF16"}, {"float32", "F32"},
-    {"float64", "F64"},
-};
-
-std::string ReadFile(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) throw Error(path + " cannot be read: it is a folder");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(path + " cannot be read: " + std::strerror(errno));
-  std::string data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) throw Error(path + " cannot be read to its end");
-  return data;
-}
-
-/// Writes a file under another name and renames it, so that it is complete or absent.
-void WriteFile(const std::string& path, const std::vector<std::pair<const void*, size_t>>& parts) {
-  std::string part = path + ".XXXXXX";
-  int handle = mkstemp(part.data());
-  if (handle < 0) throw Error(path + " cannot be written: " + std::strerror(errno));
-  auto fail = [&](const char* step) {
-    std::string reason = std::strerror(errno);
-    close(handle);
-    unlink(part.c_str());
-    throw Error(path + " cannot be " + step + ": " + reason);
-  };
-  for (const auto& [data, size] : parts) {
-    const char* at = static_cast<const char*>(data);
-    size_t left = size;
-    while (left) {
-      ssize_t written = write(handle, at, left);
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) fail("written");
-      at += written;
-      left -= static_cast<size_t>(written);
-    }
-  }
-  if (fsync(handle) != 0) fail("written");
-  if (fchmod(handle, 0644) != 0) fail("written");
-  if (rename(part.c_str(), path.c_str()) != 0) fail("replaced");
-  close(handle);
-}
-
-// JSON, with errors that name the file and the key.
-
-template <typename T>
-T Get(const json::Object& object, const std::string& key, const std::string& where) {
-  auto found = object.find(ffi::String(key));
-  if (found == object.end()) throw Error(where + " has no " + key);
-  auto value = (*found).second.template as<T>();
-  if (!value.has_value()) throw Error(where + ": " + key + " has another type than expected");
-  return *value;
-}
-
-std::string GetText(const json::Object& object, const std::string& key, const std::string& where) {
-  return std::string(Get<ffi::String>(object, key, where));
-}
-
-json::Object ParseObject(const std::string& text, const std::string& where) {
-  ffi::String message;
-  json::Value value = json::Parse(ffi::String(text), &message);
-  if (message.size() != 0) throw Error(where + " is damaged: " + std::string(message));
-  auto object = value.as<json::Object>();
-  if (!object.has_value()) throw Error(where + " is damaged: no JSON object");
-  return *object;
-}
-
-struct File {
-  Tensors tensors;
-  std::map<std::string, std::string> metadata;
-};
-
-File ReadTensors(const std::string& path) {
-  std::string data = ReadFile(path);
-  auto damaged = [&](const std::string& reason) {
-    throw Error(path + " is damaged, or no file of safetensors: " + reason);
-  };
-  uint64_t length = 0;
-  if (data.size() < 8) damaged("it has " + std::to_string(data.size()) + " bytes");
-  for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(data[i]);
-  if (length > data.size() - 8) damaged("its header is longer than the file");
-  json::Object header = ParseObject(data.substr(8, length), path);
-  const char* start = data.data() + 8 + length;
-  size_t size = data.size() - 8 - length, used = 0;
-  File file;
-  for (const auto& [key, value] : header) {
-    std::string name(key.cast<ffi::String>());
-    auto object = value.as<json::Object>();
-    if (!object.has_value()) damaged(name + " is no object");
-    if (name == "__metadata__") {
-      for (const auto& [k, v] : *object) {
-        auto text = v.as<ffi::String>();
-        if (!text.has_value()) damaged("metadata that is no text");
-        file.metadata[std::string(k.cast<ffi::String>())] = std::string(*text);
-      }
-      continue;
-    }
-    std::string where = path + ": " + name, dtype;
-    std::string in_file = GetText(*object, "dtype", where);
-    for (const Dtype& each : kDtypes) {
-      if (in_file == each.in_file) dtype = each.name;
-    }
-    if (dtype.empty()) throw Error(where + " has the dtype " + in_file + ", which is not supported");
-    std::vector<int64_t> shape;
-    uint64_t count = 1;
-    for (const json::Value& each : Get<json::Array>(*object, "shape", where)) {
-      auto extent = each.as<int64_t>();
-      if (!extent.has_value() || *extent < 0) damaged(name + " has no valid shape");
-      shape.push_back(*extent);
-      if (*extent != 0 && count > size / static_cast<uint64_t>(*extent) + 1) damaged(name + " is larger than the file");
-      count *= static_cast<uint64_t>(*extent);
-    }
-    json::Array offsets = Get<json::Array>(*object, "data_offsets", where);
-    if (offsets.size() != 2) damaged(name + " has no valid offsets");
-    auto begin = offsets[0].as<int64_t>(), end = offsets[1].as<int64_t>();
-    if (!begin.has_value() || !end.has_value() || *begin < 0 || *end < *begin ||
-        static_cast<uint64_t>(*end) > size) {
-      damaged(name + " is not within the file");
-    }
-    size_t width = (ffi::StringToDLDataType(ffi::String(dtype)).bits + 7) / 8;
-    if (static_cast<uint64_t>(*end - *begin) != count * width) damaged(name + " has another size than its shape");
-    Tensor tensor = MakeTensor(shape, dtype);
-    std::memcpy(tensor.data_ptr(), start + *begin, static_cast<size_t>(*end - *begin));
-    used += static_cast<size_t>(*end - *begin);
-    file.tensors[name] = tensor;
-  }
-  if (used != size) damaged("its tensors have " + std::to_string(used) + " bytes, but it has " + std::to_string(size));
-  return file;
-}
-
-void WriteTensors(const std::string& path, const Tensors& tensors,
-                  const std::map<std::string, std::string>& metadata) {
-  json::Object header;
-  if (!metadata.empty()) {
-    json::Object more;
-    for (const auto& [key, value] : metadata) more.Set(ffi::String(key), ffi::String(value));
-    header.Set(ffi::String("__metadata__"), more);
-  }
-  std::vector<std::pair<const void*, size_t>> parts(2);
-  int64_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
-    std::string dtype = DtypeName(tensor), in_file;
-    for (const Dtype& each : kDtypes) {
-      if (dtype == each.name) in_file = each.in_file;
-    }
-    if (in_file.empty()) throw Error(name + " has the dtype " + dtype + ", which files do not support");
-    json::Object entry;
-    json::Array shape, offsets;
-    for (int64_t extent : ShapeOf(tensor)) shape.push_back(extent);
-    int64_t size = static_cast<int64_t>(ffi::GetDataSize(*tensor.GetDLTensorPtr()));
-    offsets.push_back(offset);
-    offsets.push_back(offset + size);
-    offset += size;
-    entry.Set(ffi::String("dtype"), ffi::String(in_file));
-    entry.Set(ffi::String("shape"), shape);
-    entry.Set(ffi::String("data_offsets"), offsets);
-    header.Set(ffi::String(name), entry);
-    parts.emplace_back(tensor.data_ptr(), static_cast<size_t>(size));
-  }
-  std::string text(json::Stringify(header));
-  while (text.size() % 8) text += ' ';
-  char length[8];
-  for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> 8 * i & 0xff);
-  parts[0] = {length, 8};
-  parts[1] = {text.data(), text.size()};
-  WriteFile(path, parts);
-}
 
 /// The type of a tensor in the manifest. An extent is a number, or the name of a symbol.
 struct Spec {
@@ -288,6 +67,11 @@ std::vector<std::string> TextsOf(const json::Object& object, const std::string& 
 void Check(const std::string& what, const Tensor& tensor, const Spec& spec,
            std::map<std::string, int64_t>* symbols) {
   if (!tensor.defined()) throw Error(what + " is no tensor");
+  if (tensor.device().device_type != kDLCPU) throw Error(what + " must be on the CPU");
+  if (!tensor.IsContiguous()) throw Error(what + " has strides; give a copy without them");
+  if (tensor.byte_offset() != 0 || reinterpret_cast<uintptr_t>(tensor.data_ptr()) % kAlignment != 0) {
+    throw Error(what + " must be in memory that is aligned to " + std::to_string(kAlignment) + " bytes, as that of MakeTensor");
+  }
   std::vector<int64_t> shape = ShapeOf(tensor);
   bool fits = shape.size() == spec.shape.size() && DtypeName(tensor) == spec.dtype;
   std::ostringstream wanted;
@@ -336,71 +120,7 @@ std::vector<Tensor> TensorsOf(const ffi::Any& value) {
   return found;
 }
 
-template <typename T>
-const char* NameOf();
-template <>
-const char* NameOf<float>() { return "float32"; }
-template <>
-const char* NameOf<double>() { return "float64"; }
-template <>
-const char* NameOf<int32_t>() { return "int32"; }
-template <>
-const char* NameOf<int64_t>() { return "int64"; }
-template <>
-const char* NameOf<uint8_t>() { return "uint8"; }
-
 }  // namespace
-
-Tensor MakeTensor(const std::vector<int64_t>& shape, const std::string& dtype) {
-  for (int64_t extent : shape) {
-    if (extent < 0) throw Error("a tensor cannot have the shape " + ShapeText(shape));
-  }
-  return Guarded("MakeTensor", [&] {
-    DLDataType type = ffi::StringToDLDataType(ffi::String(dtype));
-    return Tensor::FromNDAlloc(HostAllocator(), ffi::ShapeView(shape.data(), shape.size()), type, DLDevice{kDLCPU, 0});
-  });
-}
-
-template <typename T>
-Tensor MakeTensor(const std::vector<int64_t>& shape, const std::vector<T>& values) {
-  Tensor tensor = MakeTensor(shape, std::string(NameOf<T>()));
-  if (static_cast<size_t>(tensor.numel()) != values.size()) {
-    throw Error("a tensor of shape " + ShapeText(shape) + " has " + std::to_string(tensor.numel()) +
-                " elements, but " + std::to_string(values.size()) + " values were given");
-  }
-  if (!values.empty()) std::memcpy(tensor.data_ptr(), values.data(), values.size() * sizeof(T));
-  return tensor;
-}
-
-template <typename T>
-std::vector<T> Values(const Tensor& tensor) {
-  if (DtypeName(tensor) != NameOf<T>()) {
-    throw Error(std::string("the values of a tensor of ") + DtypeName(tensor) + " cannot be read as " + NameOf<T>());
-  }
-  if (!tensor.IsContiguous()) throw Error("the values of a tensor with strides cannot be read");
-  const T* data = static_cast<const T*>(tensor.data_ptr());
-  return std::vector<T>(data, data + tensor.numel());
-}
-
-#define RELAX_GRAD_INSTANTIATE(T)                                                         \
-  template Tensor MakeTensor<T>(const std::vector<int64_t>&, const std::vector<T>&); \
-  template std::vector<T> Values<T>(const Tensor&);
-RELAX_GRAD_INSTANTIATE(float)
-RELAX_GRAD_INSTANTIATE(double)
-RELAX_GRAD_INSTANTIATE(int32_t)
-RELAX_GRAD_INSTANTIATE(int64_t)
-RELAX_GRAD_INSTANTIATE(uint8_t)
-#undef RELAX_GRAD_INSTANTIATE
-
-std::string DtypeName(const Tensor& tensor) { return std::string(ffi::DLDataTypeToString(tensor.dtype())); }
-
-Tensors LoadTensors(const std::string& path) {
-  return Guarded(path, [&] { return ReadTensors(path).tensors; });
-}
-
-void SaveTensors(const std::string& path, const Tensors& tensors) {
-  Guarded(path, [&] { WriteTensors(path, tensors, {}); });
-}
 
 class Trainer::Impl {
  public:
@@ -569,6 +289,9 @@ class Trainer::Impl {
     read.skipped = Get<int64_t>(counters, "skipped", path);
     read.epoch = Get<int64_t>(counters, "epoch", path);
     read.batch = Get<int64_t>(counters, "batch", path);
+    for (int64_t each : {read.seed, read.steps, read.updates, read.skipped, read.epoch, read.batch}) {
+      if (each < 0) throw Error(path + " is damaged: a counter is " + std::to_string(each));
+    }
     std::map<std::string, ffi::Array<Tensor>> groups;
     size_t count = 0;
     for (const char* group : kGroups) {

@@ -112,7 +112,7 @@ class Trainer {
   const std::vector<std::string>& input_names() const;
   /// The defaults of the hyperparameters.
   const std::map<std::string, double>& hyperparameters() const;
-  /// The tensors of a group: "params", "frozen", "states" or "optimizer_state".
+  /// The tensors of a group: "params", "frozen", "states" or "optimizer_state". A step writes to their memory.
   Tensors group(const std::string& name) const;
   /// The counters. Callers count epochs and batches of an epoch themselves.
   Counters& counters();

@@ -15,8 +15,8 @@ from .optimizers import (
     RMSprop,
 )
 from .setup_trainer import SetupTrainer, append_loss
-from .step import TrainStep, train_step
-from .trainer import StepResult, Trainer
+from .step import StepResult, TrainStep, train_step
+from .trainer import Trainer
 
 __all__ = [
     "LAMB",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import op
@@ -14,12 +16,16 @@ from ..ir.compat import dtype_of
 from ..ir.inlining import write_out_calls
 from ..ir.module import copy_with_new_vars, unused, with_functions
 from ..ir.remat import REMAT, as_attribute
+from ._optimizer import Optimizer, Update
 from ._source import Source
 from ._tensors import computed_in, shape_of
-from .optimizers import Optimizer, Update
+from ._totals import count_of_invalid, invalid, sum_of_squares, total_over_workers
 
 #: Dynamic loss scaling as in ``torch.amp.GradScaler``: the initial scale, its factors, and the steps before it grows.
 _FIRST_SCALE, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
+
+#: The optimizer's state of dynamic loss scaling. A step that is not finite changes it.
+SCALE_SLOTS = ("loss_scale", "good_steps")
 
 #: The largest denominator that PyTorch adds to the norm of the gradients.
 _NORM_EPS = 1e-6
@@ -65,8 +71,23 @@ class Group:
         }
 
 
+#: Adds the adjoint of a source's function: ``(source, variables, name, cotangent) -> module``. It returns
+#: ``(result, gradients, own loss)``; ``cotangent`` is the name of a last parameter, or None.
+Differentiate = Callable[[Source, list[relax.Var], str, "str | None"], tvm.IRModule]
+
+
 class Build:
     """The construction of the functions of a step.
+
+    Parameters
+    ----------
+    differentiate : Differentiate or None
+        Differentiates the loss, with the own loss of a worker as a further metric; by default ``Gradient`` does.
+    shards : int
+        The number of workers among which the optimizer's state is divided. Its tensors are then vectors: a worker's part of the
+        elements, with zeros behind the last ones.
+    divided : Collection[str]
+        The parameters of which each worker has a part. The function takes the parts. Norms are those of all parts.
 
     Attributes
     ----------
@@ -80,14 +101,25 @@ class Build:
         The scalars and the outputs of the model that a step returns.
     """
 
-    def __init__(self, source: Source, groups: list[Group], settings: Settings):
+    def __init__(
+        self,
+        source: Source,
+        groups: list[Group],
+        settings: Settings,
+        differentiate: Differentiate | None = None,
+        shards: int = 1,
+        divided: Collection[str] = (),
+    ):
         self.source, self.groups, self.settings = source, groups, settings
+        self._differentiate, self._shards = differentiate, shards
+        self._divided = frozenset(divided)
         function = source.function
         self.types = {name: function.params[at].ty for name, at in source.params.items()}
         self.hyperparameters = {k: v for each in groups for k, v in each.hyperparameters.items()}
         self.fills: dict[str, float] = {}
         self.slots = self._slots()
         self.metrics = (
+            *(() if differentiate is None else ("own_loss",)),
             *(("grad_norm",) if settings.clip_norm is not None else ()),
             *(("applied",) if settings.skips else ()),
             *(("loss_scale",) if settings.is_dynamic else ()),
@@ -105,8 +137,9 @@ class Build:
         for group in self.groups:
             for name in group.names:
                 kind = self.types[name]
-                own = relax.TensorType(kind.shape, computed_in(kind))
+                whole = relax.TensorType(kind.shape, computed_in(kind))
                 group.optimizer.check_param(name, shape_of(kind))
+                self._check_shards(group.optimizer, name)
                 more = {
                     **group.optimizer.slots(),
                     **({"master": 0.0} if computed_in(kind) != dtype_of(kind) else {}),
@@ -114,9 +147,45 @@ class Build:
                     **({"gradient": 0.0} if self.settings.accumulate > 1 else {}),
                 }
                 for slot, value in more.items():
-                    found[f"{slot}/{name}"] = own
+                    is_whole = self._shards == 1 or slot == "gradient"
+                    found[f"{slot}/{name}"] = whole if is_whole else self._part_of(whole)
                     self.fills[f"{slot}/{name}"] = value
         return found
+
+    def _check_shards(self, optimizer: Optimizer, name: str) -> None:
+        if name in self._divided and not optimizer.is_elementwise:
+            raise ValueError(
+                f"{name} cannot be divided among workers with {type(optimizer).__name__}, because the update of an element depends on "
+                "others; use another optimizer, or leave the parameter whole"
+            )
+        if self._shards > 1 and not optimizer.is_elementwise:
+            raise ValueError(
+                f"the state of {type(optimizer).__name__} cannot be divided among workers, because the update of an element of "
+                f"{name} depends on others; use another optimizer, or leave the state whole"
+            )
+
+    def _part_of(self, kind: relax.TensorType) -> relax.TensorType:
+        """Return the type of a worker's part of a tensor."""
+        count = math.prod(shape_of(kind))
+        return relax.TensorType((-(-count // self._shards),), dtype_of(kind))
+
+    def _own_part(self, emit, value: relax.Expr) -> relax.Expr:
+        """Return the worker's part of a tensor."""
+        count = math.prod(shape_of(value.ty))
+        padding = int(self._part_of(value.ty).shape.values[0]) * self._shards - count
+        flat = emit(op.reshape(value, (count,)))
+        if padding:
+            zeros = relax.const(np.zeros(padding, dtype_of(value.ty)))
+            flat = emit(op.concat([flat, zeros], 0))
+        return emit(op.distributed.redistribute_replica_to_shard(flat, self._shards, 0))
+
+    def _whole(self, emit, part: relax.Expr, kind: relax.TensorType) -> relax.Expr:
+        """Return the tensor whose parts the workers have."""
+        flat = emit(op.ccl.allgather(part, self._shards, False))
+        count = math.prod(shape_of(kind))
+        if int(flat.ty.shape.values[0]) > count:
+            flat = emit(op.strided_slice(flat, [0], [0], [count]))
+        return emit(op.reshape(flat, kind.shape))
 
     def module(self) -> tvm.IRModule:
         """Return the module of the source with the function ``step``, and ``accumulate`` where it is needed."""
@@ -149,11 +218,14 @@ class Build:
         variables = [function.params[at] for at in source.params.values()]
         taken = {param.name for param in function.params}
         scaled = unused("loss_scale", taken) if self.settings.loss_scale is not None else False
+        names = {variable.name_hint for variable in source.module.get_global_vars()}
+        name = unused(f"{source.name}_adjoint", names)
+        if self._differentiate is not None:
+            module = self._differentiate(source, variables, name, scaled or None)
+            return module, module.get_global_var(name)
         gradient = Gradient(
             source.name, variables, source.loss if source.loss else 0, cotangents=scaled
         )
-        names = {variable.name_hint for variable in source.module.get_global_vars()}
-        name = unused(f"{source.name}_adjoint", names)
         module = add_adjoint(source.module, gradient, name)
         return module, module.get_global_var(name)
 
@@ -245,13 +317,18 @@ class Build:
             summed = {f"gradient/{name}": each for name, each in found.items()}
             slots, states = {**slots, **summed}, new_states
             metrics = self._unchanged_metrics(slots)
+        if self._differentiate is not None:
+            own = emit(op.astype(emit(relax.TupleGetItem(both, 2)), "float32"))
+            metrics = [emit(op.reshape(own, ())) if own.ty.ndim else own, *metrics]
         groups = [metrics, outputs, params.values(), states.values(), slots.values()]
         return relax.Tuple([loss, *(relax.Tuple(list(each)) for each in groups)])
 
     def _unchanged_metrics(self, slots) -> list[relax.Expr]:
         values = {"grad_norm": relax.const(0.0, "float32"), "applied": relax.const(0.0, "float32")}
         return [
-            slots["loss_scale"] if name == "loss_scale" else values[name] for name in self.metrics
+            slots["loss_scale"] if name == "loss_scale" else values[name]
+            for name in self.metrics
+            if name != "own_loss"
         ]
 
     def _scaled(self, emit, gradients, slots) -> dict[str, relax.Expr]:
@@ -310,7 +387,8 @@ class Build:
         if settings.is_dynamic:
             new_slots.update(_next_scale(emit, is_finite, slots))
             metrics["loss_scale"] = slots["loss_scale"]
-        return [metrics[name] for name in self.metrics], new_params, new_states, new_slots
+        found = [metrics[name] for name in self.metrics if name != "own_loss"]
+        return found, new_params, new_states, new_slots
 
     def _one(self, emit, group, name, param, gradient, slots, scalars, step, shared):
         """Return a new parameter and its new slots."""
@@ -318,12 +396,18 @@ class Build:
         dtype = computed_in(kind)
         is_half = dtype != dtype_of(kind)
         own = {slot: slots[f"{slot}/{name}"] for slot in group.optimizer.slots()}
+        if group.optimizer.maximize:
+            gradient = emit(op.negative(gradient))
         decay = scalars.get(group.weight_decay, relax.const(0.0, "float64"))
+        old = slots[f"master/{name}"] if is_half else param
+        if self._shards > 1:
+            gradient = self._own_part(emit, gradient)
+            old = old if is_half else self._own_part(emit, param)
         given = Update(
             emit,
             dtype,
             name,
-            slots[f"master/{name}"] if is_half else param,
+            old,
             gradient,
             own,
             scalars[group.lr],
@@ -340,21 +424,11 @@ class Build:
         if is_half:
             changed[f"master/{name}"] = new
             new = emit(op.astype(new, dtype_of(kind)))
-        return new, changed
+        return new if self._shards == 1 else self._whole(emit, new, kind), changed
 
     def _clipped(self, emit, gradients):
         """Return gradients whose norm is at most ``clip_norm``, and their norm before."""
-        total = None
-        for each in gradients.values():
-            square = emit(op.sum(op.multiply(each, each)))
-            if dtype_of(square.ty) == "float64":
-                square = (
-                    emit(op.astype(square, "float32"))
-                    if total is not None and dtype_of(total.ty) == "float32"
-                    else square
-                )
-            total = square if total is None else _sum(emit, total, square)
-        norm = emit(op.sqrt(total))
+        norm = emit(op.sqrt(total_over_workers(emit, gradients, self._divided, sum_of_squares)))
         dtype = dtype_of(norm.ty)
         bound = relax.const(float(self.settings.clip_norm), dtype)
         ratio = op.divide(bound, op.add(norm, relax.const(_NORM_EPS, dtype)))
@@ -367,22 +441,11 @@ class Build:
 
     def _is_finite(self, emit, loss, gradients) -> relax.Expr:
         """Return whether the loss and all gradients are finite."""
-        count = emit(op.sum(_invalid(loss)))
-        for each in gradients.values():
-            count = emit(op.add(count, op.sum(_invalid(each))))
+        count = emit(op.sum(invalid(loss)))
+        if gradients:
+            more = total_over_workers(emit, gradients, self._divided, count_of_invalid)
+            count = emit(op.add(count, more))
         return emit(op.equal(count, relax.const(0.0, "float32")))
-
-
-def _sum(emit, a, b):
-    """Return the sum of two scalars, in the wider of their dtypes."""
-    if dtype_of(a.ty) != dtype_of(b.ty):
-        a, b = (op.astype(each, "float64") for each in (a, b))
-    return emit(op.add(a, b))
-
-
-def _invalid(x: relax.Expr) -> relax.Expr:
-    """Return 1 in float32 for each element that is infinite or NaN, else 0."""
-    return op.subtract(relax.const(1.0, "float32"), op.astype(op.isfinite(x), "float32"))
 
 
 def _selection(emit, condition):

@@ -8,30 +8,31 @@ from tvm.relax import op
 
 from ..ir.inlining import write_out_calls
 from ..ir.module import DONATED, copy_with_new_vars, unused, with_functions
+from ._build import SCALE_SLOTS
+from ._tensors import finite
 
 
 def donating(step) -> tvm.IRModule:
     """Return the module of a ``TrainStep`` whose functions take the memory of parameters, states and optimizer state.
 
     The caller gives up these arguments, and uses the results in their place. If the loss is not finite, the results are
-    the arguments, unless the step skips such updates itself.
+    the arguments, except a dynamic loss scale and its count of steps. These two have memory of their own: the caller may
+    still reject the step.
     """
     module = step.module
     names = {variable.name_hint for variable in module.get_global_vars()}
-    skips = {"step": "applied" in step.metrics, "accumulate": "loss_scale" in step.metrics}
-    functions = {
-        name: _donating(module, name, is_skipped)
-        for name, is_skipped in skips.items()
-        if name in names
-    }
+    kept = [i for i, name in enumerate(step.optimizer_state) if name in SCALE_SLOTS]
+    functions = {"step": _donating(module, "step", "applied" in step.metrics, kept)}
+    if "accumulate" in names:
+        functions["accumulate"] = _donating(module, "accumulate", False, kept)
     return with_functions(module, functions)
 
 
-def _donating(module: tvm.IRModule, name: str, is_skipped: bool) -> relax.Function:
+def _donating(module: tvm.IRModule, name: str, is_skipped: bool, kept: list[int]) -> relax.Function:
     function = module[name]
     # ``step`` and ``accumulate`` end with these groups; their results are the last fields.
     count = len(function.params)
-    donated = [[count - 4, 3], [count - 2, 4], [count - 1, 5]]
+    donated = [[count - 4, 3], [count - 2, 4], [count - 1, 5, *kept]]
     if not is_skipped:
         function = _guarded(module, name, donated)
     return function.with_attrs({"global_symbol": name, DONATED: donated})
@@ -51,10 +52,10 @@ def _guarded(module: tvm.IRModule, name: str, donated: list[list[int]]) -> relax
         fields = [
             bb.emit(relax.TupleGetItem(result, i)) for i in range(len(function.ret_ty.fields))
         ]
-        is_finite = bb.emit(op.isfinite(fields[0]))
+        is_finite = bb.emit(finite(fields[0]))
         if is_finite.ty.ndim:
             is_finite = bb.emit(op.reshape(is_finite, ()))
-        for at, i in donated:
+        for at, i, *_ in donated:
             fields[i] = relax.Tuple(
                 [
                     bb.emit(

@@ -118,7 +118,14 @@ def compiled(step, target: tvm.target.Target, options: Mapping[str, object] | No
                 'several targets need the pipeline "relax_grad", but compile_options has another relax_pipeline'
             )
         options["relax_pipeline"] = relax.get_pipeline("relax_grad", symbol_prefix=prefix)
-    return tvm.compile(donating(step), target, **options)
+    return compiled_module(donating(step), target, options)
+
+
+def compiled_module(
+    module: tvm.IRModule, target: tvm.target.Target, options: Mapping[str, object] | None
+) -> tvm.runtime.Executable:
+    """Return the executable of a module, by the pipeline ``"relax_grad"`` unless the options name another one."""
+    return tvm.compile(module, target, **{"relax_pipeline": "relax_grad", **(options or {})})
 
 
 def versions(

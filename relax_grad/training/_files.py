@@ -57,7 +57,7 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
-    """Read what :func:`write` wrote.
+    """Read a file that :func:`write` wrote.
 
     Raises
     ------

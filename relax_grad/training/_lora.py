@@ -18,39 +18,13 @@ from fnmatch import fnmatchcase
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax import op
 
-from ..ir.bindings import bindings_of
-from ..ir.compat import dtype_of
 from ..ir.module import relax_function
 from . import _files
-
-_CONVOLUTIONS = {f"relax.nn.conv{n}d": n for n in (1, 2, 3)}
+from ._adapters import Adapter, adapted, kinds_of
 
 #: The metadata of a file of adapters.
 _METADATA = "relax_grad.lora"
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The adapter of one weight.
-
-    Attributes
-    ----------
-    weight : str
-        The name of the weight.
-    kind : str
-        ``"linear"`` for a weight of shape (outputs, inputs), ``"transposed"`` for one of shape (inputs, outputs),
-        ``"embedding"`` for a table of rows, and ``"conv"``.
-    a, b : str
-        The names of the parameters A, of shape (rank, inputs, ...), and B, of shape (outputs, rank, ...). The inputs of a
-        table are its rows.
-    """
-
-    weight: str
-    kind: str
-    a: str
-    b: str
 
 
 @dataclass(frozen=True)
@@ -267,12 +241,12 @@ def lora(
             f"relax_grad.frontend.onnx.from_model, but it is {model!r}"
         )
     chosen = _chosen(targets, base)
-    kinds = _kinds(module, functions, chosen)
+    kinds = kinds_of(module, functions, chosen)
     taken = {*base, *(getattr(model, "states", {}))}
     adapters = tuple(Adapter(name, kinds[name], *_names(name, taken)) for name in chosen)
     params = _initial(adapters, base, rank, seed)
     changed = {
-        name: _adapted(module[name], weights, adapters, params, scale, model)
+        name: adapted(module[name], weights, adapters, params, scale, model)
         for name, weights in functions.items()
     }
     new = tvm.IRModule(
@@ -336,77 +310,6 @@ def _names(weight: str, taken: set[str]) -> tuple[str, str]:
     return found
 
 
-def _operator(value: relax.Expr) -> str:
-    is_call = isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
-    return value.op.name if is_call else type(value).__name__
-
-
-def _swaps_last_axes(call: relax.Call) -> bool:
-    axes = call.attrs.axes
-    return call.args[0].ty.ndim == 2 and (axes is None or [int(each) for each in axes] == [1, 0])
-
-
-def _uses(function: relax.Function, weights: Mapping[relax.Var, str]):
-    """Yield each use of weights, and of their casts and transposes: the binding, the name and the kind, or no kind."""
-    known = {variable: (name, False) for variable, name in weights.items()}
-    for binding in bindings_of(function.body):
-        value = binding.value
-        read = [each for each in relax.analysis.free_vars(value) if each in known]
-        for variable in read:
-            name, is_turned = known[variable]
-            kind = _kind(value, variable, is_turned)
-            if kind in ("alias", "turn"):
-                known[binding.var] = name, is_turned ^ (kind == "turn")
-            else:
-                yield binding, name, kind
-    for variable in relax.analysis.free_vars(function.body.body):
-        if variable in known:
-            yield None, known[variable][0], None
-
-
-def _kind(value: relax.Expr, variable: relax.Var, is_turned: bool) -> str | None:
-    """Return the kind of a use of a weight, which may be transposed, or None."""
-    name = _operator(value)
-    if isinstance(value, relax.Var) or (name == "relax.astype"):
-        return "alias"
-    if name == "relax.permute_dims" and _swaps_last_axes(value):
-        return "turn"
-    places = [i for i, each in enumerate(getattr(value, "args", [])) if each.same_as(variable)]
-    if variable.ty.ndim == 2 and name == "relax.matmul" and places == [1]:
-        return "linear" if is_turned else "transposed"
-    if name == "relax.take" and places == [0] and not is_turned and variable.ty.ndim == 2:
-        axis = value.attrs.axis
-        return "embedding" if axis is not None and int(axis) == 0 else None
-    if name in _CONVOLUTIONS and places == [1]:
-        letters = "WHD"[: _CONVOLUTIONS[name]][::-1]
-        is_usual = str(value.attrs.kernel_layout) == f"OI{letters}" and int(value.attrs.groups) == 1
-        return "conv" if is_usual and str(value.attrs.data_layout) == f"NC{letters}" else None
-    return None
-
-
-def _kinds(module, functions, chosen: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for function_name, weights in functions.items():
-        wanted = {weights[name]: name for name in chosen}
-        for binding, name, kind in _uses(module[function_name], wanted):
-            reader = (
-                "the result" if binding is None else _operator(binding.value).removeprefix("relax.")
-            )
-            if kind is None:
-                raise ValueError(
-                    f"targets: {name} is read by {reader} in {function_name}; an adapter needs a weight of matmul, of take "
-                    "of rows, or of a convolution with one group"
-                )
-            if found.setdefault(name, kind) != kind:
-                raise ValueError(
-                    f"targets: {name} is read in two ways, as a weight of {found[name]} and of {kind} layers; leave it out"
-                )
-    for name in chosen:
-        if name not in found:
-            raise ValueError(f"targets: no function reads {name}")
-    return found
-
-
 def _initial(adapters, base, rank: int, seed: int) -> dict[str, tvm.runtime.Tensor]:
     rng = np.random.default_rng(seed)
     found = {}
@@ -434,74 +337,3 @@ def _initial(adapters, base, rank: int, seed: int) -> dict[str, tvm.runtime.Tens
         for name, value in ((each.a, a), (each.b, b)):
             found[name] = tvm.runtime.tensor(value.astype(old.numpy().dtype))
     return found
-
-
-def _adapted(function, weights, adapters, params, scale, model) -> relax.Function:
-    """Return a function with the parameters of the adapters, in front of the weights of an import."""
-    variables = {
-        name: relax.Var(
-            name, relax.TensorType([int(each) for each in value.shape], str(value.dtype))
-        )
-        for name, value in params.items()
-    }
-    old = list(function.params)
-    if isinstance(model, tvm.IRModule):
-        new = [*old, *variables.values()]
-    else:
-        first = len(old) - len(model.params) - len(model.frozen) - len(model.states)
-        new = [*old[:first], *variables.values(), *old[first:]]
-    targets = {weights[each.weight]: each.weight for each in adapters}
-    by_name = {each.weight: each for each in adapters}
-    calls = [
-        (binding.value, by_name[name])
-        for binding, name, _ in _uses(function, targets)
-        if binding is not None
-    ]
-    whole = relax.Function(new, function.body, function.ret_ty, function.is_pure, function.attrs)
-    return _Adapting(calls, variables, scale).visit_expr(whole)
-
-
-@relax.expr_functor.mutator
-class _Adapting(relax.PyExprMutator):
-    """Adds the outputs of adapters to those of calls."""
-
-    def __init__(
-        self,
-        calls: Sequence[tuple[relax.Call, Adapter]],
-        variables: Mapping[str, relax.Var],
-        scale: float,
-    ):
-        super().__init__()
-        self._calls, self._variables, self._scale = calls, variables, scale
-
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        new = super().visit_call_(call)
-        adapter = next((adapter for each, adapter in self._calls if each.same_as(call)), None)
-        if adapter is None:
-            return new
-        whole = self.builder_.emit(new)
-        return op.add(whole, self._change(adapter, whole, self.builder_.lookup_binding(whole)))
-
-    def _change(self, adapter: Adapter, whole: relax.Var, call: relax.Call) -> relax.Expr:
-        emit = self.builder_.emit
-        data = call.args[1 if adapter.kind == "embedding" else 0]
-        dtype = dtype_of(whole.ty)
-        a, b = (self._variables[name] for name in (adapter.a, adapter.b))
-        if dtype_of(a.ty) != dtype:
-            a, b = (emit(op.astype(each, dtype)) for each in (a, b))
-        if adapter.kind == "conv":
-            attrs = call.attrs
-            make = {1: op.nn.conv1d, 2: op.nn.conv2d, 3: op.nn.conv3d}[_CONVOLUTIONS[call.op.name]]
-            numbers = (attrs.strides, attrs.padding, attrs.dilation)
-            inner = emit(make(data, a, *([int(each) for each in number] for number in numbers)))
-            found = make(inner, b)
-        elif adapter.kind == "embedding":
-            inner = emit(op.take(emit(op.permute_dims(a)), data, 0, str(call.attrs.mode)))
-            found = op.matmul(inner, emit(op.permute_dims(b)))
-        else:
-            inner = emit(op.matmul(data, emit(op.permute_dims(a))))
-            found = op.matmul(inner, emit(op.permute_dims(b)))
-        found = emit(found)
-        return (
-            found if self._scale == 1 else emit(op.multiply(found, relax.const(self._scale, dtype)))
-        )

@@ -52,6 +52,8 @@ class Source:
         The paths of the other results by their names.
     forward : Forward or None
         The function for prediction, which the step's module keeps.
+    has_modes : bool
+        Whether the function computes in training mode, which differs from evaluation mode.
     """
 
     module: tvm.IRModule
@@ -66,6 +68,7 @@ class Source:
     outputs: dict[str, tuple[int, ...]]
     new_states: dict[str, tuple[int, ...]]
     forward: Forward | None
+    has_modes: bool
 
     @property
     def function(self) -> relax.Function:
@@ -162,6 +165,7 @@ def _of_module(model, name, wrt, states, adapted: Lora | None = None) -> Source:
         {f"output{i - 1}" if len(rest) > 1 else "output": (i,) for i in rest},
         {each: (count - len(states) + i,) for i, each in enumerate(states)},
         None,
+        False,
     )
 
 
@@ -195,6 +199,7 @@ def _of_torch(model, name, wrt) -> Source:
         {key: (1, i) for i, key in enumerate(model.outputs)},
         {key: (2, i) for i, key in enumerate(model.states)},
         Forward("forward", _values(model)) if "forward" in names else None,
+        True,
     )
 
 
@@ -227,6 +232,7 @@ def _of_onnx(model, name, wrt, loss, targets) -> Source:
         {},
         {key: (1 + i,) for i, key in enumerate(model.states)},
         Forward("main", _values(model)),
+        False,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.relax import op
 
 from ..ir.compat import dtype_of
 
@@ -21,6 +22,12 @@ def shape_of(kind: relax.TensorType) -> tuple[int, ...]:
     return tuple(int(each) for each in kind.shape.values)
 
 
+def finite(x: relax.Expr) -> relax.Expr:
+    """Return whether each element is finite. TVM's function does not take bfloat16."""
+    is_half = dtype_of(x.ty) == "bfloat16"
+    return op.isfinite(op.astype(x, "float32") if is_half else x)
+
+
 def as_tensor(name: str, value: object, kind: relax.TensorType) -> tvm.runtime.Tensor:
     """Return a copy of a value, or raise ValueError if it has another type."""
     array = value.numpy() if isinstance(value, tvm.runtime.Tensor) else value
@@ -33,3 +40,14 @@ def as_tensor(name: str, value: object, kind: relax.TensorType) -> tvm.runtime.T
             f"{name} must have shape {shape} and dtype {dtype_of(kind)}, but it has {array.shape} and {array.dtype}"
         )
     return tvm.runtime.tensor(np.array(array, order="C"))
+
+
+def copies_of(tensors: Tensors) -> Tensors:
+    return {name: tvm.runtime.tensor(each.numpy()) for name, each in tensors.items()}
+
+
+def leaves_of(result) -> list[tvm.runtime.Tensor]:
+    """Return the tensors of nested tuples."""
+    if isinstance(result, tvm.runtime.Tensor):
+        return [result]
+    return [leaf for each in result for leaf in leaves_of(each)]

@@ -1,4 +1,4 @@
-"""Optimizers: the update of one parameter as Relax expressions, with the arguments of ``torch.optim``.
+"""Optimizers: the update of one parameter as Relax expressions, with the hyperparameters of ``torch.optim``.
 
 The learning rate and the weight decay are arguments of the compiled step. The values here are their defaults.
 """
@@ -6,142 +6,24 @@ The learning rate and the weight decay are arguments of the compiled step. The v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from tvm import relax
 from tvm.relax import op
 
-#: A rule in float64 of scalars, and in the dtype of the computation for tensors.
-_SCALAR = "float64"
+from ._optimizer import Optimizer, Update, constant
 
-
-@dataclass(frozen=True)
-class Update:
-    """The operands of the update of one parameter, and its results.
-
-    Attributes
-    ----------
-    emit : Callable
-        Binds an expression to a variable.
-    dtype : str
-        The dtype of the computation: float64 for parameters in float64, float32 for others.
-    name : str
-        The name of the parameter.
-    param, gradient : relax.Expr
-        The parameter and its gradient, in ``dtype``.
-    slots : Mapping[str, relax.Expr]
-        The state of the optimizer for the parameter.
-    lr, weight_decay, step : relax.Expr
-        Scalars in float64. ``step`` counts from 1.
-    shared : dict
-        Scalars that the parameters of a group share, by their names.
-    """
-
-    emit: Callable[[relax.Expr], relax.Var]
-    dtype: str
-    name: str
-    param: relax.Expr
-    gradient: relax.Expr
-    slots: Mapping[str, relax.Expr]
-    lr: relax.Expr
-    weight_decay: relax.Expr
-    step: relax.Expr
-    shared: dict = field(default_factory=dict)
-
-    def const(self, value: float) -> relax.Expr:
-        return relax.const(value, self.dtype)
-
-    def scalar(self, name: str, value: Callable[[], relax.Expr]) -> relax.Expr:
-        """Return a scalar in ``dtype`` that is computed in float64, once for all parameters."""
-        key = (name, self.dtype)
-        if key not in self.shared:
-            self.shared[key] = self.emit(op.astype(value(), self.dtype))
-        return self.shared[key]
-
-    def decayed(self, decays: bool) -> relax.Expr:
-        """Return the gradient of the loss with half the squared parameter times the weight decay."""
-        if not decays:
-            return self.gradient
-        rate = self.scalar("weight_decay", lambda: self.weight_decay)
-        return self.emit(op.add(self.gradient, op.multiply(self.param, rate)))
-
-    def shrunk(self, decays: bool) -> relax.Expr:
-        """Return the parameter after decoupled weight decay: times ``1 - lr * weight_decay``."""
-        if not decays:
-            return self.param
-        kept = self.scalar(
-            "kept", lambda: op.subtract(_number(1.0), op.multiply(self.lr, self.weight_decay))
-        )
-        return self.emit(op.multiply(self.param, kept))
-
-    def mixed(self, old: relax.Expr, new: relax.Expr, share: float) -> relax.Expr:
-        """Return ``share * old + (1 - share) * new``."""
-        return self.emit(
-            op.add(op.multiply(old, self.const(share)), op.multiply(new, self.const(1 - share)))
-        )
-
-    def rate(self) -> relax.Expr:
-        return self.scalar("lr", lambda: self.lr)
-
-    def unbiased(self, beta: float) -> relax.Expr:
-        """Return ``1 - beta ** step`` in float64."""
-        return op.subtract(_number(1.0), op.power(_number(beta), self.step))
-
-
-Results = tuple[relax.Expr, dict[str, relax.Expr]]
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """The base of optimizers. Subclasses have the hyperparameters as fields.
-
-    Attributes
-    ----------
-    lr : float
-        The default of the learning rate.
-    weight_decay : float
-        The default of the weight decay. With a default of 0 the step has no argument for it.
-    """
-
-    def __post_init__(self):
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, tuple):
-                for number in value:
-                    _check_number(type(self).__name__, each.name, number)
-            elif (not isinstance(value, bool | str | int) and value is not None) or each.name in (
-                "lr",
-                "weight_decay",
-            ):
-                _check_number(type(self).__name__, each.name, value)
-        self._check()
-
-    def _check(self) -> None:
-        for name in ("lr", "weight_decay", "eps"):
-            value = getattr(self, name, 0.0)
-            if value < 0:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} must not be negative, but it is {value}"
-                )
-
-    def _check_shares(self, **shares: float) -> None:
-        for name, value in shares.items():
-            if not 0 <= value < 1:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} must be at least 0 and below 1, but it is {value}"
-                )
-
-    def check_param(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise ValueError if the optimizer does not support parameters of a shape."""
-
-    def slots(self) -> dict[str, float]:
-        """Return the names of the tensors that the optimizer keeps for each parameter, with their initial values."""
-        return {}
-
-    def update(self, given: Update) -> Results:
-        """Return the new parameter and the new slots."""
-        raise NotImplementedError
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Lion",
+    "Muon",
+    "Optimizer",
+    "RMSprop",
+]
 
 
 @dataclass(frozen=True)
@@ -154,6 +36,8 @@ class SGD(Optimizer):
         The hyperparameters.
     nesterov : bool
         Whether to use Nesterov's momentum.
+    maximize : bool
+        Whether to maximize the loss.
     """
 
     lr: float = 1e-3
@@ -161,11 +45,11 @@ class SGD(Optimizer):
     dampening: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    maximize: bool = False
 
     def _check(self):
         super()._check()
-        if self.momentum < 0:
-            raise ValueError(f"SGD: momentum must not be negative, but it is {self.momentum}")
+        self._check_not_negative("momentum")
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise ValueError("SGD: nesterov requires a positive momentum and no dampening")
 
@@ -181,9 +65,9 @@ class SGD(Optimizer):
                 share = given.scalar(
                     "share",
                     lambda: op.where(
-                        op.equal(given.step, _number(1.0)),
-                        _number(1.0),
-                        _number(1 - self.dampening),
+                        op.equal(given.step, constant(1.0)),
+                        constant(1.0),
+                        constant(1 - self.dampening),
                     ),
                 )
                 buffer = given.emit(op.add(old, op.multiply(change, share)))
@@ -213,6 +97,8 @@ class Adam(Optimizer):
         The weight decay.
     amsgrad : bool
         Whether to use the largest second moment so far.
+    maximize : bool
+        Whether to maximize the loss.
     """
 
     lr: float = 1e-3
@@ -220,6 +106,7 @@ class Adam(Optimizer):
     eps: float = 1e-8
     weight_decay: float = 0.0
     amsgrad: bool = False
+    maximize: bool = False
 
     def _check(self):
         super()._check()
@@ -252,8 +139,14 @@ class AdamW(Adam):
 
     Parameters
     ----------
-    lr, betas, eps, weight_decay, amsgrad
+    lr, betas, eps, weight_decay, amsgrad, maximize
         As for :class:`Adam`.
+
+    Examples
+    --------
+    >>> from relax_grad.training import AdamW
+    >>> AdamW(lr=3e-4, weight_decay=0.1).slots()
+    {'exp_avg': 0.0, 'exp_avg_sq': 0.0}
     """
 
     weight_decay: float = 1e-2
@@ -278,6 +171,14 @@ class Adagrad(Optimizer):
         The initial value of the sum of squares.
     eps : float
         Is added to the denominator.
+    maximize : bool
+        Whether to maximize the loss.
+
+    Examples
+    --------
+    >>> from relax_grad.training import Adagrad
+    >>> Adagrad(lr=0.1).slots()  # the state of a parameter, with its first values
+    {'sum': 0.0}
     """
 
     lr: float = 1e-2
@@ -285,14 +186,11 @@ class Adagrad(Optimizer):
     weight_decay: float = 0.0
     initial_accumulator_value: float = 0.0
     eps: float = 1e-10
+    maximize: bool = False
 
     def _check(self):
         super()._check()
-        for name in ("lr_decay", "initial_accumulator_value"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"Adagrad: {name} must not be negative, but it is {getattr(self, name)}"
-                )
+        self._check_not_negative("lr_decay", "initial_accumulator_value")
 
     def slots(self):
         return {"sum": self.initial_accumulator_value}
@@ -302,8 +200,8 @@ class Adagrad(Optimizer):
         total = given.emit(op.add(given.slots["sum"], op.multiply(gradient, gradient)))
 
         def rate():
-            before = op.subtract(given.step, _number(1.0))
-            slowed = op.add(_number(1.0), op.multiply(before, _number(self.lr_decay)))
+            before = op.subtract(given.step, constant(1.0))
+            slowed = op.add(constant(1.0), op.multiply(before, constant(self.lr_decay)))
             return op.divide(given.lr, slowed)
 
         size = given.scalar("step_size", rate) if self.lr_decay else given.rate()
@@ -328,6 +226,14 @@ class RMSprop(Optimizer):
         The hyperparameters.
     centered : bool
         Whether to subtract the squared mean of the gradient from the mean of its square.
+    maximize : bool
+        Whether to maximize the loss.
+
+    Examples
+    --------
+    >>> from relax_grad.training import RMSprop
+    >>> sorted(RMSprop(lr=0.01, momentum=0.9).slots())
+    ['momentum_buffer', 'square_avg']
     """
 
     lr: float = 1e-2
@@ -336,12 +242,12 @@ class RMSprop(Optimizer):
     weight_decay: float = 0.0
     momentum: float = 0.0
     centered: bool = False
+    maximize: bool = False
 
     def _check(self):
         super()._check()
         self._check_shares(alpha=self.alpha)
-        if self.momentum < 0:
-            raise ValueError(f"RMSprop: momentum must not be negative, but it is {self.momentum}")
+        self._check_not_negative("momentum")
 
     def slots(self):
         return {
@@ -379,6 +285,12 @@ class Lion(Optimizer):
         The share of the old mean in the update, and in the new mean.
     weight_decay : float
         The weight decay.
+
+    Examples
+    --------
+    >>> from relax_grad.training import Lion
+    >>> Lion(lr=1e-4, weight_decay=0.1).slots()
+    {'exp_avg': 0.0}
     """
 
     lr: float = 1e-4
@@ -417,7 +329,15 @@ class LAMB(Optimizer):
         Is added to the denominator.
     weight_decay : float
         The weight decay.
+
+    Examples
+    --------
+    >>> from relax_grad.training import LAMB
+    >>> LAMB(lr=2e-3, weight_decay=0.01).slots()
+    {'exp_avg': 0.0, 'exp_avg_sq': 0.0}
     """
+
+    is_elementwise = False
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -477,6 +397,8 @@ class Muon(Optimizer):
         times the root of ``max(rows, columns)``.
     """
 
+    is_elementwise = False
+
     lr: float = 1e-3
     weight_decay: float = 0.1
     momentum: float = 0.95
@@ -488,12 +410,7 @@ class Muon(Optimizer):
 
     def _check(self):
         super()._check()
-        if self.momentum < 0:
-            raise ValueError(f"Muon: momentum must not be negative, but it is {self.momentum}")
-        if len(self.ns_coefficients) != 3:
-            raise ValueError(
-                f"Muon: ns_coefficients must be 3 numbers, but they are {self.ns_coefficients}"
-            )
+        self._check_not_negative("momentum")
         if not 0 < self.ns_steps < 100:
             raise ValueError(f"Muon: ns_steps must be from 1 to 99, but it is {self.ns_steps}")
         if self.adjust_lr_fn not in ("original", "match_rms_adamw"):
@@ -548,20 +465,5 @@ def _norm(x: relax.Expr) -> relax.Expr:
     return op.sqrt(op.sum(op.multiply(x, x)))
 
 
-def _number(value: float) -> relax.Expr:
-    return relax.const(value, _SCALAR)
-
-
 def _check_betas(given: Adam | Lion | LAMB) -> None:
-    if not isinstance(given.betas, tuple) or len(given.betas) != 2:
-        raise ValueError(
-            f"{type(given).__name__}: betas must be a tuple of 2 numbers, but it is {given.betas!r}"
-        )
     given._check_shares(**{f"betas[{i}]": each for i, each in enumerate(given.betas)})
-
-
-def _check_number(kind: str, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{kind}: {name} must be a number, but it is {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{kind}: {name} must be finite, but it is {value}")

@@ -14,7 +14,14 @@ from ..ir.arguments import bind_param, with_shapes
 from ..ir.compat import types_differ
 from ..ir.dataflow import in_dataflow
 from ..ir.inlining import write_out_calls
-from ..ir.module import copy_with_new_vars, normalized, relax_function, tuple_fields, with_functions
+from ..ir.module import (
+    copy_with_new_vars,
+    diagnosis,
+    normalized,
+    relax_function,
+    tuple_fields,
+    with_functions,
+)
 from ..transform import Gradient
 
 _NAMES = relax.training.Trainer  # the names of the functions
@@ -150,6 +157,20 @@ def append_loss(
         If the backbone or the loss is not a Relax function, or a number is not an integer.
     ValueError
         If the outputs do not fit the loss, or a number is negative.
+
+    Examples
+    --------
+    >>> from relax_grad.training import append_loss
+    >>> from tvm import relax
+    >>> from tvm.relax.training.loss import MSELoss
+    >>> kind = relax.TensorType((4,), "float32")
+    >>> x = relax.Var("x", kind)
+    >>> bb = relax.BlockBuilder()
+    >>> with bb.function("backbone", [x]):
+    ...     _ = bb.emit_func_output(bb.emit(relax.op.sin(x)))
+    >>> function = append_loss(bb.get()["backbone"], MSELoss()(kind, kind))
+    >>> [param.name for param in function.params]
+    ['x', 'targets']
     """
     for name, function in (("backbone", backbone), ("loss", loss)):
         if not isinstance(function, relax.Function):
@@ -220,7 +241,7 @@ def _checked_counts(mod: tvm.IRModule) -> tuple[int, int]:
     """Return the numbers of parameters and states of the backbone, or raise if it does not fit a trainer."""
     backbone = relax_function(mod, _NAMES.BACKBONE_FUNC)
     if not relax.analysis.check_well_formed(mod):
-        raise ValueError("the module of the backbone is not well-formed")
+        raise ValueError(f"the module of the backbone is not well-formed{diagnosis(mod)}")
     taken = {variable.name_hint for variable in mod.get_global_vars()}
     for name in (_NAMES.BACKBONE_LOSS_FUNC, _NAMES.ADJOINT_FUNC, _NAMES.OPTIMIZER_FUNC):
         if name in taken:

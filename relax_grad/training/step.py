@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tvm import relax
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
 from . import _export, _files
-from ._build import Build, Group, Settings
+from ._build import Build, Differentiate, Group, Settings
 from ._source import Forward, Source, source_of
 from ._tensors import Tensors, as_tensor, shape_of
 from .history import COUNTERS, History
@@ -23,10 +23,29 @@ from .optimizers import Optimizer
 
 
 @dataclass(frozen=True)
+class StepResult:
+    """The results of one step.
+
+    Attributes
+    ----------
+    loss : float
+        The loss.
+    metrics : dict[str, float]
+        The metrics of the step.
+    outputs : dict[str, tvm.runtime.Tensor]
+        The model's outputs, if the step returns them.
+    """
+
+    loss: float
+    metrics: dict[str, float]
+    outputs: Tensors
+
+
+@dataclass(frozen=True)
 class TrainStep:
     """A training step as a function of Relax.
 
-    The groups of tensors are tuples of Relax, in the order of the attributes' keys. What a step returns is an argument of the
+    The groups of tensors are tuples of Relax, in the order of the attributes' keys. The results of a step are arguments of the
     next one.
 
     Attributes
@@ -68,8 +87,36 @@ class TrainStep:
     outputs: tuple[str, ...]
     accumulate: int
     forward: Forward | None
-    _values: Tensors
+    _source: Source
     _fills: dict[str, float]
+    _recipe: tuple[list[Group], Settings]
+
+    def for_workers(self, differentiate: Differentiate, shards: int = 1) -> TrainStep:
+        """Return this step with another differentiation of its loss, and with parts of the optimizer's state; see ``Build``.
+
+        Its first metric is ``own_loss``.
+        """
+        return _made(self._source, *self._recipe, differentiate, shards)
+
+    def with_parts(
+        self, rewrite: Callable[[tvm.IRModule, str], tvm.IRModule], divided: Collection[str]
+    ) -> TrainStep:
+        """Return this step for a worker that has parts of some parameters; see ``Build``.
+
+        Parameters
+        ----------
+        rewrite : Callable
+            Takes the module and the name of the loss's function, and returns the module with that of one worker.
+        divided : Collection[str]
+            The names of the parameters of which the worker has a part.
+        """
+        source = self._source
+        changed = replace(source, module=rewrite(source.module, source.name))
+        return _made(changed, *self._recipe, divided=divided)
+
+    def places(self) -> dict[str, int]:
+        """Return the positions of parameters and frozen parameters in the loss's function, by their names."""
+        return {**self._source.params, **self._source.frozen}
 
     def initial(
         self, values: Mapping[str, object] | None = None
@@ -96,7 +143,7 @@ class TrainStep:
         for types in (self.params, self.frozen, self.states):
             group = {}
             for name, kind in types.items():
-                value = given.pop(name, self._values.get(name))
+                value = given.pop(name, self._source.values.get(name))
                 if value is None:
                     raise ValueError(f"values: {name} is missing; its type is {kind}")
                 group[name] = as_tensor(name, value, kind)
@@ -247,6 +294,9 @@ def train_step(
     (['step', 'momentum_buffer/w'], ['x'], {'lr': 0.001})
     """
     _check_numbers(accumulate, clip_norm, clip_value, loss_scale, ema)
+    for name, value in (("skip_nonfinite", skip_nonfinite), ("outputs", outputs)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, but it is {value!r}")
     source = source_of(model, func_name, wrt, states, loss, targets)
     groups = _groups(optimizer, source)
     settings = Settings(
@@ -254,7 +304,18 @@ def train_step(
     )
     if isinstance(remat, int):
         _check_constant(source)
-    build = Build(source, groups, settings)
+    return _made(source, groups, settings)
+
+
+def _made(
+    source: Source,
+    groups: list[Group],
+    settings: Settings,
+    differentiate: Differentiate | None = None,
+    shards: int = 1,
+    divided: Collection[str] = (),
+) -> TrainStep:
+    build = Build(source, groups, settings, differentiate, shards, divided)
     params = source.function.params
 
     def types(group):
@@ -270,10 +331,11 @@ def train_step(
         build.slots,
         build.metrics,
         build.outputs,
-        accumulate,
+        settings.accumulate,
         source.forward,
-        source.values,
+        source,
         build.fills,
+        (groups, settings),
     )
 
 

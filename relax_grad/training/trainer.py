@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from ..ir.compat import dtype_of
 from . import _export, _files
+from ._evaluation import Evaluation
+from ._inputs import as_input, number
+from ._loop import Loop
+from ._state import read_state
+from ._tensors import copies_of, leaves_of
 from .history import COUNTERS, History
-from .step import Tensors, TrainStep, shape_of
-
-#: The alignment in bytes of tensors whose memory compiled functions read.
-_ALIGNMENT = 64
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The results of one step.
-
-    Attributes
-    ----------
-    loss : float
-        The loss.
-    metrics : dict[str, float]
-        The metrics of the step.
-    outputs : dict[str, tvm.runtime.Tensor]
-        The model's outputs, if the step returns them.
-    """
-
-    loss: float
-    metrics: dict[str, float]
-    outputs: Tensors
+from .step import StepResult, Tensors, TrainStep
 
 
 class Trainer:
@@ -82,6 +64,9 @@ class Trainer:
     >>> trainer = Trainer(train_step(bb.get(), SGD(), wrt="w"), values={"w": np.ones(3, "float32")})
     >>> trainer.step(np.ones((4, 3), "float32")).loss
     36.0
+    >>> history = trainer.fit([(np.ones((4, 3), "float32"),)] * 2, epochs=2, progress=False)
+    >>> history.epoch, history.loss[-1] < history.loss[0]
+    ([0, 0, 0, 1, 1], True)
     """
 
     def __init__(
@@ -107,11 +92,19 @@ class Trainer:
         self.train_step, self.seed, self.on_nan = step, seed, on_nan
         self._groups = dict(zip(_files.GROUPS, step.initial(values), strict=True))
         self._compile_options = compile_options
-        self._executable = _export.compiled(step, self.target, compile_options)
-        self._machine = relax.VirtualMachine(self._executable, tvm.cpu())
         self._tuples = {name: list(group.values()) for name, group in self._groups.items()}
+        self._executable = self._compiled(step)
+        self._machine = self._started()
+        self._evaluation = Evaluation(step, self.target, compile_options)
         self.history = History()
         self.steps = self.updates = self.skipped = self.epoch = self.batch = 0
+
+    def _compiled(self, step: TrainStep) -> tvm.runtime.Executable:
+        return _export.compiled(step, self.target, self._compile_options)
+
+    def _started(self) -> Mapping:
+        """Return the compiled functions by their names."""
+        return relax.VirtualMachine(self._executable, tvm.cpu())
 
     # The tensors
 
@@ -121,27 +114,27 @@ class Trainer:
     @property
     def params(self) -> Tensors:
         """Copies of the parameters by their names. A step writes to the parameters themselves."""
-        return _copies(self._group("params"))
+        return copies_of(self._group("params"))
 
     @property
     def frozen(self) -> Tensors:
         """Copies of the frozen parameters by their names."""
-        return _copies(self._group("frozen"))
+        return copies_of(self._group("frozen"))
 
     @property
     def states(self) -> Tensors:
         """Copies of the states, such as running statistics, by their names."""
-        return _copies(self._group("states"))
+        return copies_of(self._group("states"))
 
     @property
     def optimizer_state(self) -> Tensors:
         """Copies of the state of the optimizer by its names."""
-        return _copies(self._group("optimizer_state"))
+        return copies_of(self._group("optimizer_state"))
 
     @property
     def values(self) -> Tensors:
         """Copies of parameters, frozen parameters and states by their names."""
-        return _copies(self._values())
+        return copies_of(self._values())
 
     def _values(self) -> Tensors:
         return {
@@ -182,11 +175,10 @@ class Trainer:
         accumulate = self.train_step.accumulate
         updates = (self.steps + 1) % accumulate == 0
         function = self._machine["step" if updates else "accumulate"]
-        seed = np.array((self.seed << 32) | (self.steps & 0xFFFFFFFF), "int64")
         loss, metrics, outputs, params, states, slots = function(
             *arguments,
             *(tvm.runtime.tensor(np.array(each, "float64")) for each in scalars.values()),
-            tvm.runtime.tensor(seed),
+            tvm.runtime.tensor(self._seed()),
             self._tuples["params"],
             self._tuples["frozen"],
             self._tuples["states"],
@@ -233,9 +225,9 @@ class Trainer:
         found = dict(self.train_step.hyperparameters)
         for name in list(others):
             if name in found:
-                found[name] = _number(name, others.pop(name))
+                found[name] = number(name, others.pop(name))
         if lr is not None:
-            lr = _number("lr", lr)
+            lr = number("lr", lr)
             for name in found:
                 if name == "lr":
                     found[name] = lr
@@ -244,7 +236,12 @@ class Trainer:
         return found
 
     def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
-        types = self.train_step.batch
+        return self._checked(self.train_step.batch, batch, others)
+
+    def _checked(
+        self, types: Mapping[str, relax.TensorType], batch: Sequence, others: Mapping
+    ) -> list[tvm.runtime.Tensor]:
+        """Return the inputs and targets as tensors of these types."""
         if len(batch) > len(types):
             raise TypeError(
                 f"the step takes {len(types)} tensors ({', '.join(types)}), but {len(batch)} were given"
@@ -261,7 +258,7 @@ class Trainer:
         if missing:
             raise TypeError(f"the step needs {', '.join(missing)} too")
         symbols: dict = {}
-        return [_input(name, given[name], kind, symbols) for name, kind in types.items()]
+        return [as_input(name, given[name], kind, symbols) for name, kind in types.items()]
 
     # The loop
 
@@ -279,7 +276,8 @@ class Trainer:
     ) -> History:
         """Train until ``epochs`` epochs are complete, counted from the first.
 
-        After :meth:`load`, training goes on with the batch behind the last one, if the loader has the same order.
+        After :meth:`load`, training goes on with the batch behind the last one, if the loader has the same order. A scheduler of
+        PyTorch has a state of its own, which ``save(path, {"schedule": schedule.state_dict()})`` keeps.
 
         Parameters
         ----------
@@ -290,15 +288,16 @@ class Trainer:
             The number of epochs in all.
         schedule : Callable or scheduler, optional
             The learning rate by the number of the update, from 0; or a scheduler of ``torch.optim.lr_scheduler``, which
-            steps after each update.
+            steps after each update. ``ReduceLROnPlateau`` steps after each epoch, with the value of ``monitor``.
         callbacks : Sequence[Callable]
             Are called with the trainer after each step; a callback that returns True ends training.
         evaluate : Callable, optional
-            Is called with the trainer after each epoch; its results are part of the history.
+            Is called with the trainer after each epoch; its results, numbers by their names, are part of the history. An
+            example is ``lambda trainer: trainer.evaluate(others, metrics)``.
         patience : int, optional
-            Ends training if ``monitor`` has not fallen for so many epochs.
+            Ends training if ``monitor`` has not fallen for so many epochs. Those before :meth:`load` count.
         monitor : str
-            ``"loss"`` is the mean loss of the epoch; other names are those of ``evaluate``'s results.
+            ``"loss"`` is the mean of the epoch's finite losses; other names are those of ``evaluate``'s results.
         progress : bool
             Whether to show a progress bar, if rich is installed.
 
@@ -306,95 +305,52 @@ class Trainer:
         -------
         history : History
             The course of training so far.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument or a batch does not fit. The trainer is as after the last step.
+        FloatingPointError
+            As for :meth:`step`.
         """
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-            raise ValueError(f"epochs must be a number of epochs, but it is {epochs!r}")
-        if patience is not None and (
-            isinstance(patience, bool) or not isinstance(patience, int) or patience < 1
-        ):
-            raise ValueError(
-                f"patience must be a positive number of epochs, but it is {patience!r}"
-            )
-        if monitor != "loss" and evaluate is None:
-            raise ValueError(f"monitor: {monitor!r} needs evaluate, which returns it")
-        if isinstance(loader, Iterator) and epochs > self.epoch + 1:
-            raise ValueError(
-                "loader gives its batches only once, as generators do; for several epochs, pass a list or an object that "
-                "begins anew at each iteration"
-            )
-        best, bad = math.inf, 0
-        with _Bar(progress) as bar:
-            while self.epoch < epochs:
-                if not self._epoch(loader, epochs, schedule, callbacks, bar):
-                    break
-                found = dict(evaluate(self)) if evaluate is not None else {}
-                mean = self._mean_loss()
-                self.history.evaluations.append({"epoch": self.epoch, "mean_loss": mean, **found})
-                self.epoch += 1
-                if patience is None:
-                    continue
-                if monitor != "loss" and monitor not in found:
-                    raise ValueError(
-                        f"monitor: evaluate returns no {monitor!r}; it returns {', '.join(found) or 'nothing'}"
-                    )
-                value = mean if monitor == "loss" else float(found[monitor])
-                best, bad = (value, 0) if value < best else (best, bad + 1)
-                if bad >= patience:
-                    break
+        Loop(self, loader, schedule, callbacks, evaluate, patience, monitor).run(epochs, progress)
         return self.history
 
-    def _mean_loss(self) -> float:
-        history = self.history
-        losses = [
-            loss
-            for loss, epoch in zip(history.loss, history.epoch, strict=True)
-            if epoch == self.epoch
-        ]
-        return float(np.mean(losses)) if losses else math.nan
-
-    def _epoch(self, loader, epochs: int, schedule, callbacks, bar: _Bar) -> bool:
-        """Run the rest of an epoch; return whether to go on."""
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(self.epoch)
-        count = len(loader) if hasattr(loader, "__len__") else None
-        bar.begin(f"epoch {self.epoch + 1}/{epochs}", count, self.batch)
-        seen = 0
-        for batch in loader:
-            seen += 1
-            if seen <= self.batch:  # before the file was saved
-                continue
-            before = self.updates
-            result = self._one(batch, schedule)
-            self.batch += 1
-            bar.advance(result.loss)
-            if hasattr(schedule, "get_last_lr") and self.updates > before:
-                schedule.step()
-            if any([callback(self) is True for callback in callbacks]):  # noqa: C419 (each is called)
-                return False
-        if not seen:
-            raise ValueError("the loader gave no batch")
-        self.batch = 0
-        return True
-
-    def _one(self, batch, schedule) -> StepResult:
-        settings = {}
-        if hasattr(schedule, "get_last_lr"):
-            names = [
-                each for each in self.train_step.hyperparameters if each.partition(":")[0] == "lr"
-            ]
-            rates = schedule.get_last_lr()
-            if len(rates) != len(names):
-                raise ValueError(
-                    f"the scheduler has {len(rates)} groups of parameters, but the step has {len(names)}: {', '.join(names)}"
-                )
-            settings = dict(zip(names, map(float, rates), strict=True))
-        elif schedule is not None:
-            settings = {"lr": schedule(self.updates)}
-        if isinstance(batch, Mapping):
-            return self.step(**{**batch, **settings})
-        return self.step(*(batch if isinstance(batch, list | tuple) else (batch,)), **settings)
-
     # Prediction
+
+    def evaluate(
+        self,
+        loader: Iterable,
+        metrics: Mapping[str, Callable[..., float]] | None = None,
+        *,
+        ema: bool = False,
+    ) -> dict[str, float]:
+        """Return the means of the loss and of metrics over the examples of a loader, without an update.
+
+        Parameters
+        ----------
+        loader : Iterable
+            Gives batches, as for :meth:`fit`.
+        metrics : Mapping[str, Callable], optional
+            Functions ``metric(*outputs, *targets)`` by their names. They take the outputs of :meth:`predict` and the targets of
+            a batch as arrays of NumPy, and return the mean over the batch.
+        ema : bool
+            Whether to use the moving average of the parameters.
+
+        Returns
+        -------
+        means : dict[str, float]
+            ``"loss"`` and the metrics. A batch has the weight of its first axis. The loss of a PyTorch import, which computes
+            in training mode, is left out; a metric may compute it.
+
+        Raises
+        ------
+        ValueError
+            If the loader gives no batch, or nothing can be computed.
+        TypeError
+            If a metric returns no number.
+        """
+        return self._evaluation.means(self, loader, metrics, ema)
 
     def predict(
         self, *inputs: object, ema: bool = False
@@ -423,14 +379,12 @@ class Trainer:
             raise ValueError(
                 "the model has no function for prediction; imports of PyTorch and ONNX models have one"
             )
-        values = self._values()
-        if ema:
-            values.update(self._averages())
+        values = self._values_of(ema)
         function = self.train_step.module[forward.name]
         kinds = [(param.name, param.ty) for param in function.params]
         kinds = kinds[: len(kinds) - len(forward.values)]
         if kinds and kinds[0][0] == "seed" and len(inputs) == len(kinds) - 1:
-            inputs = (np.array((self.seed << 32) | (self.steps & 0xFFFFFFFF), "int64"), *inputs)
+            inputs = (self._seed(), *inputs)
         if len(inputs) != len(kinds):
             raise TypeError(
                 f"the model takes {len(kinds)} inputs ({', '.join(name for name, _ in kinds)}), but "
@@ -438,14 +392,21 @@ class Trainer:
             )
         symbols: dict = {}
         given = [
-            _input(name, each, kind, symbols)
+            as_input(name, each, kind, symbols)
             for (name, kind), each in zip(kinds, inputs, strict=True)
         ]
         found = self._machine[forward.name](*given, *(values[name] for name in forward.values))
         if isinstance(found, tvm.runtime.Tensor):
             return found
-        outputs = _leaves(found)
+        outputs = leaves_of(found)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _values_of(self, ema: bool) -> Tensors:
+        return {**self._values(), **(self._averages() if ema else {})}
+
+    def _seed(self) -> np.ndarray:
+        """Return the seed of the next step."""
+        return np.array((self.seed << 32) | (self.steps & 0xFFFFFFFF), "int64")
 
     def _averages(self) -> Tensors:
         slots = self._group("optimizer_state")
@@ -527,154 +488,8 @@ class Trainer:
         ValueError
             If the file is damaged or belongs to another step. The trainer is then as before.
         """
-        found, described = _files.read(path)
-        counters, history, more = _described(path, described)
-        unknown = [name for name in found if name.partition("/")[0] not in _files.GROUPS]
-        if unknown:
-            raise ValueError(
-                f"{path} has an unknown {unknown[0]}; it was written by a trainer of another step"
-            )
-        groups = {}
-        for group in _files.GROUPS:
-            types = getattr(self.train_step, group)
-            names = {key.partition("/")[2] for key in found if key.startswith(f"{group}/")}
-            for kind, some in (
-                ("lacks", set(types) - names),
-                ("has an unknown", names - set(types)),
-            ):
-                if some:
-                    raise ValueError(
-                        f"{path} {kind} {group}/{min(some)}; it was written by a trainer of another step"
-                    )
-            groups[group] = [
-                _loaded(path, f"{group}/{name}", found[f"{group}/{name}"], kind)
-                for name, kind in types.items()
-            ]
+        groups, counters, self.history, more = read_state(path, self.train_step)
         self._tuples = groups
         for name in COUNTERS:
             setattr(self, name, counters[name])
-        self.history = history
         return more
-
-
-def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
-    """Return the counters, the history and further values of a file."""
-    parts = [described.get(name) for name in ("counters", "history", "more")]
-    if not all(isinstance(each, dict) for each in parts):
-        raise ValueError(f"{path} has no state of training; Trainer.save writes such files")
-    counters, history, more = parts
-    for name in COUNTERS:
-        value = counters.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{path} is damaged: its counter {name} is {value!r}")
-    try:
-        return counters, History(**history), more
-    except TypeError as error:
-        raise ValueError(f"{path} is damaged: its history is of another form: {error}") from error
-
-
-def _loaded(path, key: str, array: np.ndarray, kind: relax.TensorType) -> tvm.runtime.Tensor:
-    shape = shape_of(kind)
-    if array.shape != shape or str(array.dtype) != dtype_of(kind):
-        raise ValueError(
-            f"{path}: {key} has shape {array.shape} and dtype {array.dtype}, but the step needs {shape} and {dtype_of(kind)}"
-        )
-    return tvm.runtime.tensor(array)
-
-
-def _leaves(result) -> list[tvm.runtime.Tensor]:
-    if isinstance(result, tvm.runtime.Tensor):
-        return [result]
-    return [leaf for each in result for leaf in _leaves(each)]
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    return {name: tvm.runtime.tensor(each.numpy()) for name, each in tensors.items()}
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.floating | np.integer):
-        raise TypeError(f"{name} must be a number, but it is {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, but it is {value}")
-    return float(value)
-
-
-def _input(name: str, value: object, kind: relax.TensorType, symbols: dict) -> tvm.runtime.Tensor:
-    """Return an input as a tensor of TVM; a copy only of memory that TVM cannot read."""
-    if isinstance(value, tvm.runtime.Tensor):
-        # TVM refuses memory of others that is strided or not aligned.
-        if not str(value.device).startswith("cpu"):
-            raise ValueError(f"{name} must be on the CPU, but it is on {value.device}")
-        tensor = value
-    elif hasattr(value, "detach"):  # of PyTorch
-        if value.device.type != "cpu":
-            raise ValueError(f"{name} must be on the CPU, but it is on {value.device}")
-        tensor = _of_torch(value.detach().contiguous())
-    else:
-        try:
-            tensor = tvm.runtime.tensor(np.array(value, order="C"))
-        except (TypeError, ValueError) as error:  # such as lists of different lengths, and strings
-            raise TypeError(f"{name} must be an array or a tensor, but it is {value!r}") from error
-    dtype, shape = dtype_of(kind), tuple(tensor.shape)
-    wanted = tuple(kind.shape.values)
-    fits = len(shape) == len(wanted)
-    for found, extent in zip(shape, wanted, strict=False):
-        if hasattr(extent, "value"):
-            fits = fits and int(extent) == found
-        elif isinstance(extent, tvm.tirx.Var):
-            fits = fits and symbols.setdefault(extent.name, found) == found
-    if not fits or str(tensor.dtype) != dtype:
-        written = ", ".join(str(getattr(each, "value", each)) for each in wanted)
-        raise ValueError(
-            f"{name} must have shape ({written}) and dtype {dtype}, but it has {shape} and {tensor.dtype}"
-        )
-    return tensor
-
-
-def _of_torch(value) -> tvm.runtime.Tensor:
-    if value.data_ptr() % _ALIGNMENT:
-        value = value.clone()
-    return tvm.runtime.from_dlpack(value)
-
-
-class _Bar:
-    """A progress bar of rich, or none."""
-
-    def __init__(self, wanted: bool):
-        self._bar = self._task = None
-        if wanted:
-            try:
-                from rich.progress import (
-                    BarColumn,
-                    MofNCompleteColumn,
-                    Progress,
-                    TextColumn,
-                    TimeRemainingColumn,
-                )
-            except ImportError:
-                return
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("loss {task.fields[loss]}"),
-            )
-
-    def __enter__(self) -> _Bar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def begin(self, title: str, count: int | None, done: int) -> None:
-        if self._bar is not None:
-            self._task = self._bar.add_task(title, total=count, completed=done, loss="")
-
-    def advance(self, loss: float) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, advance=1, loss=f"{loss:.4g}")

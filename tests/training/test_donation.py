@@ -14,16 +14,18 @@ from relax_grad.training import LAMB, SGD, Adam, Lion, Trainer, train_step
 GROUPS = ("params", "states", "optimizer_state")
 
 
-def made(optimizer, **settings):
+def made(optimizer, dtype="float32", **settings):
     step = train_step(
-        module_of("float32", seed=True, states=True),
+        module_of(dtype, seed=True, states=True),
         optimizer,
         wrt=["w", "b"],
         states=["mean"],
         **settings,
     )
-    values = {name: each.astype("float32") for name, each in START.items()}
-    return step, {**values, "mean": np.zeros(3, "float32")}
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    values = {name: each.astype(dtype) for name, each in START.items()}
+    return step, {**values, "mean": np.zeros(3, dtype)}
 
 
 def places(trainer):
@@ -63,24 +65,37 @@ def test_same_results_in_the_same_memory(optimizer, settings):
     moved = {name for name, each in places(trainer).items() if each != before[name]}
     # Gradients that were summed become 0 by a copy of a constant, which the next step may overwrite.
     assert {name for name in moved if not name.startswith("optimizer_state/gradient/")} <= {
-        "optimizer_state/loss_scale"
+        "optimizer_state/loss_scale",
+        "optimizer_state/good_steps",
     }
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_step_that_raises_changes_nothing(accumulate):
-    step, values = made(SGD(0.1, momentum=0.9), accumulate=accumulate)
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({}, "float32"),
+        ({"accumulate": 2}, "bfloat16"),
+        ({"skip_nonfinite": True, "accumulate": 2}, "float32"),
+        ({"loss_scale": "dynamic"}, "bfloat16"),
+        ({"loss_scale": "dynamic", "accumulate": 3, "ema": 0.5}, "float32"),
+    ],
+    ids=["plain", "accumulate", "skip", "dynamic", "all"],
+)
+def test_a_step_that_raises_changes_nothing(settings, dtype):
+    """At every place in an accumulated gradient, and when the scale of the loss has counted steps."""
+    step, values = made(SGD(0.001, momentum=0.9), dtype=dtype, **settings)
     trainer = Trainer(step, values=values)
-    x, y = batches(1, "float32")[0]
-    for _ in range(accumulate):
-        trainer.step(x, y)
+    for x, y in batches(7, values["w"].dtype):
         before = {group: trainer._group(group) for group in GROUPS}
         copies = {group: {k: v.numpy() for k, v in each.items()} for group, each in before.items()}
         with pytest.raises(FloatingPointError):
             trainer.step(np.full_like(x, np.nan), y)
         for group, each in copies.items():
             for name, value in each.items():
-                np.testing.assert_array_equal(trainer._group(group)[name].numpy(), value)
+                np.testing.assert_array_equal(trainer._group(group)[name].numpy(), value, name)
+        assert np.isfinite(trainer.step(x, y).loss)
+    assert (trainer.steps, trainer.skipped) == (7, 0)
+    assert trainer.updates == 7 // step.accumulate
 
 
 def test_tensors_of_the_trainer_are_copies():

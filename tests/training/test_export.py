@@ -164,7 +164,7 @@ def test_errors_of_the_library(programs, exported):
     """The program examines each error, and that the trainer is as before."""
     _, _, folder, _ = exported
     printed = run([programs / "errors", folder])
-    assert "20 errors as expected" in printed
+    assert "26 errors as expected" in printed
 
 
 def test_folders_that_do_not_fit(programs, exported, tmp_path):
@@ -222,6 +222,39 @@ def test_folders_that_do_not_fit(programs, exported, tmp_path):
         printed = train(programs, folder, folder / "data.safetensors", *options, code=1)
         assert message in printed
     assert "usage: train" in train(programs, code=1)
+
+
+def test_damaged_tensors(programs, exported, tmp_path):
+    """Files of safetensors whose headers lie, and that no memory is read or taken for."""
+    _, _, folder, _ = exported
+    path = tmp_path / "a folder" / "some data"
+    path.parent.mkdir()
+
+    def entry(shape, begin, end, dtype="F32"):
+        return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+    def refuses(header, data, message, length=None) -> None:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        length = len(text) if length is None else length
+        path.write_bytes(length.to_bytes(8, "little") + text + bytes(data))
+        printed = train(programs, folder, path, code=1)
+        assert printed.startswith(f"error: {path} ")
+        assert message in printed
+
+    refuses({"x": entry([2**61], 0, 0, "F64")}, 0, "x is larger than any file")
+    refuses({"x": entry([2**62], 0, 0)}, 0, "x is larger than any file")
+    refuses({"x": entry([0, 2**62, 2**62], 0, 0)}, 0, "x is larger than any file")
+    refuses({"x": entry([2], 0, 8), "y": entry([2], 4, 12)}, 16, "its tensors overlap")
+    refuses({"x": entry([2], 0, 8), "y": entry([2], 12, 20)}, 20, "there are bytes of no tensor")
+    refuses({"x": entry([2], 0, 8)}, 9, "its tensors have 8 bytes, but it has 9")
+    refuses({"x": entry([2], -8, 0)}, 8, "x is not within the file")
+    refuses({"x": entry([2], 8, 0)}, 8, "x is not within the file")
+    refuses({"x": entry([-2], 0, 8)}, 8, "x has no valid shape")
+    refuses({"x": entry([2.0], 0, 8)}, 8, "x has no valid shape")
+    refuses({"x": entry([3], 0, 8)}, 8, "x has another size than its shape")
+    refuses({}, 0, "its header is longer than the file", 2**64 - 1)
+    refuses(b"[" * 1_000_000, 0, "its JSON is nested more than 64 deep")
+    refuses(b"[]", 0, "no JSON object")
 
 
 def test_other_architectures(tmp_path):

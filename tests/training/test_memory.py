@@ -54,7 +54,7 @@ print(json.dumps([planned.peak, status("VmHWM") - before]))
     not Path("/proc/self/clear_refs").exists() or "musl" in sys.version,
     reason="the peak memory of a process is reset through /proc of Linux",
 )
-def test_the_plan_is_what_a_step_takes():
+def test_a_step_takes_the_planned_memory():
     peaks = {}
     for remat in ("none", "auto"):
         command = [sys.executable, "-c", _PROGRAM, remat]

@@ -31,14 +31,21 @@ OPTIMIZERS = {
         SGD(0.05, momentum=0.9, weight_decay=0.1),
         SGD(0.05, momentum=0.8, dampening=0.3),
         SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+        SGD(0.05, momentum=0.7, weight_decay=0.1, maximize=True),
     ],
-    "Adam": [Adam(0.1), Adam(0.02, (0.5, 0.8), 1e-3, 0.1), Adam(0.05, amsgrad=True)],
-    "AdamW": [AdamW(0.1), AdamW(0.02, (0.5, 0.8), 1e-3, 0.0, True)],
-    "Adagrad": [Adagrad(0.1), Adagrad(0.2, 0.1, 0.05, 0.3, 1e-4)],
+    "Adam": [
+        Adam(0.1),
+        Adam(0.02, (0.5, 0.8), 1e-3, 0.1),
+        Adam(0.05, amsgrad=True),
+        Adam(0.01, [0.6, 0.9], 1e-4, 0.2, True, True),
+    ],
+    "AdamW": [AdamW(0.1), AdamW(0.02, (0.5, 0.8), 1e-3, 0.0, True), AdamW(0.03, maximize=True)],
+    "Adagrad": [Adagrad(0.1), Adagrad(0.2, 0.1, 0.05, 0.3, 1e-4), Adagrad(0.1, maximize=True)],
     "RMSprop": [
         RMSprop(0.02),
         RMSprop(0.02, 0.8, 1e-4, 0.1, 0.9),
         RMSprop(0.02, centered=True, momentum=0.5),
+        RMSprop(0.02, centered=True, weight_decay=0.1, maximize=True),
     ],
 }
 CASES = {f"{kind}{i}": each for kind, some in OPTIMIZERS.items() for i, each in enumerate(some)}
@@ -248,6 +255,14 @@ def test_parameters_in_half_precision_have_a_copy(dtype):
         (lambda: LAMB(eps=-1.0), ValueError, "eps must not be negative"),
         (lambda: Muon(adjust_lr_fn="x"), ValueError, 'adjust_lr_fn must be "original"'),
         (lambda: Muon(ns_steps=0), ValueError, "ns_steps must be from 1 to 99"),
+        (lambda: Muon(ns_steps=2.5), TypeError, "Muon: ns_steps must be an integer, but it is 2.5"),
+        (lambda: Muon(ns_coefficients=(1, 2)), ValueError, "must be a tuple of 3 numbers"),
+        (lambda: SGD(momentum="0.9"), TypeError, "SGD: momentum must be a number"),
+        (lambda: SGD(dampening=None), TypeError, "SGD: dampening must be a number"),
+        (lambda: SGD(momentum=True), TypeError, "SGD: momentum must be a number"),
+        (lambda: SGD(nesterov="yes"), TypeError, "SGD: nesterov must be True or False"),
+        (lambda: Adam(betas=0.9), ValueError, "betas must be a tuple of 2 numbers, but it is 0.9"),
+        (lambda: SGD(2**2000), ValueError, "SGD: lr must be finite, but it is inf"),
         (
             lambda: train_step(module_of({"bias": (3,)}, "float32"), Muon(), wrt="bias"),
             ValueError,
@@ -258,3 +273,9 @@ def test_parameters_in_half_precision_have_a_copy(dtype):
 def test_bad_hyperparameters(build, error, message):
     with pytest.raises(error, match=message):
         build()
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert SGD(np.float32(0.5), np.float64(0.25)) == SGD(0.5, 0.25)
+    assert Adam(betas=[np.float64(0.5), 0]).betas == (0.5, 0.0)
+    assert type(Muon(ns_steps=np.int64(3)).ns_steps) is int

@@ -243,6 +243,7 @@ class TestOfTorch:
         images, labels = torch.randn(8, 3, 24, 24), torch.randint(0, 5, (8,))
         self._check(network, (images,), (labels,), ["auto", "dots_saveable"])
 
+    @pytest.mark.slow
     def test_attention(self, torch):
         torch.manual_seed(0)
         nn = torch.nn
@@ -252,7 +253,7 @@ class TestOfTorch:
                 super().__init__()
                 self.words, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
                 layer = nn.TransformerEncoderLayer(16, 2, 64, 0.1, "gelu", batch_first=True)
-                self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+                self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
             def forward(self, tokens):
                 return self.head(self.layers(self.words(tokens)))

@@ -170,6 +170,8 @@ def test_groups():
         ({"clip_value": "a"}, TypeError, "clip_value must be a number"),
         ({"loss_scale": "auto"}, ValueError, 'loss_scale must be a number or "dynamic"'),
         ({"ema": 1.0}, ValueError, "ema must be below 1"),
+        ({"skip_nonfinite": "no"}, TypeError, "skip_nonfinite must be True or False"),
+        ({"outputs": 1}, TypeError, "outputs must be True or False, but it is 1"),
         ({"loss": lambda bb, x: x}, ValueError, "loss and targets are for ONNX imports"),
         ({"optimizer": "SGD"}, TypeError, "optimizer must be an Optimizer of relax_grad.training"),
         ({"optimizer": {"q*": SGD()}}, ValueError, "no parameter matches 'q\\*'"),

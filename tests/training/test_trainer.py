@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -72,7 +73,9 @@ def test_fit_follows_a_scheduler_of_torch():
     schedule = torch.optim.lr_scheduler.ExponentialLR(dummy, 0.5)
     given = batches(4)
     loader = [tuple(map(torch.from_numpy, each)) for each in given]
-    history = trainer.fit(loader, schedule=schedule, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        history = trainer.fit(loader, schedule=schedule, progress=False)
     np.testing.assert_allclose(history.lr, [0.1, 0.05, 0.025, 0.0125])
     values = dict(START)
     for i, batch in enumerate(given):
@@ -214,6 +217,10 @@ def test_files_that_do_not_fit(step, tmp_path):
         (lambda t: t.fit(iter(batches(1)), 2), ValueError, "loader gives its batches only once"),
         (lambda t: t.fit(batches(1), 2, patience=0), ValueError, "patience must be a positive"),
         (lambda t: t.fit(batches(1), 2, monitor="accuracy"), ValueError, "needs evaluate"),
+        (lambda t: t.fit(batches(1), schedule="cosine"), TypeError, "schedule must be a function"),
+        (lambda t: t.fit(batches(1), callbacks=print), TypeError, "callbacks must be a list of"),
+        (lambda t: t.fit(batches(1), evaluate=3), TypeError, "evaluate must be a function"),
+        (lambda t: t.evaluate(batches(1), {"a": np.mean}), ValueError, "no function for pred"),
         (lambda t: t.step([[1.0], [1.0, 2.0]], np.ones(6)), TypeError, "x must be an array"),
         (lambda t: t.step("x", np.ones(6)), TypeError, "x must be an array"),
         (lambda t: t.predict(1), ValueError, "the model has no function for prediction"),
@@ -238,6 +245,136 @@ def test_bad_calls(call, error, message, plain):
     with pytest.raises(error, match=message):
         call(plain)
     assert plain.steps == 0
+
+
+def test_early_stopping_resumes(step, tmp_path):
+    """The epochs without a lower value before the file count, and an epoch is complete after its evaluation."""
+    values = [3.0, 2.0, 2.5, 2.25, 2.125, 1.0]
+
+    def evaluate(trainer):
+        return {"error": np.float32(values[trainer.epoch])}
+
+    settings = {"patience": 3, "monitor": "error", "progress": False}
+    whole = trainer_of(step)
+    whole.fit(batches(2), 9, evaluate=evaluate, **settings)
+    assert whole.epoch == 5
+    first = trainer_of(step)
+
+    def fails(trainer):
+        if trainer.epoch == 3:
+            trainer.save(tmp_path / "state")
+            raise RuntimeError("the disk is full")
+        return evaluate(trainer)
+
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        first.fit(batches(2), 9, evaluate=fails, **settings)
+    second = trainer_of(step)
+    second.load(tmp_path / "state")
+    assert (second.epoch, second.batch) == (3, 2)
+    second.fit(batches(2), 9, evaluate=evaluate, **settings)
+    assert tensors(second) == tensors(whole)
+    assert second.history.evaluations == whole.history.evaluations
+    second.fit(batches(2), 9, evaluate=lambda trainer: {"error": 9.0}, **settings)
+    assert second.epoch == 8
+
+
+def test_a_scheduler_of_plateaus_follows_the_monitor():
+    torch = pytest.importorskip("torch")
+    trainer = Trainer(train_step(module_of(), SGD(0.5), wrt=["w", "b"]), values=START)
+    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(dummy, factor=0.1, patience=0)
+    values = [2.0, 1.0, 1.0, 0.5]
+    history = trainer.fit(
+        batches(2),
+        4,
+        schedule=schedule,
+        evaluate=lambda each: {"error": torch.tensor(values[each.epoch])},
+        monitor="error",
+        progress=False,
+    )
+    np.testing.assert_allclose(history.lr, [0.5] * 6 + [0.05] * 2)
+
+
+def test_schedules_return_numbers_of_any_kind(plain):
+    trainer = Trainer(plain.train_step, values=START)
+    kinds = [np.float32(0.5), np.array(0.25), 1]
+    trainer.fit(batches(3), schedule=lambda i: kinds[i], progress=False)
+    assert trainer.history.lr == [0.5, 0.25, 1.0]
+
+
+def test_a_shorter_loader_is_refused(plain):
+    trainer = Trainer(plain.train_step, values=START)
+    trainer.fit(batches(4), callbacks=[lambda each: each.batch == 3], progress=False)
+    with pytest.raises(ValueError, match="the loader gave 2 batches, but 3 of the epoch are done"):
+        trainer.fit(batches(2), progress=False)
+    assert (trainer.steps, trainer.epoch) == (3, 0)
+
+
+def test_the_mean_loss_leaves_skipped_steps_out(plain):
+    trainer = Trainer(plain.train_step, values=START, on_nan="skip")
+    x, y = batches(1)[0]
+    history = trainer.fit([(x, y), (x * np.nan, y)], progress=False)
+    assert history.evaluations[0]["mean_loss"] == history.loss[0]
+
+
+def test_many_epochs_have_one_bar(plain, capsys):
+    trainer = Trainer(plain.train_step, values=START)
+    trainer.fit(batches(1), 3, evaluate=lambda each: {"error": 0.5})
+    lines = [each for each in capsys.readouterr().out.splitlines() if each.strip()]
+    assert len(lines) == 3
+    assert all("mean_loss" in each and "error 0.5" in each for each in lines)
+
+
+def test_evaluation_of_a_module():
+    """The mean over examples, with the moving averages too, and without an update."""
+    trainer = Trainer(train_step(module_of(), SGD(0.1), wrt=["w", "b"], ema=0.5), values=START)
+    trainer.step(*batches(1)[0])
+    before = tensors(trainer)
+    some = batches(3)
+    averages = {name: trainer.optimizer_state[f"ema/{name}"].numpy() for name in START}
+    for values, ema in ((trainer.params, False), (averages, True)):
+        values = {
+            name: np.asarray(getattr(each, "numpy", lambda each=each: each)())
+            for name, each in values.items()
+        }
+        wanted = np.mean([gradients(values, batch)[0] for batch in some])
+        loader = [dict(zip("xy", batch, strict=True)) for batch in some]
+        np.testing.assert_allclose(trainer.evaluate(loader, ema=ema)["loss"], wanted, 1e-12)
+    assert tensors(trainer) == before
+    assert trainer.steps == 1
+
+
+def test_evaluation_of_a_torch_module():
+    """In evaluation mode: metrics of predictions, weighted by the examples of a batch."""
+    torch = pytest.importorskip("torch")
+    from relax_grad.frontend.torch import from_module
+
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.5))
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    both = {"input": {0: "n"}, "target": {0: "n"}}
+    loss = torch.nn.functional.mse_loss
+    imported = from_module(network, (x,), loss=loss, targets=(y,), dynamic_shapes=both)
+    trainer = Trainer(train_step(imported, SGD()))
+    loader = [(x[:4], y[:4]), (x[4:], y[4:])]
+    found = trainer.evaluate(
+        loader, {"error": lambda output, target: np.mean((output - target) ** 2)}
+    )
+    wanted = loss(network.eval()(x), y).item()
+    assert found == {"error": pytest.approx(wanted, 1e-6)}
+    for call, error, message in (
+        (lambda: trainer.evaluate(loader), ValueError, "metrics must be given: the loss of a"),
+        (lambda: trainer.evaluate([], {"a": np.mean}), ValueError, "the loader gave no example"),
+        (lambda: trainer.evaluate(loader, [np.mean]), TypeError, "metrics must be functions by"),
+        (
+            lambda: trainer.evaluate(loader, {"a": lambda *_: "good"}),
+            TypeError,
+            "metrics: a must return a number, but it returns 'good'",
+        ),
+        (lambda: trainer.evaluate([(x,)], {"a": np.mean}), TypeError, "the step needs target too"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_predictions_that_draw_random_numbers(torch):

@@ -12,6 +12,22 @@
 using relax_grad::MakeTensor;
 using relax_grad::Tensor;
 
+/// A tensor in the memory of the caller.
+static Tensor View(void* data, const std::vector<int64_t>& shape, int64_t* strides) {
+  struct Borrowed {
+    std::vector<int64_t> shape, strides;
+    DLManagedTensor managed;
+  };
+  auto* own = new Borrowed{shape, {}, {}};
+  int64_t step = 1;
+  for (size_t i = shape.size(); i-- > 0; step *= shape[i]) own->strides.insert(own->strides.begin(), strides ? strides[i] : step);
+  own->managed.dl_tensor = {data, {kDLCPU, 0}, static_cast<int32_t>(shape.size()), {kDLFloat, 32, 1},
+                            own->shape.data(), own->strides.data(), 0};
+  own->managed.manager_ctx = own;
+  own->managed.deleter = [](DLManagedTensor* self) { delete static_cast<Borrowed*>(self->manager_ctx); };
+  return Tensor::FromDLPack(&own->managed);
+}
+
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   std::string folder = argv[1];
@@ -65,6 +81,15 @@ int main(int argc, char** argv) {
   expect("has 6 elements, but 5 values were given", [&] { MakeTensor<float>({2, 3}, std::vector<float>(5)); });
   expect("cannot have the shape (2, -1)", [&] { MakeTensor({2, -1}, "float32"); });
   expect("MakeTensor", [&] { MakeTensor({2}, "float31x"); });
+  expect("cannot have the shape (4611686018427387904, 4)", [&] { MakeTensor({int64_t{1} << 62, 4}, "float32"); });
+  expect("cannot have the shape (2305843009213693952)", [&] { MakeTensor({int64_t{1} << 61}, "float64"); });
+  std::vector<float> memory(64, 0.5f);
+  expect("x must be in memory that is aligned to 64 bytes", [&] { trainer.Step({View(memory.data() + 1, {6, 3}, nullptr), y}); });
+  int64_t strides[] = {1, 6};
+  Tensor turned = View(x.data_ptr(), {6, 3}, strides);
+  expect("x has strides", [&] { trainer.Step({turned, y}); });
+  expect("cannot be read", [&] { relax_grad::Values<float>(turned); });
+  expect("x has strides, which files do not support", [&] { relax_grad::SaveTensors(folder + "/strides", {{"x", turned}}); });
   expect("cannot be read", [&] { relax_grad::LoadTensors(folder); });
   expect("the loss is nan in step 1; everything is as before", [&] { trainer.Step({nan, y}); });
   relax_grad::Options options;

@@ -1,0 +1,93 @@
+"""Means of the loss and of metrics over the batches of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import tvm
+from tvm import relax
+
+from ..ir.module import with_functions
+from . import _export
+from ._inputs import result_of
+
+
+class Evaluation:
+    """The functions that a ``Trainer`` evaluates. That of the loss is compiled at its first use."""
+
+    def __init__(self, step, target: tvm.target.Target, options: Mapping[str, object] | None):
+        self._step, self._target, self._options = step, target, options
+        self._loss: Callable | None = None
+
+    def means(
+        self,
+        trainer,
+        loader: Iterable,
+        metrics: Mapping[str, Callable[..., float]] | None,
+        ema: bool,
+    ) -> dict[str, float]:
+        """Return the means; the arguments are those of :meth:`Trainer.evaluate`."""
+        metrics = {} if metrics is None else metrics
+        if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+            raise TypeError(f"metrics must be functions by their names, but it is {metrics!r}")
+        has_loss = "loss" not in metrics and not self._step._source.has_modes
+        if not has_loss and not metrics:
+            raise ValueError(
+                "metrics must be given: the loss of a PyTorch import is a function in training mode. For example "
+                '{"error": lambda output, target: np.mean((output - target) ** 2)}'
+            )
+        totals = dict.fromkeys([*(["loss"] if has_loss else []), *metrics], 0.0)
+        count = 0
+        for batch in loader:
+            named = isinstance(batch, Mapping)
+            given = () if named else batch if isinstance(batch, list | tuple) else (batch,)
+            tensors = trainer._batch(given, batch if named else {})
+            tensors = dict(zip(self._step.batch, tensors, strict=True))
+            shape = next(iter(tensors.values())).shape if tensors else ()
+            weight = int(shape[0]) if len(shape) else 1
+            found = {"loss": self._loss_of(trainer, tensors, ema)} if has_loss else {}
+            if metrics:
+                found |= self._metrics_of(trainer, tensors, metrics, ema)
+            for name, value in found.items():
+                totals[name] += value * weight
+            count += weight
+        if not count:
+            raise ValueError("the loader gave no example")
+        return {name: total / count for name, total in totals.items()}
+
+    def _loss_of(self, trainer, tensors: Mapping[str, tvm.runtime.Tensor], ema: bool) -> float:
+        source = self._step._source
+        if self._loss is None:
+            function = source.function.with_attr("global_symbol", source.name)
+            module = with_functions(source.module, {source.name: function})
+            module = relax.transform.DeadCodeElimination([source.name])(module)
+            executable = _export.compiled_module(module, self._target, self._options)
+            self._loss = relax.VirtualMachine(executable, tvm.cpu())[source.name]
+        values = {**trainer._values_of(ema), **tensors}
+        arguments: list = [None] * len(source.function.params)
+        if source.seed is not None:
+            arguments[source.seed] = tvm.runtime.tensor(trainer._seed())
+        for group in (source.batch, source.params, source.frozen, source.states):
+            for name, at in group.items():
+                arguments[at] = values[name]
+        result = self._loss(*arguments)
+        for i in source.loss:
+            result = result[i]
+        return float(result.numpy().reshape(()))
+
+    def _metrics_of(self, trainer, tensors, metrics, ema: bool) -> dict[str, float]:
+        forward = self._step.forward
+        names = []
+        if forward is not None:
+            params = list(self._step.module[forward.name].params)
+            names = [param.name for param in params[: len(params) - len(forward.values)]]
+        inputs = [tensors[name] for name in names if name in tensors]
+        outputs = trainer.predict(*inputs, ema=ema)
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        targets = [each for name, each in tensors.items() if name not in names]
+        arrays = [each.numpy() for each in (*outputs, *targets)]
+        found = {}
+        for name, metric in metrics.items():
+            start = f"metrics: {name} must return a number, but it returns"
+            found[name] = result_of(start, metric(*arrays))
+        return found

@@ -1,0 +1,196 @@
+"""The loop over epochs and batches, for a ``Trainer``, which is not imported here: it imports this module."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ._inputs import result_of
+from ._progress import Bar
+
+
+class Loop:
+    """The loop of :meth:`Trainer.fit`, whose arguments it takes."""
+
+    def __init__(
+        self,
+        trainer,
+        loader: Iterable,
+        schedule: Callable[[int], float] | object | None,
+        callbacks: Sequence[Callable],
+        evaluate: Callable | None,
+        patience: int | None,
+        monitor: str,
+    ):
+        self._trainer, self._loader, self._schedule = trainer, loader, schedule
+        self._callbacks, self._evaluate = callbacks, evaluate
+        self._patience, self._monitor = patience, monitor
+        self._is_scheduler = hasattr(schedule, "get_last_lr")
+        kinds = [each.__name__ for each in type(schedule).__mro__]
+        #: Whether the scheduler takes the monitored value after each epoch.
+        self._is_plateau = "ReduceLROnPlateau" in kinds
+        self._check()
+
+    def _check(self) -> None:
+        patience, schedule = self._patience, self._schedule
+        if patience is not None and (
+            isinstance(patience, bool) or not isinstance(patience, int) or patience < 1
+        ):
+            raise ValueError(
+                f"patience must be a positive number of epochs, but it is {patience!r}"
+            )
+        if self._monitor != "loss" and self._evaluate is None:
+            raise ValueError(f"monitor: {self._monitor!r} needs evaluate, which returns it")
+        if schedule is not None and not self._is_scheduler and not callable(schedule):
+            raise TypeError(
+                "schedule must be a function of the number of the update, or a scheduler of torch.optim.lr_scheduler, "
+                f"but it is {schedule!r}"
+            )
+        if callable(self._callbacks) or not all(callable(each) for each in self._callbacks):
+            raise TypeError(
+                f"callbacks must be a list of functions of the trainer, but it is {self._callbacks!r}"
+            )
+        if self._evaluate is not None and not callable(self._evaluate):
+            raise TypeError(
+                f"evaluate must be a function of the trainer, but it is {self._evaluate!r}"
+            )
+
+    def run(self, epochs: int, progress: bool) -> None:
+        """Train until ``epochs`` epochs are complete."""
+        trainer = self._trainer
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
+            raise ValueError(f"epochs must be a number of epochs, but it is {epochs!r}")
+        if isinstance(self._loader, Iterator) and epochs > trainer.epoch + 1:
+            raise ValueError(
+                "loader gives its batches only once, as generators do; for several epochs, pass a list or an object that "
+                "begins anew at each iteration"
+            )
+        patience = _Patience(self._patience)
+        for earlier in trainer.history.evaluations:
+            patience.note(earlier.get(self._monitored))
+        with Bar(progress) as bar:
+            while trainer.epoch < epochs:
+                if not self._epoch(f"epoch {trainer.epoch + 1}/{epochs}", bar):
+                    break
+                found = self._evaluated()
+                bar.end({name: value for name, value in found.items() if name != "epoch"})
+                value = self._value(found)
+                # The epoch is complete when all that follows it has succeeded.
+                trainer.history.evaluations.append(found)
+                trainer.epoch += 1
+                trainer.batch = 0
+                if self._is_plateau:
+                    self._schedule.step(value)
+                if patience.note(value):
+                    break
+
+    @property
+    def _monitored(self) -> str:
+        return "mean_loss" if self._monitor == "loss" else self._monitor
+
+    def _evaluated(self) -> dict[str, float]:
+        trainer = self._trainer
+        found = {"epoch": trainer.epoch, "mean_loss": self._mean_loss()}
+        if self._evaluate is None:
+            return found
+        given = self._evaluate(trainer)
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"evaluate must return numbers by their names, but it returns {given!r}"
+            )
+        for name, value in given.items():
+            # Files hold the history, which takes numbers of Python.
+            found[name] = result_of(f"evaluate must return numbers, but its {name!r} is", value)
+        return found
+
+    def _value(self, found: Mapping[str, float]) -> float | None:
+        if self._patience is None and not self._is_plateau:
+            return None
+        if self._monitored not in found:
+            names = [name for name in found if name not in ("epoch", "mean_loss")]
+            raise ValueError(
+                f"monitor: evaluate returns no {self._monitor!r}; it returns {', '.join(names) or 'nothing'}"
+            )
+        return found[self._monitored]
+
+    def _mean_loss(self) -> float:
+        """Return the mean loss of the epoch, without those of skipped steps that are infinite or NaN."""
+        history = self._trainer.history
+        losses = [
+            loss
+            for loss, epoch in zip(history.loss, history.epoch, strict=True)
+            if epoch == self._trainer.epoch and math.isfinite(loss)
+        ]
+        return float(np.mean(losses)) if losses else math.nan
+
+    def _epoch(self, title: str, bar: Bar) -> bool:
+        """Run the rest of an epoch; return whether to go on."""
+        trainer, loader, schedule = self._trainer, self._loader, self._schedule
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(trainer.epoch)
+        count = len(loader) if hasattr(loader, "__len__") else None
+        bar.begin(title, count, trainer.batch)
+        seen = 0
+        for batch in loader:
+            seen += 1
+            if seen <= trainer.batch:  # before the file was saved
+                continue
+            before = trainer.updates
+            result = self._step(batch)
+            trainer.batch += 1
+            bar.advance(result.loss)
+            if self._is_scheduler and not self._is_plateau and trainer.updates > before:
+                with warnings.catch_warnings():
+                    # Its optimizer takes no step: the compiled function does.
+                    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                    schedule.step()
+            if any([callback(trainer) is True for callback in self._callbacks]):  # noqa: C419 (each is called)
+                return False
+        if not seen:
+            raise ValueError("the loader gave no batch")
+        if seen < trainer.batch:
+            raise ValueError(
+                f"the loader gave {seen} batches, but {trainer.batch} of the epoch are done; it must be the loader that "
+                "training began with"
+            )
+        return True
+
+    def _step(self, batch):
+        trainer, schedule, settings = self._trainer, self._schedule, {}
+        if self._is_scheduler:
+            hyperparameters = trainer.train_step.hyperparameters
+            names = [each for each in hyperparameters if each.partition(":")[0] == "lr"]
+            rates = schedule.get_last_lr()
+            if len(rates) != len(names):
+                raise ValueError(
+                    f"the scheduler has {len(rates)} groups of parameters, but the step has {len(names)}: {', '.join(names)}"
+                )
+            settings = dict(zip(names, map(float, rates), strict=True))
+        elif schedule is not None:
+            settings = {"lr": schedule(trainer.updates)}
+        if isinstance(batch, Mapping):
+            return trainer.step(**{**batch, **settings})
+        return trainer.step(*(batch if isinstance(batch, list | tuple) else (batch,)), **settings)
+
+
+class _Patience:
+    """The epochs without a lower value."""
+
+    def __init__(self, most: int | None):
+        self._most, self._best, self._bad = most, math.inf, 0
+
+    def note(self, value: float | None) -> bool:
+        """Return whether the value, the newest one, ends training; None is no value."""
+        if self._most is None or value is None:
+            return False
+        if value < self._best:
+            self._best, self._bad = value, 0
+            return False
+        self._bad += 1
+        if self._bad < self._most:
+            return False
+        self._bad = 0  # training may be continued by another call
+        return True
