@@ -9,10 +9,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from .. import _entry
-from . import check, coverage, doctor, fuzz
-from ._text import versions
+from . import check, coverage, doctor, fuzz, worker
+from ._stderr import folded
+from ._text import EXIT_CODES, versions
+
+_EPILOG = EXIT_CODES.format(success="no problems", problem="problems; see the help of the command")
 
 
 class _Version(argparse.Action):
@@ -20,6 +24,18 @@ class _Version(argparse.Action):
 
     def __call__(self, parser, namespace, values, option_string=None):
         print(versions())
+        parser.exit()
+
+
+class _Completion(argparse.Action):
+    """Prints the completion script of a shell, and exits."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        try:
+            import shtab
+        except ImportError:
+            parser.error(f"{option_string} needs shtab: pip install 'relax_grad[cli]'")
+        print(shtab.complete(parser, values))
         parser.exit()
 
 
@@ -40,19 +56,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="relax-grad",
         description="Checks and lists the gradients of Relax operators in the installed TVM.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show program's version number and exit"
     )
+    parser.add_argument(
+        "--print-completion",
+        action=_Completion,
+        choices=("bash", "zsh"),
+        help="print a script that completes command lines in this shell, and exit",
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (check, coverage, doctor, fuzz):
+    for command in (check, coverage, doctor, fuzz, worker):
         command.add_parser(commands)
     args = parser.parse_args(argv)
-    _entry.register()
+    # Callers in a process of their own keep its standard error as it is.
+    with folded() if argv is None and not args.verbose else nullcontext():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
+        _entry.register()
         code = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     return code

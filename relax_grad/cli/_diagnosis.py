@@ -33,12 +33,25 @@ _CHECKED = (
 )
 
 
+#: The compilation for the processor of this machine.
+_FAST = 'tvm.compile(module, relax_grad.target.host(), relax_pipeline="relax_grad")'
+
+
 @dataclass(frozen=True)
 class Problem:
-    """A problem and its remedy."""
+    """A problem, or a setting that wastes time, and its remedy."""
 
-    what: str
+    symptom: str
     remedy: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check that ran: its name, its time, and its problem if it failed."""
+
+    name: str
+    seconds: float
+    problem: Problem | None
 
 
 def facts() -> Iterator[tuple[str, str]]:
@@ -58,6 +71,7 @@ def facts() -> Iterator[tuple[str, str]]:
     ]
     yield "GPUs", ", ".join(devices) or "not in this build of TVM"
     yield "operators", _operators()
+    yield "fast path", _FAST
 
 
 def find_problems() -> Iterator[Problem]:
@@ -75,6 +89,40 @@ def find_problems() -> Iterator[Problem]:
             f"TVM uses {running} threads, but this process has {count_of(cores, 'core')}",
             f"unset TVM_NUM_THREADS and OMP_NUM_THREADS, or set the first to {cores}",
         )
+
+
+def find_waste(target: tvm.target.Target) -> Iterator[Problem]:
+    """Yield the settings of the environment and of a target that leave cores or vector extensions unused."""
+    running, cores = threads.get_num_threads(), threads.cores()
+    if running < cores:
+        names = [name for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ]
+        reason = f" ({names[0]}={os.environ[names[0]]})" if names else ", TVM's default"
+        first = f"unset {' and '.join(names)}, and call" if names else "call"
+        yield Problem(
+            f"TVM uses {count_of(running, 'thread')}{reason}, and leaves "
+            f"{count_of(cores - running, 'core')} of {cores} idle",
+            f"{first} relax_grad.set_num_threads() before the first program runs",
+        )
+    wanted, found = CPU.of(host()), CPU.of(target)
+    if found is None:
+        return
+    if found.lanes < wanted.lanes:
+        yield Problem(
+            f"the target {_named(target)} uses vectors of {found.lanes} float32, and this processor has "
+            f"vectors of {wanted.lanes}",
+            f"fast path: {_FAST}",
+        )
+    if found.cores < cores:
+        yield Problem(
+            f"the target {_named(target)} divides work for {count_of(found.cores, 'core')} of {cores}",
+            f"fast path: {_FAST}",
+        )
+
+
+def _named(target: tvm.target.Target) -> str:
+    """Return the kind of a target, and its processor if it names one."""
+    processor = target.attrs.get("mcpu")
+    return f"{target.kind.name} for {processor}" if processor else target.kind.name
 
 
 def _of_versions(ffi: str | None, numpy: str) -> Iterator[Problem]:
@@ -133,8 +181,8 @@ def _operators() -> str:
     return f"{number} of {len(kinds)} differentiable{more}"
 
 
-def run_checks() -> Iterator[Problem]:
-    """Run the checks; print a line for each, and yield a problem for each failure."""
+def run_checks() -> Iterator[Check]:
+    """Run the checks, and yield each after it ran."""
     from ..testing import samples
 
     checks: dict[str, Callable[[], object]] = {
@@ -143,18 +191,15 @@ def run_checks() -> Iterator[Problem]:
     }
     checks["a training step, compiled for this processor"] = _check_pipeline
     for name, check in checks.items():
-        start = time.perf_counter()
+        start, problem = time.perf_counter(), None
         try:
             check()
         except Exception as error:  # any error is a problem to report
-            verdict = "FAILED"
-            yield Problem(
+            problem = Problem(
                 f"{name}: {type(error).__name__}: {last_line(error)}",
                 "report it with this output; relax-grad check tries all operators",
             )
-        else:
-            verdict = "ok"
-        print(f"  {name:<45} {time.perf_counter() - start:5.1f} s  {verdict}", flush=True)
+        yield Check(name, time.perf_counter() - start, problem)
 
 
 def _check_pipeline() -> None:

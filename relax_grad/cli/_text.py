@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import math
 import sys
 
 from .. import __version__
@@ -11,10 +13,43 @@ from .. import __version__
 PASSES = ("relax_grad", "tvm")
 
 
+#: The last lines of the help of each command.
+EXIT_CODES = """\
+exit codes:
+  0  {success}
+  1  {problem}
+  2  the command line is wrong
+  130  interrupted
+"""
+
+
 def versions() -> str:
     """Return the versions of relax_grad, TVM and tvm-ffi in one line, without importing an installed TVM."""
-    ffi = _installed("apache-tvm-ffi") or "of unknown version"
-    return f"relax_grad {__version__}, apache-tvm {_tvm_version()}, apache-tvm-ffi {ffi}"
+    return ", ".join(
+        f"{name} {version or 'of unknown version'}" for name, version in version_table().items()
+    )
+
+
+def version_table() -> dict[str, str | None]:
+    """Return the versions of relax_grad, TVM and tvm-ffi, without importing an installed TVM."""
+    return {
+        "relax_grad": __version__,
+        "apache-tvm": _tvm_version(),
+        "apache-tvm-ffi": _installed("apache-tvm-ffi"),
+    }
+
+
+def print_json(value) -> None:
+    """Print a value to standard output as JSON, which has no NaN and no infinity: they become null."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tvm_version() -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib.util
-import json
 import signal
 import sys
 import threading
@@ -14,14 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ._text import PASSES, count_of, last_line, versions
+from . import _arguments
+from ._text import EXIT_CODES, PASSES, count_of, last_line, print_json, version_table, versions
 
 if TYPE_CHECKING:
-    import tvm
-
     from ..testing.samples import Sample
 
 _EPILOG = """\
@@ -32,17 +28,14 @@ examples:
   relax-grad check --all                  every dtype, symbolic shapes, and PyTorch if installed
   relax-grad check --through tvm          differentiated by relax.transform.Gradient
 
-exit codes:
-  0  every check passed        2    the command line is wrong
-  1  a check failed            130  interrupted
-"""
+""" + EXIT_CODES.format(success="every check passed", problem="a check failed")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 0 if every check passed, 1 if one failed, 130 if interrupted."""
     try:
         operators = select(args.operators)
-        args.target = _target(args.target)
+        args.target = _arguments.target_of(args.target)
     except ValueError as error:
         args.error(str(error))
     if args.list:
@@ -53,11 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.torch and not has_torch:
         args.error("--torch needs PyTorch: pip install 'relax_grad[torch]'")
     args.torch = has_torch and (args.torch or args.all)
-    try:
-        return _check(operators, args)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return _check(operators, args)
 
 
 def select(patterns: Sequence[str]) -> list[str]:
@@ -77,15 +66,7 @@ def select(patterns: Sequence[str]) -> list[str]:
     from ..testing.samples import sampled_operators
 
     known = sampled_operators()
-    if not patterns:
-        return known
-    found = []
-    for pattern in patterns:
-        fitting = [name for name in known if _fits(name, pattern)]
-        if not fitting:
-            raise ValueError(_no_such_operator(pattern, known))
-        found += fitting
-    return list(dict.fromkeys(found))
+    return _arguments.select(patterns, known, lambda pattern: _no_such_operator(pattern, known))
 
 
 @dataclass
@@ -128,12 +109,17 @@ class Outcome:
             self.max_error = max(self.max_error, error)
             self.order = max(self.order, order)
 
+    @property
+    def verdict(self) -> str:
+        """``"ok"``, ``"failed"``, or ``"skipped"`` if no sample has a check."""
+        return "failed" if self.failures else "ok" if self.samples else "skipped"
+
     def line(self, width: int) -> str:
         """Return the report of the operator in one line, with its name padded to ``width``."""
         count = count_of(self.samples, "sample")
         order = f"order {self.order}" if self.order else "-"
         error = f"max error {self.max_error:.1e}" if self.order else "-"
-        verdict = "FAILED" if self.failures else "ok" if self.samples else "skipped"
+        verdict = "FAILED" if self.failures else self.verdict
         if self.skipped and self.samples:
             verdict += f" ({self.skipped} skipped)"
         return (
@@ -239,7 +225,8 @@ def _check(operators: Sequence[str], args: argparse.Namespace) -> int:
     width = max(map(len, operators), default=0)
     outcomes = []
     start = time.perf_counter()
-    with _interrupts() as interrupted, _output(len(operators)) as (write, begin):
+    stream = sys.stderr if args.json else sys.stdout
+    with _interrupts() as interrupted, _output(len(operators), stream) as (write, begin):
         write(f"{versions()}, through {args.through}, target {args.target.kind.name}")
         for operator in operators:
             begin(operator)
@@ -256,8 +243,20 @@ def _check(operators: Sequence[str], args: argparse.Namespace) -> int:
             write(outcome.line(width), "red" if outcome.failures else None)
             for name, error in outcome.failures:
                 write(f"    {name}: {_message(error, args.verbose)}")
-    for line in _summary(outcomes, time.perf_counter() - start, everything=not args.operators):
-        print(line)
+    seconds = time.perf_counter() - start
+    for line in _summary(outcomes, seconds, everything=not args.operators):
+        print(line, file=stream)
+    if args.json:
+        print_json(
+            {
+                "versions": version_table(),
+                "through": args.through,
+                "target": str(args.target),
+                "operators": [_object(outcome) for outcome in outcomes],
+                "unsampled": [] if args.operators else _unsampled(),
+                "seconds": seconds,
+            }
+        )
     return 1 if any(outcome.failures for outcome in outcomes) else 0
 
 
@@ -271,20 +270,40 @@ def _summary(outcomes: Sequence[Outcome], seconds: float, everything: bool) -> I
             f"Skipped {count_of(skipped, 'sample')} at a kink, where finite differences are not "
             "valid: --torch compares with PyTorch."
         )
-    if everything:
-        from ..testing.samples import sampled_operators
-
-        known = set(sampled_operators())
-        # Order 2 of the forward operators checks the backward operators without samples of their own.
-        unsampled = [
-            name
-            for name in _differentiable()
-            if name not in known and not name.startswith("relax.grad.")
-        ]
-        if unsampled:
-            yield f"Not checked, as their rules have no samples: {', '.join(unsampled)}."
+    unsampled = _unsampled() if everything else []
+    if unsampled:
+        yield f"Not checked, as their rules have no samples: {', '.join(unsampled)}."
     verdict = f"{count_of(failed, 'operator')} FAILED" if failed else "all ok"
     yield f"{count_of(len(outcomes), 'operator')}, {count_of(count, 'sample')}, {seconds:.0f} s: {verdict}"
+
+
+def _unsampled() -> list[str]:
+    """Return the differentiable operators that no sample checks."""
+    from ..registry import is_backward_operator
+    from ..testing.samples import sampled_operators
+
+    known = set(sampled_operators())
+    # Order 2 of the forward operators checks the backward operators without samples of their own.
+    return [
+        name for name in _differentiable() if name not in known and not is_backward_operator(name)
+    ]
+
+
+def _object(outcome: Outcome) -> dict:
+    """Return the outcome as an object of JSON; docs/checking.md lists its keys."""
+    return {
+        "operator": outcome.operator,
+        "verdict": outcome.verdict,
+        "samples": outcome.samples,
+        "skipped": outcome.skipped,
+        "order": outcome.order,
+        "max_error": outcome.max_error,
+        "seconds": outcome.seconds,
+        "failures": [
+            {"check": name, "error": type(error).__name__, "message": str(error).strip()}
+            for name, error in outcome.failures
+        ],
+    }
 
 
 @contextmanager
@@ -312,10 +331,13 @@ def _interrupts():
 
 
 @contextmanager
-def _output(total: int):
-    """Yield a function that writes a line, and one that announces the next operator."""
-    if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
-        yield (lambda line, style=None: print(line, flush=True)), (lambda operator: None)
+def _output(total: int, stream):
+    """Yield a function that writes a line to a stream, and one that announces the next operator."""
+    if not (stream.isatty() and importlib.util.find_spec("rich")):
+        yield (
+            (lambda line, style=None: print(line, file=stream, flush=True)),
+            (lambda operator: None),
+        )
         return
 
     from rich.console import Console
@@ -327,7 +349,8 @@ def _output(total: int):
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(highlight=False), transient=True) as progress:
+    console = Console(file=stream, highlight=False)
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=total)
         done = iter(range(total))
 
@@ -354,10 +377,7 @@ def add_parser(commands) -> None:
         "operators",
         nargs="*",
         metavar="OPERATOR",
-        help=(
-            "an operator to check: relax.nn.conv2d, nn.conv2d, conv2d, or a pattern such as "
-            "'nn.*'; by default every operator"
-        ),
+        help=f"an operator to check: {_arguments.OPERATORS}",
     )
     check.add_argument(
         "--through",
@@ -393,7 +413,8 @@ def add_parser(commands) -> None:
     check.add_argument(
         "--list", action="store_true", help="list the operators without checking them"
     )
-    check.add_argument("--verbose", action="store_true", help="show the traceback of every failure")
+    _arguments.add_json(check)
+    _arguments.add_verbose(check, ", and the traceback of every failure")
     check.set_defaults(run=run, error=check.error)
 
 
@@ -404,50 +425,23 @@ def _order(text: str) -> int:
     return order
 
 
-def _target(text: str) -> tvm.target.Target:
-    """Return the target of a name or of JSON; raise ValueError if it or its device does not exist."""
-    import tvm
-
-    from ..cpu.target import host
-
-    try:
-        if text == "host":
-            return host()
-        target = tvm.target.Target(json.loads(text) if text.startswith("{") else text)
-        device = tvm.runtime.Device(target.get_target_device_type(), 0)
-    except Exception as error:
-        raise ValueError(f"argument --target: no target {text!r}: {last_line(error)}") from error
-    if not device.exist:
-        raise ValueError(f"argument --target: no device of target {text!r} on this machine")
-    return target
-
-
 def _differentiable() -> list[str]:
     from ..registry import declarations
 
     return [d.op_name for d in declarations() if d.attr == "FPrimalGradient"]
 
 
-def _fits(name: str, pattern: str) -> bool:
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
-
-
 def _no_such_operator(pattern: str, known: Sequence[str]) -> str:
-    without_samples = [name for name in _differentiable() if _fits(name, pattern)]
+    from ..registry import is_backward_operator
+
+    without_samples = [name for name in _differentiable() if _arguments.fits(name, pattern)]
     if without_samples:
         name = without_samples[0]
         reason = f"{name} has a gradient rule, but its rule has no samples"
-        if name.startswith("relax.grad."):
+        if is_backward_operator(name):
             reason += "; order 2 of its forward operator's samples checks it"
         return reason
-    spellings = {}
-    for name in known:
-        parts = name.split(".")
-        spellings.update({".".join(parts[i:]): name for i in range(len(parts))})
-    close = difflib.get_close_matches(pattern, spellings, n=5, cutoff=0.5)
-    names = list(dict.fromkeys(spellings[spelling] for spelling in close))
-    hint = f"did you mean {' or '.join(names)}?" if names else "--list shows the operators"
-    return f"no operator {pattern!r}; {hint}"
+    return _arguments.no_such_operator(pattern, known, "--list shows the operators")
 
 
 def _message(error: Exception, verbose: bool) -> str:

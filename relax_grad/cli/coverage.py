@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import argparse
-import json
+import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ._text import count_of, versions
+from . import _arguments
+from ._text import EXIT_CODES, count_of, print_json, versions
 
 if TYPE_CHECKING:
     from ..coverage import OperatorCoverage
 
 _HEADER = ("operator", "gradient", "rule", "arguments", "note")
 
+#: The fewest and the most columns of the table, and those without a terminal.
+_COLUMNS = 80, 120, 100
+
+#: The widest column of names. The other cells of a longer name begin on the next line.
+_NAMES = 36
+
 _DESCRIPTION = """\
-Lists every Relax operator of the installed TVM: whether it has a gradient, the origin of its rule,
-the arguments with a gradient, and the reason for an operator without one."""
+Lists every Relax operator of the installed TVM, or those that are named: whether it has a gradient,
+the arguments with a gradient, the origin of a rule that is not relax_grad's, and the reason for an
+operator without a gradient. The faults of TVM's rules that relax_grad replaces are shown for named
+operators, and with --verbose."""
 
 _EPILOG = """\
-exit codes:
-  0  every operator is classified
-  1  an operator of this TVM is unknown to relax_grad
-"""
+examples:
+  relax-grad coverage                    every operator
+  relax-grad coverage conv2d 'nn.*pool*' some operators
+  relax-grad coverage --json             for programs
+
+""" + EXIT_CODES.format(
+    success="every listed operator is classified",
+    problem="an operator of this TVM is unknown to relax_grad",
+)
 
 
 def add_parser(commands) -> None:
@@ -35,23 +50,51 @@ def add_parser(commands) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "operators",
+        nargs="*",
+        metavar="PATTERN",
+        help=f"an operator to list: {_arguments.OPERATORS}",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--markdown", action="store_true", help="print a table in Markdown")
-    form.add_argument("--json", action="store_true", help="print a list of objects in JSON")
-    parser.set_defaults(run=run)
+    _arguments.add_json(form)
+    _arguments.add_verbose(parser, ", and the faults of the rules that relax_grad replaces")
+    parser.set_defaults(run=run, error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 1 if an operator is unclassified."""
-    from ..coverage import coverage
-
-    found = coverage()
+    found = _found(args)
     if args.json:
-        print(json.dumps([_object(item) for item in found], indent=2))
+        print_json([_object(item) for item in found])
     else:
-        lines = _markdown(found) if args.markdown else _text(found)
+        lines = (
+            _markdown(found)
+            if args.markdown
+            else _text(found, _width(), bool(args.verbose or args.operators))
+        )
         print("\n".join(lines))
     return 1 if any(item.classification.kind == "unclassified" for item in found) else 0
+
+
+def _found(args: argparse.Namespace) -> list[OperatorCoverage]:
+    from .. import coverage
+    from ..registry import operators
+
+    if not args.operators:
+        return coverage.coverage()
+    known = operators()
+    hint = "relax-grad coverage lists the operators"
+    try:
+        names = _arguments.select(
+            args.operators,
+            known,
+            lambda pattern: _arguments.no_such_operator(pattern, known, hint),
+        )
+    except ValueError as error:
+        args.error(str(error))
+    return [coverage.coverage_of(name) for name in names]
 
 
 def row(item: OperatorCoverage) -> tuple[str, ...]:
@@ -78,16 +121,38 @@ def _object(item: OperatorCoverage) -> dict:
     }
 
 
-def _text(found: Sequence[OperatorCoverage]) -> Iterator[str]:
-    rows = [_HEADER, *map(row, found)]
-    widths = [max(len(cells[i]) for cells in rows) for i in range(len(_HEADER) - 1)]
+def _width() -> int:
+    """Return the columns of the table: those of the terminal, within :data:`_COLUMNS`."""
+    fewest, most, otherwise = _COLUMNS
+    return min(max(shutil.get_terminal_size((otherwise, 24)).columns, fewest), most)
+
+
+def _text(found: Sequence[OperatorCoverage], width: int, with_faults: bool) -> Iterator[str]:
+    rows = [("operator", "gradient", "arguments with a gradient, or the reason for its absence")]
+    rows += [_cells(item, with_faults) for item in found]
+    names = min(max(len(name) for name, _, _ in rows), _NAMES)
+    kinds = max(len(kind) for _, kind, _ in rows)
+    indent = " " * (names + 2)
     yield versions()
     yield ""
-    for cells in rows:
-        columns = [cell.ljust(width) for cell, width in zip(cells, widths, strict=False)]
-        yield "  ".join((*columns, cells[-1])).rstrip()
+    for name, kind, text in rows:
+        first, *others = textwrap.wrap(text, width - names - kinds - 4) or [""]
+        if len(name) > names:
+            yield name
+            name = ""
+        yield f"{name:<{names}}  {kind:<{kinds}}  {first}".rstrip()
+        for line in others:
+            yield f"{indent}{'':<{kinds}}  {line}"
     yield ""
     yield summary(found)
+
+
+def _cells(item: OperatorCoverage, with_faults: bool) -> tuple[str, str, str]:
+    name, kind, rule, arguments, note = row(item)
+    if kind != "yes":
+        return name, kind, note
+    parts = [arguments, "" if rule == "relax_grad" else f"by {rule}", note if with_faults else ""]
+    return name, kind, "; ".join(filter(None, parts))
 
 
 def _markdown(found: Sequence[OperatorCoverage]) -> Iterator[str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from ._text import count_of, versions
+from . import _arguments
+from ._text import EXIT_CODES, count_of, print_json, version_table, versions
 
 _DESCRIPTION = """\
 Reports the installed versions and their conflicts, the vector extensions of the processor and the number of threads,
-and checks some gradients and a compiled training step. Include the output in bug reports."""
+and checks some gradients and a compiled training step. Include the output in bug reports.
 
-_EPILOG = """\
-exit codes:
-  0  no problems
-  1  problems: each line that begins with "!" names one, and the next line its remedy
-"""
+A line that begins with "!" names a problem, and a line that begins with "*" a setting that wastes cores or vector
+extensions; the line after it names the remedy."""
+
+_EPILOG = EXIT_CODES.format(success="no problems", problem="problems")
 
 
 def add_parser(commands) -> None:
@@ -31,22 +31,56 @@ def add_parser(commands) -> None:
         action="store_true",
         help="leave out the checks that compile and run functions",
     )
-    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--target",
+        default="host",
+        help="the target that your programs are compiled for, as a name or in JSON: the report names what it wastes "
+        "(default: host, the processor of this machine)",
+    )
+    _arguments.add_json(parser)
+    _arguments.add_verbose(parser)
+    parser.set_defaults(run=run, error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there is a problem, else 0."""
-    from ._diagnosis import facts, find_problems, run_checks
+    from . import _diagnosis
 
-    print(versions())
-    for name, value in facts():
-        print(f"{name + ':':<12}{value}")
-    problems = list(find_problems())
+    try:
+        target = _arguments.target_of(args.target)
+    except ValueError as error:
+        args.error(str(error))
+    shown = (lambda *_: None) if args.json else (lambda text: print(text, flush=True))
+    shown(versions())
+    facts = dict(_diagnosis.facts())
+    for name, value in facts.items():
+        shown(f"{name + ':':<12}{value}")
+    problems = list(_diagnosis.find_problems())
+    advice = list(_diagnosis.find_waste(target))
+    checks = []
     if not args.no_check:
-        print("\nchecks:")
-        problems += run_checks()
-    print()
-    for problem in problems:
-        print(f"! {problem.what}\n    {problem.remedy}")
-    print("no problems" if not problems else count_of(len(problems), "problem"))
+        shown("\nchecks:")
+        for check in _diagnosis.run_checks():
+            checks.append(check)
+            verdict = "FAILED" if check.problem else "ok"
+            shown(f"  {check.name:<45} {check.seconds:5.1f} s  {verdict}")
+    problems += [check.problem for check in checks if check.problem]
+    shown("")
+    for sign, found in (("*", advice), ("!", problems)):
+        for item in found:
+            shown(f"{sign} {item.symptom}\n    {item.remedy}")
+    shown("no problems" if not problems else count_of(len(problems), "problem"))
+    if args.json:
+        print_json(
+            {
+                "versions": version_table(),
+                "facts": facts,
+                "checks": [
+                    {"name": each.name, "seconds": each.seconds, "ok": each.problem is None}
+                    for each in checks
+                ],
+                "advice": [vars(item) for item in advice],
+                "problems": [vars(item) for item in problems],
+            }
+        )
     return 1 if problems else 0

@@ -9,7 +9,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from ._text import PASSES, count_of, versions
+from . import _arguments
+from ._text import EXIT_CODES, PASSES, count_of, print_json, version_table, versions
 
 _DESCRIPTION = """\
 Draws random Relax programs of all differentiable operators, differentiates and compiles them, and compares the
@@ -26,10 +27,7 @@ examples:
   relax-grad fuzz --keep findings             write each finding to a script
   relax-grad fuzz --tir --minutes 10          random TIR functions, compiled by the pipeline
 
-exit codes:
-  0  no findings       2    the command line is wrong
-  1  a program failed  130  interrupted
-"""
+""" + EXIT_CODES.format(success="no findings", problem="a program failed")
 
 #: The seconds between progress lines if the output is not a terminal.
 _INTERVAL = 60.0
@@ -46,12 +44,12 @@ def add_parser(commands) -> None:
     )
     parser.add_argument(
         "--minutes",
-        type=_positive(float),
+        type=_arguments.positive(float),
         metavar="N",
         help="the time limit in minutes (default: 1, or none with --programs)",
     )
     parser.add_argument(
-        "--programs", type=_positive(int), metavar="N", help="the number of programs"
+        "--programs", type=_arguments.positive(int), metavar="N", help="the number of programs"
     )
     parser.add_argument(
         "--seed",
@@ -80,6 +78,8 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="write each finding to a script in this folder"
     )
+    _arguments.add_json(parser)
+    _arguments.add_verbose(parser)
     parser.set_defaults(run=run, error=parser.error)
 
 
@@ -99,13 +99,15 @@ def run(args: argparse.Namespace) -> int:
             args.error(f"argument --keep: cannot make the folder {args.keep}: {error.strerror}")
     minutes = args.minutes or (float("inf") if args.programs else 1)
     subject = _subject(args)
-    start, code = time.monotonic(), 0
-    with _output() as (write, begin):
+    start, code, findings = time.monotonic(), 0, []
+    stream = sys.stderr if args.json else sys.stdout
+    with _output(stream) as (write, begin, wait):
         write(f"{versions()}, {subject.title}, seed {args.seed}")
         write(f"compared with {subject.against}")
-        session = Session(args.seed, subject, lambda text: begin(text, session.counts))
+        session = Session(args.seed, subject, lambda text: begin(text, session.counts), wait)
         try:
             for finding in session.run(start + 60 * minutes, args.programs):
+                findings.append(_object(finding, subject, args.seed))
                 write("")
                 write(report.summary(finding, subject.size), "red")
                 write(subject.source(finding))
@@ -116,9 +118,35 @@ def run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = 130
-    for line in _summary(session.counts, subject, time.monotonic() - start):
-        print(line)
+    seconds = time.monotonic() - start
+    for line in _summary(session.counts, subject, seconds):
+        print(line, file=stream)
+    if args.json:
+        counts = session.counts
+        print_json(
+            {
+                "versions": version_table(),
+                "seed": args.seed,
+                "programs": counts.programs,
+                "statements": counts.statements,
+                "compared": {key: counts.compared[key] for key in subject.references},
+                "findings": findings,
+                "seconds": seconds,
+                "interrupted": code == 130,
+            }
+        )
     return code or (1 if session.counts.findings else 0)
+
+
+def _object(finding, subject, seed: int) -> dict:
+    """Return a finding as an object of JSON; docs/checking.md lists its keys."""
+    return {
+        "program": finding.number,
+        "kind": finding.failure.kind,
+        "message": finding.failure.message,
+        "source": subject.source(finding),
+        "script": subject.script(finding, seed),
+    }
 
 
 def _subject(args: argparse.Namespace):
@@ -147,17 +175,21 @@ def _summary(counts, subject, seconds: float):
 
 
 @contextmanager
-def _output():
-    """Yield a function that writes a line, and one that announces the next step."""
-    if not (sys.stdout.isatty() and importlib.util.find_spec("rich")):
-        yield (lambda line, style=None: print(line, flush=True)), _at_intervals()
+def _output(stream):
+    """Yield functions that write a line, announce the next step, and show the time while a step runs."""
+    if not (stream.isatty() and importlib.util.find_spec("rich")):
+        yield (
+            (lambda line, style=None: print(line, file=stream, flush=True)),
+            _at_intervals(stream),
+            (lambda: None),
+        )
         return
 
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    console = Console(highlight=False)
+    console = Console(file=stream, highlight=False)
     # A refresh thread could hold locks at a fork, for which the child would wait forever.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("", total=None)
@@ -169,32 +201,22 @@ def _output():
             progress.update(task, description=f"{_so_far(counts)}; {text}")
             progress.refresh()
 
-        yield write, begin
+        yield write, begin, progress.refresh
 
 
-def _at_intervals():
-    """Return a function that prints the progress, at most once per :data:`_INTERVAL`."""
-    said = time.monotonic()
+def _at_intervals(stream):
+    """Return a function that prints the progress: the first program, then once per :data:`_INTERVAL`."""
+    said = None
 
     def begin(text: str, counts) -> None:
         nonlocal said
-        if time.monotonic() - said >= _INTERVAL:
-            said = time.monotonic()
-            print(f"{_so_far(counts)}; {text}", flush=True)
+        now = time.monotonic()
+        if said is None or now - said >= _INTERVAL:
+            said = now
+            print(f"{_so_far(counts)}; {text}", file=stream, flush=True)
 
     return begin
 
 
 def _so_far(counts) -> str:
     return f"{counts.programs} done, {count_of(counts.findings, 'finding')}"
-
-
-def _positive(kind):
-    def convert(text: str):
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"it must be positive, not {text}")
-        return value
-
-    convert.__name__ = kind.__name__
-    return convert

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from tvm import relax
 
 import relax_grad
 from relax_grad import cli
+from relax_grad.cli import _text
 from relax_grad.cli import check as check_command
 from relax_grad.testing.samples import Sample, _sample, sampled_operators
 
@@ -156,6 +158,34 @@ def test_failures_do_not_stop_the_rest(makers, capsys):
     assert "    sample 0 (at the kink), float64: GradientCheckError: relu, order 1: " in out
     assert "somewhere in C++" not in out
     assert out.splitlines()[-1].endswith(": 3 operators FAILED")
+
+
+def test_json(makers, capsys):
+    makers.update({"relax.cos": broken, "relax.exp": smooth})
+    code = cli.main(["check", "--order", "1", "--json"])
+    out, err = capsys.readouterr()
+    assert code == 1
+    found = json.loads(out)
+    assert list(found) == ["versions", "through", "target", "operators", "unsampled", "seconds"]
+    assert found["versions"]["relax_grad"] == relax_grad.__version__
+    cos, exp = found["operators"]
+    assert list(cos) == [
+        *("operator", "verdict", "samples", "skipped", "order", "max_error", "seconds"),
+        "failures",
+    ]
+    (failure,) = cos["failures"]
+    assert cos["verdict"] == "failed"
+    assert failure["check"] == "sample 0, float64"
+    assert failure["error"] == "ValueError"
+    assert failure["message"].endswith("the reason")
+    assert (exp["operator"], exp["verdict"], exp["samples"]) == ("relax.exp", "ok", 2)
+    assert "relax.nn.conv2d" in found["unsampled"]
+    assert err.splitlines()[-1].endswith(": 1 operator FAILED")
+
+
+def test_json_has_no_numbers_that_json_lacks(capsys):
+    _text.print_json({"a": [float("nan"), 1.5, (float("-inf"),)]})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5, [None]]}
 
 
 def test_verbose_shows_the_traceback(makers, capsys):

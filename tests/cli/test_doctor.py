@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
+import tvm
 
 from relax_grad import cli, registry
 from relax_grad.cli import _diagnosis
@@ -59,7 +61,7 @@ def test_incompatible_versions_are_reported(ffi, numpy, found):
     problems = list(_diagnosis._of_versions(ffi, numpy))
     assert len(problems) == len(found)
     for problem, start in zip(problems, found, strict=True):
-        assert problem.what.startswith(start)
+        assert problem.symptom.startswith(start)
         assert problem.remedy.startswith("pip install '")
 
 
@@ -80,6 +82,59 @@ def test_idle_cores_are_reported(monkeypatch):
     facts = dict(_diagnosis.facts())
     assert facts["threads"].startswith("2 of TVM, 4 cores; relax_grad.set_num_threads() uses all")
     assert not list(_diagnosis.find_problems())
+
+
+@pytest.mark.parametrize("variable", ["TVM_NUM_THREADS", "OMP_NUM_THREADS", None])
+def test_the_remedy_for_idle_cores_is_named(capsys, monkeypatch, variable):
+    monkeypatch.setattr(threads, "cores", lambda: 4)
+    monkeypatch.setattr(threads, "get_num_threads", lambda: 1)
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    code, out = run(capsys, "--no-check", "--target", '{"kind": "llvm", "num-cores": 4}')
+    assert code == 0
+    reason = f" ({variable}=1)" if variable else ", TVM's default"
+    assert f"* TVM uses 1 thread{reason}, and leaves 3 cores of 4 idle\n" in out
+    first = f"unset {variable}, and call" if variable else "call"
+    assert f"    {first} relax_grad.set_num_threads() before" in out
+
+
+def test_a_target_that_wastes_the_processor(capsys, monkeypatch):
+    for name in ("cores", "get_num_threads"):
+        monkeypatch.setattr(threads, name, lambda: 8)
+    wide = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 8})
+    monkeypatch.setattr(_diagnosis, "host", lambda: wide)
+    narrow = '{"kind": "llvm", "mcpu": "haswell", "num-cores": 2}'
+    code, out = run(capsys, "--no-check", "--target", narrow)
+    assert code == 0
+    assert (
+        "* the target llvm for haswell uses vectors of 8 float32, and this processor has vectors of 16\n    fast path: "
+        in out
+    )
+    assert " divides work for 2 cores of 8\n    fast path: tvm.compile(module, " in out
+    assert not list(_diagnosis.find_waste(wide))
+
+
+def test_json(capsys, monkeypatch):
+    monkeypatch.setattr(_diagnosis, "_CHECKED", ("relax.matmul", "relax.nothing"))
+    monkeypatch.setattr(_diagnosis, "_check_pipeline", lambda: None)
+    code, out = run(capsys, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert list(found) == ["versions", "facts", "checks", "advice", "problems"]
+    assert [check["ok"] for check in found["checks"]] == [True, False, True]
+    (problem,) = found["problems"]
+    assert problem["symptom"].startswith("gradient of relax.nothing: ")
+    assert problem["remedy"]
+
+
+def test_wrong_use(capsys):
+    for wrong in (["--target", "abacus"], ["--target", "{"], ["--json=yes"], ["conv2d"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["doctor", "--no-check", *wrong])
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err
 
 
 def test_an_operator_that_is_not_known(monkeypatch):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 from processes import run_file, run_python
 
 from relax_grad import cli
+from relax_grad.testing.fuzz import session
+from relax_grad.testing.fuzz.outcomes import Outcome
 
 #: Two programs; the first differentiates a cosine. They run with the correct rule, a wrong rule and a rule that
 #: crashes.
 _RUN = """
-import os, signal
+import contextlib, io, json, os, signal
 from tvm import relax
 from tvm.ir import Op
 import relax_grad
@@ -26,6 +31,12 @@ def wrong(orig_var, orig_call, output_grad, ctx):
 def crashing(orig_var, orig_call, output_grad, ctx):
     os.kill(os.getpid(), signal.SIGSEGV)
 
+def printed(argv):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = cli.main(argv)
+    return code, json.loads(out.getvalue()), err.getvalue()
+
 op = Op.get("relax.cos")
 for rule in (None, wrong, crashing):
     if rule is not None:
@@ -35,6 +46,7 @@ for rule in (None, wrong, crashing):
     fuzz._INTERVAL = 60 if rule is wrong else 0
     print("exit code", cli.main(["fuzz", "--programs", "2", "--seed", "361", *keep]))
     print("====")
+print(json.dumps(printed(["fuzz", "--programs", "1", "--seed", "361", "--json"])))
 """
 
 
@@ -48,7 +60,7 @@ def runs(tmp_path_factory):
         pytest.skip("Windows does not fork processes")
     folder = tmp_path_factory.mktemp("findings")
     out = run_python(_RUN.format(folder=str(folder)), torch=True)
-    return [text.strip() for text in out.split("====")[:3]], folder
+    return [text.strip() for text in out.split("====")], folder
 
 
 def test_no_findings(runs):
@@ -60,9 +72,10 @@ def test_no_findings(runs):
 
 
 def test_progress_is_reported(runs):
-    """Progress is printed at intervals, so the log of a long session shows that it is alive."""
-    assert "\n0 done, 0 findings; programs 0 to 1\n" in runs[0][0]
-    assert " done, " not in runs[0][1]
+    """Progress is printed for the first program and then at intervals: the log shows that a session is alive."""
+    assert "\n0 done, 0 findings; program 0\n" in runs[0][0]
+    assert "\n1 done, 0 findings; program 1\n" in runs[0][0]
+    assert re.findall(".* done, .*", runs[0][1]) == ["0 done, 0 findings; program 0"]
     assert "\n1 done, 1 finding; making program 0 smaller\n" in runs[0][2]
 
 
@@ -85,6 +98,41 @@ def test_a_crash_is_a_finding_and_not_the_end(runs):
     assert "program 0: the process ended by SIGSEGV" in out
     assert "2 programs of " in out
     assert out.endswith("s: 1 finding\nexit code 1")
+
+
+def test_json(runs):
+    code, found, err = json.loads(runs[0][3])
+    assert code == 1
+    assert list(found) == [
+        *("versions", "seed", "programs", "statements", "compared", "findings", "seconds"),
+        "interrupted",
+    ]
+    assert (found["seed"], found["programs"], found["interrupted"]) == (361, 1, False)
+    (finding,) = found["findings"]
+    assert list(finding) == ["program", "kind", "message", "source", "script"]
+    assert finding["kind"] == "crash: SIGSEGV"
+    assert "R.cos(" in finding["source"]
+    assert "0 done, 0 findings; program 0" in err
+
+
+def test_the_time_is_shown_while_a_program_runs(monkeypatch):
+    monkeypatch.setattr(session, "_WAIT", 0.01)
+    ticks = []
+    found = session._in_a_process(lambda: time.sleep(0.2), 60, lambda: ticks.append(1))
+    assert found is None
+    assert ticks
+
+
+def test_batches_grow():
+    """The first results appear after one program."""
+    steps = []
+    subject = SimpleNamespace(batch=4, draw=lambda seed, i: i, size=int, parts=lambda _: set())
+    drawn = session.Session(0, subject, steps.append)
+    drawn.check = lambda programs: [Outcome(None) for _ in programs]
+    assert not list(drawn.run(float("inf"), 12))
+    assert steps == [
+        *("program 0", "programs 1 to 2", "programs 3 to 6", "programs 7 to 10", "program 11"),
+    ]
 
 
 def test_wrong_use(capsys):

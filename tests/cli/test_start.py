@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
-from relax_grad.cli import _text
+from relax_grad import cli
+from relax_grad.cli import _fold, _text
 from relax_grad.testing import _program
 
 #: Seconds for the fastest of several runs. One run takes a tenth of a second on an idle machine.
@@ -72,6 +76,77 @@ def test_no_tvm_is_imported_by_the_console_script(program):
         found = run("-X", "importtime", *program, *arguments, code=code)
         assert "relax_grad.cli.fuzz" in imported(found)
         assert "tvm" not in imported(found)
+
+
+@pytest.mark.parametrize("arguments", [HELP[0], *HELP[1:5]], ids=" ".join)
+def test_help_lists_the_exit_codes(arguments, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    codes = capsys.readouterr().out.partition("exit codes:")[2]
+    assert re.findall(r"^  (\d+)  ", codes, re.M) == ["0", "1", "2", "130"]
+
+
+def test_every_command_can_be_interrupted(monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    for command in ("coverage", "doctor"):
+        monkeypatch.setattr(
+            importlib.import_module(f"relax_grad.cli.{command}"), "run", interrupted
+        )
+        assert cli.main([command]) == 130
+        assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell, capsys):
+    pytest.importorskip("shtab", reason="shtab is not installed: no completion scripts")
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--print-completion", shell])
+    assert stopped.value.code == 0
+    script = capsys.readouterr().out
+    for word in (*COMMANDS, "--through", "--programs", "--no-check"):
+        assert word in script
+
+
+def test_completion_without_its_library(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    for shell, message in (("bash", "pip install 'relax_grad[cli]'"), ("fish", "invalid choice")):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["--print-completion", shell])
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+MESSAGE = b"[12:34:56] /project/src/relax/op.cc:123: Warning: an index\n"
+
+
+def test_messages_are_counted():
+    written = []
+    _fold.fold([MESSAGE, b"a line\n", MESSAGE], written.append)
+    _fold.fold([b"[12:34] another line\n"], written.append)
+    assert written == [
+        b"a line\n",
+        b"2 messages of TVM not shown; --verbose shows them\n",
+        b"[12:34] another line\n",
+    ]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="messages are folded on POSIX only")
+def test_a_crash_does_not_lose_its_last_line(tmp_path):
+    """The script has the console script's name, so that it does not import TVM."""
+    file = tmp_path / "relax-grad"
+    file.write_text(
+        "import os, signal\n"
+        "from relax_grad.cli._stderr import folded\n"
+        "with folded():\n"
+        f"    os.write(2, {MESSAGE!r} + b'LLVM ERROR: out of registers\\n')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    found = run(str(file), code=-signal.SIGKILL)
+    assert found.stderr == (
+        "LLVM ERROR: out of registers\n1 message of TVM not shown; --verbose shows them\n"
+    )
 
 
 def test_is_quick():
