@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-passes bench-tir accuracy test test-slow arm test-core test-matrix dev torch lint format docs clean distclean
+.PHONY: help demo bench bench-passes bench-tir accuracy test test-slow arm test-core test-matrix dev torch lint format docs wheels clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,11 @@ format: $(STAMP)lint ## mend the style
 docs: $(STAMP)docs ## build the documentation in docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
+wheels: $(STAMP)release ## build the wheel and the source distribution in dist, and check them
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+
 clean: ## remove what was built
 	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis
 	find relax_grad tests examples docs -name __pycache__ -prune -exec rm -rf {} +
@@ -79,6 +84,6 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(STAMP)%: setup.py pyproject.toml README.md LICENSE | $(BIN)/python
+$(STAMP)%: setup.py pyproject.toml README.md LICENSE relax_grad/__init__.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
 	@touch '$@'

@@ -10,7 +10,7 @@ version = re.search(
     r'^__version__ = "(.+)"$', (root / "relax_grad/__init__.py").read_text(), re.MULTILINE
 ).group(1)
 
-cli = ["rich>=13,<16"]
+cli = ["rich>=13,<16", "shtab>=1.7,<2"]
 matplotlib = "matplotlib>=3.8,<4"
 torch = "torch==2.13.0"
 onnx = "onnx>=1.17,<1.24"
@@ -48,6 +48,8 @@ setup(
             safetensors,
         ],
         "torch": [torch],
+        # gloo, which moves the bytes between workers, comes with PyTorch.
+        "distributed": [torch],
         # The trainer's progress bar, picture of the loss and files.
         "train": [*cli, matplotlib, safetensors],
         # Files of the values of an imported PyTorch module.
@@ -69,6 +71,7 @@ setup(
         "bench": [*cli, matplotlib, torch, 'jax>=0.10.2,<0.11; python_version >= "3.11"'],
         # Versions are dates.
         "matrix": ["nox>=2025.5.1,<2027"],
+        "release": ["build>=1.2,<2", "twine>=6,<7"],
         # The formatter's output changes between minor versions.
         "lint": ["ruff>=0.17.5,<0.18"],
     },
@@ -78,7 +81,10 @@ setup(
         "Environment :: Console",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: C++",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",

@@ -9,7 +9,7 @@ import importlib
 
 from . import _entry
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if not _entry.deferred:
     # First: it refuses an unsupported TVM before other modules use it.
@@ -29,7 +29,7 @@ if not _entry.deferred:
 
 
 #: Modules that differentiation does not need.
-_LATE = ("backend", "cli", "coverage", "frontend", "testing", "training")
+_LATE = ("backend", "cli", "coverage", "distributed", "frontend", "testing", "training")
 
 #: Old names of modules; importing one warns.
 _DEPRECATED = ("dispatch", "schedule")
