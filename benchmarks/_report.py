@@ -16,6 +16,17 @@ GROUPS = ("conv", "matmul", "memory", "symbolic", "step")
 _WIDEST = 2.0
 
 _SYMBOLIC = "symbolic batch: "
+#: The units of the figures of a row of page.json.
+UNITS = {
+    "ms": "milliseconds of relax_grad, the median of the samples",
+    "ratios": "time of relax_grad / time of the column, the median of the ratios of paired samples",
+    "least": "least time of relax_grad / least time of PyTorch",
+    "error": "largest difference from PyTorch, relative to the largest element",
+    "compiling_s": "seconds",
+    "kernels": "calls, different kernels",
+    "memory_mb": "MB that a step adds to the resident memory at most",
+}
+
 _CONV_KINDS = ("forward", "data gradient", "weight gradient")
 
 
@@ -79,6 +90,26 @@ class Result:
             "kernels": {"calls": self.kernels[0], "different": self.kernels[1]},
             "memory": self.memory,
         }
+
+    def as_row(self) -> dict:
+        """Return the figures of the row that docs/cpu.md shows, without the samples."""
+        row = {
+            "group": self.group,
+            "name": self.name.removeprefix(_SYMBOLIC),
+            "ms": round(median(self.samples["relax_grad"]) * 1e3, 3),
+            "least": round(self.least, 4),
+            "ratios": {
+                column: round(self.ratio(column), 4)
+                for column in self.samples
+                if column != "relax_grad"
+            },
+            "error": float(f"{self.errors['relax_grad']:.0e}"),
+            "compiling_s": round(self.compiling["relax_grad"], 1),
+            "kernels": list(self.kernels),
+        }
+        if self.memory:
+            row["memory_mb"] = {column: round(value / 1e6) for column, value in self.memory.items()}
+        return row
 
 
 def _short(value: float) -> float:
@@ -185,11 +216,12 @@ def _ratio(value: float | None) -> str:
 
 
 def write(results: Sequence[Result], others: Sequence[str], about: dict, folder: Path) -> None:
-    """Write ``results.json``, ``results.md`` and ``results.png``."""
+    """Write ``results.json``, ``results.md``, ``results.png``, and ``page.json`` for docs/cpu.md."""
     folder.mkdir(parents=True, exist_ok=True)
     heads = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in about.items())
     rows = ",\n".join("  " + json.dumps(result.as_dict()) for result in results)
     (folder / "results.json").write_text(f'{{\n{heads} "rows": [\n{rows}\n ]\n}}\n')
+    (folder / "page.json").write_text(page(results, about), "utf-8")
     parts = [
         ", ".join(f"{key} {value}" for key, value in about.items()) + "\n",
         "Time of relax_grad divided by that of each column: medians of paired samples, and in "
@@ -200,6 +232,13 @@ def write(results: Sequence[Result], others: Sequence[str], about: dict, folder:
     ]
     (folder / "results.md").write_text("\n".join(parts))
     draw(results, about, folder / "results.png")
+
+
+def page(results: Sequence[Result], about: dict) -> str:
+    """Return the text of the file that docs/cpu.md is made from, one row a line."""
+    heads = json.dumps({**about, "units": UNITS}, ensure_ascii=False, indent=1)
+    rows = ",\n".join("  " + json.dumps(result.as_row(), ensure_ascii=False) for result in results)
+    return f'{heads[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
 
 
 def draw(results: Sequence[Result], about: dict, path: Path) -> None:

@@ -25,15 +25,24 @@ MOVES, SUMS = 2.0, 4.0
 _ROWS = (1024, 1024)
 _IMAGES = (8, 32, 56, 56)
 
+#: Integers from 0 to 511.
+_PLACES = ("int64", 1024, 1024)
+
 #: The function, the shapes of its arguments and the limit of the ratio, by name.
 CASES: dict[str, tuple] = {
     "exp": (topi.exp, [_ROWS], MOVES),
     "multiply": (topi.multiply, [_ROWS, _ROWS], MOVES),
     "clip": (lambda x: topi.clip(x, -0.5, 0.5), [_ROWS], MOVES),
     "sigmoid": (topi.sigmoid, [_ROWS], MOVES),
+    "select": (lambda x, y: topi.where(topi.greater(x, y), x, y), [_ROWS, _ROWS], MOVES),
     "transpose": (topi.transpose, [_ROWS], MOVES),
     "reshape": (lambda x: topi.reshape(x, (512, 2048)), [_ROWS], MOVES),
     "pad": (lambda x: topi.nn.pad(x, [0, 0, 1, 1], [0, 0, 1, 1]), [_IMAGES], MOVES),
+    "mirror_pad": (
+        lambda x: topi.nn.mirror_pad(x, [0, 0, 1, 1], [0, 0, 1, 1], "REFLECT"),
+        [_IMAGES],
+        MOVES,
+    ),
     "slice": (lambda x: topi.strided_slice(x, [0, 8], [1024, 1016], [1, 1]), [_ROWS], MOVES),
     "strided slice": (lambda x: topi.strided_slice(x, [0, 0], _ROWS, [2, 2]), [_ROWS], MOVES),
     "flip": (lambda x: topi.flip(x, 1), [_ROWS], MOVES),
@@ -41,6 +50,7 @@ CASES: dict[str, tuple] = {
     "tile": (lambda x: topi.tile(x, (2, 2)), [(512, 512)], MOVES),
     "sum": (lambda x: topi.sum(x, 1), [_ROWS], SUMS),
     "max": (lambda x: topi.max(x, 1), [_ROWS], SUMS),
+    "prod": (lambda x: topi.prod(x, 1), [_ROWS], SUMS),
     "broadcast add": (topi.add, [_ROWS, (1024,)], SUMS),
     "softmax": (topi.nn.softmax, [_ROWS], SUMS),
     "avg_pool2d": (
@@ -54,6 +64,12 @@ CASES: dict[str, tuple] = {
         SUMS,
     ),
     "take": (lambda x: topi.take(x, _indices(1024), 0), [_ROWS], SUMS),
+    "gather": (lambda x, i: topi.gather(x, 0, i), [_ROWS, _PLACES], SUMS),
+    "scatter_add": (
+        lambda x, y, i: topi.scatter_elements(x, i, y, 0, "add"),
+        [_ROWS, _ROWS, _PLACES],
+        SUMS,
+    ),
     "cumsum": (lambda x: topi.cumsum(x, 1), [_ROWS], SUMS),
 }
 
@@ -63,13 +79,14 @@ def _indices(number: int) -> te.Tensor:
     return te.compute((number,), lambda i: tirx.floormod(i * 7, number // 2), "indices")
 
 
-def function_of(build: Callable, shapes: Sequence[Sequence[int]]) -> tirx.PrimFunc:
+def function_of(build: Callable, shapes: Sequence[Sequence]) -> tirx.PrimFunc:
     """Return the tensor function of a case."""
     # The shapes of Relax, and so those of all functions that its importers write, count in 64 bits.
-    tensors = [
-        te.placeholder([tirx.IntImm("int64", extent) for extent in shape], "float32", f"x{i}")
-        for i, shape in enumerate(shapes)
-    ]
+    tensors = []
+    for i, shape in enumerate(shapes):
+        dtype, extents = (shape[0], shape[1:]) if shape == _PLACES else ("float32", shape)
+        extents = [tirx.IntImm("int64", extent) for extent in extents]
+        tensors.append(te.placeholder(extents, dtype, f"x{i}"))
     return te.create_prim_func([*tensors, build(*tensors)])
 
 
@@ -92,12 +109,11 @@ def _compiled(function: tirx.PrimFunc, num_results: int) -> Callable[[], object]
     built = tvm.compile(bb.get(), target, relax_pipeline=relax_grad.pipeline(target))
     machine = VirtualMachine(built, tvm.cpu())
     rng = np.random.default_rng(0)
-    values = [
-        tvm.runtime.tensor(
-            rng.normal(size=[int(e) for e in param.ty.shape.values]).astype("float32")
-        )
-        for param in params
-    ]
+    values = []
+    for kind in types[:-num_results]:
+        shape, dtype = [int(extent) for extent in kind.shape.values], str(kind.dtype.dtype)
+        numbers = rng.normal(size=shape) if "float" in dtype else rng.integers(0, 512, shape)
+        values.append(tvm.runtime.tensor(numbers.astype(dtype)))
     main = machine["main"]
     return lambda: main(*values)
 

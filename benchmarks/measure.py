@@ -1,7 +1,7 @@
 """Measure kernels and whole training steps against PyTorch, in one process, in turn.
 
-``python benchmarks/measure.py`` writes tables, ``results.json``, ``results.md`` and ``results.png`` to
-benchmarks/results. ``--only TEXT`` measures the rows with this text in their group or name, ``--against`` adds columns,
+``python benchmarks/measure.py`` writes tables, ``results.json``, ``page.json``, ``results.md`` and ``results.png``
+to benchmarks/results. ``--only TEXT`` measures the rows with this text in their group or name, ``--against`` adds columns,
 and ``--all`` adds all columns.
 """
 
@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import traceback
+from datetime import date
 from pathlib import Path
 
 #: The columns that are measured on request.
@@ -59,6 +60,7 @@ def main() -> int:
         results.append(result)
         console.print(_line(result), markup=False, soft_wrap=True)
     about = {
+        "date": date.today().isoformat(),
         "processor": processor(),
         "target": relax_grad.target.host().attrs["mcpu"],
         "threads": args.threads,

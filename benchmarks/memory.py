@@ -3,7 +3,7 @@
 ``python benchmarks/memory.py`` measures ResNet-18, GPT and ViT-tiny: without recomputation, with ``remat="auto"``, with a
 policy, and within budgets, which are shares of the planned peak without recomputation. The times are measured in turn in one process.
 Each peak is that of a process of its own: the resident memory that steps add. It writes memory.json to
-benchmarks/results.
+benchmarks/results. ``--plot`` draws the figure of docs/trainer.md of these results, and prints the rows of its table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 
 NAMES = ("ResNet-18", "GPT", "ViT-tiny")
@@ -30,6 +31,13 @@ def main() -> int:
     if args.child:
         print(json.dumps(_growth(Path(args.child))))
         return 0
+    if args.plot:
+        import _memory_figure
+
+        results = json.loads((args.out / "memory.json").read_text())
+        _memory_figure.draw(results)
+        print(*_memory_figure.table(results), sep="\n")
+        return 0
     from measure import _limit_threads, processor
 
     _limit_threads(args.threads)
@@ -43,6 +51,7 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     raise_mmap_threshold()
     about = {
+        "date": date.today().isoformat(),
         "processor": processor(),
         "target": relax_grad.target.host().attrs["mcpu"],
         "threads": args.threads,
@@ -176,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path(__file__).parent / "results",
         help="the folder of the results (default: benchmarks/results)",
+    )
+    parser.add_argument(
+        "--plot", action="store_true", help="draw the figure of the results, and measure nothing"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser

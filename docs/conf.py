@@ -16,12 +16,13 @@ copyright = author
 version = release = relax_grad.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-extensions += ["registered", "measured", "architecture"]  # in _ext
+extensions += ["registered", "measured", "measured_cpu", "architecture"]  # in _ext
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+html_js_files = [("operators.js", {"defer": "defer"})]
 pygments_dark_style = "github-dark"  # furo's own underlines the names of modules
 html_title = f"relax_grad {release}"
 autodoc_typehints = "none"  # the docstrings give the types

@@ -1,11 +1,23 @@
 """The measured calls of single operators, as data, with a module for each kind of operator."""
 
-from . import activations, convolutions, elementwise, indices, losses, norms, pools, products, sums
+from . import (
+    activations,
+    attentions,
+    convolutions,
+    elementwise,
+    indices,
+    losses,
+    norms,
+    pools,
+    products,
+    sums,
+)
 from ._form import Row, symbolic
 
 _PLAIN = [
     *convolutions.ROWS,
     *products.ROWS,
+    *attentions.ROWS,
     *norms.ROWS,
     *losses.ROWS,
     *activations.ROWS,

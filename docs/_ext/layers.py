@@ -57,7 +57,10 @@ class Wing(NamedTuple):
 ABOVE = {
     "cli": Part(
         "the command line",
-        ("", "coverage", "cpu.target", "cpu.threads", "functional", "registry", "testing"),
+        (
+            *("", "coverage", "cpu.target", "cpu.threads", "distributed", "functional"),
+            *("registry", "testing"),
+        ),
         (0, 84),
     ),
     "": Part(
@@ -83,21 +86,31 @@ ABOVE = {
         ("cpu.target", "transform"),
         (2, 342),
     ),
+    "distributed": Part(
+        "sessions of workers, their collectives, and data parallel training",
+        ("activity", "autodiff", "cpu.threads", "training"),
+        (1, 624),
+    ),
     "frontend": Part(
         "PyTorch and ONNX models as modules to train; random numbers",
-        ("activity", "autodiff", "cpu.target", "op", "training", "transform"),
+        (
+            *("activity", "autodiff", "cpu.target", "cpu.threads", "op", "training"),
+            "transform",
+        ),
         (1, 478),
     ),
     "training": Part(
         "training steps, optimizers and their loop; `SetupTrainer` on `relax.training`",
-        ("activity", "autodiff", "cpu.pipeline", "cpu.target", "transform"),
+        ("activity", "autodiff", "cpu.pipeline", "cpu.target", "cpu.threads", "transform"),
         (2, 478),
     ),
     "runtime": Part("the C++ library that trains without Python", (), (3, 560)),
     "transform": Part(
         "the public names of the passes of both wings", ("autodiff", "cpu.passes"), (3, 420)
     ),
-    "backend": Part("patterns for libraries that compute backward operators", ("op",), (3, 269)),
+    "backend": Part(
+        "patterns for libraries that compute backward operators", ("op", "registry"), (3, 269)
+    ),
 }
 
 DIFFERENTIATION = Wing(

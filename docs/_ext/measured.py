@@ -19,6 +19,8 @@ class Measured(SphinxDirective):
     """A directive that generates lines of Markdown from a file of measurements."""
 
     file: str
+    #: The other files that the lines are made from.
+    also: tuple[str, ...] = ()
 
     def lines(self, measured: dict) -> Iterator[str]:
         """Yield the lines for the contents of the file; each directive implements this."""
@@ -26,7 +28,8 @@ class Measured(SphinxDirective):
 
     def run(self):
         path = MEASURED / self.file
-        self.env.note_dependency(str(path))
+        for name in (self.file, *self.also):
+            self.env.note_dependency(str(MEASURED / name))
         lines = self.lines(json.loads(path.read_text()))
         return self.parse_text_to_nodes(StringList(list(lines), str(path)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 from tvm.relax.op import grad as relax_op_grad
@@ -31,20 +32,60 @@ class Generated(SphinxDirective):
         return self.parse_text_to_nodes(StringList(list(self.lines()), source))
 
 
+#: The groups of operators: a title, and the parts of the names after "relax." that belong to it. The last group has all
+#: others.
+_GROUPS = (
+    ("Neural networks", ("nn",)),
+    ("Images and detection", ("image", "vision")),
+    ("Backward operators and markers", ("grad",)),
+    ("Communication and distribution", ("ccl", "dist")),
+    ("Memory, machine and inspection", ("builtin", "inspect", "memory", "vm")),
+    ("Tensors", ()),
+)
+
+
 class OperatorCoverage(Generated):
-    """The table of all operators of the installed TVM, with the gradient or the reason for its absence."""
+    """The tables of all operators of the installed TVM, by group, with the gradient or the reason for its absence.
+
+    The name of an operator is an anchor of the page. ``_static/operators.js`` adds a filter.
+    """
 
     def lines(self):
         found = coverage()
         yield from [f"{summary(found)}.", ""]
-        yield from [".. list-table::", "   :header-rows: 1", "   :widths: 30 10 12 48", ""]
+        groups = {title: [] for title, _ in _GROUPS}
+        for item in found:
+            groups[_group(item.classification.op_name)].append(item)
+        for title, items in groups.items():
+            if items:
+                yield from [".. container:: operator-group", "", f"   .. rubric:: {title}", ""]
+                yield from (f"   {line}" for line in self._table(items))
+
+    def run(self):
+        found = super().run()
+        for table in (each for node in found for each in node.findall(nodes.table)):
+            for line in table.findall(nodes.row):
+                for name in list(line.findall(nodes.literal))[:1]:
+                    name["ids"].append(name.astext())
+        return found
+
+    def _table(self, items):
+        yield from [".. list-table::", "   :header-rows: 1", "   :widths: 30 10 12 48"]
+        yield from ["   :class: operators", ""]
         yield from ["   * - operator", "     - gradient", "     - rule"]
         yield "     - arguments with a gradient, or the reason for its absence"
-        for item in found:
+        for item in items:
             name, kind, rule, arguments, _ = row(item)
             yield f"   * - ``{name}``"
             cells = (kind, rule, item.classification.reason or arguments)
             yield from (f"     - {_escaped(cell)}" for cell in cells)
+        yield ""
+
+
+def _group(op_name: str) -> str:
+    """Return the title of an operator's group."""
+    part = op_name.split(".")[1]
+    return next(title for title, parts in _GROUPS if part in parts or not parts)
 
 
 class RegisteredOperators(Generated):

@@ -13,5 +13,5 @@ def test_each_case_has_an_adjoint(name):
     build, shapes, limit = CASES[name]
     found = adjoint(function_of(build, shapes))
     assert len(found.function.params) == len(found.takes) + len(found.wrt)
-    assert len(found.wrt) == len(shapes)
+    assert len(found.wrt) == sum(not isinstance(shape[0], str) for shape in shapes)
     assert limit > 1

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("rich", reason="the extra 'bench' is missing: no rich")
 
-from _report import Result, reports, write
+from _report import UNITS, Result, page, reports, write
 
 ABOUT = {"processor": "some", "threads": 2}
 
@@ -62,3 +62,35 @@ def test_results_are_written(tmp_path):
     text = (tmp_path / "results.md").read_text()
     assert "| softmax | 2000.000 | 0.25 | 0.50 | 5e-01 | 0.5 | 3 / 2 |" in text
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "page.json").read_text("utf-8")) == json.loads(page(rows, ABOUT))
+
+
+def test_the_page_has_the_figures_of_the_rows():
+    step = result("step", "ResNet", (1.0,), (2.0,), **{"torch.compile": (4.0,)})
+    step.memory = {"relax_grad": 50_000_000, "torch": 100_000_000}
+    found = json.loads(page([result("symbolic", "symbolic batch: softmax²"), step], ABOUT))
+    assert found["processor"] == "some"
+    assert found["units"] == UNITS
+    assert found["rows"] == [
+        {
+            "group": "symbolic",
+            "name": "softmax²",
+            "ms": 2000.0,
+            "least": 0.25,
+            "ratios": {"torch": 0.5},
+            "error": 0.5,
+            "compiling_s": 0.5,
+            "kernels": [3, 2],
+        },
+        {
+            "group": "step",
+            "name": "ResNet",
+            "ms": 1000.0,
+            "least": 0.5,
+            "ratios": {"torch": 0.5, "torch.compile": 0.25},
+            "error": 0.5,
+            "compiling_s": 0.5,
+            "kernels": [3, 2],
+            "memory_mb": {"relax_grad": 50, "torch": 100},
+        },
+    ]

@@ -1,0 +1,54 @@
+"""Attention without and with its gradients, for several lengths and sizes of heads, plain and causal."""
+
+from __future__ import annotations
+
+from torch.nn import functional as F
+from tvm import relax
+
+from ._form import Row, with_gradients
+
+#: The batch, the length, the number of heads and their size.
+_SIZES = [
+    (8, 128, 12, 64),
+    (4, 256, 12, 64),
+    (2, 512, 12, 64),
+    (1, 1024, 12, 64),
+    (1, 2048, 4, 64),
+    (1, 4096, 2, 64),
+    (2, 512, 12, 32),
+    (2, 512, 8, 128),
+    (1, 2048, 4, 128),
+]
+
+
+def _rows(sizes: tuple[int, int, int, int], is_causal: bool) -> list[Row]:
+    mask = "TopLeft" if is_causal else None
+
+    def in_relax(_bb, q, k, v):
+        return relax.op.nn.attention(q, k, v, causal_mask=mask)
+
+    def in_torch(*tensors):
+        q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal).transpose(1, 2)
+
+    def in_jax(jax, q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)
+
+    name = f"attention{', causal' if is_causal else ''}"
+    size = "x".join(map(str, sizes))
+    return [
+        Row("matmul", f"{name} {size}", [sizes] * 3, in_relax, in_torch, in_jax),
+        Row(
+            "matmul",
+            f"{name} and gradients {size}",
+            [sizes] * 4,
+            in_relax,
+            with_gradients(in_torch, 0, 1, 2),
+            in_jax,
+            wrt=(0, 1, 2),
+            keeps_result=True,
+        ),
+    ]
+
+
+ROWS = [row for sizes in _SIZES for is_causal in (False, True) for row in _rows(sizes, is_causal)]

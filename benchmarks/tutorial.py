@@ -1,0 +1,174 @@
+"""Run the code of docs/tutorial.md, and draw its losses and its answers as SVG for light and for dark pages.
+
+``python benchmarks/tutorial.py`` writes docs/_measured/tutorial.json, tutorial_loss_light.svg, tutorial_digits_light.svg
+and the dark ones. ``--plot`` draws the pictures of the file again, and runs nothing. The run needs scikit-learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+from datetime import date
+from pathlib import Path
+
+from chart import FOLDER, THEMES
+
+PAGE = FOLDER.parent / "tutorial.md"
+SOURCE = FOLDER / "tutorial.json"
+
+#: The number of images in a row of the picture; the misread ones have a second row.
+COUNT = 10
+
+_WIDTH, _LEFT, _TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 640, 46, 30, 580, 200
+_PIXEL, _GAP = 6, 14
+
+
+def run() -> dict:
+    """Run the blocks of the page as one program, and return what the pictures show."""
+    import numpy as np
+    import tvm
+    from measure import processor
+
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    found: dict = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile("\n".join(blocks), str(PAGE), "exec"), found)
+    images = tvm.runtime.tensor(found["test_images"])
+    answers = found["machine"]["predict"](images, *found["values"]).numpy().argmax(1)
+    labels = found["test_labels"]
+    wrong = np.flatnonzero(answers != labels)
+    shown = {"first": range(COUNT), "misread": wrong[:COUNT]}
+    return {
+        "date": date.today().isoformat(),
+        "processor": processor(),
+        "tvm": tvm.__version__,
+        "numpy": np.__version__,
+        "printed": printed.getvalue().splitlines(),
+        "losses": [[round(loss, 4) for loss in losses] for losses in found["history"]],
+        "misread": len(wrong),
+        "images": {
+            kind: [
+                {
+                    "pixels": [int(each) for each in found["test_images"][i].ravel() * 16],
+                    "answer": int(answers[i]),
+                    "digit": int(labels[i]),
+                }
+                for i in indices
+            ]
+            for kind, indices in shown.items()
+        },
+    }
+
+
+def draw_loss(measured: dict, theme: str) -> str:
+    """Return the chart of the loss of each batch, with the mean of each epoch."""
+    text, axis, curve = THEMES[theme]
+    epochs = measured["losses"]
+    losses = [loss for epoch in epochs for loss in epoch]
+    largest = max(losses)
+    bottom = _TOP + _PLOT_HEIGHT
+
+    def place(i: float, loss: float) -> str:
+        x = _LEFT + _PLOT_WIDTH * i / len(losses)
+        return f"{x:.1f},{bottom - _PLOT_HEIGHT * loss / largest:.1f}"
+
+    parts = [
+        '<text x="0" y="16" font-weight="bold">Loss of each batch, and mean of each epoch</text>'
+    ]
+    step = 0.5
+    for i in range(int(largest / step) + 1):
+        y = bottom - _PLOT_HEIGHT * i * step / largest
+        parts.append(
+            f'<path d="M{_LEFT} {y:.1f}h{_PLOT_WIDTH}" stroke="{axis}" stroke-width="0.5"/>'
+        )
+        parts.append(
+            f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{i * step:.1f}</text>'
+        )
+    points = " ".join(place(i, loss) for i, loss in enumerate(losses))
+    parts.append(f'<polyline points="{points}" fill="none" stroke="{curve}" stroke-width="1.2"/>')
+    start = 0
+    for i, epoch in enumerate(epochs):
+        mean = sum(epoch) / len(epoch)
+        left, right = place(start, mean), place(start + len(epoch), mean)
+        parts.append(f'<polyline points="{left} {right}" stroke="{text}" stroke-width="2"/>')
+        x = _LEFT + _PLOT_WIDTH * (start + len(epoch) / 2) / len(losses)
+        parts.append(
+            f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">epoch {i + 1}: {mean:.3f}</text>'
+        )
+        start += len(epoch)
+    return _svg(parts, bottom + 28, text, "The loss of each batch of the tutorial")
+
+
+def draw_digits(measured: dict, theme: str) -> str:
+    """Return the picture of the images with the answers of the network."""
+    text, axis, ink = THEMES[theme]
+    titles = {
+        "first": "The first images of the test set",
+        "misread": f"The misread ones of {measured['misread']}",
+    }
+    if measured["misread"] <= COUNT:
+        titles["misread"] = "The misread images"
+    parts, y = [], 16
+    side = 8 * _PIXEL
+    for kind, images in measured["images"].items():
+        parts.append(f'<text x="0" y="{y}" font-weight="bold">{titles[kind]}</text>')
+        y += 12
+        for i, image in enumerate(images):
+            x = i * (side + _GAP)
+            parts.append(
+                f'<rect x="{x}" y="{y}" width="{side}" height="{side}" fill="none" stroke="{axis}"/>'
+            )
+            for at, value in enumerate(image["pixels"]):
+                if value:
+                    row, column = divmod(at, 8)
+                    parts.append(
+                        f'<rect x="{x + column * _PIXEL}" y="{y + row * _PIXEL}" width="{_PIXEL}" '
+                        f'height="{_PIXEL}" fill="{ink}" fill-opacity="{value / 16:.2f}"/>'
+                    )
+            answer = str(image["answer"])
+            if image["answer"] != image["digit"]:
+                answer += f" ({image['digit']})"
+            parts.append(
+                f'<text x="{x + side / 2}" y="{y + side + 18}" text-anchor="middle">{answer}</text>'
+            )
+        y += side + 46
+    return _svg(parts, y - 16, text, "Digits of the tutorial with the answers of the network")
+
+
+def _svg(parts: list[str], height: int, text: str, label: str) -> str:
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
+        f'height="{height}" font-family="sans-serif" font-size="12" fill="{text}" role="img" '
+        f'aria-label="{label}">\n{body}\n</svg>\n'
+    )
+
+
+#: The pictures, by the name in the file.
+PICTURES = {"loss": draw_loss, "digits": draw_digits}
+
+
+def written(measured: dict) -> str:
+    """Return the text of the file: a line for each epoch and each image."""
+    text = json.dumps(measured, indent=1)
+    return re.sub(r"\[[\d.,\s-]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--plot", action="store_true", help="draw the pictures, and run nothing")
+    if not parser.parse_args().plot:
+        SOURCE.write_text(written(run()), "utf-8")
+    measured = json.loads(SOURCE.read_text("utf-8"))
+    for name, draw in PICTURES.items():
+        for theme in THEMES:
+            Path(FOLDER / f"tutorial_{name}_{theme}.svg").write_text(draw(measured, theme), "utf-8")
+    print("\n".join(measured["printed"]))
+
+
+if __name__ == "__main__":
+    main()

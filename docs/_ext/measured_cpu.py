@@ -1,0 +1,185 @@
+"""Tables and figures of docs/cpu.md, from the files of measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
+
+from docutils import nodes
+from measured import MEASURED, Measured
+from sphinx.util.docutils import SphinxRole
+
+#: The groups of rows of kernels, and their names on the page.
+GROUPS = {
+    "conv": "convolutions",
+    "matmul": "matrix products",
+    "memory": "normalisations, losses, activations, pools, indices, updates",
+    "symbolic": "with a symbolic batch",
+}
+
+
+def others() -> dict:
+    """Return the measurements that ``make bench`` does not write."""
+    return json.loads((MEASURED / "cpu_others.json").read_text("utf-8"))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> Iterator[str]:
+    """Yield the lines of a table. ``columns`` has ``l`` or ``r`` for the alignment of each."""
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'|'.join('---:' if each == 'r' else '---' for each in columns)}|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def pair(row: dict) -> str:
+    """Return the text of the ratio to PyTorch, and of that of the least times."""
+    return f"{row['ratios']['torch']:.2f} ({row['least']:.2f})"
+
+
+def kernels(measured: dict) -> list[dict]:
+    return [row for row in measured["rows"] if row["group"] in GROUPS]
+
+
+def slower(measured: dict) -> list[dict]:
+    """Return the rows of kernels that are slower than PyTorch's by the median."""
+    return [row for row in kernels(measured) if row["ratios"]["torch"] > 1]
+
+
+class Steps(Measured):
+    """The table of training steps."""
+
+    file = "cpu.json"
+    also = ("cpu_others.json",)
+
+    def lines(self, measured):
+        beside = others()["torch_compile"]["steps"]
+        heads = ("step", "/ PyTorch (least)", "/ torch.compile", "compiled in", "memory / PyTorch")
+        rows = []
+        for row in measured["rows"]:
+            if row["group"] != "step":
+                continue
+            memory = row["memory_mb"]
+            compiled = row["ratios"].get("torch.compile", beside.get(row["name"]))
+            rows.append(
+                [
+                    row["name"],
+                    pair(row),
+                    "" if compiled is None else f"{compiled:.2f}",
+                    f"{row['compiling_s']:.0f} s",
+                    f"{memory['relax_grad'] / memory['torch']:.2f}",
+                ]
+            )
+        yield from table(heads, rows, "lrrrr")
+
+
+class Families(Measured):
+    """The table of the means of kernels."""
+
+    file = "cpu.json"
+
+    def lines(self, measured):
+        rows = []
+        for group, title in GROUPS.items():
+            members = [row for row in measured["rows"] if row["group"] == group]
+            if members:
+                mean = geometric_mean(row["ratios"]["torch"] for row in members)
+                least = geometric_mean(row["least"] for row in members)
+                rows.append([title, str(len(members)), f"{mean:.2f} ({least:.2f})"])
+        heads = ("kernels", "rows", "geometric mean / PyTorch (of the least times)")
+        yield from table(heads, rows, "lrr")
+
+
+class Slower(Measured):
+    """The table of the kernels that are slower than PyTorch's, with the number of rows."""
+
+    file = "cpu.json"
+
+    def lines(self, measured):
+        found = slower(measured)
+        yield f"{len(found)} of the {len(kernels(measured))} rows of kernels are slower than PyTorch's by the median"
+        yield "of their samples:"
+        yield ""
+        rows = [
+            [row["name"] + (", symbolic batch" if row["group"] == "symbolic" else ""), pair(row)]
+            for row in found
+        ]
+        yield from table(("row", "time / PyTorch (of the least times)"), rows, "lr")
+
+
+class CompileTimes(Measured):
+    """The table of compile times."""
+
+    file = "cpu_others.json"
+
+    def lines(self, measured):
+        found = measured["compile_time"]
+        rows = [
+            [name, *(f"{each:.1f}" for each in times)] for name, times in found["steps"].items()
+        ]
+        yield from table(("step", *found["columns"]), rows, "lrrr")
+
+
+class Winograd(Measured):
+    """The table of errors and times of Winograd's convolutions."""
+
+    file = "cpu_others.json"
+
+    def lines(self, measured):
+        found = measured["winograd"]
+        rows = []
+        for name, kinds in found["convolutions"].items():
+            for i, (kind, each) in enumerate(kinds.items()):
+                tiles = (f"{_error(error)}, {time:.2f}" for error, time in each["tiles"])
+                rows.append(["" if i else name, kind, *tiles, _error(each["onednn"])])
+        yield from table(("convolution", "", *found["columns"], "oneDNN"), rows, "llllll")
+
+
+class Conditions(Measured):
+    """A sentence with the machine, the versions and the date of a measurement."""
+
+    file = "cpu.json"
+    also = ("cpu_others.json",)
+    optional_arguments = 1
+
+    def lines(self, measured):
+        about = others()[self.arguments[0]]["about"] if self.arguments else measured
+        parts = [about["processor"] + (f" ({about['target']})" if "target" in about else "")]
+        if "threads" in about:
+            parts.append(f"{about['threads']} {'thread' if about['threads'] == 1 else 'threads'}")
+        parts += [f"{name} {about[key]}" for key, name in _VERSIONS.items() if key in about]
+        yield f"Measured on an {', '.join(parts)}, {about.get('date') or about['recorded']}."
+
+
+class Figure(SphinxRole):
+    """A figure of cpu_others.json in a sentence, by its keys with dots; a pair is a range."""
+
+    def run(self):
+        value = others()
+        for key in self.text.split("."):
+            value = value[key]
+        self.env.note_dependency(str(MEASURED / "cpu_others.json"))
+        text = " to ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return [nodes.Text(text)], []
+
+
+_VERSIONS = {"tvm": "TVM", "torch": "PyTorch"}
+
+
+def _error(value: float) -> str:
+    """Return an error with two digits, as 3.8e-7."""
+    digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def setup(app):
+    for name, directive in (
+        ("cpu-steps", Steps),
+        ("cpu-families", Families),
+        ("cpu-slower", Slower),
+        ("compile-times", CompileTimes),
+        ("winograd-errors", Winograd),
+        ("cpu-conditions", Conditions),
+    ):
+        app.add_directive(name, directive)
+    app.add_role("figure", Figure())
+    return {"parallel_read_safe": True}

@@ -1,0 +1,41 @@
+"""The chart and the table of training steps: made from the committed measurements, on both front pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+chart = pytest.importorskip("chart")
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "docs/index.md"]
+
+
+@pytest.fixture
+def measured():
+    return json.loads(chart.SOURCE.read_text())
+
+
+@pytest.mark.parametrize("theme", chart.THEMES)
+def test_the_pictures_are_of_the_measurements(measured, theme):
+    text = (ROOT / f"docs/_measured/steps_{theme}.svg").read_text()
+    assert text == chart.draw(measured, theme), "run python benchmarks/chart.py"
+    root = ElementTree.fromstring(text)
+    widths = [float(each.get("width")) for each in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert len(widths) == 2 * 2 * len(chart.steps(measured))
+    assert max(widths) < float(root.get("width"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_pages_have_the_measured_figures(measured, page):
+    text = page.read_text()
+    assert "\n".join(chart.table(measured)) in text
+    for version in (measured["tvm"], measured["torch"].partition("+")[0]):
+        assert version in text
+    # No other ratio, time or size stands on the page.
+    figures = re.findall(r"\d+(?:\.\d+)? (?:ms|MB|s)\b", text)
+    assert set(figures) <= set(re.findall(r"[\d.]+ \w+", "\n".join(chart.table(measured))))
