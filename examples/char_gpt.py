@@ -135,7 +135,9 @@ def sample(trainer: Trainer, alphabet: str, prompt: str, options) -> str:
     for _ in range(options.sample):
         window = tokens[-options.context :]
         given = np.zeros((options.batch, options.context), "int64")
-        given[0, : len(window)] = window  # what follows does not change what is before
+        given[0, : len(window)] = (
+            window  # later characters do not change the outputs at earlier ones
+        )
         logits = trainer.predict(given).numpy()[0, len(window) - 1].astype("float64") / 0.8
         chances = np.exp(logits - logits.max())
         tokens.append(int(rng.choice(len(alphabet), p=chances / chances.sum())))
@@ -153,6 +155,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         "layers": (3, "blocks"),
         "heads": (4, "heads of attention"),
         "sample": (300, "characters to write"),
+        "workers": (1, "processes among which each batch is divided"),
+        "nodes": (1, "machines among which the processes are divided"),
         "lora": (0, "the rank of adapters to another text; 0 for none"),
         "lora-steps": (300, "steps of training of the adapters"),
         "seed": (0, "the seed of the network and of the batches"),
@@ -163,9 +167,26 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         )
     parser.add_argument("--lr", type=float, default=3e-3, help="the largest learning rate")
     parser.add_argument("--save", type=Path, help="a file for the trained adapters or network")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="for other machines"
+    )
     options = parser.parse_args(arguments)
     if options.width % options.heads:
         parser.error("--width must be a multiple of --heads")
+    if options.batch % options.workers:
+        parser.error("--batch must be a multiple of --workers")
+    if options.workers > 1 and options.lora:
+        parser.error("--lora trains with one worker")
+    if options.workers == 1:
+        return _run(options, None)
+    from relax_grad.distributed import session
+
+    with session(options.workers, nodes=options.nodes, listen=options.listen) as workers:
+        return _run(options, workers)
+
+
+def _run(options, workers) -> dict[str, float]:
+    """Train in this process, or on workers; return perplexities by name."""
 
     text = manual()
     alphabet = "".join(sorted(set(text + sources())))
@@ -177,8 +198,18 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         torch.from_numpy,
         text.batch(np.random.default_rng(0), options.batch, options.context),
     )
-    imported = from_module(network, (tokens,), loss=loss_of, targets=(targets,))
-    trainer = Trainer(train_step(imported, AdamW(weight_decay=0.01), clip_norm=1.0))
+    # The number of texts is symbolic where each worker has a share of them.
+    shapes = {name: {0: "batch"} for name in ("tokens", "target")} if workers else None
+    imported = from_module(
+        network, (tokens,), loss=loss_of, targets=(targets,), dynamic_shapes=shapes
+    )
+    step = train_step(imported, AdamW(weight_decay=0.01), clip_norm=1.0)
+    if workers:
+        from relax_grad.distributed import data_parallel
+
+        trainer = data_parallel(step, workers)
+    else:
+        trainer = Trainer(step)
     count = sum(each.numel() for each in network.parameters())
     print(f"{count:,} parameters, {len(text.data):,} characters, {len(alphabet)} different ones")
     train(trainer, text, options, options.steps)

@@ -32,7 +32,7 @@ try:
     from rich.progress import Progress
 except ImportError as error:
     raise SystemExit(
-        f"{error}: install what the examples need with: pip install 'relax_grad[examples]'"
+        f"{error}: install the requirements of the examples with: pip install 'relax_grad[examples]'"
     ) from error
 import numpy as np
 import tvm
@@ -249,7 +249,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--target",
-        help='what TVM compiles for, for example llvm or \'{"kind": "llvm", "mcpu": "haswell"}\'; '
+        help='the target of the compilation, for example llvm or \'{"kind": "llvm", "mcpu": "haswell"}\'; '
         "by default this machine's processor with all its vector units",
     )
     parser.add_argument(

@@ -15,6 +15,7 @@ __all__ = [
     "MissingGradient",
     "OperatorCoverage",
     "coverage",
+    "coverage_of",
     "differentiable_arguments",
     "missing_gradients",
 ]
@@ -38,14 +39,29 @@ class OperatorCoverage:
 
 def coverage() -> list[OperatorCoverage]:
     """Return the coverage of every ``relax.*`` operator of the running TVM, in order of name."""
-    found = []
-    for op_name in operators():
-        classification = classify(op_name)
-        arguments = ()
-        if classification.kind == "differentiable" and classification.rule != "the pass":
-            arguments = differentiable_arguments(op_name)
-        found.append(OperatorCoverage(classification, arguments))
-    return found
+    return [coverage_of(op_name) for op_name in operators()]
+
+
+def coverage_of(op_name: str) -> OperatorCoverage:
+    """Return the coverage of one operator.
+
+    Raises
+    ------
+    ValueError
+        If the running TVM has no such operator.
+
+    Examples
+    --------
+    >>> from relax_grad.coverage import coverage_of
+    >>> found = coverage_of("relax.nn.conv2d")
+    >>> found.classification.kind, found.arguments
+    ('differentiable', ('data', 'weight'))
+    """
+    classification = classify(op_name)
+    arguments = ()
+    if classification.kind == "differentiable" and classification.rule != "the pass":
+        arguments = differentiable_arguments(op_name)
+    return OperatorCoverage(classification, arguments)
 
 
 def differentiable_arguments(op_name: str) -> tuple[str, ...]:
@@ -58,6 +74,12 @@ def differentiable_arguments(op_name: str) -> tuple[str, ...]:
     ------
     ValueError
         If the running TVM has no such operator.
+
+    Examples
+    --------
+    >>> from relax_grad.coverage import differentiable_arguments
+    >>> differentiable_arguments("relax.take")
+    ('x',)
     """
     classification = classify(op_name)  # raises for an unknown operator
     if classification.kind == "unclassified" or op_name not in sampled_operators():

@@ -106,7 +106,7 @@ _PASS_OPS = frozenset(
 )
 
 _reasons: dict[str, str] = {}
-_refused: set[str] = set()
+_refused: dict[str, str] = {}
 _declarations: dict[tuple[str, str], Declaration] = {}
 #: The function that TVM holds for each installed declaration; a user's registration differs from it.
 _installed: dict[tuple[str, str], object] = {}
@@ -114,12 +114,29 @@ _installed: dict[tuple[str, str], object] = {}
 _stock: dict[tuple[str, str], object] = {}
 #: Operators that relax_grad has added.
 _own: set[str] = set()
+#: The backward operators that TVM declares, and its marks for the Gradient pass.
+_BACKWARD_OF_TVM = (
+    "relax.grad.avg_pool2d_backward",
+    "relax.grad.end_checkpoint",
+    "relax.grad.max_pool2d_backward",
+    "relax.grad.nll_loss_backward",
+    "relax.grad.no_grad",
+    "relax.grad.start_checkpoint",
+    "relax.grad.take_backward",
+)
 _ready = False
 _lock = threading.RLock()
 
 
 def declarations() -> list[Declaration]:
-    """Return all declarations of relax_grad, in order of operator name."""
+    """Return all declarations of relax_grad, in order of operator name.
+
+    Examples
+    --------
+    >>> from relax_grad.registry import declarations
+    >>> sorted({each.attr for each in declarations()})
+    ['FInferType', 'FLegalize', 'FPrimalGradient', 'FRelaxInferLayout']
+    """
     return [_declarations[key] for key in sorted(_declarations)]
 
 
@@ -230,13 +247,21 @@ def register_nondifferentiable(
         return [_no_grad(argument) for argument in orig_call.args]
 
     def refused(orig_var, orig_call, output_grad, ctx):
-        raise GradientError(f"{reason}; {remedy}")
+        raise GradientError(refusal(orig_call))
 
     if not stock:
         register_gradient(op_name)(constant if remedy is None else refused)
     _reasons[op_name] = reason
     if remedy is not None:
-        _refused.add(op_name)
+        _refused[op_name] = remedy
+
+
+def refusal(call: relax.Call) -> str:
+    """Return why the call of a refused operator has no gradient, the function that it calls, and the remedy."""
+    name = call.op.name
+    called = call.args[0] if call.args else None
+    of = f" ({called.global_symbol})" if isinstance(called, relax.ExternFunc) else ""
+    return f"{_reasons[name]}{of}; {_refused[name]}"
 
 
 def operators() -> list[str]:
@@ -322,6 +347,11 @@ def uninstall() -> None:
 def own_operator(op_name: str) -> None:
     """Record that relax_grad, not TVM, defines an operator."""
     _own.add(op_name)
+
+
+def is_backward_operator(op_name: str) -> bool:
+    """Tell whether an operator is one of ``relax.grad``: a backward operator, or a mark of differentiation."""
+    return op_name in _own or op_name in _BACKWARD_OF_TVM
 
 
 def _check_operator(op_name: str) -> None:

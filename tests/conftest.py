@@ -13,7 +13,8 @@ from relax_grad.testing._program import without_assertions
 #: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
 #: cpu/test_pipeline.py, test_training.py and the examples.
 WITHOUT_ASSERTIONS = (
-    *("backend/", "cpu/dispatch/", "cpu/schedule/", "gpu/", "legalize/", "rules/", "topi/"),
+    *("backend/", "cpu/dispatch/", "cpu/schedule/", "gpu/", "legalize/", "op/"),
+    *("rules/", "tir/", "topi/"),
     *("cpu/test_functions_of_float32.py", "cpu/test_random_pipelines.py", "test_composition.py"),
     *("test_edges.py", "test_functional.py", "test_gradient_pass.py", "test_imported_steps.py"),
 )

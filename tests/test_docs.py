@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,11 @@ from processes import Forks
 
 from relax_grad.registry import operators
 from relax_grad.testing.fuzz.session import can_fork
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,8 +54,11 @@ def test_pages_with_code_are_found():
         "conventions.md",
         "deployment.md",
         "differentiation.md",
+        "distributed.md",
         "exporting.md",
+        "errors.md",
         "getting_started.md",
+        "index.md",
         "layouts.md",
         "limits.md",
         "lora.md",
@@ -72,6 +81,20 @@ def test_no_code_goes_unrun(page):
     if page.name == "deployment.md":
         languages -= {"cpp"}  # tests/training/test_export.py compiles it
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
+
+
+def test_the_comparison_has_a_source_for_each_system():
+    page = (ROOT / "docs/comparisons.md").read_text()
+    systems = re.split(r"^## (.*)$", page, flags=re.MULTILINE)[1:]
+    named = dict(zip(systems[::2], systems[1::2], strict=True))
+    assert set(named) >= {"PyTorch eager", "torch.compile", "JAX", "ONNX Runtime training"}
+    for name, text in named.items():
+        assert re.search(r"\]\(https://", text), name
+        assert re.search(r"\]\(\w+\.md", text), name
+        # A measured figure comes from docs/_measured.
+        assert not re.search(r"\d+\.\d\d\b(?!\.)|\d+ (?:times|%|ms)", text), name
+    for front in ("README.md", "docs/index.md"):
+        assert "comparisons.md" in (ROOT / front).read_text(), front
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +130,10 @@ def test_code_runs(page, forks, tmp_path):
     if page.name == "pytorch.md":
         pytest.importorskip("torch", reason="the page trains PyTorch models: extra torch")
         pytest.importorskip("sklearn", reason="its data come with scikit-learn")
+    if page.name == "distributed.md":
+        pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
+    if page.name in ("README.md", "index.md"):
+        pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
     if page.name in ("deployment.md", "lora.md", "trainer.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
         pytest.importorskip("safetensors", reason="the page writes a file: extra train")
@@ -135,16 +162,29 @@ def test_a_page_that_fails_is_told(forks, tmp_path):
 
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
-    """Return the folder of the pages that Sphinx builds."""
+    """Return the folder of the pages that Sphinx builds, once for all workers of a test run."""
     missing = [
         name for name in ("sphinx", "myst_parser", "furo") if not importlib.util.find_spec(name)
     ]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}; install with the extra docs")
-    folder = tmp_path_factory.mktemp("html")
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None or fcntl is None:
+        return _build(tmp_path_factory.mktemp("html"), tmp_path_factory.mktemp("doctrees"))
+    shared = tmp_path_factory.getbasetemp().parent
+    with (shared / "html.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = shared / f"html-{run}"
+        if not (folder / "built").exists():
+            _build(folder, shared / f"doctrees-{run}")
+            (folder / "built").touch()
+    return folder
+
+
+def _build(folder: Path, doctrees: Path) -> Path:
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html"]
     result = subprocess.run(
-        [*command, ROOT / "docs", folder, "-d", tmp_path_factory.mktemp("doctrees")],
+        [*command, ROOT / "docs", folder, "-d", doctrees],
         capture_output=True,
         text=True,
         check=False,
@@ -163,3 +203,26 @@ def test_every_backward_builder_is_in_the_reference(html):
     page = (html / "api.html").read_text()
     for name in ("conv2d_backward_data", "conv2d_backward_weight"):
         assert f'id="relax_grad.op.conv.{name}"' in page
+
+
+@pytest.mark.parametrize(
+    ("word", "guides"),
+    [
+        ("dropout", {"deployment", "onnx", "pytorch", "trainer"}),
+        ("state_dict", {"pytorch", "trainer"}),
+        ("AdamW", {"deployment", "index", "lora", "pytorch", "trainer"}),
+    ],
+)
+def test_the_search_finds_the_guides(html, word, guides):
+    """The search of the pages looks up the stem of a word in the index."""
+    from sphinx.search.en import SearchEnglish
+
+    text = (html / "searchindex.js").read_text()
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    stem = SearchEnglish({}).stem(word.lower())
+    found = set()
+    for kind in ("terms", "titleterms"):
+        numbers = index[kind].get(stem, [])
+        numbers = numbers if isinstance(numbers, list) else [numbers]
+        found |= {index["docnames"][i] for i in numbers}
+    assert found >= guides

@@ -51,7 +51,7 @@ def test_pytorch_agrees_with_the_page(torch):
 
 @pytest.mark.slow
 def test_jax_agrees_with_the_page():
-    jax = pytest.importorskip("jax", reason="JAX is not installed, the page has what it gave")
+    jax = pytest.importorskip("jax", reason="JAX is not installed; the page has its results")
     if jax.__version__ != MEASURED["about"]["jax"]:
         pytest.skip(f"the page was measured with JAX {MEASURED['about']['jax']}")
     assert wrong({edge.call: measure_edges.of_jax(edge) for edge in EDGES}, "jax") == {}

@@ -51,13 +51,13 @@ def test_loads_nothing_else():
     assert "relax_grad.rules" in names
     top = {name.partition(".")[0] for name in names} - {"relax_grad"}
     assert not {name for name in top if name not in sys.stdlib_module_names}
-    late = {"backend", "cli", "coverage", "frontend", "testing", "training"}
+    late = {"backend", "cli", "coverage", "distributed", "frontend", "testing", "training"}
     late |= {"cpu.dispatch", "cpu.kernel", "cpu.schedule", "dispatch", "schedule"}
     assert late.isdisjoint(name.removeprefix("relax_grad.") for name in names)
 
 
 def test_lazy_modules_are_attributes_of_the_package():
-    names = ["backend", "cli", "coverage", "frontend", "testing", "training"]
+    names = ["backend", "cli", "coverage", "distributed", "frontend", "testing", "training"]
     code = f"""
 import relax_grad
 assert {{*{names}, *relax_grad.__all__}} <= {{*dir(relax_grad)}}

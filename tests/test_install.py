@@ -79,11 +79,6 @@ print([classify(name) for name in names] == before)
     assert run_python(SNAPSHOT + code).split("\n") == expected
 
 
-def test_examples():
-    code = "import doctest; from relax_grad import registry; print(doctest.testmod(registry))"
-    assert run_python(SNAPSHOT + code) == "TestResults(failed=0, attempted=6)"
-
-
 @pytest.mark.parametrize("first", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize(
     ("op", "level"), [("relax.tile", 10), ("relax.nn.conv2d", 11), ("relax.nn.conv2d", 30)]

@@ -1,4 +1,4 @@
-"""Nothing is read or written out of bounds, whatever values the inputs hold.
+"""No kernel reads or writes out of bounds, for any values of the inputs.
 
 Every kernel of the differentiated samples runs between inaccessible pages, with its own values and with extreme ones
 (see ``guard.py``). Further cases run in the same way; their shapes and attributes are edge cases.
@@ -12,16 +12,13 @@ import guard_faults
 import numpy as np
 import pytest
 from guard import Case, check_out_of_bounds, run_guarded, sample_cases
-from machines import TARGETS, runs_here
+from machines import WIDEST
 from sweep import SHARE, share
 from versions import REGIONS, WITHOUT
 
 from relax_grad.testing.samples import sampled_operators
 
 INT32 = np.iinfo("int32")
-
-#: The target with the widest vectors of this machine.
-WIDEST = [name for name in TARGETS if runs_here(name)][-1]
 
 
 @pytest.fixture(params=[None, pytest.param(WIDEST, marks=pytest.mark.slow)])
@@ -49,7 +46,7 @@ def test_faults_are_found():
         guard_faults.reads_before: "as called, at the start: SIGSEGV",
         guard_faults.reads_behind_a_workspace: "as called, at the end: SIGSEGV",
         guard_faults.writes_behind: "as called, at the end: SIGSEGV",
-        guard_faults.leaves_an_element_out: "as called: the results depend on what lies around",
+        guard_faults.leaves_an_element_out: "as called: the results depend on the memory around",
         guard_faults.divides: "as called, at the end: SIGFPE",
         guard_faults.reads_at_index: "integers",
         guard_faults.reads_at_number: "floats",
@@ -73,9 +70,9 @@ OPERATORS = [op for op in sampled_operators() if op not in WITHOUT]
 
 
 def test_kernels_of_the_first_samples():
-    """These are the kernels that relax_grad legalizes, at first order, from one sample of every fourth operator."""
-    report = check_out_of_bounds(sample_cases(OPERATORS[::4], 1, order=1), ours=True)
-    assert report.kernels == report.ours > 65
+    """These are the kernels that relax_grad legalizes, at first order, from one sample of every sixth operator."""
+    report = check_out_of_bounds(sample_cases(OPERATORS[::6], 1, order=1), ours=True)
+    assert report.kernels == report.ours > 40
 
 
 #: The number of parts of the list of operators with samples. The parts are checked in parallel.
@@ -89,7 +86,9 @@ def test_kernels_of_all_samples(part):
     assert report.kernels > 200 * SHARE
 
 
-@pytest.mark.parametrize("mode", ["fast", "wrap", "clip", "nan"])
+@pytest.mark.parametrize(
+    "mode", ["fast", "wrap", *(pytest.param(m, marks=pytest.mark.slow) for m in ("clip", "nan"))]
+)
 def test_take(mode, machine):
     cases = []
     for dtype in ("int32", "int64"):
@@ -143,7 +142,10 @@ def test_gather_nd_and_index_tensor(machine):
 
 @pytest.mark.parametrize(
     ("reduction", "dtype"),
-    [("update", "int64"), ("add", "int32"), ("mul", "int64"), ("max", "int32")],
+    [
+        *(("update", "int64"), ("add", "int32")),
+        *(pytest.param(*e, marks=pytest.mark.slow) for e in (("mul", "int64"), ("max", "int32"))),
+    ],
 )
 def test_scatters(reduction, dtype, machine):
     index, attrs = extremes(5, dtype), {"reduction": reduction}

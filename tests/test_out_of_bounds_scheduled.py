@@ -105,7 +105,7 @@ FORWARD = [
 #: Operators that take tensors but have no kernel, with the reason.
 NO_KERNEL = {
     "nonzero": "a function of TVM's runtime",
-    "vision.all_class_non_max_suppression": "TVM legalizes nothing that takes its result, of unknown extents",
+    "vision.all_class_non_max_suppression": "TVM does not legalize consumers of its result, whose extents are unknown",
     "unique": "a function of TVM's runtime",
     "grad.differentiable_once": "its argument",
     "grad.stop_gradient": "its argument",

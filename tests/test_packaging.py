@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+import sys
+import tarfile
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -62,12 +66,14 @@ def test_extras(distribution, requirements):
     extras = {
         "bench",
         "cli",
+        "distributed",
         "docs",
         "examples",
         "lint",
         "matrix",
         "onnx",
         "onnxsim",
+        "release",
         "safetensors",
         "test",
         "torch",
@@ -122,8 +128,124 @@ def test_types_are_marked():
     assert '"py.typed"' in (ROOT / "setup.py").read_text()
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the folder of a wheel and a source distribution, built from a copy of the sources."""
+    pytest.importorskip("setuptools", minversion="77", reason="the build needs setuptools 77")
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    unbuilt = shutil.ignore_patterns("__pycache__")
+    for name in ("relax_grad", "tests"):
+        shutil.copytree(ROOT / name, source / name, ignore=unbuilt)
+    files = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md")
+    for name in (*files, "CITATION.cff"):
+        shutil.copy(ROOT / name, source)
+    program = (
+        "from setuptools import build_meta as build\n"
+        f"build.build_wheel({str(folder)!r}); build.build_sdist({str(folder)!r})"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    return folder
+
+
+def test_contents_of_the_wheel(built):
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name == f"relax_grad-{relax_grad.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        files = {item.filename: item.file_size for item in archive.infolist()}
+    package = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("*.py", "py.typed", "runtime/*.cc", "runtime/*.h", "runtime/CMakeLists.txt")
+        for path in (ROOT / "relax_grad").rglob(pattern)
+    }
+    assert {name for name in files if ".dist-info/" not in name} == package
+    assert "relax_grad/runtime/CMakeLists.txt" in package
+    assert max(files.values()) < 100_000
+    assert wheel.stat().st_size < 2_000_000
+
+
+def test_contents_of_the_source_distribution(built):
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as sources:
+        files = {item.name.partition("/")[2]: item.size for item in sources if item.isfile()}
+    top = {name.partition("/")[0] for name in files}
+    assert top == {
+        *("CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md"),
+        *("pyproject.toml", "relax_grad", "relax_grad.egg-info", "setup.cfg", "setup.py"),
+    }
+    assert "relax_grad/runtime/CMakeLists.txt" in files
+    assert max(files.values()) < 100_000
+
+
+def test_the_distributions_pass_the_check_of_twine(built):
+    pytest.importorskip("twine", reason="twine is not installed: extra release")
+    found = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, built.iterdir())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_version_is_written_once():
+    """Besides, only the changelog and its tests have versions of the package."""
+    pattern = re.compile(rf"(?<![\d.]){re.escape(relax_grad.__version__)}(?![\d.]|[+-]?\w)")
+    files = ["setup.py", "pyproject.toml", "CITATION.cff", "docs/conf.py", "README.md"]
+    files += ["relax_grad/runtime/CMakeLists.txt"]
+    for name in files:
+        assert not pattern.search((ROOT / name).read_text()), name
+    assert len(pattern.findall((ROOT / "relax_grad/__init__.py").read_text())) == 1
+
+
+def test_workflows_call_targets_of_the_makefile():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called = set()
+    for path in (ROOT / ".github/workflows").glob("*.yml"):
+        text = path.read_text()
+        commands = re.findall(r"run: (.+)$", text, re.MULTILINE)
+        assert all(command.startswith("make ") for command in commands)
+        called |= {command.split()[1] for command in commands}
+        pythons = re.search(r"python: \[(.+)\]", text)[1]
+        assert re.findall(r"[\d.]+", pythons) == re.findall(
+            r"Programming Language :: Python :: (3\.\d+)", (ROOT / "setup.py").read_text()
+        )
+    assert called <= targets
+    assert called >= {"lint", "test", "docs", "wheels"}
+
+
+def test_files_of_the_repository_parse():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    forms = [*(ROOT / ".github").rglob("*.yml"), ROOT / "CITATION.cff"]
+    read = {path.name: yaml.safe_load(path.read_text()) for path in forms}
+    assert read["CITATION.cff"]["license"] == "Apache-2.0"
+    for name, form in read.items():
+        if "body" in form:
+            assert {"name", "description"} <= form.keys(), name
+            assert all(item["type"] and item["attributes"]["label"] for item in form["body"])
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    for hook in hooks:
+        (requirement,) = hook["additional_dependencies"]
+        assert f'"{requirement}"' in (ROOT / "setup.py").read_text()
+
+
 def test_the_changelog_names_the_version():
-    assert f"## [{relax_grad.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    """The newest section with a date is that of the version; a section of unreleased changes is above."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    sections = re.findall(r"^## \[(.+)\](?: - (\S+))?$", text, re.MULTILINE)
+    assert sections[0] == ("Unreleased", "")
+    assert sections[1][0] == relax_grad.__version__
+    versions = [parse_version(version) for version, _ in sections[1:]]
+    assert versions == sorted(versions, reverse=True)
+    dates = [date for _, date in sections[1:]]
+    assert dates == sorted(dates, reverse=True)
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", date) for date in dates)
+
+
+def test_the_citation_refers_to_the_version():
+    assert "relax_grad.__version__" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_torch_pin_is_the_same_everywhere():

@@ -13,7 +13,7 @@ from ..activity import useful
 from ..errors import GradientError
 from ..ir.bindings import used
 from ..ir.module import tuple_fields
-from ..registry import classify
+from ..registry import classify, refusal
 from ..tir.call import TensorFunctions, float_arguments, is_call
 
 
@@ -28,7 +28,7 @@ class MissingGradient:
     operator : str
         The name of the callee.
     reason : str
-        Why there is no gradient.
+        Why there is no gradient, and the remedy.
     span : tvm.ir.Span or None
         The place of the call in the source, if TVM knows it.
     """
@@ -106,12 +106,20 @@ def _obstacles(
                 "no gradient is registered; register one with relax_grad.register_gradient",
             )
         elif found.refused:
-            yield callee.name, found.reason
+            yield callee.name, refusal(value)
     elif isinstance(callee, relax.ExternFunc):
-        yield str(callee.global_symbol), "the external function that is called is opaque to TVM"
+        yield (
+            str(callee.global_symbol),
+            "the external function that is called is opaque to TVM; call it from an operator of your own with a "
+            "gradient (relax_grad.register_gradient), or compute it outside and pass the result as a parameter",
+        )
     else:
         name = callee.name_hint if isinstance(callee, relax.GlobalVar) else str(callee)
-        yield name, "the Relax function that is called is known at run time only"
+        yield (
+            name,
+            "the Relax function that is called is known at run time only; call a function of the module by its "
+            "GlobalVar",
+        )
 
 
 def _place(span: tvm.ir.Span) -> str:

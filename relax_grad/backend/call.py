@@ -10,6 +10,7 @@ from tvm.ir import Op
 
 from ..ir.compat import dtype_of
 from ..op.declare import attributes
+from ..registry import is_backward_operator
 
 #: The name of the result of a call, and of the annotation of the call itself.
 ROOT = "root"
@@ -131,7 +132,7 @@ class BackwardCall:
 
 
 def _is_backward(call: relax.Call) -> bool:
-    return isinstance(call.op, Op) and call.op.name.startswith("relax.grad.")
+    return isinstance(call.op, Op) and is_backward_operator(call.op.name)
 
 
 def _within(function: relax.Function, kind: type, wanted) -> list:

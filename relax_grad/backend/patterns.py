@@ -11,6 +11,7 @@ from tvm.relax.dpl import DFPattern, is_op, wildcard
 from tvm.relax.transform import PatternCheckContext
 
 from ..op.rank import RANKS
+from ..registry import is_backward_operator
 from .call import ROOT, BackwardCall
 
 Check = Callable[[BackwardCall], bool]
@@ -54,9 +55,17 @@ def make_backward_pattern(op_name: str) -> tuple[DFPattern, Mapping[str, DFPatte
     ------
     ValueError
         If there is no such backward operator.
+
+    Examples
+    --------
+    >>> from relax_grad.backend import CONV_BACKWARD, make_backward_pattern
+    >>> CONV_BACKWARD[3]
+    'relax.grad.conv2d_backward_weight'
+    >>> pattern, annotations = make_backward_pattern(CONV_BACKWARD[3])
+    >>> sorted(annotations)
+    ['data', 'output_grad', 'root', 'weight_shape']
     """
-    is_backward = isinstance(op_name, str) and op_name.startswith("relax.grad.")
-    if not is_backward or op_name not in Op.list_op_names():
+    if not isinstance(op_name, str) or not is_backward_operator(op_name):
         raise ValueError(
             f"there is no backward operator {op_name!r}; their names begin with 'relax.grad.'"
         )
@@ -98,6 +107,13 @@ def backward_patterns(
         there is no such operator.
     TypeError
         If the operators are not names, or the check is not callable.
+
+    Examples
+    --------
+    >>> from relax_grad.backend import POOL_BACKWARD, backward_patterns
+    >>> patterns = backward_patterns("my_backend", POOL_BACKWARD)
+    >>> patterns[0][0]
+    'my_backend.max_pool1d_backward'
     """
     if not isinstance(backend, str) or not backend or "." in backend:
         raise ValueError(f"backend must be a name without a dot, but it is {backend!r}")

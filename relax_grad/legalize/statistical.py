@@ -15,18 +15,19 @@ from ._util import int_list, shape_values, stock
 
 _STOCK_MEDIAN = stock("relax.median")
 
-#: For each reduction, its tensor expression over axes that may be empty, and its value over an empty axis.
+#: For each reduction, by its name without ``relax.``: its tensor expression over axes that may be empty, and its value over an empty axis.
 _REDUCTIONS = {
-    "relax.sum": (topi_statistical.sum, 0),
-    "relax.prod": (topi_statistical.prod, 1),
-    "relax.mean": (topi_statistical.mean, float("nan")),
-    "relax.variance": (topi_statistical.variance, float("nan")),
-    "relax.std": (topi_statistical.std, float("nan")),
+    "sum": (topi_statistical.sum, 0),
+    "prod": (topi_statistical.prod, 1),
+    "mean": (topi_statistical.mean, float("nan")),
+    "variance": (topi_statistical.variance, float("nan")),
+    "std": (topi_statistical.std, float("nan")),
 }
 
 
-def _legalize_reduction(op_name: str) -> None:
-    reduce, of_nothing = _REDUCTIONS[op_name]
+def _legalize_reduction(name: str) -> None:
+    reduce, of_nothing = _REDUCTIONS[name]
+    op_name = f"relax.{name}"
     of_tvm = stock(op_name)
 
     @register_legalize(
@@ -37,7 +38,7 @@ def _legalize_reduction(op_name: str) -> None:
         ),
     )
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        dtype, name = dtype_of(call.ty), op_name.split(".")[-1]
+        dtype = dtype_of(call.ty)
         numbers = ("float",) if math.isnan(of_nothing) else ("float", "int")
         if not _may_be_empty(call) or not any(kind in dtype for kind in numbers):
             return scheduled(bb, call, of_tvm(bb, call))

@@ -78,7 +78,7 @@ def declare_op(
 
 
 #: The name of the attribute that marks a builder returned by :func:`_checked`.
-_CHECKED = "_refuses_what_is_no_argument"
+_CHECKED = "_checks_its_arguments"
 
 
 def _checked(

@@ -188,10 +188,10 @@ def _check(call: relax.Call, data: relax.TensorType | None, grid_index: int) -> 
         if attrs[attr] not in values:
             raise ValueError(f"{name}: {attr} must be one of {values}, but it is {attrs[attr]!r}")
     grid = tensor_type(call, grid_index, "grid")
-    for what, tensor in (("grid", grid), ("data", data)):
+    for argument, tensor in (("grid", grid), ("data", data)):
         if tensor is not None and tensor.ndim not in (-1, len(layout)):
             raise ValueError(
-                f"{name}: {what} must have {len(layout)} dimensions for the layout {layout}, but its "
+                f"{name}: {argument} must have {len(layout)} dimensions for the layout {layout}, but its "
                 f"type is {tensor}"
             )
     if _differ(grid, 1, _RANKS[layout]):

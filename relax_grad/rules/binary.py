@@ -83,38 +83,39 @@ def _chosen(lost: Callable[..., relax.Expr]) -> Partial:
     return partial
 
 
+#: The functions by the names of their operators without ``relax.``.
 _PARTIALS = {
-    "relax.add": _Function(
+    "add": _Function(
         (lambda g, x1, x2, y: g, lambda g, x1, x2, y: g),
         corrects=_SYMBOLIC,
     ),
-    "relax.subtract": _Function(
+    "subtract": _Function(
         (lambda g, x1, x2, y: g, lambda g, x1, x2, y: -g),
         corrects=_SYMBOLIC,
     ),
-    "relax.multiply": _Function(
+    "multiply": _Function(
         (lambda g, x1, x2, y: g * x2, lambda g, x1, x2, y: g * x1),
         corrects=_SYMBOLIC,
     ),
-    "relax.divide": _Function(
+    "divide": _Function(
         (lambda g, x1, x2, y: g / x2, lambda g, x1, x2, y: -g * y / x2),
         in_float32=True,
         corrects=f"overflows in half precision where the gradient is finite; {_SYMBOLIC}",
     ),
-    "relax.power": _Function(
+    "power": _Function(
         (_power_x1, _power_x2),
         in_float32=True,
         corrects=f"is NaN at x1 = 0 where the derivative is 0; {_SYMBOLIC}",
     ),
-    "relax.maximum": _Function(
+    "maximum": _Function(
         (_chosen(op.less), _chosen(op.greater)),
         corrects=f"gives all of the gradient to one of two equal arguments; {_SYMBOLIC}",
     ),
-    "relax.minimum": _Function(
+    "minimum": _Function(
         (_chosen(op.greater), _chosen(op.less)),
         corrects=f"gives all of the gradient to one of two equal arguments; {_SYMBOLIC}",
     ),
-    "relax.atan2": _Function(
+    "atan2": _Function(
         (
             lambda g, x1, x2, y: _atan2_share(g, x2, x1, x2),
             lambda g, x1, x2, y: _atan2_share(-g, x1, x1, x2),
@@ -122,7 +123,7 @@ _PARTIALS = {
         in_float32=True,
     ),
     # exp(x1 - y) as 1 / (1 + exp(x2 - x1)), which avoids the rounding error of y.
-    "relax.log_add_exp": _Function(
+    "log_add_exp": _Function(
         (
             lambda g, x1, x2, y: g * op.sigmoid(x1 - x2),
             lambda g, x1, x2, y: g * op.sigmoid(x2 - x1),
@@ -130,15 +131,15 @@ _PARTIALS = {
         in_float32=True,
     ),
     # x1 - x2 * trunc(x1 / x2), for floor_mod with floor; the quotient is piecewise constant.
-    "relax.mod": _Function(
+    "mod": _Function(
         (lambda g, x1, x2, y: g, lambda g, x1, x2, y: -g * op.trunc(x1 / x2)),
         in_float32=True,
     ),
-    "relax.floor_mod": _Function(
+    "floor_mod": _Function(
         (lambda g, x1, x2, y: g, lambda g, x1, x2, y: -g * op.floor(x1 / x2)),
         in_float32=True,
     ),
-    "relax.ewise_fma": _Function(
+    "ewise_fma": _Function(
         (
             lambda g, x1, x2, x3, y: g * x2,
             lambda g, x1, x2, x3, y: g * x1,
@@ -148,9 +149,7 @@ _PARTIALS = {
 }
 
 
-def _rule(op_name: str, function: _Function):
-    name = op_name.rpartition(".")[2]
-
+def _rule(name: str, function: _Function):
     def rule(orig_var, orig_call, output_grad, ctx):
         """Gradient of {forward}, an element-wise function.
 
@@ -195,4 +194,4 @@ def _widened(ctx: relax.BlockBuilder, expr: relax.Expr) -> relax.Expr:
 
 
 for _name, _function in _PARTIALS.items():
-    register_gradient(_name, corrects=_function.corrects)(_rule(_name, _function))
+    register_gradient(f"relax.{_name}", corrects=_function.corrects)(_rule(_name, _function))

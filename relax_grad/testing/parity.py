@@ -103,6 +103,16 @@ def check_many_against_torch(
     ------
     GradientCheckError
         If a value or gradient differs. Names the case, the argument, the worst element and both numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from relax_grad.testing import TorchCase, check_many_against_torch
+    >>> x = np.random.default_rng(0).normal(size=(3, 4))
+    >>> sine = TorchCase("relax.sin", [x], lambda torch, x: torch.sin(x))
+    >>> tangent = TorchCase("relax.tanh", [x], lambda torch, x: torch.tanh(x))
+    >>> check_many_against_torch([sine, tangent]) < 1e-12
+    True
     """
     if not isinstance(cases, (list, tuple)):
         raise TypeError(f"cases must be a list of type TorchCase, but it is {cases!r}")
@@ -141,13 +151,13 @@ class _Comparison:
         torch_loss, torch_gradients = self._run_torch()
         largest = self._compare("the result", loss, torch_loss, rtol)
         for argument, gradient, expected in zip(self.wrt, gradients, torch_gradients, strict=True):
-            what = f"the gradient of {argument}"
-            largest = max(largest, self._compare(what, gradient, expected, rtol))
+            tensor = f"the gradient of {argument}"
+            largest = max(largest, self._compare(tensor, gradient, expected, rtol))
         return largest
 
-    def _compare(self, what: str, found, expected, rtol: float) -> float:
+    def _compare(self, tensor: str, found, expected, rtol: float) -> float:
         try:
-            return _compare(self.name, what, found, expected, rtol)
+            return _compare(self.name, tensor, found, expected, rtol)
         except GradientCheckError as error:
             shapes = [a.value.shape for a in self.program.arguments]
             raise GradientCheckError(
@@ -190,11 +200,11 @@ class _Comparison:
         return total.detach().numpy(), [gradient.numpy() for gradient in gradients]
 
 
-def _compare(name, what, found, expected, rtol) -> float:
+def _compare(name, tensor, found, expected, rtol) -> float:
     worst = difference(found, expected)
     if not worst.error <= rtol:
         raise GradientCheckError(
-            f"{name}: {what} differs from PyTorch's; the worst element is [{worst.at}], which is "
+            f"{name}: {tensor} differs from PyTorch's; the worst element is [{worst.at}], which is "
             f"{worst.found:.9g}, but PyTorch gives {worst.wanted:.9g}"
         )
     return worst.error

@@ -10,6 +10,7 @@ from ..cpu.passes import (
     DivideSlices,
     FoldConstants,
     InlineSingleUse,
+    JoinProducts,
     JoinSlices,
     LiftBranches,
     Rematerialize,

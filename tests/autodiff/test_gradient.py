@@ -319,7 +319,10 @@ NO_PARTIALS = {
     "another dtype": (lambda *args: [op.astype(args[2], "float32")], ".*must have its type"),
     "a tuple": (lambda *args: [relax.Tuple([args[2]])], ".*must have its type"),
     "a shape": (lambda *_: [relax.ShapeExpr([2, 3])], ".*must have its type"),
-    "what has no type": (lambda *args: [op.add(args[2], relax.const([1.0] * 5, "float64"))], ""),
+    "an expression without a type": (
+        lambda *args: [op.add(args[2], relax.const([1.0] * 5, "float64"))],
+        "",
+    ),
     "an error": (raises(ZeroDivisionError("by zero")), "by zero"),
     "an assertion": (raises(AssertionError()), "AssertionError"),
     "an error with a reason": (raises(GradientError("not today")), "not today"),
@@ -327,9 +330,9 @@ NO_PARTIALS = {
 
 
 @pytest.mark.parametrize("dataflow", [True, False])
-@pytest.mark.parametrize("what", NO_PARTIALS)
-def test_a_rule_of_a_user_is_held_to_the_type_of_its_argument(what, dataflow):
-    rule, message = NO_PARTIALS[what]
+@pytest.mark.parametrize("result", NO_PARTIALS)
+def test_a_rule_of_a_user_is_held_to_the_type_of_its_argument(result, dataflow):
+    rule, message = NO_PARTIALS[result]
 
     def body(bb, x):
         return op.sum(bb.emit(op.atan(x), name_hint="the_binding"))

@@ -71,7 +71,7 @@ def compare(joint, parts, *arrays):
 rng = np.random.default_rng(0)
 
 
-def test_layers_save_what_is_no_argument():
+def test_layers_save_values_that_are_no_arguments():
     def build(bb, x, y, z):
         hidden = bb.emit(op.nn.relu(bb.emit(op.matmul(x, bb.emit(op.permute_dims(y))))))
         return op.matmul(hidden, z)

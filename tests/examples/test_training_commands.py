@@ -46,6 +46,18 @@ def test_a_gpt_of_characters_and_adapters(tmp_path):
         main(["--width", "10", "--heads", "3"])
 
 
+@pytest.mark.slow
+def test_digits_and_a_gpt_by_two_processes(tmp_path):
+    main = command("distributed_digits", "torch", "sklearn", "safetensors").main
+    state = tmp_path / "state"
+    assert main(["--epochs", "2", "--save", str(state)]) > 0.9
+    assert main(["--epochs", "3", "--resume", str(state), "--workers", "1"]) > 0.9
+    main = command("char_gpt", "torch", "safetensors").main
+    small = ("--context", "16", "--width", "32", "--layers", "1", "--heads", "2", "--batch", "8")
+    found = main([*small, *("--steps", "150", "--lr", "0.01", "--sample", "5", "--workers", "2")])
+    assert found["manual"] < 20  # 96 for equal chances of all characters
+
+
 def test_an_onnx_file(tmp_path):
     main = command("continue_onnx", "onnx", "sklearn").main
     path, further = tmp_path / "first.onnx", tmp_path / "further.onnx"

@@ -85,6 +85,6 @@ def test_differentiable_once():
         relax_grad.hvp(module, "main")
 
 
-def test_what_is_no_backward_function_is_refused():
+def test_values_that_are_no_backward_function_are_refused():
     with pytest.raises(TypeError, match="backward must be a function of the module"):
         relax.BlockBuilder().normalize(with_backward(*[relax.Tuple([tensor("x", (3,))])] * 4))

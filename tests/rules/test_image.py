@@ -130,10 +130,9 @@ def test_grid_sample_at_kinks(case):
 
 
 @pytest.mark.usefixtures("torch")
-@pytest.mark.parametrize("method", ["nearest", "bilinear"])
-def test_grid_sample_in_three_dimensions(method):
-    for padding_mode, align_corners in (("zeros", True), ("reflection", False)):
-        check_grid_sample((method, padding_mode, align_corners), (2, 1, 2, 3, 4), (2, 1, 3))
+@pytest.mark.parametrize("case", [("nearest", "zeros", True), ("bilinear", "reflection", False)])
+def test_grid_sample_in_three_dimensions(case):
+    check_grid_sample(case, (2, 1, 2, 3, 4), (2, 1, 3))
 
 
 def test_grid_sample_to_third_order():

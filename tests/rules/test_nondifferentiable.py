@@ -130,7 +130,7 @@ def test_eye_like_is_a_constant():
         (
             lambda x: relax.op.call_pure_packed("f", x, ty_args=x.ty),
             "relax.call_pure_packed",
-            "is opaque to TVM",
+            r"is opaque to TVM \(f\); register a gradient for it",
         ),
         (
             lambda x: relax.op.call_dps_packed("f", (x,), x.ty),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 from bad_call import MODULE, ONES, OTHERS, SQUARE, BadCall, X
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.relax import op
 
 import relax_grad
-from relax_grad import backend, cli, registry, testing, training
+from relax_grad import backend, cli, distributed, frontend, registry, testing, training
 from relax_grad import transform as passes
 from relax_grad.cpu import target
 from relax_grad.frontend.onnx import from_model
@@ -23,6 +24,7 @@ def bad_arguments() -> Iterator[BadCall]:
     yield from _of_compilation()
     yield from _of_registration()
     yield from _of_training()
+    yield from _of_distributed()
     yield from _of_testing()
 
 
@@ -124,6 +126,28 @@ def _of_differentiation() -> Iterator[BadCall]:
             ValueError,
             f"^{next(iter(arguments))}",
         )
+    for arguments in ({"wrt": 1.0}, {"wrt": b"x"}, {"num_outputs": "1"}, {"num_outputs": True}):
+        yield _bad(
+            "tir.vjp",
+            str(arguments),
+            lambda a=arguments: relax_grad.tir.vjp(SQUARE, **a),
+            TypeError,
+            f"^{next(iter(arguments))} must be",
+        )
+    for what, dtype in {"argument": "int32", "result": "float32"}.items():
+        yield _bad(
+            "tir.vjp",
+            f"no floating-point {what}",
+            lambda d=dtype: relax_grad.tir.vjp(_rounding(d)),
+            ValueError,
+            f"the function has no {what} of floating-point numbers",
+        )
+
+
+def _rounding(dtype: str) -> tirx.PrimFunc:
+    """Return a function from numbers to integers."""
+    x = te.placeholder((3,), dtype, "x")
+    return te.create_prim_func([x, te.compute((3,), lambda i: tirx.Cast("int32", x[i]), "y")])
 
 
 def _of_compilation() -> Iterator[BadCall]:
@@ -331,6 +355,34 @@ def _of_training() -> Iterator[BadCall]:
                 error,
                 f"{name} must",
             )
+    for argument, values in {
+        "constants": (["x"], {3: 1}),
+        "dropout": ("no", None),
+        "dynamic_shapes": (["x"], {"x": ["n"]}, {"x": {0: 3}}, {"x": {"0": "n"}}),
+        "shapes": ([1, 2], {"x": 3}, {"x": "abcd"}),
+    }.items():
+        for value in values:
+            yield _bad(
+                "frontend.onnx.from_model",
+                f"{argument}, {value!r}",
+                lambda a=argument, v=value: from_model(b"", **{a: v}),
+                TypeError,
+                f"^{argument}(:.*)? must",
+            )
+    yield _bad(
+        "frontend.lift_constants",
+        "a mapping from numbers",
+        lambda: frontend.lift_constants(MODULE, {3: np.ones(3)}),
+        TypeError,
+        "select must map names",
+    )
+    yield _bad(
+        "frontend.onnx.from_model",
+        "a file of another kind",
+        lambda: from_model(__file__),
+        ValueError,
+        "model is no ONNX model",
+    )
     for what, model in {"no bytes": b"", "other bytes": b"abc"}.items():
         yield _bad(
             "frontend.onnx.from_model",
@@ -339,6 +391,66 @@ def _of_training() -> Iterator[BadCall]:
             ValueError,
             "model is no ONNX model",
         )
+
+
+def _of_distributed() -> Iterator[BadCall]:
+    for what, value in OTHERS.items():
+        if what != "a number":
+            yield _bad(
+                "distributed.session",
+                what,
+                lambda v=value: distributed.session(v),
+                TypeError,
+                "num_workers must be an integer",
+            )
+        yield _bad(
+            "distributed.data_parallel",
+            what,
+            lambda v=value: distributed.data_parallel(MODULE, v),
+            TypeError,
+            "session must be a result of",
+        )
+        yield _bad(
+            "distributed.transform.DataParallel",
+            what,
+            lambda v=value: distributed.transform.DataParallel(v)(MODULE),
+            ValueError,
+            "the module has no function",
+        )
+
+        yield from _of_tensor_parallelism(what, value)
+
+
+def _of_tensor_parallelism(what: str, value) -> Iterator[BadCall]:
+    none = {"w": distributed.along(0)}
+    calls = {
+        "tensor_parallel": (
+            lambda: distributed.tensor_parallel(MODULE, value, shards={}),
+            TypeError,
+            "session must be a result of",
+        ),
+        "transform.TensorParallel": (
+            lambda: distributed.transform.TensorParallel("main", value, 2),
+            TypeError,
+            "shards must be a mapping of names or patterns",
+        ),
+        "shard_values": (
+            lambda: distributed.shard_values(value, none, 2),
+            TypeError,
+            "values must be a mapping",
+        ),
+        "join_values": (
+            lambda: distributed.join_values(value, none),
+            TypeError,
+            "shares must be a list of mappings",
+        ),
+    }
+    if what != "a number":
+        calls["column"] = lambda: distributed.column(value), ValueError, "parts must be a positive"
+        calls["row"] = lambda: distributed.row(value), ValueError, "parts must be a positive"
+        calls["along"] = lambda: distributed.along(value), TypeError, "axis must be an integer"
+    for name, (call, error, message) in calls.items():
+        yield _bad(f"distributed.{name}", what, call, error, message)
 
 
 def _of_testing() -> Iterator[BadCall]:

@@ -13,7 +13,7 @@ from malformed import MALFORMED
 import relax_grad
 import relax_grad.frontend.random
 import relax_grad.runtime
-from relax_grad import backend, coverage, frontend, registry, testing, training
+from relax_grad import backend, coverage, distributed, frontend, registry, testing, training
 from relax_grad import transform as passes
 from relax_grad.cpu import dispatch, target
 from relax_grad.frontend.onnx import Imported, from_model
@@ -55,6 +55,7 @@ _NOTHING = {
     "relax_grad.transform.DivideSlices": passes.DivideSlices,
     "relax_grad.transform.FoldConstants": passes.FoldConstants,
     "relax_grad.transform.InlineSingleUse": passes.InlineSingleUse,
+    "relax_grad.transform.JoinProducts": passes.JoinProducts,
     "relax_grad.transform.JoinSlices": passes.JoinSlices,
     "relax_grad.transform.LiftBranches": passes.LiftBranches,
     "relax_grad.transform.ReorderForPeakMemory": passes.ReorderForPeakMemory,
@@ -97,6 +98,13 @@ _SOMETHING = {
     "relax_grad.transform.ScheduleLoops": passes.ScheduleLoops,
     "relax_grad.target.CPU": target.CPU,
     **{f"relax_grad.training.{name}": getattr(training, name) for name in training.__all__},
+    "relax_grad.distributed.transform.DataParallel": distributed.transform.DataParallel,
+    "relax_grad.distributed.transform.TensorParallel": distributed.transform.TensorParallel,
+    **{
+        f"relax_grad.distributed.{name}": getattr(distributed, name)
+        for name in distributed.__all__
+        if name != "transform"
+    },
     "relax_grad.op.stop_gradient": stop_gradient,
     "relax_grad.registry.Classification": registry.Classification,
     "relax_grad.registry.Declaration": registry.Declaration,
@@ -105,6 +113,7 @@ _SOMETHING = {
     "relax_grad.registry.register_infer_type": registry.register_infer_type,
     "relax_grad.registry.register_nondifferentiable": registry.register_nondifferentiable,
     "relax_grad.coverage.OperatorCoverage": coverage.OperatorCoverage,
+    "relax_grad.coverage.coverage_of": coverage.coverage_of,
     "relax_grad.coverage.differentiable_arguments": coverage.differentiable_arguments,
     "relax_grad.testing.GradientReport": testing.GradientReport,
     "relax_grad.testing.check_against_torch": testing.check_against_torch,
@@ -165,6 +174,7 @@ _ON_NAMES = {
     "relax_grad.registry.register_infer_type": lambda name: registry.register_infer_type(
         name, corrects="nothing"
     )(print),
+    "relax_grad.coverage.coverage_of": coverage.coverage_of,
     "relax_grad.coverage.differentiable_arguments": coverage.differentiable_arguments,
     "relax_grad.testing.check_gradients": lambda name: testing.check_gradients(name, ONES),
     "relax_grad.testing.samples.samples": samples.samples,

@@ -31,6 +31,12 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
         ("dynamic_shapes", 3, TypeError, "dynamic_shapes must be a mapping"),
         ("dynamic_shapes", {"y": {0: "n"}}, ValueError, "there is no input 'y'; the inputs are"),
         ("dynamic_shapes", {"input": {5: "n"}}, ValueError, "has 2 axes, and 5 is none"),
+        ("dynamic_shapes", {"input": 3}, TypeError, "the axes of a tensor must be a mapping"),
+        ("dynamic_shapes", {"input": {0: "n-1"}}, ValueError, "must be an identifier"),
+        ("dynamic_shapes", {"input": {0: 0.5}}, ValueError, "dynamic_shapes does not fit"),
+        ("dynamic_shapes", {"input": {1: "n"}}, ValueError, "specialized it to be a constant"),
+        ("dynamic_shapes", {"input": ["n", "n"]}, ValueError, "is not equal to"),
+        ("args", (x.to("meta"),), ValueError, "input is on the device meta"),
         ("trainable", 3, TypeError, "trainable must be names"),
         ("trainable", [None], TypeError, "trainable must be names"),
         ("trainable", "head", ValueError, "no parameter matches 'head'"),
@@ -69,4 +75,8 @@ def bad_torch_calls() -> Iterator[tuple[str, str, Callable, type, str]]:
             error,
             message,
         )
+    empty = torch.nn.Linear(3, 2, device="meta")
+    for name, function in (("from_module", from_module), ("wrap", lambda *a: wrap(*a)(x))):
+        call = lambda f=function: f(empty, (x,))  # noqa: E731
+        yield f"frontend.torch.{name}", "no values", call, ValueError, "weight is on the device"
     yield "frontend.torch.Imported", "no arguments", Imported, TypeError, "missing 8 required"

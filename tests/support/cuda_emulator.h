@@ -1,4 +1,4 @@
-// What the CUDA source that TVM writes needs to run on a CPU, in the place of what it includes.
+// Definitions for CUDA sources of TVM to run on a CPU, in the place of the headers that they include.
 //
 // The threads of a block are fibers that take turns: each runs until it waits, at a barrier or for the
 // values of its warp, and goes on when all others have come as far. Blocks run one after the other. Threads
@@ -63,7 +63,7 @@ inline void enter() {
   current->state = State::kDone;
 }
 
-// Return what the thread `lane` of the warp gives; an inactive one gives what stands out.
+// Return the value of the thread `lane` of the warp; that of an inactive one stands out.
 template <typename T>
 T exchange(T value, int source, int line) {
   static_assert(sizeof(T) <= sizeof(uint64_t), "a value has at most 64 bits");
@@ -153,7 +153,7 @@ inline void run_block_of_loops() {
   }
 }
 
-// Run a kernel; return what went wrong, or nullptr. Threads that never wait need no fibers.
+// Run a kernel; return a message of its failure, or nullptr. Threads that never wait need no fibers.
 inline const char* launch(const std::function<void()>& kernel, const int64_t* extents, bool waits,
                           bool descend) {
   failure[0] = 0;

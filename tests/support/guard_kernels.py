@@ -129,7 +129,7 @@ class _Runner:
             for fault in faults:
                 send(f"finding {what}, {placement}: {fault}")
         if not _same(*found):
-            fault = "the results depend on what lies around, or was there before"
+            fault = "the results depend on the memory around, or on its old contents"
             send(f"finding {what}: {fault}")
 
     def _once(self, number, arrays, outputs, at_end: bool, fill: int) -> tuple:

@@ -141,9 +141,7 @@ class _Batch:
             for fault in faults:
                 self._send("finding", [call.title, f"{what}, {placement}: {fault}"])
         if found[0] != found[1]:
-            fault = (
-                f"{what}: the results depend on what lies around the buffers or was in the outputs"
-            )
+            fault = f"{what}: the results depend on the memory around, or on the old contents of the outputs"
             self._send("finding", [call.title, fault])
         return found[0]
 

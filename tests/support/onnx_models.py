@@ -137,7 +137,7 @@ def _arrays(value):
 
 
 def outputs(imported: Imported, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Return what the compiled ``main`` returns."""
+    """Return the results of the compiled ``main``."""
     found = compiled(imported.module)(*(feeds[name] for name in imported.inputs), *imported.values)
     return found if isinstance(found, list) else [found]
 

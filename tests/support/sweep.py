@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from relax_grad.testing._program import without_assertions
 from relax_grad.testing.fuzz.differential import TARGET
 
-__all__ = ["BATCH", "SHARE", "TARGET", "at_length", "batches", "share"]
+__all__ = ["BATCH", "SHARE", "TARGET", "at_length", "batches", "share", "share_of_each"]
 
 #: The number of cases that are compiled together.
 BATCH = 25
@@ -56,6 +56,13 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
 def share(cases: Sequence) -> Sequence:
     """Return an evenly spaced ``SHARE`` of a complete list of cases."""
     return cases[:: round(1 / SHARE)]
+
+
+def share_of_each(cases: Sequence, kind: Callable) -> list:
+    """Return the first case of each kind, and an evenly spaced ``SHARE`` of the others."""
+    first = {kind(case): case for case in reversed(cases)}.values()
+    taken = {*map(id, first), *(id(case) for case in share(cases))}
+    return [case for case in cases if id(case) in taken]
 
 
 def batches(case: st.SearchStrategy, batch: int = BATCH) -> st.SearchStrategy:

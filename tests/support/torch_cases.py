@@ -126,6 +126,19 @@ def elementwise() -> Iterator[Case]:
     yield Case(
         "log1p-small", lambda x: torch.log1p(x) / x.abs().clamp_min(1e-30), (small.abs(),), False
     )
+    places = [0.0, -0.0, 1, 2, -1, -2, -0.5, -3.7, 1e-8, -1e-8, 7.999, 8, 8.001, -20.3, 170, 1e5]
+    places = torch.tensor(places, dtype=torch.float64)
+    infinite = torch.tensor([1e300, math.inf, -math.inf, math.nan], dtype=torch.float64)
+    for name in ("lgamma", "digamma"):
+        function = getattr(torch, name)
+        yield Case(name, function, (normal(4, 5) * 4,))
+        for place in places:
+            yield Case(f"{name}-{place}", function, (place.reshape(1),), False)
+        yield Case(f"{name}-f32", function, (normal(4, 5, dtype=torch.float32) * 4,))
+        yield Case(f"{name}-bf16", function, (normal(4, 5, dtype=torch.bfloat16),), False)
+        yield Case(f"{name}-i64", function, (index(5, 4) + 1,))
+    yield Case("lgamma-infinite", torch.lgamma, (infinite,), False)
+    yield Case("mvlgamma", lambda x: torch.mvlgamma(x + 2, 3), (positive(4),))
     yield Case("logit", torch.logit, (unit(3, 4).abs(),))
     yield Case("logit-eps", lambda x: torch.logit(x, 0.1), (unit(3, 4).abs(),))
     special = torch.tensor(
@@ -558,6 +571,16 @@ def reduction() -> Iterator[Case]:
         (torch.tensor([2.0, 0, 3, 0, 4], dtype=torch.float64),),
     )
     yield Case("cumsum-bf16", lambda x: x.cumsum(0), (normal(4, 3, dtype=torch.bfloat16),), False)
+    for name in ("cummax", "cummin"):
+        function = getattr(torch, name)
+        yield Case(f"{name}-ties", lambda x, f=function: f(x, 1), (whole(3, 7),))
+        yield Case(f"{name}-0", lambda x, f=function: f(x, 0), (normal(5, 3, dtype=torch.float32),))
+        unordered = torch.tensor([1.0, math.inf, -math.inf, math.nan, 3.0, math.nan, 9.0])
+        yield Case(f"{name}-nan", lambda x, f=function: f(x, 0), (unordered,), False)
+        for kind in ("bool", "i64", "bf16"):
+            data = whole(3, 7, dtype=DTYPES[kind])
+            yield Case(f"{name}-{kind}", lambda x, f=function: f(x, -1), (data,), False)
+    yield Case("cummax-scalar", lambda x: torch.cummax(x, 0), (normal(),))
     distinct = torch.randperm(24, generator=_RNG).double().reshape(2, 3, 4)
     for descending in (False, True):
         yield Case(
@@ -1047,6 +1070,33 @@ def products() -> Iterator[Case]:
         "solve-right", lambda a, b: torch.linalg.solve(a, b, left=False), (square, normal(2, 3, 4))
     )
     yield Case("solve-exchanges", torch.linalg.solve, (torch.eye(4).double().flip(0), normal(4, 2)))
+    positive_definite = square @ square.mT + torch.eye(4)
+    for upper in (False, True):
+        factor = torch.linalg.cholesky(positive_definite, upper=upper)
+        for name, function, operands in (
+            ("cholesky", torch.linalg.cholesky, (positive_definite,)),
+            (
+                "cholesky-one-triangle",
+                torch.linalg.cholesky,
+                (positive_definite + square.tril(-1),),
+            ),
+            ("cholesky_solve", torch.cholesky_solve, (normal(2, 4, 3), factor)),
+            ("cholesky_inverse", torch.cholesky_inverse, (factor[0],)),
+            ("cholesky_inverse-whole", torch.cholesky_inverse, (square[0] + 4 * torch.eye(4),)),
+        ):
+            yield Case(f"{name}-{upper}", lambda *x, f=function, u=upper: f(*x, upper=u), operands)
+        for left, unit_diagonal in ((False, False), (True, False), (True, True)):
+            options = {"upper": upper, "left": left, "unitriangular": unit_diagonal}
+            yield Case(
+                f"solve_triangular-{upper}-{left}-{unit_diagonal}",
+                lambda a, b, o=options: torch.linalg.solve_triangular(a, b, **o),
+                (square, normal(2, 4, 3) if left else normal(2, 3, 4)),
+            )
+    yield Case(
+        "solve_triangular-broadcast",
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
+        (square[0], normal(2, 4, 3)),
+    )
     yield Case("householder", torch.linalg.householder_product, (normal(2, 5, 3), unit(2, 3)))
     q, k, v = (normal(2, 4, n, 8) for n in (5, 7, 7))
     for name, options in {
@@ -1138,6 +1188,33 @@ def products() -> Iterator[Case]:
             "ceil": (3, 2, 1, 1, True),
         }.items():
             yield Case(f"max_pool{rank}d-{name}", lambda x, f=top, a=args: f(x, *a), (image,))
+            data = image[:, :2] if name == "plain" else whole(1, 2, *(8, 7, 6)[:rank])
+            yield Case(
+                f"max_pool{rank}d-indices-{name}",
+                lambda x, f=top, a=args: f(x, *a, return_indices=True),
+                (data,),
+            )
+        yield Case(
+            f"max_unpool{rank}d",
+            lambda x, f=top, u=getattr(F, f"max_unpool{rank}d"): u(
+                *f(x, 2, return_indices=True), 2, output_size=x.shape
+            ),
+            (image,),
+        )
+        yield Case(
+            f"max_unpool{rank}d-overlap",
+            lambda x, f=top, u=getattr(F, f"max_unpool{rank}d"): u(
+                *f(x, 3, 2, 1, return_indices=True), 3, 2, 1, output_size=x.shape
+            ),
+            (image,),
+        )
+        lowest = torch.full((1, 2, *[4] * rank), -math.inf, dtype=torch.float64)
+        yield Case(
+            f"max_pool{rank}d-indices-lowest",
+            lambda x, f=top: f(x, 2, 2, 1, return_indices=True),
+            (lowest,),
+            False,
+        )
         yield Case(
             f"max_pool{rank}d-ties",
             lambda x, f=top: f(x, 3, 2, 1),
@@ -1307,6 +1384,15 @@ def losses() -> Iterator[Case]:
         "cosine_embedding", F.cosine_embedding_loss, (normal(4, 3), normal(4, 3), normal(4).sign())
     )
     yield Case("multi_margin", F.multi_margin_loss, (logits, target))
+    labels = torch.tensor([[0, 2, -1, 1], [3, 3, 0, -1], [-1, 1, 2, 3], [2, 0, 1, 3]])
+    for reduction in ("none", "mean", "sum"):
+        for name, data in (("", normal(4, 4)), ("-kinks", whole(4, 4))):
+            yield Case(
+                f"multilabel_margin-{reduction}{name}",
+                lambda x, y, r=reduction: F.multilabel_margin_loss(x, y, reduction=r),
+                (data, labels),
+            )
+    yield Case("multilabel_margin-row", F.multilabel_margin_loss, (normal(4), labels[0]))
     yield Case(
         "multilabel_soft_margin",
         lambda x, y: F.multilabel_soft_margin_loss(x, (y > 0).to(x)),

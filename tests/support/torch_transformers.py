@@ -912,7 +912,7 @@ def lora(name, options):
     return Model(peft.get_peft_model(module, config).train().double(), (), texts())
 
 
-# What cannot be imported
+# Models that cannot be imported
 
 
 @model("encoders", table=REFUSED)

@@ -112,9 +112,9 @@ pass_of_schedules.schedule = swapped
 
 #: Lower the extents at which the schedules start to treat tensors as large.
 _SMALL = """
-from relax_grad.cpu.schedule import _emit, _reduce
-_emit.SMALL = _reduce._PIECE = 2
-_emit.LINE = 4
+from relax_grad.cpu.schedule import _elements, _reduce
+_elements.SMALL = _reduce._PIECE = 2
+_elements.LINE = 4
 """
 
 _FUZZ = """
@@ -286,11 +286,12 @@ def test_no_findings():
 
 
 def test_a_broken_scheduler_is_found_and_made_small(tmp_path):
+    """A swapped block may read memory that happens to hold the right value, so that a larger program remains."""
     out = fuzz(1, 22, _SWAPPED, ["--keep", str(tmp_path)])
     assert out.endswith("exit code 1")
     (source,) = re.findall(r"class Module:.*?@R\.function", out, re.S)
     assert source.count('T.sblock("b') <= 2
-    assert len(re.findall(r"\] = ", source)) == 2
+    assert 2 <= len(re.findall(r"\] = ", source)) <= 4
     (script,) = tmp_path.iterdir()
     assert "Found by: python -m relax_grad fuzz --tir --seed 22 (program 0)" in script.read_text()
 

@@ -10,38 +10,42 @@ from .._util import no_grad
 from ..index_write import elements_writer, nd_writer, put_writer
 
 
-def _register_updates(op_name: str, arguments: str, writer, reduction) -> None:
+def _register_updates(forward: str, updates: str, arguments: str, writer, reduction) -> None:
     """Register the gradient of an operator that returns the gradient of updates: a write into zeros.
 
-    ``writer`` and ``reduction`` are functions of a call of the operator.
+    ``forward`` is the name of the operator that writes, and ``updates`` that of its argument. ``writer`` and
+    ``reduction`` are functions of a call of the operator.
     """
 
     def transpose(grad, call):
         return writer(call).write(relax.op.zeros_like(call.args[0]), grad, reduction(call))
 
-    forward_op = op_name.partition("_backward")[0]
+    op_name = f"{forward}_backward_{updates}"
     register_linear(
         op_name,
         f"du = {op_name}(dy, indices{arguments})",
-        f"{forward_op}(0, indices, du_grad{arguments})",
+        f"{forward}(0, indices, du_grad{arguments})",
         transpose,
     )
 
 
 _register_updates(
-    "scatter_elements_backward_updates",
+    "scatter_elements",
+    "updates",
     ", axis, reduction",
     lambda call: elements_writer(call.args[1], int(call.attrs.axis)),
     lambda call: call.attrs.reduction,
 )
 _register_updates(
-    "scatter_nd_backward_updates",
+    "scatter_nd",
+    "updates",
     "",
     lambda call: nd_writer(call.args[1]),
     lambda call: "update",
 )
 _register_updates(
-    "index_put_backward_values",
+    "index_put",
+    "values",
     "",
     lambda call: put_writer(call.args[1]),
     lambda call: "update",

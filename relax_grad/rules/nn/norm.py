@@ -63,7 +63,6 @@ def batch_norm(orig_var, orig_call, output_grad, ctx):
         rstd = emit(op.divide(const(1.0), deviation(ctx, var, attrs.epsilon)))
     slope = emit(op.multiply(_widened(ctx, gamma), rstd)) if attrs.scale else rstd
 
-    # In this order, a kernel for gamma_grad can return beta_grad as well.
     gamma_grad = emit(backward.batch_norm_backward_gamma(y_grad, data, mean, rstd, **settings))
     beta_grad = total(widen(y_grad))
     mean_grad = op.negative(op.multiply(slope, beta_grad))
@@ -114,7 +113,6 @@ def layer_norm(orig_var, orig_call, output_grad, ctx):
     mean, rstd = _elements(ctx, backward.layer_norm_statistics(data, **settings))
     gamma_grad = op.zeros_like(gamma)
     if attrs.scale:
-        # In this order, a kernel for gamma_grad can return the gradient of beta as well.
         gamma_grad = backward.layer_norm_backward_gamma(output_grad, data, mean, rstd, **settings)
     gradients = [
         backward.layer_norm_backward_data(output_grad, data, gamma, mean, rstd, **settings),

@@ -136,10 +136,10 @@ def summary(finding: Finding, size: Callable) -> str:
     """Return a summary of a finding in one line; ``size`` returns the number of statements of a program."""
     before, after = map(size, (finding.original, finding.program))
     failure = finding.failure
-    what = failure.message
+    text = failure.message
     if not failure.kind.startswith(("error: ", "crash: ")):
-        what = f"{failure.kind}: {what}"
-    return f"program {finding.number}: {what} ({before} statements, made smaller to {after})"
+        text = f"{failure.kind}: {text}"
+    return f"program {finding.number}: {text} ({before} statements, made smaller to {after})"
 
 
 def source(finding: Finding) -> str:

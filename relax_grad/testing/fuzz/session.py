@@ -25,6 +25,9 @@ _SECONDS, _SECONDS_OF_ONE = 600.0, 120.0
 #: The time limit for shrinking a program, in seconds.
 _SHRINKING = 300.0
 
+#: The seconds between two calls of a session's ``waiting``.
+_WAIT = 0.5
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -132,6 +135,8 @@ class Session:
         The kind of programs.
     started : Callable[[str], None]
         Called with a description of each step before it starts.
+    waiting : Callable[[], None]
+        Called twice a second while a step runs.
     """
 
     def __init__(
@@ -139,18 +144,20 @@ class Session:
         seed: int,
         subject: Subject,
         started: Callable[[str], None] = lambda text: None,
+        waiting: Callable[[], None] = lambda: None,
     ):
-        self.seed, self.subject, self.started = seed, subject, started
+        self.seed, self.subject, self.started, self.waiting = seed, subject, started, waiting
         self.counts = Counts()
         self.is_interrupted = False
 
     def run(self, ends: float, limit: int | None) -> Iterator[Finding]:
         """Check up to ``limit`` programs until ``ends`` (by ``time.monotonic``); yield the findings."""
-        number = 0
+        number, batch = 0, 1  # small batches first, so that results appear soon
         while time.monotonic() < ends and (limit is None or number < limit):
-            batch = self.subject.batch
             count = batch if limit is None else min(batch, limit - number)
-            self.started(f"programs {number} to {number + count - 1}")
+            batch = min(2 * batch, self.subject.batch)
+            last = number + count - 1
+            self.started(f"program {last}" if count == 1 else f"programs {number} to {last}")
             numbers = range(number, number + count)
             programs = [self.subject.draw(self.seed, i) for i in numbers]
             for i, program, outcome in zip(numbers, programs, self.check(programs), strict=True):
@@ -163,6 +170,9 @@ class Session:
                         raise KeyboardInterrupt
             number += count
 
+    def in_a_process(self, function: Callable, seconds: float):
+        return _in_a_process(function, seconds, self.waiting)
+
     def count(self, program, outcome: Outcome) -> None:
         self.counts.programs += 1
         self.counts.statements += self.subject.size(program)
@@ -173,25 +183,25 @@ class Session:
         """Check programs together; if their process fails, check each half separately."""
         if len(programs) == 1:
             return [self.check_one(programs[0])]
-        found = _in_a_process(lambda: self.subject.check(programs), _SECONDS)
+        found = self.in_a_process(lambda: self.subject.check(programs), _SECONDS)
         if isinstance(found, Failure):
             half = len(programs) // 2
             return [*self.check(programs[:half]), *self.check(programs[half:])]
         return found
 
     def check_one(self, program) -> Outcome:
-        found = _in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
+        found = self.in_a_process(lambda: self.subject.check_one(program), _SECONDS_OF_ONE)
         if not isinstance(found, Failure):
             return found
         return Outcome(None, {"TVM"}) if self.is_of_stock(program) else Outcome(found)
 
     def is_of_stock(self, program) -> bool:
         """Tell whether the program as TVM compiles it without relax_grad also crashes or times out."""
-        found = _in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
+        found = self.in_a_process(lambda: (self.subject.check_stock(program),), _SECONDS_OF_ONE)
         return isinstance(found, Failure)
 
     def failure_of(self, program) -> Failure | None:
-        found = _in_a_process(lambda: (self.subject.failure_of(program),), _SECONDS_OF_ONE)
+        found = self.in_a_process(lambda: (self.subject.failure_of(program),), _SECONDS_OF_ONE)
         if not isinstance(found, Failure):
             return found[0]
         return None if self.is_of_stock(program) else found
@@ -222,7 +232,7 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods()
 
 
-def _in_a_process(function: Callable, seconds: float):
+def _in_a_process(function: Callable, seconds: float, waiting: Callable[[], None] = lambda: None):
     """Run a function in a process of its own; return its result, or a :class:`Failure` without one."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
     sys.stdout.flush()
@@ -233,8 +243,11 @@ def _in_a_process(function: Callable, seconds: float):
     sender.close()
     has_died = False
     try:
-        if receiver.poll(seconds):
-            return receiver.recv()
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            if receiver.poll(min(left, _WAIT)):
+                return receiver.recv()
+            waiting()
         return Failure("time limit", f"it took longer than {seconds:.0f} s")
     except EOFError:
         has_died = True

@@ -133,6 +133,17 @@ def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:
     TypeError, ValueError
         If the operator's name is not a string, the decorated object is not a function, or the operator has
         samples already.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from relax_grad.testing.samples import Sample, register_samples, samples
+    >>> from tvm import relax
+    >>> @register_samples("relax.my_sine")
+    ... def sine(rng):
+    ...     return [Sample([rng.normal(size=(3,))], function=relax.op.sin)]
+    >>> [sample.op for sample in samples("relax.my_sine")]
+    ['relax.my_sine']
     """
     if not isinstance(op, str):
         raise TypeError(f"op must be the name of an operator, but it is {op!r}")
@@ -151,7 +162,14 @@ def register_samples(op: str) -> Callable[[SampleMaker], SampleMaker]:
 
 
 def sampled_operators() -> list[str]:
-    """Return the names of the operators that have samples."""
+    """Return the names of the operators that have samples.
+
+    Examples
+    --------
+    >>> from relax_grad.testing.samples import sampled_operators
+    >>> "relax.tanh" in sampled_operators()
+    True
+    """
     return sorted(_makers)
 
 
@@ -162,6 +180,13 @@ def samples(op: str) -> list[Sample]:
     ------
     ValueError
         If the operator has no samples.
+
+    Examples
+    --------
+    >>> from relax_grad.testing.samples import samples
+    >>> report = samples("relax.tanh")[0].check(order=1)
+    >>> report.operator, report.order
+    ('relax.tanh', 1)
     """
     if not isinstance(op, str) or op not in _makers:
         raise ValueError(f"there are no samples of an operator named {op!r}")

@@ -314,18 +314,16 @@ def _register_of_channels(name, statistics_of, attrs, symbolic, takes_gamma):
             )
 
 
-for _name in ("batch_norm_backward_data", "batch_norm_backward_gamma"):
+for _of, _takes_gamma in (("data", True), ("gamma", False)):
     _register_of_channels(
-        _name,
+        f"batch_norm_backward_{_of}",
         lambda shape: shape[1],
         {"axis": -2},
         _same((0, 1), {0: "n", 2: "w"}),
-        _name.endswith("data"),
+        _takes_gamma,
     )
-for _name in ("instance_norm_backward_data", "instance_norm_backward_gamma"):
-    _takes_gamma = _name.endswith("data")
     _register_of_channels(
-        _name,
+        f"instance_norm_backward_{_of}",
         lambda shape: (*shape[:2], 1),
         {"channel_axis": 1, "axes": [-1]},
         {
