@@ -192,7 +192,8 @@ class Trainer::Impl {
     int64_t seed = counters_.seed << 32 | (counters_.steps & 0xFFFFFFFF);
     arguments.emplace_back(MakeTensor<int64_t>({}, {seed}));
     for (const char* group : kGroups) arguments.emplace_back(groups_.at(group));
-    bool updates = (counters_.steps + 1) % accumulate_ == 0;
+    // Skipped batches have no place among those of an accumulated gradient.
+    bool updates = (counters_.steps - counters_.skipped + 1) % accumulate_ == 0;
     ffi::Array<ffi::Any> results = Guarded("the step failed", [&] {
       return Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
     });
@@ -202,7 +203,7 @@ class Trainer::Impl {
     ffi::Array<Tensor> outputs = results[2].cast<ffi::Array<Tensor>>();
     for (size_t i = 0; i < outputs_.size(); ++i) result.outputs[outputs_[i]] = outputs[i];
     // The same cases as in Trainer.step of Python.
-    bool applied = !updates || !result.metrics.count("applied") || result.metrics["applied"] == 1.0;
+    bool applied = !result.metrics.count("applied") || result.metrics["applied"] == 1.0;
     bool is_scaled = result.metrics.count("loss_scale") != 0;
     bool keeps = std::isfinite(result.loss) && (applied || is_scaled);
     if (!keeps && !options_.skip_nonfinite) {

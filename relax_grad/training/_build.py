@@ -314,22 +314,29 @@ class Build:
                 emit, loss, found, params, states, new_states, slots, scalars
             )
         else:
-            summed = {f"gradient/{name}": each for name, each in found.items()}
-            slots, states = {**slots, **summed}, new_states
-            metrics = self._unchanged_metrics(slots)
+            metrics, states, slots = self._summed(emit, loss, found, states, new_states, slots)
         if self._differentiate is not None:
             own = emit(op.astype(emit(relax.TupleGetItem(both, 2)), "float32"))
             metrics = [emit(op.reshape(own, ())) if own.ty.ndim else own, *metrics]
         groups = [metrics, outputs, params.values(), states.values(), slots.values()]
         return relax.Tuple([loss, *(relax.Tuple(list(each)) for each in groups)])
 
-    def _unchanged_metrics(self, slots) -> list[relax.Expr]:
-        values = {"grad_norm": relax.const(0.0, "float32"), "applied": relax.const(0.0, "float32")}
-        return [
-            slots["loss_scale"] if name == "loss_scale" else values[name]
-            for name in self.metrics
-            if name != "own_loss"
-        ]
+    def _summed(self, emit, loss, sums, states, new_states, slots):
+        """Return the metrics, and the new states and slots of a batch whose gradient is only added to the sums."""
+        settings = self.settings
+        metrics = {"grad_norm": relax.const(0.0, "float32")}
+        new_slots = {**slots, **{f"gradient/{name}": each for name, each in sums.items()}}
+        if settings.skips:
+            is_finite = self._is_finite(emit, loss, sums)
+            keep = _selection(emit, is_finite)
+            new_states, new_slots = keep(new_states, states), keep(new_slots, slots)
+            metrics["applied"] = emit(op.astype(is_finite, "float32"))
+        if settings.is_dynamic:
+            # Steps without overflow count when they update.
+            new_slots.update(_next_scale(emit, is_finite, slots, counts=False))
+            metrics["loss_scale"] = slots["loss_scale"]
+        found = [metrics[name] for name in self.metrics if name != "own_loss"]
+        return found, new_states, new_slots
 
     def _scaled(self, emit, gradients, slots) -> dict[str, relax.Expr]:
         """Return the share of the gradients in the mean of several batches, without the scale of the loss."""
@@ -355,12 +362,13 @@ class Build:
     def _updated(self, emit, loss, gradients, params, states, new_states, slots, scalars):
         """Return the metrics, and the new parameters, states and slots."""
         settings, metrics = self.settings, {}
+        # Clipped, an infinite gradient is finite.
+        is_finite = self._is_finite(emit, loss, gradients) if settings.skips else None
         if settings.clip_value is not None:
             bound = float(settings.clip_value)
             gradients = {
                 name: emit(op.clip(each, -bound, bound)) for name, each in gradients.items()
             }
-        is_finite = self._is_finite(emit, loss, gradients) if settings.skips else None
         if settings.clip_norm is not None:
             gradients, metrics["grad_norm"] = self._clipped(emit, gradients)
         new_slots = dict(slots)
@@ -375,15 +383,15 @@ class Build:
                 )
                 new_slots.update(changed)
         new_params = {name: new_params[name] for name in params}
-        if settings.skips:
-            keep = _selection(emit, is_finite)
-            new_params, new_states = keep(new_params, params), keep(new_states, states)
-            new_slots = keep(new_slots, slots, but=("gradient/",))
-            metrics["applied"] = emit(op.astype(is_finite, "float32"))
         if settings.accumulate > 1:
             for name in params:
                 key = f"gradient/{name}"
                 new_slots[key] = emit(op.zeros_like(slots[key]))
+        if settings.skips:
+            keep = _selection(emit, is_finite)
+            new_params, new_states = keep(new_params, params), keep(new_states, states)
+            new_slots = keep(new_slots, slots)
+            metrics["applied"] = emit(op.astype(is_finite, "float32"))
         if settings.is_dynamic:
             new_slots.update(_next_scale(emit, is_finite, slots))
             metrics["loss_scale"] = slots["loss_scale"]
@@ -449,24 +457,28 @@ class Build:
 
 
 def _selection(emit, condition):
-    def keep(new, old, but=()):
+    def keep(new, old):
         return {
-            name: each
-            if name.startswith(but) or each.same_as(old[name])
-            else emit(op.where(condition, each, old[name]))
+            name: each if each.same_as(old[name]) else emit(op.where(condition, each, old[name]))
             for name, each in new.items()
         }
 
     return keep
 
 
-def _next_scale(emit, is_finite, slots) -> dict[str, relax.Expr]:
+def _next_scale(emit, is_finite, slots, counts: bool = True) -> dict[str, relax.Expr]:
+    """Return the new scale of the loss, and the new count of steps without overflow, in which this one may count."""
     scale, good = slots["loss_scale"], slots["good_steps"]
+    smaller = op.multiply(scale, relax.const(_BACKOFF, "float32"))
+    zero = relax.const(0, "int64")
+    if not counts:
+        return {
+            "loss_scale": emit(op.where(is_finite, scale, smaller)),
+            "good_steps": emit(op.where(is_finite, good, zero)),
+        }
     count = emit(op.add(good, relax.const(1, "int64")))
     grows = emit(op.equal(count, relax.const(_INTERVAL, "int64")))
     grown = op.where(grows, op.multiply(scale, relax.const(_GROWTH, "float32")), scale)
-    smaller = op.multiply(scale, relax.const(_BACKOFF, "float32"))
-    zero = relax.const(0, "int64")
     return {
         "loss_scale": emit(op.where(is_finite, grown, smaller)),
         "good_steps": emit(op.where(op.logical_and(is_finite, op.logical_not(grows)), count, zero)),

@@ -22,9 +22,12 @@ def donating(step) -> tvm.IRModule:
     module = step.module
     names = {variable.name_hint for variable in module.get_global_vars()}
     kept = [i for i, name in enumerate(step.optimizer_state) if name in SCALE_SLOTS]
-    functions = {"step": _donating(module, "step", "applied" in step.metrics, kept)}
-    if "accumulate" in names:
-        functions["accumulate"] = _donating(module, "accumulate", False, kept)
+    is_skipped = "applied" in step.metrics
+    functions = {
+        name: _donating(module, name, is_skipped, kept)
+        for name in ("step", "accumulate")
+        if name in names
+    }
     return with_functions(module, functions)
 
 

@@ -66,8 +66,8 @@ class TrainStep:
         names of slots, ``master/PARAMETER`` for the copies in float32 of parameters in a half precision,
         ``ema/PARAMETER``, ``gradient/PARAMETER``, ``loss_scale`` and ``good_steps``.
     metrics : tuple[str, ...]
-        Scalars: ``grad_norm`` before it is clipped, ``applied`` (1 if the step updated the parameters, else 0), and
-        ``loss_scale``.
+        Scalars: ``grad_norm`` before it is clipped, ``applied`` (1 if the step updated the parameters, or added its gradient to
+        those in the state, else 0), and ``loss_scale``.
     outputs : tuple[str, ...]
         The model's outputs that the step returns.
     accumulate : int

@@ -172,8 +172,8 @@ class Trainer:
         start = time.perf_counter()
         scalars = self._scalars(lr, others)
         arguments = self._batch(batch, others)
-        accumulate = self.train_step.accumulate
-        updates = (self.steps + 1) % accumulate == 0
+        # Skipped batches have no place among those of an accumulated gradient.
+        updates = (self.steps - self.skipped + 1) % self.train_step.accumulate == 0
         function = self._machine["step" if updates else "accumulate"]
         loss, metrics, outputs, params, states, slots = function(
             *arguments,
@@ -189,7 +189,7 @@ class Trainer:
             name: float(each.numpy())
             for name, each in zip(self.train_step.metrics, metrics, strict=True)
         }
-        applied = metrics.get("applied", 1.0) == 1.0 or not updates
+        applied = metrics.get("applied", 1.0) == 1.0
         is_scaled = "loss_scale" in metrics
         keeps = math.isfinite(value) and (applied or is_scaled)
         if not keeps and self.on_nan == "raise":

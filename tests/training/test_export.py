@@ -42,6 +42,8 @@ def programs(tmp_path_factory) -> Path:
         f'add_subdirectory("{ROOT}/examples/cpp_trainer" example)\n'
         f'add_executable(errors "{Path(__file__).with_name("trainer_errors.cc")}")\n'
         "target_link_libraries(errors PRIVATE relax_grad_trainer)\n"
+        f'add_executable(batches "{Path(__file__).with_name("trainer_batches.cc")}")\n'
+        "target_link_libraries(batches PRIVATE relax_grad_trainer)\n"
     )
     runtime = relax_grad.runtime.folder()
     settings = [f"-DPYTHON={sys.executable}", f"-DRELAX_GRAD_RUNTIME={runtime}"]
@@ -120,6 +122,32 @@ def test_same_bits_as_in_python(programs, exported, tmp_path):
     other = Trainer(step, values=values)
     assert other.load(tmp_path / "resumed") == {"note": "kept"}
     assert other.step(*loader[0]).loss == trainer.step(*loader[0]).loss
+
+
+@pytest.mark.parametrize("on_nan", ["raise", "skip"])
+def test_steps_that_are_not_finite(programs, exported, tmp_path, on_nan):
+    """Batches with a NaN at each place of an accumulated gradient leave the same bits as in Python."""
+    step, values, folder, loader = exported
+    given = [loader[i] for i in (0, 1, 2, 3, 4, 0, 1, 2)]
+    for i in (0, 3, 6):
+        x, y = given[i]
+        given[i] = (np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x), y)
+    given = [tuple(each.astype("float32") for each in batch) for batch in given]
+    x, y = (np.concatenate(each) for each in zip(*given, strict=True))
+    write_data(tmp_path / "data", x=x, y=y)
+    trainer = Trainer(step, values=values, on_nan=on_nan)
+    for i, batch in enumerate(given):
+        if on_nan == "raise" and i in (0, 3, 6):
+            with pytest.raises(FloatingPointError, match="the loss is nan"):
+                trainer.step(*batch)
+        else:
+            trainer.step(*batch)
+    assert (trainer.steps, trainer.updates) == ((5, 2) if on_nan == "raise" else (8, 2))
+    trainer.save(tmp_path / "python")
+    program = [programs / "batches", folder, tmp_path / "data", len(loader[0][1])]
+    printed = run([*program, tmp_path / "cpp", on_nan])
+    assert printed.count("the loss is nan") == (3 if on_nan == "raise" else 0)
+    same_bits(tmp_path / "python", tmp_path / "cpp")
 
 
 def test_digits_from_torch(programs, tmp_path):
