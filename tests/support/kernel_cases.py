@@ -379,6 +379,14 @@ def _attentions() -> Iterator[KernelCase]:
         lambda _, *tensors: attention_backward(*tensors),
         detail="a bias",
     )
+    # A block of 60 queries from 120 on (of AVX2 and SSE) ends before the block of keys from 128 on.
+    result, key = (N, 125, 1, 3), (N, 140, 1, 3)
+    yield KernelCase(
+        "relax.grad.attention_backward",
+        [result, result, result, key, key, (1, 1, 125, 140)],
+        lambda _, *tensors: attention_backward(*tensors, causal_mask="TopLeft"),
+        detail="keys after the last query",
+    )
     yield KernelCase(
         "relax.grad.attention_backward",
         [(2, N, 2, 7)] * 5,

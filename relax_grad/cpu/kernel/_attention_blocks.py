@@ -170,7 +170,8 @@ class Span:
         self._of, self._blocks, self._first, self._rows = blocks.of, blocks, first, rows
         self.start = start
         end = self._of.end_of(first + rows - 1)
-        self.size = bind(tirx.min(const(blocks.columns), end - start))
+        # The last queries of all may end before the first key.
+        self.size = bind(tirx.max(const(0), tirx.min(const(blocks.columns), end - start)))
 
     def is_whole(self, rows):
         """Tell whether every query attends to as many keys as a block has."""

@@ -337,6 +337,7 @@ class Vectors:
     def each(self, extent: Extent, emit: Callable, unroll: int = 1) -> None:
         """Emit ``emit(offset, number)`` for each vector of a row; number is None except in the last.
 
+        A negative ``extent`` would write before the row.
         With ``unroll``, ``emit(offset, number, i)`` is repeated that many times in the body of the loop.
         """
         call = emit if unroll > 1 else (lambda offset, number, _: emit(offset, number))
