@@ -11,8 +11,9 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
+from slices import PART, PARTS
 
 from relax_grad.testing._program import without_assertions
 from relax_grad.testing.fuzz.differential import TARGET
@@ -26,20 +27,26 @@ BATCH = 25
 SHARE = float(os.environ.get("SWEEP_SHARE", "1"))
 
 
+def _size(batch: int) -> int:
+    """Return the number of cases of a batch: a share of a sweep is fewer cases, not only fewer batches."""
+    return batch if SHARE == 1 else min(batch, 8)
+
+
 def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
     """Return the settings of a test that takes ``batches`` and checks this many cases in all, or their ``SHARE``.
 
-    ``more`` are further settings. The first batch holds only the simplest case, so at least two batches run. Kernels
-    are compiled without argument assertions. A failing batch is not shrunk, which would take longer than the sweep:
-    the error names the case.
+    ``more`` are further settings. The first batch is only the simplest case, so at least two batches run. Kernels are
+    compiled without argument assertions. A failing batch is not shrunk, which would take longer than the sweep: the
+    error names the case. A part of the sweep (:mod:`slices`) draws from a seed of its own.
     """
-
-    number = math.ceil(cases / batch)
+    number = math.ceil(cases * SHARE / PARTS / _size(batch))
 
     def decorate(test):
         test.hypothesis.inner_test = without_assertions()(test.hypothesis.inner_test)
-        return settings(
-            max_examples=min(number, max(2, math.ceil(number * SHARE))),
+        if PARTS > 1:
+            test = seed(PART)(test)
+        test = settings(
+            max_examples=max(2, number if SHARE == 1 else number + 1),
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate],
             suppress_health_check=[
@@ -49,6 +56,8 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
             ],
             **more,
         )(test)
+        test.divides_itself = True
+        return test
 
     return decorate
 
@@ -66,5 +75,7 @@ def share_of_each(cases: Sequence, kind: Callable) -> list:
 
 
 def batches(case: st.SearchStrategy, batch: int = BATCH) -> st.SearchStrategy:
-    """Return lists of cases to check together."""
-    return st.lists(case, min_size=batch, max_size=batch)
+    """Return lists of cases to check together, in which equal cases stand once."""
+    size = _size(batch)
+    cases = st.lists(case, min_size=size, max_size=size)
+    return cases.map(lambda drawn: list({repr(each): each for each in drawn}.values()))

@@ -1,0 +1,88 @@
+"""A plugin of pytest that prints the processor time of tests, by folder and for the slowest ones.
+
+``--cpu-times`` turns it on (``make test-profile``). Processor time counts every thread and every process that a test has
+waited for, so that it hardly depends on other work of the machine. Wall time is that of setup, call and teardown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+import pytest
+
+_KEY = "processor seconds"
+#: The number of the slowest tests that are printed.
+_SLOWEST = 30
+
+
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--cpu-times",
+        action="store_true",
+        help="print processor and wall seconds by folder, and the slowest tests",
+    )
+
+
+def pytest_configure(config) -> None:
+    if config.getoption("--cpu-times"):
+        config.pluginmanager.register(_Times(), "cpu-times-of-tests")
+
+
+def _processor_time() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+class _Times:
+    """The times of all tests. Under pytest-xdist, workers measure and the controller prints."""
+
+    def __init__(self):
+        self._cpu: dict[str, float] = {}
+        self._wall: dict[str, float] = defaultdict(float)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        item.stash[_START] = _processor_time()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item):
+        try:
+            return (yield)
+        finally:
+            item.user_properties.append((_KEY, _processor_time() - item.stash[_START]))
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self._wall[report.nodeid] += report.duration
+        if report.when == "teardown":
+            self._cpu[report.nodeid] = dict(report.user_properties).get(_KEY, 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        for line in report_of(self._cpu, self._wall):
+            terminalreporter.write_line(line)
+
+
+_START = pytest.StashKey[float]()
+
+
+def report_of(cpu: dict[str, float], wall: dict[str, float]) -> list[str]:
+    """Return the lines of the report: a table of the files and folders, and the slowest tests."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for test in cpu:
+        file = test.split("::")[0]
+        groups[file].append(test)
+        groups[os.path.dirname(file) + "/"].append(test)
+        groups["all"].append(test)
+    rows = [
+        (sum(cpu[test] for test in tests), sum(wall[test] for test in tests), len(tests), group)
+        for group, tests in groups.items()
+    ]
+    lines = ["", "processor s    wall s   tests"]
+    for is_folder in (True, False):
+        chosen = [row for row in rows if row[3].endswith("/") == is_folder or row[3] == "all"]
+        chosen = sorted(chosen, reverse=True)[: None if is_folder else _SLOWEST]
+        lines += [f"{c:11.1f} {w:9.1f} {n:7}  {group}" for c, w, n, group in chosen]
+        lines.append("")
+    slowest = sorted(cpu, key=cpu.get, reverse=True)[:_SLOWEST]
+    return [*lines, *(f"{cpu[test]:11.1f} {wall[test]:9.1f}          {test}" for test in slowest)]

@@ -1,0 +1,51 @@
+"""A plugin of pytest that runs a part of every long sweep: ``SLICE=2/4`` is the second of four.
+
+Each long test is in one of the parts, so that all parts together are the whole. The parts take the cases of a test in
+turn, and tests of one case in turn within their file. A test that draws its cases takes its part of them itself
+(:func:`sweep.at_length`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+import pytest
+
+
+def slice_of(text: str | None) -> tuple[int, int]:
+    """Return the number of a part, from 0 on, and the number of parts, of a text such as ``"2/4"``."""
+    if not text:
+        return 0, 1
+    part, of, parts = text.partition("/")
+    if not (of and part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise pytest.UsageError(f"SLICE must be PART/PARTS, such as 2/4, but it is {text!r}")
+    return int(part) - 1, int(parts)
+
+
+PART, PARTS = slice_of(os.environ.get("SLICE"))
+
+
+def is_in_part(items: list, part: int, parts: int) -> list[bool]:
+    """Tell of each test whether it is in a part of the sweeps; those that are no sweeps are."""
+    numbers: dict = defaultdict(int)
+    chosen = []
+    for item in items:
+        divides_itself = getattr(getattr(item, "obj", None), "divides_itself", False)
+        if divides_itself or item.get_closest_marker("slow") is None:
+            chosen.append(True)
+            continue
+        chosen.append(numbers[item.path] % parts == part)
+        numbers[item.path] += 1
+    return chosen
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items: list) -> None:
+    if PARTS == 1:
+        return
+    chosen = is_in_part(items, PART, PARTS)
+    config.hook.pytest_deselected(
+        items=[item for item, ok in zip(items, chosen, strict=True) if not ok]
+    )
+    items[:] = [item for item, ok in zip(items, chosen, strict=True) if ok]
