@@ -1,14 +1,32 @@
-"""The types of the arguments of ``from_model``, and their checks."""
+"""The types of the arguments and of parts of the result of ``from_model``, and checks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 #: The extents of inputs, by the names of the inputs. A string is a symbol.
 Shapes = Mapping[str, Sequence[int | str]]
 
 #: The symbols of axes of inputs, by the names of the inputs.
 DynamicShapes = Mapping[str, Mapping[int, str]]
+
+
+class Role(NamedTuple):
+    """The role of a constant of a model, and the reason."""
+
+    kind: str
+    reason: str
+
+
+class Explanation(dict[str, Role]):
+    """The roles of constants by their names. As text, a table."""
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        return "\n".join(
+            f"{name:{width}}  {each.kind:8}  {each.reason}" for name, each in self.items()
+        )
 
 
 def check_shapes(shapes: object) -> None:

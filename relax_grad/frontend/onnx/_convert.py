@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from ._graph import (
     every_graph,
     every_node,
     fix_inputs,
+    hoist,
     load,
     normalize,
     operands,
@@ -104,16 +105,24 @@ class Prepared:
         self.model = simplified
 
 
-def prepare(model, shapes, dynamic_shapes, fixed, dropout: bool) -> Prepared:
-    """Return a model whose shapes are folded as far as the types of its inputs decide them."""
+def prepare(
+    model, shapes, dynamic_shapes, fixed, dropout: bool, is_wanted: Callable[[str], bool]
+) -> Prepared:
+    """Return a model whose shapes are folded as far as the types of its inputs decide them.
+
+    ``is_wanted`` is that of :func:`fold`.
+    """
     model = expand(load(model), has_converter)
     fix_inputs(model.graph, fixed or {})
     constants = normalize(model, shapes, dynamic_shapes)
     _name_nodes(model)
     if not dropout:
         _without_dropout(model)
-    folded = fold(model, constants, fixed or ())
+    first = roles_of(model, types_of(model), constants, set(fixed or ()))
+    folded = fold(model, constants, fixed or (), is_wanted)
+    hoist(model.graph)
     roles = roles_of(model, types_of(model), constants, folded)
+    roles = roles._replace(choices={**first.choices, **roles.choices})
     outputs = [each.name for each in model.graph.output]
     _mark_training(model)
     _trim_results(model, roles.states.values())

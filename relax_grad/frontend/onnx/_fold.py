@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx
@@ -14,12 +14,12 @@ from ...ir.module import unused
 from ._graph import (
     STANDARD,
     attribute,
-    every_graph,
     extents,
     is_float,
     is_float_type,
     label,
     opset_of,
+    rename,
     subgraphs,
     types_of,
     without_unused,
@@ -48,7 +48,10 @@ _TAKES_SHAPE = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
 
 
 def fold(
-    model: onnx.ModelProto, constants: Collection[str], fixed: Collection[str] = ()
+    model: onnx.ModelProto,
+    constants: Collection[str],
+    fixed: Collection[str] = (),
+    is_wanted: Callable[[str], bool] = lambda name: False,
 ) -> set[str]:
     """Fold the values that depend only on the types of the inputs, and conditionals with a known condition.
 
@@ -62,6 +65,8 @@ def fold(
         The initializers that were ``Constant`` nodes.
     fixed : Collection[str]
         The initializers that were inputs.
+    is_wanted : Callable
+        Tells whether a constant that is no weight by default is not folded, because it may be trained on request.
 
     Returns
     -------
@@ -73,7 +78,8 @@ def fold(
         without_unused(model.graph)
         types = types_of(model)
         roles = roles_of(model, types, constants, folded)
-        folding = _Folding(model, types, {*roles.weights, *roles.statistics})
+        kept = {*roles.weights, *roles.frozen, *roles.statistics}
+        folding = _Folding(model, types, kept | set(filter(is_wanted, roles.optional)))
         changed = folding.run()
         folded |= folding.folded
         if not changed:
@@ -264,7 +270,7 @@ class _Folding:
         own |= {name for each in branch.node for name in each.output if name}
         renamed = {name: unused(f"{label(node)}_{name}", self.names) for name in own & self.names}
         self.names |= {renamed.get(name, name) for name in own}
-        _rename(branch, renamed)
+        rename(branch, renamed)
         nodes = list(branch.node)
         self.graph.initializer.extend(branch.initializer)
         for inner, outer in zip(branch.output, node.output, strict=True):
@@ -275,18 +281,6 @@ class _Folding:
 
 def _is_known(shape: list[int | str | None]) -> bool:
     return all(isinstance(each, int) for each in shape)
-
-
-def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Rename values in a graph and in the graphs within."""
-    if not names:
-        return
-    for each in every_graph(graph):
-        for value in (*each.initializer, *each.output):
-            value.name = names.get(value.name, value.name)
-        for node in each.node:
-            node.input[:] = [names.get(name, name) for name in node.input]
-            node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def _partly(node: onnx.NodeProto, folding: _Folding) -> np.ndarray | None:

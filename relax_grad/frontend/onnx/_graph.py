@@ -12,6 +12,7 @@ import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
+from ...ir.module import unused
 from ._arguments import DynamicShapes, Shapes
 
 #: The domains of ONNX's own operators.
@@ -43,7 +44,25 @@ def load(model: str | os.PathLike | bytes | onnx.ModelProto) -> onnx.ModelProto:
         raise ValueError("model is no ONNX model with outputs; give a file that onnx.load reads")
     if found.functions:
         found = onnx.inliner.inline_local_functions(found)
+    for place, holder in constants_of(found.graph):
+        holder.doc_string = place
     return found
+
+
+def constants_of(
+    graph: onnx.GraphProto, place: str = ""
+) -> Iterator[tuple[str, onnx.TensorProto | onnx.NodeProto]]:
+    """Yield the initializers and the ``Constant`` nodes of a graph and of the graphs within, with their places.
+
+    A place is a name behind the numbers of the nodes and attributes that hold the graph, such as ``3.0:w``.
+    """
+    for each in graph.initializer:
+        yield f"{place}:{each.name}", each
+    for i, node in enumerate(graph.node):
+        if node.op_type == "Constant" and node.domain in STANDARD:
+            yield f"{place}:{node.output[0]}", node
+        for j, inner in enumerate(subgraphs(node)):
+            yield from constants_of(inner, f"{place}{i}.{j}/")
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -111,10 +130,11 @@ def normalize(
     graph.input.extend(inputs)
     del graph.value_info[:]  # the extents may change
     _set_shapes(graph, shapes, dynamic_shapes)
-    constants = set()
+    found = _constants_to_initializers(graph)
     for each in every_graph(graph):
-        constants |= _constants_to_initializers(each, each is graph)
-    return constants
+        if each is not graph:
+            _constants_to_initializers(each)
+    return found
 
 
 def fix_inputs(graph: onnx.GraphProto, values: Mapping[str, np.typing.ArrayLike]) -> None:
@@ -153,20 +173,49 @@ def every_graph(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from every_graph(inner)
 
 
-def _constants_to_initializers(graph: onnx.GraphProto, is_outer: bool) -> set[str]:
-    """Turn the ``Constant`` nodes of a graph into initializers; return their names, if the graph is the outer one."""
+def _constants_to_initializers(graph: onnx.GraphProto) -> set[str]:
+    """Turn the ``Constant`` nodes of a graph into initializers; return their names."""
     found, kept = set(), []
     for node in graph.node:
         if node.op_type != "Constant" or node.domain not in STANDARD:
             kept.append(node)
             continue
         graph.initializer.append(_constant_tensor(node))
-        if is_outer:
-            found.add(node.output[0])
+        found.add(node.output[0])
     if len(kept) < len(graph.node):
         del graph.node[:]
         graph.node.extend(kept)
     return found
+
+
+def hoist(graph: onnx.GraphProto) -> None:
+    """Move the initializers of branches to the outer graph."""
+    taken = {name for each in every_node(graph) for name in each.output}
+    taken |= {each.name for each in (*graph.initializer, *graph.input)}
+    for inner in every_graph(graph):
+        if inner is graph or not inner.initializer:
+            continue
+        renamed = {}
+        for each in inner.initializer:
+            name = unused(each.name, taken)
+            taken.add(name)
+            if name != each.name:
+                renamed[each.name] = name
+        rename(inner, renamed)
+        graph.initializer.extend(inner.initializer)
+        del inner.initializer[:]
+
+
+def rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+    """Rename values in a graph and in the graphs within."""
+    if not names:
+        return
+    for each in every_graph(graph):
+        for value in (*each.initializer, *each.output):
+            value.name = names.get(value.name, value.name)
+        for node in each.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
 
 
 def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
@@ -175,7 +224,7 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
     if attr.name == "value":
         found = onnx.TensorProto()
         found.CopyFrom(value)
-        found.name = node.output[0]
+        found.name, found.doc_string = node.output[0], node.doc_string
         return found
     dtypes = {"float": np.float32, "floats": np.float32, "int": np.int64, "ints": np.int64}
     kind = attr.name.removeprefix("value_")
@@ -183,7 +232,9 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto:
         raise ValueError(
             f"the constant {node.output[0]} is a {kind}, which is no tensor of numbers; TVM cannot import it"
         )
-    return numpy_helper.from_array(np.array(value, dtypes[kind]), node.output[0])
+    found = numpy_helper.from_array(np.array(value, dtypes[kind]), node.output[0])
+    found.doc_string = node.doc_string
+    return found
 
 
 def _set_shapes(

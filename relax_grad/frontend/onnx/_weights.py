@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import onnx
 
 from ._graph import attribute, is_float, is_float_type, label, opset_of, subgraphs
+from ._uses import Choice, choices, flat_nodes
 
 #: The operands that are shapes, bounds, axes, scales or probabilities, which stay constants. None stands for all operands.
 _SETTINGS: dict[str, set[int] | None] = {
@@ -45,31 +45,6 @@ _CONSTANT_BY_DEFAULT = {"Pow": {1}}
 #: The operands that are running statistics.
 _STATISTICS = {"BatchNormalization": (3, 4)}
 
-#: Operators whose operands other than the first are weights, even of one element.
-_LAYERS = {
-    "BatchNormalization",
-    "Conv",
-    "ConvTranspose",
-    "Gemm",
-    "GRU",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LSTM",
-    "LayerNormalization",
-    "MatMul",
-    "PRelu",
-    "RMSNormalization",
-}
-
-
-#: The names that exporters generate for constants of the program, which some of them write as initializers: ``Const_4:0``
-#: and ``log/add/y`` (TensorFlow and JAX), ``a/truediv;a/Log`` (TFLite, except variables), ``auto.cast.7`` (Paddle),
-#: ``val_7`` (PyTorch), ``/model/Constant_output_0``, ``onnx::Mul_12``, ``123``.
-_GENERATED = re.compile(
-    r"(?i)(^|[/_.])const(ant|[_:\d]|$)|:\d+$|/[xy]($|;)|^(?!.*ReadVariableOp).*;|^auto\.\w+\.\d+$"
-    r"|^val_\d+$|^onnx::|^_*\d+$"
-)
-
 
 class Roles(NamedTuple):
     """The roles of the floating-point initializers of a graph, by their names in the order of the graph.
@@ -78,22 +53,30 @@ class Roles(NamedTuple):
     ----------
     weights : list[str]
         The constants that are parameters by default.
+    frozen : list[str]
+        The constants with several elements that are not.
     optional : list[str]
-        The constants that are parameters only on request: exponents, and scalars in ``Constant`` nodes or with names
-        that exporters generate, such as the epsilon of a normalisation.
+        The numbers and exponents that are parameters only on request, and constants of the program otherwise.
     statistics : list[str]
         The running means and variances of normalisations.
     states : dict[str, str]
         The statistics that the model updates, with the names of their new values.
     settings : dict[str, str]
         The shapes, bounds and scales, with the label of a node that uses them.
+    cut : dict[str, str]
+        Those that no gradient reaches, with the node at which it ends.
+    choices : dict[str, Choice]
+        Whether each of the weights and of the frozen and optional constants is trained by default, and why.
     """
 
     weights: list[str]
+    frozen: list[str]
     optional: list[str]
     statistics: list[str]
     states: dict[str, str]
     settings: dict[str, str]
+    cut: dict[str, str]
+    choices: dict[str, Choice]
 
 
 def is_training(node: onnx.NodeProto, opset: int) -> bool:
@@ -125,64 +108,74 @@ def roles_of(
         The initializers that replace folded values; they have no role.
     """
     graph, opset = model.graph, opset_of(model)
-    data, layers, optional, statistics = set(), set(), set(), set()
+    data, exponents, statistics = set(), set(), set()
     states: dict[str, str] = {}
     settings: dict[str, str] = {}
+    cut: dict[str, str] = {}
+    outer = {name for node in graph.node for name in node.output}
     reached = {each.name for each in graph.output}
-    for node in reversed(graph.node):
+    for node in reversed(list(flat_nodes(graph))):
         if not any(name in reached and is_float(types.get(name)) for name in node.output):
+            end = next((cut[name] for name in node.output if name in cut), None)
             for name in node.input:
-                settings.setdefault(name, label(node))
+                cut.setdefault(name, end or f"{node.op_type} {label(node)}")
             continue
+        for inner in subgraphs(node):
+            reached |= {each.name for each in inner.output}
+            data |= {each.name for each in inner.output}
         fixed = _SETTINGS.get(node.op_type, set())
         for position, name in enumerate(node.input):
             if not name or not is_float(types.get(name)):
                 continue
             if fixed is None or position in fixed:
                 settings[name] = label(node)
-            elif position in _STATISTICS.get(node.op_type, ()):
+                continue
+            reached.add(name)
+            if position in _STATISTICS.get(node.op_type, ()):
                 statistics.add(name)
-                reached.add(name)
             elif position in _CONSTANT_BY_DEFAULT.get(node.op_type, ()):
-                optional.add(name)
-                reached.add(name)
+                exponents.add(name)
             else:
                 data.add(name)
-                reached.add(name)
-                if node.op_type in _LAYERS and position > 0:
-                    layers.add(name)
-        for inner in subgraphs(node):
-            inside = {name for each in inner.node for name in each.input}
-            inside |= {each.name for each in inner.output}
-            data |= inside
-            reached |= inside
-        if node.op_type == "BatchNormalization" and is_training(node, opset):
+        is_outer = any(name in outer for name in node.output if name)
+        if is_outer and node.op_type == "BatchNormalization" and is_training(node, opset):
             _add_states(node, states)
     floats = [each for each in graph.initializer if is_float_type(each.data_type)]
     floats = [each for each in floats if each.name not in folded]
-    names = {each.name for each in floats}
-    weights, possible = [], []
     for each in floats:
-        name, count = each.name, math.prod(each.dims)
-        if name in statistics:
-            if name in data:
-                raise ValueError(
-                    f"{name} is a running statistic and an operand of another kind; give the normalisation a copy"
-                )
-        elif name in data or name in optional:
-            is_scalar = count == 1 and len(each.dims) < 2 and name not in layers
-            is_setting = name in constants or name in settings or _GENERATED.search(name)
-            if count > 0 and name in data and not (is_scalar and is_setting):
-                weights.append(name)
-            else:
-                possible.append(name)
+        if each.name in statistics and each.name in data:
+            raise ValueError(
+                f"{each.name} is a running statistic and an operand of another kind; give the normalisation a copy"
+            )
+    names = {each.name for each in floats}
+    possible = [each for each in floats if each.name in data | exponents and math.prod(each.dims)]
+    possible = [each for each in possible if each.name not in statistics]
+    found = choices(graph, types, [each.name for each in possible], constants, exponents - data)
+    weights, frozen, optional = [], [], []
+    for each in possible:
+        name = each.name
+        is_number = math.prod(each.dims) == 1
+        choice = found[name]
+        if is_number and name in settings and not choice.reason.startswith("it is a weight"):
+            choice = found[name] = Choice(
+                False, f"it is a bound or a scale of {settings[name]} too"
+            )
+        if choice.is_trained:
+            weights.append(name)
+        elif is_number or name in exponents - data:
+            optional.append(name)
+        else:
+            frozen.append(name)
     in_order = [each.name for each in floats if each.name in statistics]
     return Roles(
         weights,
-        possible,
+        frozen,
+        optional,
         in_order,
         {name: new for name, new in states.items() if name in names},
         {name: user for name, user in settings.items() if name in names},
+        {name: end for name, end in cut.items() if name in names and name not in found},
+        found,
     )
 
 

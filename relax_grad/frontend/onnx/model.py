@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from ...training import append_loss
 from .._arguments import Trainable, check_trainable
 from ._arguments import (
     DynamicShapes,
+    Explanation,
+    Role,
     Shapes,
     check_constants,
     check_dynamic_shapes,
@@ -55,7 +57,8 @@ class Imported:
     params : dict[str, tvm.runtime.Tensor]
         The trainable parameters: the initial values by the names of the initializers.
     frozen : dict[str, tvm.runtime.Tensor]
-        The other weights, and the running statistics of normalisations in inference.
+        The other floating-point tensors: weights that are not trained, tables of the program, and the running
+        statistics of normalisations in inference.
     states : dict[str, tvm.runtime.Tensor]
         The running statistics of normalisations in training, which each call returns anew.
     draws : bool
@@ -70,6 +73,37 @@ class Imported:
     frozen: dict[str, tvm.runtime.Tensor]
     states: dict[str, tvm.runtime.Tensor]
     draws: bool = False
+    _explanation: Explanation = field(default_factory=Explanation, repr=False)
+
+    def explain(self) -> Explanation:
+        """Return whether each floating-point constant of the model is trained, and why.
+
+        Returns
+        -------
+        explanation : dict[str, Role]
+            By the names of the constants, each with ``kind`` and ``reason``. The kind is ``"trained"``, ``"frozen"``,
+            ``"state"`` (a running statistic that training updates), or ``"constant"``: a frozen number, or a shape, a bound or
+            a scale, that is part of the program. As text, it is a table with a line for each constant.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from onnx import TensorProto, helper, numpy_helper
+        >>> from relax_grad.frontend.onnx import from_model
+        >>> values = {"w": np.ones((4, 3), "float32"), "eps": np.array(1e-6, "float32")}
+        >>> graph = helper.make_graph(
+        ...     [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Add", ["h", "eps"], ["y"])],
+        ...     "graph",
+        ...     [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        ...     [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        ...     [numpy_helper.from_array(value, name) for name, value in values.items()],
+        ... )
+        >>> model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        >>> print(from_model(model).explain())
+        w    trained   it is a weight of the MatMul h
+        eps  constant  its name is that of a constant table or setting
+        """
+        return Explanation(self._explanation)
 
     @property
     def values(self) -> list[tvm.runtime.Tensor]:
@@ -164,19 +198,19 @@ def from_model(
     """Import an ONNX model to train it.
 
     TVM's importer translates the operators. The weights become parameters under the names of the initializers; a
-    weight in a ``Constant`` node has the name of the node's result. Shapes, bounds, axes and integers stay constants. So do
-    scalars that are exponents, that are in ``Constant`` nodes, or that have names which exporters generate, such as
-    ``Const_4:0``: they are constants of the program, for example the epsilon of a normalisation. Values that
-    depend only on the shapes of the inputs are computed before the import.
+    weight in a ``Constant`` node has the name of the node's result. Trained by default are the tensors that a training
+    framework makes parameters: the weights and biases of layers by their use, and others by their names.
+    :meth:`Imported.explain` lists all tensors with the reasons. Other tensors are frozen parameters. Numbers, shapes, bounds, axes
+    and integers stay constants. Values that depend only on the shapes of the inputs are computed before the import.
 
     Parameters
     ----------
     model : str or os.PathLike or bytes or onnx.ModelProto
         The model, or the file that holds it.
     trainable : str or Sequence[str] or Callable, optional
-        The weights to train: names or patterns such as ``"head.*"``, or a function from the name to a bool. By
-        default all weights; running statistics are none. The others are in ``frozen``. The exact name of a scalar
-        that is a constant by default makes it a parameter.
+        The tensors to train. A name selects any floating-point tensor of :meth:`Imported.explain` that is no setting and no running
+        statistic. A pattern such as ``"head.*"`` selects among those that are trained by default or, if it matches none
+        of them, among the others. A function of the name returns whether to train a tensor that is trained by default.
     shapes : Mapping[str, Sequence[int or str]], optional
         The shapes of inputs, in the place of those in the model. A string is a symbol.
     dynamic_shapes : Mapping[str, Mapping[int, str]], optional
@@ -220,10 +254,13 @@ def from_model(
         _require("onnxsim", ONNXSIM_REQUIREMENT, "simplify=True")
     from . import _convert
 
-    prepared = _convert.prepare(model, shapes, dynamic_shapes, constants, dropout)
+    prepared = _convert.prepare(
+        model, shapes, dynamic_shapes, constants, dropout, _wanted(trainable)
+    )
     roles = prepared.roles
     params = _chosen(trainable, roles)
-    others = [name for name in [*roles.weights, *roles.statistics] if name not in params]
+    others = [*roles.weights, *roles.frozen, *roles.statistics]
+    others = [name for name in others if name not in params]
     frozen = [name for name in others if name not in roles.states]
     groups = (params, frozen, list(roles.states))
     values = prepared.lift([name for group in groups for name in group])
@@ -239,12 +276,25 @@ def from_model(
         {name: each.ty for name, each in zip(prepared.outputs, results, strict=False)},
         *({name: tvm.runtime.tensor(values[name]) for name in group} for group in groups),
         draws,
+        _explained(roles, params, trainable),
     )
+
+
+def _wanted(trainable: Trainable | None) -> Callable[[str], bool]:
+    """Return the function that tells whether a tensor may be trained on request only."""
+    if trainable is None or callable(trainable):
+        return lambda name: False
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    return lambda name: any(_matches(name, pattern) for pattern in patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
     """Return the weights to train, in the order of the model."""
-    weights, optional = roles.weights, roles.optional
+    weights, others = roles.weights, [*roles.frozen, *roles.optional]
     if trainable is None:
         return list(weights)
     if callable(trainable):
@@ -252,12 +302,13 @@ def _chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
     patterns = [trainable] if isinstance(trainable, str) else list(trainable)
     found = set()
     for pattern in patterns:
-        matching = [name for name in weights if name == pattern or fnmatchcase(name, pattern)]
-        matching += [name for name in optional if name == pattern]
+        matching = [name for name in weights if _matches(name, pattern)]
+        matching += [name for name in others if name == pattern]
+        matching = matching or [name for name in others if _matches(name, pattern)]
         if not matching:
             raise ValueError(f"trainable: {_why_not(pattern, roles)}")
         found.update(matching)
-    return [name for name in [*weights, *optional] if name in found]
+    return [name for name in [*weights, *others] if name in found]
 
 
 def _why_not(pattern: str, roles: Roles) -> str:
@@ -266,8 +317,34 @@ def _why_not(pattern: str, roles: Roles) -> str:
         return f"{pattern} is a running statistic of a normalisation, which no gradient reaches"
     if pattern in roles.settings:
         return f"{pattern} is a shape, a bound or a scale of the node {roles.settings[pattern]}, which stays a constant"
-    shown = ", ".join(roles.weights[:5])
-    return f"no weight matches {pattern!r}; the model has {len(roles.weights)}: {shown}, ..."
+    if pattern in roles.cut:
+        return f"no gradient reaches {pattern}, because its way to the outputs ends at the {roles.cut[pattern]}, whose gradient is 0"
+    known = [*roles.weights, *roles.frozen, *roles.optional]
+    shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+    return f"no weight matches {pattern!r}; the model has {len(known)}: {shown or 'none'}"
+
+
+def _explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) -> Explanation:
+    """Return the roles of all constants with the reasons."""
+    found = Explanation()
+    for name, choice in roles.choices.items():
+        kind, reason = "constant", choice.reason
+        if name in params:
+            kind = "trained"
+            reason = reason if choice.is_trained else "trainable selects it"
+        elif name in roles.weights:
+            kind, reason = "frozen", "trainable does not select it"
+        elif name in roles.frozen:
+            kind = "frozen"
+        found[name] = Role(kind, reason)
+    for name in roles.statistics:
+        kind = "state" if name in roles.states else "frozen"
+        found[name] = Role(kind, "it is a running statistic of a normalisation")
+    for name, user in roles.settings.items():
+        found.setdefault(name, Role("constant", f"it is a shape, a bound or a scale of {user}"))
+    for name, end in roles.cut.items():
+        found.setdefault(name, Role("constant", f"no gradient passes the {end}"))
+    return found
 
 
 def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:

@@ -182,14 +182,14 @@ def test_a_fixed_input_decides_a_branch():
         initializer = [numpy_helper.from_array(normal(3), name)]
         return helper.make_graph(inner, name, [], [output], initializer)
 
-    branches = {"then_branch": branch("of_16k"), "else_branch": branch("of_8k")}
+    branches = {"then_branch": branch("wide.bias"), "else_branch": branch("narrow.bias")}
     nodes = [
         node("Equal", ["rate", "wide"], ["is_wide"]),
         node("If", ["is_wide"], **branches),
     ]
     model = models.model_of(nodes, {"x": [2, 3]}, {"wide": np.array(16000)})
     model.graph.input.append(helper.make_tensor_value_info("rate", TensorProto.INT64, []))
-    for rate, name in ((16000, "of_16k"), (8000, "of_8k")):
+    for rate, name in ((16000, "wide.bias"), (8000, "narrow.bias")):
         imported = from_model(model, constants={"rate": rate})
         assert list(imported.inputs) == ["x"]
         assert list(imported.params) == [name]
