@@ -9,7 +9,7 @@ import pytest
 import relax_grad  # noqa: F401  (registers the gradients that the tests check)
 from relax_grad.testing._program import without_assertions
 
-pytest_plugins = ["cpu_times", "slices", "steady_draws"]
+pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
 
 #: Folders and files whose tests compile functions without the assertions on their arguments, which are half of the
 #: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
