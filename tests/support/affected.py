@@ -144,10 +144,10 @@ class _Project:
 
         An ``__init__`` that only imports names stands for its own importers, besides that of the whole package.
         """
-        files = mirror.tests_of(module, self.root, self.table)
+        files = mirror.files_of(module, self.root, self.table)
         yield from self._existing(distance, *files)
         for importer in self._importers.get(module, ()):
-            files = mirror.tests_of(importer, self.root, self.table)
+            files = mirror.files_of(importer, self.root, self.table)
             yield from self._existing(distance + 1, *files)
             path = self.package.joinpath(*importer.split("."), "__init__.py")
             if importer and path.exists() and mirror.reexports_only(path):

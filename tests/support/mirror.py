@@ -36,7 +36,7 @@ def entry_of(module: str, table: Mapping[str, tuple[str, ...]] = TABLE) -> str |
     return next((pattern for pattern in table if fnmatchcase(module, pattern)), None)
 
 
-def tests_of(
+def files_of(
     module: str, root: Path = ROOT, table: Mapping[str, tuple[str, ...]] = TABLE
 ) -> list[Path]:
     """Return the test files of a module of the package: that of its name, or those of the table."""
