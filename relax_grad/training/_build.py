@@ -14,7 +14,7 @@ from tvm.relax import op
 from ..autodiff.gradient import Gradient, add_adjoint
 from ..ir.compat import dtype_of
 from ..ir.inlining import write_out_calls
-from ..ir.module import copy_with_new_vars, unused, with_functions
+from ..ir.module import copy_with_new_vars, referred_to, unused, with_functions
 from ..ir.remat import REMAT, as_attribute
 from ._optimizer import Optimizer, Update
 from ._source import Source
@@ -196,7 +196,8 @@ class Build:
         if self.settings.remat is not None:
             mark = as_attribute(self.settings.remat)
             functions = {name: each.with_attr(REMAT, mark) for name, each in functions.items()}
-        return with_functions(self.source.module, functions, without=self._unneeded())
+        found = with_functions(self.source.module, functions, without=self._unneeded())
+        return _with_called(found, module)
 
     def _unneeded(self) -> list[str]:
         """Return the functions of the model that neither the step calls nor prediction."""
@@ -454,6 +455,21 @@ class Build:
             more = total_over_workers(emit, gradients, self._divided, count_of_invalid)
             count = emit(op.add(count, more))
         return emit(op.equal(count, relax.const(0.0, "float32")))
+
+
+def _with_called(module: tvm.IRModule, other: tvm.IRModule) -> tvm.IRModule:
+    """Return a module with the functions of another one that its functions call, such as those of branches."""
+    functions = dict(module.functions_items())
+    known = {variable.name_hint for variable in functions}
+    available = {variable.name_hint: (variable, each) for variable, each in other.functions_items()}
+    waiting = list(functions.values())
+    while waiting:
+        names = {variable.name_hint for variable in referred_to(waiting)} - known
+        known |= names
+        found = [available[name] for name in sorted(names) if name in available]
+        functions.update(found)
+        waiting = [function for _, function in found]
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
 def _selection(emit, condition):

@@ -57,19 +57,24 @@ class Evaluation:
 
     def _loss_of(self, trainer, tensors: Mapping[str, tvm.runtime.Tensor], ema: bool) -> float:
         source = self._step._source
+        name = source.evaluation or source.name
+        function = source.module[name]
         if self._loss is None:
-            function = source.function.with_attr("global_symbol", source.name)
-            module = with_functions(source.module, {source.name: function})
-            module = relax.transform.DeadCodeElimination([source.name])(module)
+            module = with_functions(source.module, {name: function})
+            module = relax.transform.DeadCodeElimination([name])(module)
             executable = _export.compiled_module(module, self._target, self._options)
-            self._loss = relax.VirtualMachine(executable, tvm.cpu())[source.name]
+            self._loss = relax.VirtualMachine(executable, tvm.cpu())[name]
         values = {**trainer._values_of(ema), **tensors}
-        arguments: list = [None] * len(source.function.params)
+        if source.evaluation:
+            seed = tvm.runtime.tensor(trainer._seed())
+            found = self._loss(*(values.get(param.name, seed) for param in function.params))
+            return float(found.numpy().reshape(()))
+        arguments: list = [None] * len(function.params)
         if source.seed is not None:
             arguments[source.seed] = tvm.runtime.tensor(trainer._seed())
         for group in (source.batch, source.params, source.frozen, source.states):
-            for name, at in group.items():
-                arguments[at] = values[name]
+            for key, at in group.items():
+                arguments[at] = values[key]
         result = self._loss(*arguments)
         for i in source.loss:
             result = result[i]

@@ -53,7 +53,11 @@ class Source:
     forward : Forward or None
         The function for prediction, which the step's module keeps.
     has_modes : bool
-        Whether the function computes in training mode, which differs from evaluation mode.
+        Whether the function computes in training mode, which differs from evaluation mode, and no function computes the loss
+        in evaluation mode.
+    evaluation : str or None
+        The function that returns the loss in evaluation mode, if it is another one. The names of its parameters are those of the
+        values and of the batch, and a seed if it has one.
     """
 
     module: tvm.IRModule
@@ -69,6 +73,7 @@ class Source:
     new_states: dict[str, tuple[int, ...]]
     forward: Forward | None
     has_modes: bool
+    evaluation: str | None = None
 
     @property
     def function(self) -> relax.Function:
@@ -208,7 +213,7 @@ def _of_onnx(model, name, wrt, loss, targets) -> Source:
         raise ValueError(
             "loss must be given for an ONNX import: loss(bb, *outputs, *targets), as for Imported.with_loss"
         )
-    module = model.with_loss(loss, targets)
+    module = model._with_losses(loss, targets)
     function = module["loss"]
     first = 1 if model.draws else 0
     count = int(function.attrs["num_input"])
@@ -228,11 +233,12 @@ def _of_onnx(model, name, wrt, loss, targets) -> Source:
         frozen,
         places[2],
         {**model.params, **model.frozen, **model.states},
-        (0,) if model.states else (),
-        {},
-        {key: (1 + i,) for i, key in enumerate(model.states)},
-        Forward("main", _values(model)),
+        (0,),
+        {key: (1 + i,) for i, key in enumerate(model.outputs)},
+        {key: (1 + len(model.outputs) + i,) for i, key in enumerate(model.states)},
+        Forward("inference" if model._infers else "main", _values(model)),
         False,
+        "inference_loss" if model._infers else None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from training_models import START, batches, close, gradients, module_of
+from tvm import relax
 
 from relax_grad.training import SGD, Adam, Trainer, train_step
 
@@ -189,3 +190,22 @@ def test_bad_arguments(settings, error, message):
     given = {"model": module_of(), "optimizer": SGD(), "wrt": "w", **settings}
     with pytest.raises(error, match=message):
         train_step(given.pop("model"), given.pop("optimizer"), **given)
+
+
+def test_a_function_with_a_conditional_trains():
+    """Also with gradients of several batches, whose function is another one of the module."""
+    kinds = (("c", (), "bool"), ("x", (4,), "float64"), ("w", (4,), "float64"))
+    c, x, w = (relax.Var(name, relax.TensorType(shape, dtype)) for name, shape, dtype in kinds)
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [c, x, w]):
+        branches = relax.op.multiply(x, w), relax.op.add(x, w)
+        y = bb.emit(relax.If(c, *(relax.SeqExpr([], each) for each in branches)))
+        bb.emit_func_output(bb.emit(relax.op.sum(relax.op.multiply(y, y))))
+    step = train_step(bb.get(), SGD(lr=0.1), wrt=["w"], accumulate=2)
+    start, data = np.linspace(-1, 1, 4), np.linspace(0.5, 2, 4)
+    trainer = Trainer(step, values={"w": start})
+    losses = [trainer.step(np.array(flag), data).loss for flag in (True, False)]
+    product, total = data * start, data + start
+    np.testing.assert_allclose(losses, [(product**2).sum(), (total**2).sum()], 1e-12)
+    change = 0.5 * (2 * product * data + 2 * total)
+    np.testing.assert_allclose(trainer.params["w"].numpy(), start - 0.1 * change, 1e-12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from ._graph import (
     types_of,
 )
 from ._importer import check_operators, has_converter, imported
+from ._inference import computes_in_training, set_inference
 from ._weights import Roles, is_training, roles_of
 
 
@@ -47,19 +48,36 @@ class Prepared:
     roles: Roles
     outputs: list[str]
 
-    def lift(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Turn initializers into inputs of the graph, in this order, and states into outputs; return the values."""
+    def in_inference(self) -> Prepared | None:
+        """Return a copy whose normalisations and dropout are in inference; None if all are already."""
+        if not computes_in_training(self.model):
+            return None
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        set_inference(model)
+        return Prepared(model, self.roles, self.outputs)
+
+    def lift(
+        self,
+        names: Sequence[str],
+        states: Mapping[str, str],
+        known: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Turn initializers into inputs of the graph, in this order, and states into outputs; return the values.
+
+        ``known`` has the values, if the graph may lack some of the initializers.
+        """
         graph = self.model.graph
         tensors = {each.name: each for each in graph.initializer}
         kept = [each for each in graph.initializer if each.name not in set(names)]
-        values = {name: numpy_helper.to_array(tensors[name]) for name in names}
+        values = known or {name: numpy_helper.to_array(tensors[name]) for name in names}
         for name in names:
-            tensor = tensors[name]
-            info = onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+            dtype = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
+            info = onnx.helper.make_tensor_value_info(name, dtype, values[name].shape)
             graph.input.append(info)
-        for name, new in self.roles.states.items():
-            tensor = tensors[name]
-            info = onnx.helper.make_tensor_value_info(new, tensor.data_type, tensor.dims)
+        for name, new in states.items():
+            dtype = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
+            info = onnx.helper.make_tensor_value_info(new, dtype, values[name].shape)
             graph.output.append(info)
         del graph.initializer[:]
         graph.initializer.extend(kept)
@@ -117,7 +135,7 @@ def prepare(
     constants = normalize(model, shapes, dynamic_shapes)
     _name_nodes(model)
     if not dropout:
-        _without_dropout(model)
+        set_inference(model, normalisation=False)
     first = roles_of(model, types_of(model), constants, set(fixed or ()))
     folded = fold(model, constants, fixed or (), is_wanted)
     hoist(model.graph)
@@ -133,19 +151,6 @@ def _name_nodes(model: onnx.ModelProto) -> None:
     """Give every node a name, for messages."""
     for node in every_node(model.graph):
         node.name = node.name or next(filter(None, node.output), node.op_type)
-
-
-def _without_dropout(model: onnx.ModelProto) -> None:
-    """Set nodes of dropout to inference."""
-    opset = opset_of(model)
-    for node in every_node(model.graph):
-        if node.op_type == "Dropout":
-            if opset >= 12:
-                del node.input[2:]
-            elif opset < 7:
-                kept = [each for each in node.attribute if each.name != "is_test"]
-                del node.attribute[:]
-                node.attribute.extend([*kept, onnx.helper.make_attribute("is_test", 1)])
 
 
 def _mark_training(model: onnx.ModelProto) -> None:

@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
+from tvm.ir import GlobalVar
 
-from ...ir.module import normalized, tuple_fields, with_functions
+from ...ir.module import normalized, tuple_fields, unused, with_functions
 from ...training import append_loss
 from .._arguments import Trainable, check_trainable
 from ._arguments import (
@@ -49,7 +51,9 @@ class Imported:
     module : tvm.IRModule
         With ``main(*inputs, *params, *frozen, *states)``, which returns the outputs of the model and then the new
         states: a tuple, unless there is only one tensor. If the model draws random numbers, it is ``main(seed,
-        *inputs, ...)``. Its attribute ``num_input`` is the number of inputs, including the seed.
+        *inputs, ...)``. Its attribute ``num_input`` is the number of inputs, including the seed. If ``main`` computes in
+        training mode, with dropout or with statistics of the batch, ``inference(*inputs, *params, *frozen, *states)`` computes the
+        outputs in inference.
     inputs : dict[str, relax.TensorType]
         The inputs of the model with their types.
     outputs : dict[str, relax.TensorType]
@@ -141,6 +145,26 @@ class Imported:
             If ``loss_fn`` is no function, or returns something other than an expression, or ``targets`` is no mapping
             from names to types.
         """
+        loss = self._loss("main", loss_fn, targets)
+        return with_functions(self.module, {"loss": loss})
+
+    def _with_losses(self, loss_fn, targets) -> tvm.IRModule:
+        """Return the module with ``loss``, which returns the loss, the outputs and the new states.
+
+        If the module has ``inference``, it gets ``inference_loss``, which returns the loss in evaluation mode.
+        """
+        functions = {"loss": self._loss("main", loss_fn, targets, returns_outputs=True)}
+        if self._infers:
+            functions["inference_loss"] = self._loss("inference", loss_fn, targets)
+        return with_functions(self.module, functions)
+
+    @property
+    def _infers(self) -> bool:
+        """Whether the module has a function for inference beside ``main``."""
+        return any(each.name_hint == "inference" for each in self.module.get_global_vars())
+
+    def _loss(self, name: str, loss_fn, targets, returns_outputs: bool = False) -> relax.Function:
+        """Return the function that runs a function of the module and then a loss."""
         if not callable(loss_fn):
             raise TypeError(
                 f"loss_fn must be a function of the block builder, the outputs and the targets, but it is {loss_fn!r}"
@@ -149,15 +173,17 @@ class Imported:
             raise TypeError(
                 f'targets must be a mapping from names to types, such as {{"y": ((8,), "int64")}}, but it is {targets!r}'
             )
-        main = self.module["main"]
+        main = self.module[name]
         taken = {param.name for param in main.params}
         symbols = _symbols(main)
-        params = [relax.Var(name, kind) for name, kind in self.outputs.items()]
+        params = [
+            relax.Var(key, each.ty) for key, each in zip(self.outputs, _results(main), strict=False)
+        ]
         extra = []
-        for name, kind in dict(targets or {}).items():
-            if name in taken:
-                raise ValueError(f"targets: the model has a parameter {name!r} already")
-            extra.append(relax.Var(name, _type(name, kind, symbols)))
+        for key, kind in dict(targets or {}).items():
+            if key in taken:
+                raise ValueError(f"targets: the model has a parameter {key!r} already")
+            extra.append(relax.Var(key, _type(key, kind, symbols)))
         carriers = _carriers(main, params)
         given = [relax.Var(f"{each.name}_extents", each.ty) for each in carriers]
         bb = relax.BlockBuilder()
@@ -170,19 +196,19 @@ class Imported:
                     )
                 value = bb.emit_output(value)
             bb.emit_func_output(value)
+        kept = len(_results(main)) - len(params)
         whole = append_loss(
-            _returning(main, carriers),
+            _returning(main, carriers, len(params) if returns_outputs else 0),
             bb.get()["loss"],
             len(carriers) + len(params),
-            len(self.states),
+            kept + (len(params) if returns_outputs else 0),
         )
-        count = self.draws + len(self.inputs)
+        count = int(main.attrs["num_input"])
         every = list(whole.params)
         behind = every[len(main.params) :]
         ordered = [*every[:count], *behind, *every[count : len(main.params)]]
         loss = relax.Function(ordered, whole.body, is_pure=whole.is_pure)
-        loss = loss.with_attr("num_input", count + len(behind))
-        return with_functions(self.module, {"loss": loss})
+        return loss.with_attr("num_input", count + len(behind))
 
 
 def from_model(
@@ -263,17 +289,22 @@ def from_model(
     others = [name for name in others if name not in params]
     frozen = [name for name in others if name not in roles.states]
     groups = (params, frozen, list(roles.states))
-    values = prepared.lift([name for group in groups for name in group])
-    module, draws = prepared.imported(simplify, _is_installed("onnxsim"))
+    names = [name for group in groups for name in group]
+    inference = prepared.in_inference()
+    values = prepared.lift(names, roles.states)
+    has_onnxsim = _is_installed("onnxsim")
+    module, draws = prepared.imported(simplify, has_onnxsim)
     count = len(module["main"].params) - len(values)
     main = module["main"].with_attr("num_input", count)
-    result = main.body.body
-    is_tuple = isinstance(result.ty, relax.TupleType)
-    results = tuple_fields(result) if is_tuple else [result]
+    module = with_functions(module, {"main": main})
+    if inference is not None:
+        inference.lift(names, {}, values)
+        other, _ = inference.imported(simplify, has_onnxsim)
+        module = _with_inference(module, other, len(values))
     return Imported(
-        with_functions(module, {"main": main}),
+        module,
         {param.name: param.ty for param in main.params[draws:count]},
-        {name: each.ty for name, each in zip(prepared.outputs, results, strict=False)},
+        {name: each.ty for name, each in zip(prepared.outputs, _results(main), strict=False)},
         *({name: tvm.runtime.tensor(values[name]) for name in group} for group in groups),
         draws,
         _explained(roles, params, trainable),
@@ -379,17 +410,47 @@ def _extents(var: relax.Var) -> list:
     return list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
 
 
-def _returning(function: relax.Function, params: Sequence[relax.Var]) -> relax.Function:
-    """Return a function that returns some of its parameters before its results."""
-    if not params:
-        return function
+def _results(function: relax.Function) -> list[relax.Expr]:
+    """Return the results of a function: the elements of a tuple, or the only one."""
     result = function.body.body
-    results = tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]
-    body = relax.SeqExpr(function.body.blocks, relax.Tuple([*params, *results]))
+    return tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]
+
+
+def _returning(
+    function: relax.Function, params: Sequence[relax.Var], repeated: int = 0
+) -> relax.Function:
+    """Return a function that returns some of its parameters before its results, and its first results twice."""
+    if not params and not repeated:
+        return function
+    results = _results(function)
+    returned = [*params, *results[:repeated], *results]
+    body = relax.SeqExpr(function.body.blocks, relax.Tuple(returned))
     every = list(function.params)
     return relax.Function(
         every, normalized(every, body), is_pure=function.is_pure, attrs=function.attrs
     )
+
+
+def _with_inference(module: tvm.IRModule, other: tvm.IRModule, num_values: int) -> tvm.IRModule:
+    """Return a module with the function ``main`` of another one as ``inference``, and with the functions that it calls."""
+    taken = {each.name_hint for each in module.get_global_vars()}
+    main = other["main"]
+    main = main.with_attr("num_input", len(main.params) - num_values)
+    called = {each: each for each in other.get_global_vars() if each.name_hint != "main"}
+    for each in called:
+        name = unused(each.name_hint, taken)
+        taken.add(name)
+        called[each] = GlobalVar(name)
+
+    def renamed(variable):
+        return called.get(variable, variable)
+
+    main = tvm_ffi.structural_map(main, ((GlobalVar,), renamed), order="pre") if called else main
+    functions = dict(module.functions_items())
+    functions[GlobalVar("inference")] = main.with_attr("global_symbol", "inference")
+    for each, new in called.items():
+        functions[new] = other[each].with_attr("global_symbol", new.name_hint)
+    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
 def _symbols(function: relax.Function) -> dict[str, tirx.Var]:

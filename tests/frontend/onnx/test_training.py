@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -15,6 +17,7 @@ from onnx import TensorProto, helper  # noqa: E402
 from onnx_models import WEIGHTS, classifier, node, normal  # noqa: E402
 
 from relax_grad.frontend.onnx import from_model  # noqa: E402
+from relax_grad.training import SGD, Trainer, train_step  # noqa: E402
 
 
 def normalization(training, momentum=0.7, dtype="float64"):
@@ -122,3 +125,130 @@ def test_a_wrong_loss_is_refused():
         imported.with_loss(mean_square, {"target": (("n", 3), "float32")})
     with pytest.raises(TypeError, match="loss_fn must return a Relax expression"):
         imported.with_loss(lambda bb, y: None)
+
+
+def in_training_mode():
+    """Return a model with batch normalisation and dropout in training mode, which returns the new mean too."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node(
+            "BatchNormalization",
+            ["h", "g", "b", "mean", "var"],
+            ["n", "mean2", "var2"],
+            training_mode=1,
+        ),
+        node("Dropout", ["n", "ratio", "on"]),
+    ]
+    weights = {
+        "w": normal(8, 3),
+        "g": np.ones(3, "float32"),
+        "b": normal(3),
+        "mean": np.zeros(3, "float32"),
+        "var": np.ones(3, "float32"),
+        "ratio": np.array(0.5, "float32"),
+        "on": np.array(True),
+    }
+    return models.model_of(nodes, {"x": ["n", 8]}, weights, outputs=("y", "mean2"))
+
+
+def square(bb, y, *more):
+    return bb.emit(relax.op.mean(relax.op.multiply(y, y)))
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    imported = from_model(in_training_mode())
+    found = Trainer(train_step(imported, SGD(lr=0.1), loss=square, outputs=True))
+    found.first = imported.params["w"].numpy()
+    rng = np.random.default_rng(2)
+    found.batches = [rng.normal(size=(16, 8)).astype("float32") for _ in range(3)]
+    found.results = [found.step(x) for x in found.batches]
+    return found
+
+
+def in_inference(trainer, x):
+    values = {name: value.numpy().astype("float64") for name, value in trainer.values.items()}
+    normal = (x @ values["w"] - values["mean"]) / np.sqrt(values["var"] + 1e-5)
+    return normal * values["g"] + values["b"], values["mean"]
+
+
+def test_prediction_of_a_model_in_training_mode_is_inference(trainer):
+    x = trainer.batches[0]
+    wanted, mean = in_inference(trainer, x)
+    y, new_mean = trainer.predict(x)
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(new_mean.numpy(), mean, rtol=1e-6)
+    assert np.abs(mean).max() > 0.01
+
+
+def test_evaluation_of_a_model_in_training_mode_is_inference(trainer):
+    wanted = [in_inference(trainer, x)[0] for x in trainer.batches]
+    found = trainer.evaluate(trainer.batches, {"largest": lambda y, mean: np.abs(y).max()})
+    np.testing.assert_allclose(
+        found["largest"], np.mean([np.abs(y).max() for y in wanted]), rtol=1e-4
+    )
+    found = trainer.evaluate(trainer.batches)
+    np.testing.assert_allclose(found["loss"], np.mean(np.square(wanted)), rtol=1e-4)
+
+
+def test_a_step_returns_the_outputs_of_the_model(trainer):
+    assert trainer.train_step.outputs == ("y", "mean2")
+    result = trainer.results[0]
+    y = result.outputs["y"].numpy()
+    np.testing.assert_allclose(result.loss, np.square(y).mean(), rtol=1e-5)
+    assert 0.3 < (y == 0).mean() < 0.7
+    mean = 0.1 * (trainer.batches[0] @ trainer.first).mean(0)
+    np.testing.assert_allclose(result.outputs["mean2"].numpy(), mean, rtol=1e-3, atol=1e-5)
+
+
+def test_an_exported_step_predicts_in_inference(trainer, tmp_path):
+    trainer.train_step.export(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["forward"]["name"] == "inference"
+    assert [each["name"] for each in manifest["forward"]["inputs"]] == ["x"]
+
+
+def test_a_model_in_inference_has_one_function():
+    names = [each.name_hint for each in from_model(classifier()).module.get_global_vars()]
+    assert "inference" not in names
+
+
+def test_a_conditional_of_the_model_and_one_of_the_loss_train():
+    """Both branches have a weight; each step changes that of the branch that it takes."""
+
+    def branch(name, kind):
+        inner = [node("MatMul", ["x", name], ["m"]), node(kind, ["m"], ["z"])]
+        output = helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3])
+        return helper.make_graph(inner, name, [], [output])
+
+    weights = {"one": normal(4, 3), "two": normal(4, 3)}
+    conditional = node(
+        "If", ["flag"], then_branch=branch("one", "Tanh"), else_branch=branch("two", "Identity")
+    )
+    model = models.model_of([conditional], {"x": [2, 4]}, weights)
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+
+    def loss(bb, y, flag):
+        whole = bb.emit(relax.op.sum(relax.op.multiply(y, y)))
+        half = relax.op.multiply(whole, relax.const(0.5, "float32"))
+        return bb.emit(relax.If(flag, relax.SeqExpr([], half), relax.SeqExpr([], whole)))
+
+    step = train_step(
+        from_model(model), SGD(lr=0.1), loss=loss, targets={"halved": ((), "bool")}, outputs=True
+    )
+    trainer, x, values = Trainer(step), normal(2, 4), dict(weights)
+    for flag in (True, False, True):
+        halved = not flag
+        name = "one" if flag else "two"
+        y = np.tanh(x @ values[name]) if flag else x @ values[name]
+        factor = 0.5 if halved else 1.0
+        change = 2 * factor * y * (1 - y**2 if flag else 1)
+        found = trainer.step(x, np.array(flag), np.array(halved))
+        np.testing.assert_allclose(found.loss, factor * np.square(y).sum(), rtol=1e-5)
+        np.testing.assert_allclose(found.outputs["y"].numpy(), y, rtol=1e-5, atol=1e-6)
+        values[name] = values[name] - 0.1 * x.T @ change
+        for each, value in values.items():
+            np.testing.assert_allclose(trainer.params[each].numpy(), value, rtol=1e-4, atol=1e-5)
+        predicted = trainer.predict(x, np.array(flag)).numpy()
+        wanted = np.tanh(x @ values[name]) if flag else x @ values[name]
+        np.testing.assert_allclose(predicted, wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,71 @@
+"""Normalisation and dropout in inference."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+from onnx import numpy_helper
+
+from ._graph import attribute, every_graph, every_node, operands, opset_of
+from ._weights import is_training
+
+
+def computes_in_training(model: onnx.ModelProto) -> bool:
+    """Tell whether a node drops elements, or normalises by the statistics of a batch."""
+    opset = opset_of(model)
+    tensors = {each.name: each for graph in every_graph(model.graph) for each in graph.initializer}
+    for node in every_node(model.graph):
+        if node.op_type == "BatchNormalization" and is_training(node, opset):
+            return True
+        if node.op_type == "Dropout" and opset >= 12 and len(node.input) > 2 and node.input[2]:
+            mode = tensors.get(node.input[2])
+            if mode is None or numpy_helper.to_array(mode).any():
+                return True
+    return False
+
+
+def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
+    """Set dropout to inference, and normalisations of batches, unless ``normalisation`` is False.
+
+    The new statistics of a normalisation, where they are used, are the old ones.
+    """
+    opset = opset_of(model)
+    for graph in every_graph(model.graph):
+        used = Counter(each.name for each in graph.output)
+        for node in graph.node:
+            used.update(operands(node))
+        nodes = []
+        for node in graph.node:
+            nodes.append(node)
+            if node.op_type == "Dropout":
+                if opset >= 12:
+                    del node.input[2:]
+                elif opset < 7:
+                    _set(node, "is_test", 1)
+            elif (
+                node.op_type == "BatchNormalization" and normalisation and is_training(node, opset)
+            ):
+                if opset < 7:
+                    _set(node, "is_test", 1)
+                for position in (3, 4):
+                    name = node.output[position - 2] if len(node.output) > position - 2 else ""
+                    if used[name]:
+                        nodes.append(
+                            onnx.helper.make_node("Identity", [node.input[position]], [name])
+                        )
+                del node.output[1:]
+                if attribute(node, "training_mode") is not None:
+                    _set(node, "training_mode", 0)
+        if len(nodes) > len(graph.node):
+            copies = [onnx.NodeProto() for _ in nodes]
+            for copy, each in zip(copies, nodes, strict=True):
+                copy.CopyFrom(each)
+            del graph.node[:]
+            graph.node.extend(copies)
+
+
+def _set(node: onnx.NodeProto, name: str, value: int) -> None:
+    kept = [each for each in node.attribute if each.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
