@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/map.h>
 #include <tvm/ffi/dtype.h>
 #include <unistd.h>
 
@@ -13,28 +11,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <optional>
 #include <sstream>
+
+#include "json.h"
+#include "safetensors.h"
 
 namespace relax_grad {
 
 namespace {
-
-// The parser recurses.
-constexpr int kMaxDepth = 64;
-
-/// Returns the bytes of a tensor; none if it, or a tensor with 1 in the place of extents of 0, has more than 2 ** 63 - 1.
-std::optional<int64_t> Bytes(const std::vector<int64_t>& shape, int64_t width) {
-  int64_t bytes = width;
-  bool is_empty = false;
-  for (int64_t extent : shape) {
-    is_empty |= extent == 0;
-    if (__builtin_mul_overflow(bytes, extent == 0 ? 1 : extent, &bytes)) return std::nullopt;
-  }
-  return is_empty ? 0 : bytes;
-}
 
 int64_t Width(DLDataType type) { return (int64_t{type.bits} * type.lanes + 7) / 8; }
 
@@ -49,16 +34,48 @@ struct HostAllocator {
   void FreeData(DLTensor* tensor) { std::free(tensor->data); }
 };
 
-struct Dtype {
-  const char* name;
-  const char* in_file;
-};
+/// A file that is read from its beginning.
+class InputFile {
+ public:
+  explicit InputFile(const std::string& path)
+      : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    struct stat found;
+    if (handle_ < 0) throw Error(path + " cannot be read: " + std::strerror(errno));
+    std::string reason;
+    if (fstat(handle_, &found) != 0)
+      reason = std::strerror(errno);
+    else if (S_ISDIR(found.st_mode))
+      reason = "it is a folder";
+    else if (!S_ISREG(found.st_mode))
+      reason = "it is no regular file";
+    if (!reason.empty()) {
+      close(handle_);
+      throw Error(path + " cannot be read: " + reason);
+    }
+    size_ = static_cast<uint64_t>(found.st_size);
+  }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  ~InputFile() { close(handle_); }
 
-const Dtype kDtypes[] = {
-    {"bool", "BOOL"},    {"uint8", "U8"},     {"int8", "I8"},     {"uint16", "U16"},
-    {"int16", "I16"},    {"uint32", "U32"},   {"int32", "I32"},   {"uint64", "U64"},
-    {"int64", "I64"},    {"float16", "F16"},  {"bfloat16", "BF16"}, {"float32", "F32"},
-    {"float64", "F64"},
+  uint64_t size() const { return size_; }
+
+  void Read(void* data, size_t size) {
+    char* at = static_cast<char*>(data);
+    while (size) {
+      ssize_t count = read(handle_, at, size);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) throw Error(path_ + " cannot be read: " + std::strerror(errno));
+      if (count == 0) throw Error(path_ + " was cut short while it was read");
+      at += count;
+      size -= static_cast<size_t>(count);
+    }
+  }
+
+ private:
+  std::string path_;
+  int handle_;
+  uint64_t size_ = 0;
 };
 
 /// Writes a file under another name and renames it, so that it is complete or absent.
@@ -95,34 +112,28 @@ void WriteFile(const std::string& path, const std::vector<std::pair<const void*,
   close(parent);
 }
 
-/// Returns whether lists and objects of a JSON text are nested at most kMaxDepth deep.
-bool IsShallow(const std::string& text) {
-  int depth = 0;
-  bool is_text = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    char each = text[i];
-    if (is_text && each == '\\') ++i;
-    if (each == '"') is_text = !is_text;
-    if (is_text) continue;
-    if (each == '[' || each == '{') ++depth;
-    if (each == ']' || each == '}') --depth;
-    if (depth > kMaxDepth) return false;
-  }
-  return true;
-}
-
 template <typename T>
 const char* NameOf();
 template <>
-const char* NameOf<float>() { return "float32"; }
+const char* NameOf<float>() {
+  return "float32";
+}
 template <>
-const char* NameOf<double>() { return "float64"; }
+const char* NameOf<double>() {
+  return "float64";
+}
 template <>
-const char* NameOf<int32_t>() { return "int32"; }
+const char* NameOf<int32_t>() {
+  return "int32";
+}
 template <>
-const char* NameOf<int64_t>() { return "int64"; }
+const char* NameOf<int64_t>() {
+  return "int64";
+}
 template <>
-const char* NameOf<uint8_t>() { return "uint8"; }
+const char* NameOf<uint8_t>() {
+  return "uint8";
+}
 
 }  // namespace
 
@@ -140,126 +151,76 @@ std::vector<int64_t> ShapeOf(const Tensor& tensor) {
 }
 
 std::string ReadFile(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) throw Error(path + " cannot be read: it is a folder");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(path + " cannot be read: " + std::strerror(errno));
-  std::string data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) throw Error(path + " cannot be read to its end");
+  InputFile file(path);
+  std::string data(file.size(), '\0');
+  file.Read(data.data(), data.size());
   return data;
 }
 
-std::string GetText(const json::Object& object, const std::string& key, const std::string& where) {
-  return std::string(Get<ffi::String>(object, key, where));
-}
-
-json::Object ParseObject(const std::string& text, const std::string& where) {
-  if (!IsShallow(text)) throw Error(where + " is damaged: its JSON is nested more than " + std::to_string(kMaxDepth) + " deep");
-  ffi::String message;
-  json::Value value = json::Parse(ffi::String(text), &message);
-  if (message.size() != 0) throw Error(where + " is damaged: " + std::string(message));
-  auto object = value.as<json::Object>();
-  if (!object.has_value()) throw Error(where + " is damaged: no JSON object");
-  return *object;
-}
-
 File ReadTensors(const std::string& path) {
-  std::string data = ReadFile(path);
+  InputFile input(path);
   auto damaged = [&](const std::string& reason) {
     throw Error(path + " is damaged, or no file of safetensors: " + reason);
   };
+  unsigned char start[8];
+  if (input.size() < sizeof start) damaged("it has " + std::to_string(input.size()) + " bytes");
+  input.Read(start, sizeof start);
   uint64_t length = 0;
-  if (data.size() < 8) damaged("it has " + std::to_string(data.size()) + " bytes");
-  for (int i = 7; i >= 0; --i) length = length << 8 | static_cast<unsigned char>(data[i]);
-  if (length > data.size() - 8) damaged("its header is longer than the file");
-  json::Object header = ParseObject(data.substr(8, length), path);
-  const char* start = data.data() + 8 + length;
-  size_t size = data.size() - 8 - length;
-  File file;
-  std::vector<std::pair<int64_t, int64_t>> places;
-  for (const auto& [key, value] : header) {
-    std::string name(key.cast<ffi::String>());
-    auto object = value.as<json::Object>();
-    if (!object.has_value()) damaged(name + " is no object");
-    if (name == "__metadata__") {
-      for (const auto& [k, v] : *object) {
-        auto text = v.as<ffi::String>();
-        if (!text.has_value()) damaged("metadata that is no text");
-        file.metadata[std::string(k.cast<ffi::String>())] = std::string(*text);
-      }
-      continue;
+  for (int i = 7; i >= 0; --i) length = length << 8 | start[i];
+  if (length > input.size() - sizeof start) damaged("its header is longer than the file");
+  if (length > kMaxHeader) damaged("its header has " + std::to_string(length) + " bytes");
+  std::string text(length, '\0');
+  input.Read(text.data(), text.size());
+  Header header =
+      ParseHeader(text, static_cast<int64_t>(input.size() - sizeof start - length), path);
+  File file{{}, std::move(header.metadata)};
+  for (const Entry& entry : header.entries) {
+    Tensor tensor = MakeTensor(entry.shape, entry.dtype->name);
+    size_t size = static_cast<size_t>(entry.end - entry.begin);
+    input.Read(tensor.data_ptr(), size);
+    const auto* bytes = static_cast<const unsigned char*>(tensor.data_ptr());
+    bool is_boolean = std::all_of(bytes, bytes + size, [](unsigned char each) { return each < 2; });
+    if (entry.dtype->name == std::string("bool") && !is_boolean) {
+      damaged(Shown(entry.name) + " has booleans that are neither 0 nor 1");
     }
-    std::string where = path + ": " + name, dtype;
-    std::string in_file = GetText(*object, "dtype", where);
-    for (const Dtype& each : kDtypes) {
-      if (in_file == each.in_file) dtype = each.name;
-    }
-    if (dtype.empty()) throw Error(where + " has the dtype " + in_file + ", which is not supported");
-    std::vector<int64_t> shape;
-    for (const json::Value& each : Get<json::Array>(*object, "shape", where)) {
-      auto extent = each.as<int64_t>();
-      if (!extent.has_value() || *extent < 0) damaged(name + " has no valid shape");
-      shape.push_back(*extent);
-    }
-    json::Array offsets = Get<json::Array>(*object, "data_offsets", where);
-    if (offsets.size() != 2) damaged(name + " has no valid offsets");
-    auto begin = offsets[0].as<int64_t>(), end = offsets[1].as<int64_t>();
-    if (!begin.has_value() || !end.has_value() || *begin < 0 || *end < *begin ||
-        static_cast<uint64_t>(*end) > size) {
-      damaged(name + " is not within the file");
-    }
-    auto bytes = Bytes(shape, Width(ffi::StringToDLDataType(ffi::String(dtype))));
-    if (!bytes.has_value()) damaged(name + " is larger than any file");
-    if (*end - *begin != *bytes) damaged(name + " has another size than its shape");
-    Tensor tensor = MakeTensor(shape, dtype);
-    std::memcpy(tensor.data_ptr(), start + *begin, static_cast<size_t>(*end - *begin));
-    places.emplace_back(*begin, *end);
-    file.tensors[name] = tensor;
-  }
-  std::sort(places.begin(), places.end());
-  int64_t used = 0;
-  for (const auto& [begin, end] : places) {
-    if (begin != used) damaged(begin < used ? "its tensors overlap" : "there are bytes of no tensor in it");
-    used = end;
-  }
-  if (static_cast<uint64_t>(used) != size) {
-    damaged("its tensors have " + std::to_string(used) + " bytes, but it has " + std::to_string(size));
+    file.tensors[entry.name] = tensor;
   }
   return file;
 }
 
 void WriteTensors(const std::string& path, const Tensors& tensors,
                   const std::map<std::string, std::string>& metadata) {
-  json::Object header;
+  std::string text;
+  auto add = [&](const std::string& key, const std::string& value) {
+    text += (text.empty() ? "{" : ",") + Quoted(key) + ":" + value;
+  };
   if (!metadata.empty()) {
-    json::Object more;
-    for (const auto& [key, value] : metadata) more.Set(ffi::String(key), ffi::String(value));
-    header.Set(ffi::String("__metadata__"), more);
+    std::string more;
+    for (const auto& [key, value] : metadata) {
+      more += (more.empty() ? "{" : ",") + Quoted(key) + ":" + Quoted(value);
+    }
+    add("__metadata__", more + "}");
   }
   std::vector<std::pair<const void*, size_t>> parts(2);
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.defined()) throw Error(name + " is no tensor");
     if (!tensor.IsContiguous()) throw Error(name + " has strides, which files do not support");
-    std::string dtype = DtypeName(tensor), in_file;
-    for (const Dtype& each : kDtypes) {
-      if (dtype == each.name) in_file = each.in_file;
-    }
-    if (in_file.empty()) throw Error(name + " has the dtype " + dtype + ", which files do not support");
-    json::Object entry;
-    json::Array shape, offsets;
-    for (int64_t extent : ShapeOf(tensor)) shape.push_back(extent);
+    std::string name_of_dtype = DtypeName(tensor);
+    const Dtype* dtype = DtypeOf(name_of_dtype);
+    if (!dtype)
+      throw Error(name + " has the dtype " + name_of_dtype + ", which files do not support");
+    std::string shape;
+    for (int64_t extent : ShapeOf(tensor))
+      shape += (shape.empty() ? "" : ",") + std::to_string(extent);
     int64_t size = static_cast<int64_t>(ffi::GetDataSize(*tensor.GetDLTensorPtr()));
-    offsets.push_back(offset);
-    offsets.push_back(offset + size);
+    add(name, "{\"dtype\":" + Quoted(dtype->in_file) + ",\"shape\":[" + shape +
+                  "],\"data_offsets\":[" + std::to_string(offset) + "," +
+                  std::to_string(offset + size) + "]}");
     offset += size;
-    entry.Set(ffi::String("dtype"), ffi::String(in_file));
-    entry.Set(ffi::String("shape"), shape);
-    entry.Set(ffi::String("data_offsets"), offsets);
-    header.Set(ffi::String(name), entry);
     parts.emplace_back(tensor.data_ptr(), static_cast<size_t>(size));
   }
-  std::string text(json::Stringify(header));
+  text += text.empty() ? "{}" : "}";
   while (text.size() % 8) text += ' ';
   char length[8];
   for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> 8 * i & 0xff);
@@ -274,8 +235,10 @@ Tensor MakeTensor(const std::vector<int64_t>& shape, const std::string& dtype) {
   }
   return Guarded("MakeTensor", [&] {
     DLDataType type = ffi::StringToDLDataType(ffi::String(dtype));
-    if (!Bytes(shape, Width(type)).has_value()) throw Error("a tensor of " + dtype + " cannot have the shape " + ShapeText(shape));
-    return Tensor::FromNDAlloc(HostAllocator(), ffi::ShapeView(shape.data(), shape.size()), type, DLDevice{kDLCPU, 0});
+    if (!Bytes(shape, Width(type)).has_value())
+      throw Error("a tensor of " + dtype + " cannot have the shape " + ShapeText(shape));
+    return Tensor::FromNDAlloc(HostAllocator(), ffi::ShapeView(shape.data(), shape.size()), type,
+                               DLDevice{kDLCPU, 0});
   });
 }
 
@@ -293,14 +256,15 @@ Tensor MakeTensor(const std::vector<int64_t>& shape, const std::vector<T>& value
 template <typename T>
 std::vector<T> Values(const Tensor& tensor) {
   if (DtypeName(tensor) != NameOf<T>()) {
-    throw Error(std::string("the values of a tensor of ") + DtypeName(tensor) + " cannot be read as " + NameOf<T>());
+    throw Error(std::string("the values of a tensor of ") + DtypeName(tensor) +
+                " cannot be read as " + NameOf<T>());
   }
   if (!tensor.IsContiguous()) throw Error("the values of a tensor with strides cannot be read");
   const T* data = static_cast<const T*>(tensor.data_ptr());
   return std::vector<T>(data, data + tensor.numel());
 }
 
-#define RELAX_GRAD_INSTANTIATE(T)                                                         \
+#define RELAX_GRAD_INSTANTIATE(T)                                                    \
   template Tensor MakeTensor<T>(const std::vector<int64_t>&, const std::vector<T>&); \
   template std::vector<T> Values<T>(const Tensor&);
 RELAX_GRAD_INSTANTIATE(float)
@@ -310,7 +274,9 @@ RELAX_GRAD_INSTANTIATE(int64_t)
 RELAX_GRAD_INSTANTIATE(uint8_t)
 #undef RELAX_GRAD_INSTANTIATE
 
-std::string DtypeName(const Tensor& tensor) { return std::string(ffi::DLDataTypeToString(tensor.dtype())); }
+std::string DtypeName(const Tensor& tensor) {
+  return std::string(ffi::DLDataTypeToString(tensor.dtype()));
+}
 
 Tensors LoadTensors(const std::string& path) {
   return Guarded(path, [&] { return ReadTensors(path).tensors; });

@@ -2,16 +2,17 @@
 
 #include "cpu_levels.h"
 #include "files.h"
+#include "library.h"
+#include "manifest.h"
+#include "state.h"
 
 #include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/map.h>
 #include <tvm/ffi/extra/module.h>
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -20,48 +21,8 @@ namespace relax_grad {
 
 namespace {
 
-constexpr int64_t kVersion = 1;
-constexpr const char* kMetadata = "relax_grad.training";
 // VirtualMachine.POOLED_ALLOCATOR of TVM.
 constexpr int kPooledAllocator = 2;
-const char* const kGroups[] = {"params", "frozen", "states", "optimizer_state"};
-
-/// The type of a tensor in the manifest. An extent is a number, or the name of a symbol.
-struct Spec {
-  std::string name, dtype;
-  std::vector<int64_t> shape;
-  std::vector<std::string> symbols;
-};
-
-Spec SpecOf(const json::Value& value, const std::string& where) {
-  auto object = value.as<json::Object>();
-  if (!object.has_value()) throw Error(where + " is damaged: a tensor is no object");
-  Spec spec{GetText(*object, "name", where), GetText(*object, "dtype", where), {}, {}};
-  for (const json::Value& each : Get<json::Array>(*object, "shape", where)) {
-    auto number = each.as<int64_t>();
-    auto symbol = each.as<ffi::String>();
-    if (!number.has_value() && !symbol.has_value()) throw Error(where + " is damaged: the shape of " + spec.name);
-    spec.shape.push_back(number.has_value() ? *number : -1);
-    spec.symbols.push_back(number.has_value() ? "" : std::string(*symbol));
-  }
-  return spec;
-}
-
-std::vector<Spec> SpecsOf(const json::Object& object, const std::string& key, const std::string& where) {
-  std::vector<Spec> specs;
-  for (const json::Value& each : Get<json::Array>(object, key, where)) specs.push_back(SpecOf(each, where));
-  return specs;
-}
-
-std::vector<std::string> TextsOf(const json::Object& object, const std::string& key, const std::string& where) {
-  std::vector<std::string> texts;
-  for (const json::Value& each : Get<json::Array>(object, key, where)) {
-    auto text = each.as<ffi::String>();
-    if (!text.has_value()) throw Error(where + " is damaged: " + key);
-    texts.emplace_back(*text);
-  }
-  return texts;
-}
 
 /// Throws if a tensor has another type; symbols get their values from the first tensor that has them.
 void Check(const std::string& what, const Tensor& tensor, const Spec& spec,
@@ -95,6 +56,7 @@ double Scalar(const Tensor& tensor) {
   std::string dtype = DtypeName(tensor);
   if (dtype == "float64") return *static_cast<const double*>(tensor.data_ptr());
   if (dtype == "float32") return *static_cast<const float*>(tensor.data_ptr());
+  if (dtype != "bfloat16" && dtype != "float16") throw Error("a scalar has the dtype " + dtype);
   uint16_t bits = *static_cast<const uint16_t*>(tensor.data_ptr());
   if (dtype == "bfloat16") {
     uint32_t wide = static_cast<uint32_t>(bits) << 16;
@@ -102,13 +64,10 @@ double Scalar(const Tensor& tensor) {
     std::memcpy(&value, &wide, 4);
     return value;
   }
-  if (dtype == "float16") {
-    int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    double sign = bits >> 15 ? -1.0 : 1.0;
-    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-    return exponent ? sign * std::ldexp(1024 + fraction, exponent - 25) : sign * std::ldexp(fraction, -24);
-  }
-  throw Error("a scalar has the dtype " + dtype);
+  int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double sign = bits >> 15 ? -1.0 : 1.0;
+  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+  return exponent ? sign * std::ldexp(1024 + fraction, exponent - 25) : sign * std::ldexp(fraction, -24);
 }
 
 std::vector<Tensor> TensorsOf(const ffi::Any& value) {
@@ -125,61 +84,34 @@ std::vector<Tensor> TensorsOf(const ffi::Any& value) {
 class Trainer::Impl {
  public:
   Impl(const std::string& folder, const Options& options) : options_(options) {
+    if (options_.num_threads < 0) {
+      throw Error("num_threads must not be negative, but it is " + std::to_string(options_.num_threads));
+    }
     std::string where = folder + "/manifest.json";
-    json::Object manifest = ParseObject(ReadFile(where), where);
-    if (GetText(manifest, "format", where) != kMetadata) throw Error(where + " is of another format");
-    int64_t version = Get<int64_t>(manifest, "version", where);
-    if (version != kVersion) {
-      throw Error(where + " has version " + std::to_string(version) + " of the format, but this program reads version " +
-                  std::to_string(kVersion));
-    }
-    batch_ = SpecsOf(manifest, "batch", where);
-    for (const Spec& each : batch_) batch_names_.push_back(each.name);
-    for (const json::Value& each : Get<json::Array>(manifest, "hyperparameters", where)) {
-      auto object = each.as<json::Object>();
-      if (!object.has_value()) throw Error(where + " is damaged: hyperparameters");
-      std::string name = GetText(*object, "name", where);
-      order_.push_back(name);
-      hyperparameters_[name] = Get<double>(*object, "default", where);
-    }
-    for (const char* group : kGroups) specs_[group] = SpecsOf(manifest, group, where);
-    metrics_ = TextsOf(manifest, "metrics", where);
-    outputs_ = TextsOf(manifest, "outputs", where);
-    accumulate_ = Get<int64_t>(manifest, "accumulate", where);
-    levels_ = TextsOf(manifest, "levels", where);
-    auto found = manifest.find(ffi::String("forward"));
-    if (found != manifest.end()) {
-      if (auto forward = (*found).second.as<json::Object>()) {
-        forward_ = GetText(*forward, "name", where);
-        inputs_ = SpecsOf(*forward, "inputs", where);
-        for (const Spec& each : inputs_) input_names_.push_back(each.name);
-        values_ = TextsOf(*forward, "values", where);
-      }
-    }
-    std::string library = folder + "/" + GetText(manifest, "library", where);
-    std::error_code reason;
-    auto size = std::filesystem::file_size(library, reason);
-    if (reason) throw Error(library + " cannot be read: " + reason.message());
-    // A library that was cut short ends the process when it is loaded.
-    int64_t expected = Get<int64_t>(manifest, "library_bytes", where);
-    if (size != static_cast<uint64_t>(expected)) {
-      throw Error(library + " is damaged: it has " + std::to_string(size) + " bytes, but " + std::to_string(expected) + " were exported");
-    }
-    Guarded(library, [&] { Start(library); });
-    Load(folder + "/" + GetText(manifest, "state", where));
+    manifest_ = Guarded(where, [&] { return ParseManifest(ReadFile(where), where); });
+    for (const Spec& each : manifest_.batch) batch_names_.push_back(each.name);
+    for (const Spec& each : manifest_.inputs) input_names_.push_back(each.name);
+    for (const auto& [name, value] : manifest_.hyperparameters) hyperparameters_[name] = value;
+    std::string library = folder + "/" + manifest_.library;
+    Guarded(library, [&] {
+      CheckLibrary(library);
+      Start(library);
+    });
+    Load(folder + "/" + manifest_.state);
   }
 
   StepResult Step(const std::vector<Tensor>& batch, const std::map<std::string, double>& given) {
-    if (batch.size() != batch_.size()) {
+    if (batch.size() != manifest_.batch.size()) {
       std::string names;
-      for (const Spec& each : batch_) names += (names.empty() ? "" : ", ") + each.name;
-      throw Error("the step takes " + std::to_string(batch_.size()) + " tensors (" + names + "), but " +
+      for (const Spec& each : manifest_.batch) names += (names.empty() ? "" : ", ") + each.name;
+      throw Error("the step takes " + std::to_string(manifest_.batch.size()) + " tensors (" + names + "), but " +
                   std::to_string(batch.size()) + " were given");
     }
+    CheckCounters(counters_, "the step");
     std::map<std::string, int64_t> symbols;
     std::vector<ffi::Any> arguments;
     for (size_t i = 0; i < batch.size(); ++i) {
-      Check(batch_[i].name, batch[i], batch_[i], &symbols);
+      Check(manifest_.batch[i].name, batch[i], manifest_.batch[i], &symbols);
       arguments.emplace_back(batch[i]);
     }
     std::map<std::string, double> scalars = hyperparameters_;
@@ -188,20 +120,27 @@ class Trainer::Impl {
       if (!std::isfinite(value)) throw Error(name + " must be finite, but it is " + std::to_string(value));
       scalars[name] = value;
     }
-    for (const std::string& name : order_) arguments.emplace_back(MakeTensor<double>({}, {scalars[name]}));
+    for (const auto& [name, value] : manifest_.hyperparameters) {
+      arguments.emplace_back(MakeTensor<double>({}, {scalars[name]}));
+    }
     int64_t seed = counters_.seed << 32 | (counters_.steps & 0xFFFFFFFF);
     arguments.emplace_back(MakeTensor<int64_t>({}, {seed}));
     for (const char* group : kGroups) arguments.emplace_back(groups_.at(group));
     // Skipped batches have no place among those of an accumulated gradient.
-    bool updates = (counters_.steps - counters_.skipped + 1) % accumulate_ == 0;
+    bool updates = (counters_.steps - counters_.skipped + 1) % manifest_.accumulate == 0;
+    StepResult result{0, {}, {}, true};
     ffi::Array<ffi::Any> results = Guarded("the step failed", [&] {
-      return Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
+      auto found = Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
+      result.loss = Scalar(found[0].cast<Tensor>());
+      auto metrics = found[1].cast<ffi::Array<Tensor>>(), outputs = found[2].cast<ffi::Array<Tensor>>();
+      for (size_t i = 0; i < manifest_.metrics.size(); ++i) {
+        result.metrics[manifest_.metrics[i]] = Scalar(metrics[i]);
+      }
+      for (size_t i = 0; i < manifest_.outputs.size(); ++i) {
+        result.outputs[manifest_.outputs[i]] = outputs[i];
+      }
+      return found;
     });
-    StepResult result{Scalar(results[0].cast<Tensor>()), {}, {}, true};
-    ffi::Array<Tensor> metrics = results[1].cast<ffi::Array<Tensor>>();
-    for (size_t i = 0; i < metrics_.size(); ++i) result.metrics[metrics_[i]] = Scalar(metrics[i]);
-    ffi::Array<Tensor> outputs = results[2].cast<ffi::Array<Tensor>>();
-    for (size_t i = 0; i < outputs_.size(); ++i) result.outputs[outputs_[i]] = outputs[i];
     // The same cases as in Trainer.step of Python.
     bool applied = !result.metrics.count("applied") || result.metrics["applied"] == 1.0;
     bool is_scaled = result.metrics.count("loss_scale") != 0;
@@ -223,22 +162,22 @@ class Trainer::Impl {
   }
 
   std::vector<Tensor> Predict(const std::vector<Tensor>& inputs) {
-    if (forward_.empty()) throw Error("the exported model has no function for prediction");
-    if (inputs.size() != inputs_.size()) {
-      throw Error("the model takes " + std::to_string(inputs_.size()) + " inputs, but " +
+    if (manifest_.forward.empty()) throw Error("the exported model has no function for prediction");
+    if (inputs.size() != manifest_.inputs.size()) {
+      throw Error("the model takes " + std::to_string(manifest_.inputs.size()) + " inputs, but " +
                   std::to_string(inputs.size()) + " were given");
     }
     std::map<std::string, int64_t> symbols;
     std::vector<ffi::Any> arguments;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      Check(inputs_[i].name, inputs[i], inputs_[i], &symbols);
+      Check(manifest_.inputs[i].name, inputs[i], manifest_.inputs[i], &symbols);
       arguments.emplace_back(inputs[i]);
     }
     std::map<std::string, Tensor> known;
     for (const char* group : {"params", "frozen", "states"}) {
       for (const auto& [name, tensor] : Group(group)) known[name] = tensor;
     }
-    for (const std::string& name : values_) arguments.emplace_back(known.at(name));
+    for (const std::string& name : manifest_.values) arguments.emplace_back(known.at(name));
     return Guarded("the prediction failed", [&] { return TensorsOf(Call(*predict_, arguments)); });
   }
 
@@ -246,7 +185,7 @@ class Trainer::Impl {
     auto found = groups_.find(name);
     if (found == groups_.end()) throw Error("there is no group " + name + ": params, frozen, states, optimizer_state");
     Tensors tensors;
-    const std::vector<Spec>& specs = specs_.at(name);
+    const std::vector<Spec>& specs = manifest_.groups.at(name);
     for (size_t i = 0; i < specs.size(); ++i) tensors[specs[i].name] = found->second[i];
     return tensors;
   }
@@ -256,48 +195,21 @@ class Trainer::Impl {
     for (const char* group : kGroups) {
       for (const auto& [name, tensor] : Group(group)) tensors[std::string(group) + "/" + name] = tensor;
     }
-    json::Object counters;
-    auto set = [&](const char* name, int64_t value) { counters.Set(ffi::String(name), value); };
-    set("seed", counters_.seed);
-    set("steps", counters_.steps);
-    set("updates", counters_.updates);
-    set("skipped", counters_.skipped);
-    set("epoch", counters_.epoch);
-    set("batch", counters_.batch);
-    json::Object described;
-    described.Set(ffi::String("version"), kVersion);
-    described.Set(ffi::String("counters"), counters);
-    described.Set(ffi::String("history"), history_);
-    described.Set(ffi::String("more"), more_);
-    Guarded(path, [&] { WriteTensors(path, tensors, {{kMetadata, std::string(json::Stringify(described))}}); });
+    CheckCounters(counters_, path);
+    std::string text = DescribedText({counters_, history_, more_});
+    Guarded(path, [&] { WriteTensors(path, tensors, {{kFormat, text}}); });
   }
 
   void Load(const std::string& path) {
     File file = Guarded(path, [&] { return ReadTensors(path); });
-    auto text = file.metadata.find(kMetadata);
+    auto text = file.metadata.find(kFormat);
     if (text == file.metadata.end()) throw Error(path + " has no state of training");
-    json::Object described = ParseObject(text->second, path);
-    int64_t version = Get<int64_t>(described, "version", path);
-    if (version != kVersion) {
-      throw Error(path + " has version " + std::to_string(version) + " of the format, but this program reads version " +
-                  std::to_string(kVersion));
-    }
-    json::Object counters = Get<json::Object>(described, "counters", path);
-    Counters read;
-    read.seed = Get<int64_t>(counters, "seed", path);
-    read.steps = Get<int64_t>(counters, "steps", path);
-    read.updates = Get<int64_t>(counters, "updates", path);
-    read.skipped = Get<int64_t>(counters, "skipped", path);
-    read.epoch = Get<int64_t>(counters, "epoch", path);
-    read.batch = Get<int64_t>(counters, "batch", path);
-    for (int64_t each : {read.seed, read.steps, read.updates, read.skipped, read.epoch, read.batch}) {
-      if (each < 0) throw Error(path + " is damaged: a counter is " + std::to_string(each));
-    }
+    Described described = Guarded(path, [&] { return ParseDescribed(text->second, path); });
     std::map<std::string, ffi::Array<Tensor>> groups;
     size_t count = 0;
     for (const char* group : kGroups) {
       ffi::Array<Tensor> tensors;
-      for (const Spec& spec : specs_.at(group)) {
+      for (const Spec& spec : manifest_.groups.at(group)) {
         std::string name = std::string(group) + "/" + spec.name;
         auto found = file.tensors.find(name);
         if (found == file.tensors.end()) throw Error(path + " lacks " + name + "; it was written by a trainer of another step");
@@ -308,12 +220,10 @@ class Trainer::Impl {
       groups[group] = tensors;
     }
     if (count != file.tensors.size()) throw Error(path + " has tensors that the step does not; it was written by a trainer of another step");
-    json::Object history = Get<json::Object>(described, "history", path);
-    json::Object more = Get<json::Object>(described, "more", path);
     groups_ = groups;
-    counters_ = read;
-    history_ = history;
-    more_ = more;
+    counters_ = described.counters;
+    history_ = described.history;
+    more_ = described.more;
   }
 
   Counters counters_;
@@ -322,6 +232,16 @@ class Trainer::Impl {
   std::map<std::string, double> hyperparameters_;
 
  private:
+  void CheckLibrary(const std::string& library) const {
+    std::string data = ReadFile(library);
+    // A library that was cut short ends the process when it is loaded.
+    if (data.size() != static_cast<uint64_t>(manifest_.library_bytes)) {
+      throw Error(library + " is damaged: it has " + std::to_string(data.size()) + " bytes, but " +
+                  std::to_string(manifest_.library_bytes) + " were exported");
+    }
+    CheckArchitecture(data, library);
+  }
+
   void Start(const std::string& library) {
     if (options_.num_threads > 0) {
       auto configure = ffi::Function::GetGlobal("runtime.config_threadpool");
@@ -332,17 +252,21 @@ class Trainer::Impl {
     // dlopen searches the system's folders for a name without a slash.
     std::string path = library.find('/') == std::string::npos ? "./" + library : library;
     ffi::Module module = ffi::Module::LoadFromFile(ffi::String(path));
-    ffi::Function load = Function(Version(module, library), "vm_load_executable");
+    ffi::Function load = Function(Version(module, library), "vm_load_executable", library);
     machine_ = load().cast<ffi::Module>();
-    Function(*machine_, "vm_initialization")(static_cast<int>(kDLCPU), 0, kPooledAllocator);
-    step_ = Function(*machine_, "step");
-    if (accumulate_ > 1) accumulate_step_ = Function(*machine_, "accumulate");
-    if (!forward_.empty()) predict_ = Function(*machine_, forward_);
+    Function(*machine_, "vm_initialization", library)(static_cast<int>(kDLCPU), 0, kPooledAllocator);
+    // The seed, and the groups.
+    size_t count = manifest_.batch.size() + manifest_.hyperparameters.size() + 1 + std::size(kGroups);
+    step_ = FunctionOf("step", count, library);
+    if (manifest_.accumulate > 1) accumulate_step_ = FunctionOf("accumulate", count, library);
+    if (!manifest_.forward.empty()) {
+      predict_ = FunctionOf(manifest_.forward, manifest_.inputs.size() + manifest_.values.size(), library);
+    }
   }
 
   /// Returns the executable of a library that this processor runs, and notes its level.
   ffi::Module Version(const ffi::Module& module, const std::string& library) {
-    if (levels_.empty()) {
+    if (manifest_.levels.empty()) {
       if (!options_.level.empty()) throw Error(library + " was compiled for one processor, and has no version for " + options_.level);
       return module;
     }
@@ -357,29 +281,41 @@ class Trainer::Impl {
         break;
       }
     }
-    if (versions.size() != levels_.size()) {
+    if (versions.size() != manifest_.levels.size()) {
       throw Error(library + " has " + std::to_string(versions.size()) + " versions, but the manifest names " +
-                  std::to_string(levels_.size()));
+                  std::to_string(manifest_.levels.size()));
     }
     std::set<std::string> found = CpuLevels();
     std::string names;
-    for (size_t i = levels_.size(); i-- > 0;) {
-      bool is_wanted = options_.level.empty() || options_.level == levels_[i];
-      if (is_wanted && found.count(levels_[i])) {
-        level_ = levels_[i];
+    for (size_t i = manifest_.levels.size(); i-- > 0;) {
+      bool is_wanted = options_.level.empty() || options_.level == manifest_.levels[i];
+      if (is_wanted && found.count(manifest_.levels[i])) {
+        level_ = manifest_.levels[i];
         return versions[i];
       }
-      names = levels_[i] + (names.empty() ? "" : ", ") + names;
+      names = manifest_.levels[i] + (names.empty() ? "" : ", ") + names;
     }
     if (options_.level.empty()) throw Error(library + " has versions for " + names + ", but the processor has none of these levels");
-    bool is_there = std::count(levels_.begin(), levels_.end(), options_.level) != 0;
+    bool is_there = std::count(manifest_.levels.begin(), manifest_.levels.end(), options_.level) != 0;
     throw Error(is_there ? "the processor has no " + options_.level
                          : library + " has no version for " + options_.level + ", but for " + names);
   }
 
-  static ffi::Function Function(const ffi::Module& module, const std::string& name) {
+  /// Returns a function of the machine; throws if it takes another number of arguments.
+  ffi::Function FunctionOf(const std::string& name, size_t count, const std::string& library) const {
+    ffi::Function found = Function(*machine_, name, library);
+    ffi::Function arity = Function(*machine_, "get_function_arity", library);
+    int64_t taken = arity(ffi::String(name)).cast<int64_t>();
+    if (taken != static_cast<int64_t>(count)) {
+      throw Error(library + ": the function " + name + " takes " + std::to_string(taken) +
+                  " arguments, but the manifest has " + std::to_string(count));
+    }
+    return found;
+  }
+
+  static ffi::Function Function(const ffi::Module& module, const std::string& name, const std::string& library) {
     auto found = module->GetFunction(ffi::String(name));
-    if (!found.has_value()) throw Error("the library has no function " + name);
+    if (!found.has_value()) throw Error(library + " has no function " + name);
     return *found;
   }
 
@@ -391,16 +327,12 @@ class Trainer::Impl {
   }
 
   Options options_;
-  std::vector<Spec> batch_, inputs_;
-  std::vector<std::string> order_, metrics_, outputs_, values_, levels_;
-  std::map<std::string, std::vector<Spec>> specs_;
+  Manifest manifest_;
   std::map<std::string, ffi::Array<Tensor>> groups_;
-  int64_t accumulate_ = 1;
-  std::string forward_;
   // The module owns the functions' machine.
   std::optional<ffi::Module> machine_;
   std::optional<ffi::Function> step_, accumulate_step_, predict_;
-  json::Object history_, more_;
+  std::string history_, more_;
 };
 
 Trainer::Trainer(const std::string& folder, const Options& options) : impl_(new Impl(folder, options)) {}

@@ -9,27 +9,16 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "error.h"
 
 namespace relax_grad {
 
 using Tensor = tvm::ffi::Tensor;
 /// Tensors by their names.
 using Tensors = std::map<std::string, Tensor>;
-
-/// A call that does not fit, a file that is damaged, or a step that failed. The trainer is as before the call.
-class Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// A loss or a gradient that is infinite or NaN.
-class NotFiniteError : public Error {
- public:
-  using Error::Error;
-};
 
 /// Returns a tensor without values, in memory of its own.
 ///

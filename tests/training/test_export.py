@@ -227,14 +227,14 @@ def test_folders_that_do_not_fit(programs, exported, tmp_path):
     refuses(cut("manifest.json", 50), "manifest.json is damaged")
     refuses(edited(version=2), "has version 2 of the format, but this program reads version 1")
     refuses(edited(format="other"), "is of another format")
-    refuses(edited(accumulate="2"), "accumulate has another type than expected")
+    refuses(edited(accumulate="2"), "accumulate must be a number, but")
     refuses(edited(params=[]), "has tensors that the step does not")
     refuses(lambda at: (at / "step.so").unlink(), "step.so cannot be read: No such file")
     refuses(cut("step.so", 1000), "step.so is damaged: it has 1000 bytes, but")
     refuses(lambda at: (at / "state.safetensors").unlink(), "state.safetensors cannot be read")
     size = (folder / "state.safetensors").stat().st_size
     for kept in (0, 5, 100, size // 2, size - 1):
-        refuses(cut("state.safetensors", kept), "is damaged, or no file of safetensors")
+        refuses(cut("state.safetensors", kept), "state.safetensors is damaged")
     other = [{"name": "w", "shape": [4], "dtype": "float32"}]
     refuses(
         edited(params=[*other, {"name": "b", "shape": [], "dtype": "float32"}]),
@@ -275,14 +275,16 @@ def test_damaged_tensors(programs, exported, tmp_path):
     refuses({"x": entry([2], 0, 8), "y": entry([2], 4, 12)}, 16, "its tensors overlap")
     refuses({"x": entry([2], 0, 8), "y": entry([2], 12, 20)}, 20, "there are bytes of no tensor")
     refuses({"x": entry([2], 0, 8)}, 9, "its tensors have 8 bytes, but it has 9")
-    refuses({"x": entry([2], -8, 0)}, 8, "x is not within the file")
+    refuses({"x": entry([2], -8, 0)}, 8, "x.data_offsets.0 must be an integer from 0 to")
     refuses({"x": entry([2], 8, 0)}, 8, "x is not within the file")
-    refuses({"x": entry([-2], 0, 8)}, 8, "x has no valid shape")
-    refuses({"x": entry([2.0], 0, 8)}, 8, "x has no valid shape")
+    refuses({"x": entry([-2], 0, 8)}, 8, "x.shape.0 must be an integer from 0 to")
+    refuses({"x": entry([2.0], 0, 8)}, 8, "x.shape.0 must be an integer from 0 to")
     refuses({"x": entry([3], 0, 8)}, 8, "x has another size than its shape")
     refuses({}, 0, "its header is longer than the file", 2**64 - 1)
-    refuses(b"[" * 1_000_000, 0, "its JSON is nested more than 64 deep")
-    refuses(b"[]", 0, "no JSON object")
+    refuses(b"[" * 1_000_000, 0, "must be an object, but at byte 0 there is [[[[")
+    refuses({"x": [[]]}, 0, "x must be an object, but at byte 6 there is [[]]")
+    refuses(b"[]", 0, "must be an object, but at byte 0 there is []")
+    refuses({"x": entry([2], 0, 2, "BOOL")}, b"\1\2", "x has booleans that are neither 0 nor 1")
 
 
 def test_other_architectures(tmp_path):

@@ -1,0 +1,262 @@
+#include "manifest.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "error.h"
+#include "json.h"
+
+namespace relax_grad {
+
+namespace {
+
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+// Steps count to it; a file with more would have been written by mistake.
+constexpr int64_t kMostAccumulated = std::numeric_limits<int32_t>::max();
+// DLPack has 32 bits for the number of axes, and TVM's functions take far fewer.
+constexpr size_t kMostAxes = 64;
+
+const char* const kLevels[] = {"x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"};
+
+const Dtype kDtypes[] = {
+    {"bool", "BOOL", 1},   {"uint8", "U8", 1},    {"int8", "I8", 1},       {"uint16", "U16", 2},
+    {"int16", "I16", 2},   {"uint32", "U32", 4},  {"int32", "I32", 4},     {"uint64", "U64", 8},
+    {"int64", "I64", 8},   {"float16", "F16", 2}, {"bfloat16", "BF16", 2}, {"float32", "F32", 4},
+    {"float64", "F64", 8},
+};
+
+class Reader {
+ public:
+  Reader(std::string_view text, const std::string& where) : json_(text, where) {}
+
+  Manifest Read() {
+    json_.Object(
+        [&](const std::string& key) { Member(key); },
+        {"batch", "hyperparameters", "params", "frozen", "states", "optimizer_state", "metrics",
+         "outputs", "accumulate", "levels", "library", "library_bytes", "state"});
+    json_.End();
+    CheckValues();
+    return std::move(found_);
+  }
+
+ private:
+  void Member(const std::string& key) {
+    bool is_group = std::count(std::begin(kGroups), std::end(kGroups), key) != 0;
+    if (is_group) {
+      found_.groups[key] = Specs(false);
+    } else if (key == "batch") {
+      found_.batch = Specs(true);
+    } else if (key == "hyperparameters") {
+      Hyperparameters();
+    } else if (key == "metrics") {
+      found_.metrics = Names();
+    } else if (key == "outputs") {
+      found_.outputs = Names();
+    } else if (key == "levels") {
+      Levels();
+    } else if (key == "accumulate") {
+      found_.accumulate = json_.Integer(1, kMostAccumulated);
+    } else if (key == "forward" && !json_.IsNext('n')) {
+      Forward();
+    } else if (key == "library") {
+      found_.library = FileName();
+    } else if (key == "state") {
+      found_.state = FileName();
+    } else if (key == "library_bytes") {
+      found_.library_bytes = json_.Integer(1, kMost);
+    } else {
+      json_.Skip();
+    }
+  }
+
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    json_.Array([&] { names.push_back(json_.Name()); });
+    Unique(names);
+    return names;
+  }
+
+  void Unique(const std::vector<std::string>& names) const {
+    std::set<std::string> seen;
+    for (const std::string& name : names) {
+      if (!seen.insert(name).second) json_.Fail("has " + Shown(name) + " twice");
+    }
+  }
+
+  std::string FileName() {
+    std::string name = json_.Name();
+    if (name == "." || name == ".." || name.find('/') != std::string::npos) {
+      json_.Fail("must be the name of a file in the same folder, but it is " + Shown(name));
+    }
+    return name;
+  }
+
+  std::vector<Spec> Specs(bool has_symbols) {
+    std::vector<Spec> specs;
+    std::vector<std::string> names;
+    json_.Array([&] {
+      specs.push_back(Tensor(has_symbols));
+      names.push_back(specs.back().name);
+    });
+    Unique(names);
+    return specs;
+  }
+
+  Spec Tensor(bool has_symbols) {
+    Spec spec;
+    json_.Object(
+        [&](const std::string& key) {
+          if (key == "name") {
+            spec.name = json_.Name();
+          } else if (key == "dtype") {
+            spec.dtype = json_.Name();
+            if (!DtypeOf(spec.dtype)) json_.Fail(Shown(spec.dtype) + " is not supported");
+          } else if (key == "shape") {
+            json_.Array([&] { Extent(has_symbols, &spec); });
+          } else {
+            json_.Skip();
+          }
+        },
+        {"name", "dtype", "shape"});
+    if (spec.shape.size() > kMostAxes) {
+      json_.Fail("has a tensor of " + std::to_string(spec.shape.size()) + " axes, more than " +
+                 std::to_string(kMostAxes));
+    }
+    std::vector<int64_t> least;
+    for (int64_t extent : spec.shape) least.push_back(extent < 0 ? 1 : extent);
+    if (!Bytes(least, DtypeOf(spec.dtype)->bytes).has_value()) {
+      json_.Fail("has a tensor that is larger than any memory: " + Shown(spec.name));
+    }
+    return spec;
+  }
+
+  void Extent(bool has_symbols, Spec* spec) {
+    bool is_symbol = json_.IsNext('"');
+    if (is_symbol && !has_symbols)
+      json_.Fail("must be an integer: only inputs have symbolic extents");
+    spec->symbols.push_back(is_symbol ? json_.Name() : "");
+    spec->shape.push_back(is_symbol ? -1 : json_.Integer(0, kMost));
+  }
+
+  void Hyperparameters() {
+    std::vector<std::string> names;
+    json_.Array([&] {
+      std::string name;
+      double value = 0;
+      json_.Object(
+          [&](const std::string& key) {
+            if (key == "name") {
+              name = json_.Name();
+            } else if (key == "default") {
+              value = json_.Number();
+            } else {
+              json_.Skip();
+            }
+          },
+          {"name", "default"});
+      names.push_back(name);
+      found_.hyperparameters.emplace_back(name, value);
+    });
+    Unique(names);
+  }
+
+  void Levels() {
+    found_.levels = Names();
+    const char* const* last = std::begin(kLevels);
+    for (const std::string& level : found_.levels) {
+      last = std::find(last, std::end(kLevels), level);
+      if (last == std::end(kLevels)) {
+        json_.Fail("must be levels from x86-64 to x86-64-v4 in this order, but one is " +
+                   Shown(level));
+      }
+    }
+  }
+
+  void Forward() {
+    json_.Object(
+        [&](const std::string& key) {
+          if (key == "name") {
+            found_.forward = json_.Name();
+          } else if (key == "inputs") {
+            found_.inputs = Specs(true);
+          } else if (key == "values") {
+            json_.Array([&] { found_.values.push_back(json_.Name()); });
+          } else {
+            json_.Skip();
+          }
+        },
+        {"name", "inputs", "values"});
+  }
+
+  void CheckValues() const {
+    std::set<std::string> known;
+    for (const char* group : {"params", "frozen", "states"}) {
+      for (const Spec& spec : found_.groups.at(group)) known.insert(spec.name);
+    }
+    for (const std::string& name : found_.values) {
+      if (!known.count(name))
+        json_.Fail("forward.values has " + Shown(name) + ", which is no tensor of the step");
+    }
+  }
+
+  JsonReader json_;
+  Manifest found_;
+};
+
+/// Throws if the text is of another format or version, whose keys may be others.
+void CheckVersion(std::string_view text, const std::string& where) {
+  std::string format;
+  int64_t version = 0;
+  JsonReader json(text, where);
+  json.Object(
+      [&](const std::string& key) {
+        if (key == "format") {
+          format = json.Text();
+        } else if (key == "version") {
+          version = json.Integer(0, kMost);
+        } else {
+          json.Skip();
+        }
+      },
+      {"format", "version"});
+  json.End();
+  if (format != kFormat) throw Error(where + " is of another format: " + Shown(format));
+  if (version != kVersion) {
+    throw Error(where + " has version " + std::to_string(version) +
+                " of the format, but this program reads version " + std::to_string(kVersion));
+  }
+}
+
+}  // namespace
+
+const Dtype* DtypeOf(std::string_view name) {
+  for (const Dtype& each : kDtypes) {
+    if (name == each.name) return &each;
+  }
+  return nullptr;
+}
+
+const Dtype* DtypeInFile(std::string_view name) {
+  for (const Dtype& each : kDtypes) {
+    if (name == each.in_file) return &each;
+  }
+  return nullptr;
+}
+
+std::optional<int64_t> Bytes(const std::vector<int64_t>& shape, int64_t width) {
+  int64_t bytes = width;
+  bool is_empty = false;
+  for (int64_t extent : shape) {
+    is_empty |= extent == 0;
+    if (__builtin_mul_overflow(bytes, extent == 0 ? 1 : extent, &bytes)) return std::nullopt;
+  }
+  return is_empty ? 0 : bytes;
+}
+
+Manifest ParseManifest(std::string_view text, const std::string& where) {
+  CheckVersion(text, where);
+  return Reader(text, where).Read();
+}
+
+}  // namespace relax_grad

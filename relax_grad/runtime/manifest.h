@@ -1,0 +1,68 @@
+/// The manifest of an exported step.
+#ifndef RELAX_GRAD_RUNTIME_MANIFEST_H_
+#define RELAX_GRAD_RUNTIME_MANIFEST_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace relax_grad {
+
+/// The name of the format, which is the key of a state's metadata too, and its version.
+inline constexpr const char* kFormat = "relax_grad.training";
+inline constexpr int64_t kVersion = 1;
+
+/// The groups of tensors.
+inline constexpr const char* kGroups[] = {"params", "frozen", "states", "optimizer_state"};
+
+struct Dtype {
+  const char* name;
+  /// The name in files of safetensors.
+  const char* in_file;
+  int64_t bytes;
+};
+
+/// Returns a dtype by its name, or by that in files; null for other texts.
+const Dtype* DtypeOf(std::string_view name);
+const Dtype* DtypeInFile(std::string_view name);
+
+/// Returns the bytes of a tensor; none if it, or a tensor with 1 in the place of extents of 0, has
+/// more than 2 ** 63 - 1.
+std::optional<int64_t> Bytes(const std::vector<int64_t>& shape, int64_t width);
+
+/// The type of a tensor. An extent is a number, or -1 and the name of a symbol.
+struct Spec {
+  std::string name, dtype;
+  std::vector<int64_t> shape;
+  std::vector<std::string> symbols;
+};
+
+/// The manifest. Names of one list differ from one another, and all sizes are those of tensors that
+/// memory could hold.
+struct Manifest {
+  std::vector<Spec> batch, inputs;
+  /// Names and defaults, in order.
+  std::vector<std::pair<std::string, double>> hyperparameters;
+  /// Tensors of each of kGroups; their extents are numbers.
+  std::map<std::string, std::vector<Spec>> groups;
+  std::vector<std::string> metrics, outputs, levels;
+  int64_t accumulate = 1;
+  /// The function for prediction, and the parameters, frozen parameters and states that it takes;
+  /// empty without one.
+  std::string forward;
+  std::vector<std::string> values;
+  /// Names of files in the folder of the manifest.
+  std::string library, state;
+  int64_t library_bytes = 0;
+};
+
+/// Reads a manifest; whatever does not fit is an Error that names the file.
+Manifest ParseManifest(std::string_view text, const std::string& where);
+
+}  // namespace relax_grad
+
+#endif  // RELAX_GRAD_RUNTIME_MANIFEST_H_

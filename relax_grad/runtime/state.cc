@@ -1,0 +1,119 @@
+#include "state.h"
+
+#include <limits>
+
+#include "json.h"
+#include "manifest.h"
+
+namespace relax_grad {
+
+namespace {
+
+// The seed is the upper half of a step's seed, a positive int64.
+constexpr int64_t kMostSeed = std::numeric_limits<int32_t>::max();
+// Every reader of JSON has the integers up to it.
+constexpr int64_t kMostCount = int64_t{1} << 53;
+
+struct Counter {
+  const char* name;
+  int64_t Counters::* value;
+  int64_t most;
+};
+
+const Counter kCounters[] = {
+    {"seed", &Counters::seed, kMostSeed},        {"steps", &Counters::steps, kMostCount},
+    {"updates", &Counters::updates, kMostCount}, {"skipped", &Counters::skipped, kMostCount},
+    {"epoch", &Counters::epoch, kMostCount},     {"batch", &Counters::batch, kMostCount},
+};
+
+Counters ReadCounters(JsonReader* json) {
+  Counters counters;
+  std::vector<std::string> names;
+  for (const Counter& each : kCounters) names.emplace_back(each.name);
+  json->Object(
+      [&](const std::string& key) {
+        for (const Counter& each : kCounters) {
+          if (key == each.name) {
+            counters.*each.value = json->Integer(0, each.most);
+            return;
+          }
+        }
+        json->Skip();
+      },
+      names);
+  return counters;
+}
+
+std::string ReadObject(JsonReader* json) {
+  if (!json->IsNext('{')) json->Fail("must be an object");
+  return std::string(json->Skip());
+}
+
+/// Throws if the text is of another version, whose keys may be others.
+void CheckVersion(std::string_view text, const std::string& where) {
+  int64_t version = 0;
+  JsonReader json(text, where, true);
+  json.Object(
+      [&](const std::string& key) {
+        if (key == "version") {
+          version = json.Integer(0, kMostCount);
+        } else {
+          json.Skip();
+        }
+      },
+      {"version"});
+  json.End();
+  if (version != kVersion) {
+    throw Error(where + " has version " + std::to_string(version) +
+                " of the format, but this program reads version " + std::to_string(kVersion));
+  }
+}
+
+}  // namespace
+
+Described ParseDescribed(std::string_view text, const std::string& where) {
+  CheckVersion(text, where);
+  Described found;
+  JsonReader json(text, where, true);
+  json.Object(
+      [&](const std::string& key) {
+        if (key == "counters") {
+          found.counters = ReadCounters(&json);
+        } else if (key == "history") {
+          found.history = ReadObject(&json);
+        } else if (key == "more") {
+          found.more = ReadObject(&json);
+        } else {
+          json.Skip();
+        }
+      },
+      {"counters", "history", "more"});
+  CheckCounters(found.counters, where + " is damaged");
+  return found;
+}
+
+std::string DescribedText(const Described& described) {
+  std::string counters;
+  for (const Counter& each : kCounters) {
+    counters += (counters.empty() ? "" : ", ") + Quoted(each.name) + ": " +
+                std::to_string(described.counters.*each.value);
+  }
+  return "{\"version\": " + std::to_string(kVersion) + ", \"counters\": {" + counters +
+         "}, \"history\": " + described.history + ", \"more\": " + described.more + "}";
+}
+
+void CheckCounters(const Counters& counters, const std::string& where) {
+  for (const Counter& each : kCounters) {
+    int64_t value = counters.*each.value;
+    if (value < 0 || value > each.most) {
+      throw Error(where + ": the counter " + each.name + " must be from 0 to " +
+                  std::to_string(each.most) + ", but it is " + std::to_string(value));
+    }
+  }
+  if (counters.skipped > counters.steps) {
+    throw Error(where + ": the counter skipped is " + std::to_string(counters.skipped) +
+                ", but steps is " + std::to_string(counters.steps));
+  }
+}
+
+}  // namespace relax_grad

@@ -1,0 +1,31 @@
+/// The description in the metadata of a state of training: counters, and values that only Python
+/// reads.
+#ifndef RELAX_GRAD_RUNTIME_STATE_H_
+#define RELAX_GRAD_RUNTIME_STATE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "trainer.h"
+
+namespace relax_grad {
+
+struct Described {
+  Counters counters;
+  /// Objects of JSON, which are written as they were read.
+  std::string history = "{}", more = "{}";
+};
+
+/// Reads a description; whatever does not fit is an Error that names the file.
+Described ParseDescribed(std::string_view text, const std::string& where);
+
+/// Returns the text of a description.
+std::string DescribedText(const Described& described);
+
+/// Throws if a counter is out of range.
+void CheckCounters(const Counters& counters, const std::string& where);
+
+}  // namespace relax_grad
+
+#endif  // RELAX_GRAD_RUNTIME_STATE_H_
