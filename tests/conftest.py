@@ -13,12 +13,13 @@ pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
 
 #: Folders and files whose tests compile functions without the assertions on their arguments, which are half of the
 #: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
-#: cpu/test_pipeline.py, test_training.py and the examples.
+#: cpu/test_pipeline.py, training/ and the examples.
 WITHOUT_ASSERTIONS = (
     *("backend/", "cpu/dispatch/", "cpu/schedule/", "gpu/", "legalize/", "op/"),
     *("rules/", "tir/", "topi/"),
-    *("cpu/test_functions_of_float32.py", "cpu/test_random_pipelines.py", "test_composition.py"),
-    *("test_edges.py", "test_functional.py", "test_gradient_pass.py", "test_imported_steps.py"),
+    *("autodiff/test_composition.py", "autodiff/test_gradient_pass.py"),
+    *("autodiff/test_imported_steps.py", "cpu/test_functions_of_float32.py"),
+    *("cpu/test_random_pipelines.py", "test_edges.py", "test_functional.py"),
 )
 
 
