@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
-
-SOURCE = Path(__file__).parents[1] / "docs/_ext/layers.py"
-_spec = importlib.util.spec_from_file_location("layers", SOURCE)
-layers = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(layers)
+from mirror import layers
 
 IMPORTS = list(layers.imports())
 BETWEEN = [each for each in IMPORTS if each.parts[0] != each.parts[1]]
