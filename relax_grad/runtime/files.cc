@@ -14,6 +14,7 @@
 #include <limits>
 #include <sstream>
 
+#include "checksum.h"
 #include "json.h"
 #include "safetensors.h"
 
@@ -173,7 +174,10 @@ File ReadTensors(const std::string& path) {
   input.Read(text.data(), text.size());
   Header header =
       ParseHeader(text, static_cast<int64_t>(input.size() - sizeof start - length), path);
-  File file{{}, std::move(header.metadata)};
+  auto place = PlaceOfChecksum(text);
+  File file{{}, std::move(header.metadata), place.has_value()};
+  uint32_t checksum = Crc32(start, sizeof start);
+  if (place.has_value()) checksum = Crc32OfText(text, *place, checksum);
   for (const Entry& entry : header.entries) {
     Tensor tensor = MakeTensor(entry.shape, entry.dtype->name);
     size_t size = static_cast<size_t>(entry.end - entry.begin);
@@ -183,8 +187,10 @@ File ReadTensors(const std::string& path) {
     if (entry.dtype->name == std::string("bool") && !is_boolean) {
       damaged(Shown(entry.name) + " has booleans that are neither 0 nor 1");
     }
+    if (place.has_value()) checksum = Crc32(bytes, size, checksum);
     file.tensors[entry.name] = tensor;
   }
+  if (place.has_value()) CheckChecksum(checksum, std::string_view(text).substr(*place, 8), path);
   return file;
 }
 
@@ -194,13 +200,9 @@ void WriteTensors(const std::string& path, const Tensors& tensors,
   auto add = [&](const std::string& key, const std::string& value) {
     text += (text.empty() ? "{" : ",") + Quoted(key) + ":" + value;
   };
-  if (!metadata.empty()) {
-    std::string more;
-    for (const auto& [key, value] : metadata) {
-      more += (more.empty() ? "{" : ",") + Quoted(key) + ":" + Quoted(value);
-    }
-    add("__metadata__", more + "}");
-  }
+  std::string more = "{" + Quoted(kChecksum) + ":" + Quoted(kNoChecksum);
+  for (const auto& [key, value] : metadata) more += "," + Quoted(key) + ":" + Quoted(value);
+  add("__metadata__", more + "}");
   std::vector<std::pair<const void*, size_t>> parts(2);
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -220,11 +222,16 @@ void WriteTensors(const std::string& path, const Tensors& tensors,
     offset += size;
     parts.emplace_back(tensor.data_ptr(), static_cast<size_t>(size));
   }
-  text += text.empty() ? "{}" : "}";
+  text += "}";
   while (text.size() % 8) text += ' ';
   char length[8];
   for (int i = 0; i < 8; ++i) length[i] = static_cast<char>(text.size() >> 8 * i & 0xff);
-  parts[0] = {length, 8};
+  uint32_t checksum = Crc32(text.data(), text.size(), Crc32(length, sizeof length));
+  for (size_t i = 2; i < parts.size(); ++i) {
+    checksum = Crc32(parts[i].first, parts[i].second, checksum);
+  }
+  text.replace(*PlaceOfChecksum(text), 8, HexOf(checksum));
+  parts[0] = {length, sizeof length};
   parts[1] = {text.data(), text.size()};
   WriteFile(path, parts);
 }

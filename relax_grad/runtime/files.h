@@ -43,6 +43,8 @@ std::string ReadFile(const std::string& path);
 struct File {
   Tensors tensors;
   std::map<std::string, std::string> metadata;
+  /// Whether the file has a checksum, which is that of its bytes.
+  bool has_checksum = false;
 };
 
 File ReadTensors(const std::string& path);

@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "checksum.h"
 #include "error.h"
 #include "json.h"
 
@@ -65,6 +66,8 @@ class Reader {
       found_.state = FileName();
     } else if (key == "library_bytes") {
       found_.library_bytes = json_.Integer(1, kMost);
+    } else if (key == "library_crc32") {
+      found_.library_checksum = json_.Name();
     } else {
       json_.Skip();
     }
@@ -204,8 +207,9 @@ class Reader {
   Manifest found_;
 };
 
-/// Throws if the text is of another format or version, whose keys may be others.
-void CheckVersion(std::string_view text, const std::string& where) {
+/// Returns the version of a text; throws if it is of another format or version, whose keys may be
+/// others.
+int64_t VersionOf(std::string_view text, const std::string& where) {
   std::string format;
   int64_t version = 0;
   JsonReader json(text, where);
@@ -222,10 +226,8 @@ void CheckVersion(std::string_view text, const std::string& where) {
       {"format", "version"});
   json.End();
   if (format != kFormat) throw Error(where + " is of another format: " + Shown(format));
-  if (version != kVersion) {
-    throw Error(where + " has version " + std::to_string(version) +
-                " of the format, but this program reads version " + std::to_string(kVersion));
-  }
+  CheckVersion(version, where);
+  return version;
 }
 
 }  // namespace
@@ -254,9 +256,24 @@ std::optional<int64_t> Bytes(const std::vector<int64_t>& shape, int64_t width) {
   return is_empty ? 0 : bytes;
 }
 
+void CheckVersion(int64_t version, const std::string& where) {
+  if (version < kOldest || version > kVersion) {
+    throw Error(where + " has version " + std::to_string(version) +
+                " of the format, but this program reads versions " + std::to_string(kOldest) +
+                " to " + std::to_string(kVersion));
+  }
+}
+
 Manifest ParseManifest(std::string_view text, const std::string& where) {
-  CheckVersion(text, where);
-  return Reader(text, where).Read();
+  auto place = PlaceOfChecksum(text);
+  if (place.has_value()) CheckText(text, *place, where);
+  int64_t version = VersionOf(text, where);
+  Manifest found = Reader(text, where).Read();
+  if (version >= kFirstWithChecksum && (!place.has_value() || found.library_checksum.empty())) {
+    throw Error(where + " is damaged: it has no checksum of " +
+                (place.has_value() ? found.library : "its own"));
+  }
+  return found;
 }
 
 }  // namespace relax_grad

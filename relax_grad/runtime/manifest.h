@@ -12,9 +12,10 @@
 
 namespace relax_grad {
 
-/// The name of the format, which is the key of a state's metadata too, and its version.
+/// The name of the format, which is the key of a state's metadata too.
 inline constexpr const char* kFormat = "relax_grad.training";
-inline constexpr int64_t kVersion = 1;
+/// The version that is written, and the oldest one that is read, whose files have no checksums.
+inline constexpr int64_t kVersion = 2, kOldest = 1;
 
 /// The groups of tensors.
 inline constexpr const char* kGroups[] = {"params", "frozen", "states", "optimizer_state"};
@@ -58,7 +59,12 @@ struct Manifest {
   /// Names of files in the folder of the manifest.
   std::string library, state;
   int64_t library_bytes = 0;
+  /// The digits of the library's checksum; empty in version 1.
+  std::string library_checksum;
 };
+
+/// Throws if a version of the format is none that is read.
+void CheckVersion(int64_t version, const std::string& where);
 
 /// Reads a manifest; whatever does not fit is an Error that names the file.
 Manifest ParseManifest(std::string_view text, const std::string& where);

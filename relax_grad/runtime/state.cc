@@ -49,8 +49,8 @@ std::string ReadObject(JsonReader* json) {
   return std::string(json->Skip());
 }
 
-/// Throws if the text is of another version, whose keys may be others.
-void CheckVersion(std::string_view text, const std::string& where) {
+/// Returns the version of a text; throws if it is another one, whose keys may be others.
+int64_t VersionOf(std::string_view text, const std::string& where) {
   int64_t version = 0;
   JsonReader json(text, where, true);
   json.Object(
@@ -63,17 +63,15 @@ void CheckVersion(std::string_view text, const std::string& where) {
       },
       {"version"});
   json.End();
-  if (version != kVersion) {
-    throw Error(where + " has version " + std::to_string(version) +
-                " of the format, but this program reads version " + std::to_string(kVersion));
-  }
+  CheckVersion(version, where);
+  return version;
 }
 
 }  // namespace
 
 Described ParseDescribed(std::string_view text, const std::string& where) {
-  CheckVersion(text, where);
   Described found;
+  found.version = VersionOf(text, where);
   JsonReader json(text, where, true);
   json.Object(
       [&](const std::string& key) {

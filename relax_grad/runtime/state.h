@@ -12,6 +12,8 @@
 namespace relax_grad {
 
 struct Described {
+  /// That of the file.
+  int64_t version = 0;
   Counters counters;
   /// Objects of JSON, which are written as they were read.
   std::string history = "{}", more = "{}";

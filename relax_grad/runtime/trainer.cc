@@ -1,5 +1,6 @@
 #include "trainer.h"
 
+#include "checksum.h"
 #include "cpu_levels.h"
 #include "files.h"
 #include "library.h"
@@ -196,7 +197,7 @@ class Trainer::Impl {
       for (const auto& [name, tensor] : Group(group)) tensors[std::string(group) + "/" + name] = tensor;
     }
     CheckCounters(counters_, path);
-    std::string text = DescribedText({counters_, history_, more_});
+    std::string text = DescribedText({kVersion, counters_, history_, more_});
     Guarded(path, [&] { WriteTensors(path, tensors, {{kFormat, text}}); });
   }
 
@@ -205,6 +206,9 @@ class Trainer::Impl {
     auto text = file.metadata.find(kFormat);
     if (text == file.metadata.end()) throw Error(path + " has no state of training");
     Described described = Guarded(path, [&] { return ParseDescribed(text->second, path); });
+    if (described.version >= kFirstWithChecksum && !file.has_checksum) {
+      throw Error(path + " is damaged: it has no checksum");
+    }
     std::map<std::string, ffi::Array<Tensor>> groups;
     size_t count = 0;
     for (const char* group : kGroups) {
@@ -240,6 +244,9 @@ class Trainer::Impl {
                   std::to_string(manifest_.library_bytes) + " were exported");
     }
     CheckArchitecture(data, library);
+    if (!manifest_.library_checksum.empty()) {
+      CheckChecksum(Crc32(data.data(), data.size()), manifest_.library_checksum, library);
+    }
   }
 
   void Start(const std::string& library) {

@@ -165,9 +165,9 @@ def write_program(
         fcompile=partial(_link, list(map(_prefix, targets))) if len(versions) > 1 else None,
         **({"cc": compiler} if compiler else {}),
     )
-    size = (folder / LIBRARY).stat().st_size
-    text = json.dumps(manifest(step, targets, size), indent=1)
-    (folder / MANIFEST).write_text(text + "\n")
+    found = manifest(step, targets, (folder / LIBRARY).read_bytes())
+    text = f"{json.dumps(found, indent=1)}\n".encode()
+    (folder / MANIFEST).write_bytes(b"".join(_files.with_checksum(text, len(text))))
 
 
 def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **options) -> None:
@@ -185,19 +185,21 @@ def _link(prefixes: Sequence[str], output: str, objects: Sequence[str], **option
     cc.create_shared(output, sorted(objects, key=level), **options)
 
 
-def manifest(step, targets: Sequence[tvm.target.Target], size: int) -> dict:
-    """Return the description of a step that a program without Python reads; ``size`` is that of the library."""
+def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict:
+    """Return the description of a step that a program without Python reads, with the place of its own checksum."""
     levels = list(map(level_of, targets))
     return {
         "format": _files.FORMAT,
         "version": _files.VERSION,
+        _files.CHECKSUM: _files.NO_CHECKSUM,
         "tvm": version("apache-tvm"),
         "target": ", ".join(map(str, targets)),
         # The levels of x86-64 that the versions in the library are for, in the order of its executables.
         "levels": [level for level in levels if level],
         "library": LIBRARY,
         # A library that was cut short ends the process that loads it.
-        "library_bytes": size,
+        "library_bytes": len(library),
+        "library_crc32": _files.checksum_of(library),
         "state": STATE,
         "batch": _tensors(step.batch),
         "hyperparameters": [

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +17,14 @@ import tvm
 #: The versions that the package is tested with; setup.py has them as well.
 SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
 
-#: The name of the format, which is the key of the metadata too, and its version. runtime/trainer.cc has them as well.
-FORMAT, VERSION = "relax_grad.training", 1
+#: The name of the format, which is the key of the metadata too; the version that is written, and those that are read, of which
+#: the first one has no checksums. runtime/manifest.h has them as well.
+FORMAT, VERSION, VERSIONS = "relax_grad.training", 2, (1, 2)
+
+#: The key of the checksum, and its place in a header or a manifest: CRC-32, of the bytes of the file with zeros in the place of its
+#: digits. In JSON, quotation marks within texts follow a backslash.
+CHECKSUM, NO_CHECKSUM = "crc32", "00000000"
+_PLACE = re.compile(rb'"crc32": ?"([0-9a-f]{8})"')
 
 #: The groups of tensors.
 GROUPS = ("params", "frozen", "states", "optimizer_state")
@@ -39,12 +47,15 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
     from safetensors.numpy import save
 
     text = json.dumps({"version": VERSION, **more})
-    data = save({name: np.asarray(each.numpy()) for name, each in tensors.items()}, {FORMAT: text})
+    arrays = {name: np.asarray(each.numpy()) for name, each in tensors.items()}
+    data = save(arrays, {FORMAT: text, CHECKSUM: NO_CHECKSUM})
+    parts = with_checksum(data, 8 + _length_of_header(data))
     path = Path(path)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for each in parts:
+                file.write(each)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
@@ -54,6 +65,38 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
             os.unlink(name)
         raise
     _sync_folder(path.parent)
+
+
+def checksum_of(data: bytes) -> str:
+    """Return the CRC-32 of bytes as eight hexadecimal digits."""
+    return f"{zlib.crc32(data):08x}"
+
+
+def with_checksum(data: bytes, end: int) -> list[memoryview | bytes]:
+    """Return the parts of a file with its checksum, in whose JSON, before ``end``, are zeros in the place of it."""
+    begin, end = _PLACE.search(data, 0, end).span(1)
+    view = memoryview(data)
+    return [view[:begin], checksum_of(data).encode(), view[end:]]
+
+
+def _length_of_header(data: bytes) -> int:
+    # Larger numbers are no places in bytes.
+    return min(int.from_bytes(data[:8], "little"), len(data))
+
+
+def _check(path: str | os.PathLike, data: bytes) -> bool:
+    """Return whether a file of safetensors has a checksum; raise ValueError if it is that of other bytes."""
+    place = _PLACE.search(data, 0, 8 + _length_of_header(data))
+    if place is None:
+        return False
+    view, (begin, end) = memoryview(data), place.span(1)
+    found = zlib.crc32(NO_CHECKSUM.encode(), zlib.crc32(view[:begin]))
+    found, wanted = f"{zlib.crc32(view[end:], found):08x}", data[begin:end].decode()
+    if found != wanted:
+        raise ValueError(
+            f"{path} is damaged: its checksum is {found}, but it was written with {wanted}"
+        )
+    return True
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
@@ -66,20 +109,26 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     """
     safetensors = _safetensors()
     data = Path(path).read_bytes()
+    has_checksum = _check(path, data)
     try:
         found = dict(safetensors.deserialize(data))
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length])
+        header = _object(data[8 : 8 + _length_of_header(data)])
         text = header.get("__metadata__", {}).get(FORMAT)
-        more = None if text is None else json.loads(text)
+        more = None if text is None else _object(text)
+    except RecursionError as error:
+        raise ValueError(f"{path} is damaged: its JSON is nested too deep") from error
     except (safetensors.SafetensorError, ValueError) as error:
         raise ValueError(f"{path} is damaged, or no file of safetensors: {error}") from error
     if not isinstance(more, dict):
         raise ValueError(f"{path} has no state of training; Trainer.save writes such files")
-    if more.get("version") != VERSION:
+    version = more.get("version")
+    if type(version) is not int or version not in VERSIONS:
+        known = " and ".join(map(str, VERSIONS))
         raise ValueError(
-            f"{path} has version {more.get('version')} of the format, but this relax_grad reads version {VERSION}"
+            f"{path} has version {version!r} of the format, but this relax_grad reads versions {known}"
         )
+    if version > VERSIONS[0] and not has_checksum:
+        raise ValueError(f"{path} is damaged: it has no checksum")
     tensors = {}
     for name, each in found.items():
         dtype = _DTYPES.get(each["dtype"])
@@ -93,6 +142,18 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
             dtype = ml_dtypes.bfloat16
         tensors[name] = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
     return tensors, more
+
+
+def _object(text: str | bytes) -> object:
+    """Return the value of a text of JSON; raise ValueError if a key stands twice."""
+
+    def unique(pairs: list[tuple[str, object]]) -> dict:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError(f"one of the keys {', '.join(sorted(found))} stands twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def _safetensors():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checksums import flipped, signed
 from training_models import START, module_of
 
 import relax_grad.runtime
@@ -112,6 +113,10 @@ def cases(exported, tmp_path) -> Cases:
     return Cases(exported, tmp_path)
 
 
+def manifest_of(tree: object) -> bytes:
+    return signed(dumped(tree).encode())
+
+
 class State:
     """The parts of a file of safetensors."""
 
@@ -128,7 +133,7 @@ class State:
         if described is not None:
             header["__metadata__"][_export._files.FORMAT] = dumped(described)
         text = dumped(header).encode()
-        return struct.pack("<Q", len(text)) + text + self.data
+        return signed(struct.pack("<Q", len(text)) + text + self.data)
 
 
 class Raw(str):
@@ -189,7 +194,7 @@ def scrambled(data: bytes, rng: random.Random) -> bytes:
     """Return bytes with a flipped bit, without their end, or with a part that stands elsewhere too."""
     kind, at = rng.randrange(3), rng.randrange(len(data))
     if kind == 0:
-        return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        return flipped(data, rng.randrange(8 * len(data)))
     if kind == 1:
         return data[:at]
     other = rng.randrange(len(data))
@@ -204,11 +209,11 @@ def test_generated_folders(program, exported, cases):
     damaged = []
     for _ in range(120):
         damaged += ["manifest"] * 2 + ["state"] * 3
-        cases.add(manifest=dumped(mutated(manifest, rng)).encode())
-        cases.add(manifest=scrambled((exported / "manifest.json").read_bytes(), rng))
+        cases.add(manifest=manifest_of(mutated(manifest, rng)))
+        cases.add(manifest=signed(scrambled((exported / "manifest.json").read_bytes(), rng)))
         cases.add(state=state.packed(mutated(state.header, rng)))
         cases.add(state=state.packed(state.header, mutated(state.described, rng)))
-        cases.add(state=scrambled((exported / "state.safetensors").read_bytes(), rng))
+        cases.add(state=signed(scrambled((exported / "state.safetensors").read_bytes(), rng)))
     outcomes = cases.run(program)
     refused = 0
     for stem, folder, outcome in zip(damaged, cases.folders, outcomes, strict=True):
@@ -222,6 +227,36 @@ def test_generated_folders(program, exported, cases):
             assert outcome == "runs" or outcome.startswith("loads: "), (folder, outcome)
     assert refused > len(outcomes) // 2
     assert outcomes.count("runs") > 0
+
+
+def test_flipped_bits(program, exported, cases):
+    """One flipped bit anywhere in a file is an error that names the file."""
+    rng = random.Random(36)
+    files = {each.stem: each.read_bytes() for each in exported.iterdir()}
+    names = {each.stem: each.name for each in exported.iterdir()}
+    assert sorted(names.values()) == ["manifest.json", "state.safetensors", "step.so"]
+    wanted = []
+    for stem, data in files.items():
+        for _ in range(60 if stem == "step" else 250):
+            cases.add(**{stem: flipped(data, rng.randrange(8 * len(data)))})
+            wanted.append((f"error: {cases.folders[-1]}/{names[stem]} ",))
+    cases.refuse(program, wanted)
+
+
+def test_older_folders(program, exported, cases):
+    """Folders of version 1, whose files have no checksums, train; version 2 cannot be without them."""
+    manifest = json.loads((exported / "manifest.json").read_text())
+    state = State((exported / "state.safetensors").read_bytes())
+    header = edited(state.header, "__metadata__.crc32", ...)
+    old = {key: value for key, value in manifest.items() if "crc32" not in key}
+    cases.add(
+        manifest=dumped({**old, "version": 1}).encode(),
+        state=state.packed(header, {**state.described, "version": 1}),
+    )
+    cases.add(state=state.packed(header))
+    runs, refused = cases.run(program)
+    assert runs == "runs"
+    assert refused == f"error: {cases.folders[1]}/state.safetensors is damaged: it has no checksum"
 
 
 def edited(tree: dict, place: str, value: object) -> dict:
@@ -294,6 +329,12 @@ def refusals_of_manifests() -> list[tuple[str, object, str]]:
         ("target", Raw("01"), "target must be a number, without leading zeros"),
         ("target", Raw('"\\ud800"'), "target has half a surrogate pair"),
     ]
+    found += [
+        ("crc32", ..., "manifest.json is damaged: it has no checksum of its own"),
+        ("library_crc32", ..., "manifest.json is damaged: it has no checksum of step.so"),
+        ("library_crc32", "0123abcd", "step.so is damaged: its checksum is .* with 0123abcd"),
+        ("library_crc32", 1, "library_crc32 must be text"),
+    ]
     return found
 
 
@@ -302,7 +343,7 @@ def test_refused_manifests(program, exported, cases):
     manifest = json.loads((exported / "manifest.json").read_text())
     wanted = refusals_of_manifests()
     for place, value, _ in wanted:
-        cases.add(manifest=dumped(edited(manifest, place, value)).encode())
+        cases.add(manifest=manifest_of(edited(manifest, place, value)))
     raw = (exported / "manifest.json").read_bytes()
     for text, message in (
         (b"", "must be an object, but at byte 0 the text ends"),
@@ -313,7 +354,7 @@ def test_refused_manifests(program, exported, cases):
         (raw.replace(b"llvm", b"ll\xed\xa0\x80"), "target has text that is no UTF-8"),
     ):
         wanted.append((text[:20], None, message))
-        cases.add(manifest=text)
+        cases.add(manifest=signed(text))
     cases.refuse(program, [(f"error: .*/.*{message}", *which) for *which, message in wanted])
 
 

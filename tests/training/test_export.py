@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from checksums import signed
 from training_models import START, batches, digits_of_torch, module_of
 from tvm.target import codegen
 
@@ -211,7 +212,7 @@ def test_folders_that_do_not_fit(programs, exported, tmp_path):
         def change(at: Path) -> None:
             manifest = json.loads((at / "manifest.json").read_text())
             manifest.update(changes)
-            (at / "manifest.json").write_text(json.dumps(manifest))
+            (at / "manifest.json").write_bytes(signed(json.dumps(manifest).encode()))
 
         return change
 
@@ -225,7 +226,9 @@ def test_folders_that_do_not_fit(programs, exported, tmp_path):
         lambda at: (at / "manifest.json").unlink(), "manifest.json cannot be read: No such file"
     )
     refuses(cut("manifest.json", 50), "manifest.json is damaged")
-    refuses(edited(version=2), "has version 2 of the format, but this program reads version 1")
+    refuses(
+        edited(version=3), "has version 3 of the format, but this program reads versions 1 to 2"
+    )
     refuses(edited(format="other"), "is of another format")
     refuses(edited(accumulate="2"), "accumulate must be a number, but")
     refuses(edited(params=[]), "has tensors that the step does not")
@@ -410,7 +413,8 @@ def test_levels_that_do_not_fit(programs, levels, exported, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(levels / "all", broken)
     manifest = json.loads((broken / "manifest.json").read_text())
-    (broken / "manifest.json").write_text(json.dumps({**manifest, "levels": ["x86-64"]}))
+    changed = json.dumps({**manifest, "levels": ["x86-64"]}).encode()
+    (broken / "manifest.json").write_bytes(signed(changed))
     refuses(broken, "step.so has 3 versions, but the manifest names 1")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 import warnings
 
 import numpy as np
 import pytest
+from checksums import flipped, signed
 from training_models import START, batches, close, gradients, module_of
 
 from relax_grad.training import SGD, Adam, Trainer, train_step
@@ -142,7 +144,7 @@ def test_files_that_do_not_fit(step, tmp_path):
         assert trainer.steps == 1
 
     for cut in (0, 4, 100, len(data) // 2, len(data) - 1):
-        refuses(data[:cut], "is damaged, or no file of safetensors")
+        refuses(data[:cut], "is damaged")
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
 
@@ -150,13 +152,8 @@ def test_files_that_do_not_fit(step, tmp_path):
         new = json.loads(json.dumps(header))
         change(new)
         text = json.dumps(new).encode()
-        return len(text).to_bytes(8, "little") + text + data[8 + length :]
+        return signed(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
-    def newer(new):
-        text = new["__metadata__"]["relax_grad.training"]
-        new["__metadata__"]["relax_grad.training"] = text.replace('"version": 1', '"version": 2')
-
-    refuses(with_header(newer), "has version 2 of the format, but this relax_grad reads version 1")
     refuses(with_header(lambda new: new.pop("__metadata__")), "has no state of training")
     refuses(
         with_header(lambda new: new.update({"params/v": new.pop("params/w")})),
@@ -174,6 +171,11 @@ def test_files_that_do_not_fit(step, tmp_path):
 
         return with_header(changed)
 
+    for version in (0, 3, True, "2", None, 2.0):
+        refuses(
+            described(lambda more, version=version: {**more, "version": version}),
+            f"has version {version!r} of the format, but this relax_grad reads versions 1 and 2",
+        )
     refuses(described(lambda more: [more]), "has no state of training")
     refuses(described(lambda more: {**more, "more": 1}), "has no state of training")
     refuses(described(lambda more: {**more, "counters": {}}), "its counter seed is None")
@@ -191,6 +193,42 @@ def test_files_that_do_not_fit(step, tmp_path):
     )
     with pytest.raises(FileNotFoundError):
         trainer.load(tmp_path / "none")
+
+
+def test_checksums(step, tmp_path):
+    """A flipped bit is found, wherever it is. Files of version 1 have no checksum, those of version 2 must have one."""
+    path, other = tmp_path / "state.safetensors", tmp_path / "other.safetensors"
+    trainer = trainer_of(step)
+    trainer.step(*batches(1)[0])
+    trainer.save(path)
+    wanted, data = tensors(trainer), path.read_bytes()
+    assert data == signed(data)
+    rng = np.random.default_rng(35)
+    for bit in rng.integers(0, 8 * len(data), 1000):
+        other.write_bytes(flipped(data, int(bit)))
+        with pytest.raises(ValueError, match="^" + re.escape(str(other))):
+            trainer.load(other)
+    for bit in range(8 * 8):  # the length of the header
+        other.write_bytes(flipped(data, bit))
+        with pytest.raises(ValueError, match="^" + re.escape(f"{other} is damaged")):
+            trainer.load(other)
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    del header["__metadata__"]["crc32"]
+
+    def without(version: int) -> bytes:
+        text = header["__metadata__"]["relax_grad.training"]
+        text = json.dumps({**json.loads(text), "version": version})
+        new = {**header, "__metadata__": {"relax_grad.training": text}}
+        packed = json.dumps(new).encode()
+        return len(packed).to_bytes(8, "little") + packed + data[8 + length :]
+
+    other.write_bytes(without(2))
+    with pytest.raises(ValueError, match="is damaged: it has no checksum"):
+        trainer.load(other)
+    other.write_bytes(without(1))
+    trainer.load(other)
+    assert tensors(trainer) == wanted
 
 
 @pytest.mark.parametrize(
