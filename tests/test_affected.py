@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from pathlib import Path
 
+import mirror
 import pytest
 from affected import affected_tests, changed_files
 
@@ -198,3 +200,12 @@ def test_a_file_stands_for_its_tests(shop):
 def test_another_base_is_refused(shop):
     with pytest.raises(ValueError, match=r"git diff .*: fatal: .*'next'"):
         affected_tests("next", shop)
+
+
+def test_tests_of_pages_have_these_names(shop):
+    """With the id of a test that does not exist, pytest runs nothing."""
+    change(shop, "docs/goods.md")
+    ids = {test.split("::")[1].removesuffix("[goods.md]") for test in affected_tests("HEAD", shop)}
+    tree = ast.parse((mirror.ROOT / "tests/test_docs.py").read_text(encoding="utf-8"))
+    assert ids
+    assert ids <= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
