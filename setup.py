@@ -43,6 +43,8 @@ setup(
             *cli,
             "hypothesis>=6.100,<7",
             onnx,
+            # The written files of ONNX models run in it.
+            "onnxruntime>=1.20,<1.33",
             "pytest>=8,<10",
             "pytest-xdist>=3.6,<4",
             safetensors,

@@ -57,9 +57,9 @@ def loss_of(bb, logits, labels):
     return op.nn.nll_loss(bb.emit(op.nn.log_softmax(logits)), labels, reduction="mean")
 
 
-def trained(model: onnx.ModelProto, images, labels, options, trainable=None) -> onnx.ModelProto:
-    """Return a model with weights that are trained further."""
-    imported = from_model(model, trainable=trainable)
+def train_further(source: Path, target: Path, images, labels, options, trainable=None) -> None:
+    """Train the weights of a file further, and write them to another one, or to the same."""
+    imported = from_model(source, trainable=trainable)
     batch = next(iter(imported.inputs.values())).shape[0]
     targets = {"labels": ((batch if isinstance(batch, int) else str(batch),), "int64")}
     step = train_step(imported, Adam(options.lr), loss=loss_of, targets=targets)
@@ -76,22 +76,12 @@ def trained(model: onnx.ModelProto, images, labels, options, trainable=None) -> 
     history = trainer.fit(Loader(), options.epochs, progress=False)
     losses = [each["mean_loss"] for each in history.evaluations]
     print(f"  loss {losses[0]:.3f} in the first epoch, {losses[-1]:.3f} in the last")
-    return with_weights(model, trainer.params)
+    imported.write_to(target, trainer, inference=True)
 
 
-def with_weights(model: onnx.ModelProto, values) -> onnx.ModelProto:
-    """Return a copy of a model with other values of its initializers."""
-    found = onnx.ModelProto()
-    found.CopyFrom(model)
-    for each in found.graph.initializer:
-        if each.name in values:
-            each.CopyFrom(onnx.numpy_helper.from_array(values[each.name].numpy(), each.name))
-    return found
-
-
-def accuracy(model: onnx.ModelProto, images, labels) -> float:
-    """Return the share of right predictions, computed by the ONNX package itself."""
-    evaluator = ReferenceEvaluator(model)
+def accuracy(path: Path, images, labels) -> float:
+    """Return the share of right predictions of a file, computed by the ONNX package itself."""
+    evaluator = ReferenceEvaluator(onnx.load(path))
     (logits,) = evaluator.run(None, {evaluator.input_names[0]: images})
     return float(np.mean(logits.argmax(1) == labels))
 
@@ -121,22 +111,20 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         if path is None:
             path = Path(folder, "digits.onnx")
             print("a new model, trained with upright digits:")
-            model = new_model(options.width, options.seed)
-            onnx.save(trained(model, images[train], labels[train], options), path)
-        model = onnx.load(path)
-    names = [each.name for each in model.graph.initializer]
-    last = names[-2:] if options.last else None
-    found = {
-        "upright": accuracy(model, images[test], labels[test]),
-        "turned before": accuracy(model, turned[test], labels[test]),
-    }
-    print("the file, trained further with digits upside down:")
-    further = trained(model, turned[train], labels[train], options, trainable=last)
-    found["turned"] = accuracy(further, turned[test], labels[test])
+            onnx.save(new_model(options.width, options.seed), path)
+            train_further(path, path, images[train], labels[train], options)
+        last = list(from_model(path).params)[-2:] if options.last else None
+        found = {
+            "upright": accuracy(path, images[test], labels[test]),
+            "turned before": accuracy(path, turned[test], labels[test]),
+        }
+        print("the file, trained further with digits upside down:")
+        target = options.out or Path(folder, "further.onnx")
+        train_further(path, target, turned[train], labels[train], options, trainable=last)
+        found["turned"] = accuracy(target, turned[test], labels[test])
     for name, share in found.items():
         print(f"{name}: {100 * share:.1f} % of unseen digits are right")
     if options.out:
-        onnx.save(further, options.out)
         print(f"{options.out} has the new weights")
     return found
 

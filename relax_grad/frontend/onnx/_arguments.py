@@ -19,6 +19,13 @@ class Role(NamedTuple):
     reason: str
 
 
+class Origin(NamedTuple):
+    """The model of an import, and the places of its tensors there by the names of the import."""
+
+    model: object
+    places: dict[str, str]
+
+
 class Explanation(dict[str, Role]):
     """The roles of constants by their names. As text, a table."""
 

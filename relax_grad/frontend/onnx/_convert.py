@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 import tvm
-from onnx import numpy_helper
 
 from ._expand import expand
 from ._fold import fold
@@ -19,7 +17,6 @@ from ._graph import (
     every_node,
     fix_inputs,
     hoist,
-    load,
     normalize,
     operands,
     opset_of,
@@ -27,6 +24,7 @@ from ._graph import (
 )
 from ._importer import check_operators, has_converter, imported
 from ._inference import computes_in_training, set_inference
+from ._load import Arrays, load, put_back, value_of
 from ._weights import Roles, is_training, roles_of
 
 
@@ -42,11 +40,19 @@ class Prepared:
         The roles of its initializers.
     outputs : list[str]
         The names of the outputs.
+    arrays : Arrays
+        The values of large tensors.
     """
 
     model: onnx.ModelProto
     roles: Roles
     outputs: list[str]
+    arrays: Arrays
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The places of the initializers in the file, by their names."""
+        return {each.name: each.doc_string for each in self.model.graph.initializer}
 
     def in_inference(self) -> Prepared | None:
         """Return a copy whose normalisations and dropout are in inference; None if all are already."""
@@ -55,38 +61,34 @@ class Prepared:
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         set_inference(model)
-        return Prepared(model, self.roles, self.outputs)
+        return Prepared(model, self.roles, self.outputs, self.arrays)
 
-    def lift(
-        self,
-        names: Sequence[str],
-        states: Mapping[str, str],
-        known: Mapping[str, np.ndarray] | None = None,
-    ) -> dict[str, np.ndarray]:
-        """Turn initializers into inputs of the graph, in this order, and states into outputs; return the values.
+    def lift(self, names: Sequence[str], states: Mapping[str, str], kinds=None) -> None:
+        """Turn initializers into inputs of the graph, in this order, and states into outputs.
 
-        ``known`` has the values, if the graph may lack some of the initializers.
+        ``kinds`` has the element types and extents of the initializers, if the graph may lack some of them.
         """
         graph = self.model.graph
-        tensors = {each.name: each for each in graph.initializer}
+        if kinds is None:
+            kinds = {each.name: (each.data_type, list(each.dims)) for each in graph.initializer}
+        for values, group in ((graph.input, names), (graph.output, states)):
+            for name in group:
+                label = states[name] if values is graph.output else name
+                values.append(onnx.helper.make_tensor_value_info(label, *kinds[name]))
         kept = [each for each in graph.initializer if each.name not in set(names)]
-        values = known or {name: numpy_helper.to_array(tensors[name]) for name in names}
-        for name in names:
-            dtype = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
-            info = onnx.helper.make_tensor_value_info(name, dtype, values[name].shape)
-            graph.input.append(info)
-        for name, new in states.items():
-            dtype = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
-            info = onnx.helper.make_tensor_value_info(new, dtype, values[name].shape)
-            graph.output.append(info)
         del graph.initializer[:]
         graph.initializer.extend(kept)
-        return values
+
+    def values_of(self, names: Sequence[str]) -> dict[str, tvm.runtime.Tensor]:
+        """Return the values of initializers."""
+        tensors = {each.name: each for each in self.model.graph.initializer}
+        return {name: tvm.runtime.tensor(value_of(tensors[name], self.arrays)) for name in names}
 
     def imported(
         self, simplify: bool | str, onnxsim_is_installed: bool
     ) -> tuple[tvm.IRModule, bool]:
         """Return the module of the model, after onnxsim if that is asked for or needed, and whether it draws."""
+        put_back(self.model.graph, self.arrays)
         if simplify is True:
             self._simplify()
         check_operators(self.model)
@@ -130,21 +132,22 @@ def prepare(
 
     ``is_wanted`` is that of :func:`fold`.
     """
-    model = expand(load(model), has_converter)
+    model, arrays = load(model)
+    model = expand(model, has_converter)
     fix_inputs(model.graph, fixed or {})
     constants = normalize(model, shapes, dynamic_shapes)
     _name_nodes(model)
     if not dropout:
         set_inference(model, normalisation=False)
-    first = roles_of(model, types_of(model), constants, set(fixed or ()))
-    folded = fold(model, constants, fixed or (), is_wanted)
+    first = roles_of(model, types_of(model), constants, set(fixed or ()), arrays)
+    folded = fold(model, constants, arrays, fixed or (), is_wanted)
     hoist(model.graph)
-    roles = roles_of(model, types_of(model), constants, folded)
+    roles = roles_of(model, types_of(model), constants, folded, arrays)
     roles = roles._replace(choices={**first.choices, **roles.choices})
     outputs = [each.name for each in model.graph.output]
     _mark_training(model)
     _trim_results(model, roles.states.values())
-    return Prepared(model, roles, outputs)
+    return Prepared(model, roles, outputs, arrays)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

@@ -24,6 +24,7 @@ from ._graph import (
     types_of,
     without_unused,
 )
+from ._load import Arrays, value_of
 from ._weights import roles_of
 
 #: Results of more elements are computed at run time.
@@ -50,6 +51,7 @@ _TAKES_SHAPE = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}
 def fold(
     model: onnx.ModelProto,
     constants: Collection[str],
+    arrays: Arrays,
     fixed: Collection[str] = (),
     is_wanted: Callable[[str], bool] = lambda name: False,
 ) -> set[str]:
@@ -63,6 +65,8 @@ def fold(
         The model, which is changed.
     constants : Collection[str]
         The initializers that were ``Constant`` nodes.
+    arrays : Arrays
+        The values of large tensors.
     fixed : Collection[str]
         The initializers that were inputs.
     is_wanted : Callable
@@ -77,9 +81,9 @@ def fold(
     while True:
         without_unused(model.graph)
         types = types_of(model)
-        roles = roles_of(model, types, constants, folded)
+        roles = roles_of(model, types, constants, folded, arrays)
         kept = {*roles.weights, *roles.frozen, *roles.statistics}
-        folding = _Folding(model, types, kept | set(filter(is_wanted, roles.optional)))
+        folding = _Folding(model, types, kept | set(filter(is_wanted, roles.optional)), arrays)
         changed = folding.run()
         folded |= folding.folded
         if not changed:
@@ -89,13 +93,13 @@ def fold(
 class _Folding:
     """One pass over the nodes of a graph."""
 
-    def __init__(self, model, types, weights):
+    def __init__(self, model, types, weights, arrays: Arrays):
         self.model, self.graph, self.types = model, model.graph, types
         self.opset = opset_of(model)
         self.folded: set[str] = set()
         self.new: dict[str, np.ndarray] = {}
         self.known: dict[str, np.ndarray] = {
-            each.name: numpy_helper.to_array(each)
+            each.name: value_of(each, arrays)
             for each in self.graph.initializer
             if each.name not in weights and each.data_type != onnx.TensorProto.STRING
         }

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
-import onnx.inliner
-from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from ...ir.module import unused
@@ -17,52 +14,6 @@ from ._arguments import DynamicShapes, Shapes
 
 #: The domains of ONNX's own operators.
 STANDARD = ("", "ai.onnx")
-
-
-def load(model: str | os.PathLike | bytes | onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model, with its external data and without local functions."""
-    if isinstance(model, (str, os.PathLike)):
-        try:
-            found = onnx.load(os.fspath(model))
-        except DecodeError as error:
-            raise ValueError(
-                f"model is no ONNX model: {os.fspath(model)} holds other data: {error}"
-            ) from error
-    elif isinstance(model, (bytes, bytearray, memoryview)):
-        try:
-            found = onnx.load_model_from_string(bytes(model))
-        except DecodeError as error:
-            raise ValueError(f"model is no ONNX model: {error}") from error
-    elif isinstance(model, onnx.ModelProto):
-        found = onnx.ModelProto()
-        found.CopyFrom(model)
-    else:
-        raise TypeError(
-            f"model must be a path, bytes or an onnx.ModelProto, but it is {type(model).__name__}"
-        )
-    if not found.graph.output:
-        raise ValueError("model is no ONNX model with outputs; give a file that onnx.load reads")
-    if found.functions:
-        found = onnx.inliner.inline_local_functions(found)
-    for place, holder in constants_of(found.graph):
-        holder.doc_string = place
-    return found
-
-
-def constants_of(
-    graph: onnx.GraphProto, place: str = ""
-) -> Iterator[tuple[str, onnx.TensorProto | onnx.NodeProto]]:
-    """Yield the initializers and the ``Constant`` nodes of a graph and of the graphs within, with their places.
-
-    A place is a name behind the numbers of the nodes and attributes that hold the graph, such as ``3.0:w``.
-    """
-    for each in graph.initializer:
-        yield f"{place}:{each.name}", each
-    for i, node in enumerate(graph.node):
-        if node.op_type == "Constant" and node.domain in STANDARD:
-            yield f"{place}:{node.output[0]}", node
-        for j, inner in enumerate(subgraphs(node)):
-            yield from constants_of(inner, f"{place}{i}.{j}/")
 
 
 def opset_of(model: onnx.ModelProto) -> int:

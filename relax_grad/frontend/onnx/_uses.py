@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from ._graph import is_float, label, operands, subgraphs
+from ._load import Arrays, value_of
 
 
 class Choice(NamedTuple):
@@ -174,6 +174,7 @@ def choices(
     types: Mapping[str, onnx.TypeProto],
     names: Collection[str],
     in_nodes: Collection[str],
+    arrays: Arrays,
     exponents: Collection[str] = (),
 ) -> dict[str, Choice]:
     """Return whether constants are trained by default.
@@ -188,6 +189,8 @@ def choices(
         The floating-point initializers that a gradient reaches.
     in_nodes : Collection[str]
         The initializers that were ``Constant`` nodes.
+    arrays : Arrays
+        The values of large tensors.
     exponents : Collection[str]
         The initializers that are exponents, and nothing else.
     """
@@ -221,7 +224,7 @@ def choices(
                 f"it is {kind} of {uses.first.get(name, 'the outputs')}, and no weight of a layer",
             )
         if choice.is_trained:
-            table = _table(tensor)
+            table = _table(tensor, arrays)
             choice = choice if table is None else Choice(False, table)
         found[name] = choice
     return found
@@ -383,15 +386,18 @@ class _Uses:
 #: The most rows and columns of a table that are examined, and the fewest rows of sinusoids.
 _MOST_ROWS, _MOST_COLUMNS, _FEWEST_ROWS = 64, 16, 6
 
+#: Larger banks of filters are not examined.
+_MOST_FILTERS = 1 << 20
+
 #: The largest error of sinusoids, relative to the largest element: float16 rounds tables.
 _TOLERANCE = 2e-3
 
 
-def _table(tensor: onnx.TensorProto) -> str | None:
+def _table(tensor: onnx.TensorProto, arrays: Arrays) -> str | None:
     """Return the reason for which a constant is a table of the program by its values, or None."""
     if len(tensor.dims) < 2 or math.prod(tensor.dims) < _FEWEST_ROWS * 2:
         return None
-    value = numpy_helper.to_array(tensor)
+    value = value_of(tensor, arrays)
     value = (
         value.reshape(value.shape[0], -1)
         if value.shape[0] > 1
@@ -426,7 +432,7 @@ def _is_sinusoidal(matrix: np.ndarray) -> bool:
 def _is_filter_bank(matrix: np.ndarray) -> bool:
     """Tell whether the columns are ordered bands that rise and then fall, such as the mel filters of a spectrum."""
     rows, columns = matrix.shape
-    if rows < 16 or columns < 4 or rows < columns:
+    if rows < 16 or columns < 4 or rows < columns or matrix.size > _MOST_FILTERS:
         return False
     if (matrix < 0).any() or 10 * np.count_nonzero(matrix) > 4 * matrix.size:
         return False

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import onnx
 
 from ._graph import attribute, is_float, is_float_type, label, opset_of, subgraphs
+from ._load import Arrays
 from ._uses import Choice, choices, flat_nodes
 
 #: The operands that are shapes, bounds, axes, scales or probabilities, which stay constants. None stands for all operands.
@@ -93,6 +94,7 @@ def roles_of(
     types: Mapping[str, onnx.TypeProto],
     constants: Collection[str],
     folded: Collection[str],
+    arrays: Arrays,
 ) -> Roles:
     """Return the roles of the initializers of the outer graph.
 
@@ -106,6 +108,8 @@ def roles_of(
         The initializers that were ``Constant`` nodes.
     folded : Collection[str]
         The initializers that replace folded values; they have no role.
+    arrays : Arrays
+        The values of large tensors.
     """
     graph, opset = model.graph, opset_of(model)
     data, exponents, statistics = set(), set(), set()
@@ -150,7 +154,9 @@ def roles_of(
     names = {each.name for each in floats}
     possible = [each for each in floats if each.name in data | exponents and math.prod(each.dims)]
     possible = [each for each in possible if each.name not in statistics]
-    found = choices(graph, types, [each.name for each in possible], constants, exponents - data)
+    found = choices(
+        graph, types, [each.name for each in possible], constants, arrays, exponents - data
+    )
     weights, frozen, optional = [], [], []
     for each in possible:
         name = each.name

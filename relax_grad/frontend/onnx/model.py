@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -14,11 +15,12 @@ from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
 from ...ir.module import normalized, tuple_fields, unused, with_functions
-from ...training import append_loss
+from ...training import Trainer, append_loss
 from .._arguments import Trainable, check_trainable
 from ._arguments import (
     DynamicShapes,
     Explanation,
+    Origin,
     Role,
     Shapes,
     check_constants,
@@ -27,8 +29,6 @@ from ._arguments import (
 )
 
 if TYPE_CHECKING:
-    import os
-
     import numpy as np
     import onnx
 
@@ -78,6 +78,7 @@ class Imported:
     states: dict[str, tvm.runtime.Tensor]
     draws: bool = False
     _explanation: Explanation = field(default_factory=Explanation, repr=False)
+    _origin: Origin | None = field(default=None, repr=False)
 
     def explain(self) -> Explanation:
         """Return whether each floating-point constant of the model is trained, and why.
@@ -108,6 +109,75 @@ class Imported:
         eps  constant  its name is that of a constant table or setting
         """
         return Explanation(self._explanation)
+
+    def write_to(
+        self,
+        path: str | os.PathLike,
+        values: Trainer | Mapping[str, object],
+        *,
+        ema: bool | Mapping[str, object] = False,
+        inference: bool = False,
+    ) -> None:
+        """Write the file of the model with other values of its weights and running statistics.
+
+        Everything else is as in the model that was imported, which is read again: a path, bytes or a ``ModelProto`` must be as they
+        were. Values stand where those of the model stand: in initializers, in ``Constant`` nodes and in branches. If the model has external
+        data, or is larger than 2 GB, large tensors stand in a second file, with ``.data`` at the end of its name.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file. It is complete or as it was, also after a crash, if it has no second file.
+        values : Trainer or Mapping[str, array or tensor]
+            The trainer whose parameters and states are written; or values by the names of the import, such as ``trainer.values`` or
+            ``lora.merged(trainer.params)``. Other tensors keep their values.
+        ema : bool or Mapping[str, array or tensor]
+            Whether to write the trainer's moving averages of the parameters; or these averages by the names of the
+            parameters or of the optimizer's state, such as ``trainer.optimizer_state``.
+        inference : bool
+            Whether normalisation by the statistics of a batch and dropout are set to inference.
+
+        Raises
+        ------
+        ValueError
+            If a name is unknown, a value has another shape, there are no averages, or the model has changed.
+        TypeError
+            If an argument has another type.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import tempfile
+        >>> from onnx import TensorProto, helper, numpy_helper
+        >>> from relax_grad.frontend.onnx import from_model
+        >>> graph = helper.make_graph(
+        ...     [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        ...     "graph",
+        ...     [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        ...     [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        ...     [numpy_helper.from_array(np.ones((4, 3), "float32"), "w")],
+        ... )
+        >>> model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        >>> imported = from_model(model)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     imported.write_to(f"{folder}/trained.onnx", {"w": np.zeros((4, 3), "float32")})
+        ...     float(from_model(f"{folder}/trained.onnx").params["w"].numpy().max())
+        0.0
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"path must be a path, but it is {path!r}")
+        if not isinstance(inference, bool):
+            raise TypeError(f"inference must be True or False, but it is {inference!r}")
+        from . import _write
+
+        places = {} if self._origin is None else self._origin.places
+        source = None if self._origin is None else self._origin.model
+        old = {**self.params, **self.frozen, **self.states}
+        found = {
+            name: _array(name, value, old.get(name), places)
+            for name, value in _given(values, ema).items()
+        }
+        _write.write(source, path, found, places, inference)
 
     @property
     def values(self) -> list[tvm.runtime.Tensor]:
@@ -291,24 +361,81 @@ def from_model(
     groups = (params, frozen, list(roles.states))
     names = [name for group in groups for name in group]
     inference = prepared.in_inference()
-    values = prepared.lift(names, roles.states)
+    values, places = prepared.values_of(names), prepared.places
+    kinds = {
+        each.name: (each.data_type, list(each.dims)) for each in prepared.model.graph.initializer
+    }
+    prepared.lift(names, roles.states)
     has_onnxsim = _is_installed("onnxsim")
     module, draws = prepared.imported(simplify, has_onnxsim)
     count = len(module["main"].params) - len(values)
     main = module["main"].with_attr("num_input", count)
     module = with_functions(module, {"main": main})
     if inference is not None:
-        inference.lift(names, {}, values)
+        inference.lift(names, {}, kinds)
         other, _ = inference.imported(simplify, has_onnxsim)
         module = _with_inference(module, other, len(values))
     return Imported(
         module,
         {param.name: param.ty for param in main.params[draws:count]},
         {name: each.ty for name, each in zip(prepared.outputs, _results(main), strict=False)},
-        *({name: tvm.runtime.tensor(values[name]) for name in group} for group in groups),
+        *({name: values[name] for name in group} for group in groups),
         draws,
         _explained(roles, params, trainable),
+        Origin(model, {name: places[name] for name in names}),
     )
+
+
+def _given(values: object, ema: object) -> dict[str, object]:
+    """Return the values to write by their names; the arguments are those of :meth:`Imported.write_to`."""
+    is_trainer = isinstance(values, Trainer)
+    if not is_trainer and not isinstance(values, Mapping):
+        raise TypeError(
+            "values must be a Trainer or a mapping from names to values, such as trainer.values, but it is "
+            f"{type(values).__name__}"
+        )
+    if not isinstance(ema, (bool, Mapping)):
+        raise TypeError(f"ema must be True, False or a mapping from names to values, not {ema!r}")
+    if ema is True and not is_trainer:
+        raise ValueError(
+            "ema=True needs a Trainer as values; give the averages of other values as a mapping: ema={...}"
+        )
+    found = {**values.params, **values.states} if is_trainer else dict(values)
+    if ema is False:
+        return found
+    given = values.optimizer_state if ema is True else ema
+    start = "ema/"
+    averages = {
+        name.removeprefix(start): each
+        for name, each in given.items()
+        if name.startswith(start) or name in found
+    }
+    if not averages:
+        raise ValueError(
+            "ema: there are no moving averages; train_step(..., ema=decay) makes a step that has them"
+        )
+    return {**found, **averages}
+
+
+def _array(name: str, value: object, old: tvm.runtime.Tensor | None, places) -> np.ndarray:
+    """Return a value with the dtype of the tensor that it replaces."""
+    if old is None:
+        shown = ", ".join(list(places)[:5])
+        advice = (
+            "; merge the adapters first: lora.merged(trainer.params)" if ".lora_" in name else ""
+        )
+        raise ValueError(f"values: the import has no tensor {name!r}; it has {shown}, ...{advice}")
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    found = value.numpy() if hasattr(value, "numpy") else value
+    if not hasattr(found, "shape") or not hasattr(found, "astype"):
+        raise TypeError(f"values: {name} must be an array or a tensor, but it is {value!r}")
+    shape = tuple(map(int, old.shape))
+    if tuple(found.shape) != shape:
+        raise ValueError(
+            f"values: {name} must have the shape {shape}, but it has {tuple(found.shape)}"
+        )
+    return found.astype(old.numpy().dtype, copy=False)
 
 
 def _wanted(trainable: Trainable | None) -> Callable[[str], bool]:

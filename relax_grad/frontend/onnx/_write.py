@@ -1,0 +1,168 @@
+"""The file of a model with other values of its tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+import onnx.inliner
+from onnx import numpy_helper
+
+from ._graph import every_graph, every_node
+from ._inference import set_inference
+from ._load import constants_of, is_external, location_of, read, tensor_of
+
+#: Files of more bytes have their large tensors in a second file: protobuf has no messages of 2 GB.
+MOST_BYTES = 2_000_000_000
+
+#: Tensors of fewer bytes stay in the model, as those of ONNX's own writer do.
+_SMALL = 1024
+
+#: The alignment of tensors in the second file, and the bytes that are copied at once.
+_ALIGNMENT, _CHUNK = 64, 1 << 24
+
+
+def write(
+    source: object,
+    path: str | os.PathLike,
+    values: Mapping[str, np.ndarray],
+    places: Mapping[str, str],
+    inference: bool,
+) -> None:
+    """Write the file of a model with other values.
+
+    Parameters
+    ----------
+    source : str or os.PathLike or bytes or onnx.ModelProto
+        The model.
+    path : str or os.PathLike
+        The new file.
+    values : Mapping[str, np.ndarray]
+        The values by the names of the import.
+    places : Mapping[str, str]
+        The places of the tensors in the model.
+    inference : bool
+        Whether normalisation and dropout are set to inference.
+    """
+    model, folder = read(source)
+    path = Path(path)
+    wanted = {places[name]: (name, value) for name, value in values.items()}
+    is_outer = {f":{each.name}" for each in model.graph.initializer}
+    # Places are those of the model without local functions, which is written only where it is needed.
+    if model.functions and (inference or not wanted.keys() <= is_outer):
+        model = onnx.inliner.inline_local_functions(model)
+    was_external = any(is_external(each) for each in _tensors(model))
+    for place, holder in constants_of(model.graph):
+        if place in wanted:
+            _set(holder, *wanted.pop(place))
+    if wanted:
+        name = next(iter(wanted.values()))[0]
+        raise ValueError(
+            f"the model that was imported has changed: it has no tensor {name} any more"
+        )
+    if inference:
+        set_inference(model)
+    size = sum(math.prod(each.dims) * _itemsize(each) for each in _tensors(model))
+    if not was_external and size < MOST_BYTES:
+        with _replacing(path) as file:
+            file.write(model.SerializeToString())
+        return
+    data = path.with_name(path.name + ".data")
+    with _replacing(data) as file:
+        for tensor in _tensors(model):
+            _move(tensor, folder, data.name, file)
+    with _replacing(path) as file:
+        file.write(model.SerializeToString())
+
+
+def _itemsize(tensor: onnx.TensorProto) -> int:
+    is_text = tensor.data_type in (onnx.TensorProto.STRING, onnx.TensorProto.UNDEFINED)
+    return 0 if is_text else onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
+def _move(tensor: onnx.TensorProto, folder: Path | None, name: str, file: BinaryIO) -> None:
+    """Move the values of a large tensor to a file of this name."""
+    if is_external(tensor):
+        source, offset, left = location_of(tensor, folder)
+        with source.open("rb") as old:
+            old.seek(offset)
+            start = _aligned(file)
+            for at in range(0, left, _CHUNK):
+                file.write(old.read(min(_CHUNK, left - at)))
+        length = left
+    else:
+        if math.prod(tensor.dims) * _itemsize(tensor) < _SMALL:
+            return
+        if not tensor.HasField("raw_data"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+        start, length = _aligned(file), len(tensor.raw_data)
+        file.write(tensor.raw_data)
+        tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in (("location", name), ("offset", start), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def _aligned(file: BinaryIO) -> int:
+    """Fill a file up to the next position for a tensor; return it."""
+    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+    return file.tell()
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of another one when it is complete."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield all tensors of a model: initializers and those in attributes, also of local functions."""
+    for graph in every_graph(model.graph):
+        yield from graph.initializer
+    nodes = [*every_node(model.graph), *(node for each in model.functions for node in each.node)]
+    for node in nodes:
+        for each in node.attribute:
+            if each.HasField("t"):
+                yield each.t
+            yield from each.tensors
+
+
+def _set(holder: onnx.TensorProto | onnx.NodeProto, name: str, value: np.ndarray) -> None:
+    """Give an initializer or a ``Constant`` node another value."""
+    old = tensor_of(holder)
+    if old is None:
+        made = onnx.helper.make_attribute("value", numpy_helper.from_array(value, name))
+        del holder.attribute[:]
+        holder.attribute.append(made)
+        return
+    if tuple(old.dims) != value.shape:
+        raise ValueError(
+            f"the model that was imported has changed: {name} has the shape {tuple(old.dims)} there, and its value "
+            f"{value.shape}"
+        )
+    new = onnx.TensorProto(
+        name=old.name, data_type=old.data_type, dims=old.dims, doc_string=old.doc_string
+    )
+    new.raw_data = np.ascontiguousarray(value).tobytes()
+    old.CopyFrom(new)
