@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-passes bench-tir accuracy test test-slow arm test-core test-matrix dev torch lint format docs wheels clean distclean
+.PHONY: help demo bench bench-passes bench-tir accuracy test test-profile test-slow arm test-core test-matrix dev torch lint format docs wheels clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,10 @@ accuracy: $(STAMP)bench ## measure the error of every gradient, into docs/_measu
 test: $(STAMP)test,examples,docs ## run the tests; parity with PyTorch where it is installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-slow: $(STAMP)test,examples,docs ## run the long sweeps
+test-profile: $(STAMP)test,examples,docs ## run the tests, and print the processor and wall seconds of folders, files and the slowest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cpu-times $(ARGS)
+
+test-slow: $(STAMP)test,examples,docs ## run the long sweeps (SLICE=2/4: the second of four parts)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 arm: $(STAMP)test,examples,docs ## fetch TVM's runtime for AArch64 and run the tests that need it, under qemu-user

@@ -1,0 +1,140 @@
+"""The plugins of this suite: parts of sweeps, draws that do not depend on loaded modules, and processor times."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cpu_times import report_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
+from slices import is_in_part, slice_of
+from sweep import at_length, batches
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+class Item:
+    """A test as the plugin of parts sees it."""
+
+    def __init__(self, path: str, is_slow: bool = True, obj=None):
+        self.path, self.obj = Path(path), obj
+        self._is_slow = is_slow
+
+    def get_closest_marker(self, name: str):
+        assert name == "slow"
+        return self._is_slow or None
+
+
+def test_each_long_test_is_in_one_part():
+    items = [Item(f"test_{i % 3}.py") for i in range(20)]
+    chosen = [is_in_part(items, part, 4) for part in range(4)]
+    assert [sum(of_item) for of_item in zip(*chosen, strict=True)] == [1] * 20
+    # The tests of each file are taken in turn.
+    for file in range(3):
+        numbers = [sum(each[file::3]) for each in chosen]
+        assert max(numbers) - min(numbers) <= 1
+
+
+def test_other_tests_are_in_every_part():
+    @at_length(100)
+    @given(batches(st.integers()))
+    def draws(cases): ...
+
+    items = [Item("test_a.py", is_slow=False), Item("test_a.py", obj=draws)]
+    for part in range(4):
+        assert is_in_part(items, part, 4) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [(None, (0, 1)), ("", (0, 1)), ("1/1", (0, 1)), ("2/4", (1, 4))]
+)
+def test_a_part_is_written_as_a_fraction(text, part):
+    assert slice_of(text) == part
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "2", "2/", "/4", "1/0", "a/b", "1.5/4"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(pytest.UsageError, match="SLICE must be PART/PARTS"):
+        slice_of(text)
+
+
+def test_a_batch_has_each_case_once():
+    @settings(max_examples=30, database=None)
+    @given(batches(st.sampled_from("abc")))
+    def check(cases):
+        assert len(cases) == len(set(cases)) <= 3
+
+    check()
+
+
+@pytest.mark.skipif(
+    not os.environ.get("CI"), reason="outside of CI, Hypothesis draws other examples in every run"
+)
+def test_draws_do_not_depend_on_loaded_modules(tmp_path):
+    drawn: list[list[int]] = []
+
+    @settings(max_examples=200, database=None, derandomize=True)
+    @given(st.integers(0, 10**9))
+    def draw(number):
+        drawn[-1].append(number)
+
+    drawn.append([])
+    draw()
+    file = tmp_path / "module_of_the_project.py"
+    numbers = ", ".join(str(123_456_000 + i) for i in range(500))
+    file.write_text(f"NUMBERS = [{numbers}]\n")
+    spec = importlib.util.spec_from_file_location("module_of_the_project", file)
+    sys.modules["module_of_the_project"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["module_of_the_project"])
+    providers.CONSTANTS_CACHE.cache.clear()
+    drawn.append([])
+    try:
+        draw()
+    finally:
+        del sys.modules["module_of_the_project"]
+    assert drawn[0] == drawn[1]
+
+
+def test_times_are_printed_by_folder_and_test(tmp_path):
+    (tmp_path / "test_one.py").write_text(
+        "import subprocess, sys, time\n"
+        "BUSY = 'import time\\nwhile time.process_time() < 0.3: pass'\n"
+        "def test_busy(): exec(BUSY)\n"
+        "def test_child(): subprocess.run([sys.executable, '-c', BUSY])\n"
+        "def test_sleeps(): time.sleep(0.3)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "cpu_times", "--cpu-times", "-n", "1", "."]
+    result = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    times = {
+        name: (float(cpu), float(wall))
+        for cpu, wall, name in re.findall(
+            r"^ *([\d.]+) +([\d.]+) +test_one.py::test_(\w+)$", result.stdout, re.MULTILINE
+        )
+    }
+    assert set(times) == {"busy", "child", "sleeps"}
+    assert times["child"][0] >= 0.3
+    assert times["sleeps"][0] < 0.2
+    assert times["sleeps"][1] >= 0.3
+
+
+def test_the_report_adds_up():
+    cpu = {"a/test_x.py::test_1": 1.0, "a/test_x.py::test_2": 2.0, "a/b/test_y.py::test_3": 4.0}
+    lines = [line.split() for line in report_of(cpu, dict.fromkeys(cpu, 1.0))]
+    assert ["3.0", "2.0", "2", "a/"] in lines
+    assert ["4.0", "1.0", "1", "a/b/test_y.py"] in lines
+    assert ["7.0", "3.0", "3", "all"] in lines
