@@ -51,14 +51,16 @@ def scores_of(of, query, key, bias):
 
 
 def reference(of, query, key, value, bias=None):
-    """Return the attention and the logarithms of the sums of the exponentials of the scores."""
+    """Return the attention, and the largest score with the logarithm of the sum of the exponentials of the others."""
     scores = scores_of(of, query, key, bias)
-    sums = scores.logsumexp(-1)
-    is_empty = torch.isneginf(sums)
-    weights = torch.exp(scores - sums.masked_fill(is_empty, torch.inf)[..., None])
+    largest = scores.amax(-1)
+    is_empty = torch.isneginf(largest)
+    largest = largest.masked_fill(is_empty, 0)
+    logarithms = (scores - largest[..., None]).logsumexp(-1).masked_fill(is_empty, torch.inf)
+    weights = torch.exp(scores - largest[..., None] - logarithms[..., None])
     value = value.repeat_interleave(of.heads // of.key_heads, 2)
     result = torch.einsum("bhqk,bkhf->bqhf", weights, value)
-    return result, sums.masked_fill(is_empty, torch.inf)
+    return result, torch.stack([largest, logarithms], -1)
 
 
 def sized(sizes, symbolic, bias, **attrs):
@@ -88,7 +90,7 @@ def sized(sizes, symbolic, bias, **attrs):
         [batch, keys, key_heads, value_features],
         *([] if shape is None else [shape]),
         [batch, queries, heads, value_features],
-        [batch, heads, queries],
+        [batch, heads, queries, 2],
     ]
     return of, shapes, names
 

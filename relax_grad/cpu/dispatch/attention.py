@@ -58,7 +58,7 @@ def attention_with_sums(site: CallSite, var: relax.Var, calls: BlockCalls) -> Re
         return None
     generator = partial(kernels.attention, of, shapes, site.cpu, saves_sums=True)
     query = site.call.args[0].ty.shape.values
-    kind = relax.TensorType([query[0], query[2], query[1]], "float32")
+    kind = relax.TensorType([query[0], query[2], query[1], 2], "float32")
     return ResidualKernel(Kernel(generator, kernel.arguments), [kind], uses)
 
 

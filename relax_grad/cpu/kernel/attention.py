@@ -32,20 +32,21 @@ def attention(
     cpu : CPU
         The target CPU.
     saves_sums : bool
-        Whether the kernel also returns the logarithm of the sum of the exponentials of the scores of each query,
-        ``(batch, heads, queries)``. It is infinity for a query without keys, so that all weights computed from it are
-        0.
+        Whether the kernel also returns, for each query, the largest score and the logarithm of the sum of the
+        exponentials of the scores less it, ``(batch, heads, queries, 2)``. Their sum would lose the logarithm beside
+        a score such as -1e9, of a query whose keys are all masked by a finite number. They are 0 and
+        infinity for a query without keys, so that all weights computed from them are 0.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the tensors of ``shapes``, and that of the logarithms.
+        Takes the tensors of ``shapes``, and that of the largest scores and logarithms.
     """
     names = ["query", "key", "value", *(["bias"] if of.bias else []), "result"]
     shapes = [*shapes]
     if saves_sums:
         names.append("sums")
-        shapes.append([of.batch, of.heads, of.queries])
+        shapes.append([of.batch, of.heads, of.queries, 2])
 
     def body(query, key, value, *others) -> None:
         bias = others[0] if of.bias else None
@@ -193,10 +194,9 @@ class Forward:
 
             vectors.each(of.value_features, part)
         if self.sums is not None:
-            logarithm = largest[row] + math.log_of_normal(total_weight)
+            at = bind(head.row_start(first + row) * 2)
+            logarithm = math.log_of_normal(total_weight)
             infinite = tirx.const(float("inf"), "float32")
-            b.store(
-                self.sums,
-                head.row_start(first + row),
-                tirx.Select(tirx.EQ(total_weight, zero), infinite, logarithm),
-            )
+            is_empty = tirx.EQ(total_weight, zero)
+            b.store(self.sums, at, tirx.Select(is_empty, zero, largest[row]))
+            b.store(self.sums, at + 1, tirx.Select(is_empty, infinite, logarithm))

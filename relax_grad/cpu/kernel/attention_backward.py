@@ -1,7 +1,7 @@
 """The gradient of attention without a matrix of scores in memory.
 
-The weights of a block of queries and keys are computed again from the scores and from the logarithm of the sum of their
-exponentials. One thread computes the gradients of a head of keys block by block. If there are few heads, the blocks of
+The weights of a block of queries and keys are computed again from the scores, the largest score, and the logarithm of
+the sum of the exponentials of the scores less it. One thread computes the gradients of a head of keys block by block. If there are few heads, the blocks of
 keys are divided among the threads, then the blocks of queries.
 """
 
@@ -34,12 +34,13 @@ def attention_backward(
     cpu : CPU
         The target CPU.
     takes_sums : bool
-        Whether the kernel takes the logarithms that the kernel of attention saves. Otherwise it computes them.
+        Whether the kernel takes the largest scores and logarithms that the kernel of attention saves. Otherwise it
+        computes them.
 
     Returns
     -------
     function : tirx.PrimFunc
-        Takes the tensors of ``shapes``, the logarithms, and the gradients of queries, keys and values.
+        Takes the tensors of ``shapes``, those of the forward pass, and the gradients of queries, keys and values.
     """
     names = ["output_grad", "output", "query", "key", "value"]
     shapes = [*shapes]
@@ -47,7 +48,7 @@ def attention_backward(
         names.append("bias")
     if takes_sums:
         names.append("sums")
-        shapes.append([of.batch, of.heads, of.queries])
+        shapes.append([of.batch, of.heads, of.queries, 2])
     names += ["query_grad", "key_grad", "value_grad"]
     shapes += shapes[2:5]
 
@@ -72,7 +73,7 @@ class _Backward:
         of = self.of
         self.blocks.refuse_large()
         if not self.is_given:
-            self.sums = b.scratch(of.batch * of.heads * of.queries)
+            self.sums = b.scratch(of.batch * of.heads * of.queries * 2)
         heads = Heads(of, self.cpu)
         outer, inner = (b.serial, b.parallel) if heads.is_few else (b.parallel, b.serial)
         with outer(0, heads.number) as i:
@@ -208,7 +209,8 @@ class _Pair:
         blocks = self._blocks
         vectors, lanes = blocks.vectors, blocks.vectors.lanes
         base = bind(row * blocks.pitch)
-        shift = bind(vectors.splat(self._sums[self._head.row_start(first + row)]))
+        at = bind(self._head.row_start(first + row) * 2)
+        largest, logarithm = (bind(vectors.splat(self._sums[at + i])) for i in range(2))
         inner = bind(vectors.splat(self._inner[first + row]))
         panels = span.panels_of(row) if is_masked else const(blocks.panels)
         low, high = span.limits(row) if is_masked else (None, None)
@@ -218,7 +220,7 @@ class _Pair:
                 score = vectors.load(weights, base + column)
                 if is_masked:
                     score = blocks.only_between(score, column, low, high)
-                weight = math.exp_or_0(bind(score - shift))
+                weight = math.exp_or_0(bind(score - largest - logarithm))
                 vectors.store(weights, base + column, weight)
                 grad = vectors.load(grads, base + column) - inner
                 vectors.store(grads, base + column, weight * grad)

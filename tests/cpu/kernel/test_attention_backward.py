@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 
 
 def gradients(of, inputs, output_grad):
-    """Return the result, the logarithms of the sums, and the gradients of queries, keys and values."""
+    """Return the result, the numbers saved for the gradient, and the gradients of queries, keys and values."""
     leaves = [torch.from_numpy(array).double().requires_grad_() for array in inputs]
     result, sums = reference(of, *leaves)
     found = torch.autograd.grad(result, leaves[:3], torch.from_numpy(output_grad).double())
@@ -103,6 +103,30 @@ def test_a_query_without_keys_has_no_gradient(target):
             (query_grad[:, others], key_grad, value_grad), wanted, strict=True
         ):
             assert largest_error(got, expected) < 1e-6
+
+
+@each_target
+@pytest.mark.parametrize("mask", [-1e9, float(np.finfo("float32").min)])
+def test_all_keys_of_a_query_may_be_masked_by_a_finite_number(target, mask):
+    """The keys of such a query have equal weights: beside its scores, the logarithm of their number has no digit."""
+    of, shapes, names = sized((1, 3, 50, 1, 1, 4, 4), (), (2, 3))
+    *inputs, output_grad = (
+        RNG.normal(size=at(shape, names)).astype("float32") for shape in shapes[:-1]
+    )
+    inputs[0][0, 1], inputs[3][0, 0, 1] = 0, mask
+    cpu = CPU.of(target)
+    runs = []
+    for takes_sums in (False, True):
+        function = attention_backward(
+            of, [shapes[-2], shapes[-2], *shapes[:-2]], cpu, takes_sums=takes_sums
+        )
+        result, saved, wanted = gradients(of, inputs, output_grad)
+        result, saved = (each.numpy().astype("float32") for each in (result, saved))
+        taken = [output_grad, result, *inputs, *([saved] if takes_sums else [])]
+        runs.append(Run(function, taken, [array.shape for array in inputs[:3]]))
+    for found in run_kernels(runs, target):
+        for own, expected in zip(found, wanted, strict=True):
+            assert largest_error(own, expected) < 1e-6
 
 
 @pytest.mark.slow
