@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import sweep
 from cpu_times import report_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 from slices import is_in_part, slice_of
-from sweep import at_length, batches
+from sweep import batches
 
 SUPPORT = Path(__file__).parent / "support"
 
@@ -43,13 +44,28 @@ def test_each_long_test_is_in_one_part():
 
 
 def test_other_tests_are_in_every_part():
-    @at_length(100)
-    @given(batches(st.integers()))
-    def draws(cases): ...
+    def draws(): ...
 
+    draws.divides_itself = True
     items = [Item("test_a.py", is_slow=False), Item("test_a.py", obj=draws)]
     for part in range(4):
         assert is_in_part(items, part, 4) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("cases", "share", "divides", "examples"),
+    [(2000, 1.0, True, 20), (1600, 0.08, True, 5), (400, 0.08, False, 5), (50, 1.0, False, 2)],
+)
+def test_a_sweep_of_many_batches_is_divided(monkeypatch, cases, share, divides, examples):
+    monkeypatch.setattr(sweep, "PARTS", 4)
+    monkeypatch.setattr(sweep, "SHARE", share)
+
+    @sweep.at_length(cases)
+    @given(batches(st.integers()))
+    def draws(cases): ...
+
+    assert draws.divides_itself == divides
+    assert draws._hypothesis_internal_use_settings.max_examples == examples
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,17 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
 
     ``more`` are further settings. The first batch is only the simplest case, so at least two batches run. Kernels are
     compiled without argument assertions. A failing batch is not shrunk, which would take longer than the sweep: the
-    error names the case. A part of the sweep (:mod:`slices`) draws from a seed of its own.
+    error names the case. A part of the sweeps (:mod:`slices`) has a part of the batches, drawn from a seed of its own, or
+    the whole test if the batches are too few.
     """
-    number = math.ceil(cases * SHARE / PARTS / _size(batch))
+    number = math.ceil(cases * SHARE / _size(batch))
+    is_divided = number >= 4 * PARTS > 4
+    if is_divided:
+        number = math.ceil(number / PARTS)
 
     def decorate(test):
         test.hypothesis.inner_test = without_assertions()(test.hypothesis.inner_test)
-        if PARTS > 1:
+        if is_divided:
             test = seed(PART)(test)
         test = settings(
             max_examples=max(2, number if SHARE == 1 else number + 1),
@@ -56,7 +60,7 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
             ],
             **more,
         )(test)
-        test.divides_itself = True
+        test.divides_itself = is_divided
         return test
 
     return decorate

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import checks, report, shrink
 from .outcomes import Failure, Outcome
 from .programs import FEATURES, random_program
-from .script import Program
+from .script import Program, flat
 from .session import Finding
 
 #: The features that TVM's pass supports.
@@ -38,7 +38,14 @@ def draw(seed: int, number: int, through: str = "relax_grad") -> Program:
     features = {name for name in known if rng.random() < _SHARES.get(name, 0.25)}
     features |= {"float32"} if rng.random() < 0.3 else set()
     features |= {rng.choice(["samples", "samples_of_torch"])} if rng.random() < 0.85 else set()
-    return random_program(rng.randrange(2**32), length, features)
+    program = random_program(rng.randrange(2**32), length, features)
+    return for_stock(program) if through == "tvm" else program
+
+
+def for_stock(program: Program) -> Program:
+    """Return a program with the variables that TVM's pass takes: those that hold no other than floating-point tensors."""
+    wrt = [value for value in program.wrt if all(tensor.is_float for tensor in flat(value.kind))]
+    return replace(program, wrt=tuple(wrt or program.main.params[:1]))
 
 
 @dataclass(frozen=True)
