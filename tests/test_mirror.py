@@ -65,6 +65,7 @@ def test_files_at_the_top_test_a_module_or_the_whole():
     own = {mirror.own_test_file(name).stem for name in MODULES if "." not in name}
     files = {path.stem for path in TESTS.glob("test_*.py")}
     assert files - own - OF_THE_WHOLE == set(), "move them to the folder of what they test"
+    assert OF_THE_WHOLE - files == set()
 
 
 def test_conftest_names_tests_that_exist():

@@ -204,6 +204,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.onnx._arguments": ("frontend/onnx/test_shapes.py", "frontend/onnx/test_model.py"),
     "frontend.onnx._fold": ("frontend/onnx/test_shapes.py",),
     "frontend.onnx._inference": ("frontend/onnx/test_training.py",),
+    "frontend.onnx._load": ("frontend/onnx/test_write.py", "frontend/onnx/test_model.py"),
     "frontend.onnx._uses": ("frontend/onnx/test_explain.py",),
     "frontend.onnx._weights": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
     "frontend.onnx.*": ("frontend/onnx/test_model.py",),
