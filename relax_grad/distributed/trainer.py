@@ -228,6 +228,13 @@ class DataParallelTrainer(ParallelTrainer):
         super().__init__(
             step, parallel, session, {"optimizer_state": parts}, check_every, **options
         )
+        # The others depend on the number of examples of a worker.
+        self._ranges = tuple(
+            each
+            for each in self._ranges
+            if isinstance(each.extent, int)
+            and (each.input not in self._split or each.slices[:1] in ((), ((0, 0, 1),)))
+        )
 
     def _described(self, name: str, array: np.ndarray) -> list:
         if name not in self._split:

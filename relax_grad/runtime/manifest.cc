@@ -15,6 +15,8 @@ namespace {
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 // Steps count to it; a file with more would have been written by mistake.
 constexpr int64_t kMostAccumulated = std::numeric_limits<int32_t>::max();
+// Sums of indices and shifts do not overflow.
+constexpr int64_t kMostIndex = int64_t{1} << 60;
 // DLPack has 32 bits for the number of axes, and TVM's functions take far fewer.
 constexpr size_t kMostAxes = 64;
 
@@ -48,6 +50,8 @@ class Reader {
       found_.groups[key] = Specs(false);
     } else if (key == "batch") {
       found_.batch = Specs(true);
+    } else if (key == "index_ranges") {
+      found_.ranges = Ranges();
     } else if (key == "hyperparameters") {
       Hyperparameters();
     } else if (key == "metrics") {
@@ -142,6 +146,63 @@ class Reader {
     spec->shape.push_back(is_symbol ? -1 : json_.Integer(0, kMost));
   }
 
+  std::vector<IndexRange> Ranges() {
+    std::vector<IndexRange> ranges;
+    json_.Array([&] { ranges.push_back(Range()); });
+    return ranges;
+  }
+
+  IndexRange Range() {
+    IndexRange range;
+    json_.Object(
+        [&](const std::string& key) {
+          if (key == "input") {
+            range.input = json_.Name();
+          } else if (key == "extent") {
+            bool is_symbol = json_.IsNext('"');
+            if (is_symbol) range.symbol = json_.Name();
+            range.extent = is_symbol ? -1 : json_.Integer(0, kMostIndex);
+          } else if (key == "from_end") {
+            range.from_end = json_.Integer(0, 1) == 1;
+          } else if (key == "shift") {
+            range.shift = json_.Integer(-kMostIndex, kMostIndex);
+          } else if (key == "ignored") {
+            json_.Array([&] { range.ignored.push_back(json_.Integer(-kMost, kMost)); });
+          } else if (key == "slices") {
+            json_.Array([&] { range.slices.push_back(Slice()); });
+          } else {
+            json_.Skip();
+          }
+        },
+        {"input", "extent", "from_end", "shift", "ignored", "slices"});
+    return range;
+  }
+
+  std::vector<int64_t> Slice() {
+    std::vector<int64_t> slice;
+    json_.Array([&] { slice.push_back(json_.Integer(slice.size() == 2, kMostIndex)); });
+    if (slice.size() != 3) json_.Fail("must be three numbers");
+    return slice;
+  }
+
+  void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<Spec>& inputs) const {
+    std::set<std::string> symbols;
+    for (const Spec& spec : inputs) symbols.insert(spec.symbols.begin(), spec.symbols.end());
+    for (const IndexRange& range : ranges) {
+      auto input = std::find_if(inputs.begin(), inputs.end(),
+                                [&](const Spec& spec) { return spec.name == range.input; });
+      if (input == inputs.end() || input->dtype.find("int") == std::string::npos) {
+        json_.Fail("index_ranges has " + Shown(range.input) + ", which is no input of integers");
+      }
+      if (range.extent < 0 && !symbols.count(range.symbol)) {
+        json_.Fail("index_ranges has " + Shown(range.symbol) + ", which is no extent of an input");
+      }
+      if (!range.slices.empty() && range.slices.size() != input->shape.size()) {
+        json_.Fail("index_ranges has slices of other axes than those of " + Shown(range.input));
+      }
+    }
+  }
+
   void Hyperparameters() {
     std::vector<std::string> names;
     json_.Array([&] {
@@ -183,6 +244,8 @@ class Reader {
             found_.forward = json_.Name();
           } else if (key == "inputs") {
             found_.inputs = Specs(true);
+          } else if (key == "index_ranges") {
+            found_.input_ranges = Ranges();
           } else if (key == "values") {
             json_.Array([&] { found_.values.push_back(json_.Name()); });
           } else {
@@ -193,6 +256,8 @@ class Reader {
   }
 
   void CheckValues() const {
+    CheckRanges(found_.ranges, found_.batch);
+    CheckRanges(found_.input_ranges, found_.inputs);
     std::set<std::string> known;
     for (const char* group : {"params", "frozen", "states"}) {
       for (const Spec& spec : found_.groups.at(group)) known.insert(spec.name);

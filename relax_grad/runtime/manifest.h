@@ -42,10 +42,28 @@ struct Spec {
   std::vector<std::string> symbols;
 };
 
+/// The range of the elements of an input that select elements of an axis: `v + shift` is at least 0, or
+/// minus the extent if negative numbers count from the end, and below the extent.
+struct IndexRange {
+  std::string input;
+  /// The extent, or -1 and the name of a symbol of the inputs.
+  int64_t extent = 0;
+  std::string symbol;
+  int64_t shift = 0;
+  bool from_end = false;
+  /// Further values that an element may have.
+  std::vector<int64_t> ignored;
+  /// Along each axis, the first element, the number of those behind the last one, and the step; empty
+  /// for all elements.
+  std::vector<std::vector<int64_t>> slices;
+};
+
 /// The manifest. Names of one list differ from one another, and all sizes are those of tensors that
 /// memory could hold.
 struct Manifest {
   std::vector<Spec> batch, inputs;
+  /// Those of the batch, and of the inputs of the function for prediction.
+  std::vector<IndexRange> ranges, input_ranges;
   /// Names and defaults, in order.
   std::vector<std::pair<std::string, double>> hyperparameters;
   /// Tensors of each of kGroups; their extents are numbers.

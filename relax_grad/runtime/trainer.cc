@@ -3,6 +3,7 @@
 #include "checksum.h"
 #include "cpu_levels.h"
 #include "files.h"
+#include "index_ranges.h"
 #include "library.h"
 #include "manifest.h"
 #include "state.h"
@@ -115,6 +116,7 @@ class Trainer::Impl {
       Check(manifest_.batch[i].name, batch[i], manifest_.batch[i], &symbols);
       arguments.emplace_back(batch[i]);
     }
+    if (options_.check_inputs) CheckRanges(manifest_.ranges, manifest_.batch, batch, symbols);
     std::map<std::string, double> scalars = hyperparameters_;
     for (const auto& [name, value] : given) {
       if (!scalars.count(name)) throw Error("the step has no hyperparameter " + name);
@@ -174,6 +176,7 @@ class Trainer::Impl {
       Check(manifest_.inputs[i].name, inputs[i], manifest_.inputs[i], &symbols);
       arguments.emplace_back(inputs[i]);
     }
+    if (options_.check_inputs) CheckRanges(manifest_.input_ranges, manifest_.inputs, inputs, symbols);
     std::map<std::string, Tensor> known;
     for (const char* group : {"params", "frozen", "states"}) {
       for (const auto& [name, tensor] : Group(group)) known[name] = tensor;

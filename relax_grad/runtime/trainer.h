@@ -67,6 +67,9 @@ struct Options {
   bool skip_nonfinite = false;
   /// The level of x86-64 whose version runs, such as "x86-64-v3"; empty for the highest one that the processor has.
   std::string level;
+  /// Whether integers of a batch that select rows of a table, elements or classes are examined; one out of range is an Error. Without the
+  /// check, the compiled step computes NaN.
+  bool check_inputs = true;
 };
 
 /// A model in training.

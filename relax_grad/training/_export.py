@@ -18,8 +18,10 @@ from tvm.support import cc
 
 from ..cpu.target import CPU, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
+from ..ir.index_ranges import IndexRange
 from . import _files
 from ._donation import donating
+from ._inputs import forward_ranges_of, ranges_of
 
 LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
 
@@ -202,6 +204,7 @@ def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict
         "library_crc32": _files.checksum_of(library),
         "state": STATE,
         "batch": _tensors(step.batch),
+        "index_ranges": _ranges(ranges_of(step)),
         "hyperparameters": [
             {"name": name, "default": value} for name, value in step.hyperparameters.items()
         ],
@@ -221,6 +224,7 @@ def _forward(step) -> dict | None:
     return {
         "name": step.forward.name,
         "inputs": _tensors({param.name: param.ty for param in inputs}),
+        "index_ranges": _ranges(forward_ranges_of(step)),
         "values": list(step.forward.values),
     }
 
@@ -233,6 +237,20 @@ def _tensors(types: Mapping[str, relax.TensorType]) -> list[dict]:
             "dtype": dtype_of(kind),
         }
         for name, kind in types.items()
+    ]
+
+
+def _ranges(ranges: Sequence[IndexRange]) -> list[dict]:
+    return [
+        {
+            "input": each.input,
+            "extent": each.extent,
+            "from_end": int(each.from_end),
+            "shift": each.shift,
+            "ignored": list(each.ignored),
+            "slices": [list(axis) for axis in each.slices],
+        }
+        for each in ranges
     ]
 
 

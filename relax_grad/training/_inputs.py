@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tvm
@@ -10,6 +11,7 @@ from tvm import relax
 
 from ..cpu.threads import let_torch_threads_sleep
 from ..ir.compat import dtype_of
+from ..ir.index_ranges import IndexRange, index_ranges
 
 #: The alignment in bytes of tensors whose memory compiled functions read.
 _ALIGNMENT = 64
@@ -63,6 +65,42 @@ def as_input(name: str, value: object, kind: relax.TensorType, symbols: dict) ->
             f"{name} must have shape ({written}) and dtype {dtype}, but it has {shape} and {tensor.dtype}"
         )
     return tensor
+
+
+#: The end of the error of an index out of range.
+_REMEDY = "; check_inputs=False leaves such values to the compiled step, whose results are then NaN"
+
+
+def ranges_of(step) -> tuple[IndexRange, ...]:
+    """Return the ranges of the indices and classes in the batch of a ``TrainStep``."""
+    source = step._source
+    return _decided(index_ranges(source.module, source.name, step.batch), step.batch)
+
+
+def forward_ranges_of(step) -> tuple[IndexRange, ...]:
+    """Return the ranges of the indices among the inputs of the prediction of a ``TrainStep``."""
+    if step.forward is None:
+        return ()
+    params = list(step.module[step.forward.name].params)
+    types = {each.name: each.ty for each in params[: len(params) - len(step.forward.values)]}
+    return _decided(index_ranges(step.module, step.forward.name, types), types)
+
+
+def _decided(
+    ranges: Sequence[IndexRange], types: Mapping[str, relax.TensorType]
+) -> tuple[IndexRange, ...]:
+    """Return the ranges whose extents the shapes of the inputs decide."""
+    extents = (extent for kind in types.values() for extent in kind.shape.values)
+    symbols = {extent.name for extent in extents if isinstance(extent, tvm.tirx.Var)}
+    return tuple(each for each in ranges if isinstance(each.extent, int) or each.extent in symbols)
+
+
+def check_ranges(
+    ranges: Sequence[IndexRange], tensors: Mapping[str, tvm.runtime.Tensor], symbols: Mapping
+) -> None:
+    """Raise IndexError if an element is out of range."""
+    for each in ranges:
+        each.check(np.from_dlpack(tensors[each.input]), symbols, _REMEDY)
 
 
 def _of_torch(value) -> tvm.runtime.Tensor:

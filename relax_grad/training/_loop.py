@@ -53,24 +53,38 @@ class Loop:
             raise TypeError(
                 f"callbacks must be a list of functions of the trainer, but it is {self._callbacks!r}"
             )
+        if not hasattr(self._loader, "__iter__") and not hasattr(self._loader, "__getitem__"):
+            raise TypeError(f"loader must give batches by iteration, but it is {self._loader!r}")
         if self._evaluate is not None and not callable(self._evaluate):
             raise TypeError(
                 f"evaluate must be a function of the trainer, but it is {self._evaluate!r}"
             )
 
-    def run(self, epochs: int, progress: bool) -> None:
-        """Train until ``epochs`` epochs are complete."""
+    def run(self, epochs: int | None, progress: bool) -> None:
+        """Train until ``epochs`` epochs are complete; with None, until one more is."""
         trainer = self._trainer
+        if epochs is None:
+            epochs = trainer.epoch + 1
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
             raise ValueError(f"epochs must be a number of epochs, but it is {epochs!r}")
+        if trainer._loaded_epoch < trainer.epoch >= epochs:
+            raise ValueError(
+                f"epochs counts from the first one, and {trainer.epoch} are complete, but epochs is {epochs}: pass a larger "
+                "number, or leave it out for one more epoch"
+            )
         if isinstance(self._loader, Iterator) and epochs > trainer.epoch + 1:
             raise ValueError(
                 "loader gives its batches only once, as generators do; for several epochs, pass a list or an object that "
                 "begins anew at each iteration"
             )
         patience = _Patience(self._patience)
+        is_over = False
         for earlier in trainer.history.evaluations:
-            patience.note(earlier.get(self._monitored))
+            is_over = patience.note(earlier.get(self._monitored))
+        if trainer._loaded_epoch == trainer.epoch:
+            if is_over:  # before the file was saved
+                return
+            self._catch_up()
         with Bar(progress) as bar:
             while trainer.epoch < epochs:
                 if not self._epoch(f"epoch {trainer.epoch + 1}/{epochs}", bar):
@@ -86,6 +100,13 @@ class Loop:
                     self._schedule.step(value)
                 if patience.note(value):
                     break
+
+    def _catch_up(self) -> None:
+        """Give a new scheduler of plateaus the values of the epochs before the file was saved."""
+        if self._is_plateau and not getattr(self._schedule, "last_epoch", 1):
+            for earlier in self._trainer.history.evaluations:
+                if self._monitored in earlier:
+                    self._schedule.step(earlier[self._monitored])
 
     @property
     def _monitored(self) -> str:

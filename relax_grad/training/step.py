@@ -353,12 +353,19 @@ def _check_constant(source: Source) -> None:
 def _groups(optimizer, source: Source) -> list[Group]:
     """Return the groups of parameters with their optimizers."""
     function = source.function
-    for name, at in source.params.items():
-        kind = function.params[at].ty
-        if kind.shape is None or not all(hasattr(each, "value") for each in kind.shape.values):
-            raise ValueError(
-                f"{name} must have a constant shape to be trained, but its type is {kind}"
-            )
+    for places, role in (
+        (source.params, "be trained"),
+        (source.states, "be a state"),
+        (source.frozen, "be kept"),
+    ):
+        for name, at in places.items():
+            kind = function.params[at].ty
+            shape = getattr(kind, "shape", None)
+            if shape is None or not all(hasattr(each, "value") for each in shape.values):
+                raise ValueError(
+                    f"{name} must have a constant shape to {role}, because the trainer keeps it from step to step, but its type "
+                    f"is {kind}; give its symbolic extents numbers, or pass it with each batch"
+                )
     if isinstance(optimizer, Optimizer):
         return [Group(optimizer, "lr", "weight_decay", list(source.params))]
     if not isinstance(optimizer, Mapping) or not optimizer:

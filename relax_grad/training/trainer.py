@@ -14,7 +14,7 @@ from tvm import relax
 
 from . import _export, _files
 from ._evaluation import Evaluation
-from ._inputs import as_input, number
+from ._inputs import as_input, check_ranges, forward_ranges_of, number, ranges_of
 from ._loop import Loop
 from ._state import read_state
 from ._tensors import copies_of, leaves_of
@@ -42,6 +42,9 @@ class Trainer:
         skipped.
     compile_options : Mapping, optional
         Further arguments of ``tvm.compile``, such as ``relax_pipeline``.
+    check_inputs : bool
+        Whether integers of a batch that select rows of a table, elements or classes are examined before a step. An index out of
+        range is an IndexError, as in PyTorch; without the check, the compiled step computes NaN.
 
     Attributes
     ----------
@@ -78,6 +81,7 @@ class Trainer:
         seed: int = 0,
         on_nan: str = "raise",
         compile_options: Mapping[str, object] | None = None,
+        check_inputs: bool = True,
     ):
         if not isinstance(step, TrainStep):
             raise TypeError(f"step must be a result of train_step, but it is {step!r}")
@@ -87,6 +91,10 @@ class Trainer:
             raise TypeError(f"seed must be an integer, but it is {seed!r}")
         if not 0 <= seed < 2**31:
             raise ValueError(f"seed must be from 0 to 2 ** 31 - 1, but it is {seed}")
+        if not isinstance(check_inputs, bool):
+            raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
+        self._ranges = ranges_of(step) if check_inputs else ()
+        self._forward_ranges = forward_ranges_of(step) if check_inputs else ()
         self.target = _export.target_of(target)
         _export.check_runs_here(self.target)
         self.train_step, self.seed, self.on_nan = step, seed, on_nan
@@ -98,6 +106,8 @@ class Trainer:
         self._evaluation = Evaluation(step, self.target, compile_options)
         self.history = History()
         self.steps = self.updates = self.skipped = self.epoch = self.batch = 0
+        #: The epochs that were complete in the last file that was loaded.
+        self._loaded_epoch = 0
 
     def _compiled(self, step: TrainStep) -> tvm.runtime.Executable:
         return _export.compiled(step, self.target, self._compile_options)
@@ -166,6 +176,8 @@ class Trainer:
         ------
         TypeError, ValueError
             If a tensor is missing, is unknown, or has another shape or dtype.
+        IndexError
+            If an index or a class is out of range, with ``check_inputs``.
         FloatingPointError
             If the loss or a gradient is not finite; parameters, states and counters are those before the step.
         """
@@ -258,14 +270,16 @@ class Trainer:
         if missing:
             raise TypeError(f"the step needs {', '.join(missing)} too")
         symbols: dict = {}
-        return [as_input(name, given[name], kind, symbols) for name, kind in types.items()]
+        tensors = {name: as_input(name, given[name], kind, symbols) for name, kind in types.items()}
+        check_ranges(self._ranges, tensors, symbols)
+        return list(tensors.values())
 
     # The loop
 
     def fit(
         self,
         loader: Iterable,
-        epochs: int = 1,
+        epochs: int | None = None,
         *,
         schedule: Callable[[int], float] | object | None = None,
         callbacks: Sequence[Callable[[Trainer], object]] = (),
@@ -277,15 +291,17 @@ class Trainer:
         """Train until ``epochs`` epochs are complete, counted from the first.
 
         After :meth:`load`, training goes on with the batch behind the last one, if the loader has the same order. A scheduler of
-        PyTorch has a state of its own, which ``save(path, {"schedule": schedule.state_dict()})`` keeps.
+        PyTorch has a state of its own, which ``save(path, {"schedule": schedule.state_dict()})`` keeps; a new
+        ``ReduceLROnPlateau`` gets the earlier values of ``monitor`` from the history.
 
         Parameters
         ----------
         loader : Iterable
             Gives the batches of an epoch: tuples or lists of tensors, dicts by names, or single tensors. If it has a
             method ``set_epoch``, that is called with the number of the epoch.
-        epochs : int
-            The number of epochs in all.
+        epochs : int, optional
+            The number of epochs in all; by default one more than those that are complete. A number that an earlier call has
+            reached is an error, and one that a loaded file has reached trains nothing.
         schedule : Callable or scheduler, optional
             The learning rate by the number of the update, from 0; or a scheduler of ``torch.optim.lr_scheduler``, which
             steps after each update. ``ReduceLROnPlateau`` steps after each epoch, with the value of ``monitor``.
@@ -295,7 +311,8 @@ class Trainer:
             Is called with the trainer after each epoch; its results, numbers by their names, are part of the history. An
             example is ``lambda trainer: trainer.evaluate(others, metrics)``.
         patience : int, optional
-            Ends training if ``monitor`` has not fallen for so many epochs. Those before :meth:`load` count.
+            Ends training if ``monitor`` has not fallen for so many epochs. Those before :meth:`load` count, and a training that
+            ended so before it goes on only with a larger number, or by a further call.
         monitor : str
             ``"loss"`` is the mean of the epoch's finite losses; other names are those of ``evaluate``'s results.
         progress : bool
@@ -391,11 +408,14 @@ class Trainer:
                 f"{len(inputs)} were given"
             )
         symbols: dict = {}
-        given = [
-            as_input(name, each, kind, symbols)
+        given = {
+            name: as_input(name, each, kind, symbols)
             for (name, kind), each in zip(kinds, inputs, strict=True)
-        ]
-        found = self._machine[forward.name](*given, *(values[name] for name in forward.values))
+        }
+        check_ranges(self._forward_ranges, given, symbols)
+        found = self._machine[forward.name](
+            *given.values(), *(values[name] for name in forward.values)
+        )
         if isinstance(found, tvm.runtime.Tensor):
             return found
         outputs = leaves_of(found)
@@ -492,4 +512,5 @@ class Trainer:
         self._tuples = groups
         for name in COUNTERS:
             setattr(self, name, counters[name])
+        self._loaded_epoch = self.epoch
         return more

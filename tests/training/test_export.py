@@ -151,6 +151,65 @@ def test_steps_that_are_not_finite(programs, exported, tmp_path, on_nan):
     same_bits(tmp_path / "python", tmp_path / "cpp")
 
 
+def test_indices_out_of_range(programs, tmp_path):
+    """The errors are those of Python, and the other batches train the same bits."""
+    torch = pytest.importorskip("torch")
+    from relax_grad.frontend.torch import from_module
+
+    def loss(scores, target):
+        return torch.nn.functional.cross_entropy(
+            scores[:, :-1].flatten(0, 1), target[:, 1:].flatten()
+        )
+
+    ids = torch.arange(6).reshape(2, 3)
+    net = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 5))
+    names = {"input": {0: "n"}, "target": {0: "n"}}
+    imported = from_module(net, (ids,), loss=loss, targets=(ids % 5,), dynamic_shapes=names)
+    trainer = Trainer(train_step(imported, Adam(0.1)))
+    trainer.export(tmp_path / "folder")
+    rng = np.random.default_rng(0)
+    wrong = {1: ("input", (1, 2), 7), 2: ("input", (0, 1), -1), 4: ("target", (1, 1), -5)}
+    wrong |= {5: ("target", (1, 0), 99), 6: ("target", (0, 2), -100), 7: ("target", (0, 2), -101)}
+    given = {"input": rng.integers(7, size=(18, 3)), "target": rng.integers(5, size=(18, 3))}
+    errors = ""
+    for i in range(9):
+        batch = {name: each[2 * i : 2 * i + 2] for name, each in given.items()}
+        if i in wrong:
+            name, place, value = wrong[i]
+            batch[name][place] = value
+        if i in (5, 6):  # the first target of a row is none, and an ignored one is allowed
+            del wrong[i]
+        if i not in wrong:
+            trainer.step(**batch)
+            continue
+        with pytest.raises(IndexError) as raised:
+            trainer.step(**batch)
+        errors += f"batch {i}: {raised.value}\n"
+    write_data(tmp_path / "data", **given)
+    trainer.save(tmp_path / "python")
+    program = [programs / "batches", tmp_path / "folder", tmp_path / "data", 2, tmp_path / "cpp"]
+    printed = run([*program, "raise"])
+    printed = printed.replace("; Options::check_inputs = false", "; check_inputs=False")
+    lines = [line for line in printed.splitlines(True) if line.startswith("batch ")]
+    assert "".join(lines) == errors  # TVM's warnings aside
+    assert same_bits(tmp_path / "python", tmp_path / "cpp")["counters"]["steps"] == 5
+    manifest = json.loads((tmp_path / "folder" / "manifest.json").read_text())
+    for key, value in (
+        ("extent", -1),
+        ("extent", 2**62),
+        ("extent", "m"),
+        ("input", "other"),
+        ("slices", [[0, 0, 0], [0, 0, 1]]),
+        ("slices", [[0, 0, 1]]),
+    ):
+        ranges = [{**manifest["index_ranges"][0], key: value}]
+        changed = json.dumps({**manifest, "index_ranges": ranges}).encode()
+        (tmp_path / "folder" / "manifest.json").write_bytes(signed(changed))
+        printed = train(programs, tmp_path / "folder", "data", code=1)
+        assert "manifest.json is damaged" in printed
+        assert "index_ranges" in printed
+
+
 def test_digits_from_torch(programs, tmp_path):
     """A network with batch normalisation and dropout learns digits, with the same bits as in Python."""
     imported, images, labels = digits_of_torch()

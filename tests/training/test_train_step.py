@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from training_models import START, batches, close, gradients, module_of
-from tvm import relax
+from tvm import relax, tirx
+from tvm.relax import op
 
 from relax_grad.training import SGD, Adam, Trainer, train_step
 
@@ -209,3 +210,20 @@ def test_a_function_with_a_conditional_trains():
     np.testing.assert_allclose(losses, [(product**2).sum(), (total**2).sum()], 1e-12)
     change = 0.5 * (2 * product * data + 2 * total)
     np.testing.assert_allclose(trainer.params["w"].numpy(), start - 0.1 * change, 1e-12)
+
+
+def test_kept_tensors_have_constant_shapes():
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((n, 3), "float32"))
+    w = relax.Var("w", relax.TensorType((3,), "float32"))
+    m = relax.Var("m", relax.TensorType((n,), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, w, m]):
+        y = bb.emit(op.matmul(x, w))
+        new = bb.emit(op.add(m, y))
+        bb.emit_func_output(relax.Tuple([bb.emit(op.sum(op.multiply(y, y))), new]))
+    expected = "^m must have a constant shape to be a state, because the trainer keeps it .*(n,).*"
+    with pytest.raises(ValueError, match=f"{expected}give its symbolic extents numbers, or pass"):
+        train_step(bb.get(), SGD(), wrt="w", states=["m"])
+    with pytest.raises(ValueError, match="m must have a constant shape to be trained"):
+        train_step(bb.get(), SGD(), wrt=["w", "m"])

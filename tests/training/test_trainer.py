@@ -251,6 +251,7 @@ def test_checksums(step, tmp_path):
         (lambda t: t.step(*batches(1)[0], lr="x"), TypeError, "lr must be a number, but it is 'x'"),
         (lambda t: t.step(*batches(1)[0], lr=float("nan")), ValueError, "lr must be finite"),
         (lambda t: t.fit([]), ValueError, "the loader gave no batch"),
+        (lambda t: t.fit(5), TypeError, "loader must give batches by iteration, but it is 5"),
         (lambda t: t.fit(batches(1), -1), ValueError, "epochs must be a number of epochs"),
         (lambda t: t.fit(iter(batches(1)), 2), ValueError, "loader gives its batches only once"),
         (lambda t: t.fit(batches(1), 2, patience=0), ValueError, "patience must be a positive"),
@@ -314,6 +315,58 @@ def test_early_stopping_resumes(step, tmp_path):
     assert second.history.evaluations == whole.history.evaluations
     second.fit(batches(2), 9, evaluate=lambda trainer: {"error": 9.0}, **settings)
     assert second.epoch == 8
+
+
+def test_a_further_fit_trains_on(plain):
+    """By default one more epoch; a number of epochs that an earlier call has reached is an error."""
+    trainer = Trainer(plain.train_step, values=START)
+    loader = batches(3)
+    for count in (1, 2):
+        assert len(trainer.fit(loader, progress=False).loss) == 3 * count
+    trainer.fit(loader, callbacks=[lambda each: each.batch == 1], progress=False)
+    trainer.fit(loader, progress=False)  # the rest of the epoch
+    assert (trainer.epoch, trainer.steps) == (3, 9)
+    for epochs in (0, 2, 3):
+        message = f"and 3 are complete, but epochs is {epochs}: pass a larger number, or leave it"
+        with pytest.raises(ValueError, match=message):
+            trainer.fit(loader, epochs, progress=False)
+    trainer.fit(loader, 4, progress=False)
+    assert trainer.steps == 12
+
+
+@pytest.mark.parametrize("kind", ["patience", "plateau"])
+def test_the_monitor_before_a_file_counts(plain, tmp_path, kind):
+    """A file of any epoch goes on as without it: early stopping, and a new scheduler of plateaus."""
+    torch = pytest.importorskip("torch")
+    values = [3.0, 1.0, 2.0, 1.5, 1.25, 0.5, 0.75, 0.75]
+
+    def run(trainer, epochs):
+        settings = {"patience": 3}
+        if kind == "plateau":
+            dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+            make = torch.optim.lr_scheduler.ReduceLROnPlateau
+            settings = {"schedule": make(dummy, factor=0.5, patience=1)}
+        trainer.fit(
+            batches(2),
+            epochs,
+            evaluate=lambda each: {"error": values[each.epoch]},
+            monitor="error",
+            progress=False,
+            **settings,
+        )
+        return trainer
+
+    whole = run(Trainer(plain.train_step, values=START), 8)
+    assert whole.epoch == (5 if kind == "patience" else 8)
+    assert len(set(whole.history.lr)) == (1 if kind == "patience" else 2)
+    for epochs in range(1, whole.epoch + 1):
+        run(Trainer(plain.train_step, values=START), epochs).save(tmp_path / "state")
+        second = Trainer(plain.train_step, values=START)
+        second.load(tmp_path / "state")
+        run(second, 8)
+        assert tensors(second) == tensors(whole)
+        assert second.history.lr == whole.history.lr
+        assert second.history.evaluations == whole.history.evaluations
 
 
 def test_a_scheduler_of_plateaus_follows_the_monitor():

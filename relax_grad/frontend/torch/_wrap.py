@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 from ...cpu.target import CPU, host
 from ...ir.compat import dtype_of
+from ...ir.index_ranges import index_ranges
 from ._arguments import check_arguments
 from ._build import values_of
 from ._compiled import ALIGNMENT, Compiled, Run, compiled, plain
@@ -68,6 +69,8 @@ def wrap(
     ------
     TypeError, ValueError
         If an argument does not fit. A call raises them for tensors of another device, dtype or shape.
+    IndexError
+        At a call, if an index or a class among the arguments is out of range.
     UnsupportedOperatorError
         At a call, if operations cannot be imported exactly.
     GradientError
@@ -366,6 +369,9 @@ class _Program:
             None if None in extents else torch.Size(extents) for _, _, extents in self._expected
         ]
         self._compiled: dict[tuple[bool, ...], Compiled] = {}
+        names = list(imported.inputs)
+        ranges = index_ranges(imported.module, "training", names)
+        self._ranges = [(names.index(each.input), each) for each in ranges]
         # The values are those of the module at each call.
         for group in groups:
             group.update(dict.fromkeys(group))
@@ -388,6 +394,16 @@ class _Program:
                 )
             ):
                 raise ValueError(_misfit(name, each, dtype, self._types[self._names.index(name)]))
+        if self._ranges:
+            symbols = {
+                extent.name: n
+                for each, kind in zip(inputs, self._types, strict=False)
+                for n, extent in zip(each.shape, kind.shape.values, strict=True)
+                if isinstance(extent, tirx.Var)
+            }
+            for at, each in self._ranges:
+                if isinstance(each.extent, int) or each.extent in symbols:
+                    each.check(inputs[at].detach().numpy(), symbols)
 
     def run(self, inputs: list[torch.Tensor], tensors: list[torch.Tensor]):
         """Run the function, and return its outputs in their structure."""

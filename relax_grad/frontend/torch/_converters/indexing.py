@@ -40,12 +40,24 @@ def _gather(call, data, dim, index, sparse_grad):
     if not data.ty.ndim:
         return data if not index.ty.ndim else _op.broadcast_to(data, call.shape)
     if not index.ty.ndim:
-        return call.reshape(call.emit(_op.take(data, call.reshape(index, [1]), 0)), [])
+        return call.reshape(call.emit(_rows(call, data, call.reshape(index, [1]), 0)), [])
     axis = axis_of(dim, data.ty.ndim)
     for other in range(data.ty.ndim):
         if other != axis:
             data = _front(call, data, other, extents_of(index)[other])
-    return _op.gather_elements(data, call.cast(index, "int64"), axis)
+    return _op.gather_elements(data, _positive(call, index, extents_of(data)[axis]), axis)
+
+
+def _positive(call, index, extent) -> relax.Expr:
+    """Return an index whose negative numbers select nothing, where operators of Relax count them from the end."""
+    index = call.cast(index, "int64")
+    negative = call.emit(_op.less(index, scalar(0, "int64")))
+    return call.emit(_op.where(negative, call.tensor(extent, "int64"), index))
+
+
+def _rows(call, data, index, axis: int) -> relax.Expr:
+    """Return the elements at indices of an axis; NaN for negative ones too, which PyTorch refuses."""
+    return _op.take(data, call.cast(index, "int64"), axis, "nan")
 
 
 def _front(call, data, axis: int, count) -> relax.Expr:
@@ -60,7 +72,7 @@ def _front(call, data, axis: int, count) -> relax.Expr:
 def _index_select(call, data, dim, index):
     if not data.ty.ndim:
         return data
-    found = call.emit(_op.take(data, _vector(call, index), axis_of(dim, data.ty.ndim)))
+    found = call.emit(_rows(call, data, _vector(call, index), axis_of(dim, data.ty.ndim)))
     return _op.reshape(found, call.shape)
 
 
@@ -74,7 +86,7 @@ def _vector(call, index) -> relax.Expr:
 def _take(call, data, index):
     size = math.prod(static(extents_of(data)))
     index = _from_zero(call, index, size)
-    return _op.take(call.reshape(data, [size]), index, 0)
+    return _rows(call, call.reshape(data, [size]), index, 0)
 
 
 def _from_zero(call, index, extent) -> relax.Expr:
@@ -153,7 +165,7 @@ class _Places:
 @_in_bytes
 def _index(call, data, indices):
     places = _Places(call, data, indices)
-    return _op.take(places.joined(data), places.index, places.axis)
+    return _rows(call, places.joined(data), places.index, places.axis)
 
 
 @converts(INDEXING, "index_put.default", "_unsafe_index_put.default", "index_put_.default")
@@ -226,6 +238,8 @@ def _index_add(call, data, dim, index, source=None, alpha=1, value=None):
     rank = len(shape)
     axis = axis_of(dim, rank)
     index = _vector(call, index)
+    if not call.node.target.__name__.startswith("index_fill"):
+        index = _positive(call, index, shape[axis] if rank else 1)
     count = extents_of(index)[0]
     if source is None:
         part = [*shape[:axis], count, *shape[axis + 1 :]] if rank else [count]
@@ -269,6 +283,7 @@ def _scatter(call, data, dim, index, src=None, value=None, reduce=None, include_
         index = call.reshape(index, [1])
         src = src if src is None else call.reshape(src, [1])
     axis = axis_of(dim, data.ty.ndim)
+    index = _positive(call, index, extents_of(data)[axis])
     if src is None:
         src = call.emit(_op.broadcast_to(call.tensor(value, kind), extents_of(index)))
     for each in range(data.ty.ndim):
@@ -353,7 +368,7 @@ def _embedding(call, weight, indices, padding_idx, scale_grad_by_freq, sparse):
     """The row of the padding has no gradient."""
     if scale_grad_by_freq:
         raise Refused("scale_grad_by_freq changes the gradient only, which Relax cannot express")
-    found = call.emit(_op.take(weight, call.cast(indices, "int64"), 0))
+    found = call.emit(_rows(call, weight, indices, 0))
     if padding_idx < 0:
         return found
     shape = [*extents_of(indices), *[1] * (weight.ty.ndim - 1)]
@@ -399,7 +414,7 @@ def _embedding_bag(
         padding = call.emit(_op.equal(indices, scalar(padding_idx, dtype(indices))))
         bag = call.emit(_op.where(padding, scalar(bags, "int64"), bag))
     # Rows of the padding fall into one more bag, which is cut off.
-    rows = call.emit(_op.take(weight, call.cast(indices, "int64"), 0))
+    rows = call.emit(_rows(call, weight, indices, 0))
     if per_sample_weights is not None:
         rows = call.emit(_op.multiply(rows, _op.expand_dims(per_sample_weights, 1)))
     width = extents_of(weight)[1]
