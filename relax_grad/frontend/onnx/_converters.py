@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import onnx
 from tvm import relax, tirx
 
 from ...ir.compat import constant_value, dtype_of
@@ -228,6 +229,86 @@ def _exponential_unit(bb, data, alpha: float, gamma: float) -> relax.Expr:
     return relax.op.where(positive, line, curve)
 
 
+@_converts("Celu")
+def _celu(bb, inputs, attrs, opset):
+    """Return ``x if x > 0 else alpha * (exp(x / alpha) - 1)``, whose gradient does not overflow."""
+    data, alpha = inputs[0], attrs.get("alpha", 1.0)
+    zero = _like(0, data)
+    positive = bb.normalize(relax.op.greater(data, zero))
+    exponent = bb.normalize(relax.op.where(positive, zero, data))
+    growth = relax.op.exp(relax.op.divide(exponent, _like(alpha, data)))
+    curve = relax.op.multiply(_like(alpha, data), relax.op.subtract(growth, _like(1, data)))
+    return relax.op.where(positive, data, curve)
+
+
+@_converts("LpNormalization")
+def _lp_norm(bb, inputs, attrs, opset):
+    """Return ``x / |x|`` by the 1-norm or the 2-norm along an axis, and 0 where the norm is 0."""
+    data, axis, order = inputs[0], attrs.get("axis", -1), attrs.get("p", 2)
+    if order not in (1, 2):
+        raise Refused(f"its order p must be 1 or 2, but it is {order}")
+    powers = relax.op.abs(data) if order == 1 else relax.op.multiply(data, data)
+    total = bb.normalize(relax.op.sum(powers, [axis], keepdims=True))
+    is_zero = bb.normalize(relax.op.equal(total, _like(0, data)))
+    total = bb.normalize(relax.op.where(is_zero, _like(1, data), total))
+    return relax.op.divide(data, total if order == 1 else relax.op.sqrt(total))
+
+
+@_converts("SoftmaxCrossEntropyLoss")
+def _cross_entropy(bb, inputs, attrs, opset):
+    scores, custom = inputs[0], attrs["tvm_custom"]
+    logarithms = bb.emit(relax.op.nn.log_softmax(scores, 1))
+    loss = _negative_likelihood(logarithms, inputs[1], inputs[2], attrs)
+    return loss if custom["num_outputs"] < 2 else relax.Tuple([bb.normalize(loss), logarithms])
+
+
+@_converts("NegativeLogLikelihoodLoss")
+def _nll_loss(bb, inputs, attrs, opset):
+    return _negative_likelihood(inputs[0], inputs[1], inputs[2], attrs)
+
+
+def _negative_likelihood(logarithms, targets, weights, attrs) -> relax.Expr:
+    reduction = _text(attrs, "reduction", "mean")
+    return relax.op.nn.nll_loss(
+        logarithms, targets, weights, reduction, int(attrs.get("ignore_index", -100))
+    )
+
+
+def _float_dtype(attrs: dict, default: str) -> str:
+    kind = attrs.get("dtype", 0)
+    return str(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else default
+
+
+@_converts("Bernoulli")
+def _bernoulli(bb, inputs, attrs, opset):
+    """Draw 1 with the probabilities of the operand, which get no gradient, and else 0."""
+    data = inputs[0]
+    hit = random.bernoulli(bb, *attrs["tvm_custom"]["draw"](), _extents(data), data)
+    return relax.op.astype(hit, _float_dtype(attrs, _dtype(data)))
+
+
+@_converts("RandomNormal", "RandomNormalLike")
+def _random_normal(bb, inputs, attrs, opset):
+    shape, dtype = _drawn(inputs, attrs)
+    drawn = random.normal(bb, *attrs["tvm_custom"]["draw"](), shape, dtype)
+    drawn = bb.emit(relax.op.multiply(drawn, relax.const(attrs.get("scale", 1.0), dtype)))
+    return relax.op.add(drawn, relax.const(attrs.get("mean", 0.0), dtype))
+
+
+@_converts("RandomUniform", "RandomUniformLike")
+def _random_uniform(bb, inputs, attrs, opset):
+    shape, dtype = _drawn(inputs, attrs)
+    bounds = attrs.get("low", 0.0), attrs.get("high", 1.0)
+    return random.uniform(bb, *attrs["tvm_custom"]["draw"](), shape, dtype, *bounds)
+
+
+def _drawn(inputs, attrs) -> tuple[list, str]:
+    """Return the shape and the dtype of random numbers."""
+    if len(inputs) and inputs[0] is not None:
+        return _extents(inputs[0]), _float_dtype(attrs, _dtype(inputs[0]))
+    return list(attrs["shape"]), _float_dtype(attrs, "float32")
+
+
 @_converts("Mish")
 def _mish(bb, inputs, attrs, opset):
     """Return ``x tanh(softplus(x))`` with the stable form of softplus."""
@@ -391,11 +472,6 @@ def _layer_norm(bb, inputs, attrs, opset):
     shifted = bb.normalize(relax.op.add(variance, _like(epsilon, variance)))
     inverse = bb.normalize(relax.op.divide(_like(1, shifted), relax.op.sqrt(shifted)))
     return relax.Tuple([bb.normalize(result), mean, inverse])
-
-
-@_converts("SkipLayerNormalization")
-def _skip_layer_norm(bb, inputs, attrs, opset):
-    return _only_first(attrs)
 
 
 def _only_first(attrs: dict) -> None:

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from ...ir.module import unused
 from ._arguments import DynamicShapes, Shapes
+from ._fused import with_known_operators
 
 #: The domains of ONNX's own operators.
 STANDARD = ("", "ai.onnx")
@@ -265,8 +266,10 @@ def _identifier(name: str, taken) -> str:
 
 def types_of(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     """Return the types of the values of the outer graph, as far as ONNX infers them."""
+    known = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    known.graph.CopyFrom(with_known_operators(model.graph, opset_of(model)))
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(known, data_prop=True)
     except Exception as error:  # the module raises several kinds
         raise ValueError(
             f"ONNX cannot infer the types of the model, which is not valid: {error}"

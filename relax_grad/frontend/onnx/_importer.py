@@ -7,35 +7,33 @@ import io
 import itertools
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable
 
 import onnx
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...errors import UnsupportedOperatorError
 from ...ir.module import with_functions
 from ._converters import CONVERTERS, Refused
+from ._fused import DOMAIN, FUSED, in_domain
 from ._graph import STANDARD, every_node, label, opset_of
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
 
-_CONVERTERS = {**CONVERTERS, **RECURRENT, **RESIZING}
-
-#: Operators of this domain that TVM has converters for; the converters ignore the domain of a node.
-_MICROSOFT = {
-    "AllClassNMS",
-    "Attention",
-    "BiasGelu",
-    "EmbedLayerNormalization",
-    "FastGelu",
-    "Gelu",
-    "MatMulInteger16",
-    "SkipLayerNormalization",
+_CONVERTERS = {
+    **CONVERTERS,
+    **RECURRENT,
+    **RESIZING,
+    **{f"{DOMAIN}.{name}": function for name, function in FUSED.items()},
 }
 
-#: Names that ONNX's own operators have too, with another meaning than the converter's.
-_ONLY_MICROSOFT = _MICROSOFT - {"Gelu"}
+#: Operators of ONNX Runtime that TVM has converters for; the converters ignore the domain of a node.
+_MICROSOFT = {"AllClassNMS", "Attention", "EmbedLayerNormalization", "MatMulInteger16"}
+
+#: Operators of TVM's that are no operators of ONNX's own domain, or have another meaning there.
+_ONLY_MICROSOFT = _MICROSOFT | (FUSED.keys() - {"Gelu", "RotaryEmbedding"})
 
 #: The most nodes of an operator that a message names.
 _MOST_NAMED = 3
@@ -44,9 +42,11 @@ _MOST_NAMED = 3
 def has_converter(node: onnx.NodeProto) -> bool:
     """Tell whether a node can be imported."""
     kind, known = node.op_type, {*onnx_frontend._get_convert_map(), *_CONVERTERS}
+    if in_domain(node):
+        return kind in FUSED or kind in _MICROSOFT & known
     if node.domain in STANDARD:
         return kind in {*known, "Constant", "If"} and kind not in _ONLY_MICROSOFT
-    return node.domain == "com.microsoft" and kind in _MICROSOFT & known
+    return False
 
 
 def check_operators(model: onnx.ModelProto) -> None:
@@ -84,6 +84,9 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
     importer = _Importer(seed)
     given = onnx.GraphProto()
     given.CopyFrom(model.graph)
+    for node in every_node(given):
+        if in_domain(node) and node.op_type in FUSED:
+            node.op_type = f"{DOMAIN}.{node.op_type}"
     given.input.insert(0, onnx.helper.make_tensor_value_info(seed, onnx.TensorProto.INT64, []))
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         # TVM warns of every name that it changes, and prints the operands of a node that fails.
@@ -131,6 +134,24 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             raise UnsupportedOperatorError(f"{op_name} {name!r}: {error}") from error
         except Exception as error:
             raise ValueError(
-                f"TVM cannot import the node {op_name} {name!r}: {error}. If its shapes are known only at run time, "
-                "give the extents of the inputs: shapes={...}; or simplify the model first: simplify=True"
+                f"TVM cannot import the node {op_name} {name!r}: {error}. {_advice(inputs)}"
             ) from error
+
+
+def _advice(operands: Iterable[relax.Expr | None]) -> str:
+    """Return the way out for a node that cannot be imported."""
+    given = [each for each in operands if isinstance(each, relax.Expr)]
+    if not all(map(_has_constant_shape, given)):
+        return (
+            "If its shapes are known only at run time, give the extents of the inputs: shapes={...}; or simplify the model "
+            "first: simplify=True"
+        )
+    kinds = ", ".join(str(each.ty) for each in given) or "none"
+    return f"Its operands are {kinds}; cut the graph before it with onnx.utils.extract_model"
+
+
+def _has_constant_shape(value: relax.Expr) -> bool:
+    shape = value.ty.shape if isinstance(value.ty, relax.TensorType) else value
+    return isinstance(shape, relax.ShapeExpr) and all(
+        isinstance(each, tirx.IntImm) for each in shape.values
+    )

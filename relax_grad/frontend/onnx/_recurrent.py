@@ -57,18 +57,29 @@ def _gru(bb, inputs, attrs, opset):
     return _layer(bb, inputs, attrs, step, 3, [inputs[5]], ["Sigmoid", "Tanh"], after)
 
 
+#: The activations of plain recurrent layers.
+_ACTIVATIONS = {
+    "Relu": op.nn.relu,
+    "Sigmoid": op.sigmoid,
+    "Softsign": lambda x: op.divide(x, op.add(op.abs(x), _like(1, x))),
+    "Tanh": op.tanh,
+}
+
+
 def _rnn(bb, inputs, attrs, opset):
-    """``h = tanh(...)``, or ``relu(...)`` in all directions."""
-    functions = {"Tanh": op.tanh, "Relu": op.nn.relu}
-    kind = next(iter(_activations(attrs)), "Tanh")
-    function = functions.get(kind, op.tanh)
+    """``h = tanh(...)``, or another activation, which may differ between the directions."""
+    kinds = _activations(attrs) or ["Tanh"]
+    unknown = [kind for kind in kinds if kind not in _ACTIVATIONS]
+    if unknown:
+        raise Refused(f"it has the activation {unknown[0]}; known are {', '.join(_ACTIVATIONS)}")
 
     def step(gates, state, weights):
         (hidden,) = state
-        return (bb.emit(function(op.add(gates, op.matmul(hidden, weights.recurrent)))),)
+        function = _ACTIVATIONS[kinds[min(weights.number, len(kinds) - 1)]]
+        total = bb.normalize(op.add(gates, op.matmul(hidden, weights.recurrent)))
+        return (bb.emit(function(total)),)
 
-    expected = [kind] if kind in functions else ["Tanh"]
-    return _layer(bb, inputs, attrs, step, 1, [inputs[5]], expected)
+    return _layer(bb, inputs, attrs, step, 1, [inputs[5]], kinds)
 
 
 def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
@@ -86,6 +97,7 @@ class _Weights:
             value = bb.emit(op.squeeze(value, [0]))
             return bb.emit(op.permute_dims(value, axes)) if axes else value
 
+        self.number = direction
         self.input, self.recurrent = of(inputs[1], [1, 0]), of(inputs[2], [1, 0])
         self.size = _extents(self.recurrent)[0]
         width = gates * self.size
@@ -165,7 +177,7 @@ def _activations(attrs) -> list[str]:
 def _check(attrs, activations) -> None:
     """Refuse the settings that are not written out."""
     found = _activations(attrs)
-    if found and found != activations * (len(found) // len(activations)):
+    if found and found != activations * max(len(found) // len(activations), 1):
         raise Refused(f"it has the activations {', '.join(found)}; only the default ones are known")
     if attrs.get("clip") or attrs.get("layout", 0):
         raise Refused("it has the attribute clip or layout=1; export it without")

@@ -15,6 +15,7 @@ import onnx_models as models  # noqa: E402
 from onnx_models import node, normal  # noqa: E402
 
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+from relax_grad.frontend.onnx._expand import expand  # noqa: E402
 
 OPERATORS = {
     "avg_pool_same": (node("AveragePool", ["x"], kernel_shape=[3, 2], auto_pad="SAME_LOWER", strides=[2, 1]), {}),
@@ -127,7 +128,7 @@ RECURRENT = [
     ("GRU", "forward", {}),
     ("GRU", "reverse", {"linear_before_reset": 1}),
     ("RNN", "forward", {}),
-    ("RNN", "bidirectional", {"activations": ["Relu", "Relu"]}),
+    ("RNN", "bidirectional", {"activations": ["Sigmoid", "Relu"]}),
 ]
 
 
@@ -210,6 +211,13 @@ def test_a_recurrent_layer_of_another_form_is_refused(attributes, message):
         from_model(model)
 
 
+def test_an_unknown_activation_is_refused():
+    model, _ = recurrent("RNN", "forward", "float32", activations=["Affine"])
+    message = "it has the activation Affine; known are Relu, Sigmoid, Softsign, Tanh"
+    with pytest.raises(UnsupportedOperatorError, match=message):
+        from_model(model)
+
+
 def without_definitions() -> bool:
     """Tell whether the package is too old to write operators by their definitions."""
     inline = pytest.importorskip("onnx.inliner").inline_selected_functions
@@ -259,16 +267,16 @@ def test_an_operator_that_onnx_defines_by_others(case):
 @pytest.mark.skipif(
     without_definitions(), reason="this version of onnx writes no operator by others"
 )
-def test_an_operator_whose_definition_cannot_be_imported_is_named():
-    """The definition of Bernoulli draws random numbers."""
-    nodes = [node("Celu", ["x"], ["a"]), node("Bernoulli", ["a"], name="coin")]
-    with pytest.raises(UnsupportedOperatorError) as error:
-        from_model(models.model_of(nodes, {"x": [3]}, {}))
-    assert "Bernoulli: 1 (coin)" in str(error.value)
-    assert "Random" not in str(error.value)
+def test_an_operator_whose_definition_cannot_be_imported_is_left():
+    model = models.model_of([node("Celu", ["x"], name="curve")], {"x": [3]}, {})
+    (left,) = expand(model, lambda found: False).graph.node
+    assert (left.op_type, left.name) == ("Celu", "curve")
+    assert "Celu" not in {
+        found.op_type for found in expand(model, lambda found: found.op_type != "Celu").graph.node
+    }
 
 
-@pytest.mark.parametrize("kind", ["Elu", "Selu", "Mish", "Softplus"])
+@pytest.mark.parametrize("kind", ["Celu", "Elu", "Selu", "Mish", "Softplus"])
 def test_gradients_of_large_values_are_finite(kind):
     opset = 22 if kind == "Mish" else models.OPSET
     model = models.model_of(
@@ -282,3 +290,24 @@ def test_gradients_of_large_values_are_finite(kind):
     z = np.array([-500, 0.5, 500], "float32")
     _, (gradient,) = models.compiled(module, "loss_adjoint")(z, *imported.values)
     assert np.isfinite(gradient).all()
+
+
+def test_a_vector_of_zeros_is_normalised_to_zeros():
+    nodes = [node("Mul", ["z", "w"], ["x"]), node("LpNormalization", ["x"])]
+    model = models.model_of(nodes, {"z": [2, 3]}, {"w": np.ones(3, "float32")})
+    imported = from_model(model)
+    module = relax_grad.value_and_grad(imported.with_loss(models.weighted_sum), "loss", wrt="w")
+    z = np.array([[0, 0, 0], [3, 0, 4]], "float32")
+    call = models.compiled(module, None)
+    np.testing.assert_allclose(call("main", z, *imported.values), [[0, 0, 0], [0.6, 0, 0.8]])
+    _, (gradient,) = call("loss_adjoint", z, *imported.values)
+    assert np.isfinite(gradient).all()
+
+
+def test_advice_about_shapes_is_given_where_they_are_the_cause():
+    """A node with constant shapes that cannot be imported has its operands in the message."""
+    bad = models.model_of([node("MatMul", ["x", "w"])], {"x": [2, 5]}, {"w": normal(3, 4)})
+    with pytest.raises(ValueError, match="MatMul") as error:
+        from_model(bad)
+    assert "shapes={" not in str(error.value)
+    assert "simplify" not in str(error.value)

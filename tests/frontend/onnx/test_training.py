@@ -252,3 +252,25 @@ def test_a_conditional_of_the_model_and_one_of_the_loss_train():
         predicted = trainer.predict(x, np.array(flag)).numpy()
         wanted = np.tanh(x @ values[name]) if flag else x @ values[name]
         np.testing.assert_allclose(predicted, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_in_the_graph_trains():
+    nodes = [
+        node("MatMul", ["x", "w"], ["scores"]),
+        node("SoftmaxCrossEntropyLoss", ["scores", "labels"], ["cost", "likelihoods"]),
+    ]
+    model = models.model_of(
+        nodes, {"x": ["n", 4]}, {"w": normal(4, 3)}, outputs=("cost", "scores"), opset=13
+    )
+    labels = helper.make_tensor_value_info("labels", TensorProto.INT64, ["n"])
+    model.graph.input.append(labels)
+    imported = from_model(model)
+    trainer = Trainer(train_step(imported, SGD(lr=0.5), loss=lambda bb, cost, scores: cost))
+    x, labels, w = normal(6, 4), np.arange(6) % 3, imported.params["w"].numpy()
+    for _ in range(2):
+        shares = np.exp(x @ w)
+        shares /= shares.sum(1, keepdims=True)
+        found = trainer.step(x, labels)
+        np.testing.assert_allclose(found.loss, -np.log(shares[range(6), labels]).mean(), rtol=1e-5)
+        w = w - 0.5 * x.T @ (shares - np.eye(3)[labels]) / 6
+        np.testing.assert_allclose(trainer.params["w"].numpy(), w, rtol=1e-4, atol=1e-6)
