@@ -15,11 +15,9 @@ import training_steps
 import tvm
 from dispatched import flat
 from kernel_cases import cases, kernel_of
-from machines import TARGETS, WIDEST
+from machines import TARGETS, WIDEST, compile_kernels
 from programs import to_numpy
 from tvm import relax
-
-from relax_grad.testing._program import without_assertions
 
 WORKER = Path(__file__).parents[1] / "support" / "thread_worker.py"
 STEPS = {"convolutional": training_steps.convolutional, "transformer": training_steps.transformer}
@@ -39,10 +37,9 @@ def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
     functions, jobs = {}, []
     for i, case in enumerate(chosen):
         call = kernel_of(case, TARGET, None)
-        functions[f"kernel{i}"] = call.function.with_attr("global_symbol", f"kernel{i}")
+        functions[f"kernel{i}"] = call.function
         jobs.append([f"kernel{i}", *call.at(67)])
-    with without_assertions():
-        library = tvm.compile(tvm.IRModule(functions), TARGET)
+    library = compile_kernels(functions, TARGET)
     library.export_library(str(folder / "kernels.so"))
     for name in names:
         executable, values = compiled(name)

@@ -28,9 +28,7 @@ import numpy as np
 import tvm
 from guard_memory import Place, Workspaces
 from kernel_cases import KernelCall, KernelCase, cases, kernel_of
-from machines import TARGETS
-
-from relax_grad.testing._program import without_assertions
+from machines import TARGETS, compile_kernels
 
 #: The fill byte around the tensors, and initially in outputs and workspaces.
 _PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
@@ -96,13 +94,9 @@ class _Runner:
 
     def __init__(self, calls: Sequence[KernelCall], target: tvm.target.Target, folder: str):
         self.calls = calls
-        functions = {
-            f"kernel{i}": call.function.with_attr("global_symbol", f"kernel{i}")
-            for i, call in enumerate(calls)
-        }
+        functions = {f"kernel{i}": call.function for i, call in enumerate(calls)}
         library = str(Path(folder) / "kernels.so")
-        with without_assertions():
-            tvm.compile(tvm.IRModule(functions), target).export_library(library)
+        compile_kernels(functions, target).export_library(library)
         self._module = tvm.runtime.load_module(library)
         self._workspaces = Workspaces(library)
         self._places: dict[tuple[int, bool], Place] = defaultdict(Place)

@@ -23,7 +23,7 @@ from .arguments import Parameter
 from .cache import Directory, current
 from .callees import with_callees
 from .declarations import Declarations
-from .lower import SYMBOL, canonical_name, environment, is_generated, key, object_file
+from .lower import SYMBOL, canonical_name, environment, is_generated, key, object_file, optimizing
 from .objects import Embedded, UnsupportedObject, embedded
 
 #: Machines whose object files can be embedded, as prefixes of LLVM's target triples.
@@ -65,7 +65,7 @@ class CompileFunctions:
         # A single group cannot be divided among threads, and TVM compiles it as fast.
         if not functions or (current() is None and len(_groups(list(functions.values()))) == 1):
             return mod
-        target = _optimizing(self._target)
+        target = optimizing(self._target)
         template = _empty_module(target)
         if not _is_supported(template):
             return mod
@@ -76,13 +76,6 @@ class CompileFunctions:
             return mod
         library = _library(template, objects, labels, _checked(functions.values()))
         return _without(mod, functions, library)
-
-
-def _optimizing(target: tvm.target.Target) -> tvm.target.Target:
-    """Return a target with an optimization level, and with itself as its host."""
-    options = {name: value for name, value in target.export().items() if name != "host"}
-    target = tvm.target.Target({"opt-level": 2, **options})
-    return target.with_host(target)
 
 
 def _is_supported(template: str) -> bool:

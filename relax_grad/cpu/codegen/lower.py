@@ -18,10 +18,13 @@ from ...ir.module import IS_KERNEL
 from .arguments import without_checks
 
 #: The revision of the compilation. It changes with each change of the compiled code, also within a release.
-_REVISION = 4
+_REVISION = 5
 
 #: TVM's prefix for the symbols of functions that it calls.
 SYMBOL = "__tvm_ffi_"
+
+#: The option of TVM that omits assertions.
+_NO_ASSERTIONS = "tirx.disable_assert"
 
 
 def is_generated(function: tirx.PrimFunc) -> bool:
@@ -34,10 +37,17 @@ def canonical_name(name: str) -> str:
     return re.sub(r"\d+(?=_|$)", "", name) or "function"
 
 
-def object_file(
+def optimizing(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target with an optimization level, and with itself as its host."""
+    options = {name: value for name, value in target.export().items() if name != "host"}
+    target = tvm.target.Target({"opt-level": 2, **options})
+    return target.with_host(target)
+
+
+def library(
     functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, checked: Collection[str] = ()
-) -> bytes:
-    """Compile functions together.
+) -> tvm.runtime.Module:
+    """Compile functions together to a module of LLVM.
 
     Parameters
     ----------
@@ -54,10 +64,17 @@ def object_file(
         {GlobalVar(name): f.with_attr("global_symbol", name) for name, f in functions.items()}
     )
     mod = _lowered(mod, all(map(is_generated, functions.values())), checked, target)
-    library = tvm.get_global_func("target.build.llvm")(mod, target)
+    return tvm.get_global_func("target.build.llvm")(mod, target)
+
+
+def object_file(
+    functions: Mapping[str, tirx.PrimFunc], target: tvm.target.Target, checked: Collection[str] = ()
+) -> bytes:
+    """Compile functions together to an object file; the parameters are those of :func:`library`."""
+    compiled = library(functions, target, checked)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "functions.o")
-        library.write_to_file(str(path))
+        compiled.write_to_file(str(path))
         return path.read_bytes()
 
 
@@ -103,13 +120,13 @@ def _lowered(
     """Return a module lowered for LLVM's code generator, without argument checks in the functions of ``checked``."""
     mod = tirx.transform.BindTarget(target)(mod)
     context = tvm.transform.PassContext.current()
-    if not generated or context.config:  # options change the list of passes
+    if not generated or set(context.config) - {_NO_ASSERTIONS}:  # options change the list of passes
         pipeline, finalize, _ = tirx.get_tir_pipeline("default")
         mod = finalize()(pipeline(mod))
     else:
         mod = tvm.transform.Sequential(_passes())(mod)
     mod = without_checks(mod, checked)
-    if context.config.get("tirx.disable_assert", False):
+    if context.config.get(_NO_ASSERTIONS, False):
         mod = tirx.transform.SkipAssert()(mod)
     return mod
 

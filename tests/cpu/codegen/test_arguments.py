@@ -10,6 +10,7 @@ from tvm import te, tirx
 from tvm.script import from_source
 
 from relax_grad.cpu.codegen import compile as codegen
+from relax_grad.cpu.codegen import lower
 from relax_grad.cpu.codegen.arguments import Parameter, parameters
 from relax_grad.cpu.codegen.declarations import Declarations
 
@@ -36,7 +37,7 @@ def function(signature, name="function"):
 
 def compiled(*functions):
     """Return a library of functions compiled by relax_grad."""
-    target = codegen._optimizing(HOST)
+    target = lower.optimizing(HOST)
     objects, labels = codegen._Compiler(target, None, Declarations()).compile(functions)
     checked = codegen._checked(functions)
     return codegen._library(codegen._empty_module(target), objects, labels, checked)

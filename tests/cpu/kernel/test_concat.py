@@ -7,13 +7,12 @@ import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import each_target
+from machines import compile_kernels, each_target
 from sweep import at_length, batches
 from tvm import tirx
 
 from relax_grad.cpu.kernel.concat import concat, split
 from relax_grad.cpu.target import CPU
-from relax_grad.testing._program import without_assertions
 
 RNG = np.random.default_rng(0)
 
@@ -43,15 +42,14 @@ def check(cases, target):
                 each[symbolic] = n
         name = f"kernel{i}"
         function = concat(axis, shapes, zeros, dtype, CPU.of(target))
-        functions[name] = function.with_attr("global_symbol", name)
+        functions[name] = function
         given = [array for k, array in enumerate(arrays) if k not in zeros]
         runs.append((name, given, [wanted]))
         name = f"split{i}"
         function = split(axis, shapes, dtype, CPU.of(target))
-        functions[name] = function.with_attr("global_symbol", name)
+        functions[name] = function
         runs.append((name, [wanted], arrays))
-    with without_assertions():
-        compiled = tvm.compile(tvm.IRModule(functions), target)
+    compiled = compile_kernels(functions, target)
     for name, arrays, wanted in runs:
         results = [tvm.runtime.tensor(np.ones_like(each)) for each in wanted]
         compiled[name](*map(tvm.runtime.tensor, arrays), *results)

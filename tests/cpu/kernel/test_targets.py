@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import tvm
 from kernel_cases import cases, kernel_of
+from machines import compile_kernels
 from tvm.target import codegen
 
 import relax_grad
 from relax_grad.cpu.target import CPU
-from relax_grad.testing._program import without_assertions
 
 ARM = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
@@ -37,7 +37,7 @@ TARGETS = {
 SOME = 31
 
 
-def compile_kernels(name, chosen):
+def compile_cases(name, chosen):
     """Return the compiled module of cases, alternately symbolic and static."""
     settings, cpu, _ = TARGETS[name]
     architecture = "aarch64" if settings["mtriple"].startswith("a") else "x86_64"
@@ -49,14 +49,13 @@ def compile_kernels(name, chosen):
     functions = {}
     for i, case in enumerate(chosen):
         call = kernel_of(case, target, 3 if i % 2 else None)
-        functions[f"kernel{i}"] = call.function.with_attr("global_symbol", f"kernel{i}")
-    with without_assertions():
-        return tvm.compile(tvm.IRModule(functions), target).mod
+        functions[f"kernel{i}"] = call.function
+    return compile_kernels(functions, target)
 
 
 @pytest.mark.parametrize("name", ["Cortex-A76", "SSE", "x86-64-v3", "x86-64-v4"])
 def test_some_kernels(name, tmp_path):
-    module = compile_kernels(name, cases()[::SOME])
+    module = compile_cases(name, cases()[::SOME])
     assert TARGETS[name][2] in module.inspect_source("asm")
     path = tmp_path / "kernels.o"
     module.write_to_file(str(path), "o")
@@ -66,4 +65,4 @@ def test_some_kernels(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_all_kernels(name):
-    assert TARGETS[name][2] in compile_kernels(name, cases()).inspect_source("asm")
+    assert TARGETS[name][2] in compile_cases(name, cases()).inspect_source("asm")
