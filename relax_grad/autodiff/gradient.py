@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import tvm
 from tvm import relax
-from tvm.ir import GlobalVar, Op
+from tvm.ir import GlobalVar
 
 from ..activity import has_gradient, holds_floats, varied
 from ..errors import GradientError
@@ -17,6 +17,7 @@ from ..ir.branches import lift_branches
 from ..ir.compat import dtype_of
 from ..ir.dataflow import in_dataflow, without_cast
 from ..ir.module import check_defined, copy_with_new_vars, relax_function
+from ..registry import is_operator
 from ..tir.call import TensorFunctions
 from ..tir.recognise import with_operators
 from ._checkpoint import Checkpoints, has_markers
@@ -156,8 +157,7 @@ def _operators(names: str | Collection[str]) -> frozenset[str]:
     if not isinstance(names, (str, Collection)):
         raise TypeError(f"allow_zero must be names of operators, but it is {names!r}")
     names = [names] if isinstance(names, str) else list(names)
-    known = set(Op.list_op_names())
-    unknown = [name for name in names if not isinstance(name, str) or name not in known]
+    unknown = [name for name in names if not isinstance(name, str) or not is_operator(name)]
     if unknown:
         raise ValueError(
             f"allow_zero: this TVM has no operator named {', '.join(sorted(map(str, unknown)))}"

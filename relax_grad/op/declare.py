@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax.op import grad as relax_op_grad
 
-from ..registry import own_operator
+from ..registry import is_operator, own_operator
 
 InferType = Callable[[relax.Call, relax.BlockBuilder], relax.Type]
 Shape = Sequence["int | tirx.PrimExpr"]
@@ -57,7 +57,7 @@ def declare_op(
         The builder with checks of its arguments. It replaces the given builder in its module too.
     """
     op_name = f"relax.grad.{name}"
-    if op_name not in Op.list_op_names():
+    if not is_operator(op_name):
         tvm.ir._ffi_api.RegisterOp(op_name, (builder.__doc__ or "").partition("\n")[0])
         op = Op.get(op_name)
         op.set_num_inputs(len(arguments))
