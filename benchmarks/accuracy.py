@@ -23,7 +23,7 @@ from measure import processor
 
 from relax_grad.testing import _program
 from relax_grad.testing.check import resolve, select_wrt
-from relax_grad.testing.parity import TorchCase, _Comparison
+from relax_grad.testing.parity import PreparedParity, TorchCase
 from relax_grad.testing.samples import Sample, sampled_operators, samples
 from relax_grad.testing.samples._sample import _makers, cast
 
@@ -171,7 +171,7 @@ def _of_torch(sample: Sample) -> list[np.ndarray] | None:
         return None
     function = sample.function or sample.op
     case = TorchCase(function, sample.inputs, sample.torch, sample.attrs, sample.wrt)
-    return _Comparison(case, "relax_grad", 0)._run_torch()[1]
+    return PreparedParity(case, "relax_grad", 0.0, 0).run_torch()[1]
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray, argument: str) -> tuple[float, str]:

@@ -24,6 +24,9 @@ from ..transform import Gradient
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
+#: The default target: the optimizations of LLVM take a third of the time of a check and are not its subject.
+UNOPTIMIZED = {"kind": "llvm", "opt-level": 0}
+
 #: The passes that can differentiate a program, by name.
 PASSES = {"relax_grad": Gradient, "tvm": relax.transform.Gradient}
 
@@ -333,8 +336,11 @@ class _Renamed(relax.PyExprMutator):
 
 
 def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.ndarray]], object]:
-    """Compile a module; return a callable that runs a function, by name, from arrays to (nested) arrays."""
-    target = tvm.target.Target(target)
+    """Compile a module; return a callable that runs a function, by name, from arrays to (nested) arrays.
+
+    A target of None is :data:`UNOPTIMIZED`.
+    """
+    target = tvm.target.Target(UNOPTIMIZED if target is None else target)
     device = tvm.runtime.Device(target.get_target_device_type(), 0)
     machine = relax.VirtualMachine(tvm.compile(module, target=target), device)
 

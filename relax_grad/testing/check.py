@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
@@ -63,7 +63,7 @@ def check_gradients(
     order: int = 1,
     dtypes: str | Sequence[str] = (),
     through: str = "relax_grad",
-    target="llvm",
+    target=None,
     rtol: float | None = None,
     atol: float | None = None,
     symbolic: Mapping[int, Mapping[int, str]] | None = None,
@@ -96,8 +96,9 @@ def check_gradients(
         The pass that applies the rules: ``"relax_grad"`` for :class:`relax_grad.transform.Gradient`, or
         ``"tvm"`` for ``relax.transform.Gradient``, which accepts no parameters in bfloat16 and supports few
         symbolic shapes at order 2.
-    target : str or tvm.target.Target
-        The compilation target.
+    target : str or tvm.target.Target, optional
+        The compilation target; by default LLVM for this machine without its optimizations, which take a third of the
+        time.
     rtol, atol : float, optional
         Replace the default tolerances, which depend on the dtype (:data:`TOLERANCES`). A difference up to
         ``atol + rtol * scale`` is accepted, with the scale of the gradient. By default ``atol`` covers the
@@ -133,37 +134,109 @@ def check_gradients(
     >>> report.max_error < 1e-6
     True
     """
-    name, function = resolve(fn_or_op)
-    if isinstance(order, bool) or not isinstance(order, int) or order < 1:
-        raise ValueError(f"order must be a positive integer, but it is {order!r}")
-    dtypes = _checked_dtypes(dtypes)
-    for tolerance_name, tolerance in (("rtol", rtol), ("atol", atol)):
-        if tolerance is not None:
-            check_tolerance(tolerance_name, tolerance)
-    check = _Check(name, rtol, atol, seed)
+    case = GradientCase(fn_or_op, inputs, attrs, wrt, order, dtypes, symbolic, through)
+    prepared = PreparedGradients(case, through, rtol, atol, seed)
+    return prepared.check(_program.compile_together(prepared.modules, target), 1)
 
-    def program(dtype: str | None) -> Program:
-        arguments = _program.make_arguments(inputs, dtype, {} if symbolic is None else symbolic)
-        return _program.first_order(function, arguments, attrs, np.random.default_rng(seed))
 
-    own = program(None)
-    try:
-        reference = program("float64")
-    except (TypeError, ValueError, tvm.error.InternalError):
-        # The function holds a value of another dtype, such as a float32 constant.
-        reference = own
-    names = select_wrt(own.arguments, wrt)
-    own = _Chain(name, own, names, order, through, target, seed)
-    if _dtypes(own.levels[0].program) == _dtypes(reference):
-        reference = own
-    else:
-        reference = _Chain(name, reference, names, order, through, target, seed)
-    for level in range(1, order + 1):
-        check.level(level, own, reference)
-    for dtype in dtypes:
-        narrow = _Chain(f"{name} in {dtype}", program(dtype), names, 1, through, target, seed)
-        check.elements(1, narrow, reference)
-    return GradientReport(name, order, check.max_error, check.comparisons)
+@dataclass(frozen=True)
+class GradientCase:
+    """One check of :func:`relax_grad.testing.check_many_gradients`.
+
+    Attributes
+    ----------
+    fn_or_op, inputs, wrt, order, dtypes, symbolic
+        As for :func:`relax_grad.testing.check_gradients`.
+    attrs : Mapping
+        The attributes of the operator.
+    through : str, optional
+        The pass that applies the rules to this case; by default that of the call.
+    """
+
+    fn_or_op: str | Callable[..., relax.Expr]
+    inputs: Sequence
+    attrs: Mapping = field(default_factory=dict)
+    wrt: Sequence[int | str] | None = None
+    order: int = 1
+    dtypes: str | Sequence[str] = ()
+    symbolic: Mapping[int, Mapping[int, str]] | None = None
+    through: str | None = None
+
+
+class PreparedGradients:
+    """A case with its differentiated programs, which are compiled together.
+
+    Attributes
+    ----------
+    modules : list[tvm.IRModule]
+        The programs of all orders and dtypes.
+    description : str
+        The shapes and attributes, for errors.
+    """
+
+    def __init__(
+        self,
+        case: GradientCase,
+        through: str,
+        rtol: float | None,
+        atol: float | None,
+        seed: int,
+    ) -> None:
+        self.name, function = resolve(case.fn_or_op)
+        order = case.order
+        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+            raise ValueError(f"order must be a positive integer, but it is {order!r}")
+        dtypes = _checked_dtypes(case.dtypes)
+        for tolerance_name, tolerance in (("rtol", rtol), ("atol", atol)):
+            if tolerance is not None:
+                check_tolerance(tolerance_name, tolerance)
+        self._check = _Check(self.name, rtol, atol, seed)
+        self._order = order
+        through = case.through or through
+
+        def program(dtype: str | None) -> Program:
+            symbolic = {} if case.symbolic is None else case.symbolic
+            arguments = _program.make_arguments(case.inputs, dtype, symbolic)
+            return _program.first_order(
+                function, arguments, case.attrs, np.random.default_rng(seed)
+            )
+
+        own = program(None)
+        try:
+            reference = program("float64")
+        except (TypeError, ValueError, tvm.error.InternalError):
+            # The function holds a value of another dtype, such as a float32 constant.
+            reference = own
+        wrt = select_wrt(own.arguments, case.wrt)
+        self._own = _Chain(self.name, own, wrt, order, through, seed)
+        self._reference = self._own
+        if _dtypes(own) != _dtypes(reference):
+            self._reference = _Chain(self.name, reference, wrt, order, through, seed)
+        self._narrow = [
+            _Chain(f"{self.name} in {dtype}", program(dtype), wrt, 1, through, seed)
+            for dtype in dtypes
+        ]
+        self._chains = [
+            self._own,
+            *([self._reference] if self._reference is not self._own else []),
+            *self._narrow,
+        ]
+        self.modules = [level.module for chain in self._chains for level in chain.levels]
+        shapes = [a.value.shape for a in own.arguments if not a.name.startswith("cotangent")]
+        self.description = f"shapes {shapes}, attributes {dict(case.attrs)}"
+
+    def check(self, run: Callable, first: int) -> GradientReport:
+        """Check the gradients; ``run`` executes the compiled modules, of which ``first`` is the number of the first."""
+        for chain in self._chains:
+            chain.bind(run, first)
+            first += len(chain.levels)
+        for level in range(1, self._order + 1):
+            self._check.level(level, self._own, self._reference)
+        for chain in self._narrow:
+            self._check.elements(1, chain, self._reference)
+        return GradientReport(
+            self.name, self._order, self._check.max_error, self._check.comparisons
+        )
 
 
 @dataclass(frozen=True)
@@ -192,10 +265,26 @@ def levels(
                 wrt = [*wrt, *(a.name for a in program.arguments if _is_cotangent(a))]
 
 
-class _Chain:
-    """A program that is differentiated repeatedly and compiled once for all orders."""
+def check_together(prepared: Sequence, target) -> Iterator[GradientReport]:
+    """Compile prepared checks in one module and run them. An error ends with the shapes and attributes of its case."""
+    run = _program.compile_together([m for each in prepared for m in each.modules], target)
 
-    def __init__(self, name, program: Program, wrt, order: int, through: str, target, seed):
+    def check(each, first: int) -> GradientReport:
+        try:
+            return each.check(run, first)
+        except GradientCheckError as error:
+            raise GradientCheckError(f"{error} ({each.description})") from None
+
+    first = 1
+    for each in prepared:
+        yield check(each, first)
+        first += len(each.modules)
+
+
+class _Chain:
+    """A program that is differentiated repeatedly."""
+
+    def __init__(self, name, program: Program, wrt, order: int, through: str, seed):
         self.name = name
         self.levels: list[Level] = []
         self.failure: Exception | None = None
@@ -208,7 +297,10 @@ class _Chain:
             if not self.levels:
                 raise
             self.failure = error  # raised once the orders below it are checked
-        self._run = _program.compile_together([level.module for level in self.levels], target)
+
+    def bind(self, run: Callable, first: int) -> None:
+        """Take the callable that runs the compiled levels, and the number of the first level."""
+        self._run = lambda order, suffix, values: run(f"main_{first + order - 1}{suffix}", values)
 
     def level(self, order: int) -> Level:
         if order > len(self.levels):
@@ -216,7 +308,7 @@ class _Chain:
         return self.levels[order - 1]
 
     def loss(self, order: int, values) -> float:
-        return float(self._run(f"main_{order}", values))
+        return float(self._run(order, "", values))
 
     def gradients(self, order: int, values: Sequence[np.ndarray] | None = None) -> list[np.ndarray]:
         """Return the gradients at the values of the parameters, by default at those of the program."""
@@ -225,7 +317,7 @@ class _Chain:
         own = level.program.values()
         if values is not None:
             own = [value.astype(like.dtype) for value, like in zip(values, own, strict=True)]
-        gradients = self._run(f"main_{order}_adjoint", own)[1]
+        gradients = self._run(order, "_adjoint", own)[1]
         for name, gradient in zip(level.wrt, gradients, strict=True):
             if gradient.shape != arguments[name].value.shape:
                 raise GradientCheckError(

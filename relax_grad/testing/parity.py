@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import GradientCheckError
 from . import _program
 from ._compare import difference
-from .check import check_tolerance, resolve, select_wrt
+from .check import GradientReport, check_together, check_tolerance, resolve, select_wrt
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def check_against_torch(
     *,
     wrt: Sequence[int | str] | None = None,
     through: str = "relax_grad",
-    target="llvm",
+    target=None,
     rtol: float = 1e-7,
     seed: int = 0,
     **attrs,
@@ -79,7 +79,7 @@ def check_many_against_torch(
     cases: Sequence[TorchCase],
     *,
     through: str = "relax_grad",
-    target="llvm",
+    target=None,
     rtol: float = 1e-7,
     seed: int = 0,
 ) -> float:
@@ -120,51 +120,51 @@ def check_many_against_torch(
     for case in cases:
         if not isinstance(case, TorchCase):
             raise TypeError(f"cases must be of type TorchCase, but one is {case!r}")
-        if not callable(case.torch_function):
-            raise TypeError(f"torch_function must be callable, but it is {case.torch_function!r}")
     if not cases:
         return 0.0
-    prepared = [_Comparison(case, through, seed) for case in cases]
-    run = _program.compile_together([each.module for each in prepared], target)
-    largest = 0.0
-    for number, comparison in enumerate(prepared, start=1):
-        found = run(f"main_{number}_adjoint", comparison.program.values())
-        largest = max(largest, comparison.compare(found, rtol))
-    return largest
+    prepared = [PreparedParity(case, through, rtol, seed) for case in cases]
+    return max(report.max_error for report in check_together(prepared, target))
 
 
-class _Comparison:
-    """A case with its differentiated program."""
+class PreparedParity:
+    """A comparison with its differentiated program.
 
-    def __init__(self, case: TorchCase, through: str, seed: int):
+    Attributes
+    ----------
+    modules : list[tvm.IRModule]
+        The program.
+    description : str
+        The shapes and attributes, for errors.
+    """
+
+    def __init__(self, case: TorchCase, through: str, rtol: float, seed: int):
+        if not callable(case.torch_function):
+            raise TypeError(f"torch_function must be callable, but it is {case.torch_function!r}")
+        check_tolerance("rtol", rtol)
         self.name, function = resolve(case.fn_or_op)
         self.case = case
         self.arguments = _program.make_arguments(case.inputs, "float64", case.symbolic)
         rng = np.random.default_rng(seed)
         self.program = _program.first_order(function, self.arguments, case.attrs, rng)
         self.wrt = select_wrt(self.program.arguments, case.wrt)
-        self.module = _program.differentiate(self.program, self.wrt, through)
+        self.modules = [_program.differentiate(self.program, self.wrt, through)]
+        shapes = [a.value.shape for a in self.program.arguments]
+        self.description = f"shapes {shapes}, attributes {dict(case.attrs)}"
+        self._rtol = rtol
 
-    def compare(self, found, rtol: float) -> float:
-        """Compare the result of the adjoint function with PyTorch's; return the largest error."""
-        loss, gradients = found
-        torch_loss, torch_gradients = self._run_torch()
-        largest = self._compare("the result", loss, torch_loss, rtol)
+    def check(self, run: Callable, first: int) -> GradientReport:
+        """Compare with PyTorch; ``run`` executes the compiled modules, of which ``first`` is the number of the program."""
+        loss, gradients = run(f"main_{first}_adjoint", self.program.values())
+        torch_loss, torch_gradients = self.run_torch()
+        largest = _compare(self.name, "the result", loss, torch_loss, self._rtol)
+        comparisons = 1
         for argument, gradient, expected in zip(self.wrt, gradients, torch_gradients, strict=True):
             tensor = f"the gradient of {argument}"
-            largest = max(largest, self._compare(tensor, gradient, expected, rtol))
-        return largest
+            largest = max(largest, _compare(self.name, tensor, gradient, expected, self._rtol))
+            comparisons += gradient.size
+        return GradientReport(self.name, 1, largest, comparisons)
 
-    def _compare(self, tensor: str, found, expected, rtol: float) -> float:
-        try:
-            return _compare(self.name, tensor, found, expected, rtol)
-        except GradientCheckError as error:
-            shapes = [a.value.shape for a in self.program.arguments]
-            raise GradientCheckError(
-                f"{error} (shapes {shapes}, attributes {dict(self.case.attrs)})"
-            ) from None
-
-    def _run_torch(self) -> tuple[np.ndarray, list[np.ndarray]]:
+    def run_torch(self) -> tuple[np.ndarray, list[np.ndarray]]:
         """Return PyTorch's loss and gradients."""
         import torch
 

@@ -462,6 +462,24 @@ def _of_testing() -> Iterator[BadCall]:
             (TypeError, ValueError),
             ".",
         )
+        for name, cases in {"cases": value, "a case": [value]}.items():
+            yield _bad(
+                "testing.check_many_gradients",
+                f"{name}, {what}",
+                lambda v=cases: testing.check_many_gradients(v),
+                TypeError,
+                "cases must be",
+            )
+        if what != "a number":
+            yield _bad(
+                "testing.GradientCase",
+                f"order, {what}",
+                lambda v=value: testing.check_many_gradients(
+                    [testing.GradientCase("relax.exp", ONES, order=v)]
+                ),
+                ValueError,
+                "order must be a positive integer",
+            )
     for argv in (
         ["nothing"],
         ["check", "relax.nothing"],

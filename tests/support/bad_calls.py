@@ -118,6 +118,8 @@ _SOMETHING = {
     "relax_grad.testing.GradientReport": testing.GradientReport,
     "relax_grad.testing.check_against_torch": testing.check_against_torch,
     "relax_grad.testing.check_many_against_torch": testing.check_many_against_torch,
+    "relax_grad.testing.check_many_gradients": testing.check_many_gradients,
+    "relax_grad.testing.GradientCase": testing.GradientCase,
     "relax_grad.testing.TorchCase": testing.TorchCase,
     "relax_grad.testing.samples.Sample": samples.Sample,
     "relax_grad.testing.samples.register_samples": samples.register_samples,

@@ -11,14 +11,17 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
+import tvm
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from slices import PART, PARTS
 
-from relax_grad.testing._program import without_assertions
-from relax_grad.testing.fuzz.differential import TARGET
+from relax_grad.testing._program import UNOPTIMIZED, without_assertions
 
 __all__ = ["BATCH", "SHARE", "TARGET", "at_length", "batches", "share", "share_of_each"]
+
+#: The target of tests of numbers: LLVM's optimizations take a third of the time and are not under test.
+TARGET = tvm.target.Target(UNOPTIMIZED)
 
 #: The number of cases that are compiled together.
 BATCH = 25

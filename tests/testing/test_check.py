@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 
 import numpy as np
 import pytest
 import tvm
 from tvm import relax
-from tvm.ir import Op
+from wrong_rules import exp_rule, rule_of
 
 from relax_grad.errors import GradientCheckError, GradientError
 from relax_grad.ir.compat import dtype_of
@@ -17,29 +16,6 @@ from relax_grad.testing import check_gradients
 from relax_grad.testing._program import numpy_dtype
 
 X = np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]])
-
-
-@contextlib.contextmanager
-def rule_of(op_name, rule):
-    """Temporarily replace the rule of an operator."""
-    op = Op.get(op_name)
-    before = op.get_attr("FPrimalGradient")
-    op.reset_attr("FPrimalGradient")
-    op.set_attr("FPrimalGradient", rule, 10)
-    try:
-        yield
-    finally:
-        op.reset_attr("FPrimalGradient")
-        op.set_attr("FPrimalGradient", before, 10)
-
-
-def exp_rule(change):
-    """Return the rule of exp with a change to its gradient."""
-
-    def rule(orig_var, orig_call, output_grad, ctx):
-        return [change(relax.op.multiply(output_grad, orig_var), orig_call.args[0])]
-
-    return rule
 
 
 def test_a_right_gradient_is_measured():

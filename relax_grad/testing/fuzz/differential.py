@@ -12,11 +12,11 @@ from tvm.script import from_source
 
 from ...ir.bindings import bindings_of
 from .._compare import difference
-from .._program import to_numpy
+from .._program import UNOPTIMIZED, to_numpy
 from .script import Program, flat, project
 
-#: The compilation target. LLVM's optimizations take a third of the time and are not under test, so they are off.
-TARGET = {"kind": "llvm", "opt-level": 0}
+#: The compilation target.
+TARGET = UNOPTIMIZED
 
 
 def parse(program: Program, name: str) -> tvm.IRModule:

@@ -12,7 +12,8 @@ from tvm.ir import Op
 
 from .. import _program
 from .._program import numpy_dtype
-from ..check import GradientReport, check_gradients, resolve
+from ..check import GradientCase, GradientReport, check_gradients, resolve
+from ..parity import TorchCase
 
 SampleMaker = Callable[[np.random.Generator], "Iterator[Sample]"]
 
@@ -89,9 +90,7 @@ class Sample:
 
         ``order`` is by default the sample's own. It is limited to the highest order of the pass.
         """
-        order = self.order if order is None else order
-        if through == "tvm" and self.tvm_order is not None:
-            order = min(order, self.tvm_order)
+        order = self.limited_order(order, through)
         with self.within():
             return check_gradients(
                 self.function or self.op,
@@ -103,6 +102,29 @@ class Sample:
                 **settings,
                 **self.attrs,
             )
+
+    def limited_order(self, order: int | None, through: str) -> int:
+        """Return the order, by default the sample's own, but at most the highest one of the pass."""
+        order = self.order if order is None else order
+        return min(order, self.tvm_order or order) if through == "tvm" else order
+
+    def case(self, *, through: str = "relax_grad", order: int | None = None, dtypes=()):
+        """Return the sample as a case of ``check_many_gradients``, in float64; ``order`` is as for :meth:`check`."""
+        order = self.limited_order(order, through)
+        return GradientCase(
+            self.function or self.op,
+            self.inputs,
+            self.attrs,
+            self.wrt,
+            order,
+            dtypes,
+            None,
+            through,
+        )
+
+    def torch_case(self) -> TorchCase:
+        """Return the sample as a comparison with PyTorch."""
+        return TorchCase(self.function or self.op, self.inputs, self.torch, self.attrs, self.wrt)
 
     def partials(self) -> list[list[relax.Expr]]:
         """Return the partials of the operator's rule for each of its calls in the sample's function."""
