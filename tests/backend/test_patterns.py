@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from sweep import TARGET
 from tvm import relax, te, tirx
 from tvm.relax.backend import _ffi_api
 from tvm.relax.backend.pattern_registry import get_patterns_with_prefix
@@ -244,7 +245,7 @@ def test_offloaded_functions_run_and_other_operators_compile():
             symbols.append(symbol)
             kernel = te.create_prim_func([*placeholders.values(), result])
             module[symbol] = kernel.with_attr("global_symbol", symbol)
-        return [tvm.tirx.build(module, target="llvm")]
+        return [tvm.tirx.build(module, target=TARGET)]
 
     module = network()
     partitioned = partition(
@@ -257,7 +258,7 @@ def test_offloaded_functions_run_and_other_operators_compile():
     values = [rng.normal(size=list(map(int, p.ty.shape.values))).astype("float32") for p in params]
 
     def run(mod):
-        machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+        machine = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
         _, gradients = machine["main_adjoint"](*map(tvm.runtime.tensor, values))
         return [gradient.numpy() for gradient in gradients]
 

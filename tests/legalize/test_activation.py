@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.s_tir import dlight
 
@@ -27,7 +28,7 @@ def legalize(shape, slopes, axis):
 def test_symbolic_axis(axis, shared):
     n = tirx.Var("n", "int64")
     machine = relax.VirtualMachine(
-        tvm.compile(legalize((2, n), (1 if shared else n,), axis), "llvm"), tvm.cpu()
+        tvm.compile(legalize((2, n), (1 if shared else n,), axis), TARGET), tvm.cpu()
     )
     x = np.array([[-2, -1, 0], [1, 2, -3]], "float32")
     alpha = np.array([0.5] if shared else [0.5, 0.25, 2], "float32")

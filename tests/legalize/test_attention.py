@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from calls import build, tensor
+from sweep import TARGET
 from tvm import relax, tirx
 
 
@@ -27,7 +28,7 @@ def compute(*values, function=relax.op.nn.attention, **attrs):
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         bb.emit_func_output(bb.emit(function(*params, **attrs)))
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, values)).numpy()
 
 
@@ -114,7 +115,7 @@ def test_no_keys(keys, causal_mask):
         tensor("value", (2, keys, 3, 8), "float32"),
     ]
     module = build(params, lambda *of: relax.op.nn.attention(*of, causal_mask=causal_mask))
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = [np.ones((2, extent, 3, 8), "float32") for extent in (4, 0, 0)]
     for _ in range(3):
         found = machine["main"](*map(tvm.runtime.tensor, values)).numpy()

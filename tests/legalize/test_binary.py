@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 from relax_grad.testing._program import numpy_dtype
@@ -20,7 +21,7 @@ def run(function, *values):
         with bb.dataflow():
             out = bb.emit_output(function(*params))
         bb.emit_func_output(out)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), target=TARGET), tvm.cpu())
     result = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
     assert result.dtype == values[0].dtype
     return result.astype("float64")

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 
@@ -31,7 +32,7 @@ def transpose(array, plain, layout):
 
 
 def run(mod, *inputs):
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(mod, target=TARGET), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from versions import REGIONS
@@ -24,7 +25,7 @@ def run(build, *values, types=None):
         with bb.dataflow():
             result = bb.emit_output(build(*params))
         bb.emit_func_output(result)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     found = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
     assert found.dtype.name == dtype_of(result.ty)
     return found

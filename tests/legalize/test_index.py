@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+from sweep import TARGET
 from tvm import relax
 from tvm.relax.op import grad as backward
 
@@ -20,7 +21,7 @@ def test_dynamic_strided_slice_backward_data_of_an_output_grad_of_unknown_rank()
             call = backward.dynamic_strided_slice_backward_data(grad, (4, 5), *slices)
             result = bb.emit_output(call)
         bb.emit_func_output(result)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     value = np.random.default_rng(0).normal(size=(2, 2)).astype("float32")
     bounds = [np.array(bound, "int64") for bound in ([1, 4], [4, 0], [2, -3])]
     found = machine["main"](*map(tvm.runtime.tensor, [value, *bounds])).numpy()

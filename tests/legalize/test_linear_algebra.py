@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from calls import build, tensor
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -16,7 +17,7 @@ M, N = (tirx.Var(name, "int64") for name in "mn")
 
 def run(module, *values):
     """Run a module in TVM's default pipeline, in memory that held NaN before."""
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     for _ in range(3):
         used = tvm.runtime.tensor(np.full((4, 5), np.nan, "float64"))
         found = machine["main"](*map(tvm.runtime.tensor, values))
@@ -64,7 +65,7 @@ def test_gradient_over_an_empty_axis():
     module = build(params, lambda x, w: op.sum(op.matmul(x, w)))
     module = relax_grad.transform.Gradient("main")(module)
     module = tvm.IRModule({"main": module["main_adjoint"].with_attr("global_symbol", "main")})
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = [np.zeros((0, 3), "float32"), np.ones((3, 2), "float32")]
     for _ in range(3):
         _, (of_x, of_w) = machine["main"](*map(tvm.runtime.tensor, values))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax.op import grad as backward
 from tvm.s_tir import dlight
@@ -29,7 +30,7 @@ def run(dtype, axis, training):
                 relax.op.nn.batch_norm(*params, axis=axis, training=training, momentum=0.25)
             )
         bb.emit_func_output(result)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     results = machine["main"](*(tvm.runtime.tensor(value) for value in values))
     return [item.numpy() for item in results], values
 
@@ -71,7 +72,7 @@ def compute(operator, *values, **attrs):
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         bb.emit_func_output(bb.emit(operator(*params, **attrs)))
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, values)).numpy()
 
 

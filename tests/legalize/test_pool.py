@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx
 
 M, N = (tirx.Var(name, "int64") for name in "mn")
@@ -69,7 +70,7 @@ def test_symbolic_extents(make):
     attrs = {"pool_size": [3, 2], "strides": [2, 3], "padding": [1, 1, 0, 1]}
     forward = relax.BlockBuilder().normalize(relax.op.nn.max_pool2d(data, **attrs)).ty
     module = module_of(make, relax.Var("g", forward), data, **attrs)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     rng = np.random.default_rng(0)
     for size in ((1, 6), (3, 9), (2, 2)):
         shape = (size[0], 1, size[1], 5)
@@ -78,7 +79,7 @@ def test_symbolic_extents(make):
         x = rng.normal(size=shape).astype("float32")
         g = rng.normal(size=[int(d) for d in grad_type.shape.values]).astype("float32")
         fixed = module_of(make, relax.Var("g", grad_type), static, **attrs)
-        expected = relax.VirtualMachine(tvm.compile(fixed, target="llvm"), tvm.cpu())
+        expected = relax.VirtualMachine(tvm.compile(fixed, target=TARGET), tvm.cpu())
         inputs = [tvm.runtime.tensor(value) for value in (g, x)]
         np.testing.assert_allclose(
             machine["main"](*inputs).numpy(), expected["main"](*inputs).numpy(), rtol=1e-6
@@ -86,7 +87,7 @@ def test_symbolic_extents(make):
 
 
 def run(module, *inputs):
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
 
 
@@ -137,7 +138,7 @@ def test_adaptive_avg_pool_backward_at_several_extents(torch, extent, windows):
     make = relax.op.grad.adaptive_avg_pool1d_backward
     grad = tensor(n, 2, windows or height, name="g")
     module = module_of(make, grad, tensor(n, 2, height), output_size=windows)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     rng = np.random.default_rng(0)
     for size in (0, 1, 2, 3, 7, 10) if extent == "h" else (extent,):
         data = rng.normal(size=(3, 2, size)).astype("float32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 
@@ -19,6 +20,6 @@ def test_float8_keeps_its_fraction(dtype):
             data = bb.emit(relax.op.astype(x, dtype))
             result = bb.emit_output(relax.op.dequantize(data, scale, zero, 0, "float32"))
         bb.emit_func_output(result)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     found = machine["main"](tvm.runtime.tensor(np.float32([-1.75, 0.5, 1.25, 40]))).numpy()
     assert found.tolist() == [-5.5, -1.0, 0.5, 78.0]

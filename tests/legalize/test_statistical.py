@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx
 
 from relax_grad.testing._program import numpy_dtype
@@ -20,7 +21,7 @@ def run(op, x, symbolic=False, **attrs):
         with bb.dataflow():
             result = bb.emit_output(getattr(relax.op, op)(param, **attrs))
         bb.emit_func_output(result)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), target=TARGET), tvm.cpu())
     result = machine["main"](tvm.runtime.tensor(x))
     return result.numpy() if hasattr(result, "numpy") else tuple(part.numpy() for part in result)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 #: Points more than one unit in the last place away from the overflow of a result.
@@ -40,7 +41,7 @@ def run(op, x, **attrs):
         with bb.dataflow():
             result = bb.emit_output(op(param, **attrs))
         bb.emit_func_output(result)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     return machine["main"](tvm.runtime.tensor(x)).numpy()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 from relax_grad import GradientError
@@ -43,7 +44,7 @@ def gradient_type(module):
 
 def run(module, *passes):
     module = tvm.transform.Sequential(list(passes))(module) if passes else module
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     x = np.arange(6, dtype="float32").reshape(SHAPE)
     return machine["main_adjoint"](tvm.runtime.tensor(x))[1][0].numpy().ravel().tolist()
 

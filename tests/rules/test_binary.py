@@ -74,7 +74,7 @@ def gradients(function, *values):
             out = bb.emit_output(relax.op.sum(bb.emit(function(*params))))
         bb.emit_func_output(out)
     module = relax.transform.Gradient("main", params)(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     results = machine["main_adjoint"](*map(tvm.runtime.tensor, values))
     return [grad.numpy() for grad in results[1]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from thread_workers import thread_workers
 from tvm import relax
 from tvm.relax.op import ccl
@@ -41,7 +42,7 @@ def gradient_module(function, *types):
 def check(workers, function, shape, seed=0):
     """Compare the gradient on all workers with differences of the sum of their functions."""
     module, out_type = gradient_module(function, relax.TensorType(shape, "float64"))
-    executable = tvm.compile(module, target="llvm")
+    executable = tvm.compile(module, target=TARGET)
     rng = np.random.default_rng(seed)
     out_shape = [int(dim) for dim in out_type.shape.values]
     xs = [rng.normal(size=shape) for _ in range(workers.count)]
@@ -120,7 +121,7 @@ def test_equal_extrema_share_the_gradient(session):
     xs = [np.array(x, "float32") for x in ([1, 5], [1, 2], [0, 5])]
     weights = [np.array(w, "float32") for w in ([1, 2], [3, 4], [5, 6])]
     results = workers.run(
-        tvm.compile(module, target="llvm"), "main_adjoint", list(zip(xs, weights, strict=True))
+        tvm.compile(module, target=TARGET), "main_adjoint", list(zip(xs, weights, strict=True))
     )
     grads = [result[1][0].numpy() for result in results]
     np.testing.assert_array_equal(grads, [[4.5, 6], [4.5, 0], [0, 6]])
@@ -137,7 +138,7 @@ def test_symbolic_shapes():
         module, _ = gradient_module(function, x)
         (grad,) = module["main_adjoint"].ret_ty.fields[1].fields
         assert structural_equal(list(grad.shape.values), list(x.shape.values), True)
-        tvm.compile(module, target="llvm")
+        tvm.compile(module, target=TARGET)
 
 
 def test_product_is_refused():

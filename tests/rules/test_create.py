@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 
@@ -18,7 +19,7 @@ def gradient(function, value):
             out = bb.emit_output(relax.op.sum(wide))
         bb.emit_func_output(out)
     module = relax.transform.Gradient("main", [x])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     return machine["main_adjoint"](tvm.runtime.tensor(value))[1][0].numpy()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 
@@ -18,7 +19,7 @@ def gradient(function, dtype="float32"):
             loss = bb.emit_output(relax.op.sum(bb.emit(wide)))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", [x])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     value = tvm.runtime.tensor(np.array([-1.5, 0.25, 2.0], dtype))
     return machine["main_adjoint"](value)[1][0].numpy(), module
 

@@ -37,7 +37,7 @@ def build(function, inputs, symbolic=None):
 
 def value_of(function, inputs, symbolic=None):
     module = build(function, inputs, symbolic)
-    return _program.compile_module(module, "llvm")("main", inputs)
+    return _program.compile_module(module, TARGET)("main", inputs)
 
 
 def gradient(function, inputs, order=1):
@@ -55,7 +55,7 @@ def gradient(function, inputs, order=1):
         weight = program.arguments[-1].name
     by_name = {argument.name: argument.value for argument in program.arguments}
     wrt = "x0" if order == 1 else "cotangent0"
-    run = _program.compile_module(_program.differentiate(program, [wrt]), "llvm")
+    run = _program.compile_module(_program.differentiate(program, [wrt]), TARGET)
     return run("main_adjoint", program.values())[1][0], by_name[weight]
 
 
@@ -322,7 +322,7 @@ def test_an_index_that_is_a_parameter():
             loss = bb.emit_output(relax.op.sum(taken))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", [x])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = np.array([[1, 2, 3], [4, 5, 6]], "float32")
     for i, column in ((0, 0), (-1, 2), (3, None), (LARGEST, None)):
         loss, (found,) = machine["main_adjoint"](tvm.runtime.tensor(values), i)
@@ -422,7 +422,7 @@ def dynamic_gradient(shape, begin, end, strides, symbolic=None):
     arguments = _program.make_arguments([x, *bounds], None, symbolic or {})
     program = _program.first_order(total, arguments, {}, np.random.default_rng(0))
     differentiated = _program.differentiate(program, ["x0"])
-    run = _program.compile_module(differentiated, "llvm")
+    run = _program.compile_module(differentiated, TARGET)
     loss, (found,) = run("main_adjoint", program.values())
     weight = float(program.arguments[-1].value)
     taken = tuple(slice(*bound) for bound in zip(begin, end, strides, strict=True))
@@ -472,7 +472,7 @@ def test_forward_of_a_symbolic_slice():
         with bb.function("main", [param]):
             result = bb.emit(relax.op.strided_slice(param, axes, begin, end, strides))
             bb.emit_func_output(result)
-        found = _program.compile_module(bb.get(), "llvm")("main", [x])
+        found = _program.compile_module(bb.get(), TARGET)("main", [x])
         np.testing.assert_array_equal(found, expected)
 
 

@@ -53,7 +53,7 @@ def value_of(function, *inputs):
         relax.Var(f"x{i}", relax.TensorType(value.shape, value.dtype.name))
         for i, value in enumerate(inputs)
     ]
-    return _program.compile_module(build(function, params), "llvm")("main", inputs)
+    return _program.compile_module(build(function, params), TARGET)("main", inputs)
 
 
 def gradients(function, *inputs, weights=None):
@@ -72,7 +72,7 @@ def gradients(function, *inputs, weights=None):
         bb.emit_func_output(loss)
     wrt = [p for p, value in zip(params, inputs, strict=True) if value.dtype.kind == "f"]
     module = relax.transform.Gradient("main", wrt)(bb.get())
-    return _program.compile_module(module, "llvm")("main_adjoint", inputs)[1]
+    return _program.compile_module(module, TARGET)("main_adjoint", inputs)[1]
 
 
 def scatter(reduction, axis=0):
@@ -386,7 +386,7 @@ def test_variables_and_single_tensors_of_indices():
             loss = bb.emit_output(relax.op.sum(taken))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", [x, v])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     indices = [np.array([0, 1, 0, 2]), np.array([1, 1, 1, 0])]
     arguments = [
         tvm.runtime.tensor(np.zeros((3, 2))),
@@ -446,11 +446,11 @@ def test_symbolic_bounds_of_a_slice():
                 loss = bb.emit_output(relax.op.sum(y))
             bb.emit_func_output(loss)
         values = [np.arange(5.0), np.array([7.0, 8.0])]
-        run = _program.compile_module(bb.get(), "llvm")
+        run = _program.compile_module(bb.get(), TARGET)
         assert run("main", values) == np.dot(expected, values[0]) + 15
         if isinstance(start, int):
             module = relax.transform.Gradient("main", [x, s])(bb.get())
-            _, (kept, written) = _program.compile_module(module, "llvm")("main_adjoint", values)
+            _, (kept, written) = _program.compile_module(module, TARGET)("main_adjoint", values)
             np.testing.assert_array_equal(kept, expected)
             np.testing.assert_array_equal(written, [1, 1])
 

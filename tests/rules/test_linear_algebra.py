@@ -167,7 +167,7 @@ def test_out_dtype(dtype, shape1, shape2):
 
 def run(module, *values):
     """Run a gradient module, and return the gradients."""
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     results = machine["main_adjoint"](*map(tvm.runtime.tensor, values))
     return [grad.numpy() for grad in results[1]]
 
@@ -234,7 +234,7 @@ def test_products_of_a_batch_are_not_stored(batch):
 def test_einsum_of_a_tuple_variable():
     x = relax.Var("x", relax.TupleType([relax.TensorType((2,), "float32")] * 2))
     module = gradient_of(lambda x: relax.op.einsum(x, "i,i->"), x)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     values = [np.array(v, "float32") for v in ([1, 2], [3, 4])]
     (grads,) = machine["main_adjoint"](tuple(map(tvm.runtime.tensor, values)))[1]
     for found, expected in zip(grads, reversed(values), strict=True):

@@ -98,7 +98,7 @@ def test_split_along_a_symbolic_axis(indices, extent):
     n = tirx.Var("n", "int64")
     params = tensors([n, 2])
     module = function(params, lambda bb: relax.op.split(params[0], indices))
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     x = normal(extent, 2).astype("float32")
     found = [part.numpy() for part in machine["main"](tvm.runtime.tensor(x))]
     ends = [*indices, extent]
@@ -111,7 +111,7 @@ def test_split_along_a_symbolic_axis(indices, extent):
     module = function(
         params, lambda bb: backward.split_backward_x(params[1:], [n, 2], indices, axis=0)
     )
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     values = [x, *(part + 1 for part in expected)]
     found = machine["main"](*map(tvm.runtime.tensor, values)).numpy()
     wanted = np.zeros_like(x)
@@ -155,7 +155,7 @@ def test_meshgrid_in_half_precision_does_not_saturate():
         return relax.op.sum(grid)
 
     module = relax.transform.Gradient("main", params[:1])(function(params, loss))
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     values = [np.zeros(1, "float16"), np.zeros(4096, "float16")]
     assert machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1][0].numpy() == 4096
 

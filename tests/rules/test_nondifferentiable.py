@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 from tvm.relax.op.grad import no_grad
 
@@ -23,7 +24,7 @@ def gradient(function, value=X):
             loss = bb.emit_output(relax.op.sum(bb.emit(function(bb, x))))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     return machine["main_adjoint"](tvm.runtime.tensor(value))[1][0].numpy()
 
 
@@ -87,7 +88,7 @@ def test_masks_are_constant_factors_of_the_gradient(name):
         with bb.dataflow():
             out = bb.emit_output(relax.op.astype(bb.emit(MASKS[name](x)), "float64"))
         bb.emit_func_output(out)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     mask = machine["main"](tvm.runtime.tensor(X)).numpy()
     np.testing.assert_allclose(gradient(function), 2 * X * mask)
     np.testing.assert_allclose(gradient(mask_only), 0 * X)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 from relax_grad import GradientError
@@ -28,7 +29,7 @@ def differentiate(build, values, wrt):
 
 def gradients(build, values, wrt):
     module = differentiate(build, values, wrt)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     found = machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]
     return [tensor.numpy() for tensor in found]
 
@@ -158,7 +159,7 @@ def test_second_order_of_the_pair():
             loss = bb.emit_output(relax.op.add(relax.op.sum(x_grad), scale_grad))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", adjoint.params[:2])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     found = machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]
     # With y = f(x, s) per element, L = sum of y**2; y is 0.5 and 63.5, the second clipped.
     # dL/dx = 2 y f_x and dL/ds = 2 y f_s; f_x = 1, 0 and f_s = round(x/s) - x/s = -0.2, then 127,

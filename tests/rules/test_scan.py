@@ -65,7 +65,7 @@ def gradient(build, x):
             loss = bb.emit_output(relax.op.sum(bb.emit(build(bb, param))))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     return machine["main_adjoint"](tvm.runtime.tensor(x))[1][0].numpy()
 
 

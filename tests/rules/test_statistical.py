@@ -98,7 +98,7 @@ def test_median_gives_its_gradient_to_the_element_that_the_index_names():
         return relax.op.median(x, [1])
 
     module, _, values = program(median, x)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     index = machine["main"](*values)[1].numpy()
     expected = np.zeros_like(x)
     np.put_along_axis(expected, index[:, None], [[5.0], [7.0]], 1)
@@ -111,7 +111,7 @@ def test_median_gives_its_gradient_to_the_element_that_the_index_names():
         np.array([5.0, 7.0]),
     )
     module = relax.transform.Gradient("main", params[:1])(module)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     np.testing.assert_array_equal(machine["main_adjoint"](*values)[1][0].numpy(), expected)
 
 
@@ -148,7 +148,7 @@ def gradient(op, x, cotangent):
         lambda bb, x, g: relax.op.sum(bb.emit(relax.op.multiply(op(x), g))), x, cotangent
     )
     module = relax.transform.Gradient("main", params[:1])(module)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     return machine["main_adjoint"](*values)[1][0].numpy()
 
 
@@ -156,7 +156,7 @@ def gradient(op, x, cotangent):
 def test_mean_backward_x_with_a_count_that_half_precision_does_not_hold(count):
     grad = np.full(1, 1024, "float16")
     module, _, values = program(lambda bb, g: backward.mean_backward_x(g, (count, 1), [0]), grad)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     expected = np.full((count, 1), np.float32(1024) / np.float32(count)).astype("float16")
     np.testing.assert_array_equal(machine["main"](*values).numpy(), expected)
 

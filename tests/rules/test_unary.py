@@ -44,7 +44,7 @@ def gradient(op, x, dtype, *args):
             loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.astype(result, "float32"))))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", [param])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     return machine["main_adjoint"](tvm.runtime.tensor(x.astype("float32")))[1][0].numpy()
 
 

@@ -7,6 +7,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET
 from tvm import relax
 from versions import REGIONS
 
@@ -25,7 +26,7 @@ def test_regions_have_no_gradient(op):
             loss = bb.emit_output(relax.op.sum(bb.emit(op(x, rois, 2, 1.0))))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     corners = np.array([[0, 0, 0, 3, 2], [0, 1, 1, 2, 2]], "float32")
     values = [np.ones((1, 1, 3, 4), "float32"), corners]
     data_grad, rois_grad = machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]
@@ -85,7 +86,7 @@ def test_multibox_transform_loc_of_half_precision_does_not_overflow():
             loss = bb.emit_output(relax.op.sum(largest))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", x[1:2])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = [tvm.runtime.tensor(v.astype("float16")) for v in inputs]
     found = machine["main_adjoint"](*values)[1][0].numpy()
     np.testing.assert_allclose(found[0, 2], np.exp(12) * 2**-11, rtol=2e-3)

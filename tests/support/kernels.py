@@ -49,7 +49,7 @@ class Kernel:
     static: Collection[int] = ()
 
 
-def check_kernels(kernels: Iterable[Kernel], target="llvm") -> None:
+def check_kernels(kernels: Iterable[Kernel], target=TARGET) -> None:
     """Run kernels, compiled in one module, and compare the results with the expected ones."""
     kernels = list(kernels)
     for kernel, found in zip(kernels, run_kernels(kernels, target), strict=True):
@@ -57,7 +57,7 @@ def check_kernels(kernels: Iterable[Kernel], target="llvm") -> None:
         np.testing.assert_allclose(found, kernel.expected, tolerance, tolerance, err_msg=kernel)
 
 
-def run_kernels(kernels: Sequence[Kernel], target="llvm") -> list[np.ndarray]:
+def run_kernels(kernels: Sequence[Kernel], target=TARGET) -> list[np.ndarray]:
     """Run kernels, compiled in one module; only the shapes of the expected results are used."""
     module = tvm.IRModule(
         {

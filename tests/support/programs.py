@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tvm
+from sweep import TARGET
 from tvm import relax
 from tvm.script import from_source
 
@@ -29,7 +30,7 @@ def build(params: Sequence[relax.Var], body: Callable, *, dataflow: bool = True)
     return bb.get()
 
 
-def run(module: tvm.IRModule, name: str, *values, target="llvm", pipeline: str = "default"):
+def run(module: tvm.IRModule, name: str, *values, target=TARGET, pipeline: str = "default"):
     """Compile a module and run a function of it; values that are no arrays are passed unchanged."""
     executable = tvm.compile(module, target, relax_pipeline=pipeline)
     machine = relax.VirtualMachine(executable, tvm.cpu())
@@ -75,7 +76,7 @@ def check(module: tvm.IRModule, *values, at: Sequence[int] = (0,), **settings) -
     """
     adjoint = Gradient("main", **settings)(module)
     is_sound(adjoint)
-    machine = relax.VirtualMachine(tvm.compile(adjoint, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(adjoint, target=TARGET), tvm.cpu())
 
     def call(name, arguments):
         tensors = [tvm.runtime.tensor(v) if isinstance(v, np.ndarray) else v for v in arguments]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+from sweep import TARGET
 from tvm import relax, te
 
 from relax_grad.testing import check_gradients
@@ -48,13 +49,13 @@ def run(function, *arrays, num_outputs=None, **more):
     shapes = [tuple(int(extent) for extent in each.shape) for each in outputs]
     results = [tvm.runtime.empty(s, d) for s, d in zip(shapes, dtypes, strict=True)]
     inputs = [tvm.runtime.tensor(each) for each in values]
-    compiled = tvm.compile(tvm.IRModule({"f": function.with_attr("global_symbol", "f")}), "llvm")
+    compiled = tvm.compile(tvm.IRModule({"f": function.with_attr("global_symbol", "f")}), TARGET)
     compiled["f"](*inputs, *results)
     ones = [tvm.runtime.tensor(np.ones(s, d)) for s, d in zip(shapes, dtypes, strict=True)]
     table = {"input": inputs, "output": results, "cotangent": ones}
     gradients = [tvm.runtime.tensor(np.full_like(values[i], 7)) for i in found.wrt]
     module = tvm.IRModule({"g": found.function.with_attr("global_symbol", "g")})
-    tvm.compile(module, "llvm")["g"](*(table[kind][i] for kind, i in found.takes), *gradients)
+    tvm.compile(module, TARGET)["g"](*(table[kind][i] for kind, i in found.takes), *gradients)
     return [each.numpy() for each in gradients]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from sweep import TARGET
 from tensor_functions import expression, run
 from tvm import relax, te, tirx, topi
 from tvm.script import tirx as T
@@ -36,7 +37,7 @@ def test_indices_out_of_bounds_are_dropped(at_end):
     """The gradient lies beside a page that cannot be written to."""
     made = adjoint(gather_rows)
     module = tvm.IRModule({"g": made.function.with_attr("global_symbol", "g")})
-    compiled = tvm.compile(module, "llvm")["g"]
+    compiled = tvm.compile(module, TARGET)["g"]
     table = {"input": np.array([-1, 2, 4], "int32"), "cotangent": np.ones(3)}
     gradient = guarded(np.full(4, 7.0), at_end=at_end)
     compiled(*(guarded(table[kind], at_end=at_end) for kind, _ in made.takes), gradient)
@@ -70,7 +71,7 @@ def test_symbolic_extents(n):
     with bb.function("main", [x]):
         bb.emit_func_output(bb.normalize(emit(x)))
     module = relax_grad.vjp(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     value = np.random.default_rng(0).normal(size=(n, 3))
     arguments = map(tvm.runtime.tensor, (value, np.ones(n)))
     _, gradients = machine["main_vjp"](*arguments)
@@ -148,7 +149,7 @@ def test_numbers_as_parameters():
     }
     gradient = tvm.runtime.tensor(np.zeros(5))
     module = tvm.IRModule({"g": made.function.with_attr("global_symbol", "g")})
-    tvm.compile(module, "llvm")["g"](*(table[each] for each in made.takes), gradient)
+    tvm.compile(module, TARGET)["g"](*(table[each] for each in made.takes), gradient)
     np.testing.assert_array_equal(gradient.numpy(), [0, 0, 4, 6, 8])
 
 

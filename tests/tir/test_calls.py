@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tensor_functions import expression, module_of, numbers, tensor
 from tvm import relax, te, tirx, topi
 from tvm.relax.training.utils import register_te_gradient
@@ -39,7 +40,7 @@ def _in_place(bb, callee, x):
 
 def test_in_place():
     module = relax_grad.vjp(module_of(doubled, _in_place, tensor(3)))
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     x = np.array([0.0, 1.0, 2.0])
     with pytest.raises(GradientError, match="overwrites in place"):
         relax_grad.vjp(module_of(squared, _in_place, tensor(3)))
@@ -67,7 +68,7 @@ def _two_calls():
     return module_of(function, call, tensor(4, 3))
 
 
-def _gradient_of_two_calls(module, pipeline, target="llvm"):
+def _gradient_of_two_calls(module, pipeline, target=TARGET):
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
     x = np.random.default_rng(0).uniform(size=(4, 3))
     _, (gradient,) = machine["main_vjp"](*map(tvm.runtime.tensor, (x, np.ones((4, 3)))))
@@ -116,7 +117,7 @@ def test_within_a_conditional():
         bb._begin_binding_block()
         other = relax.SeqExpr([bb._end_block()], x)
         bb.emit_func_output(bb.emit(relax.If(condition, _branch(bb, x, callee), other)))
-    machine = relax.VirtualMachine(tvm.compile(relax_grad.vjp(bb.get()), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(relax_grad.vjp(bb.get()), TARGET), tvm.cpu())
     value = np.arange(12.0).reshape(4, 3)
     for taken, wanted in ((True, 2 * value), (False, np.ones((4, 3)))):
         arguments = value, np.array(taken), np.ones((4, 3))
@@ -147,7 +148,7 @@ def _square():
 
 
 def _run(module, name, *arrays):
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     return machine[name](*(tvm.runtime.tensor(np.asarray(each)) for each in arrays))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tensor_functions import expression, numbers, run
 from tvm import relax, te, tirx, topi
 from tvm.script import tirx as T
@@ -65,7 +66,7 @@ def test_half_precision_is_accumulated_in_float32(dtype):
     found = adjoint(function)
     gradient = tvm.runtime.tensor(np.zeros(1, kind))
     module = tvm.IRModule({"g": found.function.with_attr("global_symbol", "g")})
-    tvm.compile(module, "llvm")["g"](tvm.runtime.tensor(np.ones(4096, kind)), gradient)
+    tvm.compile(module, TARGET)["g"](tvm.runtime.tensor(np.ones(4096, kind)), gradient)
     assert float(gradient.numpy()[0]) == 4096
 
 
@@ -159,7 +160,7 @@ def test_edges_agree_with_the_operators():
     asked = [edge for edge in edges.edges() if edge.call not in DIFFERENT]
     for edge, wanted in zip(asked, measure_edges.of_relax_grad(asked), strict=True):
         module = _legalized(edge)
-        machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+        machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
         shape = [int(extent) for extent in module["main_vjp"].params[-1].ty.shape]
         arguments = [*edge.inputs, np.ones(shape)]
         value, gradients = machine["main_vjp"](*map(tvm.runtime.tensor, arguments))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tensor_functions import numbers
 from tvm import relax, te, tirx, topi
 from tvm.ir import Op
@@ -221,7 +222,7 @@ def test_a_contraction_that_starts_at_one_is_none():
 
 
 def _gradients(module, arrays):
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     value, found = machine["main_vjp"](*map(tvm.runtime.tensor, arrays))
     return [value.numpy(), *(each.numpy() for each in found)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import te, tirx
 
 from relax_grad.topi import activation
@@ -31,7 +32,7 @@ def test_prelu(shape, slopes, axis, dtype):
         for value in (x, alpha)
     ]
     result = activation.prelu(*tensors, axis)
-    function = tvm.compile(te.create_prim_func([*tensors, result]), target="llvm")
+    function = tvm.compile(te.create_prim_func([*tensors, result]), target=TARGET)
     out = tvm.runtime.tensor(np.full(shape, np.nan, dtype))
     function(tvm.runtime.tensor(x), tvm.runtime.tensor(alpha), out)
     slope = alpha.reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
@@ -52,7 +53,7 @@ def test_backward_of_softmax(expression, axis, dtypes):
     tensors = [te.placeholder(shape, value.dtype.name, "x") for value in inputs]
     function = te.create_prim_func([*tensors, expression(*tensors, axis)])
     out = tvm.runtime.tensor(np.full(shape, np.nan, dtypes[0]))
-    tvm.compile(function, target="llvm")(*map(tvm.runtime.tensor, inputs), out)
+    tvm.compile(function, target=TARGET)(*map(tvm.runtime.tensor, inputs), out)
     grad, output = (value.astype("float64") for value in inputs)
     expected = BACKWARD[expression](grad, output, axis)
     tolerance = 1e-12 if dtypes[0] == "float64" else 1e-3
@@ -67,5 +68,5 @@ def test_backward_of_softmax_of_symbolic_extents_that_may_be_empty(expression, s
     function = te.create_prim_func([*tensors, expression(*tensors, 1)])
     grad, output = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
     out = tvm.runtime.tensor(np.full(shape, np.nan, "float32"))
-    tvm.compile(function, target="llvm")(*map(tvm.runtime.tensor, (grad, output)), out)
+    tvm.compile(function, target=TARGET)(*map(tvm.runtime.tensor, (grad, output)), out)
     np.testing.assert_allclose(out.numpy(), BACKWARD[expression](grad, output, 1), 1e-5, 1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import te, tirx
 
 from relax_grad.topi.attention import attention_weights
@@ -16,7 +17,7 @@ def run(scores, *seqstarts, **attrs):
         for i, value in enumerate((scores, *seqstarts))
     ]
     result = attention_weights(tensors[0], tensors[1:], **attrs)
-    function = tvm.compile(te.create_prim_func([*tensors, result]), target="llvm")
+    function = tvm.compile(te.create_prim_func([*tensors, result]), target=TARGET)
     out = tvm.runtime.tensor(np.full_like(scores, np.nan))
     function(*map(tvm.runtime.tensor, (scores, *seqstarts)), out)
     return out.numpy()

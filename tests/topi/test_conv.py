@@ -10,6 +10,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET
 from tvm import te, tirx
 
 from relax_grad.topi.conv import conv_backward_data, conv_backward_weight
@@ -121,7 +122,7 @@ def run(expression, inputs, result_shape, dtype):
     result = expression(*placeholders)
     assert result.dtype == dtype
     assert tuple(int(dim) for dim in result.shape) == tuple(result_shape)
-    kernel = tvm.compile(te.create_prim_func([*placeholders, result]), target="llvm")
+    kernel = tvm.compile(te.create_prim_func([*placeholders, result]), target=TARGET)
     fenced = [Fenced(array) for array in (*inputs, np.full(result_shape, 7, dtype))]
     kernel(*(item.tensor() for item in fenced))
     assert all(item.intact() for item in fenced)
@@ -299,7 +300,7 @@ def test_symbolic_extents():
         conv_backward_data(grad, weight, data.shape, **attrs, out_dtype="float64"),
         conv_backward_weight(grad, data, weight.shape, **attrs, out_dtype="float64"),
     ]
-    kernel = tvm.compile(te.create_prim_func([grad, data, weight, *results]), target="llvm")
+    kernel = tvm.compile(te.create_prim_func([grad, data, weight, *results]), target=TARGET)
     for batch, extent in ((2, 7), (3, 10), (1, 1), (0, 5)):
         conv = plain((batch, 1, extent), (2, 1, 3), (2,), (1, 1))
         rng = np.random.default_rng(0)

@@ -168,7 +168,7 @@ def test_integers_are_filled_with_zero(dtype):
     x = te.placeholder((3,), dtype)
     indices = te.placeholder((2,), "int64")
     taken = topi_index.take(x, indices, 0, "fast", "nan")
-    kernel = tvm.compile(te.create_prim_func([x, indices, taken]), target="llvm")
+    kernel = tvm.compile(te.create_prim_func([x, indices, taken]), target=TARGET)
     out = tvm.runtime.tensor(np.ones(2, dtype))
     kernel(tvm.runtime.tensor(np.ones(3, dtype)), tvm.runtime.tensor(np.array([1, 3])), out)
     np.testing.assert_array_equal(out.numpy(), np.array([1, 0], dtype))

@@ -34,7 +34,7 @@ def run(function, *inputs, symbolic=False, **attrs):
     arguments = [None if value is None else next(remaining) for value in inputs]
     with bb.function("main", variables):
         bb.emit_func_output(bb.emit(bb.call_te(function, *arguments, **attrs)))
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), target=TARGET), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
 

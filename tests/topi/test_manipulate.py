@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import te, tirx
 
 from relax_grad.topi import manipulate
@@ -17,7 +18,7 @@ def run(build, *values, out_shape):
         te.placeholder(shape, value.dtype.name) for shape, value in zip(shapes, values, strict=True)
     ]
     result = build(*tensors)
-    function = tvm.compile(te.create_prim_func([*tensors, result]), target="llvm")
+    function = tvm.compile(te.create_prim_func([*tensors, result]), target=TARGET)
     out = tvm.runtime.tensor(np.full(out_shape, np.nan, values[0].dtype))
     function(*(tvm.runtime.tensor(value) for value in values), out)
     return out.numpy()
@@ -62,7 +63,7 @@ def test_collapse_sum_over_a_symbolic_axis_that_may_be_empty(extent):
     n = tirx.Var("n", "int64")
     data = te.placeholder((n, 2), "float32")
     result = manipulate.collapse_sum(data, (2,))
-    function = tvm.compile(te.create_prim_func([data, result]), target="llvm")
+    function = tvm.compile(te.create_prim_func([data, result]), target=TARGET)
     out = tvm.runtime.tensor(np.full(2, np.nan, "float32"))
     function(tvm.runtime.tensor(np.ones((extent, 2), "float32")), out)
     assert out.numpy().tolist() == [extent, extent]

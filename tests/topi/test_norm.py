@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import te, tirx
 
 from relax_grad.topi import norm
@@ -18,7 +19,7 @@ def test_the_count_is_not_rounded_to_the_dtype(dtype):
     like = te.placeholder((n, 7), "int8", "like")
     data = te.placeholder((2,), dtype, "data")
     function = tvm.compile(
-        te.create_prim_func([data, like, divide_by_count(data, like.shape, [0, 1])]), target="llvm"
+        te.create_prim_func([data, like, divide_by_count(data, like.shape, [0, 1])]), target=TARGET
     )
     values = np.array([6e4, -1.0], dtype)
     out = tvm.runtime.tensor(np.zeros(2, dtype))
@@ -153,7 +154,7 @@ def test_dense_definition(name):
     for shape, axes in (((3, 4, 2), [2]), ((2, 3, 4), [2, 0]), ((3, 2), [])):
         function, shapes, define = build(CASES[name], shape, axes, "float64", "float64")
         values = values_of(shapes, "float64", "float64")
-        check(tvm.compile(function, target="llvm"), define, values, "float64", 1e-12)
+        check(tvm.compile(function, target=TARGET), define, values, "float64", 1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -164,7 +165,7 @@ def test_half_precision_is_computed_in_float32(name):
     values["dy"] = np.abs(values["dy"])
     values["x"] = np.abs(values["x"]) + values["x"].dtype.type(2)
     dtype = "float32" if name.endswith(WIDE_RESULTS) else "float16"
-    check(tvm.compile(function, target="llvm"), define, values, dtype, 2e-3)
+    check(tvm.compile(function, target=TARGET), define, values, dtype, 2e-3)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -172,7 +173,7 @@ def test_symbolic_extents_that_may_be_empty(name):
     """A sum of no elements is 0, and a result without elements is not written."""
     n, m = (tirx.Var(name, "int64") for name in "nm")
     function, _, define = build(CASES[name], (n, 3, m), [2], "float32", "float32")
-    function = tvm.compile(function, target="llvm")
+    function = tvm.compile(function, target=TARGET)
     for shape in ((2, 3, 5), (0, 3, 2), (2, 3, 0)):
         shapes, _, define = CASES[name](shape, [2])
         if 0 in shape and not name.endswith(WIDE_RESULTS):

@@ -10,6 +10,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import in_layout, layouts, parts_of
+from sweep import TARGET
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
@@ -134,7 +135,7 @@ def run(expression, *inputs, change=None):
     ]
     result = expression(*tensors)
     function = te.create_prim_func([*tensors, result])
-    kernel = tvm.compile(change(function) if change else function, target="llvm")
+    kernel = tvm.compile(change(function) if change else function, target=TARGET)
     shape = tuple(int(extent) for extent in result.shape)
     arrays = [fenced(a.shape, a.dtype, a) for a in inputs] + [fenced(shape, str(result.dtype))]
     # An empty array has no memory to share.

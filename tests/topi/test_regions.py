@@ -9,6 +9,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep import TARGET
 from tvm import te
 from versions import REGIONS
 
@@ -104,7 +105,7 @@ def expected(data, rois, grad, direction, op, mode, pooled, scale, **others):
 def run(function, inputs, shape, **attrs):
     tensors = [te.placeholder(v.shape, str(v.dtype), f"x{i}") for i, v in enumerate(inputs)]
     kernel = tvm.compile(
-        te.create_prim_func([*tensors, function(*tensors, **attrs)]), target="llvm"
+        te.create_prim_func([*tensors, function(*tensors, **attrs)]), target=TARGET
     )
     out = tvm.runtime.empty(shape, str(inputs[0].dtype))
     kernel(*(tvm.runtime.tensor(np.ascontiguousarray(v)) for v in inputs), out)

@@ -42,7 +42,7 @@ def attrs(mode, method, rounding="", **others):
 
 
 def compiled(*tensors):
-    return tvm.compile(te.create_prim_func(list(tensors)), target="llvm")
+    return tvm.compile(te.create_prim_func(list(tensors)), target=TARGET)
 
 
 def call(function, shape, *inputs, dtype="float32"):
@@ -71,7 +71,7 @@ def ours(data, size, settings):
     return topi_resize.resize(data, size, layout, "float32", 0.0, **settings)
 
 
-def check_transposes(cases, target="llvm"):
+def check_transposes(cases, target=TARGET):
     """Assert that the backward function of unit images is the transposed Jacobian of the forward one."""
     forward = [
         Kernel(

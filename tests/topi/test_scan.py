@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import te, tirx
 
 from relax_grad.topi import scan as topi_scan
@@ -19,7 +20,7 @@ def run(build, arrays, symbolic):
     tensors = [te.placeholder(shape, array.dtype.name, f"x{i}") for i, array in enumerate(arrays)]
     function = te.create_prim_func([*tensors, build(*tensors)])
     out = tvm.runtime.tensor(np.full(arrays[0].shape, np.nan, arrays[0].dtype))
-    tvm.compile(function, target="llvm")(*(tvm.runtime.tensor(a) for a in arrays), out)
+    tvm.compile(function, target=TARGET)(*(tvm.runtime.tensor(a) for a in arrays), out)
     return out.numpy()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 from tvm.relax.op import grad
 
@@ -60,7 +61,7 @@ def second_order(inputs, wrt, **attrs):
             total = bb.emit_output(total)
         bb.emit_func_output(total)
     module = relax.transform.Gradient("main", [params[i] for i in wrt])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     result = machine["main_adjoint"](*(tvm.runtime.tensor(a) for a in inputs))
     return [gradient.numpy() for gradient in result[1]]
 
@@ -111,7 +112,7 @@ def test_same_double_backward_as_torch(torch):
             total = bb.emit_output(relax.op.sum(product))
         bb.emit_func_output(total)
     module = relax.transform.Gradient("main", [params[0]])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     arrays = [np.asarray(2.0), x, targets, weights, direction]
     found = machine["main_adjoint"](*(tvm.runtime.tensor(a) for a in arrays))[1][0].numpy()
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-12)

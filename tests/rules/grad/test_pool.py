@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 from tvm.relax.op import grad as backward
 from versions import UNEVEN_WINDOWS
@@ -25,7 +26,7 @@ def apply(builder, first, data, **attrs):
         with bb.dataflow():
             out = bb.emit_output(builder(*params, **attrs))
         bb.emit_func_output(out)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), target=TARGET), tvm.cpu())
     return machine["main"](tvm.runtime.tensor(first), tvm.runtime.tensor(data)).numpy()
 
 

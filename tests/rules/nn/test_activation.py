@@ -28,7 +28,7 @@ def relu_gradient(x):
             loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.nn.relu(param))))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     return machine["main_adjoint"](tvm.runtime.tensor(x))[1][0].numpy()
 
 
@@ -61,7 +61,7 @@ def gradients(op, inputs, dtype, **attrs):
             loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.astype(result, "float32"))))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", params)(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     values = [tvm.runtime.tensor(np.asarray(value, "float32")) for value in inputs]
     return [tensor.numpy() for tensor in machine["main_adjoint"](*values)[1]]
 

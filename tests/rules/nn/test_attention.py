@@ -96,7 +96,7 @@ def gradients(function, inputs, grad):
             loss = bb.emit_output(relax.op.sum(bb.emit(product)))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main", params[:3])(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     results = machine["main_adjoint"](*map(tvm.runtime.tensor, arrays))[1]
     return [result.numpy() for result in results]
 
@@ -194,7 +194,7 @@ def test_every_extent_symbolic():
     ]
     values = [tvm.runtime.tensor(value) for value in values]
     results = [
-        relax.VirtualMachine(tvm.compile(m, "llvm"), tvm.cpu())["main_adjoint"](*values)[1]
+        relax.VirtualMachine(tvm.compile(m, TARGET), tvm.cpu())["main_adjoint"](*values)[1]
         for m in (module, static)
     ]
     for got, wanted in zip(*results, strict=True):

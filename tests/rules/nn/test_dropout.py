@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx, topi
 
 
@@ -20,7 +21,7 @@ def gradient(x, legalize=None):
     module = relax.transform.Gradient("main")(bb.get())
     if legalize is not None:
         module = relax.transform.LegalizeOps({"relax.nn.dropout": legalize})(module)
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     loss, (grad,) = machine["main_adjoint"](tvm.runtime.tensor(x))
     return loss.numpy(), grad.numpy()
 

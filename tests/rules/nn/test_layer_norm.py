@@ -242,7 +242,7 @@ def test_large_symbolic_count():
     with bb.function("main", [x]):
         share = relax.op.grad.divide_by_count(relax.const(1.0), relax.op.shape_of(x))
         bb.emit_func_output(bb.emit(share))
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     count = 2**24 + 2**10
     found = machine["main"](tvm.runtime.tensor(np.zeros((count, 1), "int8"))).numpy()
     assert found == np.float32(1) / np.float32(count)
@@ -260,7 +260,7 @@ def test_empty_symbolic_batch():
             loss = bb.emit_output(relax.op.sum(y))
         bb.emit_func_output(loss)
     module = relax.transform.Gradient("main")(bb.get())
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     values = [np.zeros((0, 3), "float32"), *np.ones((2, 3), "float32")]
     for grad in machine["main_adjoint"](*map(tvm.runtime.tensor, values))[1]:
         assert not grad.numpy().any()

@@ -100,7 +100,7 @@ def build(function, shape, axis, dtype="float32", batch=None):
 
 
 def run(module, name, inputs):
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     return machine[name](*map(tvm.runtime.tensor, inputs))
 
 
@@ -252,7 +252,7 @@ def test_symbolic_batch_at_several_extents():
     module = build(first_result(axis=1, training=True), (4, 3, 2), 1, batch=tirx.Var("n", "int64"))
     static = build(first_result(axis=1, training=True), (5, 3, 2), 1)
     module = relax.transform.Gradient("main")(module)
-    machine = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=TARGET), tvm.cpu())
     for batch in (1, 2, 5):
         inputs = make_inputs((batch, 3, 2), 1, "float32")
         found = machine["main_adjoint"](*map(tvm.runtime.tensor, inputs))[1]

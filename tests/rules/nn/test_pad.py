@@ -65,7 +65,7 @@ def compiled(params, build):
         with bb.dataflow():
             out = bb.emit_output(build(*params))
         bb.emit_func_output(out)
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), target=TARGET), tvm.cpu())
     return lambda *values: machine["main"](*map(tvm.runtime.tensor, values)).numpy()
 
 
