@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+
+#: The environment variable with the directory of compiled functions of a test run.
+OBJECTS = "RELAX_GRAD_TEST_OBJECTS"
 
 #: TVM imports PyTorch if it is installed, which takes longer than the rest of TVM's import.
 _WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
@@ -16,9 +22,28 @@ _WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 def run_python(
     code: str, environment: Mapping[str, str] | None = None, *, torch: bool = False
 ) -> str:
-    """Run code in a fresh interpreter and return its output; without ``torch``, PyTorch appears not to be installed."""
+    """Run code in another process and return its output; without ``torch``, PyTorch appears not to be installed.
+
+    With an environment or PyTorch, the process is a fresh interpreter. Otherwise it has imported TVM, but not relax_grad:
+    it is forked, where the system forks processes.
+    """
     code = textwrap.dedent(code)
+    if environment is None and not torch and hasattr(os, "fork"):
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder, "program.py")
+            program.write_text(code)
+            status, output, errors = _template().run_apart(program)
+        assert status == 0, errors
+        return output.strip()
     return _run(["-c", code if torch else _WITHOUT_TORCH + code], environment)
+
+
+@functools.cache
+def _template() -> Forks:
+    """Return the parent of the processes of this test process."""
+    forks = Forks(os.environ, _WITHOUT_TORCH + "import tvm, tvm.relax")
+    atexit.register(forks.close)
+    return forks
 
 
 def run_file(path: Path) -> str:
@@ -42,18 +67,24 @@ def _run(arguments: list[str], environment: Mapping[str, str] | None) -> str:
 #: Runs each program that it reads from stdin in a forked process, and prints the exit code.
 _FORKS = """
 import os, runpy, sys, traceback
-import relax_grad, tvm
+{preamble}
+
+def redirect(path, number):
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(file, number)
 
 for line in sys.stdin:
-    program, output = line.rstrip("\\n").split("\\t")
+    program, output, errors = line.rstrip("\\n").split("\\t")
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            file = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
+            redirect(output, 1)
+            if errors == output:
+                os.dup2(1, 2)
+            else:
+                redirect(errors, 2)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             runpy.run_path(program, run_name="__main__")
             code = 0
@@ -68,14 +99,17 @@ for line in sys.stdin:
 
 
 class Forks:
-    """Forked processes that begin with TVM and relax_grad imported, which takes longer than most of their programs.
+    """Forked processes that begin with imported packages, which takes longer than most of their programs.
 
-    Each process is isolated from the others.
+    Each process is isolated from the others. By default they have imported TVM and relax_grad, and load the functions
+    that other tests have compiled.
     """
 
-    def __init__(self, environment: Mapping[str, str]):
+    IMPORTED = f"import relax_grad, tvm; relax_grad.cache(os.environ.get({OBJECTS!r}))"
+
+    def __init__(self, environment: Mapping[str, str], preamble: str = IMPORTED):
         self._parent = subprocess.Popen(
-            [sys.executable, "-c", _FORKS],
+            [sys.executable, "-c", _FORKS.format(preamble=preamble)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -85,10 +119,18 @@ class Forks:
     def run(self, program: Path) -> tuple[int, str]:
         """Run a program and return its exit code and its output, including errors."""
         output = program.with_suffix(".out")
-        self._parent.stdin.write(f"{program}\t{output}\n")
+        return self._run(program, output, output), output.read_text()
+
+    def run_apart(self, program: Path) -> tuple[int, str, str]:
+        """Run a program and return its exit code, its output and its errors."""
+        output, errors = program.with_suffix(".out"), program.with_suffix(".err")
+        code = self._run(program, output, errors)
+        return code, output.read_text(), errors.read_text()
+
+    def _run(self, program: Path, output: Path, errors: Path) -> int:
+        self._parent.stdin.write(f"{program}\t{output}\t{errors}\n")
         self._parent.stdin.flush()
-        code = int(self._parent.stdout.readline())
-        return code, output.read_text()
+        return int(self._parent.stdout.readline())
 
     def close(self) -> None:
         """End the parent of the forked processes."""
