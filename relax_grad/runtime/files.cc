@@ -7,16 +7,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <sstream>
 
 #include "checksum.h"
 #include "json.h"
 #include "safetensors.h"
+#include "write.h"
 
 namespace relax_grad {
 
@@ -78,40 +77,6 @@ class InputFile {
   int handle_;
   uint64_t size_ = 0;
 };
-
-/// Writes a file under another name and renames it, so that it is complete or absent.
-void WriteFile(const std::string& path, const std::vector<std::pair<const void*, size_t>>& parts) {
-  std::string part = path + ".XXXXXX";
-  int handle = mkstemp(part.data());
-  if (handle < 0) throw Error(path + " cannot be written: " + std::strerror(errno));
-  auto fail = [&](const char* step) {
-    std::string reason = std::strerror(errno);
-    close(handle);
-    unlink(part.c_str());
-    throw Error(path + " cannot be " + step + ": " + reason);
-  };
-  for (const auto& [data, size] : parts) {
-    const char* at = static_cast<const char*>(data);
-    size_t left = size;
-    while (left) {
-      ssize_t written = write(handle, at, left);
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) fail("written");
-      at += written;
-      left -= static_cast<size_t>(written);
-    }
-  }
-  if (fsync(handle) != 0) fail("written");
-  if (fchmod(handle, 0644) != 0) fail("written");
-  if (rename(part.c_str(), path.c_str()) != 0) fail("replaced");
-  close(handle);
-  // Makes the rename durable, where the system can.
-  std::string folder = std::filesystem::path(path).parent_path().string();
-  int parent = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY);
-  if (parent < 0) return;
-  fsync(parent);
-  close(parent);
-}
 
 template <typename T>
 const char* NameOf();

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
@@ -19,7 +20,7 @@ from tvm.support import cc
 from ..cpu.target import CPU, X86_64_LEVELS, architecture, host, level_of
 from ..ir.compat import dtype_of
 from ..ir.index_ranges import IndexRange
-from . import _files
+from . import _atomic, _files
 from ._donation import donating
 from ._inputs import forward_ranges_of, ranges_of
 
@@ -145,19 +146,22 @@ def _prefix(target: tvm.target.Target) -> str:
     return f"{level_of(target)}_".replace("-", "_")
 
 
+def new_folder(path: str | os.PathLike) -> AbstractContextManager[Path]:
+    """Give an empty folder for an exported step, and then put it in the place of another one; see :func:`_atomic.new_folder`."""
+    return _atomic.new_folder(path, MANIFEST)
+
+
 def write_program(
     step,
-    folder: str | os.PathLike,
+    folder: Path,
     versions: Sequence[tuple[tvm.target.Target, tvm.runtime.Executable]],
     compiler: str | None = None,
 ) -> None:
-    """Write the library and the manifest of a step to a folder, which may exist.
+    """Write the library and the manifest of a step to a folder.
 
     The library of several versions holds the executables of all: each one imports the next one. The order of several
     imports of one executable would be lost.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     targets = [target for target, _ in versions]
     executables = [executable for _, executable in versions]
     for each, after in pairwise(executables):

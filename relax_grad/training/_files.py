@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import tvm
+
+from ._atomic import write_file
 
 #: The versions that the package is tested with; setup.py has them as well.
 SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
@@ -41,7 +41,7 @@ _DTYPES = {
 def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], more: dict) -> None:
     """Write tensors and a JSON object to a file.
 
-    The file is complete or absent: it is written under another name, and renamed when the disk has all of it.
+    The file is complete or as it was.
     """
     _safetensors()
     from safetensors.numpy import save
@@ -50,21 +50,7 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
     arrays = {name: np.asarray(each.numpy()) for name, each in tensors.items()}
     data = save(arrays, {FORMAT: text, CHECKSUM: NO_CHECKSUM})
     parts = with_checksum(data, 8 + _length_of_header(data))
-    path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            for each in parts:
-                file.write(each)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
-    _sync_folder(path.parent)
+    write_file(path, parts)
 
 
 def checksum_of(data: bytes) -> str:
@@ -165,19 +151,3 @@ def _safetensors():
             f"pip install '{SAFETENSORS_REQUIREMENT}'"
         ) from error
     return safetensors
-
-
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename durable, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import numpy as np
 import tvm
@@ -199,10 +198,11 @@ class TrainStep:
         compiler = _export.compiler_for(targets[0], compiler)
         groups = dict(zip(_files.GROUPS, self.initial(values), strict=True))
         versions = _export.versions(self, targets, compile_options)
-        _export.write_program(self, folder, versions, compiler)
         counters = {**dict.fromkeys(COUNTERS, 0), "seed": seed}
         described = {"counters": counters, "history": asdict(History()), "more": {}}
-        _export.write_state(Path(folder, _export.STATE), groups, described)
+        with _export.new_folder(folder) as part:
+            _export.write_program(self, part, versions, compiler)
+            _export.write_state(part / _export.STATE, groups, described)
 
 
 def train_step(

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import tvm
@@ -471,7 +470,7 @@ class Trainer:
         Parameters
         ----------
         folder : str or os.PathLike
-            The folder. Files of the same names are replaced.
+            The folder. It appears when it is complete, and replaces an older one at once; other files in that are kept.
         target, compiler
             As for :meth:`TrainStep.export`; by default the target of this trainer. For another target, the step is compiled
             again.
@@ -487,8 +486,9 @@ class Trainer:
             versions = [(self.target, self._executable)]
         else:
             versions = _export.versions(self.train_step, targets, self._compile_options)
-        _export.write_program(self.train_step, folder, versions, compiler)
-        self.save(Path(folder, _export.STATE))
+        with _export.new_folder(folder) as part:
+            _export.write_program(self.train_step, part, versions, compiler)
+            self.save(part / _export.STATE)
 
     def load(self, path) -> dict[str, object]:
         """Go on from a file that :meth:`save` wrote.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -312,6 +315,62 @@ def test_folders_that_do_not_fit(programs, exported, tmp_path):
         printed = train(programs, folder, folder / "data.safetensors", *options, code=1)
         assert message in printed
     assert "usage: train" in train(programs, code=1)
+
+
+def test_export_replaces_a_folder(exported, tmp_path):
+    """A second export replaces the three files, and keeps others; one that fails changes nothing."""
+    step, values, _, loader = exported
+    folder = tmp_path / "model"
+    trainer = Trainer(step, values=values)
+    trainer.export(folder)
+    folder.joinpath("notes").write_text("kept")
+    trainer.step(*loader[0])
+    trainer.export(folder)
+    assert _files.read(folder / "state.safetensors")[1]["counters"]["steps"] == 1
+    trainer.step(*loader[1])
+    with pytest.raises(RuntimeError):
+        trainer.export(folder, compiler="false")
+    assert _files.read(folder / "state.safetensors")[1]["counters"]["steps"] == 1
+    names = ["manifest.json", "notes", "state.safetensors", "step.so"]
+    assert sorted(os.listdir(folder)) == names
+    assert os.listdir(tmp_path) == ["model"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
+def test_the_library_saves_as_python_does(programs, exported, tmp_path):
+    """The permissions are those of the umask, links stay, the disk has the file, and nothing is left over."""
+    noting = tmp_path / "calls.so"
+    source = Path(__file__).with_name("trainer_calls.cc")
+    run(["g++", "-shared", "-fPIC", source, "-o", noting, "-ldl"])
+    store = tmp_path / "store"
+    store.mkdir()
+    link = tmp_path / "state"
+    link.symlink_to(Path("store") / "saved")
+    _, _, folder, _ = exported
+    command = [programs / "example" / "train", folder, folder / "data.safetensors"]
+    command = list(map(str, [*command, "--batch", 6, "--save", link]))
+    environment = {**os.environ, "LD_PRELOAD": str(noting), "CALLS": str(tmp_path / "calls")}
+    for name in (".saved.abcdefgh.part", ".saved.0123abcd.part", ".saved.more.abcdefgh.part"):
+        (store / name).write_text("left over")
+    with (store / ".saved.0123abcd.part").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        subprocess.run(command, check=True, env=environment, umask=0o027, capture_output=True)
+    kept = [".saved.0123abcd.part", ".saved.more.abcdefgh.part"]
+    assert sorted(os.listdir(store)) == [*kept, "saved"]
+    assert stat.S_IMODE((store / "saved").stat().st_mode) == 0o640
+    assert link.is_symlink()
+    assert (tmp_path / "calls").read_text().split("\n") == [
+        *("fsync file", "rename", "fsync folder"),
+        "",
+    ]
+    train(programs, *command[1:], "--resume", link)  # over the first one
+    _files.read(link)
+    assert sorted(os.listdir(store)) == [kept[1], "saved"]
+    link.unlink()
+    link.symlink_to("state")
+    assert "cannot be written: there are too many symbolic links" in train(
+        programs, *command[1:], code=1
+    )
 
 
 def test_damaged_tensors(programs, exported, tmp_path):

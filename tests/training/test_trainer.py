@@ -125,6 +125,8 @@ def test_a_kill_while_saving_leaves_a_whole_file(step, tmp_path):
         process.join()
         other.load(path)
         assert tensors(other) == wanted
+    trainer.save(path)
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_files_that_do_not_fit(step, tmp_path):
