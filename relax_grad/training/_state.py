@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -10,6 +12,19 @@ from ..ir.compat import dtype_of
 from . import _files
 from ._tensors import shape_of
 from .history import COUNTERS, History
+
+#: The largest seed, the upper half of the seed of a step; runtime/state.cc has it as well.
+MOST_SEED = 2**31 - 1
+# Every reader of JSON has the integers up to it.
+_MOST_COUNT = 2**53
+
+
+def check_seed(seed: object) -> None:
+    """Raise an error if an argument is no seed of a trainer."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an integer, but it is {seed!r}")
+    if not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"seed must be from 0 to 2 ** 31 - 1, but it is {seed}")
 
 
 def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, dict]:
@@ -54,12 +69,49 @@ def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
     counters, history, more = parts
     for name in COUNTERS:
         value = counters.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{path} is damaged: its counter {name} is {value!r}")
-    try:
-        return counters, History(**history), more
-    except TypeError as error:
-        raise ValueError(f"{path} is damaged: its history is of another form: {error}") from error
+        most = MOST_SEED if name == "seed" else _MOST_COUNT
+        if type(value) is not int or not 0 <= value <= most:
+            raise ValueError(
+                f"{path} is damaged: its counter {name} must be from 0 to {most}, but it is {value!r}"
+            )
+    if counters["skipped"] > counters["steps"]:
+        raise ValueError(
+            f"{path} is damaged: {counters['skipped']} of {counters['steps']} steps were skipped"
+        )
+    fault = _fault_of(history)
+    if fault:
+        raise ValueError(f"{path} is damaged: its history is of another form: {fault}")
+    return counters, History(**history), more
+
+
+def _fault_of(history: dict) -> str | None:
+    """Return why an object is no history; None if it is one."""
+    fields = [each.name for each in dataclasses.fields(History)]
+    names = set(fields).symmetric_difference(history)
+    if names:
+        return f"{min(names)} is {'unknown' if min(names) in history else 'missing'}"
+    metrics, evaluations = history["metrics"], history["evaluations"]
+    if not isinstance(metrics, dict):
+        return f"metrics is {metrics!r}"
+    columns = {name: history[name] for name in fields if name not in ("metrics", "evaluations")}
+    for name, column in {**columns, **metrics}.items():
+        kinds = {int} if name in ("step", "epoch") else {int, float}
+        if not isinstance(column, list) or not kinds.issuperset(map(type, column)):
+            return f"{name} is no list of {'numbers' if float in kinds else 'integers'}"
+        count, steps = len(column), len(columns["step"])
+        # Metrics of a step that was made anew begin later.
+        if count > steps or (count < steps and name in columns):
+            return f"{name} has {count} values for {steps} steps"
+    for name in ("step", "epoch", "seconds"):
+        if not all(value >= 0 for value in columns[name]):
+            return f"{name} has numbers that are negative or NaN"
+    if not isinstance(evaluations, list) or not all(map(_is_evaluation, evaluations)):
+        return "evaluations is no list of numbers by their names"
+    return None
+
+
+def _is_evaluation(value: object) -> bool:
+    return isinstance(value, dict) and all(type(each) in (int, float) for each in value.values())
 
 
 def _loaded(path, key: str, array: np.ndarray, kind: relax.TensorType) -> tvm.runtime.Tensor:

@@ -16,6 +16,7 @@ from ..ir.remat import checked
 from . import _export, _files
 from ._build import Build, Differentiate, Group, Settings
 from ._source import Forward, Source, source_of
+from ._state import check_seed
 from ._tensors import Tensors, as_tensor, shape_of
 from .history import COUNTERS, History
 from .optimizers import Optimizer
@@ -190,10 +191,12 @@ class TrainStep:
         Raises
         ------
         ValueError
-            If several targets are no different levels of x86-64, or need a compiler that is not given.
+            If several targets are no different levels of x86-64, or need a compiler that is not given; if the seed is out of
+            range.
         FileNotFoundError
             If the compiler is not installed.
         """
+        check_seed(seed)
         targets = _export.targets_of(target)
         compiler = _export.compiler_for(targets[0], compiler)
         groups = dict(zip(_files.GROUPS, self.initial(values), strict=True))

@@ -15,7 +15,7 @@ from . import _export, _files
 from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, forward_ranges_of, number, ranges_of
 from ._loop import Loop
-from ._state import read_state
+from ._state import check_seed, read_state
 from ._tensors import copies_of, leaves_of
 from .history import COUNTERS, History
 from .step import StepResult, Tensors, TrainStep
@@ -86,10 +86,7 @@ class Trainer:
             raise TypeError(f"step must be a result of train_step, but it is {step!r}")
         if on_nan not in ("raise", "skip"):
             raise ValueError(f'on_nan must be "raise" or "skip", but it is {on_nan!r}')
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed must be an integer, but it is {seed!r}")
-        if not 0 <= seed < 2**31:
-            raise ValueError(f"seed must be from 0 to 2 ** 31 - 1, but it is {seed}")
+        check_seed(seed)
         if not isinstance(check_inputs, bool):
             raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
         self._ranges = ranges_of(step) if check_inputs else ()

@@ -120,6 +120,12 @@ def test_same_bits_as_in_python(programs, exported, tmp_path):
     assert f"epoch 3: mean loss {trainer.history.evaluations[-1]['mean_loss']:.6g}"[:24] in printed
     same_bits(tmp_path / "python", tmp_path / "cpp")
     # A file goes from Python to C++ and back.
+    trainer.batch = 6
+    trainer.save(tmp_path / "other data")
+    trainer.batch = 0
+    message = "other data has 6 batches of an epoch, but there are 5 in"
+    wrong = ["--epochs", 4, "--batch", 6, "--resume", tmp_path / "other data"]
+    assert message in train(programs, folder, folder / "data.safetensors", *wrong, code=1)
     resumed = [*options, tmp_path / "resumed", "--resume", tmp_path / "one"]
     train(programs, folder, folder / "data.safetensors", *resumed)
     assert same_bits(tmp_path / "python", tmp_path / "resumed")["more"] == {"note": "kept"}
@@ -255,7 +261,7 @@ def test_errors_of_the_library(programs, exported):
     """The program examines each error, and that the trainer is as before."""
     _, _, folder, _ = exported
     printed = run([programs / "errors", folder])
-    assert "26 errors as expected" in printed
+    assert "29 errors as expected" in printed
 
 
 def test_folders_that_do_not_fit(programs, exported, tmp_path):
@@ -305,12 +311,26 @@ def test_folders_that_do_not_fit(programs, exported, tmp_path):
         edited(params=[*other, {"name": "b", "shape": [], "dtype": "float32"}]),
         "params/w must have shape (4)",
     )
+    whole = "must be an integer from"
     for options, message in (
-        (["--batch", "0"], "--batch must be at least 1"),
+        (["--batch", "0"], f"--batch {whole} 1 to 9007199254740992, but it is 0"),
+        (["--batch", "6.5"], f"--batch {whole} 1 to 9007199254740992, but it is 6.5"),
         (["--batch", "1000"], "--batch is more than the examples"),
-        (["--epochs", "many"], "--epochs must be a number, but it is many"),
+        (["--epochs", "many"], f"--epochs {whole} 0 to 9007199254740992, but it is many"),
+        (["--epochs", "nan"], f"--epochs {whole} 0"),
+        (["--epochs", "9" * 30], f"--epochs {whole} 0"),
+        (["--epochs", "-1"], f"--epochs {whole} 0"),
+        (["--threads", "-1"], f"--threads {whole} 0 to 65536, but it is -1"),
+        (["--threads", "4294967297"], f"--threads {whole} 0"),
+        (["--lr", "nan"], "--lr must be a number of at least 0, but it is nan"),
+        (["--lr", "1e999"], "--lr must be a number of at least 0"),
+        (["--lr", "-0.1"], "--lr must be a number of at least 0, but it is -0.1"),
+        (["--lr", "0.1x"], "--lr must be a number of at least 0, but it is 0.1x"),
+        (["--lr", "0.1", "--lr", "0.2"], "--lr is given twice"),
         (["--unknown", "1"], "there is no option --unknown"),
         (["--save"], "--save needs a value"),
+        (["--save", ""], "--save has an empty value"),
+        (["more"], "usage: train"),
     ):
         printed = train(programs, folder, folder / "data.safetensors", *options, code=1)
         assert message in printed
@@ -538,6 +558,9 @@ def test_levels_that_do_not_fit(programs, levels, exported, tmp_path):
 
 def test_targets_that_do_not_fit(exported, tmp_path):
     step, values, _, _ = exported
+    for seed, error in ((-1, ValueError), (2**31, ValueError), (True, TypeError), (1.0, TypeError)):
+        with pytest.raises(error, match="seed must be"):
+            step.export(tmp_path / "model", values=values, seed=seed)
     make = relax_grad.target.x86_64
 
     def refuses(targets, message, **options):

@@ -180,11 +180,49 @@ def test_files_that_do_not_fit(step, tmp_path):
         )
     refuses(described(lambda more: [more]), "has no state of training")
     refuses(described(lambda more: {**more, "more": 1}), "has no state of training")
-    refuses(described(lambda more: {**more, "counters": {}}), "its counter seed is None")
     refuses(
-        described(lambda more: {**more, "history": {"loss": [], "other": []}}),
-        "its history is of another form",
+        described(lambda more: {**more, "counters": {}}),
+        "its counter seed must be from 0 to 2147483647, but it is None",
     )
+    for counter, value in (
+        *(("seed", 2**31), ("steps", 2**53 + 1), ("updates", -1), ("epoch", True)),
+        *(("batch", 1.0), ("batch", "1"), ("epoch", float("nan"))),
+    ):
+        refuses(
+            described(lambda more: {**more, "counters": {**more["counters"], counter: value}}),  # noqa: B023
+            f"its counter {counter} must be from 0 to .*, but it is {value!r}",
+        )
+    refuses(
+        described(lambda more: {**more, "counters": {**more["counters"], "skipped": 2}}),
+        "is damaged: 2 of 1 steps were skipped",
+    )
+    for name, value, message in (
+        ("other", [], "other is unknown"),
+        ("loss", ["x"], "loss is no list of numbers"),
+        ("loss", [True], "loss is no list of numbers"),
+        ("loss", {"0": 1.0}, "loss is no list of numbers"),
+        ("loss", [], "loss has 0 values for 1 steps"),
+        ("step", [0.0], "step is no list of integers"),
+        ("step", [-1], "step has numbers that are negative or NaN"),
+        ("seconds", [float("nan")], "seconds has numbers that are negative or NaN"),
+        ("metrics", [], r"metrics is \[\]"),
+        ("metrics", {"norm": [1.0, 2.0]}, "norm has 2 values for 1 steps"),
+        ("evaluations", [1], "evaluations is no list of numbers by their names"),
+        ("evaluations", [{"loss": "x"}], "evaluations is no list of numbers by their names"),
+    ):
+        refuses(
+            described(lambda more: {**more, "history": {**more["history"], name: value}}),  # noqa: B023
+            f"its history is of another form: {message}",
+        )
+    refuses(described(lambda more: {**more, "history": {}}), "history is .* epoch is missing")
+    text = json.dumps(header["__metadata__"]["relax_grad.training"])
+    twice = json.dumps(header).replace(text, json.dumps('{"version": 2, "version": 2}')).encode()
+    twice = signed(len(twice).to_bytes(8, "little") + twice + data[8 + length :])
+    refuses(twice, "one of the keys version stands twice")
+    deep = with_header(
+        lambda new: new["__metadata__"].update({"relax_grad.training": "[" * 100_000})
+    )
+    refuses(deep, "is damaged: its JSON is nested too deep")
     refuses(
         with_header(lambda new: new["__metadata__"].update({"relax_grad.training": "{"})),
         "is damaged, or no file of safetensors",
@@ -195,6 +233,17 @@ def test_files_that_do_not_fit(step, tmp_path):
     )
     with pytest.raises(FileNotFoundError):
         trainer.load(tmp_path / "none")
+
+
+def test_losses_that_are_not_finite_load(step, tmp_path):
+    """The history has the losses of skipped steps."""
+    trainer = trainer_of(step, on_nan="skip")
+    x, y = batches(1)[0]
+    trainer.step(np.full_like(x, np.nan), y)
+    trainer.save(tmp_path / "state")
+    other = trainer_of(step)
+    other.load(tmp_path / "state")
+    assert np.isnan(other.history.loss).tolist() == [True]
 
 
 def test_checksums(step, tmp_path):

@@ -91,6 +91,15 @@ int main(int argc, char** argv) {
   expect("cannot be read", [&] { relax_grad::Values<float>(turned); });
   expect("x has strides, which files do not support", [&] { relax_grad::SaveTensors(folder + "/strides", {{"x", turned}}); });
   expect("cannot be read", [&] { relax_grad::LoadTensors(folder); });
+  relax_grad::Options threads;
+  threads.num_threads = -1;
+  expect("num_threads must not be negative, but it is -1", [&] { relax_grad::Trainer(folder, threads); });
+  int64_t seed = trainer.counters().seed;
+  trainer.counters().seed = int64_t{1} << 31;
+  expect("the step: the counter seed must be from 0 to 2147483647, but it is 2147483648", [&] { trainer.Step({x, y}); });
+  trainer.counters().seed = -1;
+  expect("saved: the counter seed must be from 0", [&] { trainer.Save(folder + "/saved"); });
+  trainer.counters().seed = seed;
   expect("the loss is nan in step 1; everything is as before", [&] { trainer.Step({nan, y}); });
   relax_grad::Options options;
   options.skip_nonfinite = true;
