@@ -265,9 +265,13 @@ def test_a_model_that_has_changed_is_refused(tmp_path):
         ({"w": 3}, {}, TypeError, "values: w must be an array or a tensor, but it is 3"),
         ({}, {"ema": True}, ValueError, "ema=True needs a Trainer as values"),
         ({}, {"ema": {"lr": 1}}, ValueError, "ema: there are no moving averages"),
+        ({}, {"ema": "yes"}, TypeError, "ema must be True, False or a mapping"),
+        ({}, {"inference": 1}, TypeError, "inference must be True or False, but it is 1"),
+        ({}, {"path": 3}, TypeError, "path must be a path, but it is 3"),
+        (3, {}, TypeError, "values must be a Trainer or a mapping .* but it is int"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(values, more, error, message, tmp_path):
     model = models.model_of([node("MatMul", ["x", "w"])], {"x": [2, 4]}, {"w": normal(4, 3)})
     with pytest.raises(error, match=message):
-        from_model(model).write_to(tmp_path / "model.onnx", values, **more)
+        from_model(model).write_to(values=values, **{"path": tmp_path / "model.onnx", **more})
