@@ -71,6 +71,9 @@ _VIEWS = {
 #: Operators that pass a root on, such as that of the variance in a normalisation.
 _PASS_A_ROOT = {*_VIEWS, "Add", "Clip", "Max", "Reciprocal"}
 
+#: Normalisations that a scale and a bias may follow.
+_NORMALIZATIONS = {"InstanceNormalization", "LpNormalization", "MeanVarianceNormalization"}
+
 #: Words at the end of the names of parameters.
 _PARAMETER_WORDS = {
     "alpha",
@@ -78,6 +81,7 @@ _PARAMETER_WORDS = {
     "beta",
     "bias",
     "biases",
+    "cls",
     "codebook",
     "embed",
     "embedding",
@@ -87,12 +91,16 @@ _PARAMETER_WORDS = {
     "gate",
     "kernel",
     "lambda",
+    "latents",
     "param",
     "parameter",
+    "pos",
+    "prompt",
+    "queries",
     "query",
     "scale",
     "slope",
-    "table",
+    "temp",
     "temperature",
     "theta",
     "token",
@@ -109,6 +117,7 @@ _BUFFER_WORDS = {
     "anchor",
     "anchors",
     "basis",
+    "blur",
     "buffer",
     "cached",
     "cis",
@@ -125,6 +134,7 @@ _BUFFER_WORDS = {
     "freq",
     "freqs",
     "frequencies",
+    "gaussian",
     "grid",
     "mask",
     "mean",
@@ -132,6 +142,7 @@ _BUFFER_WORDS = {
     "rope",
     "rotary",
     "sin",
+    "sobel",
     "std",
     "stft",
     "var",
@@ -211,6 +222,10 @@ def choices(
             choice = Choice(
                 False, "it is a table of frequencies, of whose product sine and cosine are taken"
             )
+        elif used is not None and name in uses.affine and _stands_for_none(tensor, name, arrays):
+            choice = Choice(
+                False, "it is ones or zeros in the place of a weight that the layer lacks"
+            )
         elif used is not None:
             choice = Choice(True, used)
         elif is_scalar and name in in_nodes:
@@ -247,6 +262,8 @@ class _Uses:
         The constants that are weights, with their uses.
     first : dict[str, str]
         The first node that uses a constant.
+    affine : set[str]
+        The constants that are scales and biases of normalisations.
     frequencies : set[str]
         The constants whose products with data go to a sine and a cosine only.
     """
@@ -254,6 +271,7 @@ class _Uses:
     def __init__(self, graph: onnx.GraphProto, types, names: set[str], numbers: set[str]):
         self.layers: dict[str, str] = {}
         self.first: dict[str, str] = {}
+        self.affine: set[str] = set()
         self.frequencies: set[str] = set()
         self._types, self._numbers = types, numbers
         self._sizes = {each.name: math.prod(each.dims) for each in graph.initializer}
@@ -305,7 +323,7 @@ class _Uses:
         ):
             self._roots.add(result)
         elif (
-            kind in ("LpNormalization", "MeanVarianceNormalization")
+            kind in _NORMALIZATIONS
             or (kind == "Div" and inputs[1] in self._roots)
             or (kind == "Mul" and any(name in self._roots for name in inputs))
         ):
@@ -314,6 +332,8 @@ class _Uses:
         for position in positions:
             if position < len(inputs):
                 self._enter(inputs[position], node, result)
+                if kind.endswith("Normalization"):
+                    self.affine |= self._leaves.get(inputs[position], frozenset())
         if kind in ("Add", "Mul", "Sub", "Sum") and len(inputs) == 2:
             self._visit_affine(node)
 
@@ -382,6 +402,15 @@ class _Uses:
 
 
 # The values of tables
+
+
+def _stands_for_none(tensor: onnx.TensorProto, name: str, arrays: Arrays) -> bool:
+    """Tell whether a scale or a bias of a normalisation is that of a layer without one, as exporters write it."""
+    if not re.search(r"(?i)(^|[/_.])const(ant|[_:\d]|$)", name):
+        return False
+    value = value_of(tensor, arrays)
+    return bool((value == 0).all() or (value == 1).all())
+
 
 #: The most rows and columns of a table that are examined, and the fewest rows of sinusoids.
 _MOST_ROWS, _MOST_COLUMNS, _FEWEST_ROWS = 64, 16, 6

@@ -88,6 +88,28 @@ CASES = {
         {"norm/Reshape_2:0": normal(8), "norm/Reshape_3:0": normal(8), "20": number(20)},
         ["norm/Reshape_2:0", "norm/Reshape_3:0"],
     ),
+    "a normalisation of groups as PyTorch writes it": (
+        [
+            constant("/norm/Constant_1_output_0", np.ones(4, "float32")),
+            constant("/norm/Constant_2_output_0", np.zeros(4, "float32")),
+            node("Reshape", ["x", "groups"], ["a"]),
+            node(
+                "InstanceNormalization",
+                ["a", "/norm/Constant_1_output_0", "/norm/Constant_2_output_0"],
+                ["b"],
+            ),
+            node("Reshape", ["b", "shape"], ["c"]),
+            node("Mul", ["c", "onnx::Mul_9"], ["d"]),
+            node("Add", ["d", "onnx::Add_10"]),
+        ],
+        {
+            "groups": np.array([2, 4, -1]),
+            "shape": np.array([2, 12, 8]),
+            "onnx::Mul_9": normal(12, 1),
+            "onnx::Add_10": normal(12, 1),
+        },
+        ["onnx::Mul_9", "onnx::Add_10"],
+    ),
     "weight normalisation": (
         [
             node("ReduceL2", ["v1"], ["length"], axes=[1]),
@@ -264,3 +286,47 @@ def test_a_weight_that_no_gradient_reaches_is_called_so():
     assert imported.explain()["w1"] == ("constant", "no gradient passes the Cast whole")
     with pytest.raises(ValueError, match=r"no gradient reaches w1, because .* the Cast whole"):
         from_model(model, trainable=["w1"])
+
+
+def test_the_parameters_of_a_module_of_pytorch_are_trained(tmp_path):
+    """The file of PyTorch's exporter has parameters and buffers under their names, and does not tell them apart."""
+    torch = pytest.importorskip(
+        "torch", reason="PyTorch, which exports the model, is not installed"
+    )
+    nn = torch.nn
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches = nn.Conv2d(3, 16, 4, 4)
+            self.cls_token = nn.Parameter(torch.randn(1, 1, 16))
+            self.pos_embed = nn.Parameter(torch.randn(1, 5, 16))
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+            self.groups = nn.GroupNorm(5, 5)
+            self.plain = nn.LayerNorm(16, elementwise_affine=False)
+            self.recurrent = nn.GRU(16, 8)
+            self.head = nn.utils.weight_norm(nn.Linear(8, 3))
+            self.logit_scale = nn.Parameter(torch.tensor(2.0))
+            self.register_buffer("image_mean", torch.rand(1, 3, 1, 1))
+            self.register_buffer("image_std", 1 + torch.rand(1, 3, 1, 1))
+            self.register_buffer("inv_freq", torch.rand(8))
+
+        def forward(self, x):
+            x = self.patches((x - self.image_mean) / self.image_std).flatten(2).transpose(1, 2)
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1) + self.pos_embed
+            angles = torch.arange(5)[:, None] * self.inv_freq
+            x = x + torch.cat([angles.sin(), angles.cos()], 1)
+            x, _ = self.recurrent(self.groups(self.plain(self.layer(x))))
+            return self.head(x) * self.logit_scale.exp()
+
+    network, path = Network(), tmp_path / "network.onnx"
+    torch.onnx.export(
+        network,
+        (torch.rand(2, 3, 8, 8),),
+        path,
+        dynamo=False,
+        opset_version=17,
+        training=torch.onnx.TrainingMode.TRAINING,
+        do_constant_folding=False,
+    )
+    assert {*from_model(path).params} == {name for name, _ in network.named_parameters()}
