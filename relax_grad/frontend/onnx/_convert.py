@@ -25,6 +25,7 @@ from ._graph import (
 from ._importer import check_operators, has_converter, imported
 from ._inference import computes_in_training, set_inference
 from ._load import Arrays, load, put_back, value_of
+from ._quantized import join_quantization
 from ._weights import Roles, is_training, roles_of
 
 
@@ -136,6 +137,7 @@ def prepare(
     model = expand(model, has_converter)
     fix_inputs(model.graph, fixed or {})
     constants = normalize(model, shapes, dynamic_shapes)
+    join_quantization(model, arrays)
     _name_nodes(model)
     if not dropout:
         set_inference(model, normalisation=False)
@@ -143,7 +145,9 @@ def prepare(
     folded = fold(model, constants, arrays, fixed or (), is_wanted)
     hoist(model.graph)
     roles = roles_of(model, types_of(model), constants, folded, arrays)
-    roles = roles._replace(choices={**first.choices, **roles.choices})
+    roles = roles._replace(
+        choices={**first.choices, **roles.choices}, cut={**first.cut, **roles.cut}
+    )
     outputs = [each.name for each in model.graph.output]
     _mark_training(model)
     _trim_results(model, roles.states.values())

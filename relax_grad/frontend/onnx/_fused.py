@@ -12,10 +12,11 @@ from tvm import relax
 from tvm.relax import op
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from ...op import stop_gradient
 from ._converters import CONVERTERS, Refused, _dtype, _extents, _like, _rank, _text
 
-#: The domain of ONNX Runtime's operators.
-DOMAIN = "com.microsoft"
+#: The domain of ONNX Runtime's operators, and that of this package's.
+DOMAIN, OWN_DOMAIN = "com.microsoft", "relax_grad"
 
 FUSED: dict[str, Callable] = {}
 
@@ -228,6 +229,31 @@ def _rotary_embedding(bb, inputs, attrs, opset):
     return op.permute_dims(result, [0, 2, 1, 3])
 
 
+@_converts("FakeQuantize")
+def _fake_quantize(bb, inputs, attrs, opset):
+    """Round to multiples of a scale within a range; the gradient is that of ``torch.fake_quantize_per_tensor_affine``."""
+    data, scale, zero = inputs[:3]
+    low, high = (_like(attrs[name], data) for name in ("low", "high"))
+
+    def along_axis(value):
+        value = value if _dtype(value) == _dtype(data) else op.astype(value, _dtype(data))
+        value = bb.normalize(value)
+        if _rank(value) == 0 or _extents(value) == [1]:
+            return bb.emit(op.reshape(value, ()))
+        shape = [1] * _rank(data)
+        shape[attrs["axis"] % _rank(data)] = _extents(value)[0]
+        return bb.emit(op.reshape(value, shape))
+
+    scale = along_axis(scale)
+    zero = _like(0, data) if zero is None else along_axis(zero)
+    steps = bb.emit(op.add(op.round(op.divide(data, scale)), zero))
+    kept = op.logical_and(op.greater_equal(steps, low), op.less_equal(steps, high))
+    straight = bb.emit(op.where(kept, data, _like(0, data)))
+    steps = bb.emit(op.minimum(op.maximum(steps, low), high))
+    result = bb.emit(op.multiply(op.subtract(steps, zero), scale))
+    return op.add(straight, stop_gradient(bb.normalize(op.subtract(result, straight))))
+
+
 def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
     parts = bb.emit(op.split(data, indices_or_count, axis))
     return [bb.emit(relax.TupleGetItem(parts, i)) for i in range(len(parts.ty.fields))]
@@ -238,6 +264,7 @@ def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
 #: Operators whose first result has the type of the first operand.
 _ELEMENTWISE = {
     "BiasGelu",
+    "FakeQuantize",
     "FastGelu",
     "Gelu",
     "LayerNormalization",
@@ -250,8 +277,8 @@ _ELEMENTWISE = {
 
 
 def in_domain(node: onnx.NodeProto) -> bool:
-    """Tell whether a node is one of ONNX Runtime's operators."""
-    return node.domain == DOMAIN or node.op_type == "SimplifiedLayerNormalization"
+    """Tell whether a node is one of ONNX Runtime's operators, or of this package's."""
+    return node.domain in (DOMAIN, OWN_DOMAIN) or node.op_type == "SimplifiedLayerNormalization"
 
 
 def with_known_operators(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:

@@ -59,6 +59,7 @@ _LOOKUPS = {"Gather", "GatherElements", "GatherND"}
 _VIEWS = {
     "Cast",
     "Expand",
+    "FakeQuantize",
     "Flatten",
     "Identity",
     "Reshape",
@@ -303,7 +304,8 @@ class _Uses:
             return
         varies = not node.input or any(name in self._varying for name in operands(node))
         if not varies:
-            leaves = [self._leaves[name] for name in node.input if name in self._leaves]
+            inputs = list(node.input)[: 1 if kind == "FakeQuantize" else None]
+            leaves = [self._leaves[name] for name in inputs if name in self._leaves]
             for name in filter(None, node.output):
                 self._leaves[name] = frozenset().union(*leaves)
             return

@@ -22,6 +22,7 @@ _SETTINGS: dict[str, set[int] | None] = {
     "Dropout": {1, 2},
     "Expand": {1},
     "EyeLike": None,
+    "FakeQuantize": {1, 2},
     "MaxUnpool": {2},
     "NegativeLogLikelihoodLoss": {2},
     "NonMaxSuppression": {2, 3, 4},

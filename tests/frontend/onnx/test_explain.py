@@ -288,6 +288,7 @@ def test_a_weight_that_no_gradient_reaches_is_called_so():
         from_model(model, trainable=["w1"])
 
 
+@pytest.mark.filterwarnings("ignore")  # the exporter has many
 def test_the_parameters_of_a_module_of_pytorch_are_trained(tmp_path):
     """The file of PyTorch's exporter has parameters and buffers under their names, and does not tell them apart."""
     torch = pytest.importorskip(
