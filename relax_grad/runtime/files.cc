@@ -116,8 +116,12 @@ std::vector<int64_t> ShapeOf(const Tensor& tensor) {
   return std::vector<int64_t>(shape.begin(), shape.end());
 }
 
-std::string ReadFile(const std::string& path) {
+std::string ReadFile(const std::string& path, int64_t most) {
   InputFile file(path);
+  if (file.size() > static_cast<uint64_t>(most)) {
+    throw Error(path + " is damaged: it has " + std::to_string(file.size()) +
+                " bytes, but there should be at most " + std::to_string(most));
+  }
   std::string data(file.size(), '\0');
   file.Read(data.data(), data.size());
   return data;
@@ -171,6 +175,7 @@ void WriteTensors(const std::string& path, const Tensors& tensors,
   std::vector<std::pair<const void*, size_t>> parts(2);
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
+    if (name == "__metadata__") throw Error(name + " cannot be the name of a tensor in a file");
     if (!tensor.defined()) throw Error(name + " is no tensor");
     if (!tensor.IsContiguous()) throw Error(name + " has strides, which files do not support");
     std::string name_of_dtype = DtypeName(tensor);

@@ -36,8 +36,8 @@ constexpr size_t kAlignment = 64;
 std::string ShapeText(const std::vector<int64_t>& shape);
 std::vector<int64_t> ShapeOf(const Tensor& tensor);
 
-/// Returns the bytes of a file.
-std::string ReadFile(const std::string& path);
+/// Returns the bytes of a file; throws before it reads one with more than `most`.
+std::string ReadFile(const std::string& path, int64_t most);
 
 /// A file of safetensors.
 struct File {

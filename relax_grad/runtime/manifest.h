@@ -42,8 +42,8 @@ struct Spec {
   std::vector<std::string> symbols;
 };
 
-/// The range of the elements of an input that select elements of an axis: `v + shift` is at least 0, or
-/// minus the extent if negative numbers count from the end, and below the extent.
+/// The range of the elements of an input that select elements of an axis: `v + shift` is at least
+/// 0, or minus the extent if negative numbers count from the end, and below the extent.
 struct IndexRange {
   std::string input;
   /// The extent, or -1 and the name of a symbol of the inputs.
@@ -53,8 +53,8 @@ struct IndexRange {
   bool from_end = false;
   /// Further values that an element may have.
   std::vector<int64_t> ignored;
-  /// Along each axis, the first element, the number of those behind the last one, and the step; empty
-  /// for all elements.
+  /// Along each axis, the first element, the number of those behind the last one, and the step;
+  /// empty for all elements.
   std::vector<std::vector<int64_t>> slices;
 };
 

@@ -6,6 +6,7 @@
 #include "index_ranges.h"
 #include "library.h"
 #include "manifest.h"
+#include "safetensors.h"
 #include "state.h"
 
 #include <tvm/ffi/container/array.h>
@@ -90,7 +91,7 @@ class Trainer::Impl {
       throw Error("num_threads must not be negative, but it is " + std::to_string(options_.num_threads));
     }
     std::string where = folder + "/manifest.json";
-    manifest_ = Guarded(where, [&] { return ParseManifest(ReadFile(where), where); });
+    manifest_ = Guarded(where, [&] { return ParseManifest(ReadFile(where, kMaxHeader), where); });
     for (const Spec& each : manifest_.batch) batch_names_.push_back(each.name);
     for (const Spec& each : manifest_.inputs) input_names_.push_back(each.name);
     for (const auto& [name, value] : manifest_.hyperparameters) hyperparameters_[name] = value;
@@ -240,7 +241,7 @@ class Trainer::Impl {
 
  private:
   void CheckLibrary(const std::string& library) const {
-    std::string data = ReadFile(library);
+    std::string data = ReadFile(library, manifest_.library_bytes);
     // A library that was cut short ends the process when it is loaded.
     if (data.size() != static_cast<uint64_t>(manifest_.library_bytes)) {
       throw Error(library + " is damaged: it has " + std::to_string(data.size()) + " bytes, but " +

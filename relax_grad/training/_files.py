@@ -126,6 +126,8 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
             import ml_dtypes
 
             dtype = ml_dtypes.bfloat16
+        if dtype == "bool" and np.any(np.frombuffer(each["data"], "uint8") > 1):
+            raise ValueError(f"{path} is damaged: {name} has booleans that are neither 0 nor 1")
         tensors[name] = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
     return tensors, more
 

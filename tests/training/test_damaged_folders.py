@@ -229,6 +229,33 @@ def test_generated_folders(program, exported, cases):
     assert outcomes.count("runs") > 0
 
 
+def test_files_of_another_kind(program, exported, cases):
+    """What is no regular file, or is far too large, is not read."""
+    for name in ("manifest.json", "state.safetensors", "step.so"):
+        for kind in ("folder", "pipe", "large"):
+            cases.add(**{Path(name).stem: b""})
+            path = cases.folders[-1] / name
+            path.unlink()
+            if kind == "folder":
+                path.mkdir()
+            elif kind == "pipe":
+                os.mkfifo(path)
+            else:
+                with path.open("wb") as file:
+                    file.truncate(2**40)  # a sparse file
+    messages = {
+        "manifest": "bytes, but there should be at most 100000000",
+        "state": "is damaged",
+        "step": "bytes, but there should be at most",
+    }
+    wanted = [
+        (f"error: .*/{stem}.* {message}",)
+        for stem, large in messages.items()
+        for message in ("cannot be read: it is a folder", "cannot be read: it is no regular", large)
+    ]
+    cases.refuse(program, wanted)
+
+
 def test_flipped_bits(program, exported, cases):
     """One flipped bit anywhere in a file is an error that names the file."""
     rng = random.Random(36)
@@ -313,8 +340,9 @@ def refusals_of_manifests() -> list[tuple[str, object, str]]:
         ("library", "../step.so", "library must be the name of a file in the same folder"),
         ("state", "..", "state must be the name of a file in the same folder"),
         ("library", "", "library is an empty text"),
+        ("library_bytes", 2**40, "step.so is damaged: it has .* bytes, but 1099511627776 were"),
         ("library_bytes", 0, "library_bytes must be an integer from 1"),
-        ("library_bytes", 5, "step.so is damaged: it has .* bytes, but 5 were exported"),
+        ("library_bytes", 5, "step.so is damaged: it has .* bytes, but there should be at most 5"),
         ("forward", [], "forward must be an object"),
         (
             "forward",
@@ -415,3 +443,39 @@ def test_refused_libraries(program, exported, cases):
     for each, _ in wanted:
         cases.add(step=each)
     cases.refuse(program, [(f"error: .*{message}",) for _, message in wanted])
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="libFuzzer comes with clang")
+def test_readers_under_libfuzzer(exported, tmp_path):
+    """Manifests, headers and descriptions that libFuzzer makes of valid ones; the first byte chooses the reader."""
+    from tvm_ffi import libinfo
+
+    manifest = (exported / "manifest.json").read_bytes()
+    state = State((exported / "state.safetensors").read_bytes())
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    old = edited(edited(json.loads(manifest), "crc32", ...), "version", 1)
+    for i, (reader, text) in enumerate(
+        [
+            (0, manifest),
+            (0, dumped(old).encode()),
+            (1, dumped(state.header).encode()),
+            (2, dumped(state.described).encode()),
+        ]
+    ):
+        (seeds / str(i)).write_bytes(bytes([reader]) + text)
+    runtime, library = relax_grad.runtime.folder(), Path(libinfo.find_libtvm_ffi())
+    sources = [
+        runtime / f"{name}.cc" for name in ("manifest", "safetensors", "state", "json", "checksum")
+    ]
+    program = tmp_path / "fuzzer"
+    command = ["clang++", "-std=c++17", "-O1", "-fsanitize=fuzzer,address,undefined"]
+    command += ["-fno-sanitize=vptr", "-fno-sanitize-recover=all", f"-I{runtime}"]
+    command += [f"-I{each}" for each in libinfo.include_paths()]
+    command += [SOURCE.with_name("trainer_fuzzer.cc"), *sources, "-o", program]
+    command += [library, f"-Wl,-rpath,{library.parent}"]
+    for each in (command, [program, "-seed=35", "-runs=20000", "-timeout=10", seeds]):
+        done = subprocess.run(
+            list(map(str, each)), capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr[-3000:]

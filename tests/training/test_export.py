@@ -261,7 +261,7 @@ def test_errors_of_the_library(programs, exported):
     """The program examines each error, and that the trainer is as before."""
     _, _, folder, _ = exported
     printed = run([programs / "errors", folder])
-    assert "29 errors as expected" in printed
+    assert "30 errors as expected" in printed
 
 
 def test_folders_that_do_not_fit(programs, exported, tmp_path):

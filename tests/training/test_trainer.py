@@ -231,6 +231,12 @@ def test_files_that_do_not_fit(step, tmp_path):
         with_header(lambda new: new.update({"other/v": new["params/w"]})),
         "is damaged|has an unknown other/v",
     )
+    name = "params/w"
+    as_booleans = {"dtype": "BOOL", "shape": [8 * 3], "data_offsets": header[name]["data_offsets"]}
+    refuses(
+        with_header(lambda new: new.update({name: as_booleans})),
+        "params/w has booleans that are neither 0 nor 1",
+    )
     with pytest.raises(FileNotFoundError):
         trainer.load(tmp_path / "none")
 

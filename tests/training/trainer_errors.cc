@@ -90,6 +90,7 @@ int main(int argc, char** argv) {
   expect("x has strides", [&] { trainer.Step({turned, y}); });
   expect("cannot be read", [&] { relax_grad::Values<float>(turned); });
   expect("x has strides, which files do not support", [&] { relax_grad::SaveTensors(folder + "/strides", {{"x", turned}}); });
+  expect("__metadata__ cannot be the name of a tensor", [&] { relax_grad::SaveTensors(folder + "/name", {{"__metadata__", x}}); });
   expect("cannot be read", [&] { relax_grad::LoadTensors(folder); });
   relax_grad::Options threads;
   threads.num_threads = -1;
