@@ -183,6 +183,7 @@ MEMBERS = {
     "cpu": "cpu.pipeline",
     "cpu.memory": "cpu.pipeline",
     "cpu.stages": "cpu.pipeline",
+    "cpu.storages": "cpu.pipeline",
 }
 
 

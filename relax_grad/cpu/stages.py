@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from functools import partial
+from itertools import dropwhile, groupby
 
 import tvm
 from tvm import relax, tirx
@@ -25,6 +26,7 @@ from .passes.fusion import fuse_ops, keep_operands, return_operands
 from .passes.legalize import legalize_ops
 from .passes.schedule import DeclareSchedules
 from .passes.tuples import resolve_tuples
+from .storages import PLANS, storages_of
 
 
 def passes(
@@ -60,7 +62,7 @@ def passes(
     yield from _legalize_passes(target, declarations)
     yield _view_reshapes
     yield own.FuseSiblings(target)
-    yield own.Rematerialize()
+    yield own.Rematerialize(partial(_peak, target))
     yield own.ReorderForPeakMemory()
     yield _allocate_empty_constants
     for each in stages.dataflow_lower_passes(target):
@@ -81,6 +83,22 @@ def passes(
         yield CompileFunctions(target, declarations)
         if symbol_prefix:
             yield PrefixSymbols(symbol_prefix)  # CompileFunctions may add a function
+
+
+def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:
+    """Return the bytes that the passes behind Rematerialize plan for a function without symbolic extents."""
+    mod = relax.transform.DeadCodeElimination([name])(mod)
+    behind = dropwhile(
+        lambda each: not isinstance(each, own.Rematerialize),
+        passes(target, own.DispatchKernels(target)),
+    )
+    next(behind)
+    for each in behind:
+        if not isinstance(each, own.ScheduleLoops):  # it changes loops only
+            mod = each(mod)
+        if each.info.name == PLANS:
+            break
+    return sum(storages_of(mod, name, {}))
 
 
 def _legalize_passes(

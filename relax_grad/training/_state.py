@@ -10,6 +10,7 @@ from tvm import relax
 
 from ..ir.compat import dtype_of
 from . import _files
+from ._packing import unpacked
 from ._tensors import shape_of
 from .history import COUNTERS, History
 
@@ -78,7 +79,11 @@ def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
         raise ValueError(
             f"{path} is damaged: {counters['skipped']} of {counters['steps']} steps were skipped"
         )
-    fault = _fault_of(history)
+    try:
+        history = unpacked(history)
+        fault = _fault_of(history)
+    except ValueError as error:
+        fault = error
     if fault:
         raise ValueError(f"{path} is damaged: its history is of another form: {fault}")
     return counters, History(**history), more

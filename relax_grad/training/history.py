@@ -10,9 +10,16 @@ import numpy as np
 COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
 
 
+#: The steps of a history. Beyond it, every second one of the older three quarters is left out.
+MOST_STEPS = 1 << 20
+
+
 @dataclass
 class History:
     """The course of training.
+
+    A history of more than 2 ** 20 steps is thinned: every second record of the older three quarters is left out, and so again when
+    it grows. ``step`` tells which steps are there.
 
     Attributes
     ----------
@@ -59,3 +66,13 @@ class History:
         axes.set_ylabel("loss")
         axes.legend()
         figure.savefig(path)
+
+
+def thin(history: History) -> None:
+    """Leave out every second record of the older three quarters until there are at most :data:`MOST_STEPS`."""
+    recent = MOST_STEPS // 4
+    columns = [history.step, history.epoch, history.loss, history.lr, history.seconds]
+    columns += history.metrics.values()
+    while len(history.step) > MOST_STEPS:
+        for each in columns:
+            each[:-recent] = each[:-recent:2]

@@ -9,7 +9,8 @@ from math import prod
 import tvm
 from tvm import relax
 
-from ..cpu.memory import planned, value_of
+from ..cpu.memory import planned
+from ..cpu.storages import value_of
 from ..ir.compat import dtype_of
 from . import _export
 from ._donation import donating

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..ir.compat import dtype_of
 from ..ir.remat import checked
 from . import _export, _files
 from ._build import Build, Differentiate, Group, Settings
+from ._packing import packed
 from ._source import Forward, Source, source_of
 from ._state import check_seed
 from ._tensors import Tensors, as_tensor, shape_of
@@ -202,7 +203,7 @@ class TrainStep:
         groups = dict(zip(_files.GROUPS, self.initial(values), strict=True))
         versions = _export.versions(self, targets, compile_options)
         counters = {**dict.fromkeys(COUNTERS, 0), "seed": seed}
-        described = {"counters": counters, "history": asdict(History()), "more": {}}
+        described = {"counters": counters, "history": packed(History()), "more": {}}
         with _export.new_folder(folder) as part:
             _export.write_program(self, part, versions, compiler)
             _export.write_state(part / _export.STATE, groups, described)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 
 import numpy as np
 import tvm
@@ -15,9 +14,10 @@ from . import _export, _files
 from ._evaluation import Evaluation
 from ._inputs import as_input, check_ranges, forward_ranges_of, number, ranges_of
 from ._loop import Loop
+from ._packing import packed
 from ._state import check_seed, read_state
 from ._tensors import copies_of, leaves_of
-from .history import COUNTERS, History
+from .history import COUNTERS, History, thin
 from .step import StepResult, Tensors, TrainStep
 
 
@@ -227,6 +227,7 @@ class Trainer:
         history.seconds.append(seconds)
         for name, value in metrics.items():
             history.metrics.setdefault(name, []).append(value)
+        thin(history)
 
     def _scalars(self, lr: float | None, others: dict) -> dict[str, float]:
         """Return the hyperparameters, and remove them from ``others``."""
@@ -452,7 +453,7 @@ class Trainer:
         counters = {name: getattr(self, name) for name in COUNTERS}
         described = {
             "counters": counters,
-            "history": asdict(self.history),
+            "history": packed(self.history),
             "more": dict(more or {}),
         }
         groups = {name: self._group(name) for name in _files.GROUPS}

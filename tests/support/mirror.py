@@ -117,6 +117,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "tir.*": ("tir/test_functions.py", "tir/test_accesses.py"),
     # Code for CPUs.
     "cpu.memory": ("training/test_memory.py", "training/test_remat.py"),
+    "cpu.storages": ("training/test_memory.py", "training/test_remat.py"),
     "cpu.stages": ("cpu/test_pipeline.py", "cpu/passes/test_fusion.py"),
     "cpu.codegen._check": ("cpu/codegen/test_arguments.py",),
     "cpu.codegen.lower": ("cpu/codegen/test_compile.py", "cpu/codegen/test_cache.py"),

@@ -107,6 +107,38 @@ def test_a_budget_that_cannot_be_met_is_an_error_with_the_least_peak():
     assert memory_of(steps(least)).peak == least
 
 
+def test_the_planned_peak_is_within_drawn_budgets():
+    """Also where repeated calls keep new running statistics, and slots of the optimizer, out of the memory of the old ones."""
+    torch = pytest.importorskip("torch")
+    from relax_grad.frontend.torch import from_module
+
+    def layer(i, o):
+        return [torch.nn.Conv2d(i, o, 3, padding=1), torch.nn.BatchNorm2d(o), torch.nn.GELU()]
+
+    rest = [torch.nn.Dropout(0.2), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+    pool = torch.nn.MaxPool2d(2)
+    net = torch.nn.Sequential(*layer(3, 8), *layer(8, 8), pool, *layer(8, 16), *rest)
+    x, y = torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64)
+    loss = torch.nn.functional.cross_entropy
+    model = from_module(net, (x,), loss=loss, targets=(y,))
+
+    def peak(budget):
+        return memory_of(train_step(model, AdamW(0.01), remat=budget)).peak
+
+    whole = peak(None)
+    with pytest.raises(
+        ValueError, match=r"remat: .* at least \d+ bytes, but the budget is 1$"
+    ) as e:
+        peak(1)
+    least = int(str(e.value).rpartition("at least ")[2].split()[0])
+    assert least < 0.8 * whole
+    with pytest.raises(ValueError, match=f"at least {least} bytes, but the budget is {least - 1}$"):
+        peak(least - 1)
+    assert peak(least) == least
+    for budget in map(int, RNG.integers(least, whole, 5)):
+        assert peak(budget) <= budget
+
+
 def test_marked_segments_stay_checkpoints():
     def layer(bb, x, w):
         def body(x, w):

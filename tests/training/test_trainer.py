@@ -16,6 +16,7 @@ from checksums import flipped, signed
 from training_models import START, batches, close, gradients, module_of
 
 from relax_grad.training import SGD, Adam, Trainer, train_step
+from relax_grad.training._packing import unpacked
 
 safetensors = pytest.importorskip("safetensors")
 
@@ -196,6 +197,7 @@ def test_files_that_do_not_fit(step, tmp_path):
         described(lambda more: {**more, "counters": {**more["counters"], "skipped": 2}}),
         "is damaged: 2 of 1 steps were skipped",
     )
+    lists = unpacked(json.loads(header["__metadata__"]["relax_grad.training"])["history"])
     for name, value, message in (
         ("other", [], "other is unknown"),
         ("loss", ["x"], "loss is no list of numbers"),
@@ -211,9 +213,11 @@ def test_files_that_do_not_fit(step, tmp_path):
         ("evaluations", [{"loss": "x"}], "evaluations is no list of numbers by their names"),
     ):
         refuses(
-            described(lambda more: {**more, "history": {**more["history"], name: value}}),  # noqa: B023
+            described(lambda more: {**more, "history": {**lists, name: value}}),  # noqa: B023
             f"its history is of another form: {message}",
         )
+    columns = {"columns": {}, "metrics": {}, "evaluations": []}
+    refuses(described(lambda more: {**more, "history": columns}), "its columns are not epoch")
     refuses(described(lambda more: {**more, "history": {}}), "history is .* epoch is missing")
     text = json.dumps(header["__metadata__"]["relax_grad.training"])
     twice = json.dumps(header).replace(text, json.dumps('{"version": 2, "version": 2}')).encode()

@@ -103,12 +103,24 @@ def named_policy(residuals: Residuals, name: str) -> frozenset[int]:
     return by_policy(residuals, is_saveable)
 
 
-def within(residuals: Residuals, budget: int) -> frozenset[int]:
+def within(
+    residuals: Residuals, budget: int, planned: Callable[[frozenset[int]], int]
+) -> frozenset[int]:
     """Return calls to repeat so that the planned peak is within a budget in bytes.
 
     The candidates are cuts with several weights of time, at first with cheap calls only, and then divisions of the
     forward pass into segments, between which tensors are kept, while all other calls are repeated. The first candidate by
-    time that is within the budget is returned.
+    time that is within the budget is returned: by the peak of its tensors, and then by the plan of the rest of the pipeline, in which
+    some results may have other places.
+
+    Parameters
+    ----------
+    residuals : Residuals
+        The function.
+    budget : int
+        The bytes.
+    planned : Callable
+        Returns the bytes that the pipeline plans with repeated calls.
 
     Raises
     ------
@@ -116,16 +128,24 @@ def within(residuals: Residuals, budget: int) -> frozenset[int]:
         If there is none. The message has the least peak.
     """
     plans = {frozenset(), *_candidates(residuals)}
+    estimates = {plan: residuals.peak(plan) for plan in plans}
+    peaks: dict[frozenset[int], int] = {}
+
+    def peak(plan: frozenset[int]) -> int:
+        if plan not in peaks:
+            peaks[plan] = max(estimates[plan], planned(plan))
+        return peaks[plan]
 
     def time(plan: frozenset[int]) -> float:
         return sum(residuals.costs[i].time for i in plan)
 
-    least = None
     for plan in sorted(plans, key=lambda plan: (time(plan), sorted(plan))):
-        peak = residuals.peak(plan)
-        if peak <= budget:
+        if estimates[plan] <= budget and peak(plan) <= budget:
             return plan
-        least = peak if least is None else min(least, peak)
+    least = None
+    for plan in sorted(plans, key=lambda plan: (estimates[plan], sorted(plan))):
+        if least is None or estimates[plan] < least:
+            least = peak(plan) if least is None else min(least, peak(plan))
     raise ValueError(
         f"remat: the intermediate and the new tensors of the step take at least {least} bytes, but the budget is {budget}"
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 from tvm import relax
 
-from ...ir.module import normalized
+from ...ir.module import normalized, with_functions
 from ...ir.remat import AUTO, REMAT, from_attribute
 from ._plans import automatic, by_policy, named_policy, within
 from ._residuals import Residuals
@@ -18,6 +20,12 @@ class Rematerialize:
     The pass changes functions with the attribute ``relax_grad.remat``, which ``train_step`` sets from its argument of that
     name. It runs after fusion. A repeated call calls the same tensor function with the same operands, so that all results
     have the same bits. The sizes of tensors are known, and those within fused functions take no memory.
+
+    Parameters
+    ----------
+    planned : Callable, optional
+        Returns the bytes that later passes plan for a function of a module, by its name; by default they are estimated. The pipeline
+        ``"relax_grad"`` passes it, so that a budget limits what it plans.
 
     Examples
     --------
@@ -36,9 +44,16 @@ class Rematerialize:
     True
     """
 
+    def __init__(self, planned: Callable[[tvm.IRModule, str], int] | None = None):
+        if planned is not None and not callable(planned):
+            raise TypeError(f"planned must be a function or None, but it is {planned!r}")
+        self._planned = planned
+
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         functions = {
-            variable: _changed(function, mod) if _is_marked(function) else function
+            variable: _changed(variable.name_hint, function, mod, self._planned)
+            if _is_marked(function)
+            else function
             for variable, function in mod.functions_items()
         }
         return tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
@@ -52,25 +67,39 @@ def _is_marked(function: tvm.ir.BaseFunc) -> bool:
     )
 
 
-def _changed(function: relax.Function, mod: tvm.IRModule) -> relax.Function:
+def _changed(
+    name: str,
+    function: relax.Function,
+    mod: tvm.IRModule,
+    planned: Callable[[tvm.IRModule, str], int] | None,
+) -> relax.Function:
     residuals = Residuals(function, mod)
-    calls = _chosen(residuals, from_attribute(function.attrs[REMAT]))
-    if calls:
-        function = relax.Function(
-            function.params,
-            normalized(function.params, residuals.body(calls)),
-            function.ret_ty,
-            function.is_pure,
-            function.attrs,
-            function.span,
-        )
-    return function.without_attr(REMAT)
+
+    def repeating(calls: frozenset[int]) -> relax.Function:
+        changed = function
+        if calls:
+            changed = relax.Function(
+                function.params,
+                normalized(function.params, residuals.body(calls)),
+                function.ret_ty,
+                function.is_pure,
+                function.attrs,
+                function.span,
+            )
+        return changed.without_attr(REMAT)
+
+    def peak(calls: frozenset[int]) -> int:
+        if planned is None:
+            return residuals.peak(calls)
+        return planned(with_functions(mod, {name: repeating(calls)}), name)
+
+    return repeating(_chosen(residuals, from_attribute(function.attrs[REMAT]), peak))
 
 
-def _chosen(residuals: Residuals, setting) -> frozenset[int]:
-    """Return the calls to repeat for a setting."""
+def _chosen(residuals: Residuals, setting, peak: Callable[[frozenset[int]], int]) -> frozenset[int]:
+    """Return the calls to repeat for a setting; ``peak`` returns the bytes that the pipeline plans."""
     if isinstance(setting, int):
-        return within(residuals, setting)
+        return within(residuals, setting, peak)
     if setting == AUTO:
         return automatic(residuals)
     if isinstance(setting, str):
