@@ -266,6 +266,8 @@ class Imported:
                     )
                 value = bb.emit_output(value)
             bb.emit_func_output(value)
+        if returns_outputs:
+            _check_extents(params, bb.get()["loss"])
         kept = len(_results(main)) - len(params)
         whole = append_loss(
             _returning(main, carriers, len(params) if returns_outputs else 0),
@@ -535,6 +537,18 @@ def _carriers(main: relax.Function, outputs: Sequence[relax.Var]) -> list[relax.
 def _extents(var: relax.Var) -> list:
     shape = var.ty.shape if isinstance(var.ty, relax.TensorType) else None
     return list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
+
+
+def _check_extents(outputs: Sequence[relax.Var], loss: relax.Function) -> None:
+    """Raise ValueError if a loss reads an output whose extents are known only at run time: it has no gradient."""
+    read = {variable.name for variable in relax.analysis.free_vars(loss.body)}
+    for each in outputs:
+        is_known = isinstance(each.ty.shape, relax.ShapeExpr)
+        if not is_known and each.name in read:
+            raise ValueError(
+                f"the loss reads the output {each.name}, whose extents are known only at run time: its type is {each.ty}. Give "
+                "the extents of the inputs from which the model computes them: from_model(..., shapes={...})"
+            )
 
 
 def _results(function: relax.Function) -> list[relax.Expr]:

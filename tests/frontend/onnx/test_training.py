@@ -274,3 +274,21 @@ def test_a_loss_in_the_graph_trains():
         np.testing.assert_allclose(found.loss, -np.log(shares[range(6), labels]).mean(), rtol=1e-5)
         w = w - 0.5 * x.T @ (shares - np.eye(3)[labels]) / 6
         np.testing.assert_allclose(trainer.params["w"].numpy(), w, rtol=1e-4, atol=1e-6)
+
+
+def test_an_output_without_known_extents_is_named():
+    """The extent ``T // 2`` of a symbolic axis; with a constant axis the model trains."""
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Gather", ["s", "one"], ["t"]),
+        node("Div", ["t", "two"], ["half"]),
+        node("Slice", ["x", "zero", "half", "one"], ["p"]),
+        node("MatMul", ["p", "w"]),
+    ]
+    integers = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2])}
+    model = models.model_of(nodes, {"x": ["b", "t", 4]}, {**integers, "w": normal(4, 3)})
+    with pytest.raises(ValueError, match=r"reads the output y, .*: from_model\(..., shapes="):
+        train_step(from_model(model), SGD(), loss=square)
+    known = from_model(model, shapes={"x": ("b", 7, 4)})
+    assert str(known.outputs["y"].shape) == "R.shape([b, 3, 3])"
+    assert train_step(known, SGD(), loss=square).outputs == ()

@@ -166,6 +166,19 @@ def test_external_data(tmp_path):
         from_model(path)
 
 
+def test_a_model_that_is_too_large_for_one_file(tmp_path, monkeypatch):
+    """It gets a second file, as no message of protobuf has more than 2 GB."""
+    monkeypatch.setattr("relax_grad.frontend.onnx._write.MOST_BYTES", 100_000)
+    w, v = normal(200, 200), normal(200, 3)
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("MatMul", ["h", "v"])]
+    model = models.model_of(nodes, {"x": [2, 200]}, {"w": w, "v": v})
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3]))
+    path, x = tmp_path / "model.onnx", normal(2, 200)
+    from_model(model).write_to(path, {"v": 2 * v})
+    assert (tmp_path / "model.onnx.data").stat().st_size >= w.nbytes + v.nbytes
+    np.testing.assert_allclose(run(path, {"x": x})[0], x @ w @ (2 * v), rtol=1e-3, atol=1e-3)
+
+
 def test_external_data_that_does_not_fit_is_refused(tmp_path):
     model = models.model_of([node("MatMul", ["x", "w"])], {"x": [2, 200]}, {"w": normal(200, 200)})
     path = tmp_path / "model.onnx"
