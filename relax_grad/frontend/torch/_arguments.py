@@ -11,6 +11,7 @@ from torch import nn
 from .._arguments import check_trainable
 from ._dynamic import DynamicShapes
 from ._export import target_names
+from ._tensors import described
 
 
 def shapes_of(module, args, kwargs, targets, given) -> DynamicShapes:
@@ -29,19 +30,23 @@ def shapes_of(module, args, kwargs, targets, given) -> DynamicShapes:
 
 def check_arguments(module, args, kwargs, loss, targets, custom) -> None:
     if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, but it is {module!r}")
+        raise TypeError(f"module must be a torch.nn.Module, but it is {described(module)}")
     if isinstance(args, (torch.Tensor, str, Mapping)) or not isinstance(args, Sequence):
-        raise TypeError(f"args must be a sequence of example arguments, but it is {args!r}")
+        raise TypeError(
+            f"args must be a sequence of example arguments, but it is {described(args)}"
+        )
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(
-            f"kwargs must be a mapping of names to example arguments, but it is {kwargs!r}"
+            f"kwargs must be a mapping of names to example arguments, but it is {described(kwargs)}"
         )
     if loss is not None and not callable(loss):
         raise TypeError(
-            f"loss must be a function of the output and the targets, but it is {loss!r}"
+            f"loss must be a function of the output and the targets, but it is {described(loss)}"
         )
     if isinstance(targets, (torch.Tensor, str, Mapping)) or not isinstance(targets, Sequence):
-        raise TypeError(f"targets must be a sequence of example tensors, but it is {targets!r}")
+        raise TypeError(
+            f"targets must be a sequence of example tensors, but it is {described(targets)}"
+        )
     if targets and loss is None:
         raise ValueError("targets are arguments of a loss; give one: loss=...")
     check_map(custom)
@@ -53,7 +58,7 @@ def check_map(custom) -> None:
         and all(isinstance(name, str) and callable(each) for name, each in custom.items())
     ):
         raise TypeError(
-            f"custom_convert_map must be a mapping of operators to functions, but it is {custom!r}"
+            f"custom_convert_map must be a mapping of operators to functions, but it is {described(custom)}"
         )
 
 

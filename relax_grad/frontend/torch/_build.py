@@ -14,9 +14,10 @@ from tvm import relax
 
 from ._export import Program, mode
 from ._graph import raise_problems, text_of
+from ._hooks import check_hooks
 from ._imported import Imported
 from ._importer import Importer
-from ._tensors import check_hooks, copied, merged
+from ._tensors import copied, merged
 
 
 class Options(NamedTuple):

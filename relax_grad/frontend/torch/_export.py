@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import itertools
 import logging
 import traceback
 import warnings
@@ -15,12 +16,18 @@ from unittest import mock
 import torch
 import torch.export._trace
 from torch import nn
-from torch._dynamo.exc import UserError, UserErrorType
+from torch._dynamo.exc import Unsupported, UserError, UserErrorType
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import traceback as annotations
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from ...errors import UnsupportedOperatorError
+from ._aliases import Aliases
 from ._converters import CONVERTERS
 from ._dynamic import DynamicShapes
 from ._functions import SECTION
@@ -33,9 +40,15 @@ from ._graph import (
     stop_gradients_of_no_grad,
     user_line,
 )
+from ._hooks import watching_hooks
 from ._recurrent import dropout_between_layers
 from ._state import watching_state
+from ._tensors import described
 from ._tracing import CHECKPOINT, Tracer, averaging_statistics
+
+_SYMBOLIC_STATE = (
+    ", and symbolic extents are none; leave this axis out of dynamic_shapes, or return the tensor"
+)
 
 #: It stands for a tensor in the form of a result.
 TENSOR = object()
@@ -132,6 +145,7 @@ class Wrapper(nn.Module):
         self.tracer.parameters = list(self.parameters())
         with (
             watching_state(self, self._note_state),
+            watching_hooks(self, self._note_state),
             self.tracer.watching(),
             _assigned_buffers(self),
         ):
@@ -139,7 +153,7 @@ class Wrapper(nn.Module):
             loss = loss_of(result) if self.loss is None else self.loss(result, *targets)
         if self.loss is not None and not is_loss(loss):
             raise ValueError(
-                f"loss must return a floating-point tensor of one element, but it returns {_described(loss)}"
+                f"loss must return a floating-point tensor of one element, but it returns {described(loss)}"
             )
         named = dict(named_tensors(result))
         self.result.names, self.result.has_loss = list(named), loss is not None
@@ -162,20 +176,18 @@ def _assigned_buffers(module: nn.Module) -> Iterator[None]:
             new = each._buffers.get(name)
             if new is old or old is None:
                 continue
-            if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            # The comparison with a symbolic extent would make it a number.
+            is_symbolic = new is not None and not all(isinstance(n, int) for n in new.shape)
+            if new is None or is_symbolic or new.shape != old.shape or new.dtype != old.dtype:
                 raise ValueError(
-                    f"the buffer {name} of {type(each).__name__} gets {_described(new)} in the place of "
-                    f"{_described(old)}; a buffer must keep its shape and dtype"
+                    f"the buffer {name} of {type(each).__name__} gets {described(new)} in the place of "
+                    f"{described(old)}; a buffer must keep its shape and dtype"
+                    + _SYMBOLIC_STATE
+                    * is_symbolic
                 )
             with torch.no_grad():
                 old.copy_(new)
             each._buffers[name] = old
-
-
-def _described(value) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
-    return repr(value)
 
 
 def named_tensors(result) -> Iterator[tuple[str, torch.Tensor]]:
@@ -239,9 +251,11 @@ def export(
     wrapper.training = module.training
     leaves = named_inputs(module, args, kwargs, targets)
     names = [name if isinstance(leaf, torch.Tensor) else None for name, leaf in leaves]
-    given = (args, dict(kwargs), targets)
+    with torch.inference_mode(False):
+        given = _distinct((args, dict(kwargs), targets), module, loss)
     with (
         quiet(),
+        torch.inference_mode(False),
         torch.enable_grad(),
         annotations.preserve_node_meta(),
         averaging_statistics(module),
@@ -253,16 +267,36 @@ def export(
             )
         except Exception as error:  # torch.export raises every kind
             raise_problems(tracer.problems)
-            raise _translated(error) from error
-    program = decomposed(exported, names, result.names, result.has_loss, kept, _key)
+            raise _translated(error, leaves) from error
+    roles = names, result.names, result.has_loss
+    program = decomposed(exported, *roles, kept, _key, tracer.training, has_memory=True)
     program.problems[:0] = tracer.problems
     program.form = result.form
     program.symbols = shapes.names(program.exported, list(program.inputs.values()))
     return program
 
 
-def _translated(error: Exception) -> Exception:
-    """Return the exception that says where torch.export stopped."""
+def _distinct(given, *owners):
+    """Return example arguments as tensors of their own, outside of the inference mode.
+
+    torch.export takes one tensor in two places for one input.
+    """
+    taken: set[int] = set()
+    for each in owners:
+        if isinstance(each, nn.Module):
+            taken.update(map(id, itertools.chain(each.parameters(), each.buffers())))
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in taken or tensor.is_inference():
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        taken.add(id(tensor))
+        return tensor
+
+    return pytree.tree_map_only(torch.Tensor, own, given)
+
+
+def _translated(error: Exception, inputs: Sequence[tuple[str, object]] = ()) -> Exception:
+    """Return the exception that says where torch.export stopped, with the examples if the trace failed on them."""
     if isinstance(error, (TypeError, ValueError)) and not type(error).__module__.startswith(
         "torch."
     ):
@@ -272,6 +306,7 @@ def _translated(error: Exception) -> Exception:
         return ValueError(
             "dynamic_shapes does not fit the module or the examples (Dim is torch.export.Dim):\n  "
             + "\n  ".join(each for each in reasons if not each.startswith("Constraints violated"))
+            + "\n  A write to a parameter or a buffer fixes extents, too."
         )
     reason = next(iter(str(error).strip().splitlines()), "")
     line = user_line(traceback.extract_tb(error.__traceback__))
@@ -280,8 +315,22 @@ def _translated(error: Exception) -> Exception:
     return UnsupportedOperatorError(
         f"torch.export cannot trace the module: {type(error).__name__}: {reason}"
         + (f"\n  at {line}" if line else "")
-        + (_CONTROL_FLOW if type(error).__module__.startswith("torch.") else "")
+        + (_CONTROL_FLOW if _depends_on_values(error) else _examples(inputs))
     )
+
+
+def _depends_on_values(error: Exception) -> bool:
+    """Tell whether a trace stopped at a decision or a shape that depends on values."""
+    kinds = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+    return isinstance(error, (*kinds, Unsupported)) or "data-dependent" in str(error)
+
+
+def _examples(inputs: Sequence[tuple[str, object]]) -> str:
+    """Return the sentence that names the example arguments."""
+    if not inputs:
+        return ""
+    shown = "; ".join(f"{name} is {described(each)}" for name, each in inputs)
+    return f"\nThe examples must be arguments that the module takes in PyTorch, too: {shown}."
 
 
 #: The kinds of errors of torch.export that symbolic extents make.
@@ -319,6 +368,10 @@ def named_inputs(
             full = ".".join([name, *map(_key_name, path)])
             if isinstance(leaf, torch.Tensor) and leaf.is_meta:
                 raise ValueError(f"{full} is on the device meta; give an example on the CPU")
+            if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+                raise ValueError(
+                    f"{full} has the layout {leaf.layout}, and the import takes dense tensors; give {full}.to_dense()"
+                )
             while full in found:
                 full += "_"
             found[full] = leaf
@@ -350,7 +403,8 @@ def from_program(exported: torch.export.ExportedProgram, kept: Collection[str]) 
     ]
     result = pytree.tree_unflatten(leaves, exported.call_spec.out_spec)
     loss, named = loss_of(result), dict(named_tensors(result))
-    program = decomposed(copy.deepcopy(exported), names, None, False, kept, str)
+    given = copy.deepcopy(exported), names, None, False, kept, str
+    program = decomposed(*given, has_gradients=True, has_memory=False)
     positions = [
         i for i, each in zip(program.outputs.values(), leaves, strict=True) if each is not None
     ]
@@ -367,6 +421,8 @@ def decomposed(
     has_loss: bool,
     kept: Collection[str],
     key: Callable[[str], str],
+    has_gradients: bool,
+    has_memory: bool,
 ) -> Program:
     """Return the graph of core operators with the roles of its inputs and outputs.
 
@@ -374,6 +430,8 @@ def decomposed(
     """
     keep_only(exported.graph_module, (CHECKPOINT, SECTION))
     stop_gradients_of_no_grad(exported.graph_module)
+    aliases = Aliases(_without_gradient(exported, has_gradients), has_memory)
+    aliases.run(exported.graph_module)
     table = torch.export.default_decompositions()
     for operator in list(table):
         if operator.namespace == "aten" and operator.__name__ in {*CONVERTERS, *kept}:
@@ -399,7 +457,7 @@ def decomposed(
             constants[spec.arg.name] = exported.constants[spec.target]
     results = graph.output_node().args[0]
     own = {place: name for name, place in inputs.items()}
-    found, states, problems = [], {}, []
+    found, states, problems = [], {}, aliases.problems
     for i, spec in enumerate(exported.graph_signature.output_specs):
         if spec.kind is OutputKind.BUFFER_MUTATION:
             states[key(spec.target)] = i
@@ -417,6 +475,13 @@ def decomposed(
     loss = found.pop(0) if has_loss else None
     roles = dict(zip(map(str, found) if outputs is None else outputs, found, strict=True))
     return Program(exported, inputs, tensors, constants, roles, loss, states, problems)
+
+
+def _without_gradient(exported: torch.export.ExportedProgram, has_gradients: bool) -> set[str]:
+    """Return the placeholders of buffers and constants; all if gradients do not matter."""
+    kinds = (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    specs = exported.graph_signature.input_specs
+    return {each.arg.name for each in specs if each.kind in kinds or not has_gradients}
 
 
 #: The loggers of PyTorch that repeat errors, which are raised too.

@@ -16,6 +16,9 @@ from torch import fx
 from ...errors import UnsupportedOperatorError
 from ._operators import GRADIENT
 
+#: The mark of the nodes of a region without gradients.
+WITHOUT_GRADIENT = "relax_grad.without_gradient"
+
 _OWN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _FRAME = re.compile(
@@ -108,7 +111,7 @@ def text_of(problems: Iterable[Problem]) -> str:
 def stop_gradients_of_no_grad(module: fx.GraphModule) -> None:
     """Write out the regions with and without gradients, and detach the operands of the latter.
 
-    Tensors that the region writes stay as they are: the tracer has refused those that a gradient reaches.
+    Tensors that the region writes stay as they are: :mod:`._aliases` refuses those that a gradient reaches.
     Decomposition would write the regions out too, but drop the annotations of their nodes.
     """
     for inner in list(module.modules()):
@@ -144,6 +147,7 @@ def _write_out(module: fx.GraphModule, node: fx.Node, region: fx.GraphModule) ->
                 values[each].meta.update(each.meta)
             elif each.op == "call_function":
                 values[each] = module.graph.node_copy(each, values.__getitem__)
+                values[each].meta[WITHOUT_GRADIENT] = node.args[0] is False
     results = fx.node.map_arg(region.graph.output_node().args[0], values.__getitem__)
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
@@ -165,11 +169,15 @@ def _detach_inputs(region: fx.GraphModule) -> None:
             detached = graph.call_function(torch.ops.aten.detach.default, (place,))
             detached.meta.update(place.meta)
             detached.meta["custom"] = next(iter(place.users)).meta.get("custom")
-            # Gradients within the model are computed in regions without gradients too.
             place.replace_all_uses_with(
-                detached, lambda user, own=detached: user is not own and user.target is not GRADIENT
+                detached, lambda user, own=detached: user is not own and not _records(user)
             )
     region.recompile()
+
+
+def _records(node: fx.Node) -> bool:
+    """Tell whether a node of a region without gradients has one: within the model, or in a region with gradients."""
+    return node.target is GRADIENT or (_is_region(node) and node.args[0] is True)
 
 
 def _writes(node: fx.Node, operand: fx.Node) -> bool:

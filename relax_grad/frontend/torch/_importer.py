@@ -239,12 +239,22 @@ class Importer(ExportedProgramImporter):
         except Refused:
             raise
         except Exception as error:  # the converters raise every kind
+            dtypes = _float_dtypes(node)
+            if len(dtypes) > 1 and name not in self._custom:
+                raise Refused(
+                    f"its operands have the dtypes {', '.join(dtypes)}; give examples in the dtype of the module, or convert "
+                    "the module before the import"
+                ) from error
             message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise Refused(f"its converter fails: {message}") from error
         return self._checked(node, found, value)
 
     def _number(self, node: fx.Node, name: str):
         """Return a number that symbolic extents make: a tensor of float64 without axes."""
+        if name == "_local_scalar_dense.default":
+            raise Refused(
+                "it makes a number of Python of a value (item, float, int); compute with the tensor"
+            )
         function = _NUMBERS.get(name)
         if function is None:
             raise Refused("it has no form for symbolic numbers")
@@ -317,6 +327,8 @@ class Importer(ExportedProgramImporter):
     def _substitute(self, value):
         if isinstance(value, (tuple, list)):
             return tuple(map(self._substitute, value))
+        if isinstance(value, torch.SymFloat):
+            return relax.const(0.0, "float64")
         if not isinstance(value, torch.Tensor):
             return value
         try:
@@ -324,6 +336,15 @@ class Importer(ExportedProgramImporter):
         except Exception:  # an extent or a dtype that Relax has no form for: listed with its node
             kind = relax.TensorType([1] * value.ndim, "float32")
         return self.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
+
+
+def _float_dtypes(node: fx.Node) -> list[str]:
+    """Return the floating-point dtypes of the operands of a node."""
+    values = (each.meta.get("val") for each in node.all_input_nodes)
+    floats = (
+        each for each in values if isinstance(each, torch.Tensor) and each.is_floating_point()
+    )
+    return sorted({str(each.dtype) for each in floats})
 
 
 def _is_complex(value) -> bool:

@@ -9,10 +9,21 @@ from fnmatch import fnmatchcase
 import torch
 import tvm
 from torch import nn
-from torch.nn.modules import module as _hooks
 
 #: The versions that the package is tested with; setup.py has them as well.
 SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
+
+
+def described(value) -> str:
+    """Return a value as text for a message: tensors by shape and dtype, modules by class, others cut to a line."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    if isinstance(value, nn.Module):
+        return f"a module {type(value).__name__}"
+    if isinstance(value, (list, tuple)) and value:
+        return f"a {type(value).__name__} with {described(value[0])}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def copied(tensor: torch.Tensor) -> tvm.runtime.Tensor:
@@ -32,7 +43,7 @@ def merged(
     Raises
     ------
     ValueError
-        If two parameters are different tensors in the same memory, or a tensor is on the device meta.
+        If two parameters are different tensors in the same memory, or a tensor is sparse or on the device meta.
     """
     values: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
@@ -43,12 +54,19 @@ def merged(
             raise ValueError(
                 f'{key} is on the device meta, and has no values; load them, or move the module by .to_empty(device="cpu")'
             )
+        if each.layout is not torch.strided:
+            kind = "parameter" if key in params else "buffer"
+            owner, _, name = f"module.{key}".rpartition(".")
+            raise ValueError(
+                f"the {kind} {key} has the layout {each.layout}, and the import takes dense tensors; register "
+                f"{owner}.{name}.to_dense() in its place"
+            )
         if id(each) in first:
             aliases[key] = first[id(each)]
             continue
         first[id(each)] = key
         values[key] = each
-        if key not in params or not each.numel() or each.layout is not torch.strided:
+        if key not in params or not each.numel():
             continue
         start = each.data_ptr()
         reach = sum((n - 1) * s for n, s in zip(each.shape, each.stride(), strict=True))
@@ -104,7 +122,7 @@ def write_to(module: nn.Module, key: str, value: torch.Tensor, tensors: Mapping)
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers of a module by their keys."""
     if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, but it is {module!r}")
+        raise TypeError(f"module must be a torch.nn.Module, but it is {described(module)}")
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -114,31 +132,6 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def as_torch(value) -> torch.Tensor:
     """Return a tensor of TVM, NumPy or another library as one of PyTorch, without a copy where possible."""
     return value.detach() if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
-
-
-def check_hooks(module: nn.Module) -> None:
-    """Refuse hooks that change gradients, which torch.export ignores.
-
-    Raises
-    ------
-    ValueError
-        If a parameter or a submodule has such a hook.
-    """
-    for key, each in module.named_parameters():
-        if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None):
-            raise ValueError(
-                f"the parameter {key.removeprefix('module.')} has a hook of its gradient, which is not imported; remove it"
-            )
-    if _hooks._global_backward_hooks or _hooks._global_backward_pre_hooks:
-        raise ValueError(
-            "there is a backward hook of all modules, which is not imported; remove it"
-        )
-    for key, each in module.named_modules():
-        if each._backward_hooks or each._backward_pre_hooks:
-            raise ValueError(
-                f"the submodule {key.removeprefix('module').removeprefix('.') or '(itself)'} has a backward hook, which is "
-                "not imported; remove it"
-            )
 
 
 def _safetensors(user: str):

@@ -44,8 +44,7 @@ class Tracer(TorchFunctionMode):
     """Watches the calls of PyTorch's functions during a trace.
 
     - ``tensor.data`` is ``tensor.detach()``.
-    - Parameters outside the module, hooks of tensors, functions with gradients of their own, and writes that bypass the
-      gradient are problems.
+    - Parameters outside the module and hooks of tensors are problems.
     - Checkpointed sections are annotated.
 
     Parameters
@@ -59,15 +58,16 @@ class Tracer(TorchFunctionMode):
         The calls that cannot be imported.
     parameters : list[torch.Tensor]
         The parameters of the module during the trace.
+    training : bool
+        Whether gradients matter.
     """
 
     def __init__(self, training: bool):
         super().__init__()
         self.problems: list[Problem] = []
         self.parameters: list[torch.Tensor] = []
-        self._training = training
+        self.training = training
         self._packed = PackedSequences()
-        self._active: dict[int, torch.UntypedStorage] = {}  # memory that a gradient reaches
         self._sections = 0
         self._functions = FunctionCalls(self._note)
 
@@ -84,7 +84,7 @@ class Tracer(TorchFunctionMode):
             self._note(
                 "Tensor.data", "a tensor is assigned; use tensor.copy_ within torch.no_grad()"
             )
-        if not self._training:
+        if not self.training:
             return function(*args, **kwargs)
         if function in _HOOKS:
             self._note(f"Tensor.{function.__name__}", "hooks of gradients are not imported")
@@ -93,29 +93,12 @@ class Tracer(TorchFunctionMode):
         if function is torch.Tensor.requires_grad_ or accessor is torch.Tensor.requires_grad:
             self._check_flag(*args, **kwargs)
         tensors = [each for each in _tensors(args, kwargs) if type(each) is not torch.Size]
-        for each in tensors:
-            if each.requires_grad:
-                if not isinstance(each, FakeTensor):
-                    self._note(
-                        _name(function),
-                        "it takes a tensor that needs a gradient and is no parameter of the module; register it as one",
-                    )
-                self._activate(each)
-        versions = [each._version for each in tensors]
-        result = function(*args, **kwargs)
-        for each, version in zip(tensors, versions, strict=True):
-            written = each._version != version
-            bypasses = not each.requires_grad or not torch.is_grad_enabled()
-            if written and bypasses and id(_storage(each)) in self._active:
-                self._note(
-                    _name(function),
-                    "it writes to a tensor that needs a gradient, through a detached tensor or within no_grad; compute a "
-                    "new tensor",
-                )
-        for each in _tensors((result,), {}):
-            if each.requires_grad:
-                self._activate(each)
-        return result
+        if any(each.requires_grad and not isinstance(each, FakeTensor) for each in tensors):
+            self._note(
+                _name(function),
+                "it takes a tensor that needs a gradient and is no parameter of the module; register it as one",
+            )
+        return function(*args, **kwargs)
 
     def _check_flag(self, tensor: torch.Tensor, requires_grad: bool | None = None) -> None:
         """Note a change of the flag of a parameter, which the graph does not have."""
@@ -126,10 +109,6 @@ class Tracer(TorchFunctionMode):
                 "Tensor.requires_grad",
                 "the flag of a parameter changes during the call; use parameter.detach(), or set the flag before the import",
             )
-
-    def _activate(self, tensor: torch.Tensor) -> None:
-        storage = _storage(tensor)
-        self._active[id(storage)] = storage
 
     def _note(self, operator: str, reason: str, line: str | None = None) -> None:
         self.problems.append(Problem(operator, reason, line or _user_line()))
@@ -163,7 +142,7 @@ class Tracer(TorchFunctionMode):
 
         def pack(hooks):
             is_plain = type(hooks).__module__.startswith("torch.") and type(hooks) is not saved
-            if tracer._training and not is_plain:
+            if tracer.training and not is_plain:
                 tracer._note(
                     "torch.autograd.graph.saved_tensors_hooks",
                     "hooks of saved tensors are not imported; use torch.utils.checkpoint to save memory",
@@ -262,10 +241,6 @@ def _tensors(args, kwargs) -> list[torch.Tensor]:
         inner = each if isinstance(each, (list, tuple)) else [each]
         found += [one for one in inner if isinstance(one, torch.Tensor)]
     return found
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
 
 
 def _name(function) -> str:

@@ -19,7 +19,9 @@ from ._arguments import check_arguments
 from ._build import values_of
 from ._compiled import ALIGNMENT, Compiled, Run, compiled, plain
 from ._export import TENSOR, named_inputs
+from ._hooks import hooks_of
 from ._imported import Imported
+from ._tensors import described
 from .model import as_it_is
 
 #: The constants that a module may return beside tensors.
@@ -92,7 +94,7 @@ def wrap(
         raise ValueError(f"target must be a CPU, but it is {chosen}")
     if compile_options is not None and not isinstance(compile_options, Mapping):
         raise TypeError(
-            f"compile_options must be a mapping of arguments of tvm.compile, but it is {compile_options!r}"
+            f"compile_options must be a mapping of arguments of tvm.compile, but it is {described(compile_options)}"
         )
     examples = _Examples(module, tuple(args), dict(kwargs or {}))
     options = _Options(chosen, compile_options, dynamic_shapes, custom_convert_map)
@@ -185,6 +187,7 @@ class Wrapped(nn.Module):
         flags = layout.flags()
         program = self._functions.programs.get(flags)
         if program is None:
+            self._examples.check_dtypes(inputs)
             program = _Program(original, self._examples, self._options)
             self._functions.programs[flags] = program
         program.check(inputs)
@@ -226,10 +229,14 @@ class _Layout:
             for tensors in (each._parameters, each._buffers):
                 for name in tensors:
                     self._places[f"{prefix}.{name}" if prefix else name] = tensors, name
+        self._hooks = hooks_of(self._modules)
+        self._found = self._hooks()
         self._ties = [(*self._places[key], *self._places[first]) for key, first in aliases.items()]
 
     def is_current(self) -> bool:
-        """Tell whether the module has the submodules and the tied tensors that it had."""
+        """Tell whether the module has the submodules, the hooks and the tied tensors that it had."""
+        if self._hooks() != self._found:
+            return False
         for each, found in self._children:
             if tuple(each.values()) != found:
                 return False
@@ -254,6 +261,7 @@ class _Examples:
         named = named_inputs(module, args, kwargs, ())
         self.args, self.kwargs = args, kwargs
         self._names = [name for name, _ in named]
+        self._tensors = {name: each.dtype for name, each in named if isinstance(each, torch.Tensor)}
         leaves, self._spec = pytree.tree_flatten((args, kwargs))
         self._leaves = [TENSOR if isinstance(each, torch.Tensor) else each for each in leaves]
         self._is_flat = not kwargs and all(isinstance(each, torch.Tensor) for each in args)
@@ -274,6 +282,15 @@ class _Examples:
         self.__dict__.update(state)
         leaves, self._spec = pytree.tree_flatten((self.args, self.kwargs))
         self._leaves = [TENSOR if isinstance(each, torch.Tensor) else each for each in leaves]
+
+    def check_dtypes(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise an error if the first arguments of a mode have other dtypes than the examples, as after ``double()``."""
+        for (name, dtype), each in zip(self._tensors.items(), inputs, strict=True):
+            if each.dtype is not dtype:
+                raise ValueError(
+                    f"{name} has dtype {each.dtype}, but the example that was given to wrap has {dtype}, with which the module "
+                    "is traced; convert the module and the examples first: wrap(module.to(dtype), (example.to(dtype),))"
+                )
 
     def inputs(self, args: tuple, kwargs: dict) -> list[torch.Tensor]:
         """Return the tensors among the arguments of a call, in the order of the examples.
@@ -298,7 +315,7 @@ class _Examples:
         for name, given, expected in zip(self._names, leaves, self._leaves, strict=True):
             if expected is TENSOR:
                 if not isinstance(given, torch.Tensor):
-                    raise TypeError(f"{name} must be a tensor, but it is {given!r}")
+                    raise TypeError(f"{name} must be a tensor, but it is {described(given)}")
                 found.append(given)
             elif (
                 isinstance(given, torch.Tensor)
@@ -306,7 +323,7 @@ class _Examples:
                 or given != expected
             ):
                 raise ValueError(
-                    f"{name} is {given!r}, but {expected!r} was given to wrap, which is a constant of the compiled functions; "
+                    f"{name} is {described(given)}, but {described(expected)} was given to wrap, which is a constant of the compiled functions; "
                     "wrap the module again"
                 )
         return found

@@ -14,7 +14,7 @@ from ._arguments import check_arguments, check_map, check_options, shapes_of
 from ._build import Build, Options, frozen_statistics, modes, values_of
 from ._export import export, from_program, named_inputs
 from ._imported import Imported
-from ._tensors import chosen, merged
+from ._tensors import chosen, described, merged
 
 
 def from_module(
@@ -148,7 +148,7 @@ def from_exported_program(
     (['weight', 'bias'], ['input'], ['output'])
     """
     if not isinstance(ep, torch.export.ExportedProgram):
-        raise TypeError(f"ep must be a torch.export.ExportedProgram, but it is {ep!r}")
+        raise TypeError(f"ep must be a torch.export.ExportedProgram, but it is {described(ep)}")
     check_map(custom_convert_map)
     check_options(trainable, batch_norm)
     if ep.dialect != "TRAINING":

@@ -224,6 +224,25 @@ def test_tied_parameters_are_one():
     assert imported.aliases == {"head.weight": "embedding.weight"}
 
 
+def test_one_tensor_in_two_places_is_two_inputs():
+    """torch.export takes it for one input: the other argument would be ignored."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, one, other):
+            return self.weight * one - other
+
+    module, data = Scaled(), torch.ones(3)
+    for data in (torch.ones(3), module.weight):
+        imported = from_module(module, (data, data), loss=F.mse_loss, targets=(data,))
+        function = imported.module["loss"]
+        read = {each.name for each in relax.analysis.free_vars(function.body)}
+        assert {"one", "other", "target", "weight"} <= read
+
+
 def test_parameters_in_the_same_memory_are_refused():
     model = Of(lambda m, x: (m.dense(x) * m.other).sum())
     model.other = nn.Parameter(model.scale.data)
@@ -476,8 +495,11 @@ def data_dependent(m, x):
             "torch.autograd.backward: it writes to parameter.grad",
         ),
         (lambda m, x: (m.dense(x) * OUTSIDE).sum(), "is no parameter of the module"),
-        (written_detached, "torch.add_: it writes to a tensor that needs a gradient"),
-        (written_without_gradient, "torch.clamp_: it writes to a tensor that needs a gradient"),
+        (written_detached, "aten.add_.Tensor: it writes to a tensor that needs a gradient"),
+        (
+            written_without_gradient,
+            "aten.clamp_.default: it writes to a tensor that needs a gradient",
+        ),
         (written_parameter, "writes? to (a tensor|the parameter)"),
         (written_input, "a write to the input"),
         (counting, "a write to the attribute steps of Of"),

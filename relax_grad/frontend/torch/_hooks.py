@@ -1,0 +1,117 @@
+"""Hooks of modules: those that change gradients are refused, and those of forward passes run once, in the trace."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _global
+from torch.utils import _pytree as pytree
+
+from ._graph import is_user_file
+
+_FORWARD = ("_forward_hooks", "_forward_pre_hooks")
+_ALL = (*_FORWARD, "_backward_hooks", "_backward_pre_hooks")
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Refuse hooks that change gradients, which torch.export ignores.
+
+    Raises
+    ------
+    ValueError
+        If a parameter or a submodule has such a hook.
+    """
+    for key, each in module.named_parameters():
+        if each._backward_hooks or getattr(each, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"the parameter {key.removeprefix('module.')} has a hook of its gradient, which is not imported; remove it"
+            )
+    if _global._global_backward_hooks or _global._global_backward_pre_hooks:
+        raise ValueError(
+            "there is a backward hook of all modules, which is not imported; remove it"
+        )
+    for key, each in module.named_modules():
+        if each._backward_hooks or each._backward_pre_hooks:
+            raise ValueError(
+                f"the submodule {key.removeprefix('module').removeprefix('.') or '(itself)'} has a backward hook, which is "
+                "not imported; remove it"
+            )
+
+
+def hooks_of(modules: Sequence[nn.Module]) -> Callable[[], list[int]]:
+    """Return a function of the hooks that modules, and all modules, have now."""
+    tables = [getattr(each, name) for each in modules for name in _ALL]
+    tables += [getattr(_global, f"_global{name}") for name in _ALL]
+    return lambda: [*itertools.chain.from_iterable(tables)]
+
+
+@contextlib.contextmanager
+def watching_hooks(module: nn.Module, note: Callable[[str, str, str], None]) -> Iterator[None]:
+    """Note the hooks of forward passes that only look at tensors.
+
+    A hook runs in the trace and becomes a part of the graph: its result, its writes to tensors, and the attributes that it
+    gives to the module, such as a normalised weight. A hook without any of these sees a tensor without values, once.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    tables = [
+        (
+            getattr(each, name),
+            f"of {key.removeprefix('module').removeprefix('.') or type(each).__name__}",
+        )
+        for key, each in module.named_modules()
+        for name in _FORWARD
+        if key and getattr(each, name)
+    ]
+    tables += [(getattr(_global, f"_global{name}"), "of all modules") for name in _FORWARD]
+    before = [(table, dict(table)) for table, _ in tables]
+
+    def watched(hook: Callable, owner: str):
+        def run(module, *args, **kwargs):
+            found = [each for each in pytree.tree_leaves((args, kwargs)) if _is_tensor(each)]
+            state = _state(module, [*found, *tensors])
+            result = hook(module, *args, **kwargs)
+            is_same = result is None or any(result is each for each in args)
+            if is_same and state == _state(module, [*found, *tensors]):
+                note(
+                    f"the forward hook {getattr(hook, '__qualname__', type(hook).__name__)} {owner}",
+                    "it runs once, in the import, on a tensor without values; remove it, and return the tensor as an output "
+                    "of the module",
+                    _line(hook),
+                )
+            return result
+
+        return run
+
+    for (table, owner), (_, hooks) in zip(tables, before, strict=True):
+        for key, hook in hooks.items():
+            table[key] = watched(hook, owner)
+    try:
+        yield
+    finally:
+        for table, hooks in before:
+            for key, hook in hooks.items():
+                if key in table:
+                    table[key] = hook
+
+
+def _is_tensor(value) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _state(module: nn.Module, tensors: Sequence[torch.Tensor]) -> tuple:
+    """Return the numbers of the writes to tensors, and the attributes of a module."""
+    groups = (vars(module), module._parameters, module._buffers, module._modules)
+    attributes = [(name, id(value)) for each in groups for name, value in each.items()]
+    return [each._version for each in tensors], attributes
+
+
+def _line(hook: Callable) -> str:
+    """Return the place where a hook is defined."""
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    if code is None or not is_user_file(code.co_filename):
+        return "an unknown line"
+    return f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
