@@ -210,6 +210,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.onnx._weights": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
     "frontend.onnx.*": ("frontend/onnx/test_model.py",),
     "frontend.torch": ("frontend/torch/test_model.py",),
+    "frontend.torch._aliases": ("frontend/torch/test_writes.py",),
     "frontend.torch._compiled": ("frontend/torch/test_wrap.py",),
     "frontend.torch._ctc": ("frontend/torch/test_features.py",),
     "frontend.torch._dynamic": ("frontend/torch/test_symbolic.py",),
