@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -152,17 +152,20 @@ class Importer(ExportedProgramImporter):
         self.seed = relax.Var("seed", relax.TensorType((), "int64"))
         taken = {"seed", *values}
         inputs = {
-            place: relax.Var(unused(each, taken), self.type_of(nodes[place].meta["val"]))
+            place: self._variable(unused(each, taken), nodes[place].meta["val"])
             for each, place in program.inputs.items()
         }
-        tensors = {key: relax.Var(key, self.type_of(each)) for key, each in values.items()}
+        tensors = {key: self._variable(key, each) for key, each in values.items()}
         self.env = {nodes[place]: variable for place, variable in inputs.items()}
         self.env |= {nodes[place]: tensors[key] for place, key in program.tensors.items()}
         self.env |= {nodes[place]: constant(each) for place, each in program.constants.items()}
         params = [self.seed, *inputs.values(), *tensors.values()]
         bb, count = self.block_builder, len(inputs)
         branches = any(node.target is torch.ops.higher_order.cond for node in nodes.values())
-        with bb.function(name, params, attrs={"num_input": count + 1}):
+        with (
+            _ending_blocks(bb),
+            bb.function(name, params, attrs={"num_input": count + 1}),
+        ):
             with contextlib.nullcontext() if branches else bb.dataflow():
                 results = self._run(program.exported.graph_module)
                 result = layout(results, tensors)
@@ -174,6 +177,16 @@ class Importer(ExportedProgramImporter):
             function = relax.Function(params, function.body, function.ret_ty, attrs=function.attrs)
             bb.update_func(variable, function.with_attr("num_input", count))
         return params
+
+    def _variable(self, name: str, value: torch.Tensor) -> relax.Var:
+        """Return a parameter of the function."""
+        try:
+            return relax.Var(name, self.type_of(value))
+        except NotImplementedError:
+            raise ValueError(
+                f"{name} has the dtype {value.dtype}, which the import does not have; convert it, complex numbers by "
+                "torch.view_as_real"
+            ) from None
 
     def _run(self, module: fx.GraphModule) -> list:
         self.levels.update(levels(module.graph))
@@ -336,6 +349,18 @@ class Importer(ExportedProgramImporter):
         except Exception:  # an extent or a dtype that Relax has no form for: listed with its node
             kind = relax.TensorType([1] * value.ndim, "float32")
         return self.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
+
+
+@contextlib.contextmanager
+def _ending_blocks(builder: relax.BlockBuilder) -> Iterator[None]:
+    """End the blocks that an error leaves open, of which TVM would warn when the builder is freed."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            while True:
+                builder._end_block()
+        raise
 
 
 def _float_dtypes(node: fx.Node) -> list[str]:

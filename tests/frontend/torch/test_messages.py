@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
@@ -37,6 +39,10 @@ def copied(module, x):
 
 def summed(module, x):
     return module.layer(x).sum()
+
+
+def complex_scaled(module, x):
+    return (module.layer(x) * module.state.abs()).sum()
 
 
 def branching(module, x):
@@ -83,6 +89,10 @@ CASES = {
     "sparse input": (
         lambda: from_module(Of(summed), (torch.eye(4).to_sparse(),)),
         ["x has the layout torch.sparse_coo", "x.to_dense()"],
+    ),
+    "complex buffer": (
+        lambda: from_module(Of(complex_scaled, torch.ones(4) * 1j), (DATA,)),
+        ["state has the dtype torch.complex64", "torch.view_as_real"],
     ),
     "symbolic state": (
         lambda: from_module(Of(kept, torch.zeros(2, 4)), (DATA,), **BATCH),
@@ -137,6 +147,19 @@ def test_messages_show_no_whole_modules_and_tensors(call, message):
         call()
     assert message in str(caught.value)
     assert len(str(caught.value)) < 250
+
+
+def _interrupting(node, importer):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_import_prints_nothing(capfd):
+    """TVM warns of blocks of a builder that are not ended."""
+    with pytest.raises(KeyboardInterrupt):
+        from_module(nn.Linear(4, 3), (DATA,), custom_convert_map={"linear.default": _interrupting})
+    gc.collect()
+    output = capfd.readouterr()
+    assert output.out + output.err == ""
 
 
 @pytest.mark.parametrize("checks", [{}, {"validate_args": True}, {"validate_args": False}])

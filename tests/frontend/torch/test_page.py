@@ -1,0 +1,253 @@
+"""The table "Exact and refused features" of docs/pytorch.md: each row names the tests that hold it, or is tested here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+
+from tvm import relax  # noqa: E402
+
+import relax_grad  # noqa: E402
+from relax_grad.frontend.torch import UnsupportedOperatorError, from_module  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs" / "pytorch.md"
+
+#: By the first words of a row, the tests that hold it.
+ROWS = {
+    "`from_module` of a module in evaluation mode": (
+        "test_page.py::test_the_loss_is_that_of_training_mode",
+        "test_model.py::test_flags_of_submodules_are_kept",
+        "test_wrap.py::test_states_modes_dropout_and_structures",
+    ),
+    "`detach`, `detach_`, `data`": (
+        "test_model.py::test_regions_without_gradients",
+        "test_model.py::test_a_straight_through_estimator",
+        "test_messages.py::test_inference_mode",
+        "test_writes.py::test_gradients_that_a_detach_cuts",
+    ),
+    "in-place operators, also on views": (
+        "test_writes.py::test_graphs_of_operators_that_write",
+        "test_writes.py::test_compiled_writes",
+    ),
+    "in-place operators on a detached tensor": (
+        "test_writes.py::test_writes_that_are_refused_name_their_line",
+        "test_writes.py::test_random_programs_are_equal_or_refused",
+    ),
+    "`set_`, `resize_`": ("test_writes.py::test_every_operator_that_writes_is_in_one_table",),
+    "BatchNorm statistics": (
+        "test_model.py::test_running_statistics",
+        "test_model.py::test_written_buffers_are_states",
+        "test_features.py::test_three_steps",
+    ),
+    "BatchNorm in a section": (
+        "test_features.py::test_statistics_of_a_checkpointed_section_are_updated_once",
+    ),
+    "tied weights": (
+        "test_model.py::test_tied_parameters_are_one",
+        "test_features.py::test_three_steps",
+    ),
+    "dropout of all kinds": (
+        "test_random.py::test_dropout_of_all_kinds",
+        "test_random.py::test_dropout_between_the_layers_of_recurrent_networks",
+        "test_random.py::test_attention_with_the_drawn_mask",
+    ),
+    "`rand`, `randn`": (
+        "test_random.py::test_operators_have_the_moments_of_pytorch",
+        "test_random.py::test_gumbel_softmax_and_rrelu",
+    ),
+    "dropout of an infinity": ("test_page.py::test_dropout_of_an_infinity",),
+    "`torch.utils.checkpoint`": ("test_model.py::test_checkpointed_sections_are_recomputed",),
+    "autocast inside": (
+        "test_features.py::test_autocast",
+        "test_exactness.py::test_dtypes",
+    ),
+    "`scaled_dot_product_attention`": ("test_features.py::test_three_steps",),
+    "`LSTM`, `GRU`, `RNN`": (
+        "test_features.py::test_three_steps",
+        "test_packed.py::test_packed_sequences",
+    ),
+    "`ctc_loss`": ("test_features.py::test_connectionist_temporal_classification",),
+    "`index_put`, `index_copy`": ("test_writes.py::test_values_of_writes_at_places_that_repeat",),
+    "`interpolate`, `roll`": ("test_exactness.py::test_images_of_symbolic_size",),
+    "`linalg.solve`": ("test_converters.py::test_all_cases",),
+    "checks of values": (
+        "test_features.py::test_three_steps",
+        "test_messages.py::test_distributions_with_and_without_checks",
+    ),
+    "`eigh`, `svd`": (),
+    "`sparse=True`": ("test_page.py::test_a_sparse_embedding_is_imported",),
+    "a generator": ("test_random.py::test_other_draws_are_refused",),
+    "`max_norm`": (),
+    "`torch.autograd.Function`": (
+        "test_functions.py::test_gradients_are_those_of_the_backward_function",
+        "test_functions.py::test_second_derivatives_are_those_of_the_backward_function",
+        "test_functions.py::test_functions_that_cannot_be_exact_are_errors_with_their_line",
+        "test_gradients.py::test_gradients_within_the_model",
+        "test_gradients.py::test_gradients_that_are_refused_name_the_line",
+    ),
+    "hooks of gradients": (
+        "test_hooks.py::test_hooks_of_gradients_are_refused",
+        "test_model.py::test_operations_that_cannot_be_exact_are_errors_with_their_line",
+    ),
+    "hooks of forward passes that change": (
+        "test_hooks.py::test_hooks_that_change_tensors_are_parts_of_the_graph",
+    ),
+    "hooks of forward passes that only look": (
+        "test_hooks.py::test_hooks_that_only_look_are_refused",
+    ),
+    "attributes that a call": (
+        "test_zoo.py::test_state_of_python_is_an_error",
+        "test_zoo.py::test_caches_and_notes_are_imported",
+    ),
+    "variables outside": ("test_page.py::test_variables_outside_are_constants",),
+    "writes to inputs": (),
+    "sparse parameters": ("test_messages.py::test_errors_name_the_cause_and_the_way_out",),
+    "shapes that depend on values": ("test_model.py::test_a_branch",),
+}
+
+
+class Of(nn.Module):
+    """A function of a layer and of the input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def written_parameter(m, x):
+    with torch.no_grad():
+        m.layer.weight.mul_(2)
+    return m.layer(x).sum()
+
+
+def assigned_data(m, x):
+    y = m.layer(x)
+    y.data = x.clone()
+    return y.sum()
+
+
+IDS = torch.tensor([0, 1, 1])
+
+#: Refusals by the row: a function of a module and of the input, and the operator in the message.
+REFUSED = [
+    ("`set_`", lambda m, x: m.layer(x).set_(x.clone()).sum(), "set_"),
+    ("`set_`", lambda m, x: m.layer(x).detach().resize_(2, 8).sum(), "resize_"),
+    ("`set_`", lambda m, x: m.layer(x).detach().resize_as_(x[:2]).sum(), "resize_as_"),
+    ("`eigh`", lambda m, x: torch.linalg.eigh(m.layer(x))[0].sum(), "eigh"),
+    ("`eigh`", lambda m, x: torch.linalg.svd(m.layer(x))[1].sum(), "svd"),
+    ("`eigh`", lambda m, x: torch.linalg.qr(m.layer(x))[0].sum(), "qr"),
+    ("`eigh`", lambda m, x: torch.fft.rfft(m.layer(x)).abs().sum(), "fft"),
+    ("`eigh`", lambda m, x: torch.complex(m.layer(x), x).abs().sum(), "complex"),
+    (
+        "`max_norm`",
+        lambda m, x: F.embedding(IDS, m.layer.weight * 1, max_norm=1.0).sum(),
+        "embedding",
+    ),
+    (
+        "`max_norm`",
+        lambda m, x: F.embedding(IDS, m.layer.weight, scale_grad_by_freq=True).sum(),
+        "embedding",
+    ),
+    ("hooks of gradients", lambda m, x: m.layer(x).sum().backward(), "backward"),
+    ("writes to inputs", lambda m, x: m.layer(x.mul_(2)).sum(), "input x"),
+    ("writes to inputs", written_parameter, "parameter layer.weight|mul_"),
+    ("writes to inputs", assigned_data, "Tensor.data"),
+    ("shapes", lambda m, x: m.layer(x)[x[:, 0] > 0].sum(), "nonzero|index|data"),
+    ("shapes", lambda m, x: m.layer(x).sum() if x.sum() > 0 else x.sum(), "Control flow"),
+    ("a generator", lambda m, x: m.layer(x).multinomial(2).sum() + m.layer(x).sum(), "multinomial"),
+]
+
+
+def rows() -> dict[str, str]:
+    """Return the second cells of the table by the first ones."""
+    text = PAGE.read_text(encoding="utf-8").partition("## Exact and refused features")[2]
+    lines = [each for each in text.splitlines() if each.startswith("| ")][1:]
+    return dict(each.strip("| ").split(" | ", 1) for each in lines)
+
+
+def test_every_row_has_tests():
+    table = rows()
+    assert len(table) == len(ROWS)
+    tested = {begin for begin, *_ in REFUSED}
+    for cell, said in table.items():
+        begins = [each for each in ROWS if cell.startswith(each)]
+        assert len(begins) == 1, f"a test for the row: {cell}"
+        is_tested = any(cell.startswith(each) for each in tested)
+        assert ROWS[begins[0]] or is_tested, f"a test for the row: {cell}"
+        if said.startswith("refused"):
+            names = " ".join(ROWS[begins[0]])
+            assert is_tested or re.search("refused|error", names), f"a refusal for the row: {cell}"
+    for begin in tested:
+        assert any(cell.startswith(begin) for cell in table), f"no row begins with {begin}"
+    for name in {name for names in ROWS.values() for name in names}:
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in (HERE / file).read_text(encoding="utf-8"), name
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [each[1:] for each in REFUSED], ids=[each[2] for each in REFUSED]
+)
+def test_refused_features(function, message):
+    with pytest.raises(UnsupportedOperatorError, match=message) as caught:
+        from_module(Of(function), (torch.ones(4, 4),))
+    assert "test_page.py:" in str(caught.value)
+
+
+def test_a_scale_factor_that_is_no_whole_number():
+    data = torch.ones(2, 1, 4, 4)
+    function = lambda m, x: F.interpolate(m.layer(x), scale_factor=1.5, mode="bilinear").sum()  # noqa: E731
+    with pytest.raises(UnsupportedOperatorError, match="upsample"):
+        from_module(Of(function), (data,), dynamic_shapes={"x": {2: "height"}})
+
+
+def test_the_loss_is_that_of_training_mode():
+    """Also where the module is in evaluation mode, as models from from_pretrained are."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4)).eval()
+    data = torch.ones(3, 4)
+    imported = from_module(module, (data,), loss=F.mse_loss, targets=(data,))
+    assert "seed" in {each.name for each in relax.analysis.free_vars(imported.module["loss"].body)}
+    assert len(imported.states) == 3
+    assert imported.module["forward"].params[0].name == "input"
+    assert not any(each.training for each in module.modules())
+
+
+def test_a_sparse_embedding_is_imported():
+    table = nn.Embedding(5, 4, sparse=True)
+    imported = from_module(table, (IDS,), loss=lambda y: y.sum())
+    module = relax_grad.value_and_grad(imported.module, "loss", wrt=["weight"])
+    (gradient,) = module["loss_adjoint"].ret_ty.fields[1].fields
+    assert [int(n) for n in gradient.shape] == [5, 4]
+
+
+COUNTS = [0]
+
+
+def counted(m, x):
+    COUNTS[0] += 1
+    return m.layer(x).sum() * COUNTS[0]
+
+
+def test_variables_outside_are_constants():
+    assert list(from_module(Of(counted), (torch.ones(3, 4),)).params) == [
+        "layer.weight",
+        "layer.bias",
+    ]
+
+
+def test_dropout_of_an_infinity():
+    from torch_models import compiled
+
+    imported = from_module(nn.Dropout(0.5), (torch.ones(64),))
+    outputs, _ = compiled(imported, False, "training")(
+        "training", torch.tensor(0), torch.full((64,), torch.inf)
+    )
+    assert set(outputs[0].tolist()) == {0.0, torch.inf}
