@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
+from processes import OBJECTS
 
-import relax_grad  # noqa: F401  (registers the gradients that the tests check)
+import relax_grad
 from relax_grad.testing._program import without_assertions
 
 pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
@@ -15,20 +19,37 @@ pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
 #: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
 #: cpu/test_pipeline.py, training/ and the examples.
 WITHOUT_ASSERTIONS = (
-    *("backend/", "cpu/dispatch/", "cpu/schedule/", "gpu/", "legalize/", "op/"),
-    *("rules/", "tir/", "topi/"),
-    *("autodiff/test_composition.py", "autodiff/test_gradient_pass.py"),
-    *("autodiff/test_imported_steps.py", "cpu/test_functions_of_float32.py"),
-    *("cpu/test_random_pipelines.py", "test_edges.py", "test_functional.py"),
+    *("autodiff/", "backend/", "cpu/dispatch/", "cpu/passes/", "cpu/schedule/", "gpu/"),
+    *("legalize/", "op/", "rules/", "tir/", "topi/"),
+    *("cpu/test_functions_of_float32.py", "cpu/test_random_pipelines.py"),
+    *("test_edges.py", "test_functional.py"),
+)
+
+#: Folders and files whose tests compile training steps and whole programs without being about compilation. Functions
+#: that other tests have compiled are loaded from a directory of the test run.
+CACHED = (
+    *("cpu/dispatch/", "cpu/passes/", "distributed/", "examples/", "frontend/", "training/"),
+    *("autodiff/test_imported_models.py", "autodiff/test_imported_steps.py"),
 )
 
 
+def pytest_configure(config):
+    if OBJECTS not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="relax_grad_objects_")
+        os.environ[OBJECTS] = folder.name
+        config.add_cleanup(folder.cleanup)
+        config.add_cleanup(lambda: os.environ.pop(OBJECTS))
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
+def pytest_runtest_protocol(item, nextitem):
+    """Apply the settings to a test and to its fixtures."""
     path = item.path.relative_to(Path(__file__).parent).as_posix()
-    if not path.startswith(WITHOUT_ASSERTIONS):
-        return (yield)
-    with without_assertions():
+    with contextlib.ExitStack() as stack:
+        if path.startswith(WITHOUT_ASSERTIONS):
+            stack.enter_context(without_assertions())
+        if path.startswith(CACHED):
+            stack.enter_context(relax_grad.cache(os.environ[OBJECTS]))
         return (yield)
 
 

@@ -7,6 +7,7 @@ import pytest
 import tvm
 import tvm_ffi
 from programs import build, check, is_sound, run, tensor, to_numpy
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -192,7 +193,7 @@ def test_parameters_without_gradients():
     module = build(params, body)
     adjoint = Gradient("main")(module)
     is_sound(adjoint)
-    machine = relax.VirtualMachine(tvm.compile(adjoint, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(adjoint, TARGET), tvm.cpu())
     index, a, b = np.array([2, 0]), np.arange(4.0), np.zeros(2, "int32")
     pair = tvm.runtime.convert([tvm.runtime.tensor(a), tvm.runtime.tensor(b)])
     _, gradients = to_numpy(
@@ -268,7 +269,7 @@ def test_bfloat16_parameters():
     value = X.astype(ml_dtypes.bfloat16)
     bits = tvm.runtime.empty(value.shape, "bfloat16")
     bits.copyfrom(value)
-    machine = relax.VirtualMachine(tvm.compile(adjoint, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(adjoint, TARGET), tvm.cpu())
     _, (found,) = machine["main_adjoint"](bits)
     np.testing.assert_allclose(
         found.numpy().astype("float64"), 2 * value.astype("float64"), rtol=1e-2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax
 
 import relax_grad
@@ -30,7 +31,7 @@ def module_with(*constants, dtype="float32"):
 
 
 def run(module, *arguments):
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, arguments)).numpy()
 
 

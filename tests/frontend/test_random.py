@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import tvm
+from sweep import TARGET
 from tvm import relax, tirx
 
 import relax_grad
@@ -55,7 +56,7 @@ def build(function, *params, name="main"):
 
 
 def compiled(module, pipeline="relax_grad", name="main"):
-    target = relax_grad.target.host() if pipeline == "relax_grad" else "llvm"
+    target = relax_grad.target.host() if pipeline == "relax_grad" else TARGET
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
 
     def run(seed, *operands):

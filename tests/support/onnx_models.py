@@ -9,6 +9,7 @@ import onnx
 import tvm
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from sweep import TARGET
 from tvm import relax
 
 import relax_grad
@@ -119,7 +120,7 @@ def compiled(module: tvm.IRModule, name: str | None = "main", pipeline: str = "d
 
     Without a name, its first argument is the name of the function of the module.
     """
-    target = relax_grad.target.host() if pipeline == "relax_grad" else "llvm"
+    target = relax_grad.target.host() if pipeline == "relax_grad" else TARGET
     machine = relax.VirtualMachine(tvm.compile(module, target, relax_pipeline=pipeline), tvm.cpu())
 
     def call(name, *arguments):

@@ -10,6 +10,7 @@ import tvm
 from dispatched import HOST
 from in_place import add_to
 from programs import build, is_sound, run, tensor, to_numpy
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -112,7 +113,7 @@ def test_random_slices():
         function = divided(module)
         assert {"take", "strided_slice"}.isdisjoint(names_in(function))
         functions[tvm.ir.GlobalVar(f"case{i}")] = function.with_attr("global_symbol", f"case{i}")
-    machine = relax.VirtualMachine(tvm.compile(tvm.IRModule(functions), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(tvm.IRModule(functions), TARGET), tvm.cpu())
     for i, (_, x, wanted) in enumerate(cases):
         found = to_numpy(machine[f"case{i}"](tvm.runtime.tensor(x)))
         for a, b in zip(found, wanted, strict=True):

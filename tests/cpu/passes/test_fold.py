@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from dispatched import run_both
-from programs import build, is_sound, tensor
+from programs import build, is_sound, tensor, with_assertions
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm.script import from_source
@@ -137,7 +137,7 @@ def test_assertions_of_functions_are_kept():
         out[i] = T.float32(1)
     assert out[0] < T.float32(0), "the number is not negative"
     """
-    with pytest.raises(Exception, match="the number is not negative"):
+    with with_assertions(), pytest.raises(Exception, match="the number is not negative"):
         FoldConstants()(filled(stores))
 
 

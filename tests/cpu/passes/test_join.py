@@ -9,6 +9,7 @@ from dispatched import HOST, run_both
 from in_place import add_to
 from programs import build, is_sound, run, tensor, to_numpy
 from sums import in_any_order, names_in, total_of
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 
@@ -175,7 +176,7 @@ def test_random_sums():
         functions[tvm.ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
         wanted[name] = case
     assert count > 20
-    executable = tvm.compile(tvm.IRModule(functions), "llvm")
+    executable = tvm.compile(tvm.IRModule(functions), TARGET)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     for name, case in wanted.items():
         found = to_numpy(machine[name](*map(tvm.runtime.tensor, case.values)))

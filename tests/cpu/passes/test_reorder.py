@@ -8,6 +8,7 @@ import tvm
 from dispatched import HOST
 from programs import build, is_sound, tensor, to_numpy
 from steps import DEPTH, WIDTH, late, layers, step_of
+from sweep import TARGET
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm_ffi import structural_equal
@@ -25,7 +26,7 @@ def values(rows=64):
 
 def results(module, name, arrays):
     """Return the results of a function as TVM compiles it."""
-    machine = relax.VirtualMachine(tvm.compile(module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, TARGET), tvm.cpu())
     return flat(to_numpy(machine[name](*map(tvm.runtime.tensor, arrays))))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from sweep import TARGET
 from tvm import te, tirx, topi
 
 from relax_grad.cpu.schedule import schedule
@@ -57,7 +58,7 @@ def test_the_values_are_the_same(number, size):
 
 def run(function, *inputs, shape, dtype="float32"):
     result = tvm.runtime.tensor(np.full(shape, 99, dtype))
-    compiled = tvm.compile(function.with_attr("global_symbol", "main"), "llvm")
+    compiled = tvm.compile(function.with_attr("global_symbol", "main"), TARGET)
     compiled["main"](*map(tvm.runtime.tensor, inputs), result)
     return result.numpy()
 

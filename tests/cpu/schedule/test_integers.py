@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from sweep import TARGET
 from tvm import te, tirx
 
 from relax_grad.cpu.schedule import schedule
@@ -50,7 +51,7 @@ def functions():
 def test_values(functions):
     module = {name: f.with_attr("global_symbol", name) for name, f in functions.items()}
     with without_assertions():
-        compiled = tvm.compile(tvm.IRModule(module), "llvm")
+        compiled = tvm.compile(tvm.IRModule(module), TARGET)
     for source, dtype in CASTS:
         taken = operands(source)
         result = tvm.runtime.tensor(np.zeros(8, dtype))
@@ -125,7 +126,7 @@ def test_operations_on_unsigned_constants(number, dtype):
     function = schedule(te.create_prim_func([x, *results]), CPU(4, 16, 2))
     assert "alloc_buffer" not in function.script()
     with without_assertions():
-        compiled = tvm.compile(function.with_attr("global_symbol", "main"), "llvm")
+        compiled = tvm.compile(function.with_attr("global_symbol", "main"), TARGET)
     found = [tvm.runtime.tensor(np.full(4, 99, dtype)) for _ in results]
     compiled["main"](tvm.runtime.tensor(taken), *found)
     for i, (result, expected) in enumerate(zip(found, wanted, strict=True)):

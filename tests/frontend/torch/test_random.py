@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
 import tvm  # noqa: E402
+from sweep import TARGET  # noqa: E402
 from torch_models import compiled, tensor_of  # noqa: E402
 from tvm import relax  # noqa: E402
 
@@ -346,7 +347,7 @@ def test_undecomposed_dropout_is_converted_too():
         bb.emit_func_output(results)
     names = [node.target.__name__ for node in exported.graph.nodes if node.op == "call_function"]
     assert "feature_dropout.default" in names
-    machine = relax.VirtualMachine(tvm.compile(bb.get(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
     found = machine["main"](*map(tvm.runtime.tensor, (np.array(1), data.numpy())))
     plain, feature, alpha, feature_alpha, lost, off, rrelu = (
         torch.from_numpy(each.numpy()) for each in found
@@ -502,7 +503,7 @@ def test_evaluation_that_draws_takes_a_seed():
     function = imported.module["forward"]
     assert [each.name for each in function.params][:2] == ["seed", "x"]
     assert int(function.attrs["num_input"]) == 2
-    machine = relax.VirtualMachine(tvm.compile(imported.module, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(imported.module, TARGET), tvm.cpu())
 
     def run(seed):
         arguments = [tvm.runtime.tensor(np.array(seed, "int64")), tvm.runtime.from_dlpack(x)]
