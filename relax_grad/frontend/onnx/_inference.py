@@ -31,6 +31,7 @@ def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
     The new statistics of a normalisation, where they are used, are the old ones.
     """
     opset = opset_of(model)
+    unused: set[str] = set()
     for graph in every_graph(model.graph):
         used = Counter(each.name for each in graph.output)
         for node in graph.node:
@@ -40,6 +41,7 @@ def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
             nodes.append(node)
             if node.op_type == "Dropout":
                 if opset >= 12:
+                    unused.update(node.input[2:])
                     del node.input[2:]
                 elif opset < 7:
                     _set(node, "is_test", 1)
@@ -63,6 +65,22 @@ def set_inference(model: onnx.ModelProto, normalisation: bool = True) -> None:
                 copy.CopyFrom(each)
             del graph.node[:]
             graph.node.extend(copies)
+    _remove(model, unused)
+
+
+def _remove(model: onnx.ModelProto, names: set[str]) -> None:
+    """Remove the constants of these names that no node uses."""
+    for graph in every_graph(model.graph):
+        names = names - {each.name for each in graph.output}
+        names = names.difference(*map(operands, graph.node))
+    for graph in every_graph(model.graph):
+        for each in [each for each in graph.initializer if each.name in names]:
+            graph.initializer.remove(each)
+            for value in [value for value in graph.input if value.name == each.name]:
+                graph.input.remove(value)
+        for node in [node for node in graph.node if node.op_type == "Constant"]:
+            if node.output[0] in names:
+                graph.node.remove(node)
 
 
 def _set(node: onnx.NodeProto, name: str, value: int) -> None:

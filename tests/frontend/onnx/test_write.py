@@ -102,6 +102,7 @@ def test_a_file_has_the_outputs_of_the_trainer(everywhere, trained, tmp_path, em
     assert everywhere.SerializeToString(deterministic=True) == before
     assert [each.name for each in tmp_path.iterdir()] == ["trained.onnx"]
     again = from_model(path)
+    assert "on" not in {each.name for each in onnx.load(path).graph.initializer}
     assert not again.draws
     assert not again.states
 
