@@ -152,8 +152,9 @@ File ReadTensors(const std::string& path) {
     size_t size = static_cast<size_t>(entry.end - entry.begin);
     input.Read(tensor.data_ptr(), size);
     const auto* bytes = static_cast<const unsigned char*>(tensor.data_ptr());
-    bool is_boolean = std::all_of(bytes, bytes + size, [](unsigned char each) { return each < 2; });
-    if (entry.dtype->name == std::string("bool") && !is_boolean) {
+    bool is_boolean = entry.dtype->name == std::string_view("bool");
+    if (is_boolean &&
+        std::any_of(bytes, bytes + size, [](unsigned char each) { return each > 1; })) {
       damaged(Shown(entry.name) + " has booleans that are neither 0 nor 1");
     }
     if (place.has_value()) checksum = Crc32(bytes, size, checksum);
