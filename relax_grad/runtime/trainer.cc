@@ -118,6 +118,7 @@ class Trainer::Impl {
       arguments.emplace_back(batch[i]);
     }
     if (options_.check_inputs) CheckRanges(manifest_.ranges, manifest_.batch, batch, symbols);
+    Begin(symbols);
     std::map<std::string, double> scalars = hyperparameters_;
     for (const auto& [name, value] : given) {
       if (!scalars.count(name)) throw Error("the step has no hyperparameter " + name);
@@ -178,6 +179,7 @@ class Trainer::Impl {
       arguments.emplace_back(inputs[i]);
     }
     if (options_.check_inputs) CheckRanges(manifest_.input_ranges, manifest_.inputs, inputs, symbols);
+    Begin(symbols);
     std::map<std::string, Tensor> known;
     for (const char* group : {"params", "frozen", "states"}) {
       for (const auto& [name, tensor] : Group(group)) known[name] = tensor;
@@ -240,6 +242,13 @@ class Trainer::Impl {
   std::map<std::string, double> hyperparameters_;
 
  private:
+  /// Frees the memory of tensors of other symbolic extents, which TVM would keep for each size.
+  void Begin(const std::map<std::string, int64_t>& extents) {
+    if (extents == extents_) return;
+    if (auto free = ffi::Function::GetGlobal("vm.builtin.memory_manager.clear")) (*free)();
+    extents_ = extents;
+  }
+
   void CheckLibrary(const std::string& library) const {
     std::string data = ReadFile(library, manifest_.library_bytes);
     // A library that was cut short ends the process when it is loaded.
@@ -339,6 +348,7 @@ class Trainer::Impl {
 
   Options options_;
   Manifest manifest_;
+  std::map<std::string, int64_t> extents_;
   std::map<std::string, ffi::Array<Tensor>> groups_;
   // The module owns the functions' machine.
   std::optional<ffi::Module> machine_;

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from . import _export, _files
@@ -19,6 +20,9 @@ from ._state import check_seed, read_state
 from ._tensors import copies_of, leaves_of
 from .history import COUNTERS, History, thin
 from .step import StepResult, Tensors, TrainStep
+
+#: Frees the memory that TVM's allocators keep for later tensors of the same size.
+_free = tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")
 
 
 class Trainer:
@@ -99,6 +103,7 @@ class Trainer:
         self._tuples = {name: list(group.values()) for name, group in self._groups.items()}
         self._executable = self._compiled(step)
         self._machine = self._started()
+        self._extents: dict[str, int] = {}
         self._evaluation = Evaluation(step, self.target, compile_options)
         self.history = History()
         self.steps = self.updates = self.skipped = self.epoch = self.batch = 0
@@ -269,7 +274,14 @@ class Trainer:
         symbols: dict = {}
         tensors = {name: as_input(name, given[name], kind, symbols) for name, kind in types.items()}
         check_ranges(self._ranges, tensors, symbols)
+        self._begin(symbols)
         return list(tensors.values())
+
+    def _begin(self, extents: dict[str, int]) -> None:
+        """Free the memory of tensors of other symbolic extents, which TVM would keep for each size."""
+        if extents != self._extents:
+            _free()
+            self._extents = extents
 
     # The loop
 
@@ -410,6 +422,7 @@ class Trainer:
             for (name, kind), each in zip(kinds, inputs, strict=True)
         }
         check_ranges(self._forward_ranges, given, symbols)
+        self._begin(symbols)
         found = self._machine[forward.name](
             *given.values(), *(values[name] for name in forward.values)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 SHAPES = {"x": (6, 3), "y": (6,), "w": (3,), "b": ()}
@@ -33,6 +33,26 @@ def module_of(dtype="float64", *, seed=False, states=False) -> tvm.IRModule:
                 result = relax.Tuple([loss, difference, bb.emit(new)])
             result = bb.emit_output(result)
         bb.emit_func_output(result)
+    return bb.get()
+
+
+#: The columns of the batch of ``symbolic``, and the most rows.
+WIDTH, MOST = 256, 2000
+
+
+def symbolic() -> tvm.IRModule:
+    """Return ``loss(x, w)`` of a network whose activations are large, with a symbolic number of rows."""
+    n = tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType((n, WIDTH), "float32"))
+    w = relax.Var("w", relax.TensorType((WIDTH, WIDTH), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("loss", [x, w]):
+        with bb.dataflow():
+            y = x
+            for _ in range(3):
+                y = bb.emit(op.tanh(bb.emit(op.matmul(y, w))))
+            loss = bb.emit_output(op.mean(op.square(y)))
+        bb.emit_func_output(loss)
     return bb.get()
 
 

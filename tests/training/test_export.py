@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 import tvm
 from checksums import signed
-from training_models import START, batches, digits_of_torch, module_of
+from training_models import MOST, START, WIDTH, batches, digits_of_torch, module_of, symbolic
 from tvm.target import codegen
 
 import relax_grad
 import relax_grad.runtime
-from relax_grad.training import Adam, AdamW, Trainer, _export, _files, train_step
+from relax_grad.training import Adam, AdamW, Trainer, _export, _files, memory_of, train_step
 
 pytest.importorskip("safetensors", reason="exported states are files of safetensors")
 
@@ -217,6 +217,17 @@ def test_indices_out_of_range(programs, tmp_path):
         printed = train(programs, tmp_path / "folder", "data", code=1)
         assert "manifest.json is damaged" in printed
         assert "index_ranges" in printed
+
+
+def test_batches_of_many_sizes(programs, tmp_path):
+    """The memory stays near that of the largest batch, as in Python."""
+    step = train_step(symbolic(), Adam(0.01), wrt="w")
+    step.export(tmp_path / "folder", values={"w": np.eye(WIDTH, dtype="float32")})
+    write_data(tmp_path / "data", x=np.full((MOST, WIDTH), 0.5, "float32"))
+    largest = memory_of(step, extents={"n": MOST}).peak
+    program = [programs / "batches", tmp_path / "folder", tmp_path / "data", 0, tmp_path / "cpp"]
+    grown = int(run([*program, "raise"]).splitlines()[0])
+    assert grown < 0.5 * largest + 2e6
 
 
 def test_digits_from_torch(programs, tmp_path):
