@@ -89,6 +89,9 @@ class Trainer {
                   const std::map<std::string, double>& hyperparameters = {});
 
   /// Returns the model's outputs in evaluation mode.
+  ///
+  /// @param inputs In the order of input_names(). A model that draws random numbers in evaluation mode takes a seed first,
+  ///               a number of int64 without axes.
   std::vector<Tensor> Predict(const std::vector<Tensor>& inputs);
 
   /// Writes everything that training needs to go on, to a file that relax_grad.training.Trainer.load reads too.

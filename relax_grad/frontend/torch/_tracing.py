@@ -90,6 +90,11 @@ class Tracer(TorchFunctionMode):
             self._note(f"Tensor.{function.__name__}", "hooks of gradients are not imported")
         if accessor is torch.Tensor.grad_fn and is_user_file(sys._getframe(1).f_code.co_filename):
             self._note("Tensor.grad_fn", "the graph of PyTorch's gradients is not imported")
+        if accessor is torch.Tensor.grad and is_user_file(sys._getframe(1).f_code.co_filename):
+            self._note(
+                "Tensor.grad",
+                "the gradients that PyTorch keeps are not imported; use torch.autograd.grad within the model",
+            )
         if function is torch.Tensor.requires_grad_ or accessor is torch.Tensor.requires_grad:
             self._check_flag(*args, **kwargs)
         tensors = [each for each in _tensors(args, kwargs) if type(each) is not torch.Size]

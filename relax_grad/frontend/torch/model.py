@@ -115,8 +115,8 @@ def from_exported_program(
 ) -> Imported:
     """Import a program that ``torch.export.export`` returned for a module in training mode.
 
-    :func:`from_module` is safer: an exported program has lost hooks and the gradients of ``torch.autograd.Function``,
-    and does not tell. There is no function ``forward``, because the program has one mode only.
+    :func:`from_module` is safer: an exported program has lost hooks, regions of ``torch.inference_mode`` and the gradients
+    of ``torch.autograd.Function``, and does not tell. There is no function ``forward``, because the program has one mode only.
 
     Parameters
     ----------

@@ -488,6 +488,10 @@ def data_dependent(m, x):
     [
         (hooked, "Tensor.register_hook: hooks of gradients are not imported"),
         (hooked_node, "Tensor.grad_fn: the graph of PyTorch's gradients is not imported"),
+        (
+            lambda m, x: m.dense(x).sum() * (1 if m.scale.grad is None else 2),
+            "Tensor.grad: the gradients that PyTorch keeps are not imported",
+        ),
         (packed, "saved_tensors_hooks: hooks of saved tensors are not imported"),
         (unfrozen, "Tensor.requires_grad: the flag of a parameter changes"),
         (
