@@ -69,6 +69,7 @@ class Tracer(TorchFunctionMode):
         self.training = training
         self._packed = PackedSequences()
         self._sections = 0
+        self._inferences = 0  # the regions of inference_mode around a call
         self._functions = FunctionCalls(self._note)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -78,6 +79,10 @@ class Tracer(TorchFunctionMode):
             return True
         function = _REPLACED.get(getattr(function, "__name__", ""), function)
         accessor = getattr(function, "__self__", None)
+        if function is torch._C._set_grad_enabled and self._inferences and args[0]:
+            self._note(
+                "torch.enable_grad", "it is within inference_mode; use torch.no_grad around it"
+            )
         if accessor is torch.Tensor.data:
             if function.__name__ == "__get__":
                 return args[0].detach()
@@ -157,8 +162,10 @@ class Tracer(TorchFunctionMode):
         def enter(self):
             self._gradients = torch.is_grad_enabled()
             torch.set_grad_enabled(self._gradients and not self.mode)
+            tracer._inferences += self.mode
 
         def leave(self, *_):
+            tracer._inferences -= self.mode
             torch.set_grad_enabled(self._gradients)
 
         patch = mock.patch.object

@@ -153,6 +153,13 @@ def _between(w, x, b):
     return z.sum() + w.sum()
 
 
+def _enabled(w, x, b):
+    y = w * x
+    with torch.inference_mode(), torch.enable_grad():
+        y.sigmoid_()
+    return y.sum()
+
+
 def _logical(w, x, b):
     y = w * x
     y.logical_not_()
@@ -191,6 +198,7 @@ def test_gradients_that_a_detach_cuts(function):
         (_clamped, "aten.clamp_.default: it writes to a tensor that needs", "y.clamp_(0, 1)"),
         (_between, "it writes to a tensor that needs a gradient", "z = y * 2"),
         (_logical, "aten.logical_not_.default: it writes to a tensor", "y.logical_not_()"),
+        (_enabled, "torch.enable_grad: it is within inference_mode", "torch.enable_grad()"),
         (_reset, "aten.set_.source_Tensor: the tensor gets other memory", "y.set_"),
         (_resized, "aten.resize_.default: the tensor gets other memory", "resize_(2, 2)"),
         (_assigned, "Tensor.data", "y.data = x.clone()"),
