@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import tvm
 import tvm_ffi
@@ -34,6 +35,18 @@ SCHEDULED_ATTRS = {IS_SCHEDULED: True, "op_pattern": OPAQUE}
 #: result, and perhaps places in them. Each tensor of the field may take the memory of the tensor at its place in the
 #: parameter, except those at these places.
 DONATED = "relax_grad.donated"
+
+
+@contextlib.contextmanager
+def ending_blocks(builder: relax.BlockBuilder) -> Iterator[None]:
+    """End the blocks that an error leaves open, of which TVM would warn when the builder is freed."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            while True:
+                builder._end_block()
+        raise
 
 
 def relax_function(mod: tvm.IRModule, name: str) -> relax.Function:

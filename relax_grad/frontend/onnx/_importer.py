@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...errors import UnsupportedOperatorError
-from ...ir.module import with_functions
+from ...ir.module import ending_blocks, with_functions
 from ._converters import CONVERTERS, Refused
 from ._fused import DOMAIN, FUSED, in_domain
 from ._graph import STANDARD, every_node, label, opset_of
@@ -88,7 +88,11 @@ def imported(model: onnx.ModelProto) -> tuple[tvm.IRModule, bool]:
         if in_domain(node) and node.op_type in FUSED:
             node.op_type = f"{DOMAIN}.{node.op_type}"
     given.input.insert(0, onnx.helper.make_tensor_value_info(seed, onnx.TensorProto.INT64, []))
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        ending_blocks(importer.bb),
+    ):
         # TVM warns of every name that it changes, and prints the operands of a node that fails.
         warnings.filterwarnings("ignore", category=UserWarning)
         module = importer.from_onnx(given, opset_of(model))

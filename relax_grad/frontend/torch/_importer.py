@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ...ir.compat import dtype_of, shapes_may_differ
-from ...ir.module import unused
+from ...ir.module import ending_blocks, unused
 from . import _graph
 from ._converters import CONVERTERS, Refused
 from ._export import Program
@@ -163,7 +163,7 @@ class Importer(ExportedProgramImporter):
         bb, count = self.block_builder, len(inputs)
         branches = any(node.target is torch.ops.higher_order.cond for node in nodes.values())
         with (
-            _ending_blocks(bb),
+            ending_blocks(bb),
             bb.function(name, params, attrs={"num_input": count + 1}),
         ):
             with contextlib.nullcontext() if branches else bb.dataflow():
@@ -349,18 +349,6 @@ class Importer(ExportedProgramImporter):
         except Exception:  # an extent or a dtype that Relax has no form for: listed with its node
             kind = relax.TensorType([1] * value.ndim, "float32")
         return self.emit(relax.op.zeros(kind.shape, dtype_of(kind)))
-
-
-@contextlib.contextmanager
-def _ending_blocks(builder: relax.BlockBuilder) -> Iterator[None]:
-    """End the blocks that an error leaves open, of which TVM would warn when the builder is freed."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(Exception):
-            while True:
-                builder._end_block()
-        raise
 
 
 def _float_dtypes(node: fx.Node) -> list[str]:
