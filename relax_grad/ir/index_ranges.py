@@ -201,6 +201,8 @@ def _uses(call: relax.Call, given: list[_Part | None]) -> Iterator[IndexRange]:
         from_end = call.attrs.mode == "fast"
     elif name in ("relax.gather_elements", "relax.scatter_elements"):
         axis = int(call.attrs.axis)
+    elif name == "relax.scatter_nd" and _is_one(call.args[1].ty.shape.values[-1]):
+        axis = 0
     elif name == "relax.nn.nll_loss":
         axis, from_end = min(data.ndim - 1, 1), False
         ignored = (int(call.attrs.ignore_index) - index.shift,)
@@ -299,6 +301,10 @@ def _selected(args: list, given: list[_Part | None], values: Mapping) -> _Part |
     if isinstance(other, relax.Call) and other.op.name == "relax.add" and given[1] is not None:
         return replace(part, is_wrapped=True)
     return replace(part, is_positive=True) if given[1] is None else None
+
+
+def _is_one(extent) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _integer(expr: relax.Expr) -> int | None:

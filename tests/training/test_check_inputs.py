@@ -169,3 +169,43 @@ def test_operators_of_torch_compute_nan():
                     assert kept.sum() == 3, (at, value)
             else:
                 np.testing.assert_array_equal(kept, wanted, f"{at} {value}")
+
+
+#: Calls with one index tensor that write.
+WRITES = (
+    lambda torch, x, i: torch.zeros(4, 3).index_add(0, i, torch.ones(2, 3)),
+    lambda torch, x, i: torch.zeros(3, 4).index_add(1, i, x[:2].T),
+    lambda torch, x, i: x.index_copy(0, i, torch.ones(2, 3)),
+    lambda torch, x, i: x.index_fill(0, i, 1.0),
+    lambda torch, x, i: torch.index_put(x, (i,), torch.ones(2, 3)),
+    lambda torch, x, i: torch.index_put(x, (i,), torch.ones(2, 3), accumulate=True),
+    lambda torch, x, i: torch.take(x, i),
+)
+
+
+def test_ranges_are_those_of_torch():
+    """One import with an index of its own for each call; nothing is compiled."""
+    torch = pytest.importorskip("torch")
+    from relax_grad.frontend.torch import from_module
+    from relax_grad.ir.index_ranges import index_ranges
+
+    class Net(torch.nn.Module):
+        def forward(self, x, *indices):
+            return tuple(call(torch, x, i) for call, i in zip(WRITES, indices, strict=True))
+
+    x = torch.arange(12.0).reshape(4, 3)
+    imported = from_module(Net(), (x, *(torch.tensor([0, 1]) for _ in WRITES)))
+    _, *names = imported.inputs
+    ranges = index_ranges(imported.module, "forward", names)
+    assert sorted(each.input for each in ranges) == sorted(names)
+    by_name = {each.input: each for each in ranges}
+    for call, name in zip(WRITES, names, strict=True):
+        for value in (0, 3, 4, 11, 12, -1, -4, -5, -12, -13):
+            i = torch.tensor([2, value])
+            try:
+                call(torch, x, i)
+            except (IndexError, RuntimeError):
+                with pytest.raises(IndexError, match=rf"\[1\] is {value}, but it selects"):
+                    by_name[name].check(i.numpy(), {})
+            else:
+                by_name[name].check(i.numpy(), {})
