@@ -36,6 +36,7 @@ WITHOUT = {
             "relax_grad.training.Adapter",
             "relax_grad.training.History",
             "relax_grad.training.Lora",
+            "relax_grad.training.Memory",
             "relax_grad.training.StepResult",
             "relax_grad.training.TrainStep",
         ),
