@@ -62,6 +62,7 @@ WITHOUT = {
 NEEDED = {
     "distributed/_processes.py": ("torch",),
     "distributed/session.py": ("torch",),
+    "distributed/tensor_trainer.py": ("torch",),
     "distributed/trainer.py": ("torch",),
     "frontend/torch/_imported.py": ("torch",),
     "frontend/torch/_wrap.py": ("torch",),

@@ -242,6 +242,8 @@ def test_merged_adapters_are_written(tmp_path):
 
 @pytest.mark.parametrize("opset", [9, 13])
 def test_inference_of_older_versions(opset, tmp_path):
+    # ONNX's evaluator normalises these versions by the batch.
+    pytest.importorskip("onnxruntime", reason="onnxruntime, the reference, is not installed")
     results = ["y", "m2", "v2", "sm", "sv"][: 5 if opset < 14 else 3]
     nodes = [node("BatchNormalization", ["x", "g", "b", "mean", "var"], results)]
     weights = {name: np.abs(normal(3)) for name in ("g", "b", "mean", "var")}
