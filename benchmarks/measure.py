@@ -31,7 +31,7 @@ def main() -> int:
         from rich.console import Console
     except ImportError as error:
         raise SystemExit(
-            f"{error}: install the dependencies of the benchmarks with: pip install 'relax_grad[bench]'"
+            f"{error}: install the dependencies of the benchmarks with: pip install '.[bench]'"
         ) from error
     import tvm
     from _models import STEPS
@@ -90,9 +90,7 @@ def _asked_for(args: argparse.Namespace) -> list[str]:
     if args.all:
         return [column for column in OPTIONAL if column != "jax" or has_jax]
     if "jax" in args.against and not has_jax:
-        raise SystemExit(
-            "jax is not installed: pip install 'relax_grad[bench]', with Python 3.11 or later"
-        )
+        raise SystemExit("jax is not installed: pip install '.[bench]', with Python 3.11 or later")
     return args.against
 
 

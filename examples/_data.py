@@ -89,7 +89,7 @@ def load_digits() -> Dataset:
     except ImportError as error:
         raise DataError(
             "the digits come with scikit-learn, which is not installed; "
-            "install it with: pip install 'relax_grad[examples]'"
+            "install it with: pip install '.[examples]'"
         ) from error
     digits = datasets.load_digits()
     grey = np.rint(scale_up(digits.images / 16 * 255, _SIZE)).astype("uint8")

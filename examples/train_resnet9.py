@@ -32,7 +32,7 @@ try:
     from rich.progress import Progress
 except ImportError as error:
     raise SystemExit(
-        f"{error}: install the requirements of the examples with: pip install 'relax_grad[examples]'"
+        f"{error}: install the requirements of the examples with: pip install '.[examples]'"
     ) from error
 import numpy as np
 import tvm

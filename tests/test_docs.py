@@ -83,6 +83,15 @@ def test_no_code_goes_unrun(page):
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
+def test_installation_is_from_a_clone():
+    """No index has a distribution of this name; messages name packages, and pages the extra of a clone."""
+    folders = [ROOT / name for name in ("relax_grad", "examples", "benchmarks")]
+    files = [*PAGES, *(path for folder in folders for path in folder.rglob("*.py"))]
+    assert len(files) > 400
+    assert [str(path) for path in files if "install 'relax_grad" in path.read_text()] == []
+    assert [str(path) for path in files if re.search(r"relax_grad\[\w+\]", path.read_text())] == []
+
+
 def test_the_comparison_has_a_source_for_each_system():
     page = (ROOT / "docs/comparisons.md").read_text()
     systems = re.split(r"^## (.*)$", page, flags=re.MULTILINE)[1:]

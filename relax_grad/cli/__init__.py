@@ -34,7 +34,7 @@ class _Completion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            parser.error(f"{option_string} needs shtab: pip install 'relax_grad[cli]'")
+            parser.error(f"{option_string} needs shtab: pip install 'shtab>=1.7,<2'")
         print(shtab.complete(parser, values))
         parser.exit()
 

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     has_torch = importlib.util.find_spec("torch") is not None
     if args.torch and not has_torch:
-        args.error("--torch needs PyTorch: pip install 'relax_grad[torch]'")
+        args.error("--torch needs PyTorch: pip install 'torch==2.13.0'")
     args.torch = has_torch and (args.torch or args.all)
     return _check(operators, args)
 

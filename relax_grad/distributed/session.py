@@ -123,7 +123,7 @@ def session(
         )
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
-            "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install 'relax_grad[distributed]'"
+            "collectives need PyTorch, whose gloo moves the bytes; install it with: pip install 'torch==2.13.0'"
         )
     found = Session(num_workers, num_groups, backend, float(timeout))
     try:

@@ -446,5 +446,5 @@ class TestCommand:
 
     def test_names_the_missing_package(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "sklearn", None)
-        with pytest.raises(_data.DataError, match=r"relax_grad\[examples\]"):
+        with pytest.raises(_data.DataError, match=r"'\.\[examples\]'"):
             _data.load_digits()
