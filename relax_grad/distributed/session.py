@@ -271,10 +271,14 @@ class Session:
         self._check_open()
         self._calls += 1
         try:
-            self.disco.call_packed(self._run, self._calls, task, json.dumps(arguments))
+            # The destructor of the result writes to the workers too, and an error there would end this process. While the
+            # answers are awaited, the channel of a worker that has ended is silenced.
+            result = self.disco.call_packed(self._run, self._calls, task, json.dumps(arguments))
         except Exception as error:  # a pipe of a worker that has ended
             self._fail({}, self._wait_for_end(), f"commands cannot be sent: {error}")
-        return self._answers(self._calls, task, timeout or self.timeout)
+        answers = self._answers(self._calls, task, timeout or self.timeout)
+        del result
+        return answers
 
     def synchronize(self) -> None:
         """Wait until all workers have executed all earlier calls.
