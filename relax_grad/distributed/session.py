@@ -214,8 +214,9 @@ class Session:
         start = self.disco.get_global_func("relax_grad.distributed.start")
         self._run = self.disco.get_global_func("relax_grad.distributed.run")
         self._calls += 1
-        self.disco.call_packed(start, self._calls, json.dumps(settings))
+        result = self.disco.call_packed(start, self._calls, json.dumps(settings))
         pids = self._answers(self._calls, "the start", start_timeout)
+        del result  # as in run
         self.pids = dict(enumerate(pids))
         if self.backend == "nccl":
             self.disco.init_ccl("nccl", *range(self.num_workers))

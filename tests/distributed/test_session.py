@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -67,6 +68,31 @@ def test_a_file_is_shared(pair, tmp_path):
     path.write_bytes(os.urandom(1000))
     first, second = pair.run("share_file", path=str(path), name="data")
     assert first == second
+
+
+def test_the_result_of_a_call_lives_until_the_workers_have_answered(pair, monkeypatch):
+    """Its destructor writes to the workers, which would end this process if a machine had just ended."""
+    disco, answers, results = pair.disco, pair._answers, []
+
+    class Result:
+        def __init__(self, reference):
+            self.reference = reference
+
+    class Calls:
+        def call_packed(self, *arguments):
+            result = Result(disco.call_packed(*arguments))
+            results.append(weakref.ref(result))
+            return result
+
+    def spied(*arguments):
+        found = answers(*arguments)
+        assert results[-1]() is not None
+        return found
+
+    monkeypatch.setattr(pair, "disco", Calls())
+    monkeypatch.setattr(pair, "_answers", spied)
+    pair.synchronize()
+    assert [each() for each in results] == [None]
 
 
 def test_a_worker_that_hangs():
