@@ -125,6 +125,12 @@ def test_times_are_printed_by_folder_and_test(tmp_path):
         "def test_busy(): exec(BUSY)\n"
         "def test_child(): subprocess.run([sys.executable, '-c', BUSY])\n"
         "def test_sleeps(): time.sleep(0.3)\n"
+        "def test_server():\n"
+        "    command = [sys.executable, '-c', BUSY + '\\nprint(1, flush=True)\\ninput()']\n"
+        "    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "    global server; server = subprocess.Popen(command, **pipes)\n"
+        "    assert server.stdout.readline()\n"
+        "def test_after_it(): server.communicate(b'1\\n')\n"
     )
     command = [sys.executable, "-m", "pytest", "-p", "cpu_times", "--cpu-times", "-n", "1", "."]
     result = subprocess.run(
@@ -142,8 +148,11 @@ def test_times_are_printed_by_folder_and_test(tmp_path):
             r"^ *([\d.]+) +([\d.]+) +test_one.py::test_(\w+)$", result.stdout, re.MULTILINE
         )
     }
-    assert set(times) == {"busy", "child", "sleeps"}
+    assert set(times) == {"busy", "child", "sleeps", "server", "after_it"}
     assert times["child"][0] >= 0.3
+    if sys.platform == "linux":  # a process that lives on counts where it works
+        assert times["server"][0] >= 0.3
+        assert times["after_it"][0] < 0.2
     assert times["sleeps"][0] < 0.2
     assert times["sleeps"][1] >= 0.3
 

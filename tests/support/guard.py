@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import subprocess
-import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from processes import run_guard
 
 from relax_grad.testing.samples import samples
 
@@ -139,13 +140,15 @@ def run_guarded(
         One of ``machines.TARGETS``: run the fused, merged and scheduled kernels of relax_grad's pipeline for it.
         Otherwise, run the kernels of TVM's pipeline before fusion.
     """
-    worker = Path(__file__).with_name("guard_worker.py")
     job = pickle.dumps((list(cases), adversarial, ours, time_limit, machine))
-    result = subprocess.run([sys.executable, worker], input=job, capture_output=True, check=False)
-    lines = result.stdout.decode().splitlines()
-    assert result.returncode == 0, (
-        f"the process that compiles ended with {result.returncode} at "
-        f"{lines[-1] if lines else 'nothing'}: {result.stderr.decode()[-2000:]}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "job.pickle")
+        path.write_bytes(job)
+        code, output, errors = run_guard("guard_worker", str(path))
+    lines = output.splitlines()
+    assert code == 0, (
+        f"the process that compiles ended with {code} at "
+        f"{lines[-1] if lines else 'nothing'}: {errors[-2000:]}"
     )
     *findings, counts = map(json.loads, (line for line in lines if line.startswith("{")))
     return Report([Finding(**finding) for finding in findings], **counts)

@@ -8,27 +8,21 @@ beyond the limits, and floats by infinities and NaN.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    os.environ["TVM_NUM_THREADS"] = "1"  # the workspace allocator is written in Python
-
 import math
+import os
 import signal
 import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import tvm
 from guard_memory import Place, Workspaces
 from kernel_cases import KernelCall, KernelCase, cases, kernel_of
 from machines import TARGETS, compile_kernels
+from processes import run_guard
 
 #: The fill byte around the tensors, and initially in outputs and workspaces.
 _PLACEMENTS = {"at the end": 0xFF, "at the start": 0x2A}
@@ -40,12 +34,9 @@ _TIME_LIMIT = 60
 
 def run_guarded_kernels(target: str, part: slice = slice(None)) -> list[str]:
     """Run the kernels of a part of the cases, static and symbolic, and return the findings."""
-    job = json.dumps([target, part.start, part.stop, part.step])
-    result = subprocess.run(
-        [sys.executable, __file__, job], capture_output=True, check=False, text=True
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    *findings, last = result.stdout.splitlines()
+    code, output, errors = run_guard("guard_kernels", target, part.start, part.stop, part.step)
+    assert code == 0, errors[-2000:]
+    *findings, last = output.splitlines()
     assert int(last) > 0
     return findings
 
@@ -206,7 +197,3 @@ def main(name: str, *part) -> None:
     calls = [kernel_of(case, target, batch) for case in chosen for batch in (_STATIC, None)]
     with tempfile.TemporaryDirectory() as folder:
         print(_check(_Runner(calls, target, folder)))
-
-
-if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))

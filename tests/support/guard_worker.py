@@ -1,15 +1,14 @@
-"""The subprocess of ``guard.py`` that runs kernels; a fault ends only a child of it, and is a finding."""
+"""The subprocess of ``guard.py`` that runs kernels; a fault ends only a child of it, and is a finding.
+
+Its environment has ``TVM_NUM_THREADS=1``, since threads of a pool do not survive a fork.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-
-os.environ["TVM_NUM_THREADS"] = "1"  # threads of a pool do not survive a fork
-
 import pickle
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -205,8 +204,9 @@ def _run_child(batch: _Batch, first: int, write: int) -> None:
         os._exit(status)
 
 
-def main() -> None:
-    cases, adversarial, ours, time_limit, machine = pickle.load(sys.stdin.buffer)
+def main(job: str) -> None:
+    """Run the job of :func:`guard.run_guarded` in this file; print findings, and the numbers of kernels and runs."""
+    cases, adversarial, ours, time_limit, machine = pickle.loads(Path(job).read_bytes())
     done: set[str] = set()
     replays = 0
 
@@ -230,7 +230,3 @@ def main() -> None:
             replays += _check(batch, report)
     counts = {"kernels": len(done), "ours": sum(" True " in key for key in done)}
     print(json.dumps({**counts, "replays": replays}))
-
-
-if __name__ == "__main__":
-    main()

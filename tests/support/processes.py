@@ -46,6 +46,32 @@ def _template() -> Forks:
     return forks
 
 
+def run_guard(module: str, *arguments) -> tuple[int, str, str]:
+    """Call ``main`` of a module that runs kernels between guard pages, in a process of its own.
+
+    Return the exit code, the output and the errors. The process is forked from one that has imported TVM, relax_grad and
+    what these modules share. The pool of TVM has one thread, since others do not survive a fork, and since the allocator
+    of workspaces is written in Python.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "guard.py")
+        program.write_text(f"import {module}\n{module}.main(*{arguments!r})\n")
+        return _guards().run_apart(program)
+
+
+@functools.cache
+def _guards() -> Forks:
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "TVM_NUM_THREADS": "1",
+    }
+    forks = Forks(environment, _WITHOUT_TORCH + "import guard_kernels, guard_worker")
+    atexit.register(forks.close)
+    return forks
+
+
 def run_file(path: Path) -> str:
     """Run a script in a fresh interpreter and return its output."""
     return _run([str(path)], None)
