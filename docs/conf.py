@@ -16,7 +16,14 @@ copyright = author
 version = release = relax_grad.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-extensions += ["registered", "measured", "measured_cpu", "architecture", "optional"]  # in _ext
+extensions += [
+    "registered",
+    "measured",
+    "measured_cpu",
+    "architecture",
+    "optional",
+    "onnx_operators",
+]  # in _ext
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 html_theme = "furo"

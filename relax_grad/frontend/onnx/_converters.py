@@ -241,19 +241,6 @@ def _celu(bb, inputs, attrs, opset):
     return relax.op.where(positive, data, curve)
 
 
-@_converts("LpNormalization")
-def _lp_norm(bb, inputs, attrs, opset):
-    """Return ``x / |x|`` by the 1-norm or the 2-norm along an axis, and 0 where the norm is 0."""
-    data, axis, order = inputs[0], attrs.get("axis", -1), attrs.get("p", 2)
-    if order not in (1, 2):
-        raise Refused(f"its order p must be 1 or 2, but it is {order}")
-    powers = relax.op.abs(data) if order == 1 else relax.op.multiply(data, data)
-    total = bb.normalize(relax.op.sum(powers, [axis], keepdims=True))
-    is_zero = bb.normalize(relax.op.equal(total, _like(0, data)))
-    total = bb.normalize(relax.op.where(is_zero, _like(1, data), total))
-    return relax.op.divide(data, total if order == 1 else relax.op.sqrt(total))
-
-
 @_converts("SoftmaxCrossEntropyLoss")
 def _cross_entropy(bb, inputs, attrs, opset):
     scores, custom = inputs[0], attrs["tvm_custom"]
@@ -414,17 +401,6 @@ def _dropout(bb, inputs, attrs, opset):
     return relax.Tuple([data, bb.normalize(relax.op.ones_like(data, kind))])
 
 
-@_converts("BatchNormalization")
-def _batch_norm(bb, inputs, attrs, opset):
-    """ONNX's momentum is the share of the old statistics, TVM's that of the new ones."""
-    if not attrs.get("spatial", 1):
-        raise Refused(
-            "it normalises every element by itself (spatial=0); export it for version 9 or later"
-        )
-    attrs["momentum"] = 1.0 - attrs.get("momentum", 0.9)
-    return None
-
-
 @_converts("IsInf")
 def _is_inf(bb, inputs, attrs, opset):
     data = inputs[0]
@@ -446,32 +422,6 @@ def _roi_align(bb, inputs, attrs, opset):
 def _space_to_depth(bb, inputs, attrs, opset):
     if _text(attrs, "mode", "DCR") != "DCR":
         raise Refused("TVM has the order DCR of the channels only")
-
-
-@_converts("LayerNormalization")
-def _layer_norm(bb, inputs, attrs, opset):
-    data, scale, bias = inputs[0], inputs[1], inputs[2]
-    rank = _rank(data)
-    axis = attrs.get("axis", -1) % rank
-    shape = _extents(data)[axis:]
-    operands = []
-    for each in (scale, bias):
-        if each is None:
-            each = bb.normalize(relax.op.zeros(relax.ShapeExpr(shape), _dtype(scale)))
-        elif _extents(each) != shape:
-            each = bb.normalize(relax.op.broadcast_to(each, shape))
-        operands.append(each)
-    axes, epsilon = list(range(axis, rank)), attrs.get("epsilon", 1e-5)
-    result = relax.op.nn.layer_norm(data, *operands, axes, epsilon)
-    if attrs["tvm_custom"]["num_outputs"] < 2:
-        return result
-    if attrs.get("stash_type", 1) == 1:
-        data = bb.normalize(relax.op.astype(data, "float32"))
-    mean = bb.normalize(relax.op.mean(data, axes, keepdims=True))
-    variance = bb.normalize(relax.op.variance(data, axes, keepdims=True))
-    shifted = bb.normalize(relax.op.add(variance, _like(epsilon, variance)))
-    inverse = bb.normalize(relax.op.divide(_like(1, shifted), relax.op.sqrt(shifted)))
-    return relax.Tuple([bb.normalize(result), mean, inverse])
 
 
 def _only_first(attrs: dict) -> None:

@@ -9,6 +9,9 @@ import onnx.inliner
 
 from ._graph import STANDARD, every_node
 
+#: Operators that are computed before the import, with constant operands; their definitions are not used.
+_FOLDED = {"BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"}
+
 
 def expand(model: onnx.ModelProto, is_known: Callable[[onnx.NodeProto], bool]) -> onnx.ModelProto:
     """Return a model in which nodes of ONNX's own operators without a converter are written by operators with one.
@@ -27,7 +30,7 @@ def expand(model: onnx.ModelProto, is_known: Callable[[onnx.NodeProto], bool]) -
         nodes = (node for node in every_node(found.graph) if node.domain in STANDARD)
         return {node.op_type for node in nodes if not is_known(node)}
 
-    for kind in sorted(unknown(model)):
+    for kind in sorted(unknown(model) - _FOLDED):
         others, new = unknown(model) - {kind}, {kind}
         found: onnx.ModelProto | None = model
         while found is not None and new:

@@ -16,11 +16,13 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...errors import UnsupportedOperatorError
 from ...ir.module import ending_blocks, with_functions
+from . import _indices, _normalize  # noqa: F401  their converters are entered in CONVERTERS
 from ._converters import CONVERTERS, Refused
 from ._fused import DOMAIN, FUSED, in_domain
 from ._graph import STANDARD, every_node, label, opset_of
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
+from ._support import reason_of
 
 _CONVERTERS = {
     **CONVERTERS,
@@ -63,9 +65,13 @@ def check_operators(model: onnx.ModelProto) -> None:
     for kind, names in sorted(found.items()):
         named = ", ".join(names[:_MOST_NAMED])
         rest = len(names) - _MOST_NAMED
-        lines.append(f"  {kind}: {len(names)} ({named}{f' and {rest} more' if rest > 0 else ''})")
+        reason = reason_of(kind)
+        lines.append(
+            f"  {kind}: {len(names)} ({named}{f' and {rest} more' if rest > 0 else ''})"
+            + (f": {reason}" if reason else "")
+        )
     raise UnsupportedOperatorError(
-        "TVM has no converter for these operators of the model, with the number of their nodes:\n"
+        "These operators of the model are not supported, with the number of their nodes:\n"
         + "\n".join(lines)
         + "\nExport the model without them, or cut the graph before them with onnx.utils.extract_model."
     )

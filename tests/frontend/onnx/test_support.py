@@ -1,0 +1,174 @@
+"""The table of ONNX's operators, held against the schemas of the package ``onnx`` and against imports of each operator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relax_grad
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
+
+import onnx_models as models  # noqa: E402
+import onnx_operators as operators  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+
+from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+from relax_grad.frontend.onnx import _support as support  # noqa: E402
+
+TABLE = support.STANDARD_OPERATORS
+
+#: Operators that later versions replaced, with the version of the model in which they are tried.
+REPLACED = {"Scatter": 10, "Upsample": 9}
+
+
+def schemas():
+    """Return the operators of the versions that the table covers, with the version that introduced them."""
+    found = {}
+    for each in onnx.defs.get_all_schemas_with_history():
+        if each.domain == "" and each.since_version <= support.LAST_OPSET:
+            found[each.name] = min(each.since_version, found.get(each.name, each.since_version))
+    return found
+
+
+def named(kind: str) -> set[str]:
+    return {name for name, each in TABLE.items() if each.kind == kind}
+
+
+def test_the_table_has_all_operators_of_the_schemas_and_no_others():
+    known = schemas()
+    if onnx.defs.onnx_opset_version() < support.LAST_OPSET:  # an older package lacks the newest
+        assert known.keys() <= TABLE.keys()
+    else:
+        assert known.keys() == TABLE.keys()
+    assert {each.kind for each in TABLE.values()} == {"trains", "forward", "refused"}
+    assert named("trains") == operators.TRAINS.keys() | REPLACED.keys()
+    assert named("forward") == operators.FORWARD.keys()
+
+
+OPSET = min(support.LAST_OPSET, onnx.defs.onnx_opset_version())
+
+
+def covered(cases):
+    """Return the cases of operators that the installed package has."""
+    known = schemas()
+    return {name: case for name, case in cases.items() if known.get(name, OPSET + 1) <= OPSET}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A model of all operators that train, its import, and its compiled functions."""
+    cases = covered(operators.TRAINS)
+    model, outputs = operators.model_of(cases, OPSET)
+    imported = from_model(model, trainable=operators.weights_of(cases))
+    assert sorted(imported.params) == sorted(operators.weights_of(cases))
+    module = imported.with_loss(lambda bb, same, *results: models.weighted_sum(bb, *results))
+    assert not relax_grad.missing_gradients(module, "loss", wrt=list(imported.params))
+    module = relax_grad.value_and_grad(module, "loss", wrt=list(imported.params))
+    return model, outputs, imported, models.compiled(module, None)
+
+
+X = np.ones(1, "float32")
+
+
+def results_of(call, imported, names, params) -> dict[str, np.ndarray]:
+    rest = [*imported.frozen.values(), *imported.states.values()]
+    found = call("main", X, *params.values(), *rest)
+    return dict(zip(names, found, strict=False))
+
+
+def test_operators_that_train_have_the_values_of_the_evaluator(trained):
+    model, outputs, imported, call = trained
+    names = [each.name for each in model.graph.output]
+    params = {name: value.numpy() for name, value in imported.params.items()}
+    found = results_of(call, imported, names, params)
+    for kind in outputs:
+        if kind in operators.WITHOUT_VALUE:
+            continue
+        single, _ = operators.model_of({kind: operators.TRAINS[kind]}, OPSET)
+        expected = ReferenceEvaluator(single).run(outputs[kind], {"x": X})
+        for name, value in zip(outputs[kind], expected, strict=True):
+            np.testing.assert_allclose(found[name], value, 1e-6, 1e-7, err_msg=kind)
+
+
+def test_operators_that_train_have_the_gradients_of_differences(trained):
+    """The derivative of each result in a random direction of its weights is the central difference."""
+    model, outputs, imported, call = trained
+    names = [each.name for each in model.graph.output]
+    values = {name: value.numpy() for name, value in imported.params.items()}
+    rest = [*imported.frozen.values(), *imported.states.values()]
+    gradients = call("loss_adjoint", X, *values.values(), *rest)[1]
+    rng, step = np.random.default_rng(1), 1e-6
+    directions = {name: rng.normal(size=value.shape) for name, value in values.items()}
+    ahead, behind = (
+        results_of(
+            call,
+            imported,
+            names,
+            {name: value + sign * step * directions[name] for name, value in values.items()},
+        )
+        for sign in (1, -1)
+    )
+    slopes = {}
+    for name, gradient in zip(values, gradients, strict=True):
+        kind = name.partition("/")[0]
+        slopes[kind] = slopes.get(kind, 0.0) + float(np.sum(gradient * directions[name]))
+    assert slopes.keys() == outputs.keys()
+    for kind, slope in slopes.items():
+        difference = 0.0
+        for name in outputs[kind]:
+            shares = np.cos(np.arange(ahead[name].size)).reshape(ahead[name].shape)
+            difference += float(np.sum(shares * (ahead[name] - behind[name]))) / (2 * step)
+        assert slope != 0, kind
+        np.testing.assert_allclose(slope, difference, rtol=1e-5, atol=1e-7, err_msg=kind)
+
+
+def test_operators_without_a_gradient_have_the_values_of_the_evaluator():
+    cases = covered(operators.FORWARD)
+    model, outputs = operators.model_of(cases, OPSET)
+    imported = from_model(model)
+    given = [np.zeros((), "int64")] if imported.draws else []
+    found = models.compiled(imported.module)(*given, X, *imported.values)
+    found = dict(zip([each.name for each in model.graph.output], found, strict=True))
+    for kind in outputs:
+        if kind in operators.WITHOUT_VALUE:
+            continue
+        single, _ = operators.model_of({kind: cases[kind]}, OPSET)
+        expected = ReferenceEvaluator(single).run(outputs[kind], {"x": X})
+        for name, value in zip(outputs[kind], expected, strict=True):
+            assert found[name].shape == np.shape(value), kind
+            np.testing.assert_allclose(found[name], value, 1e-5, 1e-6, err_msg=kind)
+
+
+@pytest.mark.parametrize("table", ["", "com.microsoft"])
+def test_a_refused_operator_is_an_error_with_its_reason(table):
+    operators_of = {"": TABLE, "com.microsoft": support.MICROSOFT_OPERATORS}[table]
+    refused = [name for name, each in operators_of.items() if each.kind == "refused"]
+    assert refused
+    for name in refused:
+        count = 1 if table else onnx.defs.get_schema(name, max_inclusive_version=OPSET).min_input
+        node = onnx.helper.make_node(name, ["x"] * count, ["y"], name="it", domain=table)
+        model = models.model_of([node], {"x": [2, 3]}, {})
+        if table:
+            model.opset_import.append(onnx.helper.make_opsetid(table, 1))
+        with pytest.raises(UnsupportedOperatorError) as error:
+            from_model(model)
+        assert f"{name}: 1 (it): {operators_of[name].note}" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+def test_an_operator_that_a_later_version_replaces_trains(kind):
+    node = {
+        "Scatter": models.node("Scatter", ["a", "places", "w"], axis=0),
+        "Upsample": models.node("Upsample", ["a", "scales"], mode="nearest"),
+    }[kind]
+    weights = {
+        "Scatter": {"places": np.array([[1, 0, 2]]), "w": models.normal(1, 3, dtype="float64")},
+        "Upsample": {"scales": np.array([1, 1, 2, 2], "float32")},
+    }[kind]
+    shape = [3, 3] if kind == "Scatter" else [1, 2, 2, 3]
+    nodes = [models.node("Mul", ["x", "factor"], ["a"]), node]
+    weights["factor"] = models.normal(*shape, dtype="float64")
+    model = models.model_of(nodes, {"x": shape}, weights, opset=REPLACED[kind], dtype="float64")
+    imported = from_model(model, trainable=[name for name in weights if name in ("factor", "w")])
+    models.check_parameter_gradients(imported, {"x": models.normal(*shape, dtype="float64")})
