@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,10 +13,11 @@ import tvm
 from dispatched import flat
 from kernel_cases import cases, kernel_of
 from machines import TARGETS, WIDEST, compile_kernels
+from processes import run_python
 from programs import to_numpy
 from tvm import relax
 
-WORKER = Path(__file__).parents[1] / "support" / "thread_worker.py"
+SUPPORT = Path(__file__).parents[1] / "support"
 STEPS = {"convolutional": training_steps.convolutional, "transformer": training_steps.transformer}
 TARGET = tvm.target.Target(TARGETS[WIDEST])
 
@@ -48,10 +46,13 @@ def check_threads(folder, chosen, names, numbers=(1, 2, 3, 7)):
     (folder / "jobs.json").write_text(json.dumps({"kernels": jobs, "steps": list(names)}))
     found = []
     for threads in numbers:
-        environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
-        command = [sys.executable, WORKER, folder]
-        result = subprocess.run(command, env=environment, capture_output=True, check=True)
-        found += map(json.loads, result.stdout.decode().splitlines())
+        # The pool of TVM starts with its first use, so that each forked process has one of its own.
+        printed = run_python(
+            f"import os, sys\nos.environ['TVM_NUM_THREADS'] = '{threads}'\n"
+            f"sys.path.insert(0, {str(SUPPORT)!r})\n"
+            f"import thread_worker\nthread_worker.main(thread_worker.Path({str(folder)!r}))\n"
+        )
+        found += map(json.loads, printed.splitlines())
     titles = {f"kernel{i}": case.name for i, case in enumerate(chosen)}
     differing = [
         titles.get(name, name) for name in found[0] if len({each[name] for each in found}) > 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 import doctest
 import math
 import mmap
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
 from dispatched import HOST, flat, run_both
+from processes import run_python
 from programs import build, run, tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
@@ -216,17 +215,15 @@ def training_step(rows):
 
 SCRIPT = """
 import sys
-sys.modules["torch"] = None  # TVM imports PyTorch where it is installed, which takes long
 import numpy as np, tvm
 from tvm import relax
-folder = sys.argv[1]
+folder, count, name = {}
 machine = relax.VirtualMachine(tvm.runtime.load_module(folder + "/step.so"), tvm.cpu())
 arrays = np.load(folder + "/arrays.npz")
 tensors = [tvm.runtime.tensor(arrays[str(i)]) for i in range(len(arrays.files))]
 def flat(value):
     return [x for v in value for x in flat(v)] if not hasattr(value, "numpy") else [value]
-count = int(sys.argv[2])
-found = machine[sys.argv[3]](*tensors[:count], *([tensors[count:]] if tensors[count:] else []))
+found = machine[name](*tensors[:count], *([tensors[count:]] if tensors[count:] else []))
 assert "relax_grad" not in sys.modules
 np.savez(folder + "/found.npz", *(x.numpy() for x in flat(found)))
 """
@@ -237,8 +234,7 @@ def check_export(module, name, arrays, state, folder):
     executable = tvm.compile(module, HOST, relax_pipeline="relax_grad")
     executable.export_library(str(folder / "step.so"))
     np.savez(folder / "arrays.npz", **{str(i): a for i, a in enumerate([*arrays, *state])})
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(len(arrays)), name]
-    subprocess.run(command, check=True, timeout=120)
+    run_python(SCRIPT.format((str(folder), len(arrays), name)))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     states = [[tvm.runtime.tensor(array) for array in state]] if state else []
     wanted = flat(to_numpy(machine[name](*map(tvm.runtime.tensor, arrays), *states)))
@@ -262,12 +258,13 @@ def test_an_exported_training_step(rows, tmp_path):
 
 
 def test_kernels_are_imported_when_something_is_compiled():
-    script = """
+    run_python(
+        """
 import sys
 import relax_grad
 assert not {"relax_grad.cpu.kernel", "relax_grad.cpu.dispatch", "relax_grad.cpu.schedule"} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    )
 
 
 def test_examples():

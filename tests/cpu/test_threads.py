@@ -6,20 +6,26 @@ import os
 from pathlib import Path
 
 import pytest
-from processes import run_python
+from processes import Forks, run_python
 
 from relax_grad import set_num_threads
 from relax_grad.cpu import threads
+from relax_grad.testing.fuzz.session import can_fork
 
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 more_than_one = pytest.mark.skipif(PROCESSORS < 2, reason="this machine has one processor")
 
 
-def run(script: str, *, torch: bool = False, **environment: str) -> list[str]:
-    """Run a script, with relax_grad imported, and return the words that it prints."""
+def without_threads(**environment: str) -> dict[str, str]:
+    """Return the environment of this process, with these numbers of threads and no others."""
     inherited = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k and "OMP" not in k}
+    return inherited | environment
+
+
+def run(script: str, **environment: str) -> list[str]:
+    """Run a script, with relax_grad imported, and return the words that it prints."""
     script = f"import os, threading\nimport relax_grad\nfrom relax_grad import *\n{script}"
-    return run_python(script, inherited | environment, torch=torch).split()
+    return run_python(script, without_threads(**environment)).split()
 
 
 def test_by_default_all_cores():
@@ -102,22 +108,35 @@ def call():
 """,
 }
 
-
-@more_than_one
-@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"OMP_NUM_THREADS": "1"}])
-@pytest.mark.parametrize("program", OF_TORCH)
-def test_threads_of_torch_sleep(program, chosen):
-    """As many sleeping teams are started as OpenMP needs to have more threads than there are processors."""
-    torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
-    if not list(Path(torch.__file__).parent.glob("lib/libgomp*")):
-        pytest.skip("PyTorch's threads are not those of GNU's OpenMP")
-    script = f"""
-import torch
-{OF_TORCH[program]}
+COUNT = """
 before = threading.active_count()
 for _ in range(2):
     call()
 print(torch.get_num_threads(), threading.active_count() - before)
 """
-    number, started = map(int, run(script, torch=True, **{"OMP_NUM_THREADS": "2", **chosen}))
-    assert started == (0 if chosen else PROCESSORS // number)
+
+
+@more_than_one
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"OMP_NUM_THREADS": "1"}])
+def test_threads_of_torch_sleep(chosen, tmp_path):
+    """As many sleeping teams are started as OpenMP needs to have more threads than there are processors.
+
+    PyTorch reads the environment when it is imported. Each program has a forked process, without threads at its start.
+    """
+    torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
+    if not list(Path(torch.__file__).parent.glob("lib/libgomp*")):
+        pytest.skip("PyTorch's threads are not those of GNU's OpenMP")
+    if not can_fork():
+        pytest.skip("this system does not fork processes")
+    imports = "import threading, torch, relax_grad.frontend.torch, relax_grad.training"
+    forks = Forks(without_threads(**{"OMP_NUM_THREADS": "2", **chosen}), imports)
+    try:
+        for name, text in OF_TORCH.items():
+            program = tmp_path / f"{name}.py"
+            program.write_text(f"import threading, torch\n{text}{COUNT}")
+            code, output, errors = forks.run_apart(program)
+            assert code == 0, errors
+            number, started = map(int, output.split())
+            assert started == (0 if chosen else PROCESSORS // number), name
+    finally:
+        forks.close()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tvm
 from dispatched import HOST, flat
+from processes import run_python
 from programs import build, tensor, to_numpy
 from tvm import relax, tirx
 from tvm.relax import op
@@ -74,19 +72,23 @@ def test_exported_library_runs_in_another_process(tmp_path):
     executable = tvm.compile(classifier(), HOST, relax_pipeline="relax_grad")
     executable.export_library(str(tmp_path / "step.so"))
     np.savez(tmp_path / "arrays.npz", *ARRAYS)
-    script = """
+    library, inputs, results = (
+        str(tmp_path / name) for name in ("step.so", "arrays.npz", "results.npz")
+    )
+    run_python(
+        f"""
 import sys
 import numpy as np
 import tvm
 from tvm import relax
-machine = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1]), tvm.cpu())
-arrays = np.load(sys.argv[2])
+assert "relax_grad" not in sys.modules
+machine = relax.VirtualMachine(tvm.runtime.load_module({library!r}), tvm.cpu())
+arrays = np.load({inputs!r})
 loss, gradients = machine["main_adjoint"](*(tvm.runtime.tensor(arrays[name]) for name in arrays))
-np.savez(sys.argv[3], loss.numpy(), *(gradient.numpy() for gradient in gradients))
+np.savez({results!r}, loss.numpy(), *(gradient.numpy() for gradient in gradients))
 """
-    paths = [str(tmp_path / name) for name in ("step.so", "arrays.npz", "results.npz")]
-    subprocess.run([sys.executable, "-c", script, *paths], check=True, timeout=120)
-    stored = np.load(paths[-1])
+    )
+    stored = np.load(results)
     assert_same([stored[name] for name in stored], run(executable))
 
 

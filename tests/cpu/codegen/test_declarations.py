@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from functools import partial
@@ -14,6 +13,7 @@ import pytest
 import tvm
 from dispatched import HOST
 from kernel_cases import cases
+from processes import run_python
 from programs import build, tensor
 from tvm import relax
 from tvm.relax import op
@@ -148,11 +148,8 @@ sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
 import test_declarations
 print("found", repr(test_declarations.identities()))
 """
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240
-    )
-    (found,) = (line for line in done.stdout.splitlines() if line.startswith("found"))
+    printed = run_python(script, {**os.environ, "PYTHONHASHSEED": "7"})
+    (found,) = (line for line in printed.splitlines() if line.startswith("found"))
     assert found == f"found {identities()!r}"
 
 
@@ -353,14 +350,9 @@ sys.path[:0] = {[str(Path(__file__).parent), *sys.path]!r}
 import test_declarations as t
 declared = t.DeclareKernels(t.HOST, 2, t.Declarations().kernel)(t.module())
 t.run(declared, "default")
-print("it runs")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode
-    assert UNDEFINED in done.stderr
-    assert "it runs" not in done.stdout
+    with pytest.raises(AssertionError, match=UNDEFINED):
+        run_python(script)
 
 
 def test_sources_are_known_here():
