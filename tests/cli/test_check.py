@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from processes import without_torch
 from tvm import relax
 
 import relax_grad
@@ -410,6 +411,7 @@ def test_control_c():
     process = subprocess.Popen(
         [sys.executable, "-m", "relax_grad", "check", "conv2d"],
         cwd=ROOT,
+        env=without_torch(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import without_torch
 
 from relax_grad import cli
 from relax_grad.coverage import OperatorCoverage
@@ -116,6 +117,7 @@ def test_the_forms_exclude_each_other(capsys):
 def test_a_reader_that_stops_early_is_no_error():
     process = subprocess.Popen(
         [sys.executable, "-m", "relax_grad", "coverage"],
+        env=without_torch(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from processes import without_torch
 
 from relax_grad import cli
 from relax_grad.cli import _fold, _text
@@ -42,9 +43,14 @@ def program(tmp_path):
 MODULE = ["-m", "relax_grad"]
 
 
-def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+def run(*arguments: str, code: int = 0, **options) -> subprocess.CompletedProcess:
     found = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
     )
     assert found.returncode == code, found.stderr
     return found
@@ -166,7 +172,8 @@ def test_version_reports_the_running_packages():
 @pytest.mark.parametrize("program_of", ["module", "script"])
 def test_a_command_registers(program_of, program):
     arguments = MODULE if program_of == "module" else program
-    assert "relax.nn.conv2d" in run(*arguments, "check", "--list").stdout.splitlines()
+    found = run(*arguments, "check", "--list", env=without_torch())
+    assert "relax.nn.conv2d" in found.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -178,7 +185,8 @@ def test_other_processes_register(arguments, tmp_path):
     """They register for any arguments."""
     file = tmp_path / "program.py"
     file.write_text("import relax_grad" + REGISTERED)
-    assert run(*(each.format(file=file) for each in arguments)).stdout == "True\n"
+    arguments = [each.format(file=file) for each in arguments]
+    assert run(*arguments, env=without_torch()).stdout == "True\n"
 
 
 def test_a_package_that_is_run_registers(tmp_path):
@@ -190,7 +198,7 @@ def test_a_package_that_is_run_registers(tmp_path):
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     found = subprocess.run(
         [sys.executable, "-m", "package", *MODULE],
-        env={**os.environ, "PYTHONPATH": path},
+        env=without_torch({**os.environ, "PYTHONPATH": path}),
         capture_output=True,
         text=True,
         check=True,
@@ -202,7 +210,7 @@ def test_a_package_that_is_run_registers(tmp_path):
 def test_a_program_of_the_same_name_registers_when_it_asks_for_something(tmp_path):
     file = tmp_path / "relax-grad"
     file.write_text("import relax_grad\nrelax_grad.value_and_grad" + REGISTERED)
-    assert run(str(file)).stdout == "True\n"
+    assert run(str(file), env=without_torch()).stdout == "True\n"
 
 
 def test_passes_are_those_that_differentiate():

@@ -19,6 +19,16 @@ OBJECTS = "RELAX_GRAD_TEST_OBJECTS"
 _WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 
 
+def without_torch(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment, or that of this process, for fresh interpreters without PyTorch.
+
+    TVM imports PyTorch where it is installed, which takes twice as long as the rest of the start of most commands.
+    """
+    environment = os.environ if environment is None else environment
+    paths = [str(Path(__file__).with_name("without_torch")), environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def run_python(
     code: str, environment: Mapping[str, str] | None = None, *, torch: bool = False
 ) -> str:
