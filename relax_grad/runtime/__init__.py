@@ -1,4 +1,4 @@
-"""The C++17 library that trains without Python: ``trainer.h`` and ``trainer.cc``, built with the program that uses them."""
+"""The library that trains without Python: ``trainer.h`` for C++17, and ``relax_grad_trainer.h`` for C and languages that call C."""
 
 from pathlib import Path
 

@@ -46,7 +46,7 @@ void CheckIndices(const IndexRange& range, const Tensor& tensor, int64_t extent)
 
 }  // namespace
 
-void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<Spec>& specs, const std::vector<Tensor>& tensors,
+void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<TensorType>& specs, const std::vector<Tensor>& tensors,
                  const std::map<std::string, int64_t>& symbols) {
   for (const IndexRange& range : ranges) {
     size_t at = 0;

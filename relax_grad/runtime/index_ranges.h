@@ -16,7 +16,7 @@ namespace relax_grad {
 ///
 /// @param specs, tensors The inputs.
 /// @param symbols The symbolic extents by their names.
-void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<Spec>& specs,
+void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<TensorType>& specs,
                  const std::vector<Tensor>& tensors, const std::map<std::string, int64_t>& symbols);
 
 }  // namespace relax_grad

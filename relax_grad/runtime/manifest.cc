@@ -17,8 +17,6 @@ constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMostAccumulated = std::numeric_limits<int32_t>::max();
 // Sums of indices and shifts do not overflow.
 constexpr int64_t kMostIndex = int64_t{1} << 60;
-// DLPack has 32 bits for the number of axes, and TVM's functions take far fewer.
-constexpr size_t kMostAxes = 64;
 
 const char* const kLevels[] = {"x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"};
 
@@ -99,8 +97,8 @@ class Reader {
     return name;
   }
 
-  std::vector<Spec> Specs(bool has_symbols) {
-    std::vector<Spec> specs;
+  std::vector<TensorType> Specs(bool has_symbols) {
+    std::vector<TensorType> specs;
     std::vector<std::string> names;
     json_.Array([&] {
       specs.push_back(Tensor(has_symbols));
@@ -110,8 +108,8 @@ class Reader {
     return specs;
   }
 
-  Spec Tensor(bool has_symbols) {
-    Spec spec;
+  TensorType Tensor(bool has_symbols) {
+    TensorType spec;
     json_.Object(
         [&](const std::string& key) {
           if (key == "name") {
@@ -138,7 +136,7 @@ class Reader {
     return spec;
   }
 
-  void Extent(bool has_symbols, Spec* spec) {
+  void Extent(bool has_symbols, TensorType* spec) {
     bool is_symbol = json_.IsNext('"');
     if (is_symbol && !has_symbols)
       json_.Fail("must be an integer: only inputs have symbolic extents");
@@ -185,12 +183,12 @@ class Reader {
     return slice;
   }
 
-  void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<Spec>& inputs) const {
+  void CheckRanges(const std::vector<IndexRange>& ranges, const std::vector<TensorType>& inputs) const {
     std::set<std::string> symbols;
-    for (const Spec& spec : inputs) symbols.insert(spec.symbols.begin(), spec.symbols.end());
+    for (const TensorType& spec : inputs) symbols.insert(spec.symbols.begin(), spec.symbols.end());
     for (const IndexRange& range : ranges) {
       auto input = std::find_if(inputs.begin(), inputs.end(),
-                                [&](const Spec& spec) { return spec.name == range.input; });
+                                [&](const TensorType& spec) { return spec.name == range.input; });
       if (input == inputs.end() || input->dtype.find("int") == std::string::npos) {
         json_.Fail("index_ranges has " + Shown(range.input) + ", which is no input of integers");
       }
@@ -260,7 +258,7 @@ class Reader {
     CheckRanges(found_.input_ranges, found_.inputs);
     std::set<std::string> known;
     for (const char* group : {"params", "frozen", "states"}) {
-      for (const Spec& spec : found_.groups.at(group)) known.insert(spec.name);
+      for (const TensorType& spec : found_.groups.at(group)) known.insert(spec.name);
     }
     for (const std::string& name : found_.values) {
       if (!known.count(name))

@@ -2,6 +2,7 @@
 #ifndef RELAX_GRAD_RUNTIME_MANIFEST_H_
 #define RELAX_GRAD_RUNTIME_MANIFEST_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -9,6 +10,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "tensor_type.h"
 
 namespace relax_grad {
 
@@ -19,6 +22,9 @@ inline constexpr int64_t kVersion = 2, kOldest = 1;
 
 /// The groups of tensors.
 inline constexpr const char* kGroups[] = {"params", "frozen", "states", "optimizer_state"};
+
+/// The most axes of a tensor. DLPack has 32 bits for their number, and TVM's functions take far fewer.
+inline constexpr size_t kMostAxes = 64;
 
 struct Dtype {
   const char* name;
@@ -34,13 +40,6 @@ const Dtype* DtypeInFile(std::string_view name);
 /// Returns the bytes of a tensor; none if it, or a tensor with 1 in the place of extents of 0, has
 /// more than 2 ** 63 - 1.
 std::optional<int64_t> Bytes(const std::vector<int64_t>& shape, int64_t width);
-
-/// The type of a tensor. An extent is a number, or -1 and the name of a symbol.
-struct Spec {
-  std::string name, dtype;
-  std::vector<int64_t> shape;
-  std::vector<std::string> symbols;
-};
 
 /// The range of the elements of an input that select elements of an axis: `v + shift` is at least
 /// 0, or minus the extent if negative numbers count from the end, and below the extent.
@@ -61,13 +60,13 @@ struct IndexRange {
 /// The manifest. Names of one list differ from one another, and all sizes are those of tensors that
 /// memory could hold.
 struct Manifest {
-  std::vector<Spec> batch, inputs;
+  std::vector<TensorType> batch, inputs;
   /// Those of the batch, and of the inputs of the function for prediction.
   std::vector<IndexRange> ranges, input_ranges;
   /// Names and defaults, in order.
   std::vector<std::pair<std::string, double>> hyperparameters;
   /// Tensors of each of kGroups; their extents are numbers.
-  std::map<std::string, std::vector<Spec>> groups;
+  std::map<std::string, std::vector<TensorType>> groups;
   std::vector<std::string> metrics, outputs, levels;
   int64_t accumulate = 1;
   /// The function for prediction, and the parameters, frozen parameters and states that it takes;

@@ -28,7 +28,7 @@ namespace {
 constexpr int kPooledAllocator = 2;
 
 /// Throws if a tensor has another type; symbols get their values from the first tensor that has them.
-void Check(const std::string& what, const Tensor& tensor, const Spec& spec,
+void Check(const std::string& what, const Tensor& tensor, const TensorType& spec,
            std::map<std::string, int64_t>* symbols) {
   if (!tensor.defined()) throw Error(what + " is no tensor");
   if (tensor.device().device_type != kDLCPU) throw Error(what + " must be on the CPU");
@@ -92,8 +92,8 @@ class Trainer::Impl {
     }
     std::string where = folder + "/manifest.json";
     manifest_ = Guarded(where, [&] { return ParseManifest(ReadFile(where, kMaxHeader), where); });
-    for (const Spec& each : manifest_.batch) batch_names_.push_back(each.name);
-    for (const Spec& each : manifest_.inputs) input_names_.push_back(each.name);
+    for (const TensorType& each : manifest_.batch) batch_names_.push_back(each.name);
+    for (const TensorType& each : manifest_.inputs) input_names_.push_back(each.name);
     for (const auto& [name, value] : manifest_.hyperparameters) hyperparameters_[name] = value;
     std::string library = folder + "/" + manifest_.library;
     Guarded(library, [&] {
@@ -106,7 +106,7 @@ class Trainer::Impl {
   StepResult Step(const std::vector<Tensor>& batch, const std::map<std::string, double>& given) {
     if (batch.size() != manifest_.batch.size()) {
       std::string names;
-      for (const Spec& each : manifest_.batch) names += (names.empty() ? "" : ", ") + each.name;
+      for (const TensorType& each : manifest_.batch) names += (names.empty() ? "" : ", ") + each.name;
       throw Error("the step takes " + std::to_string(manifest_.batch.size()) + " tensors (" + names + "), but " +
                   std::to_string(batch.size()) + " were given");
     }
@@ -192,7 +192,7 @@ class Trainer::Impl {
     auto found = groups_.find(name);
     if (found == groups_.end()) throw Error("there is no group " + name + ": params, frozen, states, optimizer_state");
     Tensors tensors;
-    const std::vector<Spec>& specs = manifest_.groups.at(name);
+    const std::vector<TensorType>& specs = manifest_.groups.at(name);
     for (size_t i = 0; i < specs.size(); ++i) tensors[specs[i].name] = found->second[i];
     return tensors;
   }
@@ -219,7 +219,7 @@ class Trainer::Impl {
     size_t count = 0;
     for (const char* group : kGroups) {
       ffi::Array<Tensor> tensors;
-      for (const Spec& spec : manifest_.groups.at(group)) {
+      for (const TensorType& spec : manifest_.groups.at(group)) {
         std::string name = std::string(group) + "/" + spec.name;
         auto found = file.tensors.find(name);
         if (found == file.tensors.end()) throw Error(path + " lacks " + name + "; it was written by a trainer of another step");
@@ -236,14 +236,16 @@ class Trainer::Impl {
     more_ = described.more;
   }
 
+  Manifest manifest_;
   Counters counters_;
   std::vector<std::string> batch_names_, input_names_;
   std::string level_;
   std::map<std::string, double> hyperparameters_;
 
  private:
-  /// Frees the memory of tensors of other symbolic extents, which TVM would keep for each size.
+  /// Prepares TVM's runtime for a call. The memory of tensors of other symbolic extents is freed, which TVM would keep for each size.
   void Begin(const std::map<std::string, int64_t>& extents) {
+    SetThreads();
     if (extents == extents_) return;
     if (auto free = ffi::Function::GetGlobal("vm.builtin.memory_manager.clear")) (*free)();
     extents_ = extents;
@@ -262,13 +264,22 @@ class Trainer::Impl {
     }
   }
 
-  void Start(const std::string& library) {
-    if (options_.num_threads > 0) {
+  /// Sets the number of threads that work for the calling thread.
+  void SetThreads() const {
+    // TVM's pool belongs to the thread that calls.
+    static thread_local int set = 0;
+    if (options_.num_threads == 0 || options_.num_threads == set) return;
+    Guarded("num_threads", [&] {
       auto configure = ffi::Function::GetGlobal("runtime.config_threadpool");
       if (!configure.has_value()) throw Error("TVM's runtime has no runtime.config_threadpool");
       // 1: the fastest cores first, one thread on each.
       (*configure)(1, options_.num_threads);
-    }
+    });
+    set = options_.num_threads;
+  }
+
+  void Start(const std::string& library) {
+    SetThreads();
     // dlopen searches the system's folders for a name without a slash.
     std::string path = library.find('/') == std::string::npos ? "./" + library : library;
     ffi::Module module = ffi::Module::LoadFromFile(ffi::String(path));
@@ -347,7 +358,6 @@ class Trainer::Impl {
   }
 
   Options options_;
-  Manifest manifest_;
   std::map<std::string, int64_t> extents_;
   std::map<std::string, ffi::Array<Tensor>> groups_;
   // The module owns the functions' machine.
@@ -370,6 +380,8 @@ void Trainer::Load(const std::string& path) { impl_->Load(path); }
 const std::string& Trainer::level() const { return impl_->level_; }
 const std::vector<std::string>& Trainer::batch_names() const { return impl_->batch_names_; }
 const std::vector<std::string>& Trainer::input_names() const { return impl_->input_names_; }
+const std::vector<TensorType>& Trainer::batch_types() const { return impl_->manifest_.batch; }
+const std::vector<TensorType>& Trainer::input_types() const { return impl_->manifest_.inputs; }
 const std::map<std::string, double>& Trainer::hyperparameters() const { return impl_->hyperparameters_; }
 Tensors Trainer::group(const std::string& name) const { return impl_->Group(name); }
 Counters& Trainer::counters() { return impl_->counters_; }

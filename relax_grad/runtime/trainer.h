@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "error.h"
+#include "tensor_type.h"
 
 namespace relax_grad {
 
@@ -61,7 +62,8 @@ struct Counters {
 };
 
 struct Options {
-  /// The threads of TVM's runtime; 0 leaves them as they are.
+  /// The threads of TVM's runtime; 0 leaves them as they are. Each thread that calls a trainer has
+  /// threads of its own in TVM's runtime: call it from one.
   int num_threads = 0;
   /// Whether a step that is not finite is skipped; otherwise it is a NotFiniteError.
   bool skip_nonfinite = false;
@@ -105,6 +107,9 @@ class Trainer {
   const std::vector<std::string>& batch_names() const;
   /// The names of the inputs of Predict; empty if the model has no function for prediction.
   const std::vector<std::string>& input_names() const;
+  /// The types of the inputs and targets, and of the inputs of Predict, in the order of their names.
+  const std::vector<TensorType>& batch_types() const;
+  const std::vector<TensorType>& input_types() const;
   /// The defaults of the hyperparameters.
   const std::map<std::string, double>& hyperparameters() const;
   /// The tensors of a group: "params", "frozen", "states" or "optimizer_state". A step writes to their memory.

@@ -6,6 +6,9 @@
 #include <functional>
 #include <iostream>
 #include <limits>
+#include <thread>
+
+#include <tvm/ffi/function.h>
 
 #include "trainer.h"
 
@@ -112,6 +115,19 @@ int main(int argc, char** argv) {
     ++wrong;
   }
   expect("x must have", [&] { trainer.Step({MakeTensor({7, 3}, "float32"), y}); });
+  // Each thread that calls has a pool of its own in TVM's runtime.
+  options.num_threads = 2;
+  relax_grad::Trainer parallel(folder, options);
+  auto threads_of_step = [&] {
+    parallel.Step({x, y});
+    return (*tvm::ffi::Function::GetGlobal("runtime.NumThreads"))().cast<int>();
+  };
+  int here = threads_of_step(), there = 0;
+  std::thread([&] { there = threads_of_step(); }).join();
+  if (here != 2 || there != 2) {
+    std::cout << "steps had " << here << " and " << there << " threads\n";
+    ++wrong;
+  }
   std::cout << count << " errors as expected\n";
   return wrong;
 }

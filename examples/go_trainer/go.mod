@@ -1,0 +1,3 @@
+module relax_grad/examples/go_trainer
+
+go 1.18

@@ -1,0 +1,229 @@
+"""The functions of ``relax_grad_trainer.h``, called from C and Go, train with the bits of Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_models import START, batches, module_of
+
+import relax_grad.runtime
+from relax_grad.training import Adam, Trainer, _files, train_step
+
+pytest.importorskip("safetensors", reason="exported states are files of safetensors")
+
+ROOT = Path(__file__).parents[2]
+HEADER = relax_grad.runtime.folder() / "relax_grad_trainer.h"
+
+pytestmark = pytest.mark.skipif(
+    any(shutil.which(tool) is None for tool in ("cmake", "gcc", "g++")),
+    reason="the library for C is built with CMake, gcc and g++",
+)
+
+
+def run(command, code: int = 0, cwd: Path | None = None, **environment: str) -> str:
+    result = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, **environment},
+    )
+    assert result.returncode == code, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory) -> Path:
+    """Return the folder of the library, the example's program and the test's one."""
+    folder = tmp_path_factory.mktemp("c")
+    calls = Path(__file__).with_name("trainer_c_calls.c")
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.19)\n"
+        "project(programs LANGUAGES C CXX)\n"
+        "set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})\n"
+        "set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})\n"
+        f'add_subdirectory("{ROOT}/examples/c_trainer" example)\n'
+        f'add_executable(calls "{calls}")\n'
+        "target_link_libraries(calls PRIVATE relax_grad_trainer_c)\n"
+    )
+    settings = [f"-DPYTHON={sys.executable}", f"-DRELAX_GRAD_RUNTIME={HEADER.parent}"]
+    settings += ["-DCMAKE_C_FLAGS=-std=c99 -Wall -Wextra -Werror -pedantic"]
+    settings += ["-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", "-DCMAKE_BUILD_TYPE=None"]
+    run(["cmake", "-S", folder, "-B", folder / "build", *settings])
+    run(["cmake", "--build", folder / "build", "--parallel", "2"])
+    return folder / "build"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A step with outputs and metrics: its values, its folder, and a loader with the rows of a file."""
+    from safetensors.numpy import save_file
+
+    step = train_step(
+        module_of("float32", seed=True, states=True),
+        Adam(0.05),
+        wrt=["w", "b"],
+        states=["mean"],
+        clip_norm=1.0,
+        outputs=True,
+    )
+    folder = tmp_path_factory.mktemp("exported")
+    values = {name: np.float32(each) for name, each in {**START, "mean": np.zeros(3)}.items()}
+    step.export(folder / "model", values=values)
+    loader = batches(4, "float32")
+    x, y = (np.concatenate(each) for each in zip(*loader, strict=True))
+    save_file({"x": x, "y": y}, folder / "data")
+    return step, values, folder, loader
+
+
+def same_bits(one: Path, other: Path) -> None:
+    """Assert that two files have the same tensors and counters."""
+    (first, of_first), (second, of_second) = _files.read(one), _files.read(other)
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        assert values.dtype == second[name].dtype
+        assert values.tobytes() == second[name].tobytes(), name
+    assert of_first["counters"] == of_second["counters"]
+
+
+def test_calls(build, exported, tmp_path):
+    """The program examines the text of each error; it trains from buffers that it changes after each step."""
+    step, values, folder, loader = exported
+    shutil.copytree(folder / "model", tmp_path / "damaged")
+    data = bytearray((tmp_path / "damaged" / "state.safetensors").read_bytes())
+    data[-3] ^= 4
+    (tmp_path / "damaged" / "state.safetensors").write_bytes(data)
+    arguments = [folder / "model", folder / "data", tmp_path / "damaged", tmp_path / "c"]
+    printed = run([build / "calls", *arguments])
+    assert "61 errors as expected" in printed
+    trainer = Trainer(step, values=values)
+    results = [trainer.step(*batch, lr=0.25) for batch in loader]
+    trainer.save(tmp_path / "python")
+    same_bits(tmp_path / "python", tmp_path / "c")
+    losses = [float(each) for each in re.findall(r"^loss (\S+)$", printed, re.MULTILINE)]
+    assert losses == [each.loss for each in results]
+    metrics = dict(re.findall(r"^metric (\S+) (\S+)$", printed, re.MULTILINE))
+    assert {name: float(text) for name, text in metrics.items()} == results[-1].metrics
+    ((_, dtype, size, first),) = re.findall(r"^output (\S+) (\S+) (\S+) (\S+)$", printed, re.M)
+    (output,) = results[-1].outputs.values()
+    assert (dtype, int(size)) == ("float32", output.numpy().nbytes)
+    assert np.float32(first) == output.numpy().ravel()[0]
+    assert f"\nw {trainer.params['w'].numpy()[0]:.9g}\n" in printed
+
+
+def trained_by_python(exported, path: Path) -> Trainer:
+    """Write the state of the two epochs that the examples train."""
+    step, values, _, loader = exported
+    trainer = Trainer(step, values=values)
+    trainer.fit(loader, 2, schedule=lambda update: 0.125, progress=False)
+    trainer.save(path)
+    return trainer
+
+
+def test_example_in_c(build, exported, tmp_path):
+    _, _, folder, _ = exported
+    trainer = trained_by_python(exported, tmp_path / "python")
+    program, data = build / "train_c", folder / "data"
+    printed = run([program, folder / "model", data, 2, 6, 0.125, tmp_path / "c"])
+    same_bits(tmp_path / "python", tmp_path / "c")
+    mean = trainer.history.evaluations[-1]["mean_loss"]
+    assert f"epoch 2: mean loss {mean:.5g}"[:24] in printed
+    for changed, code, message in (
+        ({0: tmp_path}, 1, "error: .*manifest.json cannot be read: No such file"),
+        ({1: folder / "none"}, 1, "error: .*none cannot be read: No such file"),
+        ({3: 25}, 1, "error: too few rows, .*: x"),
+        ({3: 5}, 1, r"error: x must have shape \(6, 3\) and dtype float32, but it has \(5, 3\)"),
+        ({2: "many"}, 2, "EPOCHS and ROWS must be integers"),
+        ({5: tmp_path / "none" / "state"}, 1, "error: .*cannot be written"),
+    ):
+        arguments = [folder / "model", data, 1, 6, 0.125, tmp_path / "other"]
+        for place, value in changed.items():
+            arguments[place] = value
+        assert re.search(message, run([program, *arguments], code))
+
+
+def test_example_in_go(build, exported, tmp_path):
+    if shutil.which("go") is None:
+        pytest.skip("go is not installed (Debian's package golang-go)")
+    _, _, folder, _ = exported
+    environment = {
+        "CGO_ENABLED": "1",
+        "CGO_CFLAGS": f"-I{HEADER.parent}",
+        "CGO_LDFLAGS": f"-L{build} -Wl,-rpath,{build}",
+        "GOTOOLCHAIN": "local",
+    }
+    program = tmp_path / "go_trainer"
+    command = ["go", "build", "-buildvcs=false", "-o", program, "."]
+    run(command, cwd=ROOT / "examples/go_trainer", **environment)
+    trained_by_python(exported, tmp_path / "python")
+    arguments = [folder / "model", folder / "data", 2, 6, 0.125, tmp_path / "go"]
+    assert "epoch 2: mean loss" in run([program, *arguments])
+    same_bits(tmp_path / "python", tmp_path / "go")
+    arguments[1] = tmp_path / "none"
+    assert "none cannot be read" in run([program, *arguments], 1)
+
+
+def test_code_of_the_page_compiles(tmp_path):
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    (code,) = re.findall(r"^```c\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "page.c").write_text("#include <stdio.h>\n" + code)
+    warnings = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]
+    run(["gcc", *warnings, f"-I{HEADER.parent}", tmp_path / "page.c"])
+    named = re.findall(
+        r"`(\w+)`", page.partition("| functions `relax_grad_...`")[2].partition("\n\n")[0]
+    )
+    declared = HEADER.read_text()
+    assert all(f"relax_grad_{name}(" in declared for name in named)
+
+
+def test_the_library_exports_the_functions_of_the_header(build):
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not installed (Debian's package binutils)")
+    declared = set(re.findall(r"^RELAX_GRAD_API .*?(relax_grad_\w+)\(", HEADER.read_text(), re.M))
+    listed = run(["nm", "--dynamic", "--defined-only", build / "librelax_grad_trainer_c.so"])
+    assert len(declared) == 31
+    assert {line.split()[-1] for line in listed.splitlines()} == declared
+
+
+def test_predictions_and_symbolic_extents(build, tmp_path):
+    """A model of PyTorch predicts what Python does, for another number of rows than it trained."""
+    torch = pytest.importorskip("torch")
+    from safetensors.numpy import load_file, save_file
+
+    from relax_grad.frontend.torch import from_module
+
+    ids = torch.arange(6).reshape(2, 3)
+    net = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Flatten(), torch.nn.Linear(12, 5))
+    imported = from_module(
+        net,
+        (ids,),
+        loss=torch.nn.functional.cross_entropy,
+        targets=(ids[:, 0],),
+        dynamic_shapes={"input": {0: "n"}, "target": {0: "n"}},
+    )
+    trainer = Trainer(train_step(imported, Adam(0.1)))
+    trainer.export(tmp_path / "model")
+    rng = np.random.default_rng(0)
+    data = {"input": rng.integers(7, size=(11, 3)), "target": rng.integers(5, size=11)}
+    save_file(data, tmp_path / "data")
+    loader = [[each[i : i + 4] for each in data.values()] for i in (0, 4)]
+    trainer.fit(loader, 1, schedule=lambda update: 0.05, progress=False)
+    trainer.save(tmp_path / "python")
+    program = [build / "train_c", tmp_path / "model"]
+    arguments = [tmp_path / "data", 1, 4, 0.05, tmp_path / "c"]
+    run([*program, *arguments, tmp_path / "outputs"])
+    same_bits(tmp_path / "python", tmp_path / "c")
+    outputs = load_file(tmp_path / "outputs")
+    assert list(outputs) == ["output0"]
+    np.testing.assert_array_equal(outputs["output0"], trainer.predict(data["input"]).numpy())
+    data["input"][5, 1] = 7
+    save_file(data, tmp_path / "data")
+    assert re.search(r"error: input\[1, 1\] is 7", run([*program, *arguments], 1))
