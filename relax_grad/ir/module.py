@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.ir import Call, GlobalVar, PrimType
 
+from ..errors import NotWellFormedError
 from .bindings import bindings_of
 from .compat import MAPS_FUNCTIONS
 
@@ -77,7 +78,7 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
 
     Raises
     ------
-    ValueError
+    NotWellFormedError
         If the function is not well-formed. The message names the function and the variables.
     """
     free = relax.analysis.free_vars(function)
@@ -85,13 +86,13 @@ def check_defined(mod: tvm.IRModule, function: relax.Function, name: str) -> Non
     missing = {variable.name_hint for variable in referred_to([function])} - functions
     if free or missing:
         names = ", ".join(sorted({variable.name for variable in free} | missing))
-        raise ValueError(
+        raise NotWellFormedError(
             f"{name} is not well-formed: it uses {names}, defined by no binding, "
             f"parameter or function of the module{diagnosis(mod)}"
         )
     twice = _bound_twice(function)
     if twice:
-        raise ValueError(
+        raise NotWellFormedError(
             f"{name} is not well-formed: it binds {', '.join(sorted(v.name for v in twice))} "
             f"more than once{diagnosis(mod)}"
         )

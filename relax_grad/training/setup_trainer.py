@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.relax.transform import DecomposeOpsForInference, LegalizeOps
 
 from ..activity import holds_floats
+from ..errors import NotWellFormedError
 from ..ir.arguments import bind_param, with_shapes
 from ..ir.compat import types_differ
 from ..ir.dataflow import in_dataflow
@@ -241,7 +242,7 @@ def _checked_counts(mod: tvm.IRModule) -> tuple[int, int]:
     """Return the numbers of parameters and states of the backbone, or raise if it does not fit a trainer."""
     backbone = relax_function(mod, _NAMES.BACKBONE_FUNC)
     if not relax.analysis.check_well_formed(mod):
-        raise ValueError(f"the module of the backbone is not well-formed{diagnosis(mod)}")
+        raise NotWellFormedError(f"the module of the backbone is not well-formed{diagnosis(mod)}")
     taken = {variable.name_hint for variable in mod.get_global_vars()}
     for name in (_NAMES.BACKBONE_LOSS_FUNC, _NAMES.ADJOINT_FUNC, _NAMES.OPTIMIZER_FUNC):
         if name in taken:
