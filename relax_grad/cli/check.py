@@ -39,8 +39,10 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         args.error(str(error))
     if args.list:
-        for operator in operators:
-            print(operator)
+        if args.json:
+            print_json({"versions": version_table(), "operators": operators})
+        else:
+            print("\n".join(operators))
         return 0
     has_torch = importlib.util.find_spec("torch") is not None
     if args.torch and not has_torch:

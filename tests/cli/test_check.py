@@ -184,6 +184,13 @@ def test_json(makers, capsys):
     assert err.splitlines()[-1].endswith(": 1 operator FAILED")
 
 
+def test_list_in_json(capsys):
+    assert cli.main(["check", "--list", "--json", "conv2d", "nn.relu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["operators"] == ["relax.nn.conv2d", "relax.nn.relu"]
+    assert found["versions"]["relax_grad"] == relax_grad.__version__
+
+
 def test_json_has_no_numbers_that_json_lacks(capsys):
     _text.print_json({"a": [float("nan"), 1.5, (float("-inf"),)]})
     assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5, [None]]}

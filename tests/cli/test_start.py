@@ -27,7 +27,7 @@ import tvm
 print(tvm.ir.Op.get("relax.grad.conv2d_backward_weight").has_attr("FLegalize"))
 """
 
-COMMANDS = ("check", "coverage", "doctor", "fuzz")
+COMMANDS = ("check", "coverage", "doctor", "fuzz", "worker")
 HELP = [["--help"], *([command, "--help"] for command in COMMANDS), ["--version"]]
 WRONG = [[], ["nothing"], ["check", "--order", "0"], ["coverage", "--nothing"], ["fuzz", "--seed"]]
 
@@ -70,6 +70,9 @@ def imported(found: subprocess.CompletedProcess) -> set[str]:
 def test_no_tvm_is_imported(arguments, code):
     found = run("-X", "importtime", *MODULE, *arguments, code=code)
     names = imported(found)
+    if "--help" in arguments:
+        assert re.search(r"exit codes:\n  0  .+\n  1  .+\n  2  .+\n  130  ", found.stdout)
+        assert "--json" in found.stdout or arguments == ["--help"]
     assert "relax_grad.cli.fuzz" in names
     top = {name.partition(".")[0] for name in names} - {"relax_grad"}
     # Other names come from the site's own hooks, for example those of an editable installation.
