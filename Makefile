@@ -1,6 +1,7 @@
 # Every target makes the virtual environment .venv and installs what it needs there.
 #   PYTHON   the Python (3.10 or later) that .venv is made with
 #   WORKERS  the processes that the tests run in
+#   NAME, FAMILY  the operator of new-operator, and the module of its parts
 #   ARGS     what is passed on to pytest, to the example or to the benchmarks
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed-
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo bench bench-passes bench-tir accuracy test test-profile test-slow arm test-core test-matrix dev torch lint format docs wheels clean distclean
+.PHONY: help demo bench bench-passes bench-tir accuracy test test-profile test-slow arm test-core test-matrix dev torch lint format docs wheels new-operator clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +75,11 @@ wheels: $(STAMP)release ## build the wheel and the source distribution in dist, 
 	rm -rf build dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
+
+new-operator: $(STAMP)lint ## write the skeleton of a rule or a backward operator (NAME=softplus_backward_data FAMILY=activation)
+	$(BIN)/python tests/support/new_operator.py '$(NAME)' '$(FAMILY)'
+	$(BIN)/ruff check --quiet --fix --exit-zero relax_grad
+	$(BIN)/ruff format --quiet relax_grad
 
 clean: ## remove what was built
 	rm -rf build dist *.egg-info docs/_build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,133 @@
+"""``make new-operator`` writes skeletons that import, refuse what is not written, and name what remains."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import new_operator
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+#: Uses the skeleton of softplus_backward_data in a package that has it.
+_PROGRAM = """
+import tvm
+from tvm import relax
+from tvm.script import from_source
+
+import relax_grad
+
+def module_of(shape):
+    grad = relax.Var("grad", relax.TensorType(shape, "float32"))
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [grad, x]):
+        with bb.dataflow():
+            found = bb.emit(relax.op.grad.softplus_backward_data(grad, x, beta=2.0))
+            loss = bb.emit_output(relax.op.sum(found))
+        bb.emit_func_output(loss)
+    return bb.get()
+
+module = module_of((2, 3))
+assert "R.grad.softplus_backward_data(grad, x, beta=" in module.script().replace("float(2)", "2")
+tvm.ir.assert_structural_equal(from_source(module.script()), module)
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("no error")
+
+assert "softplus_backward_data: output_grad must have" in error_of(lambda: module_of((3, 2)))
+found = error_of(lambda: relax_grad.value_and_grad(module))
+assert found.startswith("GradientError: ") and "the rule of softplus_backward_data is not" in found
+found = error_of(lambda: relax.transform.LegalizeOps()(module))
+assert "the tensor expression of softplus_backward_data is not written" in found
+from relax_grad.testing.samples import samples
+assert len(samples("relax.grad.softplus_backward_data")) == 1
+assert relax_grad.registry.classify("relax.grad.softplus_backward_data").rule == "relax_grad"
+"""
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(
+        ROOT / "relax_grad", folder / "relax_grad", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return folder
+
+
+def test_skeleton_of_a_backward_operator(tmp_path, capsys):
+    root = copied(tmp_path)
+    arguments = ["softplus_backward_data", "activation", "--root", str(root)]
+    assert new_operator.main(arguments) == 0
+    printed = capsys.readouterr().out
+    written = [line.split()[1] for line in printed.splitlines() if line.startswith("written: ")]
+    assert written == [
+        f"relax_grad/{part}/activation.py"
+        for part in ("op", "topi", "legalize", "rules/grad", "testing/samples")
+    ]
+    assert "let the rule of relax.nn.softplus emit it" in printed
+    found = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    if shutil.which("ruff"):
+        command = ["ruff", "check", "--config", ROOT / "pyproject.toml", "--ignore", "I,F841"]
+        subprocess.run([*command, *(root / each for each in written)], check=True)
+    # A second run changes no file.
+    before = [(root / each).read_bytes() for each in written]
+    assert new_operator.main(arguments) == 1
+    assert (
+        "op/activation.py has a function softplus_backward_data already" in capsys.readouterr().err
+    )
+    assert [(root / each).read_bytes() for each in written] == before
+
+
+def test_skeleton_of_a_rule():
+    rule, samples = new_operator.entries_of("relax.nn.prelu", "nn/activation")
+    assert rule.path == "relax_grad/rules/nn/activation.py"
+    assert "    data, alpha = orig_call.args\n" in rule.text
+    assert rule.imports == [("...errors", "GradientError"), ("...registry", "register_gradient")]
+    assert samples.path == "relax_grad/testing/samples/activation.py"
+    assert '{"axis": 1}' in samples.text
+    (rule, samples) = new_operator.entries_of("relax.exp", "unary")
+    assert "    x, = orig_call.args\n" in rule.text
+    assert rule.imports[0] == ("..errors", "GradientError")
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "message"),
+    [
+        ("relax.nn.nothing", "unary", "TVM has no operator relax.nn.nothing"),
+        ("nothing_backward_data", "unary", "but TVM has no operator of that name"),
+        ("softplus_backward_weight", "activation", "relax.nn.softplus has no argument weight, but"),
+        ("softplus", "activation", "NAME must be an operator of TVM such as relax.nn.softplus"),
+        (
+            "softplus_backward_data",
+            "sounds",
+            "there is no module relax_grad/op/sounds.py; .*: activa",
+        ),
+    ],
+)
+def test_names_without_a_skeleton(name, family, message):
+    with pytest.raises(new_operator.SkeletonError, match=message):
+        list(new_operator.write(new_operator.entries_of(name, family), ROOT))
+
+
+def test_imports_join_others_of_the_module():
+    source = "from __future__ import annotations\n\nfrom .a import (\n    b,\n    c,\n)\n\nd = b\n"
+    imports = [(".a", "c"), (".a", "bb"), (".e", "f"), ("..g", "h as i")]
+    assert new_operator.with_imports(source, imports) == (
+        "from __future__ import annotations\n\nfrom .a import b, bb, c\nfrom .e import f\n"
+        "from ..g import h as i\n\nd = b\n"
+    )
