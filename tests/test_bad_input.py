@@ -454,14 +454,22 @@ NO_CALLS = {
     "relax_grad.transform.Rematerialize",  # it takes no argument
     "relax_grad.GradientError",
     "relax_grad.GradientCheckError",
+    *(
+        f"relax_grad.errors.{name}"
+        for name in (
+            *("GradientError", "GradientCheckError", "NotWellFormedError", "ScheduleWarning"),
+            "UnsupportedOperatorError",
+        )
+    ),
     "relax_grad.frontend.onnx.UnsupportedOperatorError",
     "relax_grad.frontend.torch.UnsupportedOperatorError",
 }
 
 
 def public_callables() -> set[str]:
-    """Return the names of the functions and classes that the modules of docs/api.md make public."""
-    text = Path(__file__).parents[1].joinpath("docs", "api.md").read_text()
+    """Return the names of the functions and classes that the modules of docs/api make public."""
+    pages = sorted(Path(__file__).parents[1].joinpath("docs", "api").glob("*.md"))
+    text = "\n".join(page.read_text() for page in pages)
     names = set(re.findall(r"auto(?:function|class):: (\S+)", text))
     if importlib.util.find_spec("torch") is None:
         text = re.sub(r"auto\w+:: relax_grad\.frontend\.torch\S*", "", text)

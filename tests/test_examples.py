@@ -1,13 +1,15 @@
-"""The examples of public names: every name of the page on the API has one, and those in docstrings run."""
+"""The examples of public names: every name of the pages on the API has one, and those in docstrings run."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from processes import Forks
@@ -72,9 +74,10 @@ NEEDED = {
 
 
 def public_names() -> list[str]:
-    """Return the names on the page on the API, except the members of classes."""
+    """Return the names on the pages on the API, except the members of classes."""
     found, module = [], ""
-    for line in (ROOT / "docs/api.md").read_text().splitlines():
+    pages = sorted((ROOT / "docs/api").glob("*.md"))
+    for line in "\n".join(page.read_text() for page in pages).splitlines():
         if directive := re.match(r"\.\. auto(\w+):: (\S+)", line):
             kind, name = directive.groups()
             module = name if kind == "module" else ""
@@ -122,6 +125,31 @@ def test_every_public_name_has_an_example():
     assert len(names) > 100
     missing = {name for name in names if name.rpartition(".")[2] not in words}
     assert missing == set(WITHOUT)
+
+
+#: Names of these modules that only the package itself uses.
+INTERNAL = {"relax_grad.cpu.dispatch": {"CallSite", "Kernel", "kernel_for"}}
+
+
+def test_every_public_name_is_on_a_page():
+    titles = {
+        path.read_text().partition("\n")[0].removeprefix("# "): path.read_text()
+        for path in (ROOT / "docs/api").glob("*.md")
+    }
+    index = (ROOT / "docs/api.md").read_text()
+    assert all(f"[`{name}`]" in index or f"[{name}]" in index for name in titles)
+    for name, page in titles.items():
+        is_absent = "torch" in name and not importlib.util.find_spec("torch")
+        if is_absent or not name.startswith("relax_grad"):
+            continue
+        module = importlib.import_module(name)
+        public = set(getattr(module, "__all__", ())) - {"__version__"} - INTERNAL.get(name, set())
+        # Modules have pages of their own.
+        public = {each for each in public if not isinstance(getattr(module, each), ModuleType)}
+        # The page of the package has the names that it exports itself.
+        missing = {each for each in public if not re.search(rf"\b{each}\b", page)}
+        missing -= {each for each in missing if f"relax_grad.{each}\n" in titles["relax_grad"]}
+        assert missing == set(), name
 
 
 def test_an_import_is_no_example():
