@@ -61,6 +61,7 @@ def test_pages_with_code_are_found():
         "index.md",
         "layouts.md",
         "limits.md",
+        "loops.md",
         "lora.md",
         "onnx.md",
         "operators.md",
@@ -79,7 +80,8 @@ def test_no_code_goes_unrun(page):
     """A block in any other language would appear on the page but never run."""
     languages = set(_FENCE.findall(page.read_text())) - {"", "python", "console"}
     if page.name == "deployment.md":
-        languages -= {"cpp"}  # tests/training/test_export.py compiles it
+        # tests/training/test_export.py and test_c_api.py compile it.
+        languages -= {"cpp", "c"}
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
@@ -141,7 +143,7 @@ def test_code_runs(page, forks, tmp_path):
         pytest.importorskip("sklearn", reason="its data come with scikit-learn")
     if page.name == "distributed.md":
         pytest.importorskip("torch", reason="gloo comes with PyTorch: extra distributed")
-    if page.name in ("README.md", "index.md"):
+    if page.name in ("README.md", "index.md", "loops.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
     if page.name in ("deployment.md", "lora.md", "trainer.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
@@ -209,7 +211,7 @@ def test_every_operator_is_in_the_table(html):
 
 
 def test_every_backward_builder_is_in_the_reference(html):
-    page = (html / "api.html").read_text()
+    page = (html / "api/backward_operators.html").read_text()
     for name in ("conv2d_backward_data", "conv2d_backward_weight"):
         assert f'id="relax_grad.op.conv.{name}"' in page
 

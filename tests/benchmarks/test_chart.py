@@ -23,11 +23,22 @@ def measured():
 @pytest.mark.parametrize("theme", chart.THEMES)
 def test_the_pictures_are_of_the_measurements(measured, theme):
     text = (ROOT / f"docs/_measured/steps_{theme}.svg").read_text()
-    assert text == chart.draw(measured, theme), "run python benchmarks/chart.py"
+    others = json.loads(chart.OTHERS.read_text())
+    assert text == chart.draw(measured, others, theme), "run python benchmarks/chart.py"
     root = ElementTree.fromstring(text)
-    widths = [float(each.get("width")) for each in root.iter("{http://www.w3.org/2000/svg}rect")]
-    assert len(widths) == 2 * 2 * len(chart.steps(measured))
-    assert max(widths) < float(root.get("width"))
+    svg = "{http://www.w3.org/2000/svg}"
+    widths = [float(each.get("width")) for each in root.iter(f"{svg}rect")]
+    assert len(widths) == 3 * 2 * len(chart.steps(measured))
+    # Text fits: a sign is at most 0.6 of the size of the font wide.
+    size, whole = float(root.get("font-size")), float(root.get("width"))
+    for each in root.iter(f"{svg}text"):
+        width = 0.6 * float(each.get("font-size", size)) * len(each.text)
+        if each.get("text-anchor") == "end":
+            assert float(each.get("x")) >= width
+        else:
+            assert float(each.get("x")) + width <= whole, each.text
+    # On a page of 400 pixels, 360 are the picture's.
+    assert size * 360 / whole >= 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
