@@ -21,6 +21,7 @@ from . import (
     norm_statistics,
     pad,
     pool,
+    recurrent,
     scan,
     statistical,
     stock_layout,

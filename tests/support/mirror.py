@@ -60,6 +60,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "ir.remat": ("training/test_remat.py",),
     "ir.wide": ("cpu/schedule/test_schedule.py", "tir/test_functions.py"),
     # Operators: rules, declarations, legalizations and tensor expressions.
+    "legalize.recurrent": ("topi/test_recurrent.py", "op/test_conformance.py"),
     "rules._linear": ("rules/grad/test_index.py", "rules/grad/test_pool.py"),
     "rules.control": ("op/test_control.py",),
     "rules.grad.ccl": ("rules/test_ccl.py",),

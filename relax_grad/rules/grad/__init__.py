@@ -20,6 +20,7 @@ from . import (
     norm,
     pad,
     pool,
+    recurrent,
     scan,
     statistical,
     vision,

@@ -1,0 +1,427 @@
+"""Gradients of recurrent layers, of their backward operator and of their tangent.
+
+The last two are transposes of each other: the derivatives of one with respect to its directions are the other one, and
+those with respect to the coefficients are products of the states of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import relax
+from tvm.ir import Op
+from tvm.relax import op
+from tvm.relax.op import grad as backward
+
+from ...op.recurrent import GATES, slopes_of
+from ...registry import register_gradient
+from .._util import cast_each, const_like, shape_of, wide_dtype, widen
+
+_ZEROS = [Op.get("relax.zeros"), Op.get("relax.zeros_like")]
+
+
+@register_gradient("relax.grad.lstm")
+def lstm(orig_var, orig_call, output_grad, ctx):
+    """Gradient of lstm.
+
+    Forward form, at each step: ``i, f, g, o = split(z)`` of ``z = x + h @ w^T``; ``c' = sigmoid(f) * c + sigmoid(i) *
+    tanh(g)`` and ``h' = sigmoid(o) * tanh(c')``. The third result holds the slopes of these functions.
+
+    Backward form: ``x_grad, _, h_grad, c_grad = recurrent_backward(h'_grad, slopes, w, c'_grad)``, and ``w_grad =
+    x_grad^T @ h`` over all steps at once.
+
+    The slopes have a gradient in derivatives of second order only. They are functions of the sums z and of the cells, so
+    it is a contribution to the gradients of these.
+    """
+    data, hidden, cell, weight = orig_call.args
+    states, cells, _ = _elements(ctx, orig_var, 3)
+    states_grad, cells_grad, slopes_grad = _elements(ctx, output_grad, 3)
+    before = _before(ctx, states, hidden)
+    extra = _Extra(ctx, weight)
+    if not _is_zero(ctx, slopes_grad):
+        last = _before(ctx, cells, cell)
+        sums, of_last, of_cell = _lstm_slopes(ctx, data, before, last, cells, weight, slopes_grad)
+        states_grad = extra.through(sums, states_grad)
+        cells_grad = _added(ctx, cells_grad, of_cell)
+        cells_grad = _added(ctx, cells_grad, _after(ctx, of_last))
+        extra.cell = _at_start(ctx, of_last)
+    given = [] if _is_zero(ctx, cells_grad) else [cells_grad]
+    slopes = ctx.emit(relax.TupleGetItem(orig_var, 2))
+    gates, _, hidden_grad, cell_grad = _backward(ctx, states_grad, slopes, weight, *given)
+    gates = extra.added(gates, extra.sums)
+    partials = [
+        gates,
+        extra.added(hidden_grad, extra.hidden),
+        extra.added(cell_grad, extra.cell),
+        _weight_grad(ctx, gates, before),
+    ]
+    return cast_each(ctx, partials, orig_call.args)
+
+
+@register_gradient("relax.grad.gru")
+def gru(orig_var, orig_call, output_grad, ctx):
+    """Gradient of gru.
+
+    Forward form, at each step, with ``p = h @ w^T``: ``r = sigmoid(x_r + p_r)``, ``z = sigmoid(x_z + p_z)``, ``n =
+    tanh(x_n + r * (p_n + b))`` and ``h' = (1 - z) * n + z * h``. The second result holds the slopes of ``h'`` by p and h,
+    the third one that by ``x_n``.
+
+    Backward form: ``p_grad, s, h_grad = recurrent_backward(h'_grad, slopes, w)``; ``x_grad`` is ``p_grad``, but ``s``
+    times the third result for ``x_n``; ``w_grad = p_grad^T @ h`` over all steps at once, and ``b_grad = sum(p_n_grad)``.
+
+    The slopes have a gradient in derivatives of second order only, as those of an LSTM.
+    """
+    data, hidden, weight, bias = orig_call.args
+    states, slopes, fresh = _elements(ctx, orig_var, 3)
+    states_grad, slopes_grad, fresh_grad = _elements(ctx, output_grad, 3)
+    before = _before(ctx, states, hidden)
+    extra, of_data = _Extra(ctx, weight), None
+    if not (_is_zero(ctx, slopes_grad) and _is_zero(ctx, fresh_grad)):
+        of_data, products, of_before = _gru_slopes(
+            ctx, data, before, weight, bias, slopes_grad, fresh_grad
+        )
+        states_grad = extra.through(products, states_grad, of_before)
+    gates, total, hidden_grad = _backward(ctx, states_grad, slopes, weight)
+    data_grad = _joined(ctx, [*_parts(ctx, gates, 3)[:2], op.multiply(total, fresh)])
+    gates = extra.added(gates, extra.sums)
+    partials = [
+        extra.added(data_grad, of_data),
+        extra.added(hidden_grad, extra.hidden),
+        _weight_grad(ctx, gates, before),
+        op.sum(widen(_parts(ctx, gates, 3)[2]), [0, 1]),
+    ]
+    return cast_each(ctx, partials, orig_call.args)
+
+
+@register_gradient("relax.grad.rnn_tanh")
+def rnn_tanh(orig_var, orig_call, output_grad, ctx):
+    """Gradient of rnn_tanh.
+
+    Forward form, at each step: ``h' = tanh(x + h @ w^T)``.
+
+    Backward form: ``x_grad, _, h_grad = recurrent_backward(h'_grad, 1 - h' * h', w)``, and ``w_grad = x_grad^T @ h`` over
+    all steps at once.
+    """
+    slopes = op.subtract(const_like(1, orig_var), op.multiply(orig_var, orig_var))
+    return _rnn(orig_var, orig_call, output_grad, ctx, slopes)
+
+
+@register_gradient("relax.grad.rnn_relu")
+def rnn_relu(orig_var, orig_call, output_grad, ctx):
+    """Gradient of rnn_relu.
+
+    Forward form, at each step: ``h' = relu(x + h @ w^T)``.
+
+    Backward form: that of :func:`rnn_tanh` with the slopes 1 where ``h'`` is positive, and 0 elsewhere.
+    """
+    slopes = op.sign(orig_var)
+    return _rnn(orig_var, orig_call, output_grad, ctx, slopes)
+
+
+def _rnn(orig_var, orig_call, output_grad, ctx, slopes):
+    _, hidden, weight = orig_call.args
+    gates, _, hidden_grad = _backward(ctx, output_grad, ctx.emit(slopes), weight)
+    before = _before(ctx, orig_var, hidden)
+    return [gates, hidden_grad, *cast_each(ctx, [_weight_grad(ctx, gates, before)], [weight])]
+
+
+@register_gradient("relax.grad.recurrent_backward")
+def recurrent_backward(orig_var, orig_call, output_grad, ctx):
+    """Gradient of recurrent_backward.
+
+    Forward form, from the last step to the first, for a GRU with the slopes k of the gates and q of the previous state:
+    ``s = y_grad + q' * s' + d' @ w`` and ``d = k * s``, where the prime is the next step. An RNN has no q. An LSTM has
+    two states, ``h = y_grad + d' @ w`` and ``s = c_grad + a * h + q' * s'``, with ``d = k * (s, s, s, h)``. The last
+    values of ``q * s`` and ``d @ w`` are the gradients of the initial states.
+
+    Backward form: ``y_grad_grad, u, c_grad_grad = recurrent_tangent(d_grad, s_grad, initial_grads, slopes, w)``. With
+    its results, the gradients of k, q and a are ``u * (s, s, s, h)``, ``c_grad_grad before * s`` and ``c_grad_grad * h``,
+    or ``y_grad_grad before * s`` for q of a GRU; that of w is ``d^T @ y_grad_grad before`` over all steps.
+    """
+    grad, slopes, weight, *cells = orig_call.args
+    count = slopes_of(slopes, weight)
+    of_lstm = count == 6
+    gates, total, *_ = _elements(ctx, orig_var, 4 if of_lstm else 3)
+    gates_grad, total_grad, hidden, *cell = _elements(ctx, output_grad, 4 if of_lstm else 3)
+    found = ctx.emit(
+        backward.recurrent_tangent(gates_grad, total_grad, hidden, slopes, weight, *cell)
+    )
+    states, sums, *own = _elements(ctx, found, 3 if of_lstm else 2)
+    before = _before(ctx, states, hidden)
+    through = _with_products(ctx, grad, gates, weight) if of_lstm else total
+    last = _before(ctx, own[0], cell[0]) if of_lstm else before
+    partials = [
+        states,
+        _of_slopes(ctx, count, sums, total, through, last, *own),
+        _weight_grad(ctx, gates, before),
+        *own[: len(cells)],
+    ]
+    return cast_each(ctx, partials, orig_call.args)
+
+
+@register_gradient("relax.grad.recurrent_tangent")
+def recurrent_tangent(orig_var, orig_call, output_grad, ctx):
+    """Gradient of recurrent_tangent.
+
+    Forward form, for a GRU with the slopes k of the gates and q of the previous state: ``u = d + y @ w^T`` and ``y' =
+    s + sum(k * u) + q * y``. An RNN has no q. An LSTM has ``c' = s + sum(k * u) + q * c`` over three gates, and ``y' = a
+    * c' + k * u`` with the fourth one.
+
+    Backward form: ``d_grad, s_grad, y_grad, c_grad = recurrent_backward(y'_grad + next(u_grad @ w), slopes, w, c'_grad)``
+    with ``u_grad`` added to the first one. The gradients of the slopes and of w are those in
+    :func:`recurrent_backward`.
+    """
+    _, _, hidden, slopes, weight, *cell = orig_call.args
+    count = slopes_of(slopes, weight)
+    of_lstm = count == 6
+    states, sums, *own = _elements(ctx, orig_var, 3 if of_lstm else 2)
+    states_grad, sums_grad, *cells_grad = _elements(ctx, output_grad, 3 if of_lstm else 2)
+    extra = _Extra(ctx, weight)
+    if not _is_zero(ctx, sums_grad):
+        states_grad = extra.through(sums_grad, states_grad)
+    gates, total, *initial = _backward(ctx, states_grad, slopes, weight, *cells_grad)
+    through = _with_products(ctx, states_grad, gates, weight) if of_lstm else total
+    before = _before(ctx, states, hidden)
+    last = _before(ctx, own[0], cell[0]) if of_lstm else before
+    gates = extra.added(gates, extra.sums)
+    partials = [
+        gates,
+        total,
+        extra.added(initial[0], extra.hidden),
+        _of_slopes(ctx, count, sums, total, through, last, *own),
+        _weight_grad(ctx, gates, before),
+        *initial[1:],
+    ]
+    return cast_each(ctx, partials, orig_call.args)
+
+
+@register_gradient("relax.grad.previous_steps")
+def previous_steps(orig_var, orig_call, output_grad, ctx):
+    """Gradient of previous_steps.
+
+    Forward form: ``y[0] = initial`` and ``y[t] = x[t - 1]``.
+
+    Backward form: ``[next_steps(y_grad), y_grad[0]]``.
+    """
+    return [backward.next_steps(output_grad), _at_start(ctx, output_grad)]
+
+
+@register_gradient("relax.grad.next_steps")
+def next_steps(orig_var, orig_call, output_grad, ctx):
+    """Gradient of next_steps.
+
+    Forward form: ``y[t] = x[t + 1]``, and 0 at the last step.
+
+    Backward form: ``[previous_steps(y_grad, 0)]``.
+    """
+    return [backward.previous_steps(output_grad, op.zeros_like(_at_start(ctx, output_grad)))]
+
+
+class _Extra:
+    """Contributions to the gradients of the sums of the gates, which the backward operator does not take.
+
+    Attributes
+    ----------
+    sums, hidden, cell : relax.Expr or None
+        The contributions to the gradients of the sums, and of the initial states.
+    """
+
+    def __init__(self, ctx, weight):
+        self._ctx, self._weight = ctx, weight
+        self.sums = self.hidden = self.cell = None
+
+    def through(self, sums, states_grad, before_grad=None):
+        """Note the gradient of the sums, and return that of the states with its contribution.
+
+        ``before_grad`` is a further gradient of the states before each step.
+        """
+        ctx = self._ctx
+        self.sums = sums
+        found = _product(ctx, sums, self._weight)
+        if before_grad is not None:
+            found = ctx.emit(op.add(found, before_grad))
+        self.hidden = _at_start(ctx, found)
+        return _added(ctx, states_grad, _after(ctx, found))
+
+    def added(self, grad, contribution):
+        return grad if contribution is None else _added(self._ctx, grad, contribution)
+
+
+def _lstm_slopes(ctx, data, before, last, cells, weight, grad):
+    """Return the gradients of the sums, the cells before each step and those after it, from that of the slopes."""
+    sums = _sums(ctx, data, before, weight)
+    one = const_like(1, sums)
+    i, f, g, o = _parts(ctx, sums, 4)
+    i, f, o = (ctx.emit(op.sigmoid(each)) for each in (i, f, o))
+    g, m = ctx.emit(op.tanh(g)), ctx.emit(op.tanh(_wide(ctx, cells)))
+    last = _wide(ctx, last)
+    of_i, of_f, of_g, of_o, of_keep, of_cell = _parts(ctx, _wide(ctx, grad), 6)
+
+    def emit(x):
+        return ctx.emit(x)
+
+    def slope(s):
+        return emit(op.multiply(s, op.subtract(one, s)))
+
+    def bend(s):
+        return emit(op.subtract(one, op.add(s, s)))
+
+    def times(*factors):
+        total, *others = factors
+        for each in others:
+            total = op.multiply(total, each)
+        return total
+
+    di, df, do = map(slope, (i, f, o))
+    dg, dm = (emit(op.subtract(one, op.multiply(each, each))) for each in (g, m))
+    two_g, two_m = (emit(op.add(each, each)) for each in (g, m))
+    found = [
+        op.add(times(of_i, g, di, bend(i)), times(of_g, dg, di)),
+        op.add(times(of_f, last, df, bend(f)), times(of_keep, df)),
+        op.subtract(times(of_i, di, dg), times(of_g, i, two_g, dg)),
+        op.add(times(of_o, m, do, bend(o)), times(of_cell, do, dm)),
+    ]
+    new = op.subtract(times(of_o, do, dm), times(of_cell, o, two_m, dm))
+    return _joined(ctx, found), emit(times(of_f, df)), emit(new)
+
+
+def _gru_slopes(ctx, data, before, weight, bias, slopes_grad, fresh_grad):
+    """Return the gradients of the data, of the products, and of the states before each step, from those of the slopes."""
+    before = _wide(ctx, before)
+    products = _parts(ctx, _sums(ctx, None, before, weight), 3)
+    given = _parts(ctx, _wide(ctx, data), 3)
+    one = const_like(1, before)
+    emit = ctx.emit
+    r, z = (emit(op.sigmoid(op.add(given[k], products[k]))) for k in range(2))
+    kept = emit(op.add(products[2], _wide(ctx, bias)))
+    n = emit(op.tanh(op.add(given[2], op.multiply(r, kept))))
+    of_r, of_z, of_n, of_keep = _parts(ctx, _wide(ctx, slopes_grad), 4)
+
+    def times(*factors):
+        total, *others = factors
+        for each in others:
+            total = op.multiply(total, each)
+        return total
+
+    rest = emit(op.subtract(one, z))
+    dr, dz = emit(times(r, op.subtract(one, r))), emit(times(z, rest))
+    dn = emit(op.subtract(one, op.multiply(n, n)))
+    slope = emit(times(rest, dn))
+    bend_r, bend_z = (emit(op.subtract(one, op.add(each, each))) for each in (r, z))
+    total = op.add(_wide(ctx, fresh_grad), op.add(times(of_n, r), times(of_r, kept, dr)))
+    total = emit(total)
+    kept_grad = times(of_r, slope, dr)
+    r_grad = op.add(times(of_n, slope), times(of_r, slope, kept, bend_r))
+    z_grad = op.add(times(of_z, op.subtract(before, n), bend_z), of_keep)
+    z_grad = op.subtract(z_grad, times(total, dn))
+    n_grad = op.negative(op.add(times(of_z, dz), times(total, rest, op.add(n, n))))
+    inner = emit(times(n_grad, dn))
+    # The sum of slope_r by r is not multiplied by the slope of r again: bend_r is the derivative of r * (1 - r) by r.
+    of_sums = [
+        emit(times(op.add(r_grad, times(inner, kept)), dr)),
+        emit(times(z_grad, dz)),
+        emit(op.add(kept_grad, times(inner, r))),
+    ]
+    return _joined(ctx, [*of_sums[:2], inner]), _joined(ctx, of_sums), emit(times(of_z, dz))
+
+
+def _of_slopes(ctx, count: int, sums, total, through, last, own=None):
+    """Return the gradient of the slopes, from the states of the backward operator and of the tangent."""
+    gates = [_wide(ctx, each) for each in _parts(ctx, sums, GATES[count])]
+    total, through, last = (_wide(ctx, each) for each in (total, through, last))
+    found = [op.multiply(gate, total) for gate in gates[:3]]
+    if count == 6:
+        found += [
+            op.multiply(gates[3], through),
+            op.multiply(last, total),
+            op.multiply(_wide(ctx, own), through),
+        ]
+    elif count == 4:
+        found.append(op.multiply(last, total))
+    return _joined(ctx, found)
+
+
+def _backward(ctx, grad, slopes, weight, *cells_grad):
+    found = ctx.emit(backward.recurrent_backward(grad, slopes, weight, *cells_grad))
+    return _elements(ctx, found, len(found.ty.fields))
+
+
+def _elements(ctx, tuple_, count: int) -> list[relax.Expr]:
+    return [ctx.emit(relax.TupleGetItem(tuple_, i)) for i in range(count)]
+
+
+def _parts(ctx, tensor, count: int) -> list[relax.Expr]:
+    """Return the parts of a tensor along its last axis."""
+    return [tensor] if count == 1 else _elements(ctx, ctx.emit(op.split(tensor, count, 2)), count)
+
+
+def _joined(ctx, parts: Sequence[relax.Expr]):
+    parts = [ctx.emit(each) for each in parts]
+    return parts[0] if len(parts) == 1 else ctx.emit(op.concat(parts, 2))
+
+
+def _wide(ctx, expr):
+    return ctx.emit(widen(expr))
+
+
+def _added(ctx, one, other):
+    """Return a sum in the dtype of the first operand."""
+    if _is_zero(ctx, one):
+        return cast_each(ctx, [other], [one])[0]
+    return ctx.emit(op.add(one, ctx.emit(cast_each(ctx, [other], [one])[0])))
+
+
+def _sums(ctx, data, before, weight):
+    """Return the sums of the gates, in float32 at least."""
+    turned = ctx.emit(op.permute_dims(_wide(ctx, weight), [1, 0]))
+    found = ctx.emit(op.matmul(_wide(ctx, before), turned))
+    return found if data is None else ctx.emit(op.add(_wide(ctx, data), found))
+
+
+def _product(ctx, gates, weight):
+    """Return the gradient of the states before each step from that of the products."""
+    return ctx.emit(op.matmul(_wide(ctx, gates), _wide(ctx, weight)))
+
+
+def _with_products(ctx, grad, gates, weight):
+    """Return the gradient of the hidden states of an LSTM through all later steps."""
+    return _added(ctx, _wide(ctx, grad), _after(ctx, _product(ctx, gates, weight)))
+
+
+def _weight_grad(ctx, gates, before):
+    """Return the sum of the products of the gates and the states before, over steps and batch."""
+    rows, size = (shape_of(each)[2] for each in (gates, before))
+    gates = ctx.emit(op.reshape(gates, (-1, rows)))
+    before = ctx.emit(op.reshape(before, (-1, size)))
+    turned = ctx.emit(op.permute_dims(gates, [1, 0]))
+    return ctx.emit(op.matmul(turned, before, wide_dtype(before)))
+
+
+def _before(ctx, states, initial):
+    """Return the states before each step."""
+    return ctx.emit(backward.previous_steps(states, initial))
+
+
+def _after(ctx, states):
+    """Return the values of the next steps, and 0 at the last step."""
+    return ctx.emit(backward.next_steps(states))
+
+
+def _at_start(ctx, states):
+    """Return the values of the first step."""
+    # The sum gives the shape without an axis, and 0 if there are no steps.
+    first = ctx.emit(op.strided_slice(states, [0], [0], [1], [1]))
+    return ctx.emit(op.sum(first, [0]))
+
+
+def _is_zero(ctx, expr) -> bool:
+    """Tell whether an expression is known to be zeros."""
+    while isinstance(expr, (relax.Var, relax.TupleGetItem)):
+        if isinstance(expr, relax.Var):
+            expr = ctx.lookup_binding(expr)
+            continue
+        whole = expr.tuple_value
+        if isinstance(whole, relax.Var):
+            whole = ctx.lookup_binding(whole)
+        expr = whole.fields[expr.index] if isinstance(whole, relax.Tuple) else None
+    return isinstance(expr, relax.Call) and expr.op in _ZEROS

@@ -1,0 +1,198 @@
+"""Samples of recurrent layers and their derivatives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._sample import Sample, register_samples
+
+#: Steps, batch and size.
+_EXTENTS = {"plain": (3, 2, 2), "one step": (1, 2, 3), "a sequence of its own": (4, 1, 1)}
+
+#: The slopes and the gates of the layers.
+_LAYERS = {"lstm": (6, 4), "gru": (4, 3), "rnn": (1, 1)}
+
+
+def _sample(note: str, inputs: list, torch, states: int) -> Sample:
+    """Return a sample of a layer with a number of states; a plain one with symbolic steps and batch and in all dtypes."""
+    symbolic = {0: {0: "t", 1: "b"}} | {1 + i: {0: "b"} for i in range(states)}
+    plain = note == "plain"
+    return Sample(
+        inputs,
+        tvm_order=1 if plain and len(inputs) > 2 else None,
+        symbolic=symbolic if plain else None,
+        torch=torch,
+        dtypes=Sample.dtypes if plain else (),
+        note=note,
+    )
+
+
+@register_samples("relax.grad.lstm")
+def lstm(rng):
+    for note, (steps, batch, size) in _EXTENTS.items():
+        inputs = _normal(
+            rng, (steps, batch, 4 * size), (batch, size), (batch, size), (4 * size, size)
+        )
+        yield _sample(note, inputs, _torch_lstm, states=2)
+
+
+@register_samples("relax.grad.gru")
+def gru(rng):
+    for note, (steps, batch, size) in _EXTENTS.items():
+        inputs = _normal(rng, (steps, batch, 3 * size), (batch, size), (3 * size, size), (size,))
+        yield _sample(note, inputs, _torch_gru, states=1)
+
+
+@register_samples("relax.grad.rnn_tanh")
+def rnn_tanh(rng):
+    for note, (steps, batch, size) in _EXTENTS.items():
+        inputs = _normal(rng, (steps, batch, size), (batch, size), (size, size))
+        yield _sample(note, inputs, _torch_rnn("tanh"), states=1)
+
+
+@register_samples("relax.grad.rnn_relu")
+def rnn_relu(rng):
+    for note, (steps, batch, size) in _EXTENTS.items():
+        inputs = _normal(rng, (steps, batch, size), (batch, size), (size, size))
+        yield _sample(note, inputs, _torch_rnn("relu"), states=1)
+
+
+@register_samples("relax.grad.recurrent_backward")
+def recurrent_backward(rng):
+    steps, batch, size = 3, 2, 2
+    states = (steps, batch, size)
+    for note, (count, gates) in _LAYERS.items():
+        shapes = [states, (steps, batch, count * size), (gates * size, size)]
+        for with_cells in (True, False) if note == "lstm" else (False,):
+            yield Sample(
+                _normal(rng, *shapes, *([states] if with_cells else [])),
+                tvm_order=1,
+                symbolic={i: {0: "t", 1: "b"} for i in (0, 1, *([3] if with_cells else []))},
+                torch=_torch_backward,
+                dtypes=Sample.dtypes if with_cells else (),
+                note=note + " with cells" * with_cells,
+            )
+
+
+@register_samples("relax.grad.recurrent_tangent")
+def recurrent_tangent(rng):
+    steps, batch, size = 3, 2, 2
+    states, initial = (steps, batch, size), (batch, size)
+    for note, (count, gates) in _LAYERS.items():
+        shapes = [(steps, batch, gates * size), states, initial, (steps, batch, count * size)]
+        cell = [initial] if note == "lstm" else []
+        symbolic = {i: {0: "t", 1: "b"} for i in (0, 1, 3)} | {2: {0: "b"}}
+        yield Sample(
+            _normal(rng, *shapes, (gates * size, size), *cell),
+            tvm_order=1,
+            symbolic=symbolic | ({5: {0: "b"}} if cell else {}),
+            torch=_torch_tangent,
+            dtypes=Sample.dtypes if cell else (),
+            note=note,
+        )
+
+
+@register_samples("relax.grad.previous_steps")
+def previous_steps(rng):
+    for steps in (3, 1):
+        inputs = _normal(rng, (steps, 2, 2), (2, 2))
+        yield _sample(
+            "plain" if steps > 1 else "one step",
+            inputs,
+            lambda torch, x, start: torch.cat([start[None], x[:-1]]),
+            states=1,
+        )
+
+
+@register_samples("relax.grad.next_steps")
+def next_steps(rng):
+    for steps in (3, 1):
+        yield _sample(
+            "plain" if steps > 1 else "one step",
+            _normal(rng, (steps, 2)),
+            lambda torch, x: torch.cat([x[1:], torch.zeros_like(x[:1])]),
+            states=0,
+        )
+
+
+def _normal(rng, *shapes) -> list[np.ndarray]:
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+def _torch_lstm(torch, data, hidden, cell, weight):
+    found = [[], [], []]
+    for x in data:
+        i, f, g, o = (x + hidden @ weight.T).chunk(4, -1)
+        i, f, o, g = i.sigmoid(), f.sigmoid(), o.sigmoid(), g.tanh()
+        last, cell = cell, f * cell + i * g
+        hidden = o * cell.tanh()
+        slopes = [g * i * (1 - i), last * f * (1 - f), i * (1 - g**2)]
+        slopes += [hidden * (1 - o), f, o * (1 - cell.tanh() ** 2)]
+        for each, value in zip(found, (hidden, cell, torch.cat(slopes, -1)), strict=True):
+            each.append(value)
+    return tuple(map(torch.stack, found))
+
+
+def _torch_gru(torch, data, hidden, weight, bias):
+    found = [[], [], []]
+    for x in data:
+        (x_r, x_z, x_n), (r, z, n) = x.chunk(3, -1), (hidden @ weight.T).chunk(3, -1)
+        r, z, kept = (x_r + r).sigmoid(), (x_z + z).sigmoid(), n + bias
+        n = (x_n + r * kept).tanh()
+        fresh = (1 - z) * (1 - n**2)
+        slopes = [fresh * kept * r * (1 - r), (hidden - n) * z * (1 - z), fresh * r, z]
+        hidden = (1 - z) * n + z * hidden
+        for each, value in zip(found, (hidden, torch.cat(slopes, -1), fresh), strict=True):
+            each.append(value)
+    return tuple(map(torch.stack, found))
+
+
+def _torch_rnn(activation: str):
+    def forward(torch, data, hidden, weight):
+        found = []
+        for x in data:
+            hidden = getattr(torch, activation)(x + hidden @ weight.T)
+            found.append(hidden)
+        return torch.stack(found)
+
+    return forward
+
+
+def _torch_backward(torch, grad, slopes, weight, cells_grad=None):
+    size = grad.shape[2]
+    hidden = cell = torch.zeros_like(grad[0])
+    gates, states = [], []
+    for t in reversed(range(len(grad))):
+        own = slopes[t].split(size, -1)
+        through = state = grad[t] + hidden
+        if len(own) == 6:
+            state = own[5] * through + cell
+            state = state if cells_grad is None else state + cells_grad[t]
+            found = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
+            cell = own[4] * state
+        else:
+            found = [each * state for each in own[:3]]
+        gates.insert(0, torch.cat(found, -1))
+        states.insert(0, state)
+        hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
+    results = torch.stack(gates), torch.stack(states), hidden
+    return (*results, cell) if len(own) == 6 else results
+
+
+def _torch_tangent(torch, gates, states, hidden, slopes, weight, cell=None):
+    size = states.shape[2]
+    found = [[], [], []]
+    for x, state, row in zip(gates, states, slopes, strict=True):
+        own = row.split(size, -1)
+        sums = x + hidden @ weight.T
+        parts = sums.split(size, -1)
+        for slope, each in list(zip(own, parts, strict=False))[:3]:
+            state = state + slope * each
+        if len(own) == 6:
+            cell = state + own[4] * cell
+            hidden = own[5] * cell + own[3] * parts[3]
+        else:
+            hidden = state + (own[3] * hidden if len(own) == 4 else 0)
+        for each, value in zip(found, (hidden, sums, cell), strict=True):
+            each.append(value)
+    return tuple(torch.stack(each) for each in found[: 2 + (len(own) == 6)])

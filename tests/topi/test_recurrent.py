@@ -1,0 +1,106 @@
+"""The recurrences against loops in NumPy: symbolic steps and batch, from no step to several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from sweep import TARGET
+from tvm import relax, tirx
+from tvm.relax.op import grad as backward
+
+SIZE = 3
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm(data, hidden, cell, weight):
+    found = []
+    for x in data:
+        i, f, g, o = np.split(x + hidden @ weight.T, 4, -1)
+        cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+        hidden = sigmoid(o) * np.tanh(cell)
+        found.append((hidden, cell))
+    return [np.stack(each) for each in zip(*found, strict=True)]
+
+
+def gru(data, hidden, weight, bias):
+    found = []
+    for x in data:
+        (x_r, x_z, x_n), products = np.split(x, 3, -1), np.split(hidden @ weight.T, 3, -1)
+        r, z = sigmoid(x_r + products[0]), sigmoid(x_z + products[1])
+        n = np.tanh(x_n + r * (products[2] + bias))
+        hidden = (1 - z) * n + z * hidden
+        found.append(hidden)
+    return [np.stack(found)]
+
+
+def rnn(activation):
+    def forward(data, hidden, weight):
+        found = []
+        for x in data:
+            hidden = activation(x + hidden @ weight.T)
+            found.append(hidden)
+        return [np.stack(found)]
+
+    return forward
+
+
+LAYERS = {
+    "lstm": (lstm, 4, 2),
+    "gru": (gru, 3, 1),
+    "rnn_tanh": (rnn(np.tanh), 1, 1),
+    "rnn_relu": (rnn(lambda x: np.maximum(x, 0)), 1, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def machine():
+    """Return a machine with a function of symbolic steps and batch for each layer."""
+    bb = relax.BlockBuilder()
+    for name, (_, gates, states) in LAYERS.items():
+        t, n = (tirx.Var(each, "int64") for each in "tn")
+        shapes = [[t, n, gates * SIZE], *[[n, SIZE]] * states, [gates * SIZE, SIZE]]
+        shapes += [[SIZE]] if name == "gru" else []
+        params = [relax.Var(f"x{i}", relax.TensorType(s, "float64")) for i, s in enumerate(shapes)]
+        with bb.function(name, params):
+            bb.emit_func_output(bb.emit(getattr(backward, name)(*params)))
+    return relax.VirtualMachine(tvm.compile(bb.get(), TARGET), tvm.cpu())
+
+
+def run(machine, name, steps, batch, scale=1.0):
+    _, gates, states = LAYERS[name]
+    rng = np.random.default_rng(steps)
+    shapes = [(steps, batch, gates * SIZE), *[(batch, SIZE)] * states, (gates * SIZE, SIZE)]
+    shapes += [(SIZE,)] if name == "gru" else []
+    arrays = [rng.normal(size=shape) * scale for shape in shapes]
+    found = machine[name](*map(tvm.runtime.tensor, arrays))
+    found = [found] if isinstance(found, tvm.runtime.Tensor) else list(found)
+    return arrays, [each.numpy() for each in found]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_values(machine, name):
+    for steps, batch in ((1, 1), (4, 1), (1, 3), (7, 5)):
+        arrays, found = run(machine, name, steps, batch)
+        for one, other in zip(found, LAYERS[name][0](*arrays), strict=False):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_steps_and_no_sequences(machine, name):
+    for steps, batch in ((0, 2), (3, 0)):
+        found = run(machine, name, steps, batch)[1]
+        assert all(each.shape[:2] == (steps, batch) for each in found)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_saturated_gates(machine, name):
+    """Sums beyond the range of exp give gates of 0 and 1, and slopes that are numbers."""
+    arrays, found = run(machine, name, 4, 3, scale=1e4)
+    assert all(np.isfinite(each).all() for each in found)
+    with np.errstate(over="ignore"):
+        expected = LAYERS[name][0](*arrays)[0]
+    np.testing.assert_allclose(found[0], expected, atol=1e-12)
