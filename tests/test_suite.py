@@ -75,6 +75,17 @@ def test_a_part_is_written_as_a_fraction(text, part):
     assert slice_of(text) == part
 
 
+@pytest.mark.parametrize("parts", [2, 6, 12, 100])
+def test_the_first_part_has_a_test_of_every_file(parts):
+    """The continuous integration runs the first part, so that it has every family of sweeps."""
+    files = {f"test_{name}.py": count for name, count in (("a", 1), ("b", 5), ("c", 30))}
+    items = [Item(file) for i in range(30) for file, count in files.items() if i < count]
+    first = is_in_part(items, 0, parts)
+    chosen = [item.path.name for item, ok in zip(items, first, strict=True) if ok]
+    assert set(chosen) == set(files)
+    assert len(chosen) == sum(-(-count // parts) for count in files.values())
+
+
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "2/", "/4", "1/0", "a/b", "1.5/4"])
 def test_a_part_that_is_none_is_refused(text):
     with pytest.raises(pytest.UsageError, match="SLICE must be PART/PARTS"):

@@ -15,6 +15,7 @@ from kernel_cases import cases, kernel_of
 from machines import TARGETS, WIDEST, compile_kernels
 from processes import run_python
 from programs import to_numpy
+from sweep import share_of_each
 from tvm import relax
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -67,7 +68,7 @@ def test_same_bits_with_some_numbers_of_threads(tmp_path):
 
 @pytest.mark.slow
 def test_same_bits_with_any_number_of_threads(tmp_path):
-    check_threads(tmp_path, cases(), STEPS)
+    check_threads(tmp_path, share_of_each(cases(), lambda case: case.op), STEPS)
 
 
 def test_in_threads_of_python():

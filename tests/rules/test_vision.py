@@ -7,7 +7,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep import TARGET
+from sweep import TARGET, one_by_one
 from tvm import relax
 from versions import REGIONS
 
@@ -64,7 +64,7 @@ def test_multibox_transform_loc(**case):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@one_by_one(200)
 @given(**SETTINGS)
 def test_multibox_transform_loc_many(**case):
     check_multibox(**case)

@@ -18,7 +18,10 @@ from slices import PART, PARTS
 
 from relax_grad.testing._program import UNOPTIMIZED, without_assertions
 
-__all__ = ["BATCH", "SHARE", "TARGET", "at_length", "batches", "share", "share_of_each"]
+__all__ = [
+    *("BATCH", "SHARE", "TARGET"),
+    *("at_length", "batches", "one_by_one", "share", "share_of_each"),
+]
 
 #: The target of tests of numbers: LLVM's optimizations take a third of the time and are not under test.
 TARGET = tvm.target.Target(UNOPTIMIZED)
@@ -67,6 +70,14 @@ def at_length(cases: int, batch: int = BATCH, **more) -> Callable:
         return test
 
     return decorate
+
+
+def one_by_one(cases: int, **more) -> settings:
+    """Return the settings of a long test that compiles each of its drawn cases alone: so many, or their ``SHARE``.
+
+    ``more`` are further settings. At least three cases are drawn, of which the first is the simplest.
+    """
+    return settings(max_examples=max(3, math.ceil(cases * SHARE)), deadline=None, **more)
 
 
 def share(cases: Sequence) -> Sequence:

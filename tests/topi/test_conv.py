@@ -10,7 +10,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep import TARGET
+from sweep import TARGET, one_by_one
 from tvm import te, tirx
 
 from relax_grad.topi.conv import conv_backward_data, conv_backward_weight
@@ -208,7 +208,7 @@ def test_any_rank_and_layout(conv):
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@one_by_one(200)
 @given(convs())
 def test_any_rank_and_layout_at_length(conv):
     check(conv)

@@ -10,7 +10,7 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import in_layout, layouts, parts_of
-from sweep import TARGET
+from sweep import TARGET, one_by_one
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
@@ -230,7 +230,7 @@ def sweep_avg_pool(case, dtype, count_include_pad, seed):
 MAX_POOL = given(cases(), st.sampled_from(sorted(TOLERANCES)), st.booleans(), st.integers(0, 99))
 AVG_POOL = given(cases(), st.sampled_from(sorted(TOLERANCES)), st.booleans(), st.integers(0, 99))
 FEW = settings(max_examples=15, deadline=None, derandomize=True)
-MANY = settings(max_examples=200, deadline=None, derandomize=True)
+MANY = one_by_one(200, derandomize=True)
 
 test_max_pool = FEW(MAX_POOL(sweep_max_pool))
 test_avg_pool = FEW(AVG_POOL(sweep_avg_pool))

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep import TARGET
+from sweep import TARGET, one_by_one
 from tvm import te
 from versions import REGIONS
 
@@ -160,7 +160,7 @@ def test_roi_align(**case):
 
 @REGIONS
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)  # TVM compiles each kernel slowly
+@one_by_one(30)  # TVM compiles each kernel slowly
 @given(**ALIGN)
 def test_roi_align_many(**case):
     check("roi_align", **case)
@@ -175,7 +175,7 @@ def test_roi_pool(**case):
 
 @REGIONS
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@one_by_one(200)
 @given(**POOL)
 def test_roi_pool_many(**case):
     check("roi_pool", "max", **case)
