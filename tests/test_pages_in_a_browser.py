@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -42,9 +43,12 @@ const load = (page, width) => new Promise((done) => {
   document.body.append(frame);
 });
 (async () => {
-  const found = [];
+  const found = [], figures = {};
   for (const page of PAGES) for (const width of WIDTHS) {
     const frame = await load(page, width), inner = frame.contentDocument;
+    for (const figure of inner.querySelectorAll('article img[src$=".svg"], article svg[role="img"]'))
+      if (figure.getClientRects().length)
+        (figures[figure.src?.split("/").pop() ?? "layers"] ??= []).push(figure.getBoundingClientRect().width);
     for (const theme of THEMES) {
       inner.body.dataset.theme = theme;
       const right = inner.querySelector("article")?.getBoundingClientRect().right ?? width;
@@ -58,7 +62,7 @@ const load = (page, width) => new Promise((done) => {
   const rows = await load("operators.html?filter=conv2d", 1400);
   const shown = [...rows.contentDocument.querySelectorAll(".operator-group tbody tr")]
     .filter((row) => !row.hidden && row.getClientRects().length).map((row) => row.cells[0].textContent.trim());
-  document.getElementById("result").textContent = JSON.stringify({found, shown});
+  document.getElementById("result").textContent = JSON.stringify({found, shown, figures});
 })();
 </script>"""
 
@@ -116,6 +120,23 @@ def chromium(profile: Path, *arguments: str) -> str:
     return found.stdout
 
 
+def legible_width(name: str) -> float:
+    """Return the pixels of a figure's width at which most of its text has a height of 9 pixels."""
+    file = ROOT / "docs/_measured" / name
+    text = layers_figure() if name == "layers" else file.read_text()
+    whole = re.search(r"<svg[^>]*font-size=\"([\d.]+)", text)
+    sizes = [whole[1]] if whole else re.findall(r"font(?:-size)?: ([\d.]+)", text)
+    most = float(Counter(sizes).most_common(1)[0][0])
+    return 9 * float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1]) / most
+
+
+def layers_figure() -> str:
+    spec = importlib.util.spec_from_file_location("layers", ROOT / "docs/_ext/layers.py")
+    layers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(layers)
+    return layers.figure()
+
+
 @pytest.mark.slow
 def test_nothing_overflows_and_the_filter_works(html_folder, address, tmp_path):
     pages = [path.relative_to(html_folder).as_posix() for path in html_folder.rglob("[!_]*.html")]
@@ -147,6 +168,9 @@ def test_nothing_overflows_and_the_filter_works(html_folder, address, tmp_path):
     assert len(wide) == len(WIDTHS) * len(THEMES)
     others = [entry for entry in result["found"] if entry not in wide]
     assert not others, "\n".join(map(str, others))
+    assert set(result["figures"]) >= {"steps_light.svg", "accuracy_light.svg", "layers"}
+    for name, widths in result["figures"].items():
+        assert min(widths) >= legible_width(name), name
     assert "relax.nn.conv2d" in result["shown"]
     assert all("conv2d" in name for name in result["shown"])
 

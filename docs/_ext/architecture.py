@@ -12,7 +12,9 @@ class LayersFigure(SphinxDirective):
     """The figure of the parts and their imports."""
 
     def run(self):
-        return [nodes.raw("", layers.figure(), format="html")]
+        figure = nodes.container("", nodes.raw("", layers.figure(), format="html"))
+        figure["classes"].append("wide-figure")
+        return [figure]
 
 
 class LayersTable(Generated):

@@ -8,6 +8,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import tvm
+
+from relax_grad import registry
+from relax_grad.ir import compat
 
 chart = pytest.importorskip("chart")
 
@@ -50,3 +54,16 @@ def test_the_pages_have_the_measured_figures(measured, page):
     # No other ratio, time or size stands on the page.
     figures = re.findall(r"\d+(?:\.\d+)? (?:ms|MB|s)\b", text)
     assert set(figures) <= set(re.findall(r"[\d.]+ \w+", "\n".join(chart.table(measured))))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_pages_count_the_operators(page):
+    if compat.parse_version(tvm.__version__)[:2] != (0, 27):
+        pytest.skip("the pages have the numbers of operators of TVM 0.27")
+    forward = [name for name in registry.operators() if not registry.is_backward_operator(name)]
+    found = [registry.classify(name) for name in forward]
+    ours = [each for each in found if each.kind == "differentiable"]
+    # TVM's registrations: those that stay, and those that are replaced.
+    theirs = [each for each in ours if each.rule == "TVM" or each.corrects]
+    counts = f"| {len(ours)} of {len(forward)}; TVM alone has {len(theirs)} |"
+    assert counts in page.read_text()
