@@ -108,6 +108,46 @@ def test_the_comparison_has_a_source_for_each_system():
         assert "comparisons.md" in (ROOT / front).read_text(), front
 
 
+def sections() -> dict[str, list[str]]:
+    """Return the pages of each section of the front page."""
+    trees = re.findall(
+        r"^```\{toctree\}\n(.*?)^```$", (ROOT / "docs/index.md").read_text(), re.M | re.S
+    )
+    return {
+        re.search(r":caption: (.+)", tree)[1]: re.findall(r"^\w+$", tree, re.M) for tree in trees
+    }
+
+
+def test_titles_of_guides_begin_with_a_verb():
+    verbs = {
+        "Add",
+        "Check",
+        "Compile",
+        "Convert",
+        "Differentiate",
+        "Export",
+        "Fine-tune",
+        "Offload",
+    }
+    verbs |= {"Train", "Write"}
+    found = sections()
+    guides = [*found["First steps"], *found["Training"], *found["Compilation and gradients"]]
+    guides += [each for each in found["Contributors"] if each not in ("architecture", "upstream")]
+    assert len(guides) > 15
+    titles = {name: (ROOT / f"docs/{name}.md").read_text().partition("\n")[0] for name in guides}
+    assert {name for name, title in titles.items() if title.split()[1] not in verbs} == set()
+    assert all(title.startswith("# ") for title in titles.values())
+
+
+def test_links_to_pages_name_their_titles():
+    """A link whose text is a title has that of the page."""
+    titles = {path.name: path.read_text().partition("\n")[0][2:] for path in PAGES[1:]}
+    for page in PAGES:
+        for text, target in re.findall(r"\[([^\]`]+)\]\((?:docs/)?(\w+\.md)\)", page.read_text()):
+            if text in titles.values():
+                assert titles[target] == text, (page.name, text)
+
+
 @pytest.fixture(scope="module")
 def forks():
     """Yield separate processes, since a page may make registrations that other tests must not see."""
