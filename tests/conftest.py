@@ -8,12 +8,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from machine_code import unoptimized
 from processes import OBJECTS
 
 import relax_grad
 from relax_grad.testing._program import without_assertions
 
-pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
+pytest_plugins = ["cpu_times", "machine_code", "slices", "steady_draws", "time_limit"]
 
 #: Folders and files whose tests compile functions without the assertions on their arguments, which are half of the
 #: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
@@ -23,6 +24,12 @@ WITHOUT_ASSERTIONS = (
     *("legalize/", "op/", "rules/", "tir/", "topi/"),
     *("cpu/test_functions_of_float32.py", "cpu/test_random_pipelines.py"),
     *("test_edges.py", "test_functional.py"),
+)
+
+#: Folders whose tests compile without LLVM's optimizations, where the target has no level and the pipeline is TVM's.
+UNOPTIMIZED = (
+    *("autodiff/", "backend/", "frontend/", "ir/", "legalize/", "op/", "rules/", "testing/"),
+    *("tir/", "topi/", "transform/"),
 )
 
 #: Folders and files whose tests compile training steps and whole programs without being about compilation. Functions
@@ -48,6 +55,8 @@ def pytest_runtest_protocol(item, nextitem):
     with contextlib.ExitStack() as stack:
         if path.startswith(WITHOUT_ASSERTIONS):
             stack.enter_context(without_assertions())
+        if path.startswith(UNOPTIMIZED):
+            stack.enter_context(unoptimized())
         if path.startswith(CACHED):
             stack.enter_context(relax_grad.cache(os.environ[OBJECTS]))
         return (yield)

@@ -83,7 +83,7 @@ ABOVE = {
     ),
     "testing": Part(
         "the gradient checker, comparison with PyTorch, samples of every operator, the fuzzer",
-        ("cpu.target", "transform"),
+        ("cpu.codegen", "cpu.target", "transform"),
         (2, 342),
     ),
     "distributed": Part(

@@ -17,6 +17,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from ..cpu.codegen.compile import assembled
 from ..errors import GradientCheckError
 from ..ir.compat import dtype_of, set_type
 from ..ir.module import copy_with_new_vars
@@ -342,7 +343,9 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
     """
     target = tvm.target.Target(UNOPTIMIZED if target is None else target)
     device = tvm.runtime.Device(target.get_target_device_type(), 0)
-    machine = relax.VirtualMachine(tvm.compile(module, target=target), device)
+    executable = tvm.compile(module, target=target)
+    assemble(executable.mod, target)
+    machine = relax.VirtualMachine(executable, device)
 
     def run(name: str, values: Sequence[np.ndarray]):
         tensors = [_to_tensor(value, device) for value in values]
@@ -353,6 +356,19 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
         return result
 
     return run
+
+
+def assemble(module: tvm.runtime.Module, target: tvm.target.Target) -> None:
+    """Replace LLVM IR that an executable imports by machine code, if the target asks for no optimizations.
+
+    TVM's runtime would compile the LLVM IR with the optimizations of the code generator.
+    """
+    if target.kind.name != "llvm" or target.export().get("opt-level") != 0:
+        return
+    imported = list(module.imports)
+    if [each.kind for each in imported] == ["llvm"] and not list(imported[0].imports):
+        module.clear_imports()
+        module.import_module(assembled(imported[0], target))
 
 
 def _to_tensor(value: np.ndarray, device) -> tvm.runtime.Tensor:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tvm
+from machine_code import as_tvm_compiles
+from programs import build, tensor
 from tvm import relax
 from wrong_rules import exp_rule, rule_of
 
@@ -79,3 +82,20 @@ def test_another_function_in_pytorch(torch):
     assert report.comparisons == 1 + X.size
     with pytest.raises(GradientCheckError, match=r"relax\.clip: the result.*PyTorch.*'max': 1"):
         check_many_gradients([SINE, right, wrong])
+
+
+@pytest.mark.parametrize(("level", "is_assembled"), [(0, True), (1, False), (None, False)])
+def test_without_optimizations_machine_code_is_made_once(level, is_assembled):
+    options = {"kind": "llvm"} if level is None else {"kind": "llvm", "opt-level": level}
+    target = tvm.target.Target(options)
+    with as_tvm_compiles():
+        executable = tvm.compile(
+            build([tensor("x", X.shape)], lambda bb, x: relax.op.exp(x)), target=target
+        )
+        before = executable.mod.imports[0].inspect_source("ll")
+        _program.assemble(executable.mod, target)
+    after = executable.mod.imports[0].inspect_source("ll")
+    assert "module asm" not in before
+    assert ("module asm" in after) == is_assembled
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    np.testing.assert_allclose(machine["main"](tvm.runtime.tensor(X)).numpy(), np.exp(X))

@@ -25,9 +25,13 @@ from .callees import with_callees
 from .declarations import Declarations
 from .lower import SYMBOL, canonical_name, environment, is_generated, key, object_file, optimizing
 from .objects import Embedded, UnsupportedObject, embedded
+from .objects import functions as functions_of
 
 #: Machines whose object files can be embedded, as prefixes of LLVM's target triples.
 _MACHINES = ("x86_64", "aarch64", "arm64")
+
+#: The empty modules of targets.
+_TEMPLATES: dict[str, str] = {}
 
 #: The number of short functions that are compiled together.
 _TOGETHER = 16
@@ -78,6 +82,37 @@ class CompileFunctions:
         return _without(mod, functions, library)
 
 
+def assembled(library: tvm.runtime.Module, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Return the machine code of a module of LLVM as a module that runs without further compilation.
+
+    TVM compiles the LLVM IR of a module when the module is loaded to run, with all optimizations of the code generator,
+    whatever the level of the target. At level 0 that takes half of the time of a compilation. The result has the machine
+    code of the target's level. A module that cannot be embedded is returned unchanged.
+
+    Parameters
+    ----------
+    library : tvm.runtime.Module
+        A module of LLVM without imports, which is no system library.
+    target : tvm.target.Target
+        The target that the module was compiled for.
+    """
+    template = _template(target)
+    if not _is_supported(template):
+        return library
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "functions.o")
+        library.write_to_file(str(path))
+        data = path.read_bytes()
+    try:
+        labels = {name: f"relax_grad_{i}" for i, name in enumerate(functions_of(data, SYMBOL))}
+        if not labels:
+            return library
+        code = embedded(data, {SYMBOL + name: label for name, label in labels.items()})
+    except UnsupportedObject:
+        return library
+    return _library(template, [code], labels, {})
+
+
 def _is_supported(template: str) -> bool:
     """Tell whether object files for the target of a template can be embedded."""
     triple = re.search(r'^target triple = "([^"]*)"', template, re.MULTILINE)
@@ -88,6 +123,14 @@ def _is_supported(template: str) -> bool:
 def _empty_module(target: tvm.target.Target) -> str:
     """Return the LLVM IR of TVM's code generator for an empty module: the target, and the conversions of float16."""
     return tvm.get_global_func("target.build.llvm")(tvm.IRModule({}), target).inspect_source("ll")
+
+
+def _template(target: tvm.target.Target) -> str:
+    """Return the empty module for a target, generated once."""
+    name = str(target)
+    if name not in _TEMPLATES:
+        _TEMPLATES[name] = _empty_module(target)
+    return _TEMPLATES[name]
 
 
 def _compiled_alone(mod: tvm.IRModule, target: tvm.target.Target) -> dict[GlobalVar, tirx.PrimFunc]:

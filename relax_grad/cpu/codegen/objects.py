@@ -11,10 +11,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL = 1, 2, 4, 8, 9
+_PROGBITS, _SYMTAB, _RELA, _NOBITS, _REL, _INIT_ARRAY = 1, 2, 4, 8, 9, 14
 _WRITE, _ALLOC, _EXECUTE = 1, 2, 4
-_LOCAL, _WEAK = 0, 2
-_OBJECT = 1
+_LOCAL, _GLOBAL, _WEAK = 0, 1, 2
+_OBJECT, _FUNCTION = 1, 2
 
 #: Relocation types of the supported machines: the name that assemblers use, by number.
 _RELOCATIONS = {
@@ -50,6 +50,10 @@ _RELOCATIONS = {
 
 #: Sections that are left out: unwind tables, which kernels do not need because they return their errors, and notes.
 _UNUSED = re.compile(rb"\.eh_frame|\.note|\.llvm|\.comment")
+
+#: The only function that may run when a file is loaded. It registers the functions of system libraries, and is empty
+#: in other files. LLVM's optimizations delete the empty function.
+_STARTUP = "__tvm_module_startup"
 
 
 class UnsupportedObject(Exception):
@@ -118,6 +122,27 @@ def embedded(data: bytes, entries: Mapping[str, str]) -> Embedded:
         raise UnsupportedObject(f"the object file is damaged: {error}") from error
 
 
+def functions(data: bytes, prefix: str) -> list[str]:
+    """Return the functions with a prefix that an object file defines for others, without the prefix.
+
+    Raises
+    ------
+    UnsupportedObject
+        As in :func:`embedded`.
+    """
+    try:
+        found = _symbols(_sections(data)[1])
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
+        raise UnsupportedObject(f"the object file is damaged: {error}") from error
+    return [
+        symbol.name.removeprefix(prefix)
+        for symbol in found
+        if symbol.name.startswith(prefix)
+        and (symbol.type, symbol.binding) == (_FUNCTION, _GLOBAL)
+        and symbol.section
+    ]
+
+
 def _sections(data: bytes) -> tuple[int, list[_Section]]:
     if data[:6] != b"\x7fELF\x02\x01":
         raise UnsupportedObject("the object file is not a little-endian ELF file of 64 bits")
@@ -170,6 +195,9 @@ class _Writer:
             for i, section in enumerate(sections)
             if section.flags & _ALLOC and section.size and not _UNUSED.match(section.name)
         }
+        for i, section in list(self._kept.items()):
+            if section.type == _INIT_ARRAY and self._is_startup(i):
+                del self._kept[i]
 
     def write(self) -> Embedded:
         found = [s for s in self._symbols if s.name in self._entries and s.section in self._kept]
@@ -185,6 +213,17 @@ class _Writer:
             if section.type in (_RELA, _REL) and section.info in self._kept:
                 lines += self._relocations(section)
         return Embedded("\n".join(lines), frozenset(self._context))
+
+    def _is_startup(self, section: int) -> bool:
+        """Tell whether a list of functions to run at loading consists of TVM's function for system libraries."""
+        starts = {(s.section, s.value) for s in self._symbols if s.name == _STARTUP}
+        called = [
+            (self._symbols[info >> 32].section, self._symbols[info >> 32].value + addend)
+            for each in self._sections
+            if each.type == _RELA and each.info == section
+            for _, info, addend in struct.iter_unpack("<2Qq", each.data)
+        ]
+        return len(called) == 1 and called[0] in starts
 
     def _section(self, i: int, section: _Section, entries: Mapping[int, str]) -> list[str]:
         """Return the lines of a section, given the labels by offset in it."""

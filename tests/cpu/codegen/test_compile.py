@@ -8,12 +8,13 @@ import tvm
 from dispatched import HOST, flat
 from processes import run_python
 from programs import build, tensor, to_numpy
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax import op
 from tvm.script import from_source
 
 import relax_grad
-from relax_grad.cpu.codegen.compile import CompileFunctions
+from relax_grad.cpu.codegen import lower
+from relax_grad.cpu.codegen.compile import CompileFunctions, assembled
 
 RNG = np.random.default_rng(0)
 SHAPES = [(6, 32), (32, 48), (48,)]
@@ -224,3 +225,25 @@ def test_options_of_the_context_count():
     wanted = run(tvm.compile(classifier(), HOST, relax_pipeline="relax_grad"))
     for ours, theirs in zip(run(executable), wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_assembled_modules_contain_machine_code(level):
+    """The functions launch threads, call runtime functions, convert float16, and return errors."""
+    target = tvm.target.Target({"kind": "llvm", "opt-level": level})
+    x = te.placeholder((64,), "float16", name="x")
+    y = te.compute((64,), lambda i: tirx.exp(x[i].astype("float32")).astype("float16"), name="y")
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([x, y]))
+    schedule.parallel(schedule.get_loops("y")[0])
+    library = lower.library({"f": schedule.mod["main"]}, target.with_host(target))
+    assert "module asm" not in library.inspect_source("ll")
+    code = assembled(library, target)
+    text = code.inspect_source("ll")
+    assert "module asm" in text
+    assert "@expf(" not in text
+    x = RNG.normal(size=64).astype("float16")
+    y = tvm.runtime.tensor(np.zeros(64, "float16"))
+    code["f"](tvm.runtime.tensor(x), y)
+    np.testing.assert_allclose(y.numpy(), np.exp(x.astype("float32")), rtol=2e-3)
+    with pytest.raises(Exception, match=r"shape\[0\]"):
+        code["f"](tvm.runtime.tensor(x[:10]), y)

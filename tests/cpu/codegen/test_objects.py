@@ -8,18 +8,39 @@ from dispatched import HOST
 from tvm import te, tirx
 
 from relax_grad.cpu.codegen import lower
-from relax_grad.cpu.codegen.objects import UnsupportedObject, embedded
+from relax_grad.cpu.codegen.objects import UnsupportedObject, embedded, functions
 
 TARGET = HOST.with_host(HOST)
 
 
-@pytest.fixture(scope="module")
-def data():
+def compiled(target) -> bytes:
     x = te.placeholder((100,), "float32", name="x")
     y = te.compute((100,), lambda i: tirx.exp(x[i]) + 1.5, name="y")
     z = te.compute((100,), lambda i: x[i] * 2.0, name="z")
-    functions = {"f": te.create_prim_func([x, y]), "double": te.create_prim_func([x, z])}
-    return lower.object_file(functions, TARGET)
+    both = {"f": te.create_prim_func([x, y]), "double": te.create_prim_func([x, z])}
+    return lower.object_file(both, target)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return compiled(TARGET)
+
+
+def test_functions_of_a_file(data):
+    assert sorted(functions(data, "__tvm_ffi_")) == ["double", "f"]
+    with pytest.raises(UnsupportedObject, match="damaged"):
+        functions(data[: len(data) // 2], "__tvm_ffi_")
+
+
+def test_only_the_startup_of_system_libraries_is_left_out():
+    """Without optimizations, each file has TVM's empty startup function."""
+    target = tvm.target.Target({**TARGET.export(), "opt-level": 0, "host": None})
+    data = compiled(target.with_host(target))
+    assert b".init_array" in data
+    assert "init_array" not in embedded(data, {"__tvm_ffi_f": "entry"}).assembly
+    other = data.replace(b"__tvm_module_startup", b"__tvm_module_stARTup")
+    with pytest.raises(UnsupportedObject, match="init_array is neither code nor plain data"):
+        embedded(other, {"__tvm_ffi_f": "entry"})
 
 
 def test_sections_and_relocations(data):

@@ -1,0 +1,69 @@
+"""A plugin of pytest by which tests of numbers compile machine code once, without optimizations.
+
+TVM's modules of LLVM hold LLVM IR. When a module is loaded to run, TVM compiles it with all optimizations of the code
+generator, at every level of the target. At level 0, that is half of the time of a compilation. Here, tests get the machine
+code of that level instead, as :func:`relax_grad.testing.check_gradients` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+
+import tvm
+
+from relax_grad.cpu.codegen.compile import assembled
+from relax_grad.testing import _program
+
+#: The module of TVM that calls LLVM.
+_BUILD = sys.modules["tvm.tirx.build"]
+
+_generate = _BUILD.codegen_build
+_assemble = _program.assemble
+
+#: Whether targets without a level of optimization have the level 0.
+_unoptimized = [False]
+
+
+@contextmanager
+def unoptimized():
+    """Compile for LLVM without optimizations, unless the target has a level."""
+    before, _unoptimized[0] = _unoptimized[0], True
+    try:
+        yield
+    finally:
+        _unoptimized[0] = before
+
+
+def _codegen_build(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    if target.kind.name != "llvm":
+        return _generate(mod, target)
+    options = target.export()
+    if _unoptimized[0] and "opt-level" not in options:
+        target = tvm.target.Target({**options, "opt-level": 0})
+        options = target.export()
+    library = _generate(mod, target)
+    if options.get("opt-level") != 0 or mod.get_attr("system_lib_prefix") is not None:
+        return library
+    return assembled(library, target)
+
+
+@contextmanager
+def as_tvm_compiles():
+    """Compile as TVM and relax_grad do outside of the tests."""
+    ours = _BUILD.codegen_build, _program.assemble
+    pytest_unconfigure()
+    try:
+        yield
+    finally:
+        _BUILD.codegen_build, _program.assemble = ours
+
+
+def pytest_configure() -> None:
+    _BUILD.codegen_build = _codegen_build
+    _program.assemble = lambda module, target: None  # it is done already
+
+
+def pytest_unconfigure() -> None:
+    _BUILD.codegen_build = _generate
+    _program.assemble = _assemble
