@@ -29,7 +29,7 @@ WITHOUT_ASSERTIONS = (
 #: Folders whose tests compile without LLVM's optimizations, where the target has no level and the pipeline is TVM's.
 UNOPTIMIZED = (
     *("autodiff/", "backend/", "frontend/", "ir/", "legalize/", "op/", "rules/", "testing/"),
-    *("tir/", "topi/", "transform/"),
+    *("tir/", "topi/"),
 )
 
 #: Folders and files whose tests compile training steps and whole programs without being about compilation. Functions
