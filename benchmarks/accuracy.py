@@ -195,8 +195,8 @@ def about() -> dict[str, str]:
     }
 
 
-def draw(results: dict) -> None:
-    """Draw the errors, with a row for each family of operators, for light and for dark pages."""
+def draw(results: dict, folder: Path = RESULTS) -> None:
+    """Draw the errors into a folder, with a row for each family of operators, for light and for dark pages."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -218,7 +218,7 @@ def draw(results: dict) -> None:
             axes.scatter([], [], 16, colour, label=dtype)
         axes.axvline(1, color=ink, lw=0.8)
         _finish(axes, list(families), ink, faint)
-        path = RESULTS / f"accuracy_{page}.svg"
+        path = folder / f"accuracy_{page}.svg"
         figure.savefig(path, transparent=True, bbox_inches="tight", metadata={"Date": None})
         pyplot.close(figure)
 

@@ -62,3 +62,17 @@ def test_a_gradient_that_is_wrong_has_an_error(accuracy):
     assert accuracy._relative(exact, exact, "x0") == (0.0, "x0")
     assert accuracy._relative(np.array([1.0, 3.0]), exact, "x0") == (0.25, "x0")
     assert np.isnan(accuracy._relative(np.array([np.nan, 4.0]), exact, "x0")[0])
+
+
+def test_the_figure_is_drawn_from_the_errors(accuracy, tmp_path):
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib draws the figure")
+    folder = ROOT / "docs" / "_measured"
+    if f"Matplotlib v{matplotlib.__version__}," not in (folder / "accuracy_light.svg").read_text():
+        pytest.skip("another version of matplotlib drew the figure of the page")
+    accuracy.draw({"errors": ERRORS}, tmp_path)
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    for kind in ("light", "dark"):
+        name = f"accuracy_{kind}.svg"
+        assert f"_measured/{name}" in page
+        drawn = (tmp_path / name).read_text()
+        assert drawn == (folder / name).read_text(), "python benchmarks/accuracy.py --plot"
