@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -41,28 +40,6 @@ def run(command, code: int = 0, cwd: Path | None = None, **environment: str) -> 
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory) -> Path:
-    """Return the folder of the library, the example's program and the test's one."""
-    folder = tmp_path_factory.mktemp("c")
-    calls = Path(__file__).with_name("trainer_c_calls.c")
-    (folder / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.19)\n"
-        "project(programs LANGUAGES C CXX)\n"
-        "set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})\n"
-        "set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})\n"
-        f'add_subdirectory("{ROOT}/examples/c_trainer" example)\n'
-        f'add_executable(calls "{calls}")\n'
-        "target_link_libraries(calls PRIVATE relax_grad_trainer_c)\n"
-    )
-    settings = [f"-DPYTHON={sys.executable}", f"-DRELAX_GRAD_RUNTIME={HEADER.parent}"]
-    settings += ["-DCMAKE_C_FLAGS=-std=c99 -Wall -Wextra -Werror -pedantic"]
-    settings += ["-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror", "-DCMAKE_BUILD_TYPE=None"]
-    run(["cmake", "-S", folder, "-B", folder / "build", *settings])
-    run(["cmake", "--build", folder / "build", "--parallel", "2"])
-    return folder / "build"
-
-
-@pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A step with outputs and metrics: its values, its folder, and a loader with the rows of a file."""
     from safetensors.numpy import save_file
@@ -94,7 +71,7 @@ def same_bits(one: Path, other: Path) -> None:
     assert of_first["counters"] == of_second["counters"]
 
 
-def test_calls(build, exported, tmp_path):
+def test_calls(programs, exported, tmp_path):
     """The program examines the text of each error; it trains from buffers that it changes after each step."""
     step, values, folder, loader = exported
     shutil.copytree(folder / "model", tmp_path / "damaged")
@@ -102,7 +79,7 @@ def test_calls(build, exported, tmp_path):
     data[-3] ^= 4
     (tmp_path / "damaged" / "state.safetensors").write_bytes(data)
     arguments = [folder / "model", folder / "data", tmp_path / "damaged", tmp_path / "c"]
-    printed = run([build / "calls", *arguments])
+    printed = run([programs / "calls", *arguments])
     assert "61 errors as expected" in printed
     trainer = Trainer(step, values=values)
     results = [trainer.step(*batch, lr=0.25) for batch in loader]
@@ -119,21 +96,23 @@ def test_calls(build, exported, tmp_path):
     assert f"\nw {trainer.params['w'].numpy()[0]:.9g}\n" in printed
 
 
-def trained_by_python(exported, path: Path) -> Trainer:
-    """Write the state of the two epochs that the examples train."""
+@pytest.fixture(scope="module")
+def trained(exported, tmp_path_factory):
+    """Return the trainer of Python after the two epochs that the examples train, and the file of its state."""
     step, values, _, loader = exported
     trainer = Trainer(step, values=values)
     trainer.fit(loader, 2, schedule=lambda update: 0.125, progress=False)
+    path = tmp_path_factory.mktemp("python") / "state"
     trainer.save(path)
-    return trainer
+    return trainer, path
 
 
-def test_example_in_c(build, exported, tmp_path):
+def test_example_in_c(programs, exported, trained, tmp_path):
     _, _, folder, _ = exported
-    trainer = trained_by_python(exported, tmp_path / "python")
-    program, data = build / "train_c", folder / "data"
+    trainer, state = trained
+    program, data = programs / "train_c", folder / "data"
     printed = run([program, folder / "model", data, 2, 6, 0.125, tmp_path / "c"])
-    same_bits(tmp_path / "python", tmp_path / "c")
+    same_bits(state, tmp_path / "c")
     mean = trainer.history.evaluations[-1]["mean_loss"]
     assert f"epoch 2: mean loss {mean:.5g}"[:24] in printed
     for changed, code, message in (
@@ -150,23 +129,22 @@ def test_example_in_c(build, exported, tmp_path):
         assert re.search(message, run([program, *arguments], code))
 
 
-def test_example_in_go(build, exported, tmp_path):
+def test_example_in_go(programs, exported, trained, tmp_path):
     if shutil.which("go") is None:
         pytest.skip("go is not installed (Debian's package golang-go)")
     _, _, folder, _ = exported
     environment = {
         "CGO_ENABLED": "1",
         "CGO_CFLAGS": f"-I{HEADER.parent}",
-        "CGO_LDFLAGS": f"-L{build} -Wl,-rpath,{build}",
+        "CGO_LDFLAGS": f"-L{programs} -Wl,-rpath,{programs}",
         "GOTOOLCHAIN": "local",
     }
     program = tmp_path / "go_trainer"
     command = ["go", "build", "-buildvcs=false", "-o", program, "."]
     run(command, cwd=ROOT / "examples/go_trainer", **environment)
-    trained_by_python(exported, tmp_path / "python")
     arguments = [folder / "model", folder / "data", 2, 6, 0.125, tmp_path / "go"]
     assert "epoch 2: mean loss" in run([program, *arguments])
-    same_bits(tmp_path / "python", tmp_path / "go")
+    same_bits(trained[1], tmp_path / "go")
     arguments[1] = tmp_path / "none"
     assert "none cannot be read" in run([program, *arguments], 1)
 
@@ -184,16 +162,16 @@ def test_code_of_the_page_compiles(tmp_path):
     assert all(f"relax_grad_{name}(" in declared for name in named)
 
 
-def test_the_library_exports_the_functions_of_the_header(build):
+def test_the_library_exports_the_functions_of_the_header(programs):
     if shutil.which("nm") is None:
         pytest.skip("nm is not installed (Debian's package binutils)")
     declared = set(re.findall(r"^RELAX_GRAD_API .*?(relax_grad_\w+)\(", HEADER.read_text(), re.M))
-    listed = run(["nm", "--dynamic", "--defined-only", build / "librelax_grad_trainer_c.so"])
+    listed = run(["nm", "--dynamic", "--defined-only", programs / "librelax_grad_trainer_c.so"])
     assert len(declared) == 31
     assert {line.split()[-1] for line in listed.splitlines()} == declared
 
 
-def test_predictions_and_symbolic_extents(build, tmp_path):
+def test_predictions_and_symbolic_extents(programs, tmp_path):
     """A model of PyTorch predicts what Python does, for another number of rows than it trained."""
     torch = pytest.importorskip("torch")
     from safetensors.numpy import load_file, save_file
@@ -217,7 +195,7 @@ def test_predictions_and_symbolic_extents(build, tmp_path):
     loader = [[each[i : i + 4] for each in data.values()] for i in (0, 4)]
     trainer.fit(loader, 1, schedule=lambda update: 0.05, progress=False)
     trainer.save(tmp_path / "python")
-    program = [build / "train_c", tmp_path / "model"]
+    program = [programs / "train_c", tmp_path / "model"]
     arguments = [tmp_path / "data", 1, 4, 0.05, tmp_path / "c"]
     run([*program, *arguments, tmp_path / "outputs"])
     same_bits(tmp_path / "python", tmp_path / "c")

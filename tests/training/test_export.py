@@ -34,29 +34,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory) -> Path:
-    """Return the folder of the example's program and of the test's one."""
-    folder = tmp_path_factory.mktemp("cpp")
-    source = folder / "source"
-    source.mkdir()
-    (source / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.19)\n"
-        "project(programs LANGUAGES CXX)\n"
-        f'add_subdirectory("{ROOT}/examples/cpp_trainer" example)\n'
-        f'add_executable(errors "{Path(__file__).with_name("trainer_errors.cc")}")\n'
-        "target_link_libraries(errors PRIVATE relax_grad_trainer)\n"
-        f'add_executable(batches "{Path(__file__).with_name("trainer_batches.cc")}")\n'
-        "target_link_libraries(batches PRIVATE relax_grad_trainer)\n"
-    )
-    runtime = relax_grad.runtime.folder()
-    settings = [f"-DPYTHON={sys.executable}", f"-DRELAX_GRAD_RUNTIME={runtime}"]
-    warnings = "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
-    run(["cmake", "-S", source, "-B", folder / "build", *settings, warnings])
-    run(["cmake", "--build", folder / "build", "--parallel", "2"])
-    return folder / "build"
-
-
 def run(command, code: int = 0) -> str:
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert result.returncode == code, result.stdout + result.stderr
@@ -64,7 +41,7 @@ def run(command, code: int = 0) -> str:
 
 
 def train(programs, *arguments, code: int = 0) -> str:
-    return run([programs / "example" / "train", *arguments], code)
+    return run([programs / "train", *arguments], code)
 
 
 def write_data(path: Path, **arrays) -> None:
@@ -379,7 +356,7 @@ def test_the_library_saves_as_python_does(programs, exported, tmp_path):
     link = tmp_path / "state"
     link.symlink_to(Path("store") / "saved")
     _, _, folder, _ = exported
-    command = [programs / "example" / "train", folder, folder / "data.safetensors"]
+    command = [programs / "train", folder, folder / "data.safetensors"]
     command = list(map(str, [*command, "--batch", 6, "--save", link]))
     environment = {**os.environ, "LD_PRELOAD": str(noting), "CALLS": str(tmp_path / "calls")}
     for name in (".saved.abcdefgh.part", ".saved.0123abcd.part", ".saved.more.abcdefgh.part"):
@@ -536,7 +513,7 @@ def test_other_processors(cpu, level, programs, levels):
         pytest.skip("qemu-x86_64 is not installed (Debian's package qemu-user)")
 
     def run_on(folder, code):
-        program = [programs / "example" / "train", folder, levels / "data.safetensors"]
+        program = [programs / "train", folder, levels / "data.safetensors"]
         return run([emulator, "-cpu", cpu, *program, "--batch", 6], code)
 
     if level is None:
