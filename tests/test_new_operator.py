@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_skeleton_of_a_backward_operator(tmp_path, capsys):
     )
     assert found.returncode == 0, found.stdout + found.stderr
     if shutil.which("ruff"):
-        command = ["ruff", "check", "--config", ROOT / "pyproject.toml", "--ignore", "I,F841"]
+        command = ["ruff", "check", "--config", ROOT / "pyproject.toml", "--ignore", "I"]
         subprocess.run([*command, *(root / each for each in written)], check=True)
     # A second run changes no file.
     before = [(root / each).read_bytes() for each in written]
@@ -96,13 +97,28 @@ def test_skeleton_of_a_backward_operator(tmp_path, capsys):
 def test_skeleton_of_a_rule():
     rule, samples = new_operator.entries_of("relax.nn.prelu", "nn/activation")
     assert rule.path == "relax_grad/rules/nn/activation.py"
-    assert "    data, alpha = orig_call.args\n" in rule.text
+    assert "Backward form: ``[data_grad, alpha_grad]``." in rule.text
     assert rule.imports == [("...errors", "GradientError"), ("...registry", "register_gradient")]
     assert samples.path == "relax_grad/testing/samples/activation.py"
     assert '{"axis": 1}' in samples.text
     (rule, samples) = new_operator.entries_of("relax.exp", "unary")
-    assert "    x, = orig_call.args\n" in rule.text
+    assert '@register_gradient("relax.exp", corrects="the fault of this rule of TVM")' in rule.text
+    assert "\ndef exp(orig_var, orig_call, output_grad, ctx):\n" in rule.text
     assert rule.imports[0] == ("..errors", "GradientError")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("relax.tan", "relax_grad has a rule of relax.tan already"),
+        ("relax.floor", "relax.floor has no gradient: .*; remove it from relax_grad/rules/nondiff"),
+        ("softmax_backward", "relax_grad has the operator relax.grad.softmax_backward already"),
+    ],
+)
+def test_what_is_there_is_not_written_again(name, message, capsys, tmp_path):
+    assert new_operator.main([name, "unary", "--root", str(tmp_path)]) == 1
+    assert re.match(f"error: {message}", capsys.readouterr().err)
+    new_operator.check_free("softplus_backward_data")
 
 
 @pytest.mark.parametrize(
@@ -119,9 +135,11 @@ def test_skeleton_of_a_rule():
         ),
     ],
 )
-def test_names_without_a_skeleton(name, family, message):
+def test_names_without_a_skeleton(name, family, message, tmp_path):
+    (tmp_path / "relax_grad/op").mkdir(parents=True)
+    (tmp_path / "relax_grad/op/activation.py").touch()
     with pytest.raises(new_operator.SkeletonError, match=message):
-        list(new_operator.write(new_operator.entries_of(name, family), ROOT))
+        list(new_operator.write(new_operator.entries_of(name, family), tmp_path))
 
 
 def test_imports_join_others_of_the_module():

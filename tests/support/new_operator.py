@@ -1,6 +1,6 @@
 """The skeleton of a rule or of a backward operator: ``python tests/support/new_operator.py NAME FAMILY``.
 
-NAME is an operator of TVM, for which a rule is added (``relax.nn.softplus``), or a new backward operator
+NAME is an operator of TVM, for which a rule is added (``relax.cos``), or a new backward operator
 (``softplus_backward_data``), with all its entries. FAMILY names the module of each part, as in ``unary`` or ``nn/pool``.
 What remains to be written raises an error that says so, and is printed at the end.
 """
@@ -41,12 +41,15 @@ class Operator:
         The attributes of its builder, with the text of their defaults; empty for one without a default.
     attrs_type : str
         The type key of the attributes; empty without any.
+    has_gradient : bool
+        Whether TVM registers a gradient.
     """
 
     name: str
     arguments: tuple[str, ...]
     attributes: dict[str, str]
     attrs_type: str
+    has_gradient: bool
 
     @property
     def last_name(self) -> str:
@@ -73,7 +76,9 @@ def operator_of(name: str) -> Operator:
         raise SkeletonError(f"TVM has no builder of {name} in relax.op")
     params = list(inspect.signature(builder).parameters.values())[len(arguments) :]
     attributes = {p.name: "" if p.default is p.empty else repr(p.default) for p in params}
-    return Operator(name, arguments, attributes, Op.get(name).attrs_type_key if attributes else "")
+    attrs_type = Op.get(name).attrs_type_key if attributes else ""
+    has_gradient = Op.get(name).get_attr("FPrimalGradient") is not None
+    return Operator(name, arguments, attributes, attrs_type, has_gradient)
 
 
 def forward_of(name: str) -> Operator:
@@ -106,12 +111,30 @@ def entries_of(name: str, family: str) -> list[Entry]:
     return _of_backward(name, forward_of(name), family)
 
 
+def check_free(name: str) -> None:
+    """Raise an error if relax_grad has the rule, or the backward operator, or a reason for having none."""
+    from relax_grad import registry
+
+    full = name if name.startswith("relax.") else f"relax.grad.{name}"
+    if full not in registry.operators():
+        return
+    found = registry.classify(full)
+    if full != name:
+        raise SkeletonError(f"relax_grad has the operator {full} already")
+    if found.kind == "non-differentiable":
+        raise SkeletonError(
+            f"{name} has no gradient: {found.reason}; remove it from relax_grad/rules/nondifferentiable.py first"
+        )
+    if found.rule == "relax_grad":
+        raise SkeletonError(f"relax_grad has a rule of {name} already")
+
+
 def _of_rule(operator: Operator, family: str) -> list[Entry]:
     name, arguments = operator.last_name, operator.arguments
-    unpacked = ", ".join(arguments) + ("," if len(arguments) == 1 else "")
+    corrects = ', corrects="the fault of this rule of TVM"' if operator.has_gradient else ""
     partials = ", ".join(f"{each}_grad" for each in arguments)
     rule = f'''
-@register_gradient("{operator.name}")
+@register_gradient("{operator.name}"{corrects})
 def {name}(orig_var, orig_call, output_grad, ctx):
     """Gradient of {name}.
 
@@ -119,7 +142,6 @@ def {name}(orig_var, orig_call, output_grad, ctx):
 
     Backward form: ``[{partials}]``.
     """
-    {unpacked} = orig_call.args
     raise GradientError("the rule of {name} is not written")
 '''
     dots = "." * (2 + family.count("/"))
@@ -138,6 +160,7 @@ def _of_backward(name: str, forward: Operator, family: str) -> list[Entry]:
             f"{forward.name} has no argument {argument}, but {', '.join(forward.arguments)}"
         )
     arguments = ("output_grad", *forward.arguments)
+    given = "".join(f"call.attrs.{each},\n        " for each in forward.attributes)
     return [
         Entry(
             f"relax_grad/op/{last}.py",
@@ -161,8 +184,7 @@ def _{name}(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(
         topi_{last}.{name},
         *call.args,
-        {"".join(f"call.attrs.{each}, " for each in forward.attributes)}
-        primfunc_name_hint="{name}",
+        {given}primfunc_name_hint="{name}",
     )
 ''',
             [
@@ -182,7 +204,6 @@ def {name}(orig_var, orig_call, output_grad, ctx):
 
     Backward form: ``[{", ".join(f"{each}_grad" for each in arguments)}]``.
     """
-    {", ".join(["inner_grad", *forward.arguments])} = orig_call.args
     raise GradientError("the rule of {name} is not written")
 ''',
             [("...errors", "GradientError"), ("...registry", "register_gradient")],
@@ -338,7 +359,7 @@ def remaining(name: str, family: str) -> Iterator[str]:
     """Yield what is left to do for the skeleton."""
     operator = name if name.startswith("relax.") else f"relax.grad.{name}"
     if name.startswith("relax."):
-        yield 'write the rule (docs/rules.md); corrects="..." if TVM has a gradient that it replaces'
+        yield "write the rule (docs/rules.md), and in corrects the fault of TVM's, if it has one"
     else:
         last = family.rpartition("/")[2]
         forward = forward_of(name).name
@@ -355,11 +376,12 @@ def remaining(name: str, family: str) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write the skeleton of a rule or of an operator.")
-    parser.add_argument("name", help="relax.nn.softplus, or softplus_backward_data")
+    parser.add_argument("name", help="relax.cos, or softplus_backward_data")
     parser.add_argument("family", help="the module of its parts: unary, nn/pool, ...")
     parser.add_argument("--root", type=Path, default=ROOT, help="the root of the repository")
     args = parser.parse_args(argv)
     try:
+        check_free(args.name)
         for path in write(entries_of(args.name, args.family), args.root):
             print(f"written: {path.relative_to(args.root)}")
     except SkeletonError as error:
