@@ -28,6 +28,12 @@ bind = T.Bind
 #: The buffers allocated in each open block.
 _SCOPES: ContextVar[list[list[tirx.Buffer]]] = ContextVar("scopes")
 
+#: Whether parallel loops run in one thread.
+_ONE_THREAD: ContextVar[bool] = ContextVar("one_thread", default=False)
+
+#: The elements of all tensors up to which one thread runs a kernel: it takes no longer than waking another one.
+_FEW_ELEMENTS = 4096
+
 #: Buffers of at least this size become separate allocations; LLVM keeps smaller ones in registers.
 _REGISTER_BYTES = 1024
 
@@ -65,7 +71,10 @@ def prim_func(
             ]
             for shape in {str(shape): shape for _, shape, _ in params}.values():
                 refuse_large(name, shape)
-            body(*flat)
+            sizes = [count(shape) for _, shape, _ in params]
+            few = all(isinstance(size, int) for size in sizes) and sum(sizes) <= _FEW_ELEMENTS
+            with one_thread(few):
+                body(*flat)
     return builder.get()
 
 
@@ -128,9 +137,23 @@ def serial(start: Extent, stop: Extent):
 
 @contextmanager
 def parallel(start: Extent, stop: Extent):
-    """Emit a loop whose iterations are divided among threads; parallel loops do not nest."""
-    with T.parallel(start, stop) as index, _block():
+    """Emit a loop whose iterations are divided among threads; parallel loops do not nest.
+
+    Within :func:`one_thread`, it is a loop of one thread.
+    """
+    loop = T.serial if _ONE_THREAD.get() else T.parallel
+    with loop(start, stop) as index, _block():
         yield index
+
+
+@contextmanager
+def one_thread(condition: bool = True):
+    """Let parallel loops run in one thread, if the condition holds: waking the others costs more than small work."""
+    token = _ONE_THREAD.set(condition or _ONE_THREAD.get())
+    try:
+        yield
+    finally:
+        _ONE_THREAD.reset(token)
 
 
 def count(shape: Iterable[Extent]) -> Extent:

@@ -9,7 +9,8 @@ of High-Performance Matrix Multiplication" (2008).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
@@ -25,11 +26,26 @@ _DEPTH = 256
 #: The maximum number of rows for which B is not packed: if it is read in rows, and if its vectors run along k.
 _FEW_ROWS, _FEW_DOTS = 32, 16
 
+#: The same, if the rows of B share few sets of a cache, and a tile has 16 registers.
+_FEW_CROWDED = 8
+
 #: The same, if the number of rows is symbolic.
 _FEW_SYMBOLIC = 8
 
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache lines.
 _STRIPS = 8
+
+#: Panels of a task that are packed together, if the rows of B are those of memory.
+_GROUP = 2
+
+#: The rows of a task from which its share of packing B costs no more than packing all panels before.
+_ROWS_OF_LATE = 64
+
+#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400 to 3000.
+_ONE_THREAD_NS = 1300
+
+#: Multiply-adds that a vector lane computes in a nanosecond, and bytes that a core reads from its second-level cache.
+_PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
 
 #: Bytes of A that one task reads, about half of a second-level cache.
 _TASK_BYTES = 384 * 1024
@@ -89,13 +105,28 @@ class Matmul:
             self.shared_a,
         )
 
-    def most_few_rows(self) -> int:
+    def most_few_rows(self, cpu: CPU) -> int:
         """Return the number of rows up to which packing B costs more than it saves."""
         if not self.transpose_b:
-            return _FEW_ROWS
+            # Few registers hold few rows: B is read several times, from few sets of a cache if its rows share them.
+            columns, depth = (x if isinstance(x, int) else 1 for x in (self.columns, self.depth))
+            is_crowded = columns % 512 == 0 and depth >= _DEPTH
+            return _FEW_CROWDED if is_crowded and cpu.registers < 32 else _FEW_ROWS
         # Summing the lanes of a vector takes about as long as that many multiplications.
         depth = self.depth if isinstance(self.depth, int) else _DEPTH
-        return 1 if self.transpose_a else max(4, min(_FEW_DOTS, depth // 16))
+        most = _FEW_DOTS if cpu.lanes > 8 else 2 * _FEW_DOTS
+        return 1 if self.transpose_a else max(4, min(most, depth // 16))
+
+    def nanoseconds(self, cpu: CPU) -> float:
+        """Return an estimate of the time that one thread takes, infinite for symbolic extents."""
+        extents = (self.batch, self.rows, self.columns, self.depth)
+        if not all(isinstance(extent, int) for extent in extents):
+            return float("inf")
+        batch, rows, columns, depth = extents
+        width = columns if self.transpose_b else ceil_div(columns, cpu.lanes) * cpu.lanes
+        size = 4 * depth * (rows + columns)
+        lanes = _PER_LANE_NS * cpu.lanes
+        return batch * max(rows * width * depth / lanes, size / _BYTES_PER_NS)
 
 
 def matmul(
@@ -123,16 +154,22 @@ def matmul(
 
 
 def _emit(product: Matmul, cpu: CPU, *tensors) -> None:
-    p = product
+    if product.nanoseconds(cpu) <= _ONE_THREAD_NS:
+        with b.one_thread():
+            _emit_by(product, replace(cpu, cores=1), *tensors)
+    else:
+        _emit_by(product, cpu, *tensors)
 
+
+def _emit_by(p: Matmul, cpu: CPU, *tensors) -> None:
     def few() -> None:
         rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu)
         rows.emit(*tensors, p.batch, p.starts)
 
     def many() -> None:
-        _Generator(product, cpu).emit(*tensors)
+        _Generator(p, cpu).emit(*tensors)
 
-    most = p.most_few_rows()
+    most = p.most_few_rows(cpu)
     if isinstance(p.rows, int):
         (few if p.rows <= most else many)()
     elif p.transpose_a or not isinstance(p.columns, int):
@@ -149,6 +186,14 @@ class _Generator:
         self.width = self.tile_vectors * cpu.lanes
         self.panels = ceil_div(product.columns, self.width)
         self.strips = ceil_div(product.rows, self.tile_rows)
+        strips, _ = self._blocks()
+        #: Whether each task packs the panels of B that it reads.
+        self.packs_late = (
+            isinstance(self.strips, int)
+            and isinstance(self.panels, int)
+            and (_is(product.batch, 1) or not product.shared_b)
+            and (strips >= self.strips or strips * self.tile_rows >= _ROWS_OF_LATE)
+        )
 
     def emit(self, a, bb, c) -> None:
         """Emit all products: each by one thread, or one after the other if they are fewer than threads.
@@ -158,36 +203,56 @@ class _Generator:
         p = self.p
         is_few = isinstance(p.batch, int) and p.batch < max(2, self.cpu.cores)
         outer, inner = (b.serial, b.parallel) if is_few else (b.parallel, b.serial)
+        if self.packs_late:
+            with outer(0, p.batch) as i:
+                a0, b0, c0 = map(bind, p.starts(i))
+                self._multiply(a, a0, _Late(self, bb, b0), c, c0, inner)
+            return
         shared = p.shared_b or _is(p.batch, 1)
-        panels = self._pack_b(bb, const(0), b.parallel) if shared else None
+        panels = _Early(self, bb, const(0), b.parallel) if shared else None
         with outer(0, p.batch) as i:
             a0, b0, c0 = map(bind, p.starts(i))
-            packed = self._pack_b(bb, b0, inner) if panels is None else panels
+            packed = _Early(self, bb, b0, inner) if panels is None else panels
             self._multiply(a, a0, packed, c, c0, inner)
 
     # Packing
 
-    def _pack_b(self, bb, b0, loop: Callable) -> tirx.Buffer:
-        """Return a copy of B, ``[panel][k][width]``, padded with zeros."""
+    def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
+        """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``, padded with zeros.
+
+        Parameters
+        ----------
+        source : tuple
+            B, its offset, and the number of the first panel.
+        target : tuple
+            The buffer of the copy, its offset there, and the distance of panels.
+        depth : tuple
+            The start and the size of the stretch.
+        group : int
+            The number of panels.
+        """
+        (bb, b0, j), (panels, base, step), (k0, size) = source, target, depth
         p, lanes, width = self.p, self.vectors.lanes, self.width
-        panels = b.scratch(self.panels * p.depth * width)
-        with loop(0, self.panels) as j, b.serial(0, self.tile_vectors) as v:
-            base = bind(j * (p.depth * width) + v * lanes)
-            column = bind(j * width + v * lanes)
-            left = self._left(column)
-            if p.transpose_b:
+        if p.transpose_b:
+            with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+                to = bind(base + i * step + v * lanes)
+                column = bind((j + i) * width + v * lanes)
                 self.vectors.copy_transposed(
-                    (bb, b0 + column * p.depth, p.depth),
-                    left,
-                    p.depth,
+                    (bb, b0 + column * p.depth + k0, p.depth),
+                    self._left(column),
+                    size,
                     panels,
-                    lambda k: base + k * width,
+                    lambda k: to + k * width,
                 )
-            else:
-                with b.serial(0, p.depth) as k:
-                    row = self.vectors.load(bb, b0 + k * p.columns + column, left)
-                    self.vectors.store(panels, base + k * width, row)
-        return panels
+            return
+        vectors = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
+        columns = [bind((j + i) * width + at) for i, at in vectors]
+        left = [self._left(column) for column in columns]
+        with b.serial(0, size) as k:
+            row, to = bind(b0 + (k0 + k) * p.columns), bind(base + k * width)
+            for (i, at), column, number in zip(vectors, columns, left, strict=True):
+                vector = self.vectors.load(bb, row + column, number)
+                self.vectors.store(panels, to + i * step + at, vector)
 
     def _left(self, column):
         """Return the number of columns of a vector that exist, or None if all always do."""
@@ -208,12 +273,12 @@ class _Generator:
             panel0 = bind((task % panel_blocks) * panels_each)
             strip1 = bind(tirx.min(strip0 + strips_each, as_expr(self.strips)))
             panel1 = bind(tirx.min(panel0 + panels_each, as_expr(self.panels)))
-            place = factor.place()
+            place, late = factor.place(), panels.place()
 
             def block(k0, size, first) -> None:
                 read = factor.reader(a, a0, place, (strip0, strip1), (k0, size))
                 depth = (k0, size, first)
-                self._block(read, panels, c, c0, (strip0, strip1), (panel0, panel1), depth)
+                self._block(read, (panels, late), c, c0, (strip0, strip1), (panel0, panel1), depth)
 
             self._depths(block)
 
@@ -261,14 +326,14 @@ class _Generator:
 
     def _block(self, read, panels, c, c0, strips, columns, depth) -> None:
         """Emit the tiles of a block: panel by panel, so that a stretch of a panel stays in the cache."""
-        with b.serial(columns[0], columns[1]) as j:
+        with panels[0].each(panels[1], columns, depth[:2]) as (j, panel):
 
             def tiles(numbers: list) -> None:
                 with b.serial(strips[0], strips[1]) as i:
                     self._strip(
                         i,
                         lambda row, each: self._tile(
-                            read, panels, c, c0, (row, each), (j, numbers), depth
+                            read, panel, c, c0, (row, each), (j, numbers), depth
                         ),
                     )
 
@@ -321,23 +386,70 @@ class _Generator:
 
         b.either((i + 1) * height <= rows, lambda: tile(i * height, range(height)), parts)
 
-    def _tile(self, reader, panels, c, c0, rows, columns, depth) -> None:
+    def _tile(self, reader, panel, c, c0, rows, columns, depth) -> None:
         """Emit one tile of C over a stretch of k; ``rows`` holds the first row, and the offsets of all rows from it."""
-        (row, each), (j, numbers), (k0, size, first) = rows, columns, depth
+        (row, each), (j, numbers), (_, size, first) = rows, columns, depth
         lanes, width = self.vectors.lanes, self.width
+        panels, base = panel
         row = bind(row)
         start = bind(c0 + row * self.p.columns + j * width)
-        panel = bind((j * self.p.depth + k0) * width)
         read = reader(row)
         multiply_add(
             self.vectors,
             (len(each), len(numbers)),
             size,
             lambda i, k: read(each[i], k),
-            lambda k, v: self.vectors.load(panels, panel + k * width + v * lanes),
+            lambda k, v: self.vectors.load(panels, base + k * width + v * lanes),
             lambda i, v: (c, start + each[i] * self.p.columns + v * lanes, numbers[v]),
             add=not first if isinstance(first, bool) else tirx.Not(first),
         )
+
+
+class _Early:
+    """All panels of B, ``[panel][k][width]``, packed before the products."""
+
+    def __init__(self, generator: _Generator, bb, b0, loop: Callable):
+        self.depth, self.width = generator.p.depth, generator.width
+        size = self.depth * self.width
+        self.panels = b.scratch(generator.panels * size)
+        with loop(0, generator.panels) as j:
+            generator.pack((bb, b0, j), (self.panels, bind(j * size), 0), (const(0), self.depth))
+
+    def place(self) -> None:
+        """Allocate nothing."""
+
+    @contextmanager
+    def each(self, place: None, columns: tuple, depth: tuple):
+        """Emit a loop over panels; yield the number of one, and the buffer and the offset of its stretch."""
+        with b.serial(*columns) as j:
+            yield j, (self.panels, bind((j * self.depth + depth[0]) * self.width))
+
+
+class _Late:
+    """Stretches of panels of B, ``[panel][k][width]``, packed by the task that reads them, just before."""
+
+    def __init__(self, generator: _Generator, bb, b0):
+        self.generator, self.bb, self.b0 = generator, bb, b0
+        depth = generator.p.depth
+        self.size = (min(depth, _DEPTH) if isinstance(depth, int) else _DEPTH) * generator.width
+        # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its own.
+        self.group = 1 if generator.p.transpose_b else _GROUP
+
+    def place(self) -> tirx.Buffer:
+        """Allocate the buffer of a task."""
+        return b.scratch(self.size * self.group)
+
+    @contextmanager
+    def each(self, place: tirx.Buffer, columns: tuple, depth: tuple):
+        """Emit a loop over panels that are packed; yield the number of one, its buffer and its offset."""
+        start, stop = columns
+        with b.serial(0, ceil_div(stop - start, self.group)) as part:
+            first = bind(start + part * self.group)
+            self.generator.pack(
+                (self.bb, self.b0, first), (place, const(0), self.size), depth, self.group
+            )
+            with b.serial(0, bind(tirx.min(const(self.group), stop - first))) as i:
+                yield bind(first + i), (place, bind(i * self.size))
 
 
 @dataclass(frozen=True)
