@@ -20,7 +20,7 @@ _SIZES = [
 _FORMS = [(False, False), (False, True), (True, False)]
 
 
-def _product(rows: int, columns: int, depth: int, turn_a: bool, turn_b: bool) -> Row:
+def product(rows: int, columns: int, depth: int, turn_a: bool, turn_b: bool) -> Row:
     def in_relax(bb, a, b):
         a = bb.emit(relax.op.permute_dims(a)) if turn_a else a
         b = bb.emit(relax.op.permute_dims(b)) if turn_b else b
@@ -57,9 +57,9 @@ def _attention(name: str, shapes: list, turn_b: bool) -> Row:
 
 
 ROWS = [
-    *(_product(*sizes, *form) for sizes in _SIZES for form in _FORMS),
-    _product(512, 512, 512, True, True),
-    _product(1000, 1000, 1000, False, False),
+    *(product(*sizes, *form) for sizes in _SIZES for form in _FORMS),
+    product(512, 512, 512, True, True),
+    product(1000, 1000, 1000, False, False),
     _attention("attention scores", [(48, 256, 64), (48, 256, 64)], True),
     _attention("attention values", [(48, 256, 256), (48, 256, 64)], False),
 ]

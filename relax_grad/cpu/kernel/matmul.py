@@ -51,6 +51,10 @@ _PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
 _TASK_BYTES = 384 * 1024
 
 
+#: The ways to compute a product: B is read in place, or packed.
+WAYS = ("few rows", "packed")
+
+
 @dataclass(frozen=True)
 class Matmul:
     """The shapes and layouts of a batch of matrix products. Extents may be symbolic (int32).
@@ -105,6 +109,10 @@ class Matmul:
             self.shared_a,
         )
 
+    def allows(self, way: str) -> bool:
+        """Tell whether a product can be computed in one of :data:`WAYS`."""
+        return way != "few rows" or _is(self.rows, 1) or not self.transpose_a
+
     def most_few_rows(self, cpu: CPU) -> int:
         """Return the number of rows up to which packing B costs more than it saves."""
         if not self.transpose_b:
@@ -115,7 +123,11 @@ class Matmul:
         # Summing the lanes of a vector takes about as long as that many multiplications.
         depth = self.depth if isinstance(self.depth, int) else _DEPTH
         most = _FEW_DOTS if cpu.lanes > 8 else 2 * _FEW_DOTS
-        return 1 if self.transpose_a else max(4, min(most, depth // 16))
+        if isinstance(self.columns, int) and self.columns <= 3 * cpu.lanes // 4:
+            most *= 8  # A panel would hold zeros in the other lanes.
+        return (
+            1 if self.transpose_a else max(4, min(most, depth // 8 if most > 32 else depth // 16))
+        )
 
     def nanoseconds(self, cpu: CPU) -> float:
         """Return an estimate of the time that one thread takes, infinite for symbolic extents."""
@@ -130,7 +142,11 @@ class Matmul:
 
 
 def matmul(
-    product: Matmul, cpu: CPU, shapes: Sequence[Sequence[Extent]] | None = None
+    product: Matmul,
+    cpu: CPU,
+    shapes: Sequence[Sequence[Extent]] | None = None,
+    *,
+    way: str | None = None,
 ) -> tirx.PrimFunc:
     """Return the kernel: a function of A, B and C (float32) that sets C to the product of A and B.
 
@@ -144,24 +160,28 @@ def matmul(
         The target CPU.
     shapes : Sequence, optional
         The shapes of the parameters A, B and C, if they differ from :meth:`Matmul.shapes`.
+    way : str, optional
+        One of :data:`WAYS` that the product allows. By default, it is chosen by the sizes, the layouts and the CPU.
     """
+    if way is not None and not product.allows(way):
+        raise ValueError(f"{product} does not allow {way!r}")
     params = b.floats("ABC", shapes or product.shapes())
     if _is(product.columns, 1) and not _is(product.rows, 1):
         return b.prim_func(
-            "matmul", params, lambda a, bb, c: _emit(product.turned(), cpu, bb, a, c)
+            "matmul", params, lambda a, bb, c: _emit(product.turned(), cpu, way, bb, a, c)
         )
-    return b.prim_func("matmul", params, lambda *tensors: _emit(product, cpu, *tensors))
+    return b.prim_func("matmul", params, lambda *tensors: _emit(product, cpu, way, *tensors))
 
 
-def _emit(product: Matmul, cpu: CPU, *tensors) -> None:
+def _emit(product: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
     if product.nanoseconds(cpu) <= _ONE_THREAD_NS:
         with b.one_thread():
-            _emit_by(product, replace(cpu, cores=1), *tensors)
+            _emit_by(product, replace(cpu, cores=1), way, *tensors)
     else:
-        _emit_by(product, cpu, *tensors)
+        _emit_by(product, cpu, way, *tensors)
 
 
-def _emit_by(p: Matmul, cpu: CPU, *tensors) -> None:
+def _emit_by(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
     def few() -> None:
         rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu)
         rows.emit(*tensors, p.batch, p.starts)
@@ -170,7 +190,9 @@ def _emit_by(p: Matmul, cpu: CPU, *tensors) -> None:
         _Generator(p, cpu).emit(*tensors)
 
     most = p.most_few_rows(cpu)
-    if isinstance(p.rows, int):
+    if way is not None:
+        (few if way == "few rows" else many)()
+    elif isinstance(p.rows, int):
         (few if p.rows <= most else many)()
     elif p.transpose_a or not isinstance(p.columns, int):
         many()

@@ -245,3 +245,16 @@ def test_ceil_div_and_floats():
     assert b.count(()) == 1
     assert b.floats("ab", [(1,), (2, 3)]) == [("a", (1,), "float32"), ("b", (2, 3), "float32")]
     assert b.as_float(3).value == 3.0
+
+
+@pytest.mark.parametrize(("size", "is_parallel"), [(2000, False), (4000, True), ("n", True)])
+def test_small_kernels_run_in_one_thread(size, is_parallel):
+    """Waking a thread takes longer than a few thousand elements; a symbolic size may be large."""
+    size = tirx.Var(size, "int32") if isinstance(size, str) else size
+
+    def body(x, y):
+        with b.parallel(0, size) as i:
+            b.store(y, i, x[i])
+
+    function = b.prim_func("copy", b.floats("xy", [[size], [size]]), body)
+    assert ("T.parallel" in function.script()) == is_parallel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from machines import Run, at, each_target, largest_error, run_kernels
 from sweep import at_length, batches
 from tvm import tirx
 
-from relax_grad.cpu.kernel.matmul import Matmul, _Generator, matmul
+from relax_grad.cpu.kernel.matmul import WAYS, Matmul, _Generator, matmul
 from relax_grad.cpu.target import CPU
 
 RNG = np.random.default_rng(0)
@@ -32,11 +33,12 @@ def with_own_extents(product):
     return replace(product, **own)
 
 
-def check(products, target, *extents):
+def check(products, target, *extents, way=None, **properties):
     """Compare products, compiled together, with NumPy's in float64, for given values of the symbolic extents."""
     runs, checked = [], []
     for product in products:
-        function = matmul(with_own_extents(product), CPU.of(target))
+        cpu = replace(CPU.of(target), **properties)
+        function = matmul(with_own_extents(product), cpu, way=way)
         for values in extents or [{}]:
             *inputs, output = (at(shape, values) for shape in product.shapes())
             arrays = [RNG.normal(size=shape).astype("float32") for shape in inputs]
@@ -81,6 +83,38 @@ def test_copies_of_a_by_tasks(target, transpose_b):
 def test_few_rows_or_one_column(target, transpose_a, transpose_b):
     sizes = [(1, 300, 70), (2, 129, 45), (5, 40, 257), (13, 11, 300), (27, 50, 9), (33, 1, 40)]
     check([Matmul(*size, transpose_a, transpose_b) for size in sizes], target)
+
+
+@each_target
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way(target, way):
+    """Sizes for which another way is chosen; rows of B that share few sets of a cache; parts of a group of panels."""
+    drawn = [(1, 40, 70), (17, 512, 300), (40, 33, 19), (70, 10, 260), (3, 97, 5)]
+    forms = itertools.product(drawn, (False, True), (False, True))
+    products = [Matmul(*size, *turned) for size, *turned in forms]
+    check([product for product in products if product.allows(way)], target, way=way)
+
+
+@each_target
+def test_panels_packed_by_tasks_or_before(target):
+    """With many cores, tasks have few rows, and panels are packed before; a shared B is packed once."""
+    products = [Matmul(129, 150, 300), Matmul(61, 70, 300, True, True, 3, shared_b=True)]
+    check(products, target, cores=32)
+    check(products, target, cores=1)
+
+
+def is_parallel(function):
+    return "T.parallel" in function.script()
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_small_products_run_in_one_thread(transpose_b):
+    """Waking a thread takes longer than a small product."""
+    cpu = CPU(16, 32, 2)
+    small = [(1, 64, 64), (16, 16, 64), (64, 16, 64), (20, 70, 50)]
+    large = [(1, 1024, 1024), (128, 784, 256), (64, 128, 128)]
+    assert not any(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in small)
+    assert all(is_parallel(matmul(Matmul(*s, False, transpose_b), cpu)) for s in large)
 
 
 @each_target
