@@ -15,13 +15,14 @@ def command(name: str, *packages: str):
 def test_digits(tmp_path):
     main = command("digits_trainer", "torch", "sklearn", "safetensors").main
     state = tmp_path / "state"
-    assert main(["--epochs", "2", "--save", str(state)]) > 0.95
-    whole = main(["--epochs", "3", "--save", str(tmp_path / "whole")])
+    assert main(["--epochs", "1", "--save", str(state)]) > 0.9
+    whole = main(["--epochs", "2", "--save", str(tmp_path / "whole")])
     folder = tmp_path / "exported"
     resumed = [
-        *("--epochs", "3", "--resume", str(state), "--save", str(tmp_path / "resumed")),
+        *("--epochs", "2", "--resume", str(state), "--save", str(tmp_path / "resumed")),
         *("--export", str(folder)),
     ]
+    assert whole > 0.95
     # Another number of epochs is another schedule, so that only the share of right predictions is similar.
     assert abs(main(resumed) - whole) < 0.03
     assert (folder / "manifest.json").is_file()

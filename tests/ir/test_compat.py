@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from processes import without_torch
 
 from relax_grad.ir.compat import FFI_BAD_FROM, TVM_RANGE, check_versions, parse_version
 
@@ -83,6 +84,7 @@ def _run(code: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-W", "default", "-c", code],
         cwd=ROOT,
+        env=without_torch(),
         capture_output=True,
         text=True,
         check=False,

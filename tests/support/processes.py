@@ -83,8 +83,8 @@ def _guards() -> Forks:
 
 
 def run_file(path: Path) -> str:
-    """Run a script in a fresh interpreter and return its output."""
-    return _run([str(path)], None)
+    """Run a script in a fresh interpreter, to which PyTorch appears not to be installed, and return its output."""
+    return _run([str(path)], without_torch())
 
 
 def _run(arguments: list[str], environment: Mapping[str, str] | None) -> str:

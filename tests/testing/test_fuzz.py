@@ -67,11 +67,14 @@ def form_or_reason(sample):
 def test_which_operators_are_drawn():
     drawn, found = set(), {}
     for name in sampled_operators():
-        forms = list(map(form_or_reason, samples(name)))
-        if any(isinstance(form, sampled.Form) for form in forms):
-            drawn.add(name)
+        reasons = []
+        for form in map(form_or_reason, samples(name)):
+            if isinstance(form, sampled.Form):
+                drawn.add(name)
+                break
+            reasons.append(form)
         else:
-            found[name] = forms[0]
+            found[name] = reasons[0]
     for name in registry.operators():
         if registry.classify(name).kind == "differentiable" and name not in drawn | FEATURES:
             found.setdefault(name, "it has no samples")

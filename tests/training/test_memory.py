@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import without_torch
 
 _PROGRAM = """
 import ctypes, gc, json, sys
@@ -58,7 +59,8 @@ def test_a_step_takes_the_planned_memory():
     peaks = {}
     for remat in ("none", "auto"):
         command = [sys.executable, "-c", _PROGRAM, remat]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environment = without_torch()
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, done.stderr
         planned, taken = json.loads(done.stdout.splitlines()[-1])
         # Beside the storages: packed operands of products, the threads and the code that is loaded.

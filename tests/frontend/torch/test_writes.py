@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the package torch is not installed: extra torch")
 
+import sweep  # noqa: E402
 import torch_writes  # noqa: E402
 import tvm  # noqa: E402
 from torch_models import torch_values, tvm_value  # noqa: E402
@@ -76,7 +77,7 @@ def test_an_operator_that_is_in_no_table_is_refused():
 )
 def test_random_programs_are_equal_or_refused(first):
     """Programs of writes, views, detached tensors and regions without gradients, with fixed seeds."""
-    count = 100 if first else 12
+    count = max(25, round(100 * sweep.SHARE)) if first else 12
     outcomes = {}
     for seed in range(1000 * first, 1000 * first + count):
         source, names = torch_writes.program(seed), {"torch": torch}
