@@ -44,9 +44,9 @@ for rule in (None, wrong, crashing):
         op.set_attr("FPrimalGradient", rule, 10)
     keep = ["--keep", {folder!r}] if rule is wrong else []
     fuzz._INTERVAL = 60 if rule is wrong else 0
-    print("exit code", cli.main(["fuzz", "--programs", "2", "--seed", "361", *keep]))
+    print("exit code", cli.main(["fuzz", "--programs", "2", "--seed", "425", *keep]))
     print("====")
-print(json.dumps(printed(["fuzz", "--programs", "1", "--seed", "361", "--json"])))
+print(json.dumps(printed(["fuzz", "--programs", "1", "--seed", "425", "--json"])))
 """
 
 
@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
 def test_no_findings(runs):
     out = runs[0][0]
     assert out.endswith("no findings\nexit code 0")
-    assert re.search(r"^2 programs of \d+ statements, with samples of \d+ operators$", out, re.M)
+    assert re.search(r"^2 programs of \d+ statements, with samples of \d+ operators?$", out, re.M)
     compared = dict(re.findall(r"compared with ([\w ]+)(?:, which .*)?: (\d+)$", out, re.M))
     assert int(compared["central differences"]) > 0
 
@@ -107,7 +107,7 @@ def test_json(runs):
         *("versions", "seed", "programs", "statements", "compared", "findings", "seconds"),
         "interrupted",
     ]
-    assert (found["seed"], found["programs"], found["interrupted"]) == (361, 1, False)
+    assert (found["seed"], found["programs"], found["interrupted"]) == (425, 1, False)
     (finding,) = found["findings"]
     assert list(finding) == ["program", "kind", "message", "source", "script"]
     assert finding["kind"] == "crash: SIGSEGV"
