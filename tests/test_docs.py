@@ -88,6 +88,13 @@ def test_no_code_goes_unrun(page):
     assert all(re.fullmatch(r"\{[\w-]+\}", language) for language in languages), languages
 
 
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_code_fits_the_column(page):
+    """A page of 1400 pixels shows 88 characters; docs/ruff.toml has the same number for Python."""
+    code = re.findall(r"^```(?:python|cpp|c|console)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    assert [line for block in code for line in block.splitlines() if len(line) > 88] == []
+
+
 def test_installation_is_from_a_clone():
     """No index has a distribution of this name; messages name packages, and pages the extra of a clone."""
     folders = [ROOT / name for name in ("relax_grad", "examples", "benchmarks")]

@@ -12,7 +12,8 @@ from tvm import relax
 
 def gradients(function, *arrays):
     params = [
-        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(arrays)
+        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype)))
+        for i, a in enumerate(arrays)
     ]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -25,5 +26,7 @@ def gradients(function, *arrays):
     return [gradient.numpy() for gradient in found]
 
 
-(found,) = gradients(lambda x: relax.op.cumsum(x, 0, exclusive=True), np.ones(4, "float32"))
+(found,) = gradients(
+    lambda x: relax.op.cumsum(x, 0, exclusive=True), np.ones(4, "float32")
+)
 np.testing.assert_allclose(found, [3, 2, 1, 0])

@@ -13,7 +13,8 @@ from tvm import relax
 
 def run(function, *arrays):
     params = [
-        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(arrays)
+        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype)))
+        for i, a in enumerate(arrays)
     ]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -26,5 +27,7 @@ def run(function, *arrays):
 
 data = np.array([0.75, 1.5], ml_dtypes.float8_e4m3fn)
 scale, zero = np.ones(1, "float32"), np.zeros(1, "float16")
-found = run(lambda x, s, z: relax.op.dequantize(x, s, z, axis=0), data, scale, zero).numpy()
+found = run(
+    lambda x, s, z: relax.op.dequantize(x, s, z, axis=0), data, scale, zero
+).numpy()
 np.testing.assert_allclose(found, [0.75, 1.5])

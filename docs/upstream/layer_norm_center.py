@@ -12,7 +12,8 @@ from tvm import relax
 
 def run(function, *arrays):
     params = [
-        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(arrays)
+        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype)))
+        for i, a in enumerate(arrays)
     ]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -26,6 +27,9 @@ def run(function, *arrays):
 x = np.array([[1, 2, 3, 4]], "float32")
 gamma, beta = np.full(4, 3, "float32"), np.full(4, 10, "float32")
 found = run(
-    lambda x, g, b: relax.op.nn.layer_norm(x, g, b, [-1], center=False, scale=False), x, gamma, beta
+    lambda x, g, b: relax.op.nn.layer_norm(x, g, b, [-1], center=False, scale=False),
+    x,
+    gamma,
+    beta,
 ).numpy()
 np.testing.assert_allclose(found, (x - x.mean()) / x.std(), rtol=1e-3)

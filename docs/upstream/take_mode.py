@@ -13,7 +13,8 @@ from tvm import relax
 
 def gradients(function, *arrays):
     params = [
-        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(arrays)
+        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype)))
+        for i, a in enumerate(arrays)
     ]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
@@ -27,5 +28,7 @@ def gradients(function, *arrays):
 
 
 index = relax.const(np.array([5], "int64"))
-(found,) = gradients(lambda x: relax.op.take(x, index, 0, mode="wrap"), np.ones(4, "float32"))
+(found,) = gradients(
+    lambda x: relax.op.take(x, index, 0, mode="wrap"), np.ones(4, "float32")
+)
 np.testing.assert_allclose(found, [0, 1, 0, 0])

@@ -12,7 +12,8 @@ from tvm import relax
 
 def gradients(function, *arrays):
     params = [
-        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype))) for i, a in enumerate(arrays)
+        relax.Var(f"x{i}", relax.TensorType(a.shape, str(a.dtype)))
+        for i, a in enumerate(arrays)
     ]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
