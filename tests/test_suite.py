@@ -143,7 +143,8 @@ def test_times_are_printed_by_folder_and_test(tmp_path):
         "    assert server.stdout.readline()\n"
         "def test_after_it(): server.communicate(b'1\\n')\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "cpu_times", "--cpu-times", "-n", "1", "."]
+    command = [sys.executable, "-m", "pytest", "-p", "cpu_times", "--cpu-times", "-n", "1"]
+    command += ["--rootdir", ".", "."]  # whatever is in the folders above
     result = subprocess.run(
         command,
         cwd=tmp_path,
