@@ -7,14 +7,14 @@ import os
 import tempfile
 from pathlib import Path
 
+import machine_code
 import pytest
-from machine_code import unoptimized
 from processes import OBJECTS
 
 import relax_grad
 from relax_grad.testing._program import without_assertions
 
-pytest_plugins = ["cpu_times", "machine_code", "slices", "steady_draws", "time_limit"]
+pytest_plugins = ["cpu_times", "slices", "steady_draws", "time_limit"]
 
 #: Folders and files whose tests compile functions without the assertions on their arguments, which are half of the
 #: code. The assertions stay on for every operator in testing/test_samples.py, and for whole programs in
@@ -41,6 +41,7 @@ CACHED = (
 
 
 def pytest_configure(config):
+    config.pluginmanager.register(machine_code)
     if OBJECTS not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="relax_grad_objects_")
         os.environ[OBJECTS] = folder.name
@@ -56,7 +57,7 @@ def pytest_runtest_protocol(item, nextitem):
         if path.startswith(WITHOUT_ASSERTIONS):
             stack.enter_context(without_assertions())
         if path.startswith(UNOPTIMIZED):
-            stack.enter_context(unoptimized())
+            stack.enter_context(machine_code.unoptimized())
         if path.startswith(CACHED):
             stack.enter_context(relax_grad.cache(os.environ[OBJECTS]))
         return (yield)
