@@ -207,6 +207,13 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "frontend.onnx._arguments": ("frontend/onnx/test_shapes.py", "frontend/onnx/test_model.py"),
     "frontend.onnx._fold": ("frontend/onnx/test_shapes.py",),
+    "frontend.onnx._evaluate": ("frontend/onnx/test_extents.py",),
+    **dict.fromkeys(
+        ("frontend.onnx._indices", "frontend.onnx._normalize"), ("frontend/onnx/test_support.py",)
+    ),
+    "frontend.onnx._symbolic": ("frontend/onnx/test_extents.py",),
+    "frontend.onnx._values": ("frontend/onnx/test_extents.py",),
+    "frontend.onnx._windows": ("frontend/onnx/test_extents.py", "frontend/onnx/test_operators.py"),
     "frontend.onnx._inference": ("frontend/onnx/test_training.py",),
     "frontend.onnx._load": ("frontend/onnx/test_write.py", "frontend/onnx/test_model.py"),
     "frontend.onnx._uses": ("frontend/onnx/test_explain.py",),

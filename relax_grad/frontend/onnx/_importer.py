@@ -8,6 +8,7 @@ import itertools
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import onnx
 import tvm
@@ -15,14 +16,18 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...errors import UnsupportedOperatorError
+from ...ir.compat import constant_value
 from ...ir.module import ending_blocks, with_functions
-from . import _indices, _normalize  # noqa: F401  their converters are entered in CONVERTERS
+from . import _indices, _normalize, _symbolic, _windows  # noqa: F401  their converters are entered in CONVERTERS
 from ._converters import CONVERTERS, Refused
+from ._evaluate import evaluated, known_constant
 from ._fused import DOMAIN, FUSED, in_domain
 from ._graph import STANDARD, every_node, label, opset_of
+from ._graph import operands as all_operands
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
 from ._support import reason_of
+from ._values import Extents, Known
 
 _CONVERTERS = {
     **CONVERTERS,
@@ -118,6 +123,10 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
         super().__init__(None, None, keep_params_in_input=False, sanitize=False)
         self._seed = seed
         self._streams = itertools.count()
+        self._extents = Extents()
+        self._known: dict[str, Known] = {}
+        self._tensors: dict[str, relax.Expr] = {}
+        self._operands: list[Known | None] | None = None
         self.draws = False
 
     def _draw(self) -> tuple[relax.Var, int]:
@@ -128,15 +137,56 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
     def _check_for_unsupported_ops(self, graph):
         """Do nothing: :func:`check_operators` checks all graphs."""
 
+    def _construct_nodes(self, graph):
+        """Convert the nodes, apart from those whose results are known before the run."""
+        for node in graph.node:
+            operands = [self._elements(name) for name in node.input]
+            shapes = [self._extents_of(name) for name in node.input]
+            found = evaluated(node, operands, shapes, self._extents)
+            if found is not None:
+                self._known.update(zip(node.output, found, strict=True))
+                continue
+            taken = _symbolic.TAKES_ELEMENTS.get(node.op_type, ())
+            elements = {name for i, name in enumerate(node.input) if i in taken}
+            for name in {*all_operands(node)} & self._known.keys():
+                # A converter that takes elements has them from ``known``.
+                is_taken = name in elements and self._known[name].is_symbolic
+                self._nodes[name] = None if is_taken else self._tensor(name)
+            self._operands = None if node.op_type == "If" else operands
+            super()._construct_nodes(SimpleNamespace(node=[node]))
+        for each in graph.output:
+            if each.name in self._known:
+                self._nodes[each.name] = self._tensor(each.name)
+
+    def _elements(self, name: str) -> Known | None:
+        """Return the elements of a value, if they are known before the run."""
+        if not name or name in self._known:
+            return self._known.get(name)
+        value = self._nodes.get(name)
+        constant = constant_value(value) if isinstance(value, relax.Expr) else None
+        return None if constant is None else known_constant(constant)
+
+    def _extents_of(self, name: str) -> list | None:
+        if name in self._known:
+            return list(self._known[name].elements.shape)
+        kind = getattr(self._nodes.get(name), "ty", None)
+        if not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+            return None
+        return list(kind.shape.values)
+
+    def _tensor(self, name: str) -> relax.Expr:
+        """Return the tensor of known elements."""
+        if name not in self._tensors:
+            self._tensors[name] = _symbolic.tensor_of(self.bb, self._known[name])
+        return self._tensors[name]
+
     def _convert_operator(self, op_name, inputs, attrs, opset):
         name = attrs["tvm_custom"]["name"]
-        attrs["tvm_custom"]["draw"] = self._draw
+        attrs["tvm_custom"].update(draw=self._draw, known=self._operands)
         try:
-            found = None
+            found, inputs = None, onnx_frontend.onnx_input(inputs)
             if op_name in _CONVERTERS:
-                found = _CONVERTERS[op_name](
-                    self.bb, onnx_frontend.onnx_input(inputs), attrs, opset
-                )
+                found = _CONVERTERS[op_name](self.bb, inputs, attrs, opset)
             if found is None:
                 found = super()._convert_operator(op_name, inputs, attrs, opset)
             return self.bb.normalize(found) if isinstance(found, relax.Expr) else found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 
 from ._converters import Refused, _constant, _extents, _rank, _text
+from ._symbolic import elements_of
 
 
 def resize(bb, inputs, attrs, opset):
@@ -68,7 +69,7 @@ def _resize_settings(inputs, attrs: dict, opset: int, rank: int):
         raise Refused("TVM does not resize with antialias=1; export it without")
     if _text(attrs, "keep_aspect_ratio_policy", "stretch") != "stretch":
         raise Refused("TVM does not keep the aspect ratio; give the extents that result")
-    scales, sizes = _constant(inputs[2], "scales"), _constant_sizes(inputs[3])
+    scales, sizes = _constant(inputs[2], "scales"), _sizes(inputs, attrs)
     scales = None if scales is None or scales.size == 0 else scales
     axes = [axis % rank for axis in attrs.get("axes", range(rank))]
     if scales is not None:
@@ -81,10 +82,11 @@ def _resize_settings(inputs, attrs: dict, opset: int, rank: int):
     return None, extents, _settings(mode, coordinates, rounding, attrs)
 
 
-def _constant_sizes(value) -> list:
-    if isinstance(value, relax.ShapeExpr):
-        return [int(each) if isinstance(each, tirx.IntImm) else each for each in value.values]
-    found = _constant(value, "sizes")
+def _sizes(inputs, attrs: dict) -> list:
+    known = elements_of(inputs, attrs, 3)
+    if known is not None:
+        return list(known.elements.flat)
+    found = _constant(inputs[3], "sizes")
     return [] if found is None else [int(each) for each in found]
 
 

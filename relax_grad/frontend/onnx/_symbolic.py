@@ -1,0 +1,373 @@
+"""Converters of operators whose operands are extents that the graph computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from tvm import relax, tirx
+from tvm.relax import op
+
+from ...ir.compat import constant_value
+from ._converters import (
+    CONVERTERS,
+    Refused,
+    _constant,
+    _converts,
+    _dtype,
+    _extents,
+    _is_tensor,
+    _rank,
+    _text,
+)
+from ._evaluate import known_constant
+from ._values import Extents, Known, Ratio, is_symbolic, objects, plain
+
+#: The operands of which converters take the elements, by the operators.
+TAKES_ELEMENTS = {
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Pad": (1,),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (3,),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Tile": (1,),
+}
+
+#: The end of an axis, in slices.
+_BEYOND = 10**9
+
+#: An integer that is no index.
+_NO_INDEX = {"int32": -(2**31), "int64": -(2**63)}
+
+
+def elements_of(inputs, attrs, i: int) -> Known | None:
+    """Return the elements of an operand, or None if they are known only at run time, or it is left out."""
+    known = attrs["tvm_custom"].get("known")
+    if known is not None and i < len(known) and known[i] is not None:
+        return known[i]
+    value = inputs[i]
+    if value is None:
+        return None
+    if isinstance(value, relax.ShapeExpr):
+        return Known(objects(map(plain, value.values)), "int64")
+    if isinstance(value, tirx.IntImm):
+        return Known(objects([int(value)], ()), "int64")
+    constant = constant_value(value) if _is_tensor(value) else None
+    return None if constant is None else known_constant(constant)
+
+
+def tensor_of(bb, known: Known) -> relax.Expr:
+    """Return the tensor of known elements."""
+    if not known.is_symbolic:
+        numbers = [
+            each.numerator / each.denominator if isinstance(each, Ratio) else each
+            for each in known.elements.flat
+        ]
+        return relax.const(
+            np.array(numbers, known.dtype).reshape(known.elements.shape), known.dtype
+        )
+    parts = [_scalar(bb, each, known.dtype) for each in known.elements.flat]
+    whole = parts[0] if len(parts) == 1 else bb.emit(op.concat(parts, 0))
+    if known.elements.shape == (len(parts),):
+        return whole
+    return bb.emit(op.reshape(whole, known.elements.shape))
+
+
+def _scalar(bb, value, dtype: str) -> relax.Expr:
+    """Return a tensor of one element."""
+    number, divisor = value if isinstance(value, Ratio) else (value, 1)
+    if not is_symbolic(number):
+        return relax.const(np.array([number / divisor if divisor > 1 else number], dtype), dtype)
+    found = bb.emit(op.arange(number, number + 1, 1, "int64"))
+    if dtype != "int64":
+        found = bb.emit(op.astype(found, dtype))
+    if divisor > 1:
+        found = bb.emit(op.divide(found, relax.const(divisor, dtype)))
+    return found
+
+
+def _numbers(known: Known | None) -> list | None:
+    return None if known is None else list(known.elements.flat)
+
+
+def _unknown(what: str) -> Refused:
+    return Refused(
+        f"{what} is known only at run time, and is not computed from extents; give the extents of the inputs: shapes={{...}}"
+    )
+
+
+@_converts("Reshape")
+def _reshape(bb, inputs, attrs, opset):
+    data, known = inputs[0], elements_of(inputs, attrs, 1)
+    wanted = _numbers(known) if known is not None else attrs.get("shape")
+    if wanted is None or not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
+        return None
+    given, extents = _extents(data), Extents()
+    if not attrs.get("allowzero", 0):
+        wanted = [
+            given[i] if not is_symbolic(each) and each == 0 else each
+            for i, each in enumerate(wanted)
+        ]
+    free = [i for i, each in enumerate(wanted) if not is_symbolic(each) and each == -1]
+    if len(free) > 1:
+        return None
+    if free:
+        others = [each for i, each in enumerate(wanted) if i != free[0]]
+        if not any(map(is_symbolic, [*given, *others])):
+            return None
+        wanted[free[0]] = extents.quotient(given, others)
+    elif not any(map(is_symbolic, wanted)):
+        return None
+    return op.reshape(data, relax.ShapeExpr(wanted))
+
+
+@_converts("Expand")
+def _expand(bb, inputs, attrs, opset):
+    """Broadcast in both directions: an extent of 1 of the operand or of the shape becomes that of the other."""
+    data, wanted = inputs[0], _numbers(elements_of(inputs, attrs, 1))
+    if wanted is None or not _is_tensor(data):
+        return None
+    given, extents = _extents(data), Extents()
+    rank = max(len(given), len(wanted))
+    given = [1] * (rank - len(given)) + given
+    wanted = [1] * (rank - len(wanted)) + wanted
+    for i, (own, other) in enumerate(zip(given, wanted, strict=True)):
+        is_one = not is_symbolic(other) and other in (1, -1)
+        if is_one or extents.equal(own, other):
+            wanted[i] = own
+        elif is_symbolic(own) or own != 1:
+            raise Refused(
+                f"it broadcasts the extent {own} to {other}, which are not known to be equal; give the inputs the same "
+                f"symbols or extents: shapes={{...}}"
+            )
+    if len(wanted) == _rank(data) and all(map(extents.equal, given, wanted)):
+        return data
+    return op.broadcast_to(data, relax.ShapeExpr(wanted))
+
+
+@_converts("ConstantOfShape")
+def _constant_of_shape(bb, inputs, attrs, opset):
+    shape = _numbers(elements_of(inputs, attrs, 0))
+    if shape is None or not any(map(is_symbolic, shape)):
+        return None
+    value = (
+        onnx.numpy_helper.to_array(attrs["value"]) if "value" in attrs else np.zeros(1, "float32")
+    )
+    dtype = str(value.dtype)
+    return op.full(relax.ShapeExpr(shape), relax.const(value.reshape(()), dtype), dtype)
+
+
+@_converts("Range")
+def _range(bb, inputs, attrs, opset):
+    known = [elements_of(inputs, attrs, i) for i in range(3)]
+    if any(each is None for each in known) or not any(each.is_symbolic for each in known):
+        return None
+    extents, dtype = Extents(), known[0].dtype
+    start, limit, step = (each.elements.item() for each in known)
+    if is_symbolic(step):
+        raise _unknown(f"its step {step}")
+    number, divisor = step if isinstance(step, Ratio) else (step, 1)
+    distance = extents.subtract(limit, start)
+    if number < 0:
+        distance, number = extents.multiply(distance, -1), -number
+    distance, over = distance if isinstance(distance, Ratio) else (distance, 1)
+    if over > 1 or divisor > 1:
+        distance, number = extents.product([distance, divisor]), number * over
+    count = extents.quotient([extents.add(distance, number - 1)], [number])
+    count = extents.largest(count, 0)
+    places = bb.emit(op.arange(0, count, 1, "int64"))
+    if dtype != "int64":
+        places = bb.emit(op.astype(places, dtype))
+    first, each = (tensor_of(bb, Known(objects([value], ()), dtype)) for value in (start, step))
+    return op.add(bb.emit(op.multiply(places, each)), first)
+
+
+@_converts("Slice")
+def _slice(bb, inputs, attrs, opset):
+    data = inputs[0]
+    if not _is_tensor(data):
+        return None
+    if opset < 10:
+        starts, ends = list(attrs["starts"]), list(attrs["ends"])
+        axes, steps = attrs.get("axes"), None
+    else:
+        known = [elements_of(inputs, attrs, i) for i in range(1, 5)]
+        if any(each is None and inputs[i] is not None for i, each in enumerate(known, 1)):
+            return None
+        starts, ends, axes, steps = map(_numbers, known)
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    given = _extents(data)
+    bounds = list(zip((axis % len(given) for axis in axes), starts, ends, steps, strict=True))
+    if any(map(is_symbolic, [*starts, *ends, *steps])):
+        for each in bounds:
+            data = bb.normalize(_sliced(bb, data, *each))
+        return data
+    taken = []
+    for axis, start, end, step in bounds:
+        if step > 0 and end >= _BEYOND:
+            if start == 0 and step == 1:
+                continue
+            end = given[axis]
+        taken.append((axis, start, end, step))
+    return op.strided_slice(data, *map(list, zip(*taken, strict=True))) if taken else data
+
+
+def _sliced(bb, data, axis: int, start, end, step) -> relax.Expr:
+    """Return a slice of an axis, whose bounds are computed extents."""
+    extents, extent = Extents(), _extents(data)[axis]
+    if is_symbolic(step) or step < 0:
+        raise Refused(
+            f"its step is {step}, with bounds that are computed; only positive steps are supported then"
+        )
+    start, end = (_from_front(extents, each, extent) for each in (start, end))
+    start = extents.largest(start, 0)
+    if not extents.proves(start <= extent):
+        start = extents.least(start, extent)
+    if not is_symbolic(end) and end >= _BEYOND:
+        end = extent
+    if not extents.proves(end <= extent):
+        if not is_symbolic(extent):  # the front of a table, such as that of positions
+            return _front(bb, data, axis, extents, start, end, step)
+        end = extents.least(end, extent)
+    end = extents.largest(end, start)
+    if step == 1 and extents.equal(start, 0) and extents.equal(end, extent):
+        return data
+    return op.strided_slice(data, [axis], [start], [end], [step], assume_inbound=True)
+
+
+def _from_front(extents: Extents, bound, extent):
+    """Return a bound of a slice without negative numbers, which count from the end of the axis."""
+    if extents.proves(bound >= 0):
+        return bound
+    if extents.proves(bound < 0):
+        return extents.largest(extents.add(bound, extent), 0)
+    if extents.proves(bound <= 0) and extents.proves(bound + extent >= 0):  # 0 is the front
+        return extents.modulo(extents.add(bound, extent), extent)
+    raise Refused(
+        f"its bound {bound} may be negative or not; give the extents of the inputs: shapes={{...}}"
+    )
+
+
+def _front(bb, data, axis: int, extents: Extents, start, end, step) -> relax.Expr:
+    """Return the elements of a table up to a symbolic end; those behind the table are NaN, and integers no index."""
+    count = extents.quotient([extents.add(extents.subtract(end, start), step - 1)], [step])
+    places = bb.emit(op.arange(0, count, 1, "int64"))
+    if step != 1 or is_symbolic(start) or start:
+        first, each = (
+            tensor_of(bb, Known(objects([value], ()), "int64")) for value in (start, step)
+        )
+        places = bb.emit(op.add(bb.emit(op.multiply(places, each)), first))
+    dtype = _dtype(data)
+    if "float" in dtype:
+        return op.take(data, places, axis, "nan")
+    if dtype == "bool":
+        data = bb.emit(op.astype(data, "int8"))
+        return op.astype(bb.emit(op.take(data, places, axis, "clip")), "bool")
+    found = bb.emit(op.take(data, places, axis, "clip"))
+    is_there = bb.emit(op.less(places, relax.const(_extents(data)[axis], "int64")))
+    is_there = bb.emit(op.reshape(is_there, [-1 if i == axis else 1 for i in range(_rank(data))]))
+    return op.where(is_there, found, relax.const(_NO_INDEX.get(dtype, 0), dtype))
+
+
+@_converts("Tile")
+def _tile(bb, inputs, attrs, opset):
+    """Repeat by a new axis before each."""
+    repeats = _numbers(elements_of(inputs, attrs, 1)) if opset >= 6 else None
+    if repeats is None or not _is_tensor(inputs[0]):
+        return None
+    if not any(map(is_symbolic, repeats)):
+        return op.tile(inputs[0], repeats)
+    given, extents = _extents(inputs[0]), Extents()
+    pairs = list(zip(repeats, given, strict=True))
+    data = bb.emit(op.reshape(inputs[0], [each for _, own in pairs for each in (1, own)]))
+    data = bb.emit(op.broadcast_to(data, [each for pair in pairs for each in pair]))
+    return op.reshape(data, relax.ShapeExpr([extents.product(pair) for pair in pairs]))
+
+
+@_converts("Split")
+def _split(bb, inputs, attrs, opset):
+    """Relax splits axes of known extents; parts of others are slices."""
+    data, sizes = inputs[0], attrs.get("split")
+    if not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
+        return None
+    axis = attrs.get("axis", 0) % _rank(data)
+    extent, extents, count = _extents(data)[axis], Extents(), attrs["tvm_custom"]["num_outputs"]
+    if opset >= 13:
+        sizes = _numbers(elements_of(inputs, attrs, 1))
+        if sizes is None and inputs[1] is not None:
+            raise _unknown("a size of its parts")
+    if not any(map(is_symbolic, [extent, *(sizes or [])])):
+        return None
+    if sizes is None:
+        count = attrs.get("num_outputs", count)
+        whole = extents.quotient([extents.add(extent, count - 1)], [count])
+        sizes = [whole] * (count - 1)
+        sizes.append(extents.subtract(extent, extents.product([whole, count - 1])))
+        if not extents.proves(sizes[-1] >= 0):
+            raise Refused(
+                f"the extent {extent} may be too small for {count} parts; give it: shapes={{...}}"
+            )
+    parts, start = [], 0
+    for i, size in enumerate(sizes):
+        end = extent if i == len(sizes) - 1 else extents.add(start, size)
+        part = op.strided_slice(data, [axis], [start], [end], [1], assume_inbound=True)
+        parts.append(bb.emit(part))
+        start = end
+    return parts[0] if len(parts) == 1 else relax.Tuple(parts)
+
+
+@_converts("Squeeze")
+def _squeeze(bb, inputs, attrs, opset):
+    """An axis of a symbolic extent is not known to be 1."""
+    data = inputs[0]
+    if not _is_tensor(data) or not isinstance(data.ty.shape, relax.ShapeExpr):
+        return None
+    axes = _numbers(elements_of(inputs, attrs, 1)) if opset >= 13 else attrs.get("axes")
+    given = _extents(data)
+    for axis in range(len(given)) if axes is None else axes:
+        if is_symbolic(given[axis]):
+            raise Refused(
+                f"the extent {given[axis]} of its axis {axis} must be 1, or its axes must be given; give the extents of the "
+                f"inputs: shapes={{...}}"
+            )
+    return None
+
+
+_pad_by_numbers = CONVERTERS["Pad"]
+
+
+@_converts("Pad")
+def _pad(bb, inputs, attrs, opset):
+    """Widths that are computed extents are blocks of their own; Relax's operator takes numbers."""
+    widths = elements_of(inputs, attrs, 1) if opset >= 11 else None
+    if widths is None or not widths.is_symbolic:
+        return _pad_by_numbers(bb, inputs, attrs, opset)
+    if _text(attrs, "mode", "constant") != "constant":
+        raise Refused(
+            f"its widths {_numbers(widths)} are symbolic, which only the mode constant takes; give the extents of the inputs: "
+            f"shapes={{...}}"
+        )
+    data, dtype, extents = inputs[0], _dtype(inputs[0]), Extents()
+    value = 0 if inputs[2] is None else _constant(inputs[2], "value").item()
+    axes = range(_rank(data)) if inputs[3] is None else _constant(inputs[3], "axes").tolist()
+    numbers, filling = _numbers(widths), relax.const(value, dtype)
+    for i, axis in enumerate(axes):
+        parts = [numbers[i], data, numbers[i + len(numbers) // 2]]
+        for place in (0, 2):
+            width, shape = parts[place], _extents(data)
+            if not extents.proves(width >= 0):
+                raise Refused(
+                    f"its width {width} may be negative; give the extents of the inputs: shapes={{...}}"
+                )
+            shape[axis] = width
+            parts[place] = (
+                op.full(relax.ShapeExpr(shape), filling, dtype)
+                if is_symbolic(width) or width
+                else None
+            )
+        parts = [bb.emit(each) if each is not data else each for each in parts if each is not None]
+        data = parts[0] if len(parts) == 1 else bb.emit(op.concat(parts, axis))
+    return data

@@ -1,0 +1,275 @@
+"""The values of integers that a graph computes from extents: numbers and expressions of symbolic extents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from ...ir.compat import Analyzer
+from ...ir.expressions import are_equal, variables
+
+#: The largest denominator of a factor of an extent.
+LARGEST_DENOMINATOR = 1 << 10
+
+#: The strength of proofs that use the bounds of symbols, ``ProofStrength.SYMBOLIC_BOUND``.
+_SYMBOLIC_BOUND = 1
+
+#: A symbolic extent is at least 1 and less than this.
+_LIMIT = 1 << 31
+
+
+class Ratio(NamedTuple):
+    """A floating-point number that an extent gives: an expression divided by a positive number."""
+
+    numerator: tirx.Expr | int
+    denominator: int
+
+
+class Known(NamedTuple):
+    """A tensor whose elements are known before the run.
+
+    Attributes
+    ----------
+    elements : np.ndarray
+        Of objects: an int, a bool, an expression of symbolic extents, or a Ratio in a floating-point tensor.
+    dtype : str
+        The dtype.
+    """
+
+    elements: np.ndarray
+    dtype: str
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether an element depends on a symbolic extent."""
+        return any(is_symbolic(each) for each in self.elements.flat)
+
+
+class Unknown(Exception):
+    """An element is not known before the run."""
+
+
+def is_symbolic(element) -> bool:
+    """Tell whether a number depends on a symbolic extent."""
+    if isinstance(element, Ratio):
+        return is_symbolic(element.numerator)
+    return not isinstance(element, (int, np.integer, np.bool_))
+
+
+def plain(extent) -> tirx.Expr | int:
+    """Return an extent as a number if it is one."""
+    return int(extent) if isinstance(extent, (int, np.integer, tirx.IntImm)) else extent
+
+
+def objects(values: Iterable, shape=None) -> np.ndarray:
+    """Return an array of objects."""
+    values = list(values)
+    found = np.empty(len(values), object)
+    for i, each in enumerate(values):
+        found[i] = each
+    return found if shape is None else found.reshape(shape)
+
+
+class Extents:
+    """Arithmetic of extents, which are positive."""
+
+    def __init__(self) -> None:
+        self._analyzer = Analyzer()
+        self._bound: set[tirx.Var] = set()
+
+    def _bind(self, *values) -> None:
+        for value in values:
+            if not is_symbolic(value):
+                continue
+            for variable in variables(value) - self._bound:
+                self._bound.add(variable)
+                low, count = (tirx.IntImm("int64", each) for each in (1, _LIMIT - 1))
+                self._analyzer.bind(variable, tvm.ir.Range.from_min_extent(low, count))
+
+    def simplified(self, value):
+        """Return an expression in its simplest form, as a number if it is one."""
+        if not is_symbolic(value):
+            return int(value)
+        self._bind(value)
+        return plain(self._analyzer.simplify(value))
+
+    def proves(self, condition) -> bool:
+        """Tell whether a condition holds for all extents."""
+        if isinstance(condition, (bool, np.bool_)):
+            return bool(condition)
+        self._bind(condition)
+        return bool(self._analyzer.can_prove(condition, _SYMBOLIC_BOUND))
+
+    def equal(self, one, other) -> bool:
+        """Tell whether two numbers are equal for all extents."""
+        if not is_symbolic(one) and not is_symbolic(other):
+            return one == other
+        if is_symbolic(one) and is_symbolic(other) and are_equal(one, other):
+            return True
+        self._bind(one, other)
+        return bool(self._analyzer.can_prove_equal(_expression(one), _expression(other)))
+
+    def product(self, values: Iterable):
+        """Return a product, whose factors stay as they are."""
+        number, factors = self._factors(values)
+        return _product(number, factors)
+
+    def quotient(self, dividend: Iterable, divisor: Iterable):
+        """Return the product of numbers divided by that of others, rounded down, without the factors that both have."""
+        number, factors = self._factors(dividend)
+        other, rest = self._factors(divisor)
+        kept = []
+        for each in rest:
+            same = next((i for i, factor in enumerate(factors) if self.equal(factor, each)), None)
+            if same is None:
+                kept.append(each)
+            else:
+                del factors[same]
+        common = math.gcd(number, other)
+        if common > 1:
+            number, other = number // common, other // common
+        if other == 1 and not kept:
+            return _product(number, factors)
+        return self.simplified(
+            tirx.floordiv(
+                _expression(_product(number, factors)), _expression(_product(other, kept))
+            )
+        )
+
+    def _factors(self, values: Iterable) -> tuple[int, list]:
+        number, factors, waiting = 1, [], list(values)
+        while waiting:
+            each = plain(waiting.pop(0))
+            if isinstance(each, int):
+                number *= each
+            elif isinstance(each, tirx.Mul):
+                waiting[:0] = [each.a, each.b]
+            else:
+                factors.append(each)
+        return number, factors
+
+    # Elements of tensors
+
+    def add(self, a, b):
+        if isinstance(a, Ratio) or isinstance(b, Ratio):
+            (x, p), (y, q) = _ratio(a), _ratio(b)
+            return self.ratio(self.add(self.product([x, q]), self.product([y, p])), p * q)
+        return self.simplified(a + b)
+
+    def subtract(self, a, b):
+        return self.add(a, self.multiply(b, -1))
+
+    def multiply(self, a, b):
+        if isinstance(a, Ratio) or isinstance(b, Ratio):
+            (x, p), (y, q) = _ratio(a), _ratio(b)
+            return self.ratio(self.product([x, y]), p * q)
+        return self.product([a, b])
+
+    def divide(self, a, b):
+        """Return the quotient of integers, rounded towards zero, or that of other numbers."""
+        if isinstance(a, Ratio) or isinstance(b, Ratio):
+            (x, p), (y, q) = _ratio(a), _ratio(b)
+            if is_symbolic(y) or y <= 0:
+                raise Unknown
+            return self.ratio(self.product([x, q]), p * y)
+        if not is_symbolic(a) and not is_symbolic(b):
+            if b == 0:
+                raise Unknown
+            return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+        if not self.proves(b > 0) or not self.proves(a >= 0):
+            raise Unknown
+        return self.quotient([a], [b])
+
+    def modulo(self, a, b):
+        if not is_symbolic(a) and not is_symbolic(b) and b:
+            return a % b
+        if isinstance(a, Ratio) or isinstance(b, Ratio) or not self.proves(b > 0):
+            raise Unknown
+        return self.simplified(tirx.floormod(_expression(a), _expression(b)))
+
+    def ratio(self, numerator, denominator: int) -> Ratio:
+        numerator = plain(numerator)
+        if not is_symbolic(numerator):
+            common = math.gcd(numerator, denominator) or 1
+            return Ratio(numerator // common, denominator // common)
+        return Ratio(numerator, denominator)
+
+    def rounded(self, value, up: bool = False):
+        """Return a number rounded down or up to an integer."""
+        if not isinstance(value, Ratio):
+            return value
+        over = value.denominator - 1 if up else 0
+        number = value.numerator
+        if value.denominator == 1:
+            return number
+        if not is_symbolic(number):
+            return (number + over) // value.denominator
+        return self.quotient([self.add(number, over)], [value.denominator])
+
+    def least(self, a, b):
+        return self._choice(tirx.min, min, a, b, a, b)
+
+    def largest(self, a, b):
+        return self._choice(tirx.max, max, a, b, b, a)
+
+    def _choice(self, function, plainly, a, b, less, more):
+        if isinstance(a, Ratio) or isinstance(b, Ratio):
+            raise Unknown
+        if not is_symbolic(a) and not is_symbolic(b):
+            return plainly(a, b)
+        if self.proves(less <= more):
+            return a
+        if self.proves(less >= more):
+            return b
+        return self.simplified(function(_expression(a), _expression(b)))
+
+    def compare(self, kind: str) -> Callable:
+        """Return a function of two numbers that tells whether a relation holds; it must hold, or not, for all extents."""
+        relation, opposite = _RELATIONS[kind]
+
+        def holds(a, b):
+            if isinstance(a, Ratio) or isinstance(b, Ratio):
+                (x, p), (y, q) = _ratio(a), _ratio(b)
+                a, b = self.product([x, q]), self.product([y, p])
+            if not is_symbolic(a) and not is_symbolic(b):
+                return bool(relation(a, b))
+            if kind == "Equal" and self.equal(a, b):
+                return True
+            if kind != "Equal" and self.proves(relation(a, b)):
+                return True
+            if self.proves(opposite(a, b)):
+                return False
+            raise Unknown
+
+        return holds
+
+
+def _ratio(value) -> tuple:
+    return value if isinstance(value, Ratio) else (value, 1)
+
+
+def _expression(value) -> tirx.Expr:
+    return value if is_symbolic(value) else tirx.IntImm("int64", int(value))
+
+
+def _product(number: int, factors: list):
+    result = None
+    for each in factors:
+        result = each if result is None else result * each
+    if result is None or number == 0:
+        return number
+    return result if number == 1 else result * tirx.IntImm("int64", number)
+
+
+_RELATIONS = {
+    "Equal": (lambda a, b: a == b, lambda a, b: tirx.NE(_expression(a), _expression(b))),
+    "Greater": (lambda a, b: a > b, lambda a, b: a <= b),
+    "GreaterOrEqual": (lambda a, b: a >= b, lambda a, b: a < b),
+    "Less": (lambda a, b: a < b, lambda a, b: a >= b),
+    "LessOrEqual": (lambda a, b: a <= b, lambda a, b: a > b),
+}

@@ -1,0 +1,122 @@
+"""Converters of convolutions and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tvm import relax
+from tvm.relax import op
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from ._converters import Refused, _converts, _dtype, _extents, _like, _only_first, _rank, _text
+from ._values import Extents, is_symbolic
+
+
+def _padded(bb, data, kernel: Sequence[int], attrs: dict, value: float = 0.0) -> relax.Expr:
+    """Replace ``auto_pad`` by widths, as TVM pads the data by a function of its own, or wrongly.
+
+    Returns the data, which is padded itself where a width depends on a symbolic extent.
+    """
+    mode = _text(attrs, "auto_pad", "NOTSET")
+    attrs.pop("auto_pad", None)
+    count = len(kernel)
+    if mode == "VALID":
+        attrs["pads"] = [0] * (2 * count)
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return data
+    strides = attrs.get("strides") or [1] * count
+    dilations = attrs.get("dilations") or [1] * count
+    arithmetic, starts, ends, cuts = Extents(), [0] * count, [0] * count, []
+    widths = [0] * (2 * _rank(data))
+    for i, extent in enumerate(_extents(data)[2:]):
+        window = (kernel[i] - 1) * dilations[i] + 1
+        if is_symbolic(extent) and strides[i] == 1:
+            extent = 1  # the padding is the same for every extent
+        steps = arithmetic.quotient([arithmetic.add(extent, strides[i] - 1)], [strides[i]])
+        length = arithmetic.add(
+            arithmetic.product([arithmetic.subtract(steps, 1), strides[i]]), window
+        )
+        total = arithmetic.largest(arithmetic.subtract(length, extent), 0)
+        less = arithmetic.quotient([total], [2])
+        first = less if mode == "SAME_UPPER" else arithmetic.subtract(total, less)
+        if not is_symbolic(extent):
+            starts[i], ends[i] = first, total - first
+            continue
+        # The widths are constant, and a slice of the padded data begins at the first window.
+        widths[2 * i + 4], widths[2 * i + 5] = window, window
+        begin = arithmetic.subtract(window, first)
+        cuts.append((i + 2, begin, arithmetic.add(begin, length)))
+    attrs["pads"] = [*starts, *ends]
+    if cuts:
+        data = bb.emit(op.nn.pad(data, widths, "constant", value))
+        for axis, begin, end in cuts:
+            data = bb.emit(op.strided_slice(data, [axis], [begin], [end], [1], assume_inbound=True))
+    return data
+
+
+@_converts("Conv")
+def _conv(bb, inputs, attrs, opset):
+    kernel = attrs.get("kernel_shape") or _extents(inputs[1])[2:]
+    inputs[0] = _padded(bb, inputs[0], kernel, attrs)
+
+
+@_converts("ConvTranspose")
+def _conv_transpose(bb, inputs, attrs, opset):
+    wanted = attrs.pop("output_shape", None)
+    if not wanted:
+        return
+    extents = _extents(inputs[0])[2:]
+    count = len(extents)
+    if not all(isinstance(each, int) for each in extents):
+        raise Refused(
+            "it has an output_shape, and its operand a symbolic one; give the extents: shapes={...}"
+        )
+    kernel = attrs.get("kernel_shape") or _extents(inputs[1])[2:]
+    strides = attrs.get("strides") or [1] * count
+    dilations = attrs.get("dilations") or [1] * count
+    extra = attrs.get("output_padding") or [0] * count
+    upper = _text(attrs, "auto_pad", "NOTSET") == "SAME_UPPER"
+    attrs.pop("auto_pad", None)
+    starts, ends, added = [], [], []
+    for i, size in enumerate(wanted[-count:]):
+        total = strides[i] * (extents[i] - 1) + extra[i] + (kernel[i] - 1) * dilations[i] + 1 - size
+        added.append(extra[i] + max(-total, 0))  # a larger result ends in zeros
+        total = max(total, 0)
+        less, more = total // 2, total - total // 2
+        starts.append(less if upper else more)
+        ends.append(more if upper else less)
+    attrs["pads"], attrs["output_padding"] = [*starts, *ends], added
+
+
+@_converts("MaxPool")
+def _max_pool(bb, inputs, attrs, opset):
+    _only_first(attrs)
+    dtype = _dtype(inputs[0])
+    lowest = np.finfo(dtype).min if "float" in dtype else np.iinfo(dtype).min
+    inputs[0] = _padded(bb, inputs[0], attrs["kernel_shape"], attrs, float(lowest))
+
+
+@_converts("LpPool")
+def _lp_pool(bb, inputs, attrs, opset):
+    inputs[0] = _padded(bb, inputs[0], attrs["kernel_shape"], attrs)
+
+
+@_converts("AveragePool")
+def _average_pool(bb, inputs, attrs, opset):
+    """The mean of a window has the number of its elements that are not padding."""
+    data, mode = inputs[0], attrs.get("auto_pad", b"")
+    padded = _padded(bb, data, attrs["kernel_shape"], attrs)
+    if padded is data:
+        return None
+    inputs[0] = padded
+    if attrs.get("count_include_pad", 0):
+        return None
+    ones = bb.emit(
+        op.full(relax.ShapeExpr([1, 1, *_extents(data)[2:]]), _like(1, data), _dtype(data))
+    )
+    convert = onnx_frontend._get_convert_map()["AveragePool"].get_converter(opset)
+    shares = _padded(bb, ones, attrs["kernel_shape"], {**attrs, "auto_pad": mode})
+    settings = {**attrs, "count_include_pad": 1}
+    sums, counts = (bb.emit(convert(bb, [each], settings, [{}, {}])) for each in (padded, shares))
+    return op.divide(sums, counts)

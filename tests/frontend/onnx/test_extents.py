@@ -1,0 +1,288 @@
+"""Extents that a graph computes from symbolic ones: values by ONNX's evaluator and gradients by differences, at several sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relax_grad
+
+onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
+
+import onnx_models as models  # noqa: E402
+from onnx import TensorProto, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx_models import node, normal  # noqa: E402
+from tvm import relax  # noqa: E402
+
+from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+
+SIZES = ((2, 7), (3, 10), (1, 6))
+
+#: Numbers by their names; a list is a vector.
+NUMBERS = {"zero": [0], "one": [1], "two": [2], "three": [3], "four": [4], "minus": [-1], "many": [2**62], "at": 1, "at_0": 0, "s0": 0, "s1": 1, "s2": 2}  # fmt: skip
+
+#: The batch ``n``, the steps ``t`` and the half of the steps of the input ``x``, as vectors and as numbers.
+COMMON = [
+    node("Shape", ["x"], ["shape"]),
+    node("Gather", ["shape", "zero"], ["n"]),
+    node("Gather", ["shape", "one"], ["t"]),
+    node("Gather", ["shape", "at"], ["t0"]),
+    node("Div", ["t", "two"], ["half"]),
+    node("Sub", ["t", "half"], ["rest"]),
+]
+
+#: Nodes from ``h``, of shape (n, t, 4), to ``y``.
+CASES = {
+    "slice_half": [node("Slice", ["h", "zero", "half", "one"])],
+    "slice_last": [node("Neg", ["half"], ["back"]), node("Slice", ["h", "back", "many", "one"])],
+    "slice_steps": [node("Slice", ["h", "one", "t", "one", "two"])],
+    "slice_past_end": [node("Add", ["t", "three"], ["end"]), node("Slice", ["h", "half", "end", "one"])],
+    "table": [
+        node("Slice", ["positions", "zero", "t", "zero"], ["front"]),
+        node("Add", ["h", "front"]),
+    ],
+    "range": [
+        node("Range", ["s0", "t0", "s1"], ["places"]),
+        node("Gather", ["positions", "places"], ["rows"]),
+        node("Mul", ["h", "rows"]),
+    ],
+    "range_steps": [
+        node("Range", ["s1", "t0", "s2"], ["places"]),
+        node("Gather", ["h", "places"], axis=1),
+    ],
+    "range_float": [
+        node("Cast", ["t0"], ["end"], to=TensorProto.DOUBLE),
+        node("Range", ["f0", "end", "f1"], ["places"]),
+        node("Unsqueeze", ["places", "one"], ["column"]),
+        node("Mul", ["h", "column"]),
+    ],
+    "expand": [
+        node("Concat", ["n", "t", "one"], ["wide"], axis=0),
+        node("Expand", ["scale", "wide"], ["grown"]),
+        node("Mul", ["h", "grown"]),
+    ],
+    "expand_where": [
+        node("Concat", ["n", "minus", "four"], ["wanted"], axis=0),
+        node("Equal", ["wanted", "minus"], ["is_free"]),
+        node("Where", ["is_free", "one", "wanted"], ["wide"]),
+        node("Expand", ["scale", "wide"], ["grown"]),
+        node("Mul", ["h", "grown"]),
+    ],
+    "heads": [
+        node("Concat", ["n", "t", "two", "two"], ["split"], axis=0),
+        node("Reshape", ["h", "split"], ["parts"]),
+        node("Transpose", ["parts"], ["turned"], perm=[0, 2, 1, 3]),
+        node("Mul", ["n", "two"], ["rows"]),
+        node("Concat", ["rows", "t", "minus"], ["joined"], axis=0),
+        node("Reshape", ["turned", "joined"], ["flat"]),
+        node("Concat", ["n", "two", "t", "two"], ["back"], axis=0),
+        node("Reshape", ["flat", "back"]),
+    ],
+    "rows": [
+        node("Mul", ["n", "t"], ["count"]),
+        node("Concat", ["count", "minus"], ["flat"], axis=0),
+        node("Reshape", ["h", "flat"], ["rows"]),
+        node("Concat", ["n", "minus", "four"], ["back"], axis=0),
+        node("Reshape", ["rows", "back"]),
+    ],
+    "tile": [node("Concat", ["one", "half", "two"], ["times"], axis=0), node("Tile", ["h", "times"])],
+    "split": [
+        node("Concat", ["half", "rest"], ["sizes"], axis=0),
+        node("Split", ["h", "sizes"], ["a", "b"], axis=1),
+        node("ReduceSum", ["b", "one"], ["total"]),
+        node("Mul", ["a", "total"]),
+    ],
+    "split_even": [
+        node("Split", ["h"], ["a", "b"], axis=1, num_outputs=2),
+        node("ReduceSum", ["b", "one"], ["total"]),
+        node("Mul", ["a", "total"]),
+    ],
+    "constant_of_shape": [
+        node("Concat", ["t", "four"], ["wide"], axis=0),
+        node("ConstantOfShape", ["wide"], ["ones"], value=numpy_helper.from_array(np.full(1, 1.5))),
+        node("Mul", ["h", "ones"]),
+    ],
+    "pad": [
+        node("Mod", ["t", "four"], ["over"]),
+        node("Sub", ["four", "over"], ["more"]),
+        node("Concat", ["zero", "one", "zero", "zero", "more", "zero"], ["widths"], axis=0),
+        node("Pad", ["h", "widths", "half_number"]),
+    ],
+    "mean": [
+        node("Cast", ["t"], ["count"], to=TensorProto.DOUBLE),
+        node("ReduceSum", ["h", "one"], ["total"]),
+        node("Div", ["total", "count"]),
+    ],
+    "causal": [
+        node("Range", ["s0", "t0", "s1"], ["places"]),
+        node("Unsqueeze", ["places", "one"], ["column"]),
+        node("LessOrEqual", ["places", "column"], ["seen"]),
+        node("Transpose", ["h"], ["turned"], perm=[0, 2, 1]),
+        node("MatMul", ["h", "turned"], ["scores"]),
+        node("Where", ["seen", "scores", "low"], ["masked"]),
+        node("Softmax", ["masked"]),
+    ],
+    **{
+        f"{kind.lower()}_{mode.lower()}": [
+            node("Transpose", ["h"], ["turned"], perm=[0, 2, 1]),
+            node(kind, ["turned", *(["kernel"] if kind == "Conv" else [])], auto_pad=mode, strides=[2], kernel_shape=[3]),
+        ]
+        for kind, mode in (("Conv", "SAME_UPPER"), ("Conv", "SAME_LOWER"), ("MaxPool", "SAME_UPPER"), ("AveragePool", "SAME_UPPER"))
+    },
+    "resize": [
+        node("Transpose", ["h"], ["turned"], perm=[0, 2, 1]),
+        node("Mul", ["t", "two"], ["wide"]),
+        node("Concat", ["n", "four", "wide"], ["sizes"], axis=0),
+        node("Resize", ["turned", "", "", "sizes"], mode="linear"),
+    ],
+}  # fmt: skip
+
+WEIGHTS = {
+    "w": normal(4, 4, dtype="float64"),
+    "positions": normal(16, 4, dtype="float64"),
+    "scale": normal(1, 1, dtype="float64"),
+    "kernel": normal(3, 4, 3, dtype="float64"),
+}
+
+CONSTANTS = {
+    **{name: np.array(value, "int64") for name, value in NUMBERS.items()},
+    "f0": np.array(0.0),
+    "f1": np.array(1.0),
+    "half_number": np.array(0.5),
+    "low": np.array(-1e9),
+}
+
+
+def renamed(given, prefix: str, kept):
+    """Return nodes with a prefix before the names of their values."""
+    found = onnx.NodeProto()
+    found.CopyFrom(given)
+    for names in (found.input, found.output):
+        names[:] = [name if not name or name in kept else prefix + name for name in names]
+    return found
+
+
+def model_of(cases, shape=("batch", "steps", 4)):
+    """Return a model with the results of cases on the product of its input and a weight."""
+    kept = {"h", *WEIGHTS, *CONSTANTS, *(name for each in COMMON for name in each.output)}
+    nodes = [*COMMON, node("MatMul", ["x", "w"], ["h"])]
+    for name in cases:
+        nodes += [renamed(each, f"{name}/", kept) for each in CASES[name]]
+    outputs = [f"{name}/y" for name in cases]
+    return models.model_of(
+        nodes, {"x": list(shape)}, {**WEIGHTS, **CONSTANTS}, outputs, dtype="float64"
+    )
+
+
+def loss(bb, *results):
+    total = None
+    for each in results:
+        part = bb.emit(relax.op.mean(relax.op.sin(each)))
+        total = part if total is None else bb.emit(relax.op.add(total, part))
+    return total
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """One compilation of all cases, for all sizes."""
+    model = model_of(CASES)
+    imported = from_model(model, trainable=list(WEIGHTS))
+    for name, kind in imported.outputs.items():
+        assert isinstance(kind.shape, relax.ShapeExpr), name
+    module = relax_grad.value_and_grad(imported.with_loss(loss), "loss", wrt=list(WEIGHTS))
+    return imported, models.compiled(module, None)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_computed_extents_have_the_values_of_the_evaluator(compiled, sizes):
+    imported, call = compiled
+    x = normal(*sizes, 4, dtype="float64")
+    found = call("main", x, *imported.values)
+    without = {"averagepool_same_upper", "maxpool_same_upper", "conv_same_lower", "conv_same_upper"}
+    names = [name for name in CASES if name not in without]
+    expected = ReferenceEvaluator(model_of(names)).run(None, {"x": x})
+    for name, value in zip(names, expected, strict=True):
+        result = found[list(CASES).index(name)]
+        assert result.shape == value.shape, name
+        np.testing.assert_allclose(result, value, 1e-6, 1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_computed_extents_have_the_gradients_of_differences(compiled, sizes):
+    imported, call = compiled
+    x, rng, step = normal(*sizes, 4, dtype="float64"), np.random.default_rng(0), 1e-6
+    values = [value.numpy() for value in imported.params.values()]
+    rest = [*imported.frozen.values(), *imported.states.values()]
+    _, gradients = call("loss_adjoint", x, *values, *rest)
+    directions = [rng.normal(size=value.shape) for value in values]
+    ahead, behind = (
+        call(
+            "loss",
+            x,
+            *(v + sign * step * d for v, d in zip(values, directions, strict=True)),
+            *rest,
+        )
+        for sign in (1, -1)
+    )
+    slope = sum(float(np.sum(g * d)) for g, d in zip(gradients, directions, strict=True))
+    np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_windows_of_symbolic_extents_have_the_values_of_onnxruntime(compiled, sizes):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    imported, call = compiled
+    names = [name for name in CASES if "same" in name]
+    model = model_of(names)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.DOUBLE:
+            value = numpy_helper.to_array(tensor).astype("float32")
+            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    for each in (*model.graph.input, *model.graph.output):
+        each.type.tensor_type.elem_type = TensorProto.FLOAT
+    x = normal(*sizes, 4)
+    session = runtime.InferenceSession(model.SerializeToString())
+    found = call("main", x.astype("float64"), *imported.values)
+    for name, value in zip(names, session.run(None, {"x": x}), strict=True):
+        np.testing.assert_allclose(found[list(CASES).index(name)], value, 1e-4, 1e-4, err_msg=name)
+
+
+def test_rows_behind_a_table_are_nan():
+    """A table of 16 positions has none for the rest of 20 steps."""
+    model = model_of(["table"])
+    found = models.outputs(from_model(model), {"x": normal(1, 20, 4, dtype="float64")})[0]
+    assert np.isfinite(found[:, :16]).all()
+    assert np.isnan(found[:, 16:]).all()
+
+
+REFUSED = {
+    "a_bound_of_either_sign": (
+        [node("Sub", ["t", "four"], ["end"]), node("Slice", ["x", "zero", "end", "one"])],
+        "may be negative or not",
+    ),
+    "two_symbols": (
+        [node("Concat", ["n", "n", "four"], ["wide"], axis=0), node("Expand", ["x", "wide"])],
+        "broadcasts the extent steps to batch, which are not known to be equal",
+    ),
+    "squeeze": ([node("Squeeze", ["x", "one"])], "the extent steps of its axis 1 must be 1"),
+    "reflect": (
+        [
+            node("Concat", ["zero", "half", "zero", "zero", "zero", "zero"], ["widths"], axis=0),
+            node("Pad", ["x", "widths"], mode="reflect"),
+        ],
+        "its widths .* are symbolic",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_known_names_the_node_the_extent_and_the_remedy(case):
+    nodes, message = REFUSED[case]
+    model = models.model_of(
+        [*COMMON, *nodes], {"x": ["batch", "steps", 4]}, {**CONSTANTS}, dtype="float64"
+    )
+    with pytest.raises(UnsupportedOperatorError, match=message) as error:
+        from_model(model)
+    assert f"{nodes[-1].op_type} 'y'" in str(error.value)
+    assert "shapes={...}" in str(error.value)
