@@ -1,4 +1,4 @@
-"""The functions of ``relax_grad_trainer.h``, called from C and Go, train with the bits of Python."""
+"""The functions of ``relax_grad_trainer.h``, called from C, Go and ctypes, train with the bits of Python."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from training_models import START, batches, module_of
+from training_models import START, WIDTH, batches, module_of, symbolic
 
 import relax_grad.runtime
 from relax_grad.training import Adam, Trainer, _files, train_step
@@ -147,6 +148,16 @@ def test_example_in_go(programs, exported, trained, tmp_path):
     same_bits(trained[1], tmp_path / "go")
     arguments[1] = tmp_path / "none"
     assert "none cannot be read" in run([program, *arguments], 1)
+
+
+def test_trainers_in_several_threads(programs, tmp_path):
+    """Python calls the library by ctypes. Where the number of rows changes, TVM's runtime frees the memory of all."""
+    step = train_step(symbolic(), Adam(0.01), wrt="w")
+    step.export(tmp_path / "model", values={"w": np.eye(WIDTH, dtype="float32")})
+    program = Path(__file__).with_name("trainer_threads.py")
+    library = programs / "librelax_grad_trainer_c.so"
+    command = [sys.executable, program, library, tmp_path / "model"]
+    assert "the same losses" in run(command, TVM_NUM_THREADS="2")
 
 
 def test_code_of_the_page_compiles(tmp_path):
