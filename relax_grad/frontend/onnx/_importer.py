@@ -18,7 +18,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from ...errors import UnsupportedOperatorError
 from ...ir.compat import constant_value
 from ...ir.module import ending_blocks, with_functions
-from . import _indices, _normalize, _symbolic, _windows  # noqa: F401  their converters are entered in CONVERTERS
+from . import _attention, _indices, _normalize, _symbolic, _windows  # noqa: F401  their converters are entered in CONVERTERS
 from ._converters import CONVERTERS, Refused
 from ._evaluate import evaluated, known_constant
 from ._fused import DOMAIN, FUSED, in_domain
@@ -37,7 +37,7 @@ _CONVERTERS = {
 }
 
 #: Operators of ONNX Runtime that TVM has converters for; the converters ignore the domain of a node.
-_MICROSOFT = {"AllClassNMS", "Attention", "EmbedLayerNormalization", "MatMulInteger16"}
+_MICROSOFT = {"AllClassNMS", "MatMulInteger16"}
 
 #: Operators of TVM's that are no operators of ONNX's own domain, or have another meaning there.
 _ONLY_MICROSOFT = _MICROSOFT | (FUSED.keys() - {"Gelu", "RotaryEmbedding"})

@@ -106,7 +106,7 @@ _LAYOUT = "it has the layout of an execution provider; save the model optimised 
 
 _FUSED = """
     BiasGelu EmbedLayerNormalization FastGelu Gelu QuickGelu SimplifiedLayerNormalization SkipLayerNormalization
-    SkipSimplifiedLayerNormalization FusedGemm
+    SkipSimplifiedLayerNormalization FusedGemm BiasAdd BiasSplitGelu GemmFastGelu
 """
 
 _QUANTISED_OPERATORS = """
@@ -145,13 +145,15 @@ _MICROSOFT = {
         ("PackedAttention", "PackedMultiHeadAttention", "RemovePadding", "RestorePadding"),
         Support("refused", "it packs sequences of different lengths; optimise the model without packing"),
     ),
-    "Attention": Support("trains", "without past; masks of the keys"),
+    "Attention": Support("trains", "without past and do_rotary; masks of the keys and of pairs"),
     "DequantizeLinear": Support("forward", "behind QuantizeLinear of the same scale, both train"),
     "FusedConv": Support("trains", "with the activations Relu, Sigmoid, Tanh, LeakyRelu, Clip, HardSigmoid and Elu"),
     "FusedMatMul": Support("trains", "without transBatchA and transBatchB"),
-    "GroupQueryAttention": Support("refused", _CACHE),
-    "MatMulNBits": Support("refused", _QUANTISED),
-    "MultiHeadAttention": Support("refused", "it is not supported; optimise the model without the fusion of attention"),
+    "BiasSoftmax": Support("trains", "over the last axis"),
+    "GroupQueryAttention": Support("trains", "without past"),
+    "MatMulNBits": Support("trains", "its weight is frozen; 2, 4 or 8 bits, without g_idx"),
+    "MultiHeadAttention": Support("trains", "without past"),
+    "TransposeMatMul": Support("trains"),
     "QuantizeLinear": Support("forward", "before DequantizeLinear of the same scale, both train"),
     "RotaryEmbedding": Support("trains", "without is_packed_batching and scale"),
 }  # fmt: skip

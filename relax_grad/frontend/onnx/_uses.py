@@ -25,7 +25,9 @@ class Choice(NamedTuple):
 #: The operands of layers that are weights or biases.
 _WEIGHTS: dict[str, tuple[int, ...]] = {
     "BatchNormalization": (1, 2),
+    "BiasAdd": (1,),
     "BiasGelu": (1,),
+    "BiasSplitGelu": (1,),
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
     "DeformConv": (1, 3),
@@ -36,17 +38,21 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "FusedMatMul": (0, 1),
     "GRU": (1, 2, 3),
     "Gemm": (0, 1, 2),
+    "GemmFastGelu": (0, 1, 2),
     "GroupNormalization": (1, 2),
     "InstanceNormalization": (1, 2),
     "LSTM": (1, 2, 3, 7),
     "LayerNormalization": (1, 2),
     "MatMul": (0, 1),
+    "MatMulNBits": (5,),
+    "MultiHeadAttention": (3,),
     "PRelu": (1,),
     "RMSNormalization": (1,),
     "RNN": (1, 2, 3),
     "SimplifiedLayerNormalization": (1,),
     "SkipLayerNormalization": (2, 3, 4),
     "SkipSimplifiedLayerNormalization": (2, 3),
+    "TransposeMatMul": (0, 1),
 }
 
 #: The operands of attention that are weights, in the domain ``com.microsoft``; in ONNX's own domain they are data.

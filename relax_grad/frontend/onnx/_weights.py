@@ -23,6 +23,7 @@ _SETTINGS: dict[str, set[int] | None] = {
     "Expand": {1},
     "EyeLike": None,
     "FakeQuantize": {1, 2},
+    "MatMulNBits": {2, 3},
     "MaxUnpool": {2},
     "NegativeLogLikelihoodLoss": {2},
     "NonMaxSuppression": {2, 3, 4},

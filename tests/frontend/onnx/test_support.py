@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -172,3 +174,13 @@ def test_an_operator_that_a_later_version_replaces_trains(kind):
     model = models.model_of(nodes, {"x": shape}, weights, opset=REPLACED[kind], dtype="float64")
     imported = from_model(model, trainable=[name for name in weights if name in ("factor", "w")])
     models.check_parameter_gradients(imported, {"x": models.normal(*shape, dtype="float64")})
+
+
+def test_operators_of_onnx_runtime_that_train_have_tests():
+    """Those files hold their values and gradients against PyTorch."""
+    texts = "".join(
+        (Path(__file__).parent / f"test_{name}.py").read_text() for name in ("fused", "attention")
+    )
+    for name, each in support.MICROSOFT_OPERATORS.items():
+        if each.kind == "trains":
+            assert f'"{name}"' in texts, name
