@@ -210,13 +210,15 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.onnx._attention": ("frontend/onnx/test_attention.py",),
     "frontend.onnx._evaluate": ("frontend/onnx/test_extents.py",),
     **dict.fromkeys(
-        ("frontend.onnx._indices", "frontend.onnx._normalize"), ("frontend/onnx/test_support.py",)
+        ("frontend.onnx._indices", "frontend.onnx._normalize", "frontend.onnx._transforms"),
+        ("frontend/onnx/test_support.py",),
     ),
     "frontend.onnx._symbolic": ("frontend/onnx/test_extents.py",),
     "frontend.onnx._values": ("frontend/onnx/test_extents.py",),
     "frontend.onnx._windows": ("frontend/onnx/test_extents.py", "frontend/onnx/test_operators.py"),
     "frontend.onnx._inference": ("frontend/onnx/test_training.py",),
     "frontend.onnx._load": ("frontend/onnx/test_write.py", "frontend/onnx/test_model.py"),
+    "frontend.onnx._unroll": ("frontend/onnx/test_transforms.py",),
     "frontend.onnx._uses": ("frontend/onnx/test_explain.py",),
     "frontend.onnx._weights": ("frontend/onnx/test_explain.py", "frontend/onnx/test_model.py"),
     "frontend.onnx.*": ("frontend/onnx/test_model.py",),

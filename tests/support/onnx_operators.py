@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
+import onnx_models
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import relax_grad
+from relax_grad.frontend.onnx import from_model
 
 RNG = np.random.default_rng(3)
 
@@ -78,6 +83,27 @@ def reduced() -> Case:
 def branch(kind: str) -> onnx.GraphProto:
     output = helper.make_tensor_value_info("inner", TensorProto.DOUBLE, [2, 3])
     return helper.make_graph([helper.make_node(kind, ["1"], ["inner"])], kind, [], [output])
+
+
+def loop_body() -> onnx.GraphProto:
+    """Return ``s -> s * 3``, whose last operand is that of the node outside, and the square of the new state."""
+    value = helper.make_tensor_value_info
+    return helper.make_graph(
+        [node("Mul", ["s", "3"], ["new"]), node("Mul", ["new", "new"], ["row"]), node("Identity", ["c"], ["go"])],
+        "body",
+        [value("i", TensorProto.INT64, []), value("c", TensorProto.BOOL, []), value("s", TensorProto.DOUBLE, [2])],
+        [value("go", TensorProto.BOOL, []), value("new", TensorProto.DOUBLE, [2]), value("row", TensorProto.DOUBLE, [2])],
+    )  # fmt: skip
+
+
+def scan_body() -> onnx.GraphProto:
+    value = helper.make_tensor_value_info
+    return helper.make_graph(
+        [node("Mul", ["s", "x"], ["new"]), node("Sin", ["new"], ["row"])],
+        "body",
+        [value("s", TensorProto.DOUBLE, [2]), value("x", TensorProto.DOUBLE, [2])],
+        [value("new", TensorProto.DOUBLE, [2]), value("row", TensorProto.DOUBLE, [2])],
+    )
 
 
 def node(kind, inputs, outputs=("y0",), **attributes):
@@ -152,11 +178,15 @@ TRAINS: dict[str, Case] = {
     "CastLike": Case((floats(2, 3), scalar(0.0, "float64")), fixed=(1,)),
     "CenterCropPad": Case((floats(3, 4), integers(5, 2))),
     "Clip": Case((floats(2, 3), scalar(0.3, "float64"), scalar(0.6, "float64")), fixed=(1, 2)),
+    "Col2Im": Case((symmetric(1, 8, 12), integers(4, 5), integers(2, 2))),
     "Compress": Case((floats(4, 3), np.array([True, False, True, True])), {"axis": 0}),
     "Concat": Case((floats(2, 3), floats(1, 3)), {"axis": 0}),
     "Conv": picture(symmetric(3, 2, 2, 2), symmetric(3)),
     "ConvTranspose": picture(symmetric(2, 3, 2, 2), symmetric(3), strides=[2, 1]),
     "CumSum": Case((floats(2, 3), scalar(1))),
+    "DFT": Case((symmetric(2, 4, 1), None, scalar(1))),
+    "DeformConv": picture(symmetric(3, 2, 2, 2), symmetric(1, 8, 3, 4), symmetric(3)),
+    "Det": one(2, 3, 3, low=-1, high=1),
     "DepthToSpace": one(1, 8, 2, 3, blocksize=2),
     "Dropout": one(),
     "Einsum": Case((floats(2, 3), floats(3, 4)), {"equation": "ij,jk->ki"}),
@@ -198,6 +228,12 @@ TRAINS: dict[str, Case] = {
     "ScatterND": Case((floats(4, 2), np.array([[1], [3]]), floats(2, 2))),
     "SequenceAt": SEQUENCES["SequenceConstruct"],
     **SEQUENCES,
+    "STFT": Case((symmetric(1, 12, 1), scalar(3), floats(6), scalar(6))),
+    "Loop": chain(
+        scalar(3), np.array(True), floats(2), floats(2),
+        nodes=[node("Loop", ["0", "1", "2"], ["s", "y0"], body=loop_body())],
+    ),
+    "Scan": chain(floats(2), floats(3, 2), nodes=[node("Scan", ["0", "1"], ["s", "y0"], body=scan_body(), num_scan_inputs=1)]),
     "Slice": Case((floats(4, 3), integers(1), integers(4), integers(0), integers(2))),
     "SoftmaxCrossEntropyLoss": Case((symmetric(3, 4), integers(1, 0, 3))),
     "SpaceToDepth": one(1, 2, 4, 6, blocksize=2),
@@ -274,8 +310,8 @@ def _prefixed(given: onnx.NodeProto, prefix: str) -> onnx.NodeProto:
         inner = [_prefixed(each_node, prefix) for each_node in each.g.node]
         del each.g.node[:]
         each.g.node.extend(inner)
-        for output in each.g.output:
-            output.name = prefix + output.name
+        for value in (*each.g.input, *each.g.output):
+            value.name = prefix + value.name
     return found
 
 
@@ -309,3 +345,57 @@ def model_of(cases: Mapping[str, Case], opset: int) -> tuple[onnx.ModelProto, di
         ir_version=10,
     )
     return model, outputs
+
+
+def check(
+    cases: Mapping[str, Case], opset: int, values: Mapping[str, np.ndarray] = NOTHING
+) -> None:
+    """Compare the results of cases with ONNX's evaluator, and the gradients with differences, in one compilation.
+
+    The derivative of each result in a random direction of its weights is the central difference. ``values`` has the results of
+    cases that the evaluator does not have.
+    """
+    model, outputs = model_of(cases, opset)
+    wanted = weights_of(cases)
+    imported = from_model(model, trainable=wanted)
+    assert sorted(imported.params) == sorted(wanted)
+    module = imported.with_loss(lambda bb, same, *results: onnx_models.weighted_sum(bb, *results))
+    assert not relax_grad.missing_gradients(module, "loss", wrt=list(imported.params))
+    module = relax_grad.value_and_grad(module, "loss", wrt=list(imported.params))
+    call = onnx_models.compiled(module, None)
+    x, names = np.ones(1, "float32"), [each.name for each in model.graph.output]
+    rest = [*imported.frozen.values(), *imported.states.values()]
+
+    def results(params) -> dict[str, np.ndarray]:
+        return dict(zip(names, call("main", x, *params, *rest), strict=False))
+
+    params = [value.numpy() for value in imported.params.values()]
+    found = results(params)
+    for kind in cases.keys() - WITHOUT_VALUE:
+        single, _ = model_of({kind: cases[kind]}, opset)
+        if kind in values:
+            expected = [values[kind]]
+        else:
+            expected = ReferenceEvaluator(single).run(outputs[kind], {"x": x})
+        for name, value in zip(outputs[kind], expected, strict=True):
+            assert found[name].shape == np.shape(value), kind
+            np.testing.assert_allclose(found[name], value, 1e-6, 1e-7, err_msg=kind)
+    gradients = call("loss_adjoint", x, *params, *rest)[1]
+    rng, step = np.random.default_rng(1), 1e-6
+    directions = [rng.normal(size=value.shape) for value in params]
+    ahead, behind = (
+        results([v + sign * step * d for v, d in zip(params, directions, strict=True)])
+        for sign in (1, -1)
+    )
+    slopes: dict[str, float] = {}
+    for name, gradient, direction in zip(imported.params, gradients, directions, strict=True):
+        kind = name.partition("/")[0]
+        slopes[kind] = slopes.get(kind, 0.0) + float(np.sum(gradient * direction))
+    assert slopes.keys() == outputs.keys()
+    for kind, slope in slopes.items():
+        difference = 0.0
+        for name in outputs[kind]:
+            shares = np.cos(np.arange(ahead[name].size)).reshape(ahead[name].shape)
+            difference += float(np.sum(shares * (ahead[name] - behind[name]))) / (2 * step)
+        assert slope != 0, kind
+        np.testing.assert_allclose(slope, difference, rtol=1e-5, atol=1e-7, err_msg=kind)

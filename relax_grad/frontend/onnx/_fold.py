@@ -25,6 +25,7 @@ from ._graph import (
     without_unused,
 )
 from ._load import Arrays, value_of
+from ._unroll import unrolled_loop, unrolled_scan
 from ._weights import roles_of
 
 #: Results of more elements are computed at run time.
@@ -134,6 +135,8 @@ class _Folding:
         if node.op_type == "If" and node.input[0] in self.known:
             self.changed = True
             return self._branch(node)
+        if node.op_type in ("Loop", "Scan"):
+            return self._trips(node)
         values = self._values(node)
         if values is not None:
             self.changed = True
@@ -264,6 +267,20 @@ class _Folding:
         found.CopyFrom(node)
         found.input[position] = name
         return found
+
+    def _trips(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return the trips of a loop; the loop, if their number is not known."""
+        if node.op_type == "Loop":
+            found = unrolled_loop(node, self.known, self.names, self.opset)
+        else:
+            shapes = self.types.get
+            found = unrolled_scan(node, lambda name: extents(shapes(name)), self.names, self.opset)
+        if found is None:
+            return [node]
+        self.changed = True
+        self.graph.initializer.extend(found.weights)
+        self.new.update(found.constants)
+        return found.nodes
 
     def _branch(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Return the nodes of the branch that a constant condition selects."""

@@ -28,14 +28,14 @@ FIRST_OPSET, LAST_OPSET = 7, 23
 
 #: Operators that train without a condition.
 _TRAIN = """
-    Abs Acos Acosh Add AffineGrid Asin Asinh Atan Atanh Attention AveragePool BatchNormalization Celu Concat Conv Cos
-    Cosh CumSum DepthToSpace Div Einsum Elu Erf Exp Expand Flatten GRU Gather GatherElements GatherND Gelu Gemm
-    GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample GroupNormalization HardSigmoid HardSwish Identity
+    Abs Acos Acosh Add AffineGrid Asin Asinh Atan Atanh Attention AveragePool BatchNormalization Celu Col2Im Concat
+    Conv Cos Cosh CumSum DFT DeformConv DepthToSpace Det Div Einsum Elu Erf Exp Expand Flatten GRU Gather
+    GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample GroupNormalization HardSigmoid HardSwish Identity
     InstanceNormalization LRN LSTM LayerNormalization LeakyRelu Log LogSoftmax LpNormalization LpPool MatMul Max MaxPool
     MaxRoiPool MaxUnpool Mean MeanVarianceNormalization Min Mish Mul Neg NegativeLogLikelihoodLoss PRelu Pad Pow RMSNormalization
     RNN Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
     ReduceSumSquare Relu Reshape Resize ReverseSequence RoiAlign RotaryEmbedding Scatter ScatterElements ScatterND Selu Shrink
-    Sigmoid Sin Sinh Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum
+    Sigmoid Sin Sinh Slice Softmax SoftmaxCrossEntropyLoss Softplus Softsign STFT SpaceToDepth Split Sqrt Squeeze Sub Sum
     Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Upsample Where
 """
 
@@ -74,23 +74,18 @@ _STANDARD = {
     "CastLike": Support("trains", "between floating-point types"),
     "CenterCropPad": Support("trains"),
     "Clip": Support("trains", "its bounds are constants or data"),
-    "Col2Im": Support("refused", "it is not supported; export a ConvTranspose with a constant weight"),
     "Compress": Support("trains", "with a constant condition"),
     "ConvTranspose": Support("trains", "its output_shape needs known extents"),
-    "DFT": Support("refused", "it is not supported; export the products with sines and cosines"),
-    "DeformConv": Support("refused", "it is not supported; export GridSample and Conv"),
     "DequantizeLinear": Support("forward", "its operand is an integer; behind QuantizeLinear of the same scale, both train"),
-    "Det": Support("refused", "it is not supported; export the products of the elements"),
     "Dropout": Support("trains", "its ratio and training_mode are constants"),
     "DynamicQuantizeLinear": Support("forward", "it returns integers"),
     "If": Support("trains", "its condition is known before the run"),
     "ImageDecoder": Support("refused", "it reads files of images; decode them before the model"),
-    "Loop": Support("refused", "it is not supported; export the steps written out"),
+    "Loop": Support("trains", "with a known number of trips, at most 256, which are written out"),
     "Mod": Support("trains", "with fmod=1"),
     "Multinomial": Support("refused", "it draws classes, through which no gradient passes; draw outside the model"),
     "QuantizeLinear": Support("forward", "it returns integers; before DequantizeLinear of the same scale, both train"),
-    "STFT": Support("refused", "it is not supported; export a Conv with a basis of sines and cosines"),
-    "Scan": Support("refused", "it is not supported; export the steps written out"),
+    "Scan": Support("trains", "with a known number of trips, at most 256, which are written out"),
     "SequenceMap": Support("refused", "it is not supported; export the steps written out"),
     "TfIdfVectorizer": Support("refused", "it counts n-grams of integers or strings; compute them before the model"),
 }  # fmt: skip
@@ -162,6 +157,14 @@ _MICROSOFT = {
 MICROSOFT_OPERATORS: dict[str, Support] = dict(sorted(_MICROSOFT.items()))
 
 
+#: The reasons for nodes of operators that train under conditions.
+_CONDITIONS = {
+    "Loop": "its trips are written out if their number is a constant or computed from known extents, at most 256, and its "
+    "condition does not change; give the extents of the inputs: shapes={...}",
+    "Scan": "its trips are written out if their number is known and at most 256; give the extents of the inputs: shapes={...}",
+}
+
+
 def reason_of(kind: str) -> str:
     """Return why an operator is refused; its name may have a domain. An operator that is not refused has no reason."""
     domain, _, name = kind.rpartition(".")
@@ -169,4 +172,6 @@ def reason_of(kind: str) -> str:
     found = table.get(name)
     if found is not None and found.kind == "refused":
         return found.note
+    if kind in _CONDITIONS:
+        return _CONDITIONS[kind]
     return "" if found is not None else "it is no operator of ONNX that is known here"

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import relax_grad
-
 onnx = pytest.importorskip("onnx", reason="the package onnx is not installed: extra onnx")
 
 import onnx_models as models  # noqa: E402
@@ -57,72 +55,11 @@ def covered(cases):
     return {name: case for name, case in cases.items() if known.get(name, OPSET + 1) <= OPSET}
 
 
-@pytest.fixture(scope="module")
-def trained():
-    """A model of all operators that train, its import, and its compiled functions."""
-    cases = covered(operators.TRAINS)
-    model, outputs = operators.model_of(cases, OPSET)
-    imported = from_model(model, trainable=operators.weights_of(cases))
-    assert sorted(imported.params) == sorted(operators.weights_of(cases))
-    module = imported.with_loss(lambda bb, same, *results: models.weighted_sum(bb, *results))
-    assert not relax_grad.missing_gradients(module, "loss", wrt=list(imported.params))
-    module = relax_grad.value_and_grad(module, "loss", wrt=list(imported.params))
-    return model, outputs, imported, models.compiled(module, None)
-
-
 X = np.ones(1, "float32")
 
 
-def results_of(call, imported, names, params) -> dict[str, np.ndarray]:
-    rest = [*imported.frozen.values(), *imported.states.values()]
-    found = call("main", X, *params.values(), *rest)
-    return dict(zip(names, found, strict=False))
-
-
-def test_operators_that_train_have_the_values_of_the_evaluator(trained):
-    model, outputs, imported, call = trained
-    names = [each.name for each in model.graph.output]
-    params = {name: value.numpy() for name, value in imported.params.items()}
-    found = results_of(call, imported, names, params)
-    for kind in outputs:
-        if kind in operators.WITHOUT_VALUE:
-            continue
-        single, _ = operators.model_of({kind: operators.TRAINS[kind]}, OPSET)
-        expected = ReferenceEvaluator(single).run(outputs[kind], {"x": X})
-        for name, value in zip(outputs[kind], expected, strict=True):
-            np.testing.assert_allclose(found[name], value, 1e-6, 1e-7, err_msg=kind)
-
-
-def test_operators_that_train_have_the_gradients_of_differences(trained):
-    """The derivative of each result in a random direction of its weights is the central difference."""
-    model, outputs, imported, call = trained
-    names = [each.name for each in model.graph.output]
-    values = {name: value.numpy() for name, value in imported.params.items()}
-    rest = [*imported.frozen.values(), *imported.states.values()]
-    gradients = call("loss_adjoint", X, *values.values(), *rest)[1]
-    rng, step = np.random.default_rng(1), 1e-6
-    directions = {name: rng.normal(size=value.shape) for name, value in values.items()}
-    ahead, behind = (
-        results_of(
-            call,
-            imported,
-            names,
-            {name: value + sign * step * directions[name] for name, value in values.items()},
-        )
-        for sign in (1, -1)
-    )
-    slopes = {}
-    for name, gradient in zip(values, gradients, strict=True):
-        kind = name.partition("/")[0]
-        slopes[kind] = slopes.get(kind, 0.0) + float(np.sum(gradient * directions[name]))
-    assert slopes.keys() == outputs.keys()
-    for kind, slope in slopes.items():
-        difference = 0.0
-        for name in outputs[kind]:
-            shares = np.cos(np.arange(ahead[name].size)).reshape(ahead[name].shape)
-            difference += float(np.sum(shares * (ahead[name] - behind[name]))) / (2 * step)
-        assert slope != 0, kind
-        np.testing.assert_allclose(slope, difference, rtol=1e-5, atol=1e-7, err_msg=kind)
+def test_operators_that_train_have_the_values_of_the_evaluator_and_the_gradients_of_differences():
+    operators.check(covered(operators.TRAINS), OPSET)
 
 
 def test_operators_without_a_gradient_have_the_values_of_the_evaluator():
