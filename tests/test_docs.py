@@ -64,6 +64,7 @@ def test_pages_with_code_are_found():
         "loops.md",
         "lora.md",
         "onnx.md",
+        "onnxruntime.md",
         "operators.md",
         "pytorch.md",
         "rules.md",
@@ -198,7 +199,7 @@ def test_code_runs(page, forks, tmp_path):
     if page.name in ("deployment.md", "lora.md", "trainer.md"):
         pytest.importorskip("torch", reason="the page trains a PyTorch model: extra torch")
         pytest.importorskip("safetensors", reason="the page writes a file: extra train")
-    if page.name == "onnx.md":
+    if page.name in ("onnx.md", "onnxruntime.md"):
         pytest.importorskip("onnx", reason="the model of the page is made with onnx: extra onnx")
     program = tmp_path / f"{page.stem}.py"
     text = python_of(page.read_text())

@@ -27,7 +27,7 @@ from ._graph import operands as all_operands
 from ._recurrent import RECURRENT
 from ._resize import RESIZING
 from ._support import reason_of
-from ._values import Extents, Known
+from ._values import Extents, Known, is_symbolic, plain
 
 _CONVERTERS = {
     **CONVERTERS,
@@ -180,6 +180,26 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
             self._tensors[name] = _symbolic.tensor_of(self.bb, self._known[name])
         return self._tensors[name]
 
+    def _check_broadcast(self, operands, found: relax.Expr) -> None:
+        """Refuse operands with extents that may differ: the extents of their result are unknown."""
+        kind = found.ty
+        if not isinstance(kind, relax.TensorType) or isinstance(kind.shape, relax.ShapeExpr):
+            return
+        shapes = [
+            getattr(each.ty, "shape", None) for each in operands if isinstance(each, relax.Expr)
+        ]
+        if not all(isinstance(each, relax.ShapeExpr) for each in shapes):
+            return  # the operands' own extents are unknown
+        columns = itertools.zip_longest(*(list(each.values)[::-1] for each in shapes), fillvalue=1)
+        for column in columns:
+            others = [each for each in map(plain, column) if is_symbolic(each) or each != 1]
+            for each in others[1:]:
+                if not self._extents.equal(others[0], each):
+                    raise Refused(
+                        f"its operands have the extents {others[0]} and {each}, which are not known to be equal; give the "
+                        f"inputs the same symbols or extents: shapes={{...}}"
+                    )
+
     def _convert_operator(self, op_name, inputs, attrs, opset):
         name = attrs["tvm_custom"]["name"]
         attrs["tvm_custom"].update(draw=self._draw, known=self._operands)
@@ -189,13 +209,41 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 found = _CONVERTERS[op_name](self.bb, inputs, attrs, opset)
             if found is None:
                 found = super()._convert_operator(op_name, inputs, attrs, opset)
-            return self.bb.normalize(found) if isinstance(found, relax.Expr) else found
+            if not isinstance(found, relax.Expr):
+                return found
+            found = self.bb.normalize(found)
+            if op_name in _BROADCASTING:
+                self._check_broadcast(inputs, found)
+            return found
         except Refused as error:
             raise UnsupportedOperatorError(f"{op_name} {name!r}: {error}") from error
         except Exception as error:
             raise ValueError(
                 f"TVM cannot import the node {op_name} {name!r}: {error}. {_advice(inputs)}"
             ) from error
+
+
+#: Operators whose operands are broadcast to each other.
+_BROADCASTING = {
+    "Add",
+    "And",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Max",
+    "Min",
+    "Mod",
+    "Mul",
+    "Or",
+    "Pow",
+    "Sub",
+    "Sum",
+    "Where",
+    "Xor",
+}
 
 
 def _advice(operands: Iterable[relax.Expr | None]) -> str:

@@ -265,6 +265,10 @@ REFUSED = {
         [node("Concat", ["n", "n", "four"], ["wide"], axis=0), node("Expand", ["x", "wide"])],
         "broadcasts the extent steps to batch, which are not known to be equal",
     ),
+    "broadcast": (
+        [node("Transpose", ["x"], ["turned"], perm=[1, 0, 2]), node("Add", ["x", "turned"])],
+        "its operands have the extents steps and batch, which are not known to be equal",
+    ),
     "squeeze": ([node("Squeeze", ["x", "one"])], "the extent steps of its axis 1 must be 1"),
     "reflect": (
         [
