@@ -13,9 +13,11 @@ import onnx_models as models  # noqa: E402
 from onnx import TensorProto, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 from onnx_models import node, normal  # noqa: E402
-from tvm import relax  # noqa: E402
+from tvm import relax, tirx  # noqa: E402
 
 from relax_grad.frontend.onnx import UnsupportedOperatorError, from_model  # noqa: E402
+from relax_grad.ir.compat import Analyzer  # noqa: E402
+from relax_grad.ir.expressions import substitute, variables  # noqa: E402
 
 SIZES = ((2, 7), (3, 10), (1, 6))
 
@@ -290,3 +292,58 @@ def test_what_is_not_known_names_the_node_the_extent_and_the_remedy(case):
         from_model(model)
     assert f"{nodes[-1].op_type} 'y'" in str(error.value)
     assert "shapes={...}" in str(error.value)
+
+
+def random_extent(seed: int):
+    """Return a model with one output, whose extent is a random expression of those of its input."""
+    rng = np.random.default_rng(seed)
+    nodes = [node("Shape", ["x"], ["shape"])]
+    nodes += [node("Gather", ["shape", place], [place + "v"]) for place in ("zero", "one")]
+    constants, values = {"zero": np.array([0]), "one": np.array([1])}, ["zerov", "onev"]
+    for k in range(rng.integers(1, 7)):
+        kind = rng.choice(
+            ["Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Floor", "Ceil", "Neg", "number"]
+        )
+        a, b = rng.choice(values, 2)
+        name, number = f"v{k}", f"c{k}"
+        if kind in ("Floor", "Ceil"):
+            constants[number] = np.float32([rng.choice([0.25, 0.5, 1.5, 2.0])])
+            nodes += [
+                node("Cast", [a], [name + "a"], to=TensorProto.FLOAT),
+                node("Mul", [name + "a", number], [name + "b"]),
+                node(kind, [name + "b"], [name + "c"]),
+                node("Cast", [name + "c"], [name], to=TensorProto.INT64),
+            ]
+        elif kind == "number":
+            constants[number] = np.array([rng.choice([1, 2, 3, 4, 7])])
+            nodes.append(node(rng.choice(["Add", "Mul", "Div", "Sub", "Mod"]), [a, number], [name]))
+        else:
+            nodes.append(node(kind, [a] if kind == "Neg" else [a, b], [name]))
+        values.append(name)
+    nodes += [node("Max", [values[-1], "zero"], ["last"]), node("ConstantOfShape", ["last"])]
+    return models.model_of(nodes, {"x": ["b", "t", 2]}, constants)
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(40, marks=pytest.mark.slow)])
+def test_random_extents_are_those_of_the_evaluator(first):
+    known = 0
+    with np.errstate(divide="ignore"):
+        for seed in range(first, 40 if first == 0 else 400):
+            model = random_extent(seed)
+            try:
+                shape = from_model(model).outputs["y"].shape
+            except ValueError:  # a division by 0, or an extent that stays unknown
+                continue
+            if not isinstance(shape, relax.ShapeExpr):
+                continue
+            for sizes in ({"b": 2, "t": 7}, {"b": 1, "t": 1}, {"b": 5, "t": 4}):
+                x = np.zeros((sizes["b"], sizes["t"], 2), "float32")
+                (expected,) = models.wanted(model, {"x": x})
+                numbers = {
+                    each: tirx.IntImm("int64", sizes[each.name])
+                    for each in variables(shape.values[0])
+                }
+                extent = Analyzer().simplify(substitute(shape.values[0], numbers))
+                assert int(extent) == expected.shape[0], seed
+            known += 1
+    assert known > (20 if first == 0 else 200)
