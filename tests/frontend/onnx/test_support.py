@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +50,16 @@ def test_the_table_has_all_operators_of_the_schemas_and_no_others():
 OPSET = min(support.LAST_OPSET, onnx.defs.onnx_opset_version())
 
 
+#: Operators that are imported by their definitions, which some versions of the package cannot write out.
+DEFINED = {"Attention", "CenterCropPad", "RotaryEmbedding"}
+
+
 def covered(cases):
     """Return the cases of operators that the installed package has."""
     known = schemas()
+    inline = pytest.importorskip("onnx.inliner").inline_selected_functions
+    if "inline_schema_functions" not in inspect.signature(inline).parameters:
+        known = {name: version for name, version in known.items() if name not in DEFINED}
     return {name: case for name, case in cases.items() if known.get(name, OPSET + 1) <= OPSET}
 
 
