@@ -207,10 +207,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "frontend.onnx._arguments": ("frontend/onnx/test_shapes.py", "frontend/onnx/test_model.py"),
     "frontend.onnx._fold": ("frontend/onnx/test_shapes.py",),
-    "frontend.onnx._attention": ("frontend/onnx/test_attention.py",),
     "frontend.onnx._evaluate": ("frontend/onnx/test_extents.py",),
     **dict.fromkeys(
-        ("frontend.onnx._indices", "frontend.onnx._normalize", "frontend.onnx._transforms"),
+        ("frontend.onnx._indices", "frontend.onnx._normalize"),
         ("frontend/onnx/test_support.py",),
     ),
     "frontend.onnx._symbolic": ("frontend/onnx/test_extents.py",),

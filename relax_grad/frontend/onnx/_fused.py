@@ -204,7 +204,7 @@ def _rotary_embedding(bb, inputs, attrs, opset):
         positions = bb.emit(op.expand_dims(op.add(positions, offsets), 0))
 
     def factors(table):
-        rows = bb.emit(op.take(table, positions, axis=0))
+        rows = bb.emit(op.take(table, positions, 0, "nan"))
         return bb.emit(op.expand_dims(rows, 2))
 
     cosines, sines = factors(cosines), factors(sines)

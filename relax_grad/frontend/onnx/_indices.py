@@ -5,9 +5,23 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 from tvm.relax import op
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...ir.compat import constant_value
-from ._converters import _converts, _dtype, _extents, _rank
+from ._converters import _converts, _dtype, _extents, _is_tensor, _rank
+
+
+@_converts("Gather")
+def _gather(bb, inputs, attrs, opset):
+    """Rows behind a table are NaN, where TVM's converter reads behind it: the places may be those of symbolic steps."""
+    data = inputs[0]
+    if not _is_tensor(data) or not _is_tensor(inputs[1]) or "float" not in _dtype(data):
+        return None
+    convert = onnx_frontend._get_convert_map()["Gather"].get_converter(opset)
+    found = convert(bb, inputs, attrs, [{}, {}])
+    if not isinstance(found, relax.Call) or found.op.name != "relax.take":
+        return found
+    return op.take(*found.args[:2], int(found.attrs.axis), "nan")
 
 
 @_converts("Compress")

@@ -250,9 +250,10 @@ def test_windows_of_symbolic_extents_have_the_values_of_onnxruntime(compiled, si
         np.testing.assert_allclose(found[list(CASES).index(name)], value, 1e-4, 1e-4, err_msg=name)
 
 
-def test_rows_behind_a_table_are_nan():
+@pytest.mark.parametrize("case", ["table", "range"])
+def test_rows_behind_a_table_are_nan(case):
     """A table of 16 positions has none for the rest of 20 steps."""
-    model = model_of(["table"])
+    model = model_of([case])
     found = models.outputs(from_model(model), {"x": normal(1, 20, 4, dtype="float64")})[0]
     assert np.isfinite(found[:, :16]).all()
     assert np.isnan(found[:, 16:]).all()

@@ -284,16 +284,16 @@ def test_dropout_of_a_ratio_that_drops_everything_is_refused():
 
 def test_all_unsupported_operators_are_listed():
     nodes = [
-        node("STFT", ["x", "w"], ["a"], name="first"),
-        node("STFT", ["a", "w"], ["b"]),
-        helper.make_node("Clip", ["b"], ["c"], name="other", domain="com.example"),
+        node("Multinomial", ["x"], ["a"], name="first"),
+        node("Multinomial", ["x"], ["b"]),
+        helper.make_node("Clip", ["a", "b"], ["c"], name="other", domain="com.example"),
         node("Relu", ["c"]),
     ]
-    model = models.model_of(nodes, {"x": [1, 8, 1]}, {"w": np.array(2)})
+    model = models.model_of(nodes, {"x": [1, 8]}, {})
     model.opset_import.append(helper.make_opsetid("com.example", 1))
     with pytest.raises(UnsupportedOperatorError) as error:
         from_model(model)
-    assert "STFT: 2 (first, b)" in str(error.value)
+    assert "Multinomial: 2 (first, b): it draws classes" in str(error.value)
     assert "com.example.Clip: 1 (other)" in str(error.value)
 
 
