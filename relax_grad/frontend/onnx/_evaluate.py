@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import onnx
 
-from ._graph import attribute
+from ._graph import STANDARD, attribute
 from ._values import (
     LARGEST_DENOMINATOR,
     Extents,
@@ -42,6 +42,8 @@ def evaluated(
         The arithmetic of extents.
     """
     kind = node.op_type
+    if node.domain not in STANDARD:
+        return None
     if kind in ("Shape", "Size"):
         if shapes[0] is None:
             return None
@@ -51,7 +53,7 @@ def evaluated(
         return [Known(objects(map(plain, shapes[0]))[slice(start, end)], "int64")]
     function = _FUNCTIONS.get(kind)
     given = [each for name, each in zip(node.input, operands, strict=True) if name]
-    if function is None or node.domain or any(each is None for each in given):
+    if function is None or any(each is None for each in given):
         return None
     if not any(each.is_symbolic for each in given):
         return None
