@@ -41,7 +41,7 @@ from ._graph import (
     user_line,
 )
 from ._hooks import watching_hooks
-from ._recurrent import dropout_between_layers
+from ._recurrent import layers_as_operators
 from ._state import watching_state
 from ._tensors import described
 from ._tracing import CHECKPOINT, Tracer, averaging_statistics
@@ -259,7 +259,7 @@ def export(
         torch.enable_grad(),
         annotations.preserve_node_meta(),
         averaging_statistics(module),
-        dropout_between_layers(),
+        layers_as_operators(),
     ):
         try:
             exported = torch.export.export(
@@ -436,7 +436,7 @@ def decomposed(
     for operator in list(table):
         if operator.namespace == "aten" and operator.__name__ in {*CONVERTERS, *kept}:
             table.pop(operator)
-    with quiet(), annotations.preserve_node_meta(), dropout_between_layers():
+    with quiet(), annotations.preserve_node_meta(), layers_as_operators():
         try:
             exported = exported.run_decompositions(table)
         except Exception as error:  # torch.export raises every kind

@@ -1,4 +1,4 @@
-"""Operators that stand for gradients in graphs of torch.export, which never run."""
+"""Operators in graphs of torch.export, which never run: for gradients, and for the recurrences of layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ _LIBRARY.define(
     "with_backward(Tensor[] outputs, Tensor[] inputs, Tensor[] gradients, Tensor[] cotangents, int number, bool once)"
     " -> Tensor[]"
 )
+_LIBRARY.define("lstm(Tensor data, Tensor hidden, Tensor cell, Tensor weight) -> (Tensor, Tensor)")
+_LIBRARY.define("gru(Tensor data, Tensor hidden, Tensor weight, Tensor bias) -> Tensor")
+_LIBRARY.define("rnn_tanh(Tensor data, Tensor hidden, Tensor weight) -> Tensor")
+_LIBRARY.define("rnn_relu(Tensor data, Tensor hidden, Tensor weight) -> Tensor")
 _KIND = "CompositeExplicitAutograd"
 _LIBRARY.impl("cotangent", lambda like, number: torch.empty_like(like), _KIND)
 _LIBRARY.impl("gradient", lambda outputs, inputs, _: list(map(torch.empty_like, inputs)), _KIND)
 _LIBRARY.impl("with_backward", lambda outputs, *_: list(map(torch.empty_like, outputs)), _KIND)
+
+
+def _states(data: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    return data.new_empty((data.shape[0], *hidden.shape))
+
+
+_LIBRARY.impl("lstm", lambda x, h, c, w: (_states(x, h), _states(x, h)), _KIND)
+_LIBRARY.impl("gru", lambda x, h, *_: _states(x, h), _KIND)
+for _name in ("rnn_tanh", "rnn_relu"):
+    _LIBRARY.impl(_name, lambda x, h, w: _states(x, h), _KIND)
 
 
 def _refused(ctx, *_):
@@ -22,7 +36,7 @@ def _refused(ctx, *_):
 
 
 # A gradient makes the results tensors that need one.
-for _name in ("gradient", "with_backward"):
+for _name in ("gradient", "with_backward", "lstm", "gru", "rnn_tanh", "rnn_relu"):
     torch.library.register_autograd(f"relax_grad::{_name}", _refused, lib=_LIBRARY)
 
 #: The cotangent of an output in the backward function of a call with a number.
@@ -33,3 +47,11 @@ GRADIENT = torch.ops.relax_grad.gradient.default
 
 #: The outputs of a call, whose gradients a backward function computes.
 JOIN = torch.ops.relax_grad.with_backward.default
+
+#: The recurrences of layers over time, as those of ``relax_grad.op.recurrent``.
+LSTM = torch.ops.relax_grad.lstm.default
+GRU = torch.ops.relax_grad.gru.default
+RNN = {
+    torch.tanh: torch.ops.relax_grad.rnn_tanh.default,
+    torch.relu: torch.ops.relax_grad.rnn_relu.default,
+}

@@ -22,6 +22,7 @@ from .loss import LOSS
 from .manipulate import MANIPULATE
 from .matmul import MATMUL
 from .random import RANDOM
+from .recurrent import RECURRENT
 from .reduction import REDUCTION
 from .sorting import SORTING
 from .special import SPECIAL
@@ -43,6 +44,7 @@ CONVERTERS = {
     **MANIPULATE,
     **MATMUL,
     **RANDOM,
+    **RECURRENT,
     **REDUCTION,
     **SORTING,
     **SPECIAL,
