@@ -14,7 +14,7 @@ from tvm.tirx.analysis import undefined_vars
 from relax_grad.cpu.dispatch import operators_with_kernels
 from relax_grad.ir.compat import Analyzer
 from relax_grad.ir.expressions import substitute
-from relax_grad.op import norm, norm_statistics
+from relax_grad.op import norm, norm_statistics, recurrent
 from relax_grad.op.activation import log_softmax_backward, softmax_backward
 from relax_grad.op.attention import attention_backward
 from relax_grad.op.index import gather_elements_backward_data, take_backward
@@ -120,6 +120,7 @@ def _cases() -> Iterator[KernelCase]:
     yield from _norms()
     yield from _softmaxes()
     yield from _attentions()
+    yield from _recurrences()
     yield from _sums()
     yield from _takes()
     yield from _points()
@@ -393,6 +394,30 @@ def _attentions() -> Iterator[KernelCase]:
         lambda _, *tensors: attention_backward(*tensors, causal_mask="BottomRight", window_size=4),
         detail="a window",
     )
+
+
+def _recurrences() -> Iterator[KernelCase]:
+    for size, steps in ((19, 3), (5, N)):
+        states, initial = (steps, N, size), (N, size)
+        for name, gates, others in (
+            ("lstm", 4, [initial, initial, (4 * size, size)]),
+            ("gru", 3, [initial, (3 * size, size), (size,)]),
+            ("rnn_tanh", 1, [initial, (size, size)]),
+            ("rnn_relu", 1, [initial, (size, size)]),
+        ):
+            function = getattr(recurrent, name)
+            yield KernelCase(
+                f"relax.grad.{name}",
+                [(steps, N, gates * size), *others],
+                lambda _, *tensors, function=function: function(*tensors),
+            )
+        for slopes, gates, cells in ((6, 4, True), (6, 4, False), (4, 3, False), (1, 1, False)):
+            yield KernelCase(
+                "relax.grad.recurrent_backward",
+                [states, (steps, N, slopes * size), (gates * size, size), *[states] * cells],
+                lambda _, *tensors: recurrent.recurrent_backward(*tensors),
+                detail=f"{slopes} {cells}",
+            )
 
 
 def _sums() -> Iterator[KernelCase]:

@@ -229,7 +229,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     "frontend.torch._operators": (
         *("frontend/torch/test_functions.py", "frontend/torch/test_gradients.py"),
     ),
-    "frontend.torch._recurrent": ("frontend/torch/test_random.py",),
     "frontend.torch._symbols": (
         "frontend/torch/test_symbolic.py",
         "frontend/torch/test_exactness.py",
@@ -244,6 +243,7 @@ TABLE: dict[str, tuple[str, ...]] = {
         *("frontend/torch/test_functions.py", "frontend/torch/test_gradients.py"),
         "frontend/torch/test_model.py",
     ),
+    "frontend.torch._converters.recurrent": ("frontend/torch/test_recurrent.py",),
     "frontend.torch._converters.random": ("frontend/torch/test_random.py",),
     "frontend.torch._converters.*": ("frontend/torch/test_converters.py",),
     "frontend.torch.*": ("frontend/torch/test_model.py", "frontend/torch/test_features.py"),

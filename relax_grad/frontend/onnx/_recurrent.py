@@ -1,12 +1,17 @@
-"""Converters of recurrent layers, which TVM has none of: the steps are written out."""
+"""Converters of recurrent layers, which TVM has none of.
+
+Layers whose recurrence is an operator, with any number of steps, become this operator. Those with other activations, and
+a GRU that resets the state before the product, are written out step by step.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import op
 
 from ...ir.compat import constant_value
+from ...op import recurrent
 from ._converters import Refused, _dtype, _extents, _like, _text
 
 #: More steps would make a module that takes minutes to compile.
@@ -28,8 +33,15 @@ def _lstm(bb, inputs, attrs, opset):
         cell = bb.emit(op.add(op.multiply(f, cell), op.multiply(i, op.tanh(c))))
         return bb.emit(op.multiply(o, op.tanh(cell))), cell
 
+    def operator(gates, state, weights):
+        found = bb.emit(recurrent.lstm(gates, *state, weights.recurrent))
+        return [bb.emit(relax.TupleGetItem(found, i)) for i in range(2)]
+
+    def whole(_):
+        return operator, [0, 2, 3, 1]
+
     activations = ["Sigmoid", "Tanh", "Tanh"]
-    return _layer(bb, inputs, attrs, step, 4, [inputs[5], inputs[6]], activations)
+    return _layer(bb, inputs, attrs, step, 4, [inputs[5], inputs[6]], activations, whole)
 
 
 def _gru(bb, inputs, attrs, opset):
@@ -54,7 +66,15 @@ def _gru(bb, inputs, attrs, opset):
         kept = op.multiply(z, hidden)
         return (bb.emit(op.add(op.multiply(op.subtract(_like(1, z), z), h), kept)),)
 
-    return _layer(bb, inputs, attrs, step, 3, [inputs[5]], ["Sigmoid", "Tanh"], after)
+    def operator(gates, state, weights):
+        # The biases of the first two gates are added to the data by the layer.
+        found = bb.emit(recurrent.gru(gates, *state, weights.recurrent, weights.own_bias))
+        return [bb.emit(relax.TupleGetItem(found, 0))]
+
+    def whole(_):
+        return (operator, [1, 0, 2]) if after else None
+
+    return _layer(bb, inputs, attrs, step, 3, [inputs[5]], ["Sigmoid", "Tanh"], whole, after)
 
 
 #: The activations of plain recurrent layers.
@@ -64,6 +84,9 @@ _ACTIVATIONS = {
     "Softsign": lambda x: op.divide(x, op.add(op.abs(x), _like(1, x))),
     "Tanh": op.tanh,
 }
+
+#: The recurrences of plain layers that are operators, by their activation.
+_RECURRENCES = {"Relu": recurrent.rnn_relu, "Tanh": recurrent.rnn_tanh}
 
 
 def _rnn(bb, inputs, attrs, opset):
@@ -79,7 +102,15 @@ def _rnn(bb, inputs, attrs, opset):
         total = bb.normalize(op.add(gates, op.matmul(hidden, weights.recurrent)))
         return (bb.emit(function(total)),)
 
-    return _layer(bb, inputs, attrs, step, 1, [inputs[5]], kinds)
+    def whole(number):
+        function = _RECURRENCES.get(kinds[min(number, len(kinds) - 1)])
+        if function is None:
+            return None
+        return lambda gates, state, weights: [
+            bb.emit(function(gates, *state, weights.recurrent))
+        ], [0]
+
+    return _layer(bb, inputs, attrs, step, 1, [inputs[5]], kinds, whole)
 
 
 def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
@@ -88,44 +119,63 @@ def _split(bb, data, indices_or_count, axis: int) -> list[relax.Expr]:
 
 
 class _Weights:
-    """The weights of one direction: ``recurrent`` is transposed, and the biases of both kinds are apart or added."""
+    """The weights of one direction.
 
-    def __init__(self, bb, inputs, direction: int, gates: int, apart: bool):
+    Parameters
+    ----------
+    order : list[int] or None
+        The order of the gates for an operator. None for steps that are written out: ``recurrent`` is then transposed.
+    apart : bool
+        Whether the biases of the products with the state stay apart from the others.
+    """
+
+    def __init__(self, bb, inputs, direction: int, gates: int, order: list[int] | None, apart):
         def of(value, axes):
             if _extents(value)[0] > 1:
                 value = bb.emit(op.strided_slice(value, [0], [direction], [direction + 1], [1]))
             value = bb.emit(op.squeeze(value, [0]))
+            if order is not None and order != list(range(gates)):
+                parts = _split(bb, value, gates, 0)
+                value = bb.emit(op.concat([parts[gate] for gate in order], 0))
             return bb.emit(op.permute_dims(value, axes)) if axes else value
 
         self.number = direction
-        self.input, self.recurrent = of(inputs[1], [1, 0]), of(inputs[2], [1, 0])
-        self.size = _extents(self.recurrent)[0]
+        self.input = of(inputs[1], [1, 0])
+        self.recurrent = of(inputs[2], None if order is not None else [1, 0])
+        self.size = _extents(inputs[2])[2]
         width = gates * self.size
-        self.bias = self.recurrent_bias = relax.const(np.zeros(width), _dtype(inputs[0]))
+        zero = relax.const(np.zeros(width), _dtype(inputs[0]))
+        first = second = zero
         if inputs[3] is not None:
-            first, second = _split(bb, of(inputs[3], None), [width], 0)
-            self.bias = first if apart else bb.emit(op.add(first, second))
-            self.recurrent_bias = second
+            both = inputs[3]
+            shape = (_extents(both)[0], 2, width)
+            first, second = (
+                of(bb.emit(op.squeeze(part, [1])), None)
+                for part in _split(bb, bb.emit(op.reshape(both, shape)), 2, 1)
+            )
+        self.recurrent_bias, self.own_bias = second, None
+        if order is not None and apart:
+            parts = _split(bb, second, gates, 0)
+            self.own_bias = parts[-1]
+            none = relax.const(np.zeros(self.size), _dtype(inputs[0]))
+            second = bb.emit(op.concat([*parts[:-1], none], 0))
+        self.bias = first if order is None and apart else bb.emit(op.add(first, second))
 
 
-def _layer(bb, inputs, attrs, step, gates, initial, activations, apart=False):
-    """Return the hidden states of all steps, and the last states."""
+def _layer(bb, inputs, attrs, step, gates, initial, activations, whole, apart=False):
+    """Return the hidden states of all steps, and the last states.
+
+    ``whole(direction)`` returns the recurrence as an operator with the order of its gates, or None.
+    """
     _check(attrs, activations)
     data = inputs[0]
     steps, batch, _ = _extents(data)
-    if not isinstance(steps, int):
-        raise Refused(
-            f"the number of its steps is {steps}; give the extents of the inputs: shapes={{...}}"
-        )
-    if steps > _MOST_STEPS:
-        raise Refused(
-            f"it has {steps} steps, and more than {_MOST_STEPS} are not written out; give fewer: shapes={{...}}"
-        )
     lengths = _lengths(bb, inputs[4], steps)
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     sequences, lasts = [], []
     for number, backwards in enumerate(directions[_text(attrs, "direction", "forward")]):
-        weights = _Weights(bb, inputs, number, gates, apart)
+        operator, order = whole(number) or (None, None)
+        weights = _Weights(bb, inputs, number, gates, order, apart)
         state = []
         for each in initial:
             if each is None:
@@ -137,32 +187,100 @@ def _layer(bb, inputs, attrs, step, gates, initial, activations, apart=False):
                 each = bb.emit(op.strided_slice(each, [0], [number], [number + 1], [1]))
             state.append(bb.emit(op.squeeze(each, [0])))
         products = bb.emit(op.add(op.matmul(data, weights.input), weights.bias))
-        parts = [products] if steps == 1 else _split(bb, products, steps, 0)
-        hidden = {}
-        for time in reversed(range(steps)) if backwards else range(steps):
-            new = step(bb.emit(op.squeeze(parts[time], [0])), state, weights)
-            hidden[time] = new[0]
-            if (
-                lengths is not None
-            ):  # after its end, a sequence keeps its state, and the results are 0
-                goes_on = bb.emit(op.less(relax.const(time, _dtype(lengths)), lengths))
-                new = [
-                    bb.emit(op.where(goes_on, one, old))
-                    for one, old in zip(new, state, strict=True)
-                ]
-                hidden[time] = bb.emit(op.where(goes_on, hidden[time], _like(0, data)))
-            state = new
-        sequences.append(bb.emit(op.stack([hidden[time] for time in range(steps)], 0)))
+        if operator is None:
+            hidden, state = _written_out(bb, products, step, state, weights, lengths, backwards)
+        else:
+            order = _Order(bb, products, lengths, backwards)
+            states = operator(order.turned(products), state, weights)
+            hidden = order.masked(order.turned(states[0]))
+            state = [order.last(each, old) for each, old in zip(states, state, strict=True)]
+        sequences.append(hidden)
         lasts.append(state)
     results = [bb.emit(op.stack(sequences, 1))]
     results += [bb.emit(op.stack(list(each), 0)) for each in zip(*lasts, strict=True)]
     return relax.Tuple(results)
 
 
-def _lengths(bb, lengths, steps: int):
+class _Order:
+    """The order in which a direction reads the steps of sequences, which may end before the last step."""
+
+    def __init__(self, bb, products, lengths, backwards: bool):
+        self._bb, self._lengths, self._backwards = bb, lengths, backwards
+        self._steps = products.ty.shape.values[0]
+        if lengths is None:
+            return
+        places = bb.emit(op.arange(0, self._steps, 1, _dtype(lengths)))
+        places = bb.emit(op.reshape(places, relax.ShapeExpr([self._steps, 1, 1])))
+        sizes = bb.emit(op.expand_dims(lengths, 0))
+        self._inside = bb.emit(op.less(places, sizes))
+        ends = bb.emit(op.subtract(sizes, _like(1, lengths)))
+        self._is_last = bb.emit(op.equal(places, ends))
+        turned = bb.emit(op.subtract(ends, places))
+        self._turned = bb.emit(op.where(self._inside, turned, places))
+
+    def masked(self, data):
+        """Return 0 in the place of values after the end of their sequence."""
+        if self._lengths is None:
+            return data
+        return self._bb.emit(op.where(self._inside, data, _like(0, data)))
+
+    def turned(self, data):
+        """Return the steps of each sequence in the order of the direction, without those after its end."""
+        bb = self._bb
+        if not self._backwards:
+            return self.masked(data)
+        if self._lengths is None:
+            return bb.emit(op.flip(data, 0))
+        places = bb.emit(op.astype(self._turned, "int64"))
+        places = bb.emit(op.broadcast_to(places, data.ty.shape))
+        return self.masked(bb.emit(op.gather_elements(data, places, 0)))
+
+    def last(self, states, initial):
+        """Return the states after the last step of each sequence; the initial ones for a sequence without steps."""
+        bb = self._bb
+        if self._lengths is None:
+            end = self._steps
+            last = bb.emit(op.strided_slice(states, [0], [end - 1], [end], [1]))
+            # The sum removes the axis, whose extent is 1 by no analysis if the number of steps is symbolic.
+            return bb.emit(op.sum(last, [0]))
+        found = bb.emit(op.where(self._is_last, states, _like(0, states)))
+        is_empty = bb.emit(op.less(self._lengths, _like(1, self._lengths)))
+        return bb.emit(op.where(is_empty, initial, bb.emit(op.sum(found, [0]))))
+
+
+def _written_out(bb, products, step, state, weights, lengths, backwards: bool):
+    """Return the hidden states and the last states of a layer whose steps are written out."""
+    steps = _extents(products)[0]
+    if not isinstance(steps, int):
+        raise Refused(
+            f"the number of its steps is {steps}, and a layer of this kind is written out step by step (others are not: LSTM, "
+            "GRU with linear_before_reset=1, RNN with Tanh or Relu); give the extents of the inputs: shapes={...}"
+        )
+    if steps > _MOST_STEPS:
+        raise Refused(
+            f"it has {steps} steps, and more than {_MOST_STEPS} are not written out; give fewer: shapes={{...}}"
+        )
+    parts = [products] if steps == 1 else _split(bb, products, steps, 0)
+    hidden = {}
+    for time in reversed(range(steps)) if backwards else range(steps):
+        new = step(bb.emit(op.squeeze(parts[time], [0])), state, weights)
+        hidden[time] = new[0]
+        if lengths is not None:  # after its end, a sequence keeps its state, and the results are 0
+            goes_on = bb.emit(op.less(relax.const(time, _dtype(lengths)), lengths))
+            new = [
+                bb.emit(op.where(goes_on, one, old)) for one, old in zip(new, state, strict=True)
+            ]
+            hidden[time] = bb.emit(op.where(goes_on, hidden[time], _like(0, products)))
+        state = new
+    return bb.emit(op.stack([hidden[time] for time in range(steps)], 0)), state
+
+
+def _lengths(bb, lengths, steps: int | tirx.PrimExpr):
     """Return the lengths of the sequences as a column; None if no sequence ends before the last step."""
     known = None if lengths is None else constant_value(lengths)
-    if lengths is None or (known is not None and (known >= steps).all()):
+    if lengths is None:
+        return None
+    if known is not None and isinstance(steps, int) and (known >= steps).all():
         return None
     return bb.emit(op.expand_dims(lengths, 1))
 

@@ -197,6 +197,37 @@ def test_sequences_of_different_lengths(kind, direction):
             np.testing.assert_allclose(whole[:, number], each[:, 0])
 
 
+def test_symbolic_steps():
+    """Layers with symbolic steps and batch have the values of those with fixed extents."""
+    for kind, direction, attributes in (
+        ("LSTM", "bidirectional", {}),
+        ("GRU", "reverse", {"linear_before_reset": 1}),
+        ("RNN", "forward", {"activations": ["Relu"]}),
+    ):
+        model, feeds = recurrent(kind, direction, "float64", **attributes)
+        model.graph.node[0].input[4] = "lengths"
+        model.graph.input.append(
+            onnx.helper.make_tensor_value_info("lengths", onnx.TensorProto.INT32, [2])
+        )
+        feeds["lengths"] = np.array([3, 2], "int32")
+        fixed = models.outputs(from_model(model), feeds)
+        for each in model.graph.input:
+            extents = each.type.tensor_type.shape.dim
+            extents[{"x": 1, "lengths": 0}.get(each.name, 1)].dim_param = "batch"
+            if each.name == "x":
+                extents[0].dim_param = "steps"
+        imported = from_model(model)
+        for one, other in zip(models.outputs(imported, feeds), fixed, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_symbolic_steps_of_a_layer_that_is_written_out():
+    model, _ = recurrent("GRU", "forward", "float32")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "steps"
+    with pytest.raises(UnsupportedOperatorError, match=r"linear_before_reset=1.*give the extents"):
+        from_model(model)
+
+
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [

@@ -1,0 +1,47 @@
+"""Kernels of recurrent layers and of their gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from ..kernel.recurrent import PARTS, Layer, recurrence, recurrent_backward
+from .registry import CallSite, Kernel, kernel_for
+
+#: The most units of a layer: int32 counts the elements of the copies of its weight.
+_MOST_UNITS = 2**13
+
+
+@kernel_for("relax.grad.lstm", "relax.grad.gru", "relax.grad.rnn_tanh", "relax.grad.rnn_relu")
+def layer(site: CallSite) -> Kernel | None:
+    """Return the kernel of a layer."""
+    call = site.call
+    of = _layer(site, call.op.name.removeprefix("relax.grad."), call.args)
+    return None if of is None else Kernel(partial(recurrence, of, site.cpu), call.args)
+
+
+@kernel_for("relax.grad.recurrent_backward")
+def gradient(site: CallSite) -> Kernel | None:
+    """Return the kernel of the gradient of a layer."""
+    args = site.call.args
+    shapes = [site.shape(each) for each in args]
+    if None in shapes or not isinstance(shapes[0][2], int) or shapes[0][2] == 0:
+        return None
+    kinds = {parts[0]: kind for kind, parts in PARTS.items()}
+    of = _layer(site, kinds[shapes[1][2] // shapes[0][2]], args)
+    if of is None:
+        return None
+    generator = partial(recurrent_backward, of, site.cpu, has_cells_grad=len(args) == 4)
+    return Kernel(generator, args)
+
+
+def _layer(site: CallSite, kind: str, args: Sequence) -> Layer | None:
+    """Return the sizes of a layer; None if no kernel supports it."""
+    shapes = [site.shape(each) for each in args]
+    if None in shapes:
+        return None
+    steps, batch, _ = shapes[0]
+    size = next(shape[1] for shape in shapes if len(shape) == 2)
+    if not isinstance(size, int) or not 0 < size <= _MOST_UNITS:
+        return None
+    return Layer(kind, steps, batch, size)

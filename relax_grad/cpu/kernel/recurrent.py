@@ -1,0 +1,394 @@
+"""The recurrences of recurrent layers over time, and their gradient.
+
+The weight is packed into panels once. A task computes all steps of a block of sequences, so that no thread waits for
+another one between two steps, and the states of the block stay in its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..target import CPU
+from . import builder as b
+from . import functions as math
+from ._tile import multiply_add, rows_up_to
+from .builder import Extent, Vectors, bind, ceil_div, const
+
+#: The largest number of sequences of a task.
+_MOST_ROWS = 32
+
+#: The numbers of slopes and gates of each unit, by the name of the layer.
+PARTS = {"lstm": (6, 4), "gru": (4, 3), "rnn": (1, 1)}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The sizes of a layer. The numbers of steps and sequences may be symbolic (int32).
+
+    Attributes
+    ----------
+    kind : str
+        ``"lstm"``, ``"gru"``, ``"rnn_tanh"`` or ``"rnn_relu"``; for the gradient also ``"rnn"``.
+    steps, batch : int or tirx.PrimExpr
+        The extents.
+    size : int
+        The number of units.
+    """
+
+    kind: str
+    steps: Extent
+    batch: Extent
+    size: int
+
+    @property
+    def gates(self) -> int:
+        return PARTS[self.kind.partition("_")[0]][1]
+
+    @property
+    def slopes(self) -> int:
+        return PARTS[self.kind.partition("_")[0]][0]
+
+    def shape(self, parts: int = 1) -> list[Extent]:
+        """Return the shape of values of each step."""
+        return [self.steps, self.batch, parts * self.size]
+
+    def initial(self) -> list[Extent]:
+        return [self.batch, self.size]
+
+    def weight(self) -> list[int]:
+        return [self.gates * self.size, self.size]
+
+
+def recurrence(of: Layer, cpu: CPU) -> tirx.PrimFunc:
+    """Return the kernel of a layer.
+
+    Parameters
+    ----------
+    of : Layer
+        The sizes.
+    cpu : CPU
+        The target CPU.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the arguments of the operator of this name, and its results.
+    """
+    names, shapes = ["data", "hidden"], [of.shape(of.gates), of.initial()]
+    if of.kind == "lstm":
+        names, shapes = [*names, "cell"], [*shapes, of.initial()]
+    names, shapes = [*names, "weight"], [*shapes, of.weight()]
+    if of.kind == "gru":
+        names, shapes = [*names, "bias"], [*shapes, [of.size]]
+    count = len(names)
+    results = {
+        "lstm": [of.shape(), of.shape(), of.shape(6)],
+        "gru": [of.shape(), of.shape(4), of.shape()],
+    }.get(of.kind, [of.shape()])
+    names += [f"result{i}" for i in range(len(results))]
+
+    def body(*tensors) -> None:
+        _Forward(of, cpu, tensors[:count], tensors[count:]).emit()
+
+    return b.prim_func(of.kind, b.floats(names, [*shapes, *results]), body)
+
+
+def recurrent_backward(of: Layer, cpu: CPU, *, has_cells_grad: bool = False) -> tirx.PrimFunc:
+    """Return the kernel of the gradient of a layer.
+
+    Parameters
+    ----------
+    of : Layer
+        The sizes.
+    cpu : CPU
+        The target CPU.
+    has_cells_grad : bool
+        Whether there is a gradient with respect to the cells of an LSTM.
+
+    Returns
+    -------
+    function : tirx.PrimFunc
+        Takes the arguments of ``relax.grad.recurrent_backward``, and its results.
+    """
+    names = ["output_grad", "slopes", "weight", *(["cells_grad"] if has_cells_grad else [])]
+    shapes = [of.shape(), of.shape(of.slopes), of.weight()]
+    shapes += [of.shape()] if has_cells_grad else []
+    count = len(names)
+    names += ["gates", "states", "hidden", *(["cell"] if of.kind == "lstm" else [])]
+    shapes += [of.shape(of.gates), of.shape()]
+    shapes += [of.initial()] * (2 if of.kind == "lstm" else 1)
+
+    def body(*tensors) -> None:
+        _Backward(of, cpu, tensors[:count], tensors[count:]).emit()
+
+    return b.prim_func("recurrent_backward", b.floats(names, shapes), body)
+
+
+class _Weight:
+    """A packed matrix, ``[panel][k][width]``, padded with zeros, and its products with rows.
+
+    Parameters
+    ----------
+    columns, depth : int
+        The extents of the matrix.
+    is_turned : bool
+        Whether the matrix is stored as ``[columns, depth]``.
+    rows : int
+        The number of rows of a tile.
+    """
+
+    def __init__(self, cpu: CPU, columns: int, depth: int, is_turned: bool, rows: int):
+        self._vectors, self._tile = Vectors(cpu.lanes), (rows, 2)
+        self._columns, self._depth, self._is_turned = columns, depth, is_turned
+        self._width = 2 * cpu.lanes
+        self._panels = ceil_div(columns, self._width)
+        #: The stride of the rows of a product.
+        self.pitch = self._panels * self._width
+
+    def pack(self, source: tirx.Buffer) -> None:
+        """Emit the copy of the matrix."""
+        vectors, lanes, width = self._vectors, self._vectors.lanes, self._width
+        columns, depth = self._columns, self._depth
+        self._packed = panels = b.scratch(self._panels * depth * width)
+        with b.parallel(0, self._panels) as j, b.serial(0, 2) as v:
+            base = bind(j * (depth * width) + v * lanes)
+            column = bind(j * width + v * lanes)
+            left = None
+            if columns % width:
+                left = bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
+            if self._is_turned:
+                vectors.copy_transposed(
+                    (source, column * depth, depth), left, depth, panels, lambda k: base + k * width
+                )
+            else:
+                with b.serial(0, depth) as k:
+                    row = vectors.load(source, k * columns + column, left)
+                    vectors.store(panels, base + k * width, row)
+
+    def multiply(self, left: tuple, target: tirx.Buffer, rows, *, add: bool) -> None:
+        """Emit the products of rows and the matrix.
+
+        ``left`` is a buffer, the offset of the first row in it, and the stride of the rows. ``target`` has rows of
+        :attr:`pitch`.
+        """
+        buffer, start, step = left
+        height, lanes, width = self._tile[0], self._vectors.lanes, self._width
+        with b.serial(0, self._panels) as j, b.serial(0, bind(ceil_div(rows, height))) as strip:
+            first, base = bind(strip * height), bind(j * (self._depth * width))
+            each = rows_up_to(first, height, rows)
+            sources = [bind(start + (first + i) * step) for i in each]
+            targets = [bind((first + i) * self.pitch + j * width) for i in each]
+            multiply_add(
+                self._vectors,
+                self._tile,
+                self._depth,
+                lambda i, k: buffer[sources[i] + k],
+                lambda k, v: self._vectors.load(self._packed, base + k * width + v * lanes),
+                lambda i, v: (target, targets[i] + v * lanes, None),
+                add=add,
+            )
+
+
+class _Tasks:
+    """Blocks of sequences.
+
+    Attributes
+    ----------
+    height : int
+        The number of rows of a tile.
+    rows : int
+        The number of sequences of a task.
+    """
+
+    def __init__(self, of: Layer, cpu: CPU):
+        self.of, self.vectors = of, Vectors(cpu.lanes)
+        most = 8 if cpu.registers >= 32 else 6
+        each = 2 * most
+        if isinstance(of.batch, int):
+            each = min(ceil_div(of.batch, max(1, cpu.cores)), _MOST_ROWS)
+        strips = ceil_div(each, most)
+        self.height = ceil_div(each, strips)
+        self.rows = self.height * strips
+
+    def each(self, emit: Callable) -> None:
+        """Emit ``emit(first, rows)`` for each block."""
+        with b.parallel(0, ceil_div(self.of.batch, self.rows)) as task:
+            first = bind(task * self.rows)
+            emit(first, bind(tirx.min(const(self.rows), self.of.batch - first)))
+
+    def each_vector(self, rows, emit: Callable) -> None:
+        """Emit ``emit(row, offset, number)`` for each vector of the units of each sequence of a block."""
+        with b.serial(0, rows) as row:
+            self.vectors.each(self.of.size, lambda offset, number: emit(row, offset, number))
+
+
+class _Forward:
+    def __init__(self, of: Layer, cpu: CPU, inputs: Sequence, results: Sequence):
+        self.of, self.tasks, self.vectors = of, _Tasks(of, cpu), Vectors(cpu.lanes)
+        self.inputs, self.results = list(inputs), list(results)
+        self.source = self.inputs[3 if of.kind == "lstm" else 2]
+        self.weight = _Weight(cpu, of.gates * of.size, of.size, True, self.tasks.height)
+
+    def emit(self) -> None:
+        self.weight.pack(self.source)
+        self.tasks.each(self._block)
+
+    def _block(self, first, rows) -> None:
+        of, size = self.of, self.of.size
+        state = b.scratch(self.tasks.rows * size)
+        cell = b.scratch(self.tasks.rows * size) if of.kind == "lstm" else None
+        sums = b.scratch(self.tasks.rows * self.weight.pitch)
+        b.copy(state, const(0), self.inputs[1], bind(first * size), rows * size)
+        if cell is not None:
+            b.copy(cell, const(0), self.inputs[2], bind(first * size), rows * size)
+        step = {"lstm": self._lstm, "gru": self._gru}.get(of.kind, self._rnn)
+        with b.serial(0, of.steps) as t:
+            self.weight.multiply((state, const(0), size), sums, rows, add=False)
+            start = bind(t * of.batch + first)
+
+            def unit(row, offset, number, start=start) -> None:
+                place = bind(start + row)
+                local = bind(row * size + offset)
+                step(place, row, offset, number, local, sums, state, cell)
+
+            self.tasks.each_vector(rows, unit)
+
+    def _sum(self, sums, row, offset, gate: int, number):
+        return self.vectors.load(
+            sums, bind(row * self.weight.pitch + offset + gate * self.of.size), number
+        )
+
+    def _data(self, place, offset, gate: int, number):
+        of = self.of
+        at = bind(place * (of.gates * of.size) + offset + gate * of.size)
+        return self.vectors.load(self.inputs[0], at, number)
+
+    def _store(self, result: int, place, offset, value, number, part: int = 0, parts: int = 1):
+        size = self.of.size
+        at = bind(place * (parts * size) + offset + part * size)
+        self.vectors.store(self.results[result], at, value, number)
+
+    def _lstm(self, place, row, offset, number, local, sums, state, cell) -> None:
+        vectors, one = self.vectors, self.vectors.splat(1.0)
+        total = [
+            bind(
+                self._data(place, offset, gate, number) + self._sum(sums, row, offset, gate, number)
+            )
+            for gate in range(4)
+        ]
+        i, f, o = (bind(math.sigmoid(total[gate])) for gate in (0, 1, 3))
+        g = bind(math.tanh(total[2]))
+        last = bind(vectors.load(cell, local, number))
+        new = bind(f * last + i * g)
+        m = bind(math.tanh(new))
+        hidden = bind(o * m)
+        for buffer, value in ((state, hidden), (cell, new)):
+            vectors.store(buffer, local, value, number)
+        self._store(0, place, offset, hidden, number)
+        self._store(1, place, offset, new, number)
+        found = [
+            g * (i * (one - i)),
+            last * (f * (one - f)),
+            i * (one - g * g),
+            m * (o * (one - o)),
+            f,
+            o * (one - m * m),
+        ]
+        for part, value in enumerate(found):
+            self._store(2, place, offset, value, number, part, 6)
+
+    def _gru(self, place, row, offset, number, local, sums, state, _) -> None:
+        vectors, one = self.vectors, self.vectors.splat(1.0)
+        given = [self._data(place, offset, gate, number) for gate in range(3)]
+        product = [self._sum(sums, row, offset, gate, number) for gate in range(3)]
+        r, z = (bind(math.sigmoid(bind(given[gate] + product[gate]))) for gate in range(2))
+        kept = bind(product[2] + vectors.load(self.inputs[3], offset, number))
+        n = bind(math.tanh(bind(given[2] + r * kept)))
+        last = bind(vectors.load(state, local, number))
+        rest = bind(one - z)
+        hidden = bind(rest * n + z * last)
+        slope = bind(rest * (one - n * n))
+        vectors.store(state, local, hidden, number)
+        self._store(0, place, offset, hidden, number)
+        self._store(2, place, offset, slope, number)
+        found = [slope * kept * (r * (one - r)), (last - n) * (z * rest), slope * r, z]
+        for part, value in enumerate(found):
+            self._store(1, place, offset, value, number, part, 4)
+
+    def _rnn(self, place, row, offset, number, local, sums, state, _) -> None:
+        total = bind(self._data(place, offset, 0, number) + self._sum(sums, row, offset, 0, number))
+        if self.of.kind == "rnn_tanh":
+            hidden = bind(math.tanh(total))
+        else:
+            # With the operands in this order, a NaN propagates.
+            hidden = bind(tirx.Max(self.vectors.splat(0.0), total))
+        self.vectors.store(state, local, hidden, number)
+        self._store(0, place, offset, hidden, number)
+
+
+class _Backward:
+    def __init__(self, of: Layer, cpu: CPU, inputs: Sequence, results: Sequence):
+        self.of, self.tasks, self.vectors = of, _Tasks(of, cpu), Vectors(cpu.lanes)
+        self.grad, self.slopes, self.source, *cells = inputs
+        self.cells = cells[0] if cells else None
+        self.gates, self.states, *self.initial = results
+        self.weight = _Weight(cpu, of.size, of.gates * of.size, False, self.tasks.height)
+
+    def emit(self) -> None:
+        self.weight.pack(self.source)
+        self.tasks.each(self._block)
+
+    def _block(self, first, rows) -> None:
+        of, size, pitch = self.of, self.of.size, self.weight.pitch
+        # The gradients of the states before a step, through this step.
+        through = b.scratch(self.tasks.rows * pitch)
+        b.clear(through, const(0), self.tasks.rows * pitch)
+        cell = None
+        if of.kind == "lstm":
+            cell = b.scratch(self.tasks.rows * pitch)
+            b.clear(cell, const(0), self.tasks.rows * pitch)
+        width = of.gates * size
+        with b.serial(0, of.steps) as step:
+            start = bind((of.steps - 1 - step) * of.batch + first)
+
+            def unit(row, offset, number, start=start) -> None:
+                self._unit(
+                    bind(start + row), bind(row * pitch + offset), offset, number, through, cell
+                )
+
+            self.tasks.each_vector(rows, unit)
+            left = self.gates, bind(start * width), width
+            self.weight.multiply(left, through, rows, add=of.kind == "gru")
+        for target, source in zip(self.initial, (through, cell), strict=False):
+            with b.serial(0, rows) as row:
+                b.copy(target, bind((first + row) * size), source, bind(row * pitch), const(size))
+
+    def _unit(self, place, local, offset, number, through, cell) -> None:
+        of, vectors = self.of, self.vectors
+
+        def slope(part: int):
+            at = bind(place * (of.slopes * of.size) + offset + part * of.size)
+            return vectors.load(self.slopes, at, number)
+
+        def store(part: int, value) -> None:
+            at = bind(place * (of.gates * of.size) + offset + part * of.size)
+            vectors.store(self.gates, at, value, number)
+
+        own = bind(place * of.size + offset)
+        hidden = bind(vectors.load(self.grad, own, number) + vectors.load(through, local, number))
+        state = hidden
+        if of.kind == "lstm":
+            state = slope(5) * hidden + vectors.load(cell, local, number)
+            if self.cells is not None:
+                state = state + vectors.load(self.cells, own, number)
+            state = bind(state)
+            store(3, slope(3) * hidden)
+            vectors.store(cell, local, slope(4) * state, number)
+        elif of.kind == "gru":
+            vectors.store(through, local, slope(3) * state, number)
+        for part in range(min(3, of.gates)):
+            store(part, slope(part) * state)
+        vectors.store(self.states, own, state, number)
