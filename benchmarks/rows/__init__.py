@@ -10,6 +10,7 @@ from . import (
     norms,
     pools,
     products,
+    recurrents,
     sums,
 )
 from ._form import Row, symbolic
@@ -18,6 +19,7 @@ _PLAIN = [
     *convolutions.ROWS,
     *products.ROWS,
     *attentions.ROWS,
+    *recurrents.ROWS,
     *norms.ROWS,
     *losses.ROWS,
     *activations.ROWS,
