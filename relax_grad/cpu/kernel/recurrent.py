@@ -266,6 +266,21 @@ class _Forward:
         at = bind(place * (of.gates * of.size) + offset + gate * of.size)
         return self.vectors.load(self.inputs[0], at, number)
 
+    def _sigmoid(self, x):
+        return self._held(math.sigmoid(x))
+
+    def _tanh(self, x):
+        return self._held(math.tanh(x))
+
+    def _held(self, value):
+        """Return a vector by way of a buffer, which LLVM keeps in a register.
+
+        TVM's simplifier visits both cases of a bound Select at every use of the variable, and those within them.
+        """
+        row = b.scratch(self.vectors.lanes)
+        self.vectors.store(row, const(0), value)
+        return bind(self.vectors.load(row, const(0)))
+
     def _store(self, result: int, place, offset, value, number, part: int = 0, parts: int = 1):
         size = self.of.size
         at = bind(place * (parts * size) + offset + part * size)
@@ -279,11 +294,11 @@ class _Forward:
             )
             for gate in range(4)
         ]
-        i, f, o = (bind(math.sigmoid(total[gate])) for gate in (0, 1, 3))
-        g = bind(math.tanh(total[2]))
+        i, f, o = (self._sigmoid(total[gate]) for gate in (0, 1, 3))
+        g = self._tanh(total[2])
         last = bind(vectors.load(cell, local, number))
         new = bind(f * last + i * g)
-        m = bind(math.tanh(new))
+        m = self._tanh(new)
         hidden = bind(o * m)
         for buffer, value in ((state, hidden), (cell, new)):
             vectors.store(buffer, local, value, number)
@@ -304,9 +319,9 @@ class _Forward:
         vectors, one = self.vectors, self.vectors.splat(1.0)
         given = [self._data(place, offset, gate, number) for gate in range(3)]
         product = [self._sum(sums, row, offset, gate, number) for gate in range(3)]
-        r, z = (bind(math.sigmoid(bind(given[gate] + product[gate]))) for gate in range(2))
+        r, z = (self._sigmoid(bind(given[gate] + product[gate])) for gate in range(2))
         kept = bind(product[2] + vectors.load(self.inputs[3], offset, number))
-        n = bind(math.tanh(bind(given[2] + r * kept)))
+        n = self._tanh(bind(given[2] + r * kept))
         last = bind(vectors.load(state, local, number))
         rest = bind(one - z)
         hidden = bind(rest * n + z * last)
@@ -321,7 +336,7 @@ class _Forward:
     def _rnn(self, place, row, offset, number, local, sums, state, _) -> None:
         total = bind(self._data(place, offset, 0, number) + self._sum(sums, row, offset, 0, number))
         if self.of.kind == "rnn_tanh":
-            hidden = bind(math.tanh(total))
+            hidden = self._tanh(total)
         else:
             # With the operands in this order, a NaN propagates.
             hidden = bind(tirx.Max(self.vectors.splat(0.0), total))
