@@ -79,15 +79,12 @@ def _next_steps(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _call(bb: relax.BlockBuilder, call: relax.Call, function: Callable, *args) -> relax.Expr:
-    """Return the results of a function of tensors in the dtype of the call; half precision is cast to float32 first."""
+    """Return the results of a function of tensors; half precision is computed by the operator in float32."""
     dtype = dtype_of(call.args[0].ty)
-    wide, name = accumulation_dtype(dtype), short_name(call)
+    wide = accumulation_dtype(dtype)
     if wide == dtype:
-        return bb.call_te(function, *args, primfunc_name_hint=name)
-    args = [
-        bb.emit(op.astype(each, wide)) if isinstance(each, relax.Expr) else each for each in args
-    ]
-    found = bb.emit(bb.call_te(function, *args, primfunc_name_hint=name))
+        return bb.call_te(function, *args, primfunc_name_hint=short_name(call))
+    found = bb.emit(relax.Call(call.op, [bb.emit(op.astype(each, wide)) for each in call.args]))
     if isinstance(found.ty, relax.TensorType):
         return op.astype(found, dtype)
     results = (relax.TupleGetItem(found, i) for i in range(len(found.ty.fields)))

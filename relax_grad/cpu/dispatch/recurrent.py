@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..kernel.recurrent import PARTS, Layer, recurrence, recurrent_backward
-from .registry import CallSite, Kernel, kernel_for
+from .registry import CallSite, Kernel, decompose, kernel_for
 
 #: The most units of a layer: int32 counts the elements of the copies of its weight.
 _MOST_UNITS = 2**13
 
 
-@kernel_for("relax.grad.lstm", "relax.grad.gru", "relax.grad.rnn_tanh", "relax.grad.rnn_relu")
+_LAYERS = ("relax.grad.lstm", "relax.grad.gru", "relax.grad.rnn_tanh", "relax.grad.rnn_relu")
+_BACKWARD = "relax.grad.recurrent_backward"
+
+
+@kernel_for(*_LAYERS)
 def layer(site: CallSite) -> Kernel | None:
     """Return the kernel of a layer."""
     call = site.call
@@ -20,7 +24,7 @@ def layer(site: CallSite) -> Kernel | None:
     return None if of is None else Kernel(partial(recurrence, of, site.cpu), call.args)
 
 
-@kernel_for("relax.grad.recurrent_backward")
+@kernel_for(_BACKWARD)
 def gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of a layer."""
     args = site.call.args
@@ -33,6 +37,10 @@ def gradient(site: CallSite) -> Kernel | None:
         return None
     generator = partial(recurrent_backward, of, site.cpu, has_cells_grad=len(args) == 4)
     return Kernel(generator, args)
+
+
+# Half precision consists of casts, and of the operator in float32.
+decompose(*_LAYERS, _BACKWARD)
 
 
 def _layer(site: CallSite, kind: str, args: Sequence) -> Layer | None:
