@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from tvm import relax
+
 from ..kernel.recurrent import PARTS, Layer, recurrence, recurrent_backward
 from .registry import CallSite, Kernel, decompose, kernel_for
 
@@ -45,8 +47,10 @@ decompose(*_LAYERS, _BACKWARD)
 
 def _layer(site: CallSite, kind: str, args: Sequence) -> Layer | None:
     """Return the sizes of a layer; None if no kernel supports it."""
-    shapes = [site.shape(each) for each in args]
-    if None in shapes:
+    shapes, kind_of = [site.shape(each) for each in args], site.call.ty
+    results = kind_of.fields if isinstance(kind_of, relax.TupleType) else [kind_of]
+    # The slopes have more elements than the arguments.
+    if None in [*shapes, *map(site.extents, results)]:
         return None
     steps, batch, _ = shapes[0]
     size = next(shape[1] for shape in shapes if len(shape) == 2)

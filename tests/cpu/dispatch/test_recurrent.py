@@ -33,8 +33,14 @@ def test_half_precision_takes_the_kernel_of_float32():
 
 @pytest.mark.parametrize(
     "module",
-    [lstm(3, 2, 5, "float64"), lstm(3, 2, H), lstm(0, 2, 5), lstm(3, 2, 9000)],
-    ids=["float64", "a symbolic size", "no steps", "a weight beyond int32"],
+    [
+        lstm(3, 2, 5, "float64"),
+        lstm(3, 2, H),
+        lstm(0, 2, 5),
+        lstm(3, 2, 9000),
+        lstm(2**13, 2**8, 2**8 - 20),
+    ],
+    ids=["float64", "a symbolic size", "no steps", "a large weight", "slopes beyond int32"],
 )
 def test_calls_without_a_kernel(module):
     assert "grad_lstm_kernel" not in kernels_in(DispatchKernels(HOST)(module))

@@ -71,6 +71,11 @@ ROWS = {
     "`LSTM`, `GRU`, `RNN`": (
         "test_features.py::test_three_steps",
         "test_packed.py::test_packed_sequences",
+        "test_recurrent.py::test_layers_are_operators",
+    ),
+    "symbolic steps and batch": (
+        "test_recurrent.py::test_symbolic_steps_and_batch",
+        "test_recurrent.py::test_projections_are_written_out",
     ),
     "`ctc_loss`": ("test_features.py::test_connectionist_temporal_classification",),
     "`index_put`, `index_copy`": ("test_writes.py::test_values_of_writes_at_places_that_repeat",),
