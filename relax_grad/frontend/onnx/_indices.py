@@ -5,23 +5,29 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 from tvm.relax import op
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from ...ir.compat import constant_value
 from ._converters import _converts, _dtype, _extents, _is_tensor, _rank
+from ._symbolic import tensor_of
+from ._values import Known, objects
 
 
 @_converts("Gather")
 def _gather(bb, inputs, attrs, opset):
-    """Rows behind a table are NaN, where TVM's converter reads behind it: the places may be those of symbolic steps."""
-    data = inputs[0]
-    if not _is_tensor(data) or not _is_tensor(inputs[1]) or "float" not in _dtype(data):
+    """Negative places count from the end. Rows behind a table are NaN: the places may be those of symbolic steps."""
+    data, places = inputs[:2]
+    if not _is_tensor(data) or not _is_tensor(places) or "float" not in _dtype(data):
         return None
-    convert = onnx_frontend._get_convert_map()["Gather"].get_converter(opset)
-    found = convert(bb, inputs, attrs, [{}, {}])
-    if not isinstance(found, relax.Call) or found.op.name != "relax.take":
-        return found
-    return op.take(*found.args[:2], int(found.attrs.axis), "nan")
+    if not isinstance(data.ty.shape, relax.ShapeExpr):
+        return None
+    axis = attrs.get("axis", 0) % _rank(data)
+    extent, dtype, known = _extents(data)[axis], _dtype(places), constant_value(places)
+    if known is None or (known < 0).any():
+        # An extent that is a number is a constant here, by which the ranges of inputs are known.
+        whole = tensor_of(bb, Known(objects([extent], ()), dtype))
+        is_negative = bb.emit(op.less(places, relax.const(0, dtype)))
+        places = bb.emit(op.where(is_negative, bb.emit(op.add(places, whole)), places))
+    return op.take(data, places, axis, "nan")
 
 
 @_converts("Compress")

@@ -300,3 +300,19 @@ def test_the_extent_of_half_a_symbolic_axis_is_known():
     known = from_model(model, shapes={"x": ("b", 7, 4)})
     assert str(known.outputs["y"].shape) == "R.shape([b, 3, 3])"
     assert train_step(known, SGD(), loss=square).outputs == ()
+
+
+def test_negative_places_of_a_table_count_from_the_end():
+    """The trainer knows the range of the places."""
+    model = models.model_of([node("Gather", ["w", "ids"])], {}, {"w": normal(9, 4)})
+    ids = onnx.helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"])
+    model.graph.input.append(ids)
+    imported = from_model(model)
+    w = imported.params["w"].numpy()
+    trainer = Trainer(train_step(imported, SGD(lr=0.5), loss=square))
+    places = np.array([0, 8, -1, -9])
+    np.testing.assert_allclose(trainer.predict(places).numpy(), w[places])
+    assert np.isfinite(trainer.step(places).loss)
+    for wrong in (9, -10):
+        with pytest.raises(IndexError, match=rf"ids\[1\] is {wrong}, .* from -9 to 8"):
+            trainer.step(np.array([0, wrong]))
