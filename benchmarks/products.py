@@ -215,14 +215,15 @@ def _candidates(width: str) -> None:
             ways = [None, *(way for way in WAYS if product.allows(way))]
             made = {str(way): matmul(product, cpu, way=way) for way in ways}
             library = lower.library(made, target)
+            functions = {name: library[name] for name in made}
             tensors = [tvm.runtime.tensor(np.ones(s, "float32")) for s in product.shapes()]
             calls = max(1, int(2e7 / math.prod(sizes)))
             least = dict.fromkeys(made, math.inf)
             for _ in range(15):
-                for name in made:
+                for name, function in functions.items():
                     start = time.thread_time()
                     for _ in range(calls):
-                        library[name](*tensors)
+                        function(*tensors)
                     least[name] = min(least[name], (time.thread_time() - start) / calls)
             chosen, best = least.pop("None"), min(least.values())
             count += 1

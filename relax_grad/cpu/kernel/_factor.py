@@ -1,0 +1,136 @@
+"""Readers of the first factor of a matrix product: in place, or from a copy of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from . import builder as b
+from ._product import DEPTH, Matmul
+from .builder import Vectors, as_expr, bind, ceil_div, const
+
+#: Strips of a transposed A that are packed together, so that its rows are read in whole cache lines.
+_STRIPS = 8
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A reader of A in place, ``[m, k]``.
+
+    Attributes
+    ----------
+    p : Matmul
+        The products.
+    vectors : Vectors
+        The vectors.
+    size : tuple[int, int]
+        The rows of a strip, and the strips of a task.
+    """
+
+    p: Matmul
+    vectors: Vectors
+    size: tuple[int, int]
+
+    @staticmethod
+    def of(product: Matmul, vectors: Vectors, size: tuple[int, int]) -> Factor:
+        """Return the reader for the A of a product."""
+        if product.transpose_a:
+            return _Strips(product, vectors, size)
+        # Rows whose stride is a multiple of 2 KB share few sets of a first-level cache.
+        is_crowded = isinstance(product.depth, int) and product.depth % 512 == 0
+        return (_Copies if is_crowded and not _is_few(product) else Factor)(product, vectors, size)
+
+    def place(self) -> tirx.Buffer | None:
+        """Allocate the buffer for a task's copy of A, if there is one."""
+        return None
+
+    def reader(self, a, a0, place, strips: tuple, depth: tuple) -> Callable:
+        """Emit the copies of some strips over a stretch of k, and return the reader of their elements.
+
+        ``reader(row)(i, k)`` is the element of row ``row + i`` at step ``k`` of the stretch.
+        """
+
+        def read(row) -> Callable:
+            base = bind(a0 + row * self.p.depth + depth[0])
+            return lambda i, k: a[base + k + i * self.p.depth]
+
+        return read
+
+
+class _Copies(Factor):
+    """A reader of a copy of A, ``[row][k]``, whose row stride is not a power of 2."""
+
+    _PITCH = DEPTH + 16
+
+    def place(self) -> tirx.Buffer:
+        return b.scratch(self.size[0] * self.size[1] * self._PITCH)
+
+    def reader(self, a, a0, place, strips, depth) -> Callable:
+        (first, last), (k0, size), height = strips, depth, self.size[0]
+        top = bind(first * height)
+        with b.serial(top, bind(tirx.min(last * height, as_expr(self.p.rows)))) as row:
+            source, target = bind(a0 + row * self.p.depth + k0), bind((row - top) * self._PITCH)
+            self.vectors.each(
+                size,
+                lambda k, left: self.vectors.store(
+                    place, target + k, self.vectors.load(a, source + k, left), left
+                ),
+            )
+
+        def read(row) -> Callable:
+            base = bind((row - top) * self._PITCH)
+            return lambda i, k: place[base + k + i * self._PITCH]
+
+        return read
+
+
+class _Strips(Factor):
+    """A reader of a copy of a transposed A, ``[k, m]``, in the layout ``[strip][k][row]``.
+
+    Rows are copied in whole vectors: masked stores are slow on processors without AVX-512. What a vector writes beyond
+    a row is overwritten by the next one, and each strip ends with room for a vector.
+    """
+
+    def place(self) -> tirx.Buffer:
+        return b.scratch(self.size[1] * (self.size[0] * DEPTH + self.vectors.lanes))
+
+    def reader(self, a, a0, place, strips, depth) -> Callable:
+        (first, last), (k0, size), height = strips, depth, self.size[0]
+        lanes, rows = self.vectors.lanes, self.p.rows
+        pitch = bind(size * height + lanes)
+        offsets = range(0, height, lanes)
+
+        def copy(begin, number, is_whole: bool) -> None:
+            with b.serial(0, size) as k, b.serial(0, number) as i:
+                row = bind((begin + i) * height)
+                source = bind(a0 + (k0 + k) * rows + row)
+                target = bind((begin + i - first) * pitch + k * height)
+                for offset in offsets:
+                    left = tirx.max(const(0), tirx.min(const(lanes), rows - row - offset))
+                    number_of = None if is_whole else bind(left)
+                    part = self.vectors.load(a, source + offset, number_of)
+                    self.vectors.store(place, target + offset, part)
+
+        with b.serial(0, ceil_div(last - first, _STRIPS)) as group:
+            begin = bind(first + group * _STRIPS)
+            number = bind(tirx.min(const(_STRIPS), last - begin))
+            end = (begin + number - 1) * height + (offsets[-1] + lanes)
+            b.either(
+                end <= rows,
+                lambda: copy(begin, number, True),
+                lambda: copy(begin, number, False),
+            )
+
+        def read(row) -> Callable:
+            strip, start = row // height - first, row % height
+            base = bind(strip * pitch + start)
+            return lambda i, k: place[base + k * height + i]
+
+        return read
+
+
+def _is_few(product: Matmul) -> bool:
+    """Tell whether A is multiplied by so few columns that copying it costs more than it saves."""
+    return isinstance(product.columns, int) and product.columns < 64

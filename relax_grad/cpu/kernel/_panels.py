@@ -1,0 +1,136 @@
+"""Panels of the second factor of a matrix product: copies of its columns that a tile reads sequentially."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from . import builder as b
+from ._product import DEPTH, Matmul
+from .builder import Extent, Vectors, bind, ceil_div, const
+
+#: Panels of a task that are packed together, if the rows of B are those of memory.
+_GROUP = 2
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The layout of panels, ``[k][width]``.
+
+    Attributes
+    ----------
+    p : Matmul
+        The products.
+    vectors : Vectors
+        The vectors.
+    tile_vectors : int
+        The vectors in a row of a panel.
+    """
+
+    p: Matmul
+    vectors: Vectors
+    tile_vectors: int
+
+    @property
+    def width(self) -> int:
+        """The columns of a panel."""
+        return self.tile_vectors * self.vectors.lanes
+
+    @property
+    def panels(self) -> Extent:
+        """The number of panels."""
+        return ceil_div(self.p.columns, self.width)
+
+    def pack(self, source: tuple, target: tuple, depth: tuple, group: int = 1) -> None:
+        """Copy a stretch of k of consecutive panels of B, ``[panel][k][width]``, padded with zeros.
+
+        Parameters
+        ----------
+        source : tuple
+            B, its offset, and the number of the first panel.
+        target : tuple
+            The buffer of the copy, its offset there, and the distance of panels.
+        depth : tuple
+            The start and the size of the stretch.
+        group : int
+            The number of panels.
+        """
+        (bb, b0, j), (panels, base, step), (k0, size) = source, target, depth
+        p, lanes, width = self.p, self.vectors.lanes, self.width
+        if p.transpose_b:
+            with b.serial(0, group) as i, b.serial(0, self.tile_vectors) as v:
+                to = bind(base + i * step + v * lanes)
+                column = bind((j + i) * width + v * lanes)
+                self.vectors.copy_transposed(
+                    (bb, b0 + column * p.depth + k0, p.depth),
+                    self._left(column),
+                    size,
+                    panels,
+                    lambda k: to + k * width,
+                )
+            return
+        vectors = [(i, v * lanes) for i in range(group) for v in range(self.tile_vectors)]
+        columns = [bind((j + i) * width + at) for i, at in vectors]
+        left = [self._left(column) for column in columns]
+        with b.serial(0, size) as k:
+            row, to = bind(b0 + (k0 + k) * p.columns), bind(base + k * width)
+            for (i, at), column, number in zip(vectors, columns, left, strict=True):
+                vector = self.vectors.load(bb, row + column, number)
+                self.vectors.store(panels, to + i * step + at, vector)
+
+    def _left(self, column):
+        """Return the number of columns of a vector that exist, or None if all always do."""
+        columns, lanes = self.p.columns, self.vectors.lanes
+        if isinstance(columns, int) and columns % self.width == 0:
+            return None
+        return bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
+
+
+class Early:
+    """All panels of B, ``[panel][k][width]``, packed before the products."""
+
+    def __init__(self, packing: Packing, bb, b0, loop: Callable):
+        self.depth, self.width = packing.p.depth, packing.width
+        size = self.depth * self.width
+        self.panels = b.scratch(packing.panels * size)
+        with loop(0, packing.panels) as j:
+            packing.pack((bb, b0, j), (self.panels, bind(j * size), 0), (const(0), self.depth))
+
+    def place(self) -> None:
+        """Allocate nothing."""
+
+    @contextmanager
+    def each(self, place: None, columns: tuple, depth: tuple) -> Iterator[tuple]:
+        """Emit a loop over panels; yield the number of one, and the buffer and the offset of its stretch."""
+        with b.serial(*columns) as j:
+            yield j, (self.panels, bind((j * self.depth + depth[0]) * self.width))
+
+
+class Late:
+    """Stretches of panels of B, ``[panel][k][width]``, packed by the task that reads them, just before."""
+
+    def __init__(self, packing: Packing, bb, b0):
+        self.packing, self.bb, self.b0 = packing, bb, b0
+        depth = packing.p.depth
+        self.size = (min(depth, DEPTH) if isinstance(depth, int) else DEPTH) * packing.width
+        # Rows of B are read in several cache lines at a time; transposed, a panel has rows of its own.
+        self.group = 1 if packing.p.transpose_b else _GROUP
+
+    def place(self) -> tirx.Buffer:
+        """Allocate the buffer of a task."""
+        return b.scratch(self.size * self.group)
+
+    @contextmanager
+    def each(self, place: tirx.Buffer, columns: tuple, depth: tuple) -> Iterator[tuple]:
+        """Emit a loop over panels that are packed; yield the number of one, its buffer and its offset."""
+        start, stop = columns
+        with b.serial(0, ceil_div(stop - start, self.group)) as part:
+            first = bind(start + part * self.group)
+            self.packing.pack(
+                (self.bb, self.b0, first), (place, const(0), self.size), depth, self.group
+            )
+            with b.serial(0, bind(tirx.min(const(self.group), stop - first))) as i:
+                yield bind(first + i), (place, bind(i * self.size))

@@ -1,0 +1,122 @@
+"""The sizes and layouts of matrix products, and the choice of the way to compute them.
+
+The limits are the crossovers of ``benchmarks/products.py --candidates`` with AVX2 and AVX-512.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..target import CPU
+from .builder import Extent, ceil_div, const
+
+#: Steps of k that a tile sums over at once.
+DEPTH = 256
+
+#: The maximum number of rows for which B is not packed: if it is read in rows, and if its vectors run along k.
+_FEW_ROWS, _FEW_DOTS = 32, 16
+
+#: The same, if the rows of B share few sets of a cache, and a tile has 16 registers.
+_FEW_CROWDED = 8
+
+#: The elements of A up to which B is not packed if it is transposed and has fewer columns than this, and not a multiple
+#: of the lanes.
+_MASKED_SIZE, _NARROW = 2**18, 32
+
+#: Multiply-adds that a vector lane computes in a nanosecond, and bytes that a core reads from its second-level cache.
+_PER_LANE_NS, _BYTES_PER_NS = 6.4, 100
+
+#: The ways to compute a product: B is read in place, or packed.
+WAYS = ("few rows", "packed")
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """The shapes and layouts of a batch of matrix products. Extents may be symbolic (int32).
+
+    Attributes
+    ----------
+    rows, columns, depth : int or tirx.PrimExpr
+        The extents of m, n and k.
+    transpose_a, transpose_b : bool
+        Whether A is stored as ``[k, m]``, and B as ``[n, k]``.
+    batch : int or tirx.PrimExpr
+        The number of products.
+    shared_a, shared_b : bool
+        Whether all products share one A, or one B.
+    """
+
+    rows: Extent
+    columns: Extent
+    depth: Extent
+    transpose_a: bool = False
+    transpose_b: bool = False
+    batch: Extent = 1
+    shared_a: bool = False
+    shared_b: bool = False
+
+    def shapes(self) -> list[list[Extent]]:
+        """Return the shapes of A, B and C."""
+        a = [self.depth, self.rows] if self.transpose_a else [self.rows, self.depth]
+        b = [self.columns, self.depth] if self.transpose_b else [self.depth, self.columns]
+        shapes = [(a, self.shared_a), (b, self.shared_b), ([self.rows, self.columns], False)]
+        return [
+            shape if shared or is_one(self.batch) else [self.batch, *shape]
+            for shape, shared in shapes
+        ]
+
+    def starts(self, i) -> list:
+        """Return the offsets of the i-th product in A, B and C."""
+        sizes = (self.rows * self.depth, self.columns * self.depth, self.rows * self.columns)
+        shared = (self.shared_a, self.shared_b, False)
+        return [const(0) if one else i * size for size, one in zip(sizes, shared, strict=True)]
+
+    def turned(self) -> Matmul:
+        """Return the product of B and A, both transposed, whose result is C transposed."""
+        return Matmul(
+            self.columns,
+            self.rows,
+            self.depth,
+            not self.transpose_b,
+            not self.transpose_a,
+            self.batch,
+            self.shared_b,
+            self.shared_a,
+        )
+
+    def allows(self, way: str) -> bool:
+        """Tell whether a product can be computed in one of :data:`WAYS`."""
+        return way != "few rows" or is_one(self.rows) or not self.transpose_a
+
+    def most_few_rows(self, cpu: CPU) -> int:
+        """Return the number of rows up to which packing B costs more than it saves."""
+        if not self.transpose_b:
+            # Few registers hold few rows: B is read several times, from few sets of a cache if its rows share them.
+            columns, depth = (x if isinstance(x, int) else 1 for x in (self.columns, self.depth))
+            is_crowded = columns % 512 == 0 and depth >= DEPTH
+            return _FEW_CROWDED if is_crowded and cpu.registers < 32 else _FEW_ROWS
+        # Summing the lanes of a vector takes about as long as that many multiplications.
+        if self.transpose_a:
+            return 1
+        depth = self.depth if isinstance(self.depth, int) else DEPTH
+        columns = self.columns
+        if isinstance(columns, int) and columns < _NARROW and columns % cpu.lanes:
+            # Panels would have zeros in part of their lanes. Each tile of columns reads all of A.
+            return max(4, depth // 8 if depth < 128 else _MASKED_SIZE // depth)
+        return max(4, min(_FEW_DOTS if cpu.lanes > 8 else 2 * _FEW_DOTS, depth // 16))
+
+    def nanoseconds(self, cpu: CPU) -> float:
+        """Return an estimate of the time that one thread takes, infinite for symbolic extents."""
+        extents = (self.batch, self.rows, self.columns, self.depth)
+        if not all(isinstance(extent, int) for extent in extents):
+            return float("inf")
+        batch, rows, columns, depth = extents
+        width = columns if self.transpose_b else ceil_div(columns, cpu.lanes) * cpu.lanes
+        size = 4 * depth * (rows + columns)
+        lanes = _PER_LANE_NS * cpu.lanes
+        return batch * max(rows * width * depth / lanes, size / _BYTES_PER_NS)
+
+
+def is_one(extent: Extent) -> bool:
+    """Tell whether an extent is known to be 1."""
+    return isinstance(extent, int) and extent == 1
