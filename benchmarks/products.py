@@ -1,7 +1,7 @@
 """Measure matrix products against PyTorch and the peak of the processor, for each width of vectors.
 
 ``python benchmarks/products.py`` measures large products, interleaved, and small ones in blocks with a pause between the
-contestants, and writes ``benchmarks/results/products/PROCESSOR.json``: a file for each machine. PyTorch is held to AVX2
+contestants, and writes ``docs/_measured/products/PROCESSOR.json``: a file for each machine. PyTorch is held to AVX2
 for the columns of AVX2. The peak is that of multiply-adds in registers, by a loop in C (``cc`` compiles it).
 
 ``--candidates`` measures the ways to compute each small product in one thread, and lists the products for which the
@@ -149,17 +149,23 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
             least = min(times["ours"])
             rows.append(
                 {
+                    "group": "large" if sizes in LARGE else "small",
                     "form": form,
                     "sizes": list(sizes),
                     "us": round(least * 1e6, 2),
                     "gflops": round(2 * math.prod(sizes) / least / 1e9, 1),
-                    "median": round(ratios[len(ratios) // 2], 2),
-                    "least": round(least / min(times["torch"]), 2),
+                    "median": _digits(ratios[len(ratios) // 2]),
+                    "least": _digits(least / min(times["torch"])),
                 }
             )
             print(rows[-1], file=sys.stderr, flush=True)
     peak = [max(before, _peak(WIDTHS[width][1], n)) for n, before in zip((1, 2), peak, strict=True)]
     return {"target": _target(width), "peak": [round(value) for value in peak], "rows": rows}
+
+
+def _digits(ratio: float) -> float:
+    """Return a ratio with two digits after the point, or two digits."""
+    return round(ratio, 2) if ratio > 0.1 else float(f"{ratio:.1e}")
 
 
 def _target(width: str | None) -> str:
@@ -235,19 +241,16 @@ def _candidates(width: str) -> None:
 
 def _summary(width: str, part: dict) -> str:
     lines = [f"{width} ({part['target']}): peak {part['peak'][0]} and {part['peak'][1]} GFLOP/s"]
-    for name, is_large in (("large", True), ("small", False)):
+    for group in ("large", "small"):
         for form in _FORMS:
-            rows = [
-                row
-                for row in part["rows"]
-                if row["form"] == form and (tuple(row["sizes"]) in LARGE) == is_large
-            ]
+            rows = [row for row in part["rows"] if row["form"] == form and row["group"] == group]
             mean = math.exp(sum(math.log(row["median"]) for row in rows) / len(rows))
             worst = max(rows, key=lambda row: row["median"])
             share = min(row["gflops"] for row in rows) / part["peak"][1]
             lines.append(
-                f"  {name} {form}: {mean:.2f} of PyTorch's time (mean of medians), most {worst['median']:.2f} "
-                f"at {worst['sizes']}" + (f", least share of peak {share:.2f}" if is_large else "")
+                f"  {group} {form}: {mean:.2f} of PyTorch's time (mean of medians), most {worst['median']:.2f} "
+                f"at {worst['sizes']}"
+                + (f", least share of peak {share:.2f}" if group == "large" else "")
             )
     return "\n".join(lines)
 
@@ -256,7 +259,8 @@ def _text(result: dict) -> str:
     """Return JSON with a line for each row."""
     text = json.dumps(result, indent=1)
     return (
-        re.sub(r"\{\s*(\"form\"[^}]*)\}", lambda m: "{" + " ".join(m[1].split()) + "}", text) + "\n"
+        re.sub(r"\{\s*(\"group\"[^}]*)\}", lambda m: "{" + " ".join(m[1].split()) + "}", text)
+        + "\n"
     )
 
 
@@ -264,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--vectors", nargs="+", choices=WIDTHS, default=list(WIDTHS))
     parser.add_argument("--repeats", type=int, default=7, help="samples of each (default: 7)")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "products")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs/_measured/products")
     parser.add_argument(
         "--candidates", action="store_true", help="compare the ways to compute small products"
     )

@@ -22,6 +22,11 @@ class Measured(SphinxDirective):
     #: The other files that the lines are made from.
     also: tuple[str, ...] = ()
 
+    @staticmethod
+    def read(path: Path):
+        """Return the contents of the file."""
+        return json.loads(path.read_text("utf-8"))
+
     def lines(self, measured: dict) -> Iterator[str]:
         """Yield the lines for the contents of the file; each directive implements this."""
         raise NotImplementedError
@@ -30,7 +35,7 @@ class Measured(SphinxDirective):
         path = MEASURED / self.file
         for name in (self.file, *self.also):
             self.env.note_dependency(str(MEASURED / name))
-        lines = self.lines(json.loads(path.read_text()))
+        lines = self.lines(self.read(path))
         return self.parse_text_to_nodes(StringList(list(lines), str(path)))
 
 

@@ -134,6 +134,49 @@ class Winograd(Measured):
         yield from table(("convolution", "", *found["columns"], "oneDNN"), rows, "llllll")
 
 
+class Products(Measured):
+    """The table of matrix products, with rows for each machine, width of vectors, and form."""
+
+    #: The folder has a file for each machine.
+    file = "products"
+
+    @staticmethod
+    def read(path):
+        return [json.loads(file.read_text("utf-8")) for file in sorted(path.glob("*.json"))]
+
+    def lines(self, measured):
+        rows = []
+        for machine in measured:
+            for width in ("host", "avx2"):
+                if width in machine:
+                    rows += self._of_width(machine, width)
+        heads = (
+            "processor, target",
+            "products",
+            "/ PyTorch: mean",
+            "most",
+            "of the peak: mean",
+            "least",
+        )
+        yield from table(heads, rows, "llrrrr")
+
+    @staticmethod
+    def _of_width(machine: dict, width: str) -> Iterator[list[str]]:
+        part = machine[width]
+        for group in ("large", "small"):
+            members = [r for r in part["rows"] if r["group"] == group]
+            medians = [r["median"] for r in members]
+            shares = [r["gflops"] / part["peak"][1] for r in members]
+            yield [
+                f"{machine['processor']}, {part['target']}",
+                f"{len(members)} {group}",
+                f"{geometric_mean(medians):.2f}",
+                f"{max(medians):.2f}",
+                f"{geometric_mean(shares):.2f}" if group == "large" else "",
+                f"{min(shares):.2f}" if group == "large" else "",
+            ]
+
+
 class Conditions(Measured):
     """A sentence with the machine, the versions and the date of a measurement."""
 
@@ -176,6 +219,7 @@ def setup(app):
         ("cpu-steps", Steps),
         ("cpu-families", Families),
         ("cpu-slower", Slower),
+        ("cpu-products", Products),
         ("compile-times", CompileTimes),
         ("winograd-errors", Winograd),
         ("cpu-conditions", Conditions),
