@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import tvm
 
+from relax_grad.cpu.codegen import compile as _compile
 from relax_grad.cpu.codegen.compile import assembled
 from relax_grad.testing import _program
 
@@ -20,19 +21,37 @@ _BUILD = sys.modules["tvm.tirx.build"]
 
 _generate = _BUILD.codegen_build
 _assemble = _program.assemble
+_optimizing = _compile.optimizing
 
 #: Whether targets without a level of optimization have the level 0.
 _unoptimized = [False]
 
+#: Whether that holds for relax_grad's pipeline too.
+_pipelines = [False]
+
 
 @contextmanager
-def unoptimized():
-    """Compile for LLVM without optimizations, unless the target has a level."""
-    before, _unoptimized[0] = _unoptimized[0], True
+def unoptimized(*, pipelines: bool = False):
+    """Compile for LLVM without optimizations, unless the target has a level.
+
+    Parameters
+    ----------
+    pipelines : bool
+        Whether relax_grad's pipeline, which otherwise compiles at its own level, does so too.
+    """
+    before = _unoptimized[0], _pipelines[0]
+    _unoptimized[0], _pipelines[0] = True, pipelines
     try:
         yield
     finally:
-        _unoptimized[0] = before
+        _unoptimized[0], _pipelines[0] = before
+
+
+def _level_of_pipelines(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target for the functions of relax_grad's pipeline."""
+    if _pipelines[0] and "opt-level" not in target.export():
+        target = tvm.target.Target({**target.export(), "opt-level": 0})
+    return _optimizing(target)
 
 
 def _codegen_build(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
@@ -51,19 +70,21 @@ def _codegen_build(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.
 @contextmanager
 def as_tvm_compiles():
     """Compile as TVM and relax_grad do outside of the tests."""
-    ours = _BUILD.codegen_build, _program.assemble
+    ours = _BUILD.codegen_build, _program.assemble, _compile.optimizing
     pytest_unconfigure()
     try:
         yield
     finally:
-        _BUILD.codegen_build, _program.assemble = ours
+        _BUILD.codegen_build, _program.assemble, _compile.optimizing = ours
 
 
 def pytest_configure() -> None:
     _BUILD.codegen_build = _codegen_build
     _program.assemble = lambda module, target: None  # it is done already
+    _compile.optimizing = _level_of_pipelines
 
 
 def pytest_unconfigure() -> None:
     _BUILD.codegen_build = _generate
     _program.assemble = _assemble
+    _compile.optimizing = _optimizing
