@@ -272,7 +272,7 @@ class Reader {
 
 /// Returns the version of a text; throws if it is of another format or version, whose keys may be
 /// others.
-int64_t VersionOf(std::string_view text, const std::string& where) {
+int64_t ManifestVersion(std::string_view text, const std::string& where) {
   std::string format;
   int64_t version = 0;
   JsonReader json(text, where);
@@ -330,7 +330,7 @@ void CheckVersion(int64_t version, const std::string& where) {
 Manifest ParseManifest(std::string_view text, const std::string& where) {
   auto place = PlaceOfChecksum(text);
   if (place.has_value()) CheckText(text, *place, where);
-  int64_t version = VersionOf(text, where);
+  int64_t version = ManifestVersion(text, where);
   Manifest found = Reader(text, where).Read();
   if (version >= kFirstWithChecksum && (!place.has_value() || found.library_checksum.empty())) {
     throw Error(where + " is damaged: it has no checksum of " +

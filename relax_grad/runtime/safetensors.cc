@@ -10,7 +10,7 @@ namespace relax_grad {
 
 namespace {
 
-constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+constexpr int64_t kMostExtent = std::numeric_limits<int64_t>::max();
 
 Entry ReadEntry(const std::string& name, JsonReader* json) {
   Entry entry{name, nullptr, {}, 0, 0};
@@ -22,9 +22,9 @@ Entry ReadEntry(const std::string& name, JsonReader* json) {
           entry.dtype = DtypeInFile(dtype);
           if (!entry.dtype) json->Fail("is " + Shown(dtype) + ", which is not supported");
         } else if (key == "shape") {
-          json->Array([&] { entry.shape.push_back(json->Integer(0, kMost)); });
+          json->Array([&] { entry.shape.push_back(json->Integer(0, kMostExtent)); });
         } else if (key == "data_offsets") {
-          json->Array([&] { offsets.push_back(json->Integer(0, kMost)); });
+          json->Array([&] { offsets.push_back(json->Integer(0, kMostExtent)); });
         } else {
           json->Fail("is no key of a tensor");
         }

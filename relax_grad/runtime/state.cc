@@ -50,7 +50,7 @@ std::string ReadObject(JsonReader* json) {
 }
 
 /// Returns the version of a text; throws if it is another one, whose keys may be others.
-int64_t VersionOf(std::string_view text, const std::string& where) {
+int64_t StateVersion(std::string_view text, const std::string& where) {
   int64_t version = 0;
   JsonReader json(text, where, true);
   json.Object(
@@ -71,7 +71,7 @@ int64_t VersionOf(std::string_view text, const std::string& where) {
 
 Described ParseDescribed(std::string_view text, const std::string& where) {
   Described found;
-  found.version = VersionOf(text, where);
+  found.version = StateVersion(text, where);
   JsonReader json(text, where, true);
   json.Object(
       [&](const std::string& key) {

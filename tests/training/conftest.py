@@ -33,6 +33,7 @@ foreach(program errors batches)
   target_link_libraries(${{program}} PRIVATE relax_grad_trainer)
 endforeach()
 target_link_libraries(calls PRIVATE relax_grad_trainer_c)
+set_target_properties(relax_grad_trainer PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
 """
 
 
