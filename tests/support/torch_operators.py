@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -68,7 +69,11 @@ def _weights(data: torch.Tensor) -> torch.Tensor:
 
 def imported(case: Case) -> tuple[Imported, str]:
     """Return a case's import, and the name of its function."""
-    exported = torch.export.export(_Module(case), case.operands, strict=False)
+    return _import(_Module(case), case.operands)
+
+
+def _import(module: nn.Module, operands: tuple) -> tuple[Imported, str]:
+    exported = torch.export.export(module, operands, strict=False)
     found = from_exported_program(exported)
     (name,) = (
         each.name_hint
@@ -85,7 +90,69 @@ def machine(module: tvm.IRModule) -> relax.VirtualMachine:
 
 
 def check_all(cases: Sequence[Case]) -> dict[str, str]:
-    """Return the faults of cases by name."""
+    """Return the faults of cases by name.
+
+    The cases are parts of one program, which is traced and compiled once. If it has a fault, each case is checked alone.
+    """
+    try:
+        _check_together(cases)
+    except Exception as error:
+        whole = f"{type(error).__name__}: {error}"[:600]
+        return faults_of(cases) or {"the cases in one program": whole}
+    return {}
+
+
+class _Together(nn.Module):
+    """Returns the sum of the losses of several cases, if there is one, and the results of all of them."""
+
+    def __init__(self, cases: Sequence[Case]):
+        super().__init__()
+        self.parts = [_Module(case) for case in cases]
+
+    def forward(self, *operands):
+        total, results, operands = None, [], iter(operands)
+        for part in self.parts:
+            found = part(*itertools.islice(operands, len(part.case.operands)))
+            results += found
+            if part.case.gradient and found[0].is_floating_point():
+                loss = found[0].double()
+                total = loss if total is None else total + loss
+        return tuple(results) if total is None else (total, *results)
+
+
+def _check_together(cases: Sequence[Case]) -> None:
+    """Assert that the values and gradients of cases in one program are those of PyTorch."""
+    expected = [_expected(case) for case in cases]
+    operands = tuple(each.clone() for case in cases for each in case.operands)
+    found, name = _import(_Together(cases), operands)
+    module, values = found.module, _constants(found)
+    wrt = [
+        place
+        for place, (case, each) in enumerate(
+            ((case, each) for case in cases for each in case.operands), start=1
+        )
+        if case.gradient and each.is_floating_point()
+    ]
+    differentiated = name == "loss" and bool(wrt)
+    if differentiated:
+        module = relax_grad.value_and_grad(module, name, wrt=wrt)
+        name = f"{name}_adjoint"
+    module = tvm.IRModule({name: module[name]})
+    result = machine(module)[name](*map(tvm_value, (torch.tensor(0), *operands)), *values)
+    result = torch_values(result)
+    results, gradients = result if differentiated else (result, [])
+    count = sum(len(wanted) for wanted, _ in expected)
+    results, gradients = iter(_results(results, count)), iter(gradients)
+    for case, (wanted, slopes) in zip(cases, expected, strict=True):
+        own = list(itertools.islice(results, len(wanted)))
+        close(f"value of {case.name}", own, wanted, case.tolerance)
+        own = list(itertools.islice(gradients, len(slopes)))
+        close(f"gradient of {case.name}", own, slopes, case.tolerance)
+    assert next(gradients, None) is None
+
+
+def faults_of(cases: Sequence[Case]) -> dict[str, str]:
+    """Return the faults of cases by name. Each is traced alone; they are compiled together."""
     faults, functions, built = {}, {}, []
     for i, case in enumerate(cases):
         try:
@@ -124,28 +191,36 @@ def check_all(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def _compare(case: Case, entry: str, differentiated: bool, found: Imported, run) -> None:
-    constants = [
-        each for group in (found.params, found.frozen, found.states) for each in group.values()
-    ]
     given = [tvm_value(each) for each in (torch.tensor(0), *case.operands)]
-    found = torch_values(run[entry](*given, *constants))
+    found = torch_values(run[entry](*given, *_constants(found)))
+    wanted, expected = _expected(case, differentiated)
+    values, gradients = found if differentiated else (found, [])
+    close("value", _results(values, len(wanted)), wanted, case.tolerance)
+    close("gradient", gradients, expected, case.tolerance)
+
+
+def _constants(found: Imported) -> list[tvm.runtime.Tensor]:
+    """Return the values of an import that follow its inputs."""
+    groups = found.params, found.frozen, found.states
+    return [each for group in groups for each in group.values()]
+
+
+def _expected(case: Case, differentiated: bool = True) -> tuple[Sequence[torch.Tensor], list]:
+    """Return PyTorch's results of a case's module, and the gradients if the case and the argument ask for them."""
+    differentiated = differentiated and case.gradient
     operands = [
         each.clone().requires_grad_(each.is_floating_point() and differentiated)
         for each in case.operands
     ]
     wanted = _Module(case)(*operands)
-    if not differentiated:
-        close("value", _results(found, len(wanted)), wanted, case.tolerance)
-        return
-    values, gradients = found
-    close("value", _results(values, len(wanted)), wanted, case.tolerance)
     given = [each for each in operands if each.requires_grad]
-    expected = torch.autograd.grad(wanted[0], given, allow_unused=True)
-    expected = [
-        torch.zeros_like(one) if each is None else each
-        for one, each in zip(given, expected, strict=True)
-    ]
-    close("gradient", gradients, expected, case.tolerance)
+    if not given:
+        return wanted, []
+    if not wanted[0].requires_grad:
+        return wanted, [torch.zeros_like(each) for each in given]
+    found = torch.autograd.grad(wanted[0], given, allow_unused=True)
+    pairs = zip(given, found, strict=True)
+    return wanted, [torch.zeros_like(one) if each is None else each for one, each in pairs]
 
 
 def _results(found, count: int) -> list[torch.Tensor]:
