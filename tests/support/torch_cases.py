@@ -210,6 +210,8 @@ def elementwise() -> Iterator[Case]:
         lambda x, a, b: torch.clamp(x, a, b),
         (whole(4, 3), whole(3), whole(4, 1) + 3),
     )
+    bounds = torch.tensor([-1.0, 2.0, 3.0, 0.0, 0.0]), torch.tensor([-1.0, 2.0, 1.0, 4.0, 0.0])
+    yield Case("clamp-equal", torch.clamp, (torch.tensor([-4.0, 5.0, 2.0, 0.0, 0.0]), *bounds))
     yield Case("clamp-min", lambda x: x.clamp_min(0), (whole(9),))
     yield Case("clamp-max-none", lambda x: x.clamp(max=1), (whole(9),))
     yield Case("prelu", F.prelu, (whole(2, 3, 4), normal(3)))

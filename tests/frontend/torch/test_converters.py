@@ -19,6 +19,7 @@ FEW = {
         "log1p-small",
         "lgamma",
         "clamp-kinks",
+        "clamp-equal",
         "add-bool",
         "div-trunc-int",
         "cast-small-bool",

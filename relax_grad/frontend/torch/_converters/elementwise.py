@@ -465,6 +465,10 @@ def _clamp(call, data, min=None, max=None):
     """Both bounds belong to the range in which the operand has its gradient; NaN stays, and has none."""
     kind = call.dtype
     data = call.cast(data, kind)
+    if "float" in kind and isinstance(min, relax.Expr) and isinstance(max, relax.Expr):
+        # Below bounds that are equal, PyTorch gives the gradient to neither.
+        min, max = call.cast(min, kind), call.cast(max, kind)
+        min = call.emit(_op.where(_op.equal(min, max), call.emit(stop_gradient(min)), min))
     for bound, inside, outside in (
         (min, _op.greater_equal, _op.less),
         (max, _op.less_equal, _op.greater),
