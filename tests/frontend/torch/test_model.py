@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="the package torch is not installed:
 F, nn = torch.nn.functional, torch.nn
 checkpoint = torch.utils.checkpoint.checkpoint
 
-from torch_models import check  # noqa: E402
+from torch_models import check, close, compiled, tensor_of  # noqa: E402
 from tvm import relax  # noqa: E402
 
 from relax_grad.frontend.torch import (  # noqa: E402
@@ -354,14 +354,29 @@ def test_checkpointed_sections_are_recomputed(reentrant):
     assert found.count("relax.grad.end_checkpoint") == 1
 
 
+def check_branches(function, *values):
+    """Check a loss, its value in evaluation and its gradients at several values, with one import."""
+    model = Of(function)
+    imported = from_module(model, values[:1])
+    run, constants = compiled(imported), [tensor_of(each) for each in imported.values]
+    params = dict(model.named_parameters())
+    params = [params[name] for name in imported.params]
+    for x in values:
+        (loss, _, _), found = run("loss_adjoint", torch.tensor(0), x, *constants)
+        wanted = model(x)
+        close("loss", [loss, *run("forward", x, *constants)], [wanted, wanted])
+        slopes = torch.autograd.grad(wanted, params, allow_unused=True)
+        pairs = zip(params, slopes, strict=True)
+        close("gradient", found, [torch.zeros_like(p) if g is None else g for p, g in pairs])
+
+
 def test_a_branch():
     def function(m, x):
         return torch.cond(
             x.sum() > 0, lambda a: m.dense(a).sum(), lambda a: (a * m.scale).exp().sum(), (x,)
         )
 
-    for x in (torch.ones(2, 4), -torch.ones(2, 4)):
-        loss_of(function, x)
+    check_branches(function, torch.ones(2, 4), -torch.ones(2, 4))
 
 
 def test_a_branch_within_a_branch():
@@ -373,8 +388,7 @@ def test_a_branch_within_a_branch():
 
     mixed = torch.ones(2, 4)
     mixed[0, 0] = -1
-    for x in (torch.ones(2, 4), mixed, -torch.ones(2, 4)):
-        loss_of(function, x)
+    check_branches(function, torch.ones(2, 4), mixed, -torch.ones(2, 4))
 
 
 # Programs, values and files
