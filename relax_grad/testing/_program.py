@@ -22,7 +22,6 @@ from ..errors import GradientCheckError
 from ..ir.compat import dtype_of, set_type
 from ..ir.module import copy_with_new_vars
 from ..transform import Gradient
-from ._legalize import legalized
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -344,8 +343,6 @@ def compile_module(module: tvm.IRModule, target) -> Callable[[str, Sequence[np.n
     """
     target = tvm.target.Target(UNOPTIMIZED if target is None else target)
     device = tvm.runtime.Device(target.get_target_device_type(), 0)
-    if target.kind.name == "llvm":
-        module = legalized(module, target)
     executable = tvm.compile(module, target=target)
     assemble(executable.mod, target)
     machine = relax.VirtualMachine(executable, device)
