@@ -30,8 +30,8 @@ _FEW_SYMBOLIC = 8
 #: The rows of a task from which its share of packing B costs no more than packing all panels before.
 _ROWS_OF_LATE = 64
 
-#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400 to 3000.
-_ONE_THREAD_NS = 1300
+#: Nanoseconds of work up to which one thread computes a product: a parallel region takes 400 to 5000.
+_ONE_THREAD_NS = 4000
 
 #: Bytes of A that one task reads, about half of a second-level cache.
 _TASK_BYTES = 384 * 1024
