@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from . import builder as b
-from ._product import DEPTH, Matmul
+from ._product import DEPTH, Matmul, share_sets
 from .builder import Vectors, as_expr, bind, ceil_div, const
 
 #: Strips of a transposed A that are packed together, so that its rows are read in whole cache lines.
@@ -38,9 +38,8 @@ class Factor:
         """Return the reader for the A of a product."""
         if product.transpose_a:
             return _Strips(product, vectors, size)
-        # Rows whose stride is a multiple of 2 KB share few sets of a first-level cache.
-        is_crowded = isinstance(product.depth, int) and product.depth % 512 == 0
-        return (_Copies if is_crowded and not _is_few(product) else Factor)(product, vectors, size)
+        copies = share_sets(product.depth) and not _is_few(product)
+        return (_Copies if copies else Factor)(product, vectors, size)
 
     def place(self) -> tirx.Buffer | None:
         """Allocate the buffer for a task's copy of A, if there is one."""

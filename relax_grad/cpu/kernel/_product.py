@@ -92,9 +92,9 @@ class Matmul:
         """Return the number of rows up to which packing B costs more than it saves."""
         if not self.transpose_b:
             # Few registers hold few rows: B is read several times, from few sets of a cache if its rows share them.
-            columns, depth = (x if isinstance(x, int) else 1 for x in (self.columns, self.depth))
-            is_crowded = columns % 512 == 0 and depth >= DEPTH
-            return _FEW_CROWDED if is_crowded and cpu.registers < 32 else _FEW_ROWS
+            is_deep = isinstance(self.depth, int) and self.depth >= DEPTH
+            is_crowded = cpu.registers < 32 and is_deep and share_sets(self.columns)
+            return _FEW_CROWDED if is_crowded else _FEW_ROWS
         # Summing the lanes of a vector takes about as long as that many multiplications.
         if self.transpose_a:
             return 1
@@ -120,3 +120,8 @@ class Matmul:
 def is_one(extent: Extent) -> bool:
     """Tell whether an extent is known to be 1."""
     return isinstance(extent, int) and extent == 1
+
+
+def share_sets(stride: Extent) -> bool:
+    """Tell whether rows of a stride, a multiple of 2 KB, are known to share few sets of a first-level cache."""
+    return isinstance(stride, int) and stride % 512 == 0

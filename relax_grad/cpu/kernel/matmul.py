@@ -69,15 +69,11 @@ def matmul(
     return b.prim_func("matmul", params, lambda *tensors: _emit(product, cpu, way, *tensors))
 
 
-def _emit(product: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
-    if product.nanoseconds(cpu) <= _ONE_THREAD_NS:
-        with b.one_thread():
-            _emit_by(product, replace(cpu, cores=1), way, *tensors)
-    else:
-        _emit_by(product, cpu, way, *tensors)
+def _emit(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
+    is_small = p.nanoseconds(cpu) <= _ONE_THREAD_NS
+    if is_small:
+        cpu = replace(cpu, cores=1)
 
-
-def _emit_by(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
     def few() -> None:
         rows = FewRows(p.rows, p.columns, p.depth, p.transpose_a, p.transpose_b, cpu)
         rows.emit(*tensors, p.batch, p.starts)
@@ -86,14 +82,15 @@ def _emit_by(p: Matmul, cpu: CPU, way: str | None, *tensors) -> None:
         _Generator(p, cpu).emit(*tensors)
 
     most = p.most_few_rows(cpu)
-    if way is not None:
-        (few if way == "few rows" else many)()
-    elif isinstance(p.rows, int):
-        (few if p.rows <= most else many)()
-    elif p.transpose_a or not isinstance(p.columns, int):
-        many()
-    else:
-        b.either(p.rows <= min(most, _FEW_SYMBOLIC), few, many)
+    with b.one_thread(is_small):
+        if way is not None:
+            (few if way == "few rows" else many)()
+        elif isinstance(p.rows, int):
+            (few if p.rows <= most else many)()
+        elif p.transpose_a or not isinstance(p.columns, int):
+            many()
+        else:
+            b.either(p.rows <= min(most, _FEW_SYMBOLIC), few, many)
 
 
 class _Generator:

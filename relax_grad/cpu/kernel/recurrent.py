@@ -14,6 +14,8 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from . import functions as math
+from ._panels import Early, Packing
+from ._product import Matmul
 from ._tile import multiply_add, rows_up_to
 from .builder import Extent, Vectors, bind, ceil_div, const
 
@@ -142,31 +144,16 @@ class _Weight:
 
     def __init__(self, cpu: CPU, columns: int, depth: int, is_turned: bool, rows: int):
         self._vectors, self._tile = Vectors(cpu.lanes), (rows, 2)
-        self._columns, self._depth, self._is_turned = columns, depth, is_turned
-        self._width = 2 * cpu.lanes
+        matrix = Matmul(1, columns, depth, transpose_b=is_turned)
+        self._packing = Packing(matrix, self._vectors, 2)
+        self._depth, self._width = depth, self._packing.width
         self._panels = ceil_div(columns, self._width)
         #: The stride of the rows of a product.
         self.pitch = self._panels * self._width
 
     def pack(self, source: tirx.Buffer) -> None:
         """Emit the copy of the matrix."""
-        vectors, lanes, width = self._vectors, self._vectors.lanes, self._width
-        columns, depth = self._columns, self._depth
-        self._packed = panels = b.scratch(self._panels * depth * width)
-        with b.parallel(0, self._panels) as j, b.serial(0, 2) as v:
-            base = bind(j * (depth * width) + v * lanes)
-            column = bind(j * width + v * lanes)
-            left = None
-            if columns % width:
-                left = bind(tirx.max(const(0), tirx.min(const(lanes), columns - column)))
-            if self._is_turned:
-                vectors.copy_transposed(
-                    (source, column * depth, depth), left, depth, panels, lambda k: base + k * width
-                )
-            else:
-                with b.serial(0, depth) as k:
-                    row = vectors.load(source, k * columns + column, left)
-                    vectors.store(panels, base + k * width, row)
+        self._packed = Early(self._packing, source, const(0), b.parallel).panels
 
     def multiply(self, left: tuple, target: tirx.Buffer, rows, *, add: bool) -> None:
         """Emit the products of rows and the matrix.
