@@ -1,0 +1,73 @@
+"""Recurrent layers and their gradient as loops over time in NumPy, with the results of the operators."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def lstm(data, hidden, cell, weight):
+    found = []
+    for x in data:
+        i, f, g, o = np.split(x + hidden @ weight.T, 4, -1)
+        i, f, g, o, last = sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o), cell
+        cell = f * last + i * g
+        m = np.tanh(cell)
+        hidden = o * m
+        slopes = [g * i * (1 - i), last * f * (1 - f), i * (1 - g * g), m * o * (1 - o), f]
+        found.append((hidden, cell, np.concatenate([*slopes, o * (1 - m * m)], -1)))
+    return [np.stack(each) for each in zip(*found, strict=True)]
+
+
+def gru(data, hidden, weight, bias):
+    found = []
+    for x in data:
+        (x_r, x_z, x_n), (r, z, n) = np.split(x, 3, -1), np.split(hidden @ weight.T, 3, -1)
+        r, z, kept, last = sigmoid(x_r + r), sigmoid(x_z + z), n + bias, hidden
+        n = np.tanh(x_n + r * kept)
+        fresh = (1 - z) * (1 - n * n)
+        hidden = (1 - z) * n + z * last
+        slopes = [fresh * kept * r * (1 - r), (last - n) * z * (1 - z), fresh * r, z]
+        found.append((hidden, np.concatenate(slopes, -1), fresh))
+    return [np.stack(each) for each in zip(*found, strict=True)]
+
+
+def rnn(activation):
+    def forward(data, hidden, weight):
+        found = []
+        for x in data:
+            hidden = activation(x + hidden @ weight.T)
+            found.append(hidden)
+        return [np.stack(found)]
+
+    return forward
+
+
+def backward(grad, slopes, weight, cells=None):
+    size = grad.shape[2]
+    hidden = cell = np.zeros_like(grad[0])
+    gates, states = [], []
+    for t in reversed(range(len(grad))):
+        own = np.split(slopes[t], slopes.shape[2] // size, -1)
+        through = state = grad[t] + hidden
+        if len(own) == 6:
+            state = own[5] * through + cell + (0 if cells is None else cells[t])
+            found = [own[0] * state, own[1] * state, own[2] * state, own[3] * through]
+            cell = own[4] * state
+        else:
+            found = [each * state for each in own[:3]]
+        gates.insert(0, np.concatenate(found, -1))
+        states.insert(0, state)
+        hidden = gates[0] @ weight + (own[3] * state if len(own) == 4 else 0)
+    return [np.stack(gates), np.stack(states), hidden, *([cell] if len(own) == 6 else [])]
+
+
+LAYERS = {
+    "lstm": lstm,
+    "gru": gru,
+    "rnn_tanh": rnn(np.tanh),
+    "rnn_relu": rnn(lambda x: np.maximum(x, 0)),
+}
