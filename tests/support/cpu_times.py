@@ -74,7 +74,9 @@ class _Times:
         try:
             return (yield)
         finally:
-            item.user_properties.append((_KEY, _processor_time() - item.stash[_START]))
+            # The ticks of a living process may be more than its time, which counts when it has ended.
+            spent = max(0.0, _processor_time() - item.stash[_START])
+            item.user_properties.append((_KEY, spent))
 
     def pytest_runtest_logreport(self, report) -> None:
         self._wall[report.nodeid] += report.duration
