@@ -13,8 +13,10 @@ from typing import BinaryIO
 import numpy as np
 import onnx
 import onnx.inliner
+import tvm
 from onnx import numpy_helper
 
+from ...training import Trainer
 from ._graph import every_graph, every_node
 from ._inference import set_inference
 from ._load import constants_of, is_external, location_of, read, tensor_of
@@ -80,6 +82,58 @@ def write(
             _move(tensor, folder, data.name, file)
     with _replacing(path) as file:
         file.write(model.SerializeToString())
+
+
+def given_values(values: object, ema: object) -> dict[str, object]:
+    """Return the values to write by their names; the arguments are those of :meth:`Imported.write_to`."""
+    is_trainer = isinstance(values, Trainer)
+    if not is_trainer and not isinstance(values, Mapping):
+        raise TypeError(
+            "values must be a Trainer or a mapping from names to values, such as trainer.values, but it is "
+            f"{type(values).__name__}"
+        )
+    if not isinstance(ema, (bool, Mapping)):
+        raise TypeError(f"ema must be True, False or a mapping from names to values, not {ema!r}")
+    if ema is True and not is_trainer:
+        raise ValueError(
+            "ema=True needs a Trainer as values; give the averages of other values as a mapping: ema={...}"
+        )
+    found = {**values.params, **values.states} if is_trainer else dict(values)
+    if ema is False:
+        return found
+    given = values.optimizer_state if ema is True else ema
+    start = "ema/"
+    averages = {
+        name.removeprefix(start): each
+        for name, each in given.items()
+        if name.startswith(start) or name in found
+    }
+    if not averages:
+        raise ValueError(
+            "ema: there are no moving averages; train_step(..., ema=decay) makes a step that has them"
+        )
+    return {**found, **averages}
+
+
+def array_of(name: str, value: object, old: tvm.runtime.Tensor | None, places) -> np.ndarray:
+    """Return a value with the dtype of the tensor that it replaces."""
+    if old is None:
+        shown = ", ".join(list(places)[:5])
+        advice = (
+            "; merge the adapters first: lora.merged(trainer.params)" if ".lora_" in name else ""
+        )
+        raise ValueError(f"values: the import has no tensor {name!r}; it has {shown}, ...{advice}")
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+    found = value.numpy() if hasattr(value, "numpy") else value
+    if not hasattr(found, "shape") or not hasattr(found, "astype"):
+        raise TypeError(f"values: {name} must be an array or a tensor, but it is {value!r}")
+    shape = tuple(map(int, old.shape))
+    if tuple(found.shape) != shape:
+        raise ValueError(
+            f"values: {name} must have the shape {shape}, but it has {tuple(found.shape)}"
+        )
+    return found.astype(old.numpy().dtype, copy=False)
 
 
 def _itemsize(tensor: onnx.TensorProto) -> int:

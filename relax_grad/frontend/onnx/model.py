@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import GlobalVar
 
-from ...ir.module import normalized, tuple_fields, unused, with_functions
-from ...training import Trainer, append_loss
+from ...ir.module import unused, with_functions
+from ...training import Trainer
 from .._arguments import Trainable, check_trainable
 from ._arguments import (
     DynamicShapes,
     Explanation,
     Origin,
-    Role,
     Shapes,
     check_constants,
     check_dynamic_shapes,
     check_shapes,
 )
+from ._loss import Targets, loss_of, results_of
+from ._selection import chosen, explained, wanted
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-    from ._weights import Roles
 
 #: The versions that the package is tested with; setup.py has them as well.
 ONNX_REQUIREMENT = "onnx>=1.17,<1.24"
@@ -174,8 +173,8 @@ class Imported:
         source = None if self._origin is None else self._origin.model
         old = {**self.params, **self.frozen, **self.states}
         found = {
-            name: _array(name, value, old.get(name), places)
-            for name, value in _given(values, ema).items()
+            name: _write.array_of(name, value, old.get(name), places)
+            for name, value in _write.given_values(values, ema).items()
         }
         _write.write(source, path, found, places, inference)
 
@@ -187,7 +186,7 @@ class Imported:
     def with_loss(
         self,
         loss_fn: Callable[..., relax.Expr],
-        targets: Mapping[str, relax.TensorType | tuple[Sequence[int | str], str]] | None = None,
+        targets: Targets | None = None,
     ) -> tvm.IRModule:
         """Return the module with a function ``loss`` that runs the model and then a loss.
 
@@ -223,64 +222,19 @@ class Imported:
 
         If the module has ``inference``, it gets ``inference_loss``, which returns the loss in evaluation mode.
         """
-        functions = {"loss": self._loss("main", loss_fn, targets, returns_outputs=True)}
+        functions = {"loss": self._loss("main", loss_fn, targets, True)}
         if self._infers:
             functions["inference_loss"] = self._loss("inference", loss_fn, targets)
         return with_functions(self.module, functions)
+
+    def _loss(self, name: str, loss_fn, targets, returns_outputs: bool = False) -> relax.Function:
+        """Return the function that runs a function of the module and then a loss."""
+        return loss_of(self.module[name], list(self.outputs), loss_fn, targets, returns_outputs)
 
     @property
     def _infers(self) -> bool:
         """Whether the module has a function for inference beside ``main``."""
         return any(each.name_hint == "inference" for each in self.module.get_global_vars())
-
-    def _loss(self, name: str, loss_fn, targets, returns_outputs: bool = False) -> relax.Function:
-        """Return the function that runs a function of the module and then a loss."""
-        if not callable(loss_fn):
-            raise TypeError(
-                f"loss_fn must be a function of the block builder, the outputs and the targets, but it is {loss_fn!r}"
-            )
-        if targets is not None and not isinstance(targets, Mapping):
-            raise TypeError(
-                f'targets must be a mapping from names to types, such as {{"y": ((8,), "int64")}}, but it is {targets!r}'
-            )
-        main = self.module[name]
-        taken = {param.name for param in main.params}
-        symbols = _symbols(main)
-        params = [
-            relax.Var(key, each.ty) for key, each in zip(self.outputs, _results(main), strict=False)
-        ]
-        extra = []
-        for key, kind in dict(targets or {}).items():
-            if key in taken:
-                raise ValueError(f"targets: the model has a parameter {key!r} already")
-            extra.append(relax.Var(key, _type(key, kind, symbols)))
-        carriers = _carriers(main, params)
-        given = [relax.Var(f"{each.name}_extents", each.ty) for each in carriers]
-        bb = relax.BlockBuilder()
-        with bb.function("loss", [*given, *params, *extra]):
-            with bb.dataflow():
-                value = loss_fn(bb, *params, *extra)
-                if not isinstance(value, relax.Expr):
-                    raise TypeError(
-                        f"loss_fn must return a Relax expression, but it returns {value!r}"
-                    )
-                value = bb.emit_output(value)
-            bb.emit_func_output(value)
-        if returns_outputs:
-            _check_extents(params, bb.get()["loss"])
-        kept = len(_results(main)) - len(params)
-        whole = append_loss(
-            _returning(main, carriers, len(params) if returns_outputs else 0),
-            bb.get()["loss"],
-            len(carriers) + len(params),
-            kept + (len(params) if returns_outputs else 0),
-        )
-        count = int(main.attrs["num_input"])
-        every = list(whole.params)
-        behind = every[len(main.params) :]
-        ordered = [*every[:count], *behind, *every[count : len(main.params)]]
-        loss = relax.Function(ordered, whole.body, is_pure=whole.is_pure)
-        return loss.with_attr("num_input", count + len(behind))
 
 
 def from_model(
@@ -353,10 +307,10 @@ def from_model(
     from . import _convert
 
     prepared = _convert.prepare(
-        model, shapes, dynamic_shapes, constants, dropout, _wanted(trainable)
+        model, shapes, dynamic_shapes, constants, dropout, wanted(trainable)
     )
     roles = prepared.roles
-    params = _chosen(trainable, roles)
+    params = chosen(trainable, roles)
     others = [*roles.weights, *roles.frozen, *roles.statistics]
     others = [name for name in others if name not in params]
     frozen = [name for name in others if name not in roles.states]
@@ -380,195 +334,11 @@ def from_model(
     return Imported(
         module,
         {param.name: param.ty for param in main.params[draws:count]},
-        {name: each.ty for name, each in zip(prepared.outputs, _results(main), strict=False)},
+        {name: each.ty for name, each in zip(prepared.outputs, results_of(main), strict=False)},
         *({name: values[name] for name in group} for group in groups),
         draws,
-        _explained(roles, params, trainable),
+        explained(roles, params, trainable),
         Origin(model, {name: places[name] for name in names}),
-    )
-
-
-def _given(values: object, ema: object) -> dict[str, object]:
-    """Return the values to write by their names; the arguments are those of :meth:`Imported.write_to`."""
-    is_trainer = isinstance(values, Trainer)
-    if not is_trainer and not isinstance(values, Mapping):
-        raise TypeError(
-            "values must be a Trainer or a mapping from names to values, such as trainer.values, but it is "
-            f"{type(values).__name__}"
-        )
-    if not isinstance(ema, (bool, Mapping)):
-        raise TypeError(f"ema must be True, False or a mapping from names to values, not {ema!r}")
-    if ema is True and not is_trainer:
-        raise ValueError(
-            "ema=True needs a Trainer as values; give the averages of other values as a mapping: ema={...}"
-        )
-    found = {**values.params, **values.states} if is_trainer else dict(values)
-    if ema is False:
-        return found
-    given = values.optimizer_state if ema is True else ema
-    start = "ema/"
-    averages = {
-        name.removeprefix(start): each
-        for name, each in given.items()
-        if name.startswith(start) or name in found
-    }
-    if not averages:
-        raise ValueError(
-            "ema: there are no moving averages; train_step(..., ema=decay) makes a step that has them"
-        )
-    return {**found, **averages}
-
-
-def _array(name: str, value: object, old: tvm.runtime.Tensor | None, places) -> np.ndarray:
-    """Return a value with the dtype of the tensor that it replaces."""
-    if old is None:
-        shown = ", ".join(list(places)[:5])
-        advice = (
-            "; merge the adapters first: lora.merged(trainer.params)" if ".lora_" in name else ""
-        )
-        raise ValueError(f"values: the import has no tensor {name!r}; it has {shown}, ...{advice}")
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-    found = value.numpy() if hasattr(value, "numpy") else value
-    if not hasattr(found, "shape") or not hasattr(found, "astype"):
-        raise TypeError(f"values: {name} must be an array or a tensor, but it is {value!r}")
-    shape = tuple(map(int, old.shape))
-    if tuple(found.shape) != shape:
-        raise ValueError(
-            f"values: {name} must have the shape {shape}, but it has {tuple(found.shape)}"
-        )
-    return found.astype(old.numpy().dtype, copy=False)
-
-
-def _wanted(trainable: Trainable | None) -> Callable[[str], bool]:
-    """Return the function that tells whether a tensor may be trained on request only."""
-    if trainable is None or callable(trainable):
-        return lambda name: False
-    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
-    return lambda name: any(_matches(name, pattern) for pattern in patterns)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
-
-
-def _chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
-    """Return the weights to train, in the order of the model."""
-    weights, others = roles.weights, [*roles.frozen, *roles.optional]
-    if trainable is None:
-        return list(weights)
-    if callable(trainable):
-        return [name for name in weights if trainable(name)]
-    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
-    found = set()
-    for pattern in patterns:
-        matching = [name for name in weights if _matches(name, pattern)]
-        matching += [name for name in others if name == pattern]
-        matching = matching or [name for name in others if _matches(name, pattern)]
-        if not matching:
-            raise ValueError(f"trainable: {_why_not(pattern, roles)}")
-        found.update(matching)
-    return [name for name in [*weights, *others] if name in found]
-
-
-def _why_not(pattern: str, roles: Roles) -> str:
-    """Return why no weight matches a pattern."""
-    if pattern in roles.statistics:
-        return f"{pattern} is a running statistic of a normalisation, which no gradient reaches"
-    if pattern in roles.settings:
-        return f"{pattern} is a shape, a bound or a scale of the node {roles.settings[pattern]}, which stays a constant"
-    if pattern in roles.cut:
-        return f"no gradient reaches {pattern}, because its way to the outputs ends at the {roles.cut[pattern]}, whose gradient is 0"
-    known = [*roles.weights, *roles.frozen, *roles.optional]
-    shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
-    return f"no weight matches {pattern!r}; the model has {len(known)}: {shown or 'none'}"
-
-
-def _explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) -> Explanation:
-    """Return the roles of all constants with the reasons."""
-    found = Explanation()
-    for name, choice in roles.choices.items():
-        kind, reason = "constant", choice.reason
-        if name in params:
-            kind = "trained"
-            reason = reason if choice.is_trained else "trainable selects it"
-        elif name in roles.weights:
-            kind, reason = "frozen", "trainable does not select it"
-        elif name in roles.frozen:
-            kind = "frozen"
-        found[name] = Role(kind, reason)
-    for name in roles.statistics:
-        kind = "state" if name in roles.states else "frozen"
-        found[name] = Role(kind, "it is a running statistic of a normalisation")
-    for name, user in roles.settings.items():
-        found.setdefault(name, Role("constant", f"it is a shape, a bound or a scale of {user}"))
-    for name, end in roles.cut.items():
-        found.setdefault(name, Role("constant", f"no gradient passes the {end}"))
-    return found
-
-
-def _type(name: str, kind, symbols: Mapping[str, tirx.Var]) -> relax.TensorType:
-    """Return the type of a target."""
-    if isinstance(kind, relax.TensorType):
-        return kind
-    is_pair = isinstance(kind, Sequence) and not isinstance(kind, str) and len(kind) == 2
-    if not is_pair or not isinstance(kind[0], Sequence) or not isinstance(kind[1], str):
-        raise TypeError(
-            f"targets: {name} must have a relax.TensorType, or a shape and a dtype, but it has {kind!r}"
-        )
-    shape, dtype = kind
-    for extent in shape:
-        if isinstance(extent, str) and extent not in symbols:
-            raise ValueError(
-                f"targets: {name} has the extent {extent!r}, but the symbols of the model are "
-                f"{', '.join(symbols) or 'none'}"
-            )
-    return relax.TensorType([symbols.get(extent, extent) for extent in shape], dtype)
-
-
-def _carriers(main: relax.Function, outputs: Sequence[relax.Var]) -> list[relax.Var]:
-    """Return the inputs that define the symbolic extents of outputs where these are expressions, such as ``2 * n``."""
-    extents = [each for output in outputs for each in _extents(output)]
-    if all(isinstance(each, (tirx.IntImm, tirx.Var)) for each in extents):
-        return []
-    return [each for each in main.params if any(isinstance(e, tirx.Var) for e in _extents(each))]
-
-
-def _extents(var: relax.Var) -> list:
-    shape = var.ty.shape if isinstance(var.ty, relax.TensorType) else None
-    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
-
-
-def _check_extents(outputs: Sequence[relax.Var], loss: relax.Function) -> None:
-    """Raise ValueError if a loss reads an output whose extents are known only at run time: it has no gradient."""
-    read = {variable.name for variable in relax.analysis.free_vars(loss.body)}
-    for each in outputs:
-        is_known = isinstance(each.ty.shape, relax.ShapeExpr)
-        if not is_known and each.name in read:
-            raise ValueError(
-                f"the loss reads the output {each.name}, whose extents are known only at run time: its type is {each.ty}. Give "
-                "the extents of the inputs from which the model computes them: from_model(..., shapes={...})"
-            )
-
-
-def _results(function: relax.Function) -> list[relax.Expr]:
-    """Return the results of a function: the elements of a tuple, or the only one."""
-    result = function.body.body
-    return tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]
-
-
-def _returning(
-    function: relax.Function, params: Sequence[relax.Var], repeated: int = 0
-) -> relax.Function:
-    """Return a function that returns some of its parameters before its results, and its first results twice."""
-    if not params and not repeated:
-        return function
-    results = _results(function)
-    returned = [*params, *results[:repeated], *results]
-    body = relax.SeqExpr(function.body.blocks, relax.Tuple(returned))
-    every = list(function.params)
-    return relax.Function(
-        every, normalized(every, body), is_pure=function.is_pure, attrs=function.attrs
     )
 
 
@@ -592,13 +362,6 @@ def _with_inference(module: tvm.IRModule, other: tvm.IRModule, num_values: int) 
     for each, new in called.items():
         functions[new] = other[each].with_attr("global_symbol", new.name_hint)
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
-
-
-def _symbols(function: relax.Function) -> dict[str, tirx.Var]:
-    """Return the symbolic extents of the parameters by their names."""
-    shapes = [param.ty.shape for param in function.params if isinstance(param.ty, relax.TensorType)]
-    extents = [each for shape in shapes if shape is not None for each in shape.values]
-    return {each.name: each for each in extents if isinstance(each, tirx.Var)}
 
 
 def _is_installed(package: str) -> bool:

@@ -1,0 +1,80 @@
+"""The tensors of a model to train, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from .._arguments import Trainable
+from ._arguments import Explanation, Role
+
+if TYPE_CHECKING:
+    from ._weights import Roles
+
+
+def wanted(trainable: Trainable | None) -> Callable[[str], bool]:
+    """Return the function that tells whether a tensor may be trained on request only."""
+    if trainable is None or callable(trainable):
+        return lambda name: False
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    return lambda name: any(_matches(name, pattern) for pattern in patterns)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
+    """Return the weights to train, in the order of the model."""
+    weights, others = roles.weights, [*roles.frozen, *roles.optional]
+    if trainable is None:
+        return list(weights)
+    if callable(trainable):
+        return [name for name in weights if trainable(name)]
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    found = set()
+    for pattern in patterns:
+        matching = [name for name in weights if _matches(name, pattern)]
+        matching += [name for name in others if name == pattern]
+        matching = matching or [name for name in others if _matches(name, pattern)]
+        if not matching:
+            raise ValueError(f"trainable: {_why_not(pattern, roles)}")
+        found.update(matching)
+    return [name for name in [*weights, *others] if name in found]
+
+
+def _why_not(pattern: str, roles: Roles) -> str:
+    """Return why no weight matches a pattern."""
+    if pattern in roles.statistics:
+        return f"{pattern} is a running statistic of a normalisation, which no gradient reaches"
+    if pattern in roles.settings:
+        return f"{pattern} is a shape, a bound or a scale of the node {roles.settings[pattern]}, which stays a constant"
+    if pattern in roles.cut:
+        return f"no gradient reaches {pattern}, because its way to the outputs ends at the {roles.cut[pattern]}, whose gradient is 0"
+    known = [*roles.weights, *roles.frozen, *roles.optional]
+    shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
+    return f"no weight matches {pattern!r}; the model has {len(known)}: {shown or 'none'}"
+
+
+def explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) -> Explanation:
+    """Return the roles of all constants with the reasons."""
+    found = Explanation()
+    for name, choice in roles.choices.items():
+        kind, reason = "constant", choice.reason
+        if name in params:
+            kind = "trained"
+            reason = reason if choice.is_trained else "trainable selects it"
+        elif name in roles.weights:
+            kind, reason = "frozen", "trainable does not select it"
+        elif name in roles.frozen:
+            kind = "frozen"
+        found[name] = Role(kind, reason)
+    for name in roles.statistics:
+        kind = "state" if name in roles.states else "frozen"
+        found[name] = Role(kind, "it is a running statistic of a normalisation")
+    for name, user in roles.settings.items():
+        found.setdefault(name, Role("constant", f"it is a shape, a bound or a scale of {user}"))
+    for name, end in roles.cut.items():
+        found.setdefault(name, Role("constant", f"no gradient passes the {end}"))
+    return found
