@@ -36,6 +36,8 @@ class Contestant:
         The program that TVM compiled.
     kernels : tuple[int, int]
         The number of kernel calls, and the number of different kernels.
+    arrays : Sequence[np.ndarray]
+        The arguments of the program of a step.
     """
 
     run: Callable[[], object]
@@ -44,6 +46,7 @@ class Contestant:
     first: float = 0.0
     executable: relax.VMExecutable | None = None
     kernels: tuple[int, int] = (0, 0)
+    arrays: Sequence[np.ndarray] = ()
 
 
 def contestants(entry: Row | Step, columns: Sequence[str]) -> dict[str, Contestant]:
@@ -109,9 +112,9 @@ def _of_step(step: Step, column: str) -> Contestant:
     network, inputs = _steps.initial(step)
     before = _steps.parameters(network)
     if column in ("relax_grad", "TVM"):
-        arrays = [*(tensor.numpy() for tensor in inputs), *before]
-        module = _steps.in_relax(network, inputs)
+        module, arrays = _steps.in_relax(network, inputs)
         found = _by_tvm(module, "step", arrays, column == "relax_grad")
+        found.arrays = arrays
     elif column == "jax":
         found = _by_first_call(_steps.in_jax(network, inputs))
     else:

@@ -159,6 +159,128 @@ class ViT(nn.Module):
         return F.cross_entropy(self.head(self.norm(self.blocks(x)).mean(1)), labels)
 
 
+class MLP(nn.Module):
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, *widths: int):
+        super().__init__()
+        self.layers = nn.ModuleList(map(nn.Linear, widths, widths[1:]))
+
+    def forward(self, x, labels):
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return F.cross_entropy(self.layers[-1](x), labels)
+
+
+class UNet(nn.Module):
+    """A U-Net that labels each pixel; transposed convolutions double the extents on the way up."""
+
+    def __init__(self, width: int = 24, depth: int = 3, classes: int = 4):
+        super().__init__()
+
+        def twice(inputs, filters):
+            return nn.Sequential(
+                _conv(inputs, filters), nn.ReLU(), _conv(filters, filters), nn.ReLU()
+            )
+
+        widths = [width * 2**level for level in range(depth)]
+        self.down = nn.ModuleList(map(twice, [3, *widths], widths))
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(2 * filters, filters, 2, 2) for filters in widths[:-1]
+        )
+        self.join = nn.ModuleList(twice(2 * filters, filters) for filters in widths[:-1])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, images, labels):
+        x, skipped = images, []
+        for level, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if level else x)
+            skipped.append(x)
+        for skip, up, join in zip(skipped[-2::-1], self.up[::-1], self.join[::-1], strict=True):
+            x = join(torch.cat([skip, up(x)], 1))
+        return F.cross_entropy(self.head(x), labels)
+
+
+class _ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.mix = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 1e-2))
+
+    def forward(self, x):
+        y = self.norm(self.mix(x).permute(0, 2, 3, 1))
+        y = self.scale * self.down(F.gelu(self.up(y)))
+        return x + y.permute(0, 3, 1, 2)
+
+
+def convnext(classes: int = 1000) -> nn.Module:
+    """Return a ConvNeXt of half of the width of ConvNeXt-T."""
+    inputs, layers = 3, []
+    for width, count in ((48, 3), (96, 3), (192, 9), (384, 3)):
+        stride = 4 if inputs == 3 else 2
+        layers.append(nn.Conv2d(inputs, width, stride, stride))
+        layers.extend(_ConvNeXtBlock(width) for _ in range(count))
+        inputs = width
+    return _Classifier(nn.Sequential(*layers), inputs, classes)
+
+
+class _LlamaBlock(nn.Module):
+    """Rotary positions, grouped queries, root mean square norms and a gated layer, as in Llama."""
+
+    def __init__(self, width: int, heads: int, groups: int, hidden: int):
+        super().__init__()
+        self.heads, self.groups, size = heads, groups, width // heads
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.q, self.k = nn.Linear(width, width, False), nn.Linear(width, groups * size, False)
+        self.v, self.out = nn.Linear(width, groups * size, False), nn.Linear(width, width, False)
+        self.gate, self.up = nn.Linear(width, hidden, False), nn.Linear(width, hidden, False)
+        self.down = nn.Linear(hidden, width, False)
+
+    def forward(self, x, cosines, sines):
+        batch, length, width = x.shape
+
+        def heads(linear, y, count):
+            return linear(y).view(batch, length, count, width // self.heads).transpose(1, 2)
+
+        def turned(y):
+            left, right = y.chunk(2, -1)
+            return y * cosines + torch.cat([-right, left], -1) * sines
+
+        y = self.norms[0](x)
+        q = turned(heads(self.q, y, self.heads))
+        k, v = turned(heads(self.k, y, self.groups)), heads(self.v, y, self.groups)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        y = self.norms[1](x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """A decoder in the style of Llama."""
+
+    def __init__(self, words: int = 4096, length: int = 256, width: int = 384, depth: int = 4):
+        super().__init__()
+        heads, groups = 6, 2
+        angles = torch.outer(
+            torch.arange(length), 1e4 ** -(torch.arange(0, 1, 2 * heads / width))
+        ).repeat(1, 2)
+        self.register_buffer("cosines", angles.cos())
+        self.register_buffer("sines", angles.sin())
+        self.words = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(
+            _LlamaBlock(width, heads, groups, 8 * width // 3) for _ in range(depth)
+        )
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens, targets):
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x, self.cosines, self.sines)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
 @dataclass(frozen=True)
 class Step:
     """A whole training step: forward, backward, SGD."""
@@ -173,6 +295,10 @@ def _images(batch: int, size: int, classes: int):
     return lambda: (torch.randn(batch, 3, size, size), torch.randint(0, classes, (batch,)))
 
 
+def _tokens(batch: int, length: int, words: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(0, words, (batch, length)), torch.randint(0, words, (batch, length))
+
+
 STEPS = [
     Step("ResNet-9, 64x3x32x32", resnet9, _images(64, 32, 10)),
     Step("ResNet-18, 8x3x224x224", resnet18, _images(8, 224, 1000)),
@@ -180,7 +306,24 @@ STEPS = [
     Step(
         "GPT, 6 layers, 384 wide, 4x256",
         GPT,
-        lambda: (torch.randint(0, 8192, (4, 256)), torch.randint(0, 8192, (4, 256))),
+        lambda: _tokens(4, 256, 8192),
     ),
     Step("ViT-tiny, 8x3x224x224", ViT, _images(8, 224, 1000)),
+    Step(
+        "GPT, 4 layers, 256 wide, 1x1024",
+        lambda: GPT(2048, 1024, 256, 4),
+        lambda: _tokens(1, 1024, 2048),
+    ),
+    Step("Llama, 4 layers, 384 wide, 4x256", Llama, lambda: _tokens(4, 256, 4096)),
+    Step(
+        "MLP 784-1024-1024-10, batch 128",
+        lambda: MLP(784, 1024, 1024, 10),
+        lambda: (torch.randn(128, 784), torch.randint(0, 10, (128,))),
+    ),
+    Step(
+        "U-Net, 4x3x128x128",
+        UNet,
+        lambda: (torch.randn(4, 3, 128, 128), torch.randint(0, 4, (4, 128, 128))),
+    ),
+    Step("ConvNeXt, 4x3x128x128", convnext, _images(4, 128, 1000)),
 ]

@@ -9,10 +9,9 @@ import torch
 import tvm
 from _models import Step
 from tvm import relax
-from tvm.relax.frontend import detach_params
-from tvm.relax.frontend.torch import from_exported_program
 
 import relax_grad
+from relax_grad.frontend.torch import from_module
 
 RATE = 0.1
 
@@ -27,33 +26,44 @@ def parameters(network: torch.nn.Module) -> list[np.ndarray]:
     return [parameter.detach().numpy().copy() for parameter in network.parameters()]
 
 
-def in_relax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> tvm.IRModule:
-    """Return the module whose ``step`` takes inputs and parameters, and returns loss and new parameters."""
-    exported = torch.export.export(network, tuple(inputs))
-    module = from_exported_program(
-        exported, keep_params_as_input=True, unwrap_unit_return_tuple=True
-    )
-    module, _ = detach_params(module)
-    learned = module["main"].params[len(inputs) :]
-    module = relax_grad.value_and_grad(module, "main", [param.name for param in learned])
-    for name in ("main", "main_adjoint"):  # they have no other callers
+def in_relax(
+    network: torch.nn.Module, inputs: Sequence[torch.Tensor]
+) -> tuple[tvm.IRModule, list[np.ndarray]]:
+    """Return a module and the arguments of its function ``step``.
+
+    The arguments are the inputs, the buffers that stay, the parameters, and the running statistics. The function
+    returns the loss, the new parameters and the new statistics.
+    """
+    imported = from_module(network, tuple(inputs))
+    learned, frozen, states = imported.params, imported.frozen, imported.states
+    module = relax_grad.value_and_grad(imported.module, "loss", list(learned))
+    for name in ("loss", "loss_adjoint", "forward"):  # they have no other callers
         module[name] = module[name].without_attr("global_symbol")
-    params = [relax.Var(param.name, param.ty) for param in module["main"].params]
+    _seed, *params = [relax.Var(param.name, param.ty) for param in module["loss"].params]
+    ends = np.cumsum([len(inputs), len(learned), len(frozen)])
+    arguments, old, fixed, statistics = (list(part) for part in np.split(params, ends))
     bb = relax.BlockBuilder(module)
-    with bb.function("step", params):
+    with bb.function("step", [*arguments, *fixed, *old, *statistics]):
         with bb.dataflow():
-            both = bb.emit(relax.Call(module.get_global_var("main_adjoint"), params))
-            loss = bb.emit(relax.TupleGetItem(both, 0))
+            adjoint = module.get_global_var("loss_adjoint")
+            zero = relax.const(0, "int64")  # the networks draw no random numbers
+            both = bb.emit(relax.Call(adjoint, [zero, *params]))
+            results = bb.emit(relax.TupleGetItem(both, 0))
             gradients = bb.emit(relax.TupleGetItem(both, 1))
+            loss = bb.emit(relax.TupleGetItem(results, 0))
+            new_states = bb.emit(relax.TupleGetItem(results, 2))
             rate = relax.const(RATE, "float32")
             updated = []
-            for i, param in enumerate(params[len(inputs) :]):
+            for i, param in enumerate(old):
                 gradient = bb.emit(relax.TupleGetItem(gradients, i))
                 change = bb.emit(relax.op.multiply(gradient, rate))
                 updated.append(bb.emit(relax.op.subtract(param, change)))
+            updated.extend(bb.emit(relax.TupleGetItem(new_states, i)) for i in range(len(states)))
             result = bb.emit_output(relax.Tuple([loss, *updated]))
         bb.emit_func_output(result)
-    return relax.transform.DeadCodeElimination(["step"])(bb.get())
+    values = [*frozen.values(), *learned.values(), *states.values()]
+    arrays = [*(tensor.numpy() for tensor in inputs), *(value.numpy() for value in values)]
+    return relax.transform.DeadCodeElimination(["step"])(bb.get()), arrays
 
 
 def in_torch(
@@ -92,6 +102,6 @@ def in_jax(network: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable
 
 def compared(results: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the loss, and the gradients as one vector, from the loss and the parameters after a step."""
-    loss, *after = results
-    changes = [(old - new).ravel() for old, new in zip(before, after, strict=True)]
+    loss, *after = results  # running statistics come last
+    changes = [(old - new).ravel() for old, new in zip(before, after, strict=False)]
     return [loss, np.concatenate(changes) / RATE]

@@ -76,7 +76,7 @@ class _Phases:
 def measure(name: str, way: str, directory: str, phases: bool) -> dict:
     """Compile and load a training step; return the wall time, the processor time and the times of passes."""
     network, inputs = _steps.initial(STEPS[name])
-    module = _steps.in_relax(network, inputs)
+    module, _arrays = _steps.in_relax(network, inputs)
     relax_grad.cache(directory if way in ("cold", "warm") else None)
     pipeline = relax_grad.pipeline() if way == "one thread" else "relax_grad"
     instruments = [_Phases()] if phases else []

@@ -96,7 +96,6 @@ def _asked_for(args: argparse.Namespace) -> list[str]:
 
 def _measured(entry, columns: list[str], args: argparse.Namespace):
     import _memory
-    import _steps
     from _contestants import contestants, difference
     from _models import Step
     from _report import Result
@@ -110,11 +109,9 @@ def _measured(entry, columns: list[str], args: argparse.Namespace):
     samples.update({name: [each.first] for name, each in slow.items()})
     memory = {}
     if isinstance(entry, Step):
-        network, inputs = _steps.initial(entry)
-        arrays = [*(tensor.numpy() for tensor in inputs), *_steps.parameters(network)]
         for name, each in found.items():
             if name not in slow:
-                memory[name] = _memory.peak(entry.name, name, each.executable, arrays)
+                memory[name] = _memory.peak(entry.name, name, each.executable, each.arrays)
     reference = found["torch"].results
     return Result(
         entry.group,

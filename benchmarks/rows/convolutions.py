@@ -201,4 +201,34 @@ _UNUSUAL = [
     Conv(4, 16, (16, 28, 28), 32, 3),
 ]
 
-ROWS = [row for conv in [*_DEVELOPED, *_RESNET50, *_MOBILENET_V2, *_UNUSUAL] for row in conv.rows()]
+
+def _transposed(batch: int, channels: int, size: int, filters: int, kernel: int) -> list[Row]:
+    """Return the rows of a transposed convolution that doubles the extents of images, and of its gradients."""
+    name = f"{batch}x{channels}x{size}² -> {filters}, {kernel}x{kernel}, transposed, stride 2"
+    padding = kernel // 2 - 1  # of an even kernel
+    shapes = [(batch, channels, size, size), (channels, filters, kernel, kernel)]
+    result = (batch, filters, 2 * size, 2 * size)
+
+    def in_relax(_, data, weight):
+        return relax.op.nn.conv2d_transpose(data, weight, strides=2, padding=padding)
+
+    def in_torch(data, weight):
+        return F.conv_transpose2d(data, weight, None, 2, padding)
+
+    def gradients(data, weight, output_grad):
+        how = [2, 2], [padding] * 2, [1, 1], True, [0, 0], 1, [True, True, False]
+        backward = torch.ops.aten.convolution_backward
+        return backward(output_grad, data, weight, None, *how)[:2]
+
+    return [
+        Row("conv", f"forward {name}", shapes, in_relax, in_torch),
+        Row("conv", f"gradients {name}", [*shapes, result], in_relax, gradients, wrt=(0, 1)),
+    ]
+
+
+_TRANSPOSED = [(4, 48, 64, 24, 2), (8, 256, 28, 128, 2), (8, 64, 32, 32, 4), (16, 128, 7, 64, 4)]
+
+ROWS = [
+    *(row for conv in [*_DEVELOPED, *_RESNET50, *_MOBILENET_V2, *_UNUSUAL] for row in conv.rows()),
+    *(row for sizes in _TRANSPOSED for row in _transposed(*sizes)),
+]

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="the extra 'bench' is missing: no torch")
 import _memory
 import torch
 from _contestants import contestants, difference
-from _models import STEPS, Step, ViT, resnet9
+from _models import MLP, STEPS, Llama, Step, UNet, ViT, resnet9
 
 RESNET = Step(
     "ResNet-9",
@@ -24,10 +24,27 @@ VIT = Step(
     lambda: ViT(32, 24, 1, 10),
     lambda: (torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,))),
 )
+LLAMA = Step(
+    "Llama",
+    lambda: Llama(50, 8, 24, 1),
+    lambda: (torch.randint(0, 50, (2, 8)), torch.randint(0, 50, (2, 8))),
+)
+MLP_ = Step(
+    "MLP",
+    lambda: MLP(12, 16, 5),
+    lambda: (torch.randn(4, 12), torch.randint(0, 5, (4,))),
+)
+UNET = Step(
+    "U-Net",
+    lambda: UNet(4, 2),
+    lambda: (torch.randn(1, 3, 8, 8), torch.randint(0, 4, (1, 8, 8))),
+)
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(RESNET, marks=pytest.mark.slow), VIT], ids=lambda step: step.name
+    "step",
+    [VIT, LLAMA, *(pytest.param(step, marks=pytest.mark.slow) for step in (RESNET, MLP_, UNET))],
+    ids=lambda step: step.name,
 )
 def test_contestants_agree_on_loss_and_gradients(step):
     found = contestants(step, ["relax_grad", "torch", *_jax()])
@@ -38,7 +55,7 @@ def test_contestants_agree_on_loss_and_gradients(step):
     for each in found.values():
         assert difference(each.results, [loss, gradients]) < 1e-4
     calls, different = found["relax_grad"].kernels
-    assert calls > different > 0
+    assert calls >= different > 0
 
 
 def test_steps_have_names_of_their_own():

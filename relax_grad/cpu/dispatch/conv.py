@@ -60,14 +60,29 @@ def convolution(site: CallSite) -> Kernel | None:
 def data_gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the data gradient of a convolution."""
     output_grad, _, weight = site.call.args
+    return _data_gradient(site, output_grad, weight, "OI")
+
+
+@kernel_for("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose")
+def transposed_convolution(site: CallSite) -> Kernel | None:
+    """Return the kernel of a transposed convolution.
+
+    It is the data gradient of the convolution with the same weight, whose output channels are the channels of the data.
+    """
+    data, weight = site.call.args
+    return _data_gradient(site, data, weight, "IO")
+
+
+def _data_gradient(site: CallSite, output_grad, weight, channels: str) -> Kernel | None:
+    """Return the kernel whose result is the data gradient of a convolution; ``channels`` is the start of the layout."""
     out, kernel, data = (site.shape(each) for each in (output_grad, weight, site.call))
-    conv = convolution_of(site, data, kernel, out)
+    conv = convolution_of(site, data, kernel, out, channels)
     if conv is None:
         return None
+    shapes = [out, kernel, data]
     if isinstance(conv, Conv3d):
         if max(conv.depth.stride, *conv.slices.strides) > _LARGEST_STRIDE:
             return None
-        shapes = [out, kernel, data]
         return _of_volumes(conv, conv3d_backward_data, site, shapes, [output_grad, weight])
     if _is_product(conv):
         generator = partial(matmul, _product(conv, True), site.cpu, (kernel, out, data))
@@ -78,7 +93,6 @@ def data_gradient(site: CallSite) -> Kernel | None:
     few = few_channels_are_faster(Gathering.backward(conv), site.cpu)
     direct = conv_few_channels_backward_data if few else conv2d_backward_data
     make = _choose(site, conv, depthwise_backward_data, winograd_backward_data, direct)
-    shapes = [out, kernel, data]
     return make and Kernel(partial(make, conv, site.cpu, shapes), [output_grad, weight])
 
 

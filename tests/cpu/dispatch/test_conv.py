@@ -63,6 +63,20 @@ def test_kernels_replace_convolutions(case, batch):
     check_dispatch(module, "main", values((3, *out), weight), [kernel], 1e-4)
 
 
+@pytest.mark.parametrize("batch", [3, N], ids=["static", "symbolic"])
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_replace_transposed_convolutions(case, batch):
+    attrs, result, weight, data = CASES[case]
+    rank = len(result) - 1
+    transposed = getattr(relax.op.nn, f"conv{rank}d_transpose")
+    arguments = [(batch, *data), weight]
+    least = of_two(arguments, lambda x, w: transposed(x, w, **attrs))["main"].ret_ty.shape.values
+    added = [size - int(other) for size, other in zip(result[1:], least[2:], strict=True)]
+    module = of_two(arguments, lambda x, w: transposed(x, w, output_padding=added, **attrs))
+    kernel = f"nn_conv{rank}d_transpose_kernel"
+    check_dispatch(module, "main", values((3, *data), weight), [kernel], 1e-4)
+
+
 def test_depthwise_volumes_are_left():
     module = of_two(
         [(2, 8, 5, 6, 7), (8, 1, 3, 3, 3)], lambda x, w: relax.op.nn.conv3d(x, w, groups=8)
