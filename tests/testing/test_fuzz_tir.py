@@ -167,7 +167,7 @@ def test_kinds_match_the_script_of_programs():
         "let": r"T\.Let\(",
         "branches": r"\n +else:",
         "inplace": r"R\.call_tir_inplace\(",
-        "symbolic": r"\bn = ",
+        "symbolic": r"\bn = |def \w+\[n\b",  # the latter on Python 3.12 and later
         "if_then_else": r"T\.if_then_else\(",
         "select": r"T\.Select\(",
         "float16": r'"float16"',
