@@ -121,37 +121,6 @@ def _clip(bb, inputs, attrs, opset):
     return data
 
 
-@_converts("Pad")
-def _pad(bb, inputs, attrs, opset):
-    """Relax has an operator for padding; negative widths remove elements."""
-    data = inputs[0]
-    rank, extents = _rank(data), None
-    if opset < 11:
-        pads, value = attrs.get("pads", attrs.get("paddings")), attrs.get("value", 0.0)
-        axes = range(rank)
-    else:
-        pads = _constant(inputs[1], "widths").tolist()
-        value = inputs[2]
-        value = 0.0 if value is None else _constant(value, "value").item()
-        axes = range(rank) if inputs[3] is None else _constant(inputs[3], "axes").tolist()
-    before, after = [0] * rank, [0] * rank
-    for axis, low, high in zip(axes, pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True):
-        before[axis], after[axis] = int(low), int(high)
-    cut = [i for i in range(rank) if min(before[i], after[i]) < 0]
-    if cut:
-        extents = _extents(data)
-        starts = [max(-before[i], 0) for i in cut]
-        ends = [extents[i] - max(-after[i], 0) for i in cut]
-        data = bb.normalize(relax.op.strided_slice(data, cut, starts, ends, [1] * len(cut)))
-        before, after = [max(each, 0) for each in before], [max(each, 0) for each in after]
-    if not any(before) and not any(after):
-        return data
-    modes = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
-    mode = _text(attrs, "mode", "constant")
-    widths = [each for pair in zip(before, after, strict=True) for each in pair]
-    return relax.op.nn.pad(data, widths, modes[mode], value)
-
-
 @_converts("Einsum")
 def _einsum(bb, inputs, attrs, opset):
     return relax.op.einsum(relax.Tuple(list(inputs)), _text(attrs, "equation", "").replace(" ", ""))

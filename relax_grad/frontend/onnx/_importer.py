@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from ...errors import UnsupportedOperatorError
 from ...ir.compat import constant_value
 from ...ir.module import ending_blocks, with_functions
-from . import _attention, _indices, _normalize, _symbolic, _transforms, _windows  # noqa: F401  their converters are entered in CONVERTERS
+from . import _attention, _indices, _normalize, _padding, _symbolic, _transforms, _windows  # noqa: F401  their converters are entered in CONVERTERS
 from ._converters import CONVERTERS, Refused
 from ._evaluate import evaluated, known_constant
 from ._fused import DOMAIN, FUSED, in_domain
@@ -216,7 +217,10 @@ class _Importer(onnx_frontend.ONNXGraphImporter):
                 self._check_broadcast(inputs, found)
             return found
         except Refused as error:
-            raise UnsupportedOperatorError(f"{op_name} {name!r}: {error}") from error
+            text = re.sub(
+                r"T\.int64\((-?\d+)\)", r"\1", str(error)
+            )  # extents as TVMScript has them
+            raise UnsupportedOperatorError(f"{op_name} {name!r}: {text}") from error
         except Exception as error:
             raise ValueError(
                 f"TVM cannot import the node {op_name} {name!r}: {error}. {_advice(inputs)}"

@@ -2,84 +2,144 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from tvm import relax
 
 from ._converters import Refused, _constant, _extents, _rank, _text
+from ._interpolate import Region, Settings, interpolated
 from ._symbolic import elements_of
+from ._values import Extents, is_symbolic
+
+#: The largest denominator of a scale that is taken for a fraction: 0.7 is seven tenths, and not the nearest number of float32.
+_LARGEST_DENOMINATOR = 1000
+
+#: The coordinates that Relax's operators do not have.
+_OWN_COORDINATES = ("half_pixel_symmetric", "tf_crop_and_resize")
+
+
+class _Axis(NamedTuple):
+    """The new extent of an axis, its scale if the node has one, and whether the scale is the quotient of the extents."""
+
+    size: object
+    scale: float | None
+    is_quotient: bool
 
 
 def resize(bb, inputs, attrs, opset):
-    """Resize spatial axes. The scales must be those of the extents, by which TVM computes."""
+    """Resize by Relax's operator where it has the settings, and else axis by axis by the places of the elements."""
     data = inputs[0]
-    rank, extents = _rank(data), _extents(data)
-    scales, sizes, settings = _resize_settings(inputs, attrs, opset, rank)
-    if scales is not None:
-        sizes = [_scaled(extent, scale) for extent, scale in zip(extents, scales, strict=True)]
-    for axis in range(2):
-        if sizes[axis] is not extents[axis] and sizes[axis] != extents[axis]:
-            raise Refused(f"it resizes the axis {axis}; TVM resizes axes from the third on")
-    if rank not in (3, 4, 5):
-        raise Refused(f"its operand has {rank} axes; TVM resizes tensors of 3, 4 and 5")
-    if scales is not None:
-        for extent, scale, size in zip(extents[2:], scales[2:], sizes[2:], strict=True):
-            if isinstance(extent, int) and size != extent * float(scale):
-                raise Refused(
-                    f"the scale {scale:g} of the extent {extent} gives no whole extent; ONNX keeps the scale, and TVM "
-                    f"computes by the extents. Give sizes in the place of scales"
-                )
+    rank, given = _rank(data), _extents(data)
+    settings, axes, regions = _settings(inputs, attrs, opset, given)
+    changed = [i for i in range(rank) if axes[i].size is not given[i] and axes[i].size != given[i]]
+    changed += [i for i in regions if i not in changed]
+    is_known = (
+        rank in (3, 4, 5)
+        and min(changed, default=2) > 1
+        and settings.coordinates not in _OWN_COORDINATES
+        and not settings.smooth
+        and all(axes[i].is_quotient for i in changed)
+    )
+    if is_known:
+        return _by_operator(bb, data, [each.size for each in axes[2:]], settings)
+    for i in changed:
+        region = regions.get(i, Region())
+        data = interpolated(bb, data, i, axes[i].size, axes[i].scale, settings, region)
+    return data
+
+
+def _by_operator(bb, data, sizes: Sequence, settings: Settings) -> relax.Expr:
+    given = {
+        "method": "nearest_neighbor" if settings.mode == "nearest" else settings.mode,
+        "coordinate_transformation_mode": settings.coordinates,
+        "rounding_method": settings.rounding if settings.mode == "nearest" else "",
+        "cubic_alpha": settings.cubic,
+        "cubic_exclude": int(settings.excludes),
+        "extrapolation_value": settings.extrapolated,
+    }
+    rank = _rank(data)
     if rank == 3:  # as a picture of height 1, for which Relax has the operator
-        wide = relax.op.image.resize2d(
-            bb.normalize(relax.op.expand_dims(data, 2)),
-            relax.ShapeExpr([1, *sizes[2:]]),
-            [0.0, 0.0, 0.0, 0.0],
-            "NCHW",
-            **settings,
-        )
+        wide = bb.normalize(relax.op.expand_dims(data, 2))
+        shape = relax.ShapeExpr([1, *sizes])
+        wide = relax.op.image.resize2d(wide, shape, [0.0] * 4, "NCHW", **given)
         return relax.op.squeeze(bb.normalize(wide), [2])
-    resize = relax.op.image.resize2d if rank == 4 else relax.op.image.resize3d
+    function = relax.op.image.resize2d if rank == 4 else relax.op.image.resize3d
     layout = "NCHW" if rank == 4 else "NCDHW"
-    return resize(data, relax.ShapeExpr(sizes[2:]), [0.0] * (2 * (rank - 2)), layout, **settings)
+    return function(data, relax.ShapeExpr(sizes), [0.0] * (2 * (rank - 2)), layout, **given)
 
 
-def _scaled(extent, scale):
-    if isinstance(extent, int):
-        return math.floor(extent * float(scale))
-    if float(scale) != int(scale):
-        raise Refused(
-            f"the scale {scale:g} of the extent {extent} is no integer; give the extents: shapes={{...}}"
-        )
-    return extent * int(scale) if int(scale) != 1 else extent
-
-
-def _resize_settings(inputs, attrs: dict, opset: int, rank: int):
-    """Return the scales or the sizes of all axes, and the settings of Relax's operator."""
-    mode = _text(attrs, "mode", "nearest")
+def _settings(inputs, attrs: dict, opset: int, given: list):
+    """Return the settings, the new axes, and the regions of axes that are cropped."""
+    mode, rank = _text(attrs, "mode", "nearest"), len(given)
     if opset < 11:  # Upsample, and the first Resize
         scales = attrs.get("scales")
-        scales = _constant(inputs[1], "scales") if scales is None else np.array(scales)
-        return scales, None, _settings(mode, "asymmetric", "floor", {})
-    coordinates = _text(attrs, "coordinate_transformation_mode", "half_pixel")
-    rounding = _text(attrs, "nearest_mode", "round_prefer_floor")
-    if coordinates in ("tf_crop_and_resize", "half_pixel_symmetric"):
-        raise Refused(f"TVM does not have its coordinates {coordinates}; export it with half_pixel")
-    if attrs.get("antialias", 0):
-        raise Refused("TVM does not resize with antialias=1; export it without")
-    if _text(attrs, "keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Refused("TVM does not keep the aspect ratio; give the extents that result")
-    scales, sizes = _constant(inputs[2], "scales"), _sizes(inputs, attrs)
-    scales = None if scales is None or scales.size == 0 else scales
+        scales = _constant(inputs[1], "scales") if scales is None else scales
+        return Settings(mode, "asymmetric", "floor"), _scaled(given, range(rank), scales), {}
+    settings = Settings(
+        mode,
+        _text(attrs, "coordinate_transformation_mode", "half_pixel"),
+        _text(attrs, "nearest_mode", "round_prefer_floor"),
+        attrs.get("cubic_coeff_a", -0.75),
+        bool(attrs.get("exclude_outside", 0)),
+        attrs.get("extrapolation_value", 0.0),
+        bool(attrs.get("antialias", 0)),
+    )
     axes = [axis % rank for axis in attrs.get("axes", range(rank))]
-    if scales is not None:
-        full = np.ones(rank)
-        full[axes] = scales
-        return full, None, _settings(mode, coordinates, rounding, attrs)
-    extents = _extents(inputs[0])
-    for axis, size in zip(axes, sizes, strict=True):
-        extents[axis] = size
-    return None, extents, _settings(mode, coordinates, rounding, attrs)
+    regions = {}
+    if settings.coordinates == "tf_crop_and_resize":
+        roi = _constant(inputs[1], "roi").tolist()
+        regions = {
+            axis: Region(roi[i], roi[i + len(axes)])
+            for i, axis in enumerate(axes)
+            if (roi[i], roi[i + len(axes)]) != (0, 1)
+        }
+    scales = _constant(inputs[2], "scales")
+    if scales is not None and scales.size:
+        return settings, _scaled(given, axes, scales), regions
+    policy = _text(attrs, "keep_aspect_ratio_policy", "stretch")
+    return settings, _sized(given, axes, _sizes(inputs, attrs), policy), regions
+
+
+def _scaled(given: list, axes, scales) -> list[_Axis]:
+    """Return the extents times scales, rounded down."""
+    found, extents = [_Axis(each, None, True) for each in given], Extents()
+    for axis, scale in zip(axes, scales, strict=True):
+        number = Fraction(float(np.float32(scale)))
+        short = number.limit_denominator(_LARGEST_DENOMINATOR)
+        number = short if np.float32(float(short)) == np.float32(scale) else number
+        top, bottom = number.as_integer_ratio()
+        extent = given[axis]
+        if is_symbolic(extent):
+            is_quotient = bottom == 1
+            size = extents.quotient([extent, top], [bottom]) if top != bottom else extent
+        else:
+            is_quotient = extent * top % bottom == 0
+            size = extent * top // bottom
+        found[axis] = _Axis(size, float(scale), is_quotient)
+    return found
+
+
+def _sized(given: list, axes, sizes: list, policy: str) -> list[_Axis]:
+    found = [_Axis(each, None, True) for each in given]
+    pairs = list(zip(axes, sizes, strict=True))
+    if policy == "stretch":
+        for axis, size in pairs:
+            found[axis] = _Axis(size, None, True)
+        return found
+    extents = [given[axis] for axis in axes]
+    if any(map(is_symbolic, [*extents, *sizes])):
+        raise Refused(
+            f"it keeps the aspect ratio of the extents {extents}, some of which are symbolic; give them: shapes={{...}}"
+        )
+    choose = min if policy == "not_larger" else max
+    scale = choose(size / given[axis] for axis, size in pairs)
+    for axis in axes:
+        size = int(scale * given[axis] + 0.5)
+        found[axis] = _Axis(size, scale, size == scale * given[axis])
+    return found
 
 
 def _sizes(inputs, attrs: dict) -> list:
@@ -88,17 +148,6 @@ def _sizes(inputs, attrs: dict) -> list:
         return list(known.elements.flat)
     found = _constant(inputs[3], "sizes")
     return [] if found is None else [int(each) for each in found]
-
-
-def _settings(mode: str, coordinates: str, rounding: str, attrs: dict) -> dict:
-    return {
-        "method": "nearest_neighbor" if mode == "nearest" else mode,
-        "coordinate_transformation_mode": coordinates,
-        "rounding_method": rounding if mode == "nearest" else "",
-        "cubic_alpha": attrs.get("cubic_coeff_a", -0.75),
-        "cubic_exclude": attrs.get("exclude_outside", 0),
-        "extrapolation_value": attrs.get("extrapolation_value", 0.0),
-    }
 
 
 #: The converters of resizing operators.

@@ -9,15 +9,12 @@ from tvm.relax import op
 
 from ...ir.compat import constant_value
 from ._converters import (
-    CONVERTERS,
     Refused,
-    _constant,
     _converts,
     _dtype,
     _extents,
     _is_tensor,
     _rank,
-    _text,
 )
 from ._evaluate import known_constant
 from ._values import Extents, Known, Ratio, is_symbolic, objects, plain
@@ -334,40 +331,3 @@ def _squeeze(bb, inputs, attrs, opset):
                 f"inputs: shapes={{...}}"
             )
     return None
-
-
-_pad_by_numbers = CONVERTERS["Pad"]
-
-
-@_converts("Pad")
-def _pad(bb, inputs, attrs, opset):
-    """Widths that are computed extents are blocks of their own; Relax's operator takes numbers."""
-    widths = elements_of(inputs, attrs, 1) if opset >= 11 else None
-    if widths is None or not widths.is_symbolic:
-        return _pad_by_numbers(bb, inputs, attrs, opset)
-    if _text(attrs, "mode", "constant") != "constant":
-        raise Refused(
-            f"its widths {_numbers(widths)} are symbolic, which only the mode constant takes; give the extents of the inputs: "
-            f"shapes={{...}}"
-        )
-    data, dtype, extents = inputs[0], _dtype(inputs[0]), Extents()
-    value = 0 if inputs[2] is None else _constant(inputs[2], "value").item()
-    axes = range(_rank(data)) if inputs[3] is None else _constant(inputs[3], "axes").tolist()
-    numbers, filling = _numbers(widths), relax.const(value, dtype)
-    for i, axis in enumerate(axes):
-        parts = [numbers[i], data, numbers[i + len(numbers) // 2]]
-        for place in (0, 2):
-            width, shape = parts[place], _extents(data)
-            if not extents.proves(width >= 0):
-                raise Refused(
-                    f"its width {width} may be negative; give the extents of the inputs: shapes={{...}}"
-                )
-            shape[axis] = width
-            parts[place] = (
-                op.full(relax.ShapeExpr(shape), filling, dtype)
-                if is_symbolic(width) or width
-                else None
-            )
-        parts = [bb.emit(each) if each is not data else each for each in parts if each is not None]
-        data = parts[0] if len(parts) == 1 else bb.emit(op.concat(parts, axis))
-    return data

@@ -273,13 +273,6 @@ REFUSED = {
         "its operands have the extents steps and batch, which are not known to be equal",
     ),
     "squeeze": ([node("Squeeze", ["x", "one"])], "the extent steps of its axis 1 must be 1"),
-    "reflect": (
-        [
-            node("Concat", ["zero", "half", "zero", "zero", "zero", "zero"], ["widths"], axis=0),
-            node("Pad", ["x", "widths"], mode="reflect"),
-        ],
-        "its widths .* are symbolic",
-    ),
 }  # fmt: skip
 
 
