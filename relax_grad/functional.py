@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import tvm
 from tvm import relax
 
+from ._validation import check_integer, is_integer
 from .activity import has_gradient
 from .autodiff.gradient import Gradient, add_adjoint
 from .ir.bindings import without_unused
@@ -233,8 +233,7 @@ def derivatives(
     >>> [param.name for param in module["main_order3"].params]
     ['x', 'x_vector', 'x_vector2']
     """
-    if isinstance(order, bool) or not isinstance(order, int) or order < 1:
-        raise ValueError(f"order must be a positive integer, but it is {order!r}")
+    order = check_integer("order", order, 1)
     found, name = _repeated(mod, func_name, order, wrt, target_index, allow_zero)
     function = found[name]
     result, orders = function.body.body, []
@@ -341,7 +340,7 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
         namesakes = named.get(item if isinstance(item, str) else getattr(item, "name", None), [])
         if isinstance(item, str) and len(namesakes) == 1:
             (param,) = namesakes
-        elif _is_integer(item) and 0 <= item < len(params):
+        elif is_integer(item) and 0 <= item < len(params):
             param = params[item]
         elif isinstance(item, relax.Var) and any(each.same_as(item) for each in namesakes):
             param = item
@@ -365,10 +364,6 @@ def _variables(mod: tvm.IRModule, func_name: str, wrt: Wrt) -> list[relax.Var] |
             raise ValueError(f"wrt: {param.name} appears more than once")
         found[param] = None
     return list(found)
-
-
-def _is_integer(item) -> bool:
-    return isinstance(item, (int, np.integer)) and not isinstance(item, bool)
 
 
 def _names(mod: tvm.IRModule) -> set[str]:

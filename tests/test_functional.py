@@ -157,7 +157,8 @@ def test_order_one_is_value_and_grad():
 
 @pytest.mark.parametrize("order", [0, -1, 1.0, True, "2"])
 def test_invalid_orders_are_refused(order):
-    with pytest.raises(ValueError, match="order must be a positive integer"):
+    error = ValueError if type(order) is int else TypeError
+    with pytest.raises(error, match=r"order must be an? (positive )?integer"):
         relax_grad.derivatives(network(), order=order)
 
 

@@ -167,6 +167,7 @@ WINGS = (DIFFERENTIATION, CPU)
 #: The parts that every part may import. Each of them may import only later ones.
 BASE = {
     "ir": "modules, bindings, types, layouts and versions of TVM: functions that depend on no operator",
+    "_validation": "the checks of arguments: integers, and patterns of names",
     "errors": "errors",
     "_entry": "the detection of an import by the command line, which registers late",
 }

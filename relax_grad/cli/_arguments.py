@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from .._validation import matches, near_names
 from ._text import last_line
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def select(
 
 def fits(name: str, pattern: str) -> bool:
     """Tell whether a pattern matches an operator's name, with or without the prefixes before a dot."""
-    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+    return matches(name, pattern) or matches(name, f"*.{pattern}")
 
 
 def no_such_operator(pattern: str, known: Sequence[str], otherwise: str) -> str:
@@ -75,7 +74,7 @@ def no_such_operator(pattern: str, known: Sequence[str], otherwise: str) -> str:
     for name in known:
         parts = name.split(".")
         spellings.update({".".join(parts[i:]): name for i in range(len(parts))})
-    close = difflib.get_close_matches(pattern, spellings, n=5, cutoff=0.5)
+    close = near_names(pattern, spellings, 5)
     names = list(dict.fromkeys(spellings[spelling] for spelling in close))
     hint = f"did you mean {' or '.join(names)}?" if names else otherwise
     return f"no operator {pattern!r}; {hint}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import tvm
 from tvm.target import codegen
 
+from .._validation import alternatives, check_integer
 from .threads import default_threads
 
 #: The levels of x86-64 of its ABI, from the lowest. Each has the instructions of all before it.
@@ -120,9 +120,9 @@ def arm(name: str, num_cores: int = 4) -> tvm.target.Target:
     listed = codegen.llvm_get_cpu_archlist(tvm.target.Target({"kind": "llvm", "mtriple": triple}))
     known = [*map(str, listed), *_UNLISTED]
     if name not in known:
-        near = get_close_matches(name, known, n=5, cutoff=0.5)
-        hint = f"; near names are {', '.join(near)}" if near else ""
-        raise ValueError(f"name must be a processor of AArch64, but it is {name!r}{hint}")
+        raise ValueError(
+            f"name must be a processor of AArch64, but it is {name!r}; {alternatives(name, known)}"
+        )
     return _named(triple, name, num_cores)
 
 
@@ -171,10 +171,7 @@ def architecture(target: tvm.target.Target) -> str:
 
 
 def _named(triple: str, name: str, num_cores: int) -> tvm.target.Target:
-    if isinstance(num_cores, bool) or not isinstance(num_cores, int):
-        raise TypeError(f"num_cores must be an integer, but it is {num_cores!r}")
-    if num_cores < 1:
-        raise ValueError(f"num_cores must be at least 1, but it is {num_cores}")
+    num_cores = check_integer("num_cores", num_cores, 1)
     return tvm.target.Target(
         {"kind": "llvm", "mtriple": triple, "mcpu": name, "num-cores": num_cores}
     )

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import tvm
 
+from .._validation import check_integer
+
 #: The mode in which the threads share all processors. Otherwise each thread is bound to one processor.
 _SHARE_PROCESSORS = -3
 
@@ -89,13 +91,7 @@ def set_num_threads(number: int | None = None) -> int:
     """
     wanted = number
     number = min(default_threads(), len(_PROCESSORS)) if wanted is None else wanted
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"number must be an int, but it is {number!r}")
-    if not 1 <= number <= len(_PROCESSORS):
-        raise ValueError(
-            f"number must be from 1 to {len(_PROCESSORS)}, the processors that this process may run "
-            f"on, but it is {number}"
-        )
+    number = check_integer("number", number, 1, len(_PROCESSORS))
     configure = tvm.get_global_func("runtime.config_threadpool")
     configure(_SHARE_PROCESSORS, number, [str(each) for each in _PROCESSORS])
     found = get_num_threads()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import tvm
 
+from .._validation import check_integer
 from ..ir.compat import dtype_of
 from ..training import Trainer, TrainStep, train_step
 from ..training.step import shape_of
@@ -185,10 +186,9 @@ def check_session(session: object) -> None:
         )
 
 
-def check_interval(check_every: object) -> None:
-    """Check a number of steps."""
-    if isinstance(check_every, bool) or not isinstance(check_every, int) or check_every < 0:
-        raise ValueError(f"check_every must be a number of steps, but it is {check_every!r}")
+def check_interval(check_every: object) -> int:
+    """Return a number of steps, or raise an error for another value."""
+    return check_integer("check_every", check_every, 0, of="steps")
 
 
 def as_step(model: object, optimizer: object, options: Mapping, kind: str) -> TrainStep:

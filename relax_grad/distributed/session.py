@@ -16,6 +16,7 @@ import weakref
 
 import tvm_ffi
 
+from .._validation import check_integer
 from ..cpu import threads as cpu_threads
 from . import _gloo, _handshake, _nodes, _processes, _replica  # noqa: F401  (registers its tasks)
 from ._disco import disco, process_session
@@ -96,8 +97,9 @@ def session(
     ...     workers.debug(total, 1).numpy()
     array([2., 2., 2.], dtype=float32)
     """
-    for name, value in (("num_workers", num_workers), ("nodes", nodes), ("num_groups", num_groups)):
-        _check_count(name, value)
+    num_workers = check_integer("num_workers", num_workers, 1)
+    nodes = check_integer("nodes", nodes, 1)
+    num_groups = check_integer("num_groups", num_groups, 1)
     if backend not in ("gloo", "nccl"):
         raise ValueError(f'backend must be "gloo" or "nccl", but it is {backend!r}')
     if num_workers % num_groups:
@@ -109,7 +111,7 @@ def session(
             f"each node needs a worker, but there are {nodes} nodes and {num_workers} workers"
         )
     if threads is not None:
-        _check_count("threads", threads)
+        threads = check_integer("threads", threads, 1)
     _check_seconds("timeout", timeout)
     _check_seconds("start_timeout", start_timeout)
     address = _processes.address_of(listen)
@@ -413,13 +415,6 @@ class Session:
                     break
         session.shutdown()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer, but it is {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, but it is {value}")
 
 
 def _check_seconds(name: str, value: object) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 
+from .._validation import check_integer
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -30,8 +32,7 @@ class Shard:
     parts: int = 1
 
     def __post_init__(self):
-        if isinstance(self.parts, bool) or not isinstance(self.parts, int) or self.parts < 1:
-            raise ValueError(f"parts must be a positive integer, but it is {self.parts!r}")
+        object.__setattr__(self, "parts", check_integer("parts", self.parts, 1))
 
     def __str__(self) -> str:
         given = [str(self.axis)] if self.kind == "along" else []
@@ -104,9 +105,7 @@ def along(axis: int, parts: int = 1) -> Shard:
     >>> str(along(1))
     'along(1)'
     """
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        raise TypeError(f"axis must be an integer, but it is {axis!r}")
-    return Shard("along", axis, parts)
+    return Shard("along", check_integer("axis", axis), parts)
 
 
 def shard_values(
@@ -144,8 +143,7 @@ def shard_values(
     """
     if not isinstance(values, Mapping):
         raise TypeError(f"values must be a mapping of names to arrays, but it is {values!r}")
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
-        raise ValueError(f"num_workers must be a positive integer, but it is {num_workers!r}")
+    num_workers = check_integer("num_workers", num_workers, 1)
     _check_known(values, shards)
     arrays = {name: as_array(each) for name, each in values.items()}
     parts = {

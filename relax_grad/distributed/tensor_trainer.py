@@ -92,7 +92,7 @@ def tensor_parallel(
     12.0
     """
     check_session(session)
-    check_interval(check_every)
+    check_every = check_interval(check_every)
     check_shards(shards)
     step = as_step(model, optimizer, options, "tensor parallel")
     places = step.places()

@@ -107,7 +107,7 @@ def data_parallel(
     9.0
     """
     check_session(session)
-    check_interval(check_every)
+    check_every = check_interval(check_every)
     step = as_step(model, optimizer, options, "data parallel")
     split = _divided(step, replicated)
     for name, value in (("shard_optimizer", shard_optimizer), ("overlap", overlap)):

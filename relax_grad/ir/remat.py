@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from tvm import relax
 
+from .._validation import check_integer, is_integer
+
 #: The attribute of a function with the setting. The first result of the function is the loss.
 REMAT = "relax_grad.remat"
 
@@ -55,12 +57,10 @@ def checked(remat: object) -> str | int | Callable | None:
     if remat is None or callable(remat) or remat == AUTO or remat in POLICIES:
         return remat
     names = ", ".join(map(repr, (AUTO, *POLICIES)))
-    if isinstance(remat, bool) or not isinstance(remat, int | str):
+    if not isinstance(remat, str) and not is_integer(remat):
         raise TypeError(
             f"remat must be None, {names}, a number of bytes or a function, but it is {remat!r}"
         )
     if isinstance(remat, str):
         raise ValueError(f"remat must be one of {names}, but it is {remat!r}")
-    if remat <= 0:
-        raise ValueError(f"remat must be a positive number of bytes, but it is {remat}")
-    return remat
+    return check_integer("remat", remat, 1, of="bytes")

@@ -17,6 +17,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GlobalVar
 
+from .._validation import is_integer
 from ..cpu.codegen.compile import assembled
 from ..errors import GradientCheckError
 from ..ir.compat import dtype_of, set_type
@@ -146,9 +147,6 @@ def _check_symbolic(inputs: Sequence, symbolic: Mapping[int, Mapping[int, str]])
 
 def _is_symbolic(symbolic) -> bool:
     """Tell whether a value is a mapping from integers to mappings from integers to strings."""
-
-    def is_integer(key) -> bool:
-        return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
 
     return isinstance(symbolic, Mapping) and all(
         is_integer(i)

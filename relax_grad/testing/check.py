@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm_ffi import structural_equal
 
+from .._validation import check_integer
 from ..errors import GradientCheckError
 from . import _program
 from ._program import Argument, Program, numpy_dtype
@@ -183,9 +184,7 @@ class PreparedGradients:
         seed: int,
     ) -> None:
         self.name, function = resolve(case.fn_or_op)
-        order = case.order
-        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
-            raise ValueError(f"order must be a positive integer, but it is {order!r}")
+        order = check_integer("order", case.order, 1)
         dtypes = _checked_dtypes(case.dtypes)
         for tolerance_name, tolerance in (("rtol", rtol), ("atol", atol)):
             if tolerance is not None:

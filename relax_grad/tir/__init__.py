@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tvm import tirx
 
+from .._validation import check_integer, is_integer
 from ..ir.module import is_buffer
 from .program import has_gradient, parse
 from .reverse import Adjoint, adjoint
@@ -77,14 +78,8 @@ def vjp(
             "for a function of a module, relax_grad.vjp differentiates calls of tensor functions too"
         )
     buffers = sum(map(is_buffer, function.params))
-    if num_outputs is not None and (
-        isinstance(num_outputs, bool) or not isinstance(num_outputs, int)
-    ):
-        raise TypeError(f"num_outputs must be an integer or None, but it is {num_outputs!r}")
-    if num_outputs is not None and not 0 < num_outputs < buffers + 1:
-        raise ValueError(
-            f"num_outputs must lie in [1, {buffers}] for a function of {buffers} buffers, but it is {num_outputs}"
-        )
+    if num_outputs is not None:
+        num_outputs = check_integer("num_outputs", num_outputs, 1, buffers, also="None")
     program = parse(function, num_outputs)
     for kind, buffers_of_kind in (("argument", program.inputs), ("result", program.outputs)):
         if not any(map(has_gradient, buffers_of_kind)):
@@ -108,7 +103,7 @@ def _positions(
     if isinstance(wrt, bytes) or not isinstance(wrt, (int, str, Iterable)):
         raise TypeError(f"wrt must be positions or names of arguments, but it is {wrt!r}")
     for each in [wrt] if isinstance(wrt, (int, str)) else wrt:
-        if isinstance(each, bool) or not isinstance(each, (int, str)):
+        if not isinstance(each, str) and not is_integer(each):
             raise TypeError(f"wrt must be positions or names of arguments, but it has {each!r}")
         known = each in names if isinstance(each, str) else 0 <= each < len(inputs)
         if not known:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from .._validation import check_integer
 from ._inputs import result_of
 from ._progress import Bar
 
@@ -36,12 +37,8 @@ class Loop:
 
     def _check(self) -> None:
         patience, schedule = self._patience, self._schedule
-        if patience is not None and (
-            isinstance(patience, bool) or not isinstance(patience, int) or patience < 1
-        ):
-            raise ValueError(
-                f"patience must be a positive number of epochs, but it is {patience!r}"
-            )
+        if patience is not None:
+            check_integer("patience", patience, 1, of="epochs", also="None")
         if self._monitor != "loss" and self._evaluate is None:
             raise ValueError(f"monitor: {self._monitor!r} needs evaluate, which returns it")
         if schedule is not None and not self._is_scheduler and not callable(schedule):
@@ -65,8 +62,7 @@ class Loop:
         trainer = self._trainer
         if epochs is None:
             epochs = trainer.epoch + 1
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-            raise ValueError(f"epochs must be a number of epochs, but it is {epochs!r}")
+        epochs = check_integer("epochs", epochs, 0, of="epochs")
         if trainer._loaded_epoch < trainer.epoch >= epochs:
             raise ValueError(
                 f"epochs counts from the first one, and {trainer.epoch} are complete, but epochs is {epochs}: pass a larger "

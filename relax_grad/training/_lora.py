@@ -7,18 +7,17 @@ Low-Rank Adaptation of Large Language Models", 2022). The gradient of W is never
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import numpy as np
 import tvm
 from tvm import relax
 
+from .._validation import check_integer, matching
 from ..ir.module import relax_function
 from . import _files
 from ._adapters import Adapter, adapted, kinds_of
@@ -195,8 +194,7 @@ def lora(
     >>> trainer.step(np.ones((4, 3), "float32")).loss
     60.0
     """
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"rank must be a positive integer, but it is {rank!r}")
+    rank = check_integer("rank", rank, 1)
     if alpha is not None and (
         isinstance(alpha, bool)
         or not isinstance(alpha, int | float)
@@ -204,8 +202,7 @@ def lora(
         or alpha == 0
     ):
         raise ValueError(f"alpha must be a finite number other than 0, but it is {alpha!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be an integer from 0, but it is {seed!r}")
+    seed = check_integer("seed", seed, 0)
     scale = 1.0 if alpha is None else alpha / rank
     if isinstance(model, tvm.IRModule):
         if values is None:
@@ -290,11 +287,7 @@ def _chosen(targets, base: Mapping[str, tvm.runtime.Tensor]) -> list[str]:
         )
     found = set()
     for pattern in patterns:
-        matching = {name for name in base if name == pattern or fnmatchcase(name, pattern)}
-        if not matching:
-            near = difflib.get_close_matches(pattern, base, 3, 0.4) or list(base)[:8]
-            raise ValueError(f"targets: no weight matches {pattern!r}; there are {', '.join(near)}")
-        found |= matching
+        found.update(matching("targets", pattern, base, "weight"))
     if not found:
         raise ValueError("targets must name at least one weight")
     return [name for name in base if name in found]

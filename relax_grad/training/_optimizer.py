@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 from tvm import relax
 from tvm.relax import op
+
+from .._validation import check_integer
 
 #: A rule in float64 of scalars, and in the dtype of the computation for tensors.
 _SCALAR = "float64"
@@ -159,9 +161,7 @@ def _checked(kind: str, given: Field, value: object) -> object:
             raise TypeError(f"{start} True or False, but it is {value!r}")
         return bool(value)
     if expected == "int":
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise TypeError(f"{start} an integer, but it is {value!r}")
-        return int(value)
+        return check_integer(f"{kind}: {given.name}", value)
     if str(expected).startswith("tuple["):
         count = str(expected).count("float")
         if not isinstance(value, list | tuple) or len(value) != count:

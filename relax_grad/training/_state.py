@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from .._validation import check_integer
 from ..ir.compat import dtype_of
 from . import _files
 from ._packing import unpacked
@@ -20,12 +21,9 @@ MOST_SEED = 2**31 - 1
 _MOST_COUNT = 2**53
 
 
-def check_seed(seed: object) -> None:
-    """Raise an error if an argument is no seed of a trainer."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed must be an integer, but it is {seed!r}")
-    if not 0 <= seed <= MOST_SEED:
-        raise ValueError(f"seed must be from 0 to 2 ** 31 - 1, but it is {seed}")
+def check_seed(seed: object) -> int:
+    """Return the seed of a trainer as an integer of Python, or raise an error if an argument is none."""
+    return check_integer("seed", seed, 0, MOST_SEED)
 
 
 def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, dict]:

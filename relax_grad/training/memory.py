@@ -9,6 +9,7 @@ from math import prod
 import tvm
 from tvm import relax
 
+from .._validation import check_integer
 from ..cpu.memory import planned
 from ..cpu.storages import value_of
 from ..ir.compat import dtype_of
@@ -103,10 +104,7 @@ def memory_of(
     """
     extents = dict(extents or {})
     for name, value in extents.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(
-                f"extents: the bound of {name} must be a number of elements, but it is {value!r}"
-            )
+        extents[name] = check_integer(f"extents: the bound of {name}", value, 0, of="elements")
     groups = [step.params, step.frozen, step.states, step.optimizer_state, step.batch]
     arguments = [sum(_bytes(kind, extents) for kind in group.values()) for group in groups]
     found = planned(donating(step), "step", _export.target_of(target), extents)

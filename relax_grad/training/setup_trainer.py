@@ -9,6 +9,7 @@ import tvm.relax.training
 from tvm import relax
 from tvm.relax.transform import DecomposeOpsForInference, LegalizeOps
 
+from .._validation import check_integer
 from ..activity import holds_floats
 from ..errors import NotWellFormedError
 from ..ir.arguments import bind_param, with_shapes
@@ -180,10 +181,7 @@ def append_loss(
         ("num_backbone_outputs", num_backbone_outputs),
         ("num_states", 0 if num_states is None else num_states),
     ):
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(f"{name} must be an integer, but it is {count!r}")
-        if count < 0:
-            raise ValueError(f"{name} must not be negative, but it is {count}")
+        check_integer(name, count, 0)
     backbone = copy_with_new_vars(backbone)
     result = backbone.body.body
     outputs = tuple_fields(result) if isinstance(result.ty, relax.TupleType) else [result]

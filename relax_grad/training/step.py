@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 import numpy as np
 import tvm
 from tvm import relax
 
+from .._validation import check_integer, matching
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
 from . import _export, _files
@@ -197,7 +197,7 @@ class TrainStep:
         FileNotFoundError
             If the compiler is not installed.
         """
-        check_seed(seed)
+        seed = check_seed(seed)
         targets = _export.targets_of(target)
         compiler = _export.compiler_for(targets[0], compiler)
         groups = dict(zip(_files.GROUPS, self.initial(values), strict=True))
@@ -297,14 +297,15 @@ def train_step(
     >>> list(step.optimizer_state), list(step.batch), step.hyperparameters
     (['step', 'momentum_buffer/w'], ['x'], {'lr': 0.001})
     """
-    _check_numbers(accumulate, clip_norm, clip_value, loss_scale, ema)
+    accumulate, remat = check_integer("accumulate", accumulate, 1), checked(remat)
+    _check_numbers(clip_norm, clip_value, loss_scale, ema)
     for name, value in (("skip_nonfinite", skip_nonfinite), ("outputs", outputs)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, but it is {value!r}")
     source = source_of(model, func_name, wrt, states, loss, targets)
     groups = _groups(optimizer, source)
     settings = Settings(
-        accumulate, clip_norm, clip_value, loss_scale, ema, skip_nonfinite, outputs, checked(remat)
+        accumulate, clip_norm, clip_value, loss_scale, ema, skip_nonfinite, outputs, remat
     )
     if isinstance(remat, int):
         _check_constant(source)
@@ -383,11 +384,7 @@ def _groups(optimizer, source: Source) -> list[Group]:
             raise TypeError(
                 f"optimizer: {pattern!r} must be a pattern of names, and {each!r} an Optimizer"
             )
-        names = [name for name in left if name == pattern or fnmatchcase(name, pattern)]
-        if not names:
-            raise ValueError(
-                f"optimizer: no parameter matches {pattern!r}, or all have one already"
-            )
+        names = matching("optimizer", pattern, left, "parameter", "or all have one already")
         left = [name for name in left if name not in names]
         groups.append(Group(each, f"lr:{pattern}", f"weight_decay:{pattern}", names))
     if left:
@@ -395,11 +392,7 @@ def _groups(optimizer, source: Source) -> list[Group]:
     return groups
 
 
-def _check_numbers(accumulate, clip_norm, clip_value, loss_scale, ema) -> None:
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int):
-        raise TypeError(f"accumulate must be an integer, but it is {accumulate!r}")
-    if accumulate < 1:
-        raise ValueError(f"accumulate must be at least 1, but it is {accumulate}")
+def _check_numbers(clip_norm, clip_value, loss_scale, ema) -> None:
     given = {"clip_norm": clip_norm, "clip_value": clip_value, "ema": ema}
     if not isinstance(loss_scale, str):
         given["loss_scale"] = loss_scale

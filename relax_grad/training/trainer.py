@@ -90,7 +90,7 @@ class Trainer:
             raise TypeError(f"step must be a result of train_step, but it is {step!r}")
         if on_nan not in ("raise", "skip"):
             raise ValueError(f'on_nan must be "raise" or "skip", but it is {on_nan!r}')
-        check_seed(seed)
+        seed = check_seed(seed)
         if not isinstance(check_inputs, bool):
             raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
         self._ranges = ranges_of(step) if check_inputs else ()

@@ -207,13 +207,13 @@ def test_a_port_in_use():
 
 
 CASES = {
-    "no worker": ({"num_workers": 0}, ValueError, "num_workers must be at least 1"),
+    "no worker": ({"num_workers": 0}, ValueError, "num_workers must be a positive integer"),
     "half a worker": ({"num_workers": 1.5}, TypeError, "num_workers must be an integer"),
     "a library": ({"backend": "rccl"}, ValueError, 'backend must be "gloo"'),
     "no NCCL": ({"backend": "nccl"}, ValueError, "without NCCL"),
     "groups": ({"num_groups": 3}, ValueError, "num_groups must divide num_workers"),
     "nodes": ({"nodes": 3}, ValueError, "each node needs a worker"),
-    "threads": ({"threads": 0}, ValueError, "threads must be at least 1"),
+    "threads": ({"threads": 0}, ValueError, "threads must be a positive integer"),
     "a timeout": ({"timeout": -1}, ValueError, "timeout must be a positive number of seconds"),
     "a short secret": ({"nodes": 2, "secret": "abc"}, ValueError, "at least 16 characters"),
     "an address": ({"listen": "here"}, ValueError, "HOST:PORT"),

@@ -183,7 +183,7 @@ def _of_compilation() -> Iterator[BadCall]:
                 f"max_bytes, {what}",
                 lambda v=value: relax_grad.cache(None, v),
                 TypeError,
-                "max_bytes must be an integer",
+                "max_bytes must be a number of bytes",
             )
         for name, function, known in (
             ("arm", target.arm, "generic"),
@@ -224,7 +224,7 @@ def _of_compilation() -> Iterator[BadCall]:
         "a size below 0",
         lambda: relax_grad.cache(None, -1),
         ValueError,
-        "max_bytes must not be negative",
+        "max_bytes must be a number of bytes or None, but it is -1",
     )
     yield _bad(
         "cache",
@@ -239,7 +239,7 @@ def _of_compilation() -> Iterator[BadCall]:
             str(number),
             lambda n=number: relax_grad.set_num_threads(n),
             ValueError,
-            "number must be from 1 to",
+            "number must be an integer from 1 to",
         )
 
 
@@ -446,8 +446,8 @@ def _of_tensor_parallelism(what: str, value) -> Iterator[BadCall]:
         ),
     }
     if what != "a number":
-        calls["column"] = lambda: distributed.column(value), ValueError, "parts must be a positive"
-        calls["row"] = lambda: distributed.row(value), ValueError, "parts must be a positive"
+        calls["column"] = lambda: distributed.column(value), TypeError, "parts must be an integer"
+        calls["row"] = lambda: distributed.row(value), TypeError, "parts must be an integer"
         calls["along"] = lambda: distributed.along(value), TypeError, "axis must be an integer"
     for name, (call, error, message) in calls.items():
         yield _bad(f"distributed.{name}", what, call, error, message)
@@ -477,8 +477,8 @@ def _of_testing() -> Iterator[BadCall]:
                 lambda v=value: testing.check_many_gradients(
                     [testing.GradientCase("relax.exp", ONES, order=v)]
                 ),
-                ValueError,
-                "order must be a positive integer",
+                TypeError,
+                "order must be an integer",
             )
     for argv in (
         ["nothing"],

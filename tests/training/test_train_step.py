@@ -166,7 +166,7 @@ def test_groups():
         ({"states": ["w"]}, ValueError, "w is in wrt and in states"),
         ({"states": ["b"]}, ValueError, "must return the loss and 1 new states, but it returns 1"),
         ({"func_name": "f"}, ValueError, "f"),
-        ({"accumulate": 0}, ValueError, "accumulate must be at least 1"),
+        ({"accumulate": 0}, ValueError, "accumulate must be a positive integer"),
         ({"accumulate": 1.5}, TypeError, "accumulate must be an integer"),
         ({"clip_norm": -1.0}, ValueError, "clip_norm must be positive and finite"),
         ({"clip_value": "a"}, TypeError, "clip_value must be a number"),

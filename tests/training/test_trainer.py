@@ -333,7 +333,11 @@ def test_checksums(step, tmp_path):
             r"w must have shape \(3,\) and dtype float64, but it has \(4,\)",
         ),
         (lambda t: Trainer(t.train_step, values=START, on_nan="x"), ValueError, "on_nan must be"),
-        (lambda t: Trainer(t.train_step, values=START, seed=-1), ValueError, "seed must be from 0"),
+        (
+            lambda t: Trainer(t.train_step, values=START, seed=-1),
+            ValueError,
+            "seed must be an integer from 0",
+        ),
         (
             lambda t: Trainer(t.train_step, values=START, target="cuda"),
             ValueError,

@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+from ..._validation import check_integer
+
 #: The first bytes of an entry. The digest of the data comes next, then the data.
 _MAGIC = b"relax_grad object 1\n"
 
@@ -140,10 +142,8 @@ def cache(
         raise TypeError(
             f"directory must be a path, or None for no directory, but it is {directory!r}"
         )
-    if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int)):
-        raise TypeError(f"max_bytes must be an integer or None, but it is {max_bytes!r}")
-    if max_bytes is not None and max_bytes < 0:
-        raise ValueError(f"max_bytes must not be negative, but it is {max_bytes}")
+    if max_bytes is not None:
+        max_bytes = check_integer("max_bytes", max_bytes, 0, of="bytes", also="None")
     new = None
     if directory is not None:
         path = Path(os.fsdecode(os.fspath(directory))).absolute()

@@ -9,6 +9,7 @@ from tvm import relax, tirx
 from tvm.ir import Op
 from tvm.relax import op
 
+from ..._validation import check_integer
 from ...activity import holds_floats
 from ...autodiff.gradient import Gradient, add_adjoint
 from ...errors import GradientError
@@ -101,10 +102,7 @@ class DataParallel:
     ):
         _check_choice("reduction", reduction, ("mean", "sum"))
         _check_choice("batch_norm", batch_norm, ("synchronized", "local"))
-        if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
-            raise ValueError(
-                f"bucket_bytes must be a positive number of bytes, but it is {bucket_bytes!r}"
-            )
+        bucket_bytes = check_integer("bucket_bytes", bucket_bytes, 1, of="bytes")
         if not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True or False, but it is {overlap!r}")
         self.gradient = Gradient(func_name, require_grads, target_index)

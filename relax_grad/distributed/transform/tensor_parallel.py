@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 import tvm
 from tvm import relax
 
+from ..._validation import check_integer, matching
 from ...ir.bindings import bindings_of
 from ...ir.dataflow import in_dataflow
 from ...ir.module import copy_with_new_vars, normalized, relax_function, with_functions
@@ -73,8 +73,7 @@ class TensorParallel:
     """
 
     def __init__(self, func_name: str, shards: Mapping[str, Shard], num_workers: int):
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 1:
-            raise ValueError(f"num_workers must be a positive integer, but it is {num_workers!r}")
+        num_workers = check_integer("num_workers", num_workers, 1)
         check_shards(shards)
         self.func_name, self.shards, self.num_workers = func_name, dict(shards), num_workers
 
@@ -178,15 +177,9 @@ def match_shards(shards: Mapping[str, Shard], names: list[str]) -> dict[str, Sha
     """
     found: dict[str, Shard] = {}
     for pattern, shard in shards.items():
-        matched = [
-            name
-            for name in names
-            if name not in found and (name == pattern or fnmatchcase(name, pattern))
-        ]
-        if not matched:
-            raise ValueError(
-                f"shards: no parameter matches {pattern!r}, or all have an annotation already; there are {', '.join(names)}"
-            )
+        left = [name for name in names if name not in found]
+        reason = "or all have an annotation already"
+        matched = matching("shards", pattern, left, "parameter", reason)
         found.update(dict.fromkeys(matched, shard))
     return {name: found[name] for name in names if name in found}
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from ..._validation import is_integer
 from ...ir.module import unused
 from ._arguments import DynamicShapes, Shapes
 from ._fused import with_known_operators
@@ -247,7 +248,7 @@ def _set_shapes(
 
 
 def _positive(extent, name: str) -> int:
-    if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 1:
+    if not is_integer(extent) or extent < 1:
         raise ValueError(
             f"shapes: the extents of {name} must be positive integers or names, but one is {extent!r}"
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from ..._validation import alternatives, matches
 from .._arguments import Trainable
 from ._arguments import Explanation, Role
 
@@ -18,11 +18,7 @@ def wanted(trainable: Trainable | None) -> Callable[[str], bool]:
     if trainable is None or callable(trainable):
         return lambda name: False
     patterns = [trainable] if isinstance(trainable, str) else list(trainable)
-    return lambda name: any(_matches(name, pattern) for pattern in patterns)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
+    return lambda name: any(matches(name, pattern) for pattern in patterns)
 
 
 def chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
@@ -35,9 +31,9 @@ def chosen(trainable: Trainable | None, roles: Roles) -> list[str]:
     patterns = [trainable] if isinstance(trainable, str) else list(trainable)
     found = set()
     for pattern in patterns:
-        matching = [name for name in weights if _matches(name, pattern)]
+        matching = [name for name in weights if matches(name, pattern)]
         matching += [name for name in others if name == pattern]
-        matching = matching or [name for name in others if _matches(name, pattern)]
+        matching = matching or [name for name in others if matches(name, pattern)]
         if not matching:
             raise ValueError(f"trainable: {_why_not(pattern, roles)}")
         found.update(matching)
@@ -53,8 +49,7 @@ def _why_not(pattern: str, roles: Roles) -> str:
     if pattern in roles.cut:
         return f"no gradient reaches {pattern}, because its way to the outputs ends at the {roles.cut[pattern]}, whose gradient is 0"
     known = [*roles.weights, *roles.frozen, *roles.optional]
-    shown = ", ".join(known[:5]) + (", ..." if len(known) > 5 else "")
-    return f"no weight matches {pattern!r}; the model has {len(known)}: {shown or 'none'}"
+    return f"no weight matches {pattern!r}; {alternatives(pattern, known)}"
 
 
 def explained(roles: Roles, params: Sequence[str], trainable: Trainable | None) -> Explanation:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 import torch
 import tvm
 from torch import nn
+
+from ..._validation import matching
 
 #: The versions that the package is tested with; setup.py has them as well.
 SAFETENSORS_REQUIREMENT = "safetensors>=0.5,<0.9"
@@ -90,18 +91,11 @@ def chosen(trainable, values: Mapping[str, torch.Tensor], aliases: Mapping[str, 
     floats = [key for key in known if values[key].is_floating_point()]
     if callable(trainable):
         return [key for key in floats if trainable(key)]
+    every = [*floats, *(key for key, first in aliases.items() if first in floats)]
     found = set()
     for pattern in [trainable] if isinstance(trainable, str) else trainable:
-        every = [*floats, *aliases]
-        matching = {key for key in every if key == pattern or fnmatchcase(key, pattern)}
-        matching = {aliases.get(key, key) for key in matching} & set(floats)
-        if not matching:
-            shown = ", ".join(floats[:5])
-            raise ValueError(
-                f"trainable: no parameter matches {pattern!r}; the module has {len(floats)}: {shown}"
-                + (", ..." if len(floats) > 5 else "")
-            )
-        found |= matching
+        keys = matching("trainable", pattern, every, "parameter")
+        found.update(aliases.get(key, key) for key in keys)
     return [key for key in floats if key in found]
 
 

@@ -263,7 +263,7 @@ def test_trainable_parameters():
     assert list(imported("0.*", model).params) == ["0.weight", "0.bias"]
     assert list(imported(["2.bias", "0.weight"], model).params) == ["0.weight", "2.bias"]
     assert list(imported(lambda name: name.endswith("bias"), model).params) == ["0.bias", "2.bias"]
-    with pytest.raises(ValueError, match=r"trainable: no parameter matches 'x'; the module has 4"):
+    with pytest.raises(ValueError, match=r"trainable: no parameter matches 'x'; there are "):
         imported("x", model)
 
 

@@ -1,0 +1,133 @@
+"""The checks of arguments that all parts share: integers, and patterns of names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from numbers import Integral
+
+#: The number of names in an error, at most.
+_SHOWN = 8
+
+
+def is_integer(value: object) -> bool:
+    """Tell whether a value is an integer of Python or NumPy; ``True`` and ``False`` are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_integer(
+    argument: str,
+    value: object,
+    least: int | None = None,
+    most: int | None = None,
+    *,
+    of: str = "",
+    also: str = "",
+) -> int:
+    """Return an argument as an integer of Python, or raise an error that says what it must be.
+
+    Parameters
+    ----------
+    argument : str
+        The name of the argument.
+    value : object
+        Its value.
+    least, most : int, optional
+        The bounds, which are valid themselves.
+    of : str
+        The unit of a count, such as ``"bytes"``.
+    also : str
+        The other valid values, such as ``"None"``, for the error. The caller has handled them.
+
+    Returns
+    -------
+    value : int
+        The integer.
+
+    Raises
+    ------
+    TypeError
+        If the value is no integer.
+    ValueError
+        If it is out of bounds.
+    """
+    fits = is_integer(value)
+    if fits and (least is None or value >= least) and (most is None or value <= most):
+        return int(value)
+    expected = f"a number of {of}" if of else "an integer"
+    if fits and least == 1 and most is None:
+        expected = f"a positive {expected.partition(' ')[2]}"
+    elif fits and (most is not None or not of):
+        expected += f" from {least}" if least is not None else ""
+        expected += f" to {most}" if most is not None else ""
+    expected += f" or {also}" if also else ""
+    raise (ValueError if fits else TypeError)(f"{argument} must be {expected}, but it is {value!r}")
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Tell whether a name equals a pattern, or fits its ``*``, ``?`` and ``[...]``."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def matching(
+    argument: str, pattern: str, names: Iterable[str], noun: str, reason: str = ""
+) -> list[str]:
+    """Return the names that a pattern matches.
+
+    Parameters
+    ----------
+    argument : str
+        The name of the argument, for the error.
+    pattern : str
+        A name or a pattern, as for :func:`matches`.
+    names : Iterable[str]
+        The names to choose from.
+    noun : str
+        The noun of a name, such as ``"parameter"``.
+    reason : str
+        A further reason for the error, such as ``"or all have an optimizer already"``.
+
+    Returns
+    -------
+    found : list[str]
+        At least one name, in the order of ``names``.
+
+    Raises
+    ------
+    ValueError
+        If there is none. The error has similar names.
+    """
+    names = list(names)
+    found = [name for name in names if matches(name, pattern)]
+    if not found:
+        more = f", {reason}" if reason else ""
+        raise ValueError(
+            f"{argument}: no {noun} matches {pattern!r}{more}; {alternatives(pattern, names)}"
+        )
+    return found
+
+
+def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """Return the known names that are similar to a name, the most similar first."""
+    return get_close_matches(name, known, count, 0.5)
+
+
+def alternatives(name: str, known: Collection[str]) -> str:
+    """Return the end of an error for an unknown name: the similar ones, or else the first known ones.
+
+    Examples
+    --------
+    >>> from relax_grad._validation import alternatives
+    >>> alternatives("weigth", ["weight", "bias"])
+    'did you mean weight?'
+    >>> alternatives("z", ["weight", "bias"])
+    'there are weight, bias'
+    """
+    near = near_names(name, known)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    shown = ", ".join(list(known)[:_SHOWN]) or "none"
+    return (
+        f"there are {shown}" if len(known) <= _SHOWN else f"there are {len(known)}, such as {shown}"
+    )
