@@ -9,6 +9,13 @@ from machines import TARGETS, WIDEST, runs_here
 from sweep import share_of_each
 
 from relax_grad.cpu.dispatch import operators_with_kernels
+from relax_grad.ir.dtypes import HALVES
+
+#: The numbers of the cases in half precision.
+IN_HALVES = {
+    dtype: [i for i, case in enumerate(kernel_cases.cases()) if case.takes(dtype)]
+    for dtype in HALVES
+}
 
 #: The step between the cases that the default suite runs.
 SOME = 9
@@ -23,6 +30,23 @@ def test_every_operator_has_a_case():
 
 def test_some_kernels():
     assert run_guarded_kernels(WIDEST, range(0, len(kernel_cases.cases()), SOME)) == []
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_some_kernels_in_half_precision(dtype):
+    first = 3 + HALVES.index(dtype)
+    assert run_guarded_kernels(WIDEST, IN_HALVES[dtype][first :: 2 * SOME], dtype) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_all_kernels_in_half_precision(target, dtype):
+    if not runs_here(target):
+        pytest.skip(f"this machine has no {target}")
+    known = kernel_cases.cases()
+    numbers = share_of_each(IN_HALVES[dtype], lambda number: known[number].op)
+    assert run_guarded_kernels(target, numbers, dtype) == []
 
 
 @pytest.mark.slow

@@ -32,9 +32,12 @@ _STATIC, _SYMBOLIC = 3, (1, 2, 3, 17)
 _TIME_LIMIT = 60
 
 
-def run_guarded_kernels(target: str, numbers: Sequence[int]) -> list[str]:
-    """Run the kernels of the cases of these numbers, static and symbolic, and return the findings."""
-    code, output, errors = run_guard("guard_kernels", target, list(numbers))
+def run_guarded_kernels(target: str, numbers: Sequence[int], dtype: str = "float32") -> list[str]:
+    """Run the kernels of the cases of these numbers, static and symbolic, and return the findings.
+
+    The floats of the kernels are stored in a dtype.
+    """
+    code, output, errors = run_guard("guard_kernels", target, list(numbers), dtype)
     assert code == 0, errors[-2000:]
     *findings, last = output.splitlines()
     assert int(last) > 0
@@ -46,29 +49,35 @@ def _contents(call: KernelCall, inputs) -> Iterator[tuple[str, list[np.ndarray]]
     rng = np.random.default_rng(zlib.crc32(call.case.name.encode()))
     plain = []
     for shape, dtype in inputs:
-        if dtype == "float32":
-            plain.append(rng.normal(size=shape).astype(dtype))
-        else:
+        if dtype.startswith("int"):
             plain.append(rng.integers(-5, 5, shape).astype(dtype))
+        else:
+            plain.append(rng.normal(size=shape).astype(dtype))
     yield "plain", plain
     wild = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-40, 0], "float32")
     yield (
         "wild floats",
         [
-            np.where(rng.random(x.shape) < 0.3, rng.choice(wild, x.shape), x)
-            if x.dtype == "float32"
-            else x
+            x
+            if x.dtype.kind == "i"
+            else np.where(rng.random(x.shape) < 0.3, rng.choice(_of(wild, x.dtype), x.shape), x)
             for x in plain
         ],
     )
     extents = {extent for shape, _ in inputs for extent in shape} | {5}
     for i, x in enumerate(plain):
-        if x.dtype == "float32":
+        if x.dtype.kind != "i":
             continue
         limits = _limits(extents, x.dtype)
         for value in limits:
             yield f"integers {value}", [*plain[:i], np.full_like(x, value), *plain[i + 1 :]]
         yield "mixed integers", [*plain[:i], rng.choice(limits, x.shape), *plain[i + 1 :]]
+
+
+def _of(floats: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return floats in another dtype, in which large ones may be infinite."""
+    with np.errstate(over="ignore"):
+        return floats.astype(dtype)
 
 
 def _limits(extents: set[int], dtype: np.dtype) -> np.ndarray:
@@ -113,7 +122,7 @@ class _Runner:
             found.append(results)
             for fault in faults:
                 send(f"finding {what}, {placement}: {fault}")
-        if not _same(*found):
+        if not all(map(_same, [each for _, each in outputs], *found)):
             fault = "the results depend on the memory around, or on its old contents"
             send(f"finding {what}: {fault}")
 
@@ -141,18 +150,15 @@ class _Runner:
         return self._places[number, at_end]
 
 
-def _same(ones: Sequence[bytes], others: Sequence[bytes]) -> bool:
+def _same(dtype: str, one: bytes, other: bytes) -> bool:
     """Compare bits, except those of NaN, which depend on which operand of an instruction is in memory."""
-    pairs = [
-        [np.frombuffer(data, "float32") for data in pair] for pair in zip(ones, others, strict=True)
-    ]
-    return all(
-        np.array_equal(
-            np.where(np.isnan(a), 0, a.view("int32")), np.where(np.isnan(b), 0, b.view("int32"))
-        )
-        and np.array_equal(np.isnan(a), np.isnan(b))
-        for a, b in pairs
-    )
+    a, b = (np.frombuffer(data, dtype) for data in (one, other))
+    if a.dtype.kind == "i":
+        return one == other
+    bits = f"int{8 * a.dtype.itemsize}"
+    return np.array_equal(
+        np.where(np.isnan(a), 0, a.view(bits)), np.where(np.isnan(b), 0, b.view(bits))
+    ) and np.array_equal(np.isnan(a), np.isnan(b))
 
 
 def _extents(call: KernelCall) -> list:
@@ -190,11 +196,11 @@ def _check(runner: _Runner) -> int:
     return runs
 
 
-def main(name: str, numbers: Sequence[int]) -> None:
-    """Check the cases of these numbers for the named target."""
+def main(name: str, numbers: Sequence[int], dtype: str) -> None:
+    """Check the cases of these numbers for the named target, with floats of a dtype."""
     target = tvm.target.Target(TARGETS[name])
     known: list[KernelCase] = cases()
     chosen = [known[number] for number in numbers]
-    calls = [kernel_of(case, target, batch) for case in chosen for batch in (_STATIC, None)]
+    calls = [kernel_of(case, target, batch, dtype) for case in chosen for batch in (_STATIC, None)]
     with tempfile.TemporaryDirectory() as folder:
         print(_check(_Runner(calls, target, folder)))

@@ -12,6 +12,7 @@ from tvm.ir import Op
 from tvm.tirx.analysis import undefined_vars
 
 from relax_grad.cpu.dispatch import operators_with_kernels
+from relax_grad.cpu.dispatch.registry import operators_in_halves
 from relax_grad.ir.compat import Analyzer
 from relax_grad.ir.expressions import substitute
 from relax_grad.op import norm, norm_statistics, recurrent
@@ -53,10 +54,15 @@ class KernelCase:
     def name(self) -> str:
         return " ".join(filter(None, [self.op, str(self.shapes[0]), self.integers, self.detail]))
 
-    def module(self, batch: int | None) -> tvm.IRModule:
-        """Return the module of the call; if ``batch`` is None, the batch is symbolic."""
+    def takes(self, dtype: str) -> bool:
+        """Tell whether the kernels of the operator take floats of a dtype in half precision."""
+        refused = dtype == "bfloat16" and self.op == "relax.nn.group_norm"  # by TVM
+        return self.op in operators_in_halves() and not refused
+
+    def module(self, batch: int | None, dtype: str = "float32") -> tvm.IRModule:
+        """Return the module of the call with floats of a dtype; if ``batch`` is None, the batch is symbolic."""
         n = tirx.Var("n", "int64") if batch is None else batch
-        dtypes = ["float32"] * (len(self.shapes) - 1) + [self.integers or "float32"]
+        dtypes = [dtype] * (len(self.shapes) - 1) + [self.integers or dtype]
         params = [
             tensor(f"x{i}", [n if extent == N else extent for extent in shape], dtype)
             for i, (shape, dtype) in enumerate(zip(self.shapes, dtypes, strict=True))
@@ -86,9 +92,9 @@ class KernelCall:
         return static(self.inputs), static(self.outputs)
 
 
-def kernel_of(case: KernelCase, target, batch: int | None) -> KernelCall:
-    """Return the kernel of a case for a target."""
-    module = DispatchKernels(target)(case.module(batch))
+def kernel_of(case: KernelCase, target, batch: int | None, dtype: str = "float32") -> KernelCall:
+    """Return the kernel of a case for a target, with floats of a dtype."""
+    module = DispatchKernels(target)(case.module(batch, dtype))
     calls = [
         binding.value
         for block in module["main"].body.blocks

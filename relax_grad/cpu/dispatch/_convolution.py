@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-from ...ir.compat import dtype_of
 from ...op.rank import rank_of, spatial_axes
 from ..kernel.convolution import ONE, Conv2d, Conv3d, Windows
 from .registry import CallSite
@@ -23,7 +22,7 @@ def convolution_of(
     attrs, rank = site.call.attrs, rank_of(site.call)
     axes = spatial_axes(rank)
     plain = [f"NC{axes}", f"{channels}{axes}", f"NC{axes}"]
-    if None in (data, weight, out) or dtype_of(site.call.ty) != "float32":
+    if None in (data, weight, out) or not site.is_of(site.call.ty):
         return None
     if [attrs.data_layout, attrs.kernel_layout, attrs.out_layout] != plain:
         return None

@@ -24,7 +24,7 @@ _PARTS = 16
 _KINDS = ("float", "int", "uint", "bool")
 
 
-@kernel_for("relax.concat")
+@kernel_for("relax.concat", in_halves=False)
 def concatenation(site: CallSite) -> Kernel | None:
     """Return the kernel of a concatenation of many tensors."""
     operands, kind = site.call.args[0], site.call.ty
@@ -42,7 +42,7 @@ def concatenation(site: CallSite) -> Kernel | None:
     return Kernel(generator, [each for i, each in enumerate(operands) if i not in zeros])
 
 
-@kernel_for("relax.split")
+@kernel_for("relax.split", in_halves=False)
 def division(site: CallSite) -> Kernel | None:
     """Return the kernel of a split into many tensors."""
     operand, kind = site.call.args[0], site.call.ty

@@ -8,7 +8,6 @@ from math import prod
 from tvm import relax
 from tvm.ir import Op
 
-from ...ir.compat import dtype_of
 from ..kernel.matmul import Matmul, matmul
 from .registry import CallSite, Kernel, kernel_for
 
@@ -22,8 +21,6 @@ def matrix_product(site: CallSite) -> Kernel | None:
     The stacks have equal batch axes, or one factor is a single matrix. A factor that is bound to a transposed matrix is
     read transposed.
     """
-    if dtype_of(site.call.ty) != "float32":
-        return None
     (a, transpose_a), (b, transpose_b) = (_untransposed(site, each) for each in site.call.args)
     shape_a, shape_b, shape_c = (site.shape(each) for each in (a, b, site.call))
     if None in (shape_a, shape_b, shape_c) or min(len(shape_a), len(shape_b)) < 2:

@@ -18,7 +18,7 @@ _LAYERS = ("relax.grad.lstm", "relax.grad.gru", "relax.grad.rnn_tanh", "relax.gr
 _BACKWARD = "relax.grad.recurrent_backward"
 
 
-@kernel_for(*_LAYERS)
+@kernel_for(*_LAYERS, in_halves=False)
 def layer(site: CallSite) -> Kernel | None:
     """Return the kernel of a layer."""
     call = site.call
@@ -26,7 +26,7 @@ def layer(site: CallSite) -> Kernel | None:
     return None if of is None else Kernel(partial(recurrence, of, site.cpu), call.args)
 
 
-@kernel_for(_BACKWARD)
+@kernel_for(_BACKWARD, in_halves=False)
 def gradient(site: CallSite) -> Kernel | None:
     """Return the kernel of the gradient of a layer."""
     args = site.call.args

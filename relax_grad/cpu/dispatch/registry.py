@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tvm import relax, tirx
 
 from ...ir.compat import dtype_of
+from ...ir.dtypes import HALVES
+from ..kernel.halves import stored_as
 from ..target import CPU
 from ._identity import key_of, text_of
 from .declare import Extents
@@ -39,6 +41,23 @@ class Kernel:
     arguments: Sequence[relax.Expr]
     name: str | None = None
     shapes: Sequence[Sequence[int | tirx.PrimExpr]] | None = None
+
+    def stored_as(self, types: Sequence[relax.Type], results: int) -> Kernel:
+        """Return the kernel for arguments and results of these types, which may be in half precision.
+
+        Parameters
+        ----------
+        types : Sequence[relax.Type]
+            The types of the arguments, then of the results.
+        results : int
+            The number of results.
+        """
+        if not all(isinstance(kind, relax.TensorType) for kind in types):
+            return self
+        dtypes = tuple(map(dtype_of, types))
+        if not any(dtype in HALVES for dtype in dtypes):
+            return self
+        return replace(self, generator=partial(stored_as, dtypes, results, self.generator))
 
     @property
     def key(self) -> tuple:
@@ -84,21 +103,29 @@ class CallSite:
         self.call, self.cpu, self.lookup = call, cpu, lookup
         self.winograd_tile = winograd_tile
         self._extents = Extents()
+        self._takes_halves = call is not None and call.op.name in _IN_HALVES
 
     def shape(self, expr: relax.Expr, dtype: str = "float32") -> list[int | tirx.Var] | None:
         """Return the extents of a tensor of a dtype; None if no kernel supports the tensor.
 
         Each symbolic expression becomes one variable of int32. A kernel gets the value of the variable from its
         arguments. The result is None for tensors of unknown shape, of other dtypes, without elements, or with more
-        elements than int32 can count.
+        elements than int32 can count. Tensors of float32 may be stored in half precision, if the operator's kernels take
+        them.
         """
         return self.extents(expr.ty, dtype)
+
+    def is_of(self, kind: relax.TensorType, dtype: str = "float32") -> bool:
+        """Tell whether tensors of a type have a dtype, or are stored in half precision in place of float32."""
+        if dtype == "float32" and self._takes_halves and dtype_of(kind) in HALVES:
+            return True
+        return dtype_of(kind) == dtype
 
     def extents(self, kind: relax.Type, dtype: str = "float32") -> list[int | tirx.Var] | None:
         """Return the extents of tensors of a type, as :meth:`shape` does for a tensor."""
         if not isinstance(kind, relax.TensorType) or kind.dtype is None:
             return None
-        if not isinstance(kind.shape, relax.ShapeExpr) or dtype_of(kind) != dtype:
+        if not isinstance(kind.shape, relax.ShapeExpr) or not self.is_of(kind, dtype):
             return None
         extents = [self._extents.of(extent) for extent in kind.shape.values]
         size = 1
@@ -110,8 +137,18 @@ class CallSite:
 _KERNELS: dict[str, Callable[[CallSite], Kernel | None]] = {}
 
 
-def kernel_for(*op_names: str):
-    """Register a kernel factory for operators. It returns None for calls that it does not support."""
+#: The operators whose kernels also take tensors in half precision in place of float32.
+_IN_HALVES: set[str] = set()
+
+
+def kernel_for(*op_names: str, in_halves: bool = True):
+    """Register a kernel factory for operators. It returns None for calls that it does not support.
+
+    With ``in_halves``, each tensor of float32 may instead be stored in float16 or bfloat16. The factory is the same: the
+    kernel computes in float32, widens what it reads, and rounds what it stores.
+    """
+    if in_halves:
+        _IN_HALVES.update(op_names)
 
     def register(make: Callable[[CallSite], Kernel | None]):
         for op_name in op_names:
@@ -160,6 +197,11 @@ def _is_known(expr: relax.Expr) -> bool:
     if not isinstance(kind, relax.TensorType):
         return True
     return isinstance(kind.shape, relax.ShapeExpr) and kind.dtype is not None
+
+
+def operators_in_halves() -> list[str]:
+    """Return the sorted names of the operators whose kernels also take tensors in half precision."""
+    return sorted(_IN_HALVES)
 
 
 def operators_with_kernels() -> list[str]:

@@ -15,8 +15,9 @@ from ..target import CPU
 from . import builder as b
 from . import functions as math
 from ._attention_blocks import Attention, Blocks, Head, Heads, Span
+from ._sums import Sums
 from .attention import Forward
-from .builder import Extent, Sums, bind, ceil_div, const
+from .builder import Extent, bind, ceil_div, const
 
 
 def attention_backward(

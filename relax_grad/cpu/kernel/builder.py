@@ -7,7 +7,7 @@ it is computed once. Indices are int32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, reduce
@@ -20,7 +20,9 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, IntImm, Ramp, Shuffle
 
 from ...ir.compat import masked_load, masked_store
+from ...ir.dtypes import HALVES
 from ...ir.module import IS_KERNEL, NO_ALIASES, SCHEDULED_ATTRS
+from .halves import Half, stored_params
 
 Extent = "int | tirx.PrimExpr"
 bind = T.Bind
@@ -33,6 +35,9 @@ _ONE_THREAD: ContextVar[bool] = ContextVar("one_thread", default=False)
 
 #: The elements of all tensors up to which one thread runs a kernel: it takes no longer than waking another one.
 _FEW_ELEMENTS = 4096
+
+#: The elements that one task rounds to half precision.
+_ROUNDED = 4096
 
 #: Buffers of at least this size become separate allocations; LLVM keeps smaller ones in registers.
 _REGISTER_BYTES = 1024
@@ -58,6 +63,21 @@ def prim_func(
     body : Callable
         Takes a flat buffer for each tensor, whose elements are in row-major order.
     """
+    params, results = stored_params(params)
+    function, flat = _emitted(name, params, body, frozenset())
+    read = {
+        i
+        for i in range(len(params) - results, len(params))
+        if isinstance(flat[i], Half) and flat[i].was_read
+    }
+    # A result that is read again, such as a sum in several parts, is rounded once, at the end.
+    return _emitted(name, params, body, read)[0] if read else function
+
+
+def _emitted(
+    name: str, params: Sequence[tuple], body: Callable[..., None], in_parts: Collection[int]
+) -> tuple[tirx.PrimFunc, list]:
+    """Return a function and its flat buffers; the results ``in_parts`` are computed in a buffer of float32."""
     with IRBuilder() as builder, T.prim_func():
         T.func_name(name)
         # The tensors of a call do not alias, and kernels are not fused with other functions.
@@ -65,17 +85,30 @@ def prim_func(
         tensors = [T.arg(name, _tensor(name, shape, dtype)) for name, shape, dtype in params]
         # TVM's detection of reshapes assumes that the body of a function with one argument is a block.
         with block(name), scopes():
+            sizes = [count(shape) for _, shape, _ in params]
             flat = [
-                T.decl_buffer([count(shape)], dtype, data=tensor.data, layout=None)
-                for tensor, (_, shape, dtype) in zip(tensors, params, strict=True)
+                Half(tensor, size, dtype)
+                if dtype in HALVES
+                else T.decl_buffer([size], dtype, data=tensor.data, layout=None)
+                for tensor, size, (_, _, dtype) in zip(tensors, sizes, params, strict=True)
             ]
             for shape in {str(shape): shape for _, shape, _ in params}.values():
                 refuse_large(name, shape)
-            sizes = [count(shape) for _, shape, _ in params]
             few = all(isinstance(size, int) for size in sizes) and sum(sizes) <= _FEW_ELEMENTS
             with one_thread(few):
-                body(*flat)
-    return builder.get()
+                wide = {i: scratch(sizes[i]) for i in in_parts}
+                body(*(wide.get(i, buffer) for i, buffer in enumerate(flat)))
+                for i, buffer in wide.items():
+                    _round(buffer, flat[i], sizes[i])
+    return builder.get(), flat
+
+
+def _round(source: tirx.Buffer, target: Half, size: Extent) -> None:
+    """Copy elements of float32 to a tensor in half precision."""
+    with parallel(0, ceil_div(size, _ROUNDED)) as i:
+        start = bind(i * _ROUNDED)
+        with serial(0, bind(tirx.min(const(_ROUNDED), size - start))) as j:
+            target.store(start + j, source[start + j])
 
 
 def refuse_large(name: str, shape: Sequence[Extent]) -> None:
@@ -185,19 +218,30 @@ def scratch(size: Extent, dtype: str = "float32") -> tirx.Buffer:
 
 def store(buffer: tirx.Buffer, index, value) -> None:
     """Store one element."""
-    T.buffer_store(buffer, value, [index])
+    if isinstance(buffer, Half):
+        buffer.store(index, value)
+    else:
+        T.buffer_store(buffer, value, [index])
 
 
 def copy(target: tirx.Buffer, at, source: tirx.Buffer, start, number) -> None:
-    """Copy consecutive elements to another buffer of the same dtype."""
-    pointers = tirx.address_of(target[at]), tirx.address_of(source[start])
+    """Copy consecutive elements to another buffer."""
+    if str(target.dtype) != str(source.dtype):  # one of them is in half precision
+        with serial(0, number) as i:
+            store(target, at + i, source[start + i])
+        return
+    pointers = _address(target, at), _address(source, start)
     _call("llvm.memcpy", *pointers, _bytes(target, number), tirx.const(False, "bool"))
 
 
 def clear(target: tirx.Buffer, at, number) -> None:
     """Store 0 to consecutive elements."""
     zero, is_volatile = tirx.const(0, "int8"), tirx.const(False, "bool")
-    _call("llvm.memset", tirx.address_of(target[at]), zero, _bytes(target, number), is_volatile)
+    _call("llvm.memset", _address(target, at), zero, _bytes(target, number), is_volatile)
+
+
+def _address(buffer: tirx.Buffer, index):
+    return tirx.address_of((buffer.raw if isinstance(buffer, Half) else buffer)[index])
 
 
 def _call(name: str, *arguments) -> None:
@@ -210,10 +254,7 @@ def _bytes(buffer: tirx.Buffer, number):
 
 def prefetch(buffer: tirx.Buffer, index) -> None:
     """Prefetch the cache line of an element into the second-level cache; the index may be out of bounds."""
-    line = tirx.op.call_llvm_intrin(
-        "void", "llvm.prefetch", tirx.address_of(buffer[index]), const(0), const(2), const(1)
-    )
-    T.evaluate(line)
+    _call("llvm.prefetch", _address(buffer, index), const(0), const(2), const(1))
 
 
 @contextmanager
@@ -255,7 +296,10 @@ class Vectors:
         # a Select, TVM assumes its condition and would load all lanes. The result goes through a buffer, which
         # LLVM keeps in a register: TVM's simplifier visits both cases of a bound Select at every use of the
         # variable.
-        loaded = bind(masked_load(buffer, self._ramp(index), mask))
+        if isinstance(buffer, Half):
+            loaded = bind(buffer.masked_load(self._ramp(index), mask))
+        else:
+            loaded = bind(masked_load(buffer, self._ramp(index), mask))
         row = scratch(self.lanes, self.dtype)
         T.buffer_store(row, tirx.Select(mask, loaded, self.splat(0)), [self._ramp(const(0))])
         return row[self._ramp(const(0))]
@@ -263,7 +307,9 @@ class Vectors:
     def store(self, buffer: tirx.Buffer, index, vector, number=None) -> None:
         """Store consecutive elements: all lanes, or the first ``number`` lanes."""
         if self._is_whole(number):
-            T.buffer_store(buffer, vector, [self._ramp(index)])
+            store(buffer, self._ramp(index), vector)
+        elif isinstance(buffer, Half):
+            buffer.masked_store(vector, self._ramp(index), self._mask(number))
         else:
             masked_store(buffer, vector, self._ramp(index), self._mask(number))
 
@@ -419,59 +465,6 @@ class Accumulators:
 
     def _place(self, index: int):
         return self._buffers[index // self._each], index % self._each * self._vectors.lanes
-
-
-class Sums:
-    """Sums over the elements of rows, each in several accumulators, so that additions overlap.
-
-    Parameters
-    ----------
-    vectors : Vectors
-        The kind of vectors that rows are read in.
-    size : int
-        The number of sums.
-    start : float
-        The initial value of the sums.
-    combine : Callable
-        Another reduction in place of the sum, such as a maximum; it must be associative and commutative.
-    """
-
-    #: The number of accumulators of each sum, and the unrolling factor of the loop over a row.
-    UNROLL = 4
-
-    def __init__(
-        self,
-        vectors: Vectors,
-        size: int = 1,
-        start: float = 0.0,
-        combine: Callable = lambda a, b: a + b,
-    ):
-        self._vectors, self._size, self._combine = vectors, size, combine
-        self._all = Accumulators(vectors, size * self.UNROLL)
-        for i in range(size * self.UNROLL):
-            self._all[i] = vectors.splat(start)
-
-    def add_row(self, extent: Extent, terms: Callable) -> None:
-        """Emit the loop over a row: ``terms(offset, number)`` returns a vector for each sum.
-
-        In the last vectors of a row, the lanes from ``number`` on must hold the identity of the reduction.
-        """
-
-        def add(offset, number, i) -> None:
-            for k, term in enumerate(terms(offset, number)):
-                at = k * self.UNROLL + i
-                self._all[at] = self._combine(self._all[at], term)
-
-        self._vectors.each(extent, add, self.UNROLL)
-
-    def totals(self) -> list:
-        """Return the sums, as scalars."""
-        totals = []
-        for k in range(self._size):
-            parts = [self._all[k * self.UNROLL + i] for i in range(self.UNROLL)]
-            vector = self._vectors.fold(bind(reduce(self._combine, parts)), self._combine)
-            totals.append(vector)
-        return totals
 
 
 def sum_of(terms: Iterable):

@@ -14,7 +14,8 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from .builder import Extent, Sums, Vectors, as_float, bind
+from ._sums import Sums
+from .builder import Extent, Vectors, as_float, bind
 from .reduce import Channels
 
 Shapes = Sequence[Sequence[Extent]]

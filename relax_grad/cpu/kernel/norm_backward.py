@@ -8,7 +8,8 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from .builder import Extent, Sums, Vectors, as_float, bind
+from ._sums import Sums
+from .builder import Extent, Vectors, as_float, bind
 from .norm import Shapes, each_of_row, number_of, with_results
 from .reduce import Channels, emit_column_sums
 

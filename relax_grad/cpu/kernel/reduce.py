@@ -14,7 +14,8 @@ from tvm import tirx
 
 from ..target import CPU
 from . import builder as b
-from .builder import Accumulators, Extent, Sums, Vectors, as_float, bind, sum_of
+from ._sums import Sums
+from .builder import Accumulators, Extent, Vectors, as_float, bind, sum_of
 
 #: The number of stretches that rows are divided into, if there are enough rows.
 _STRETCHES = 8

@@ -14,7 +14,8 @@ from tvm import tirx
 from ..target import CPU
 from . import builder as b
 from . import functions as math
-from .builder import Accumulators, Extent, Sums, Vectors, bind
+from ._sums import Sums
+from .builder import Accumulators, Extent, Vectors, bind
 
 _LOWEST = float("-inf")
 

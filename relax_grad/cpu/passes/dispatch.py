@@ -217,10 +217,12 @@ class _Dispatch(relax.PyExprMutator):
 
     def _function(self, kernel: Kernel, op_name: str, results: Sequence[relax.Type]) -> GlobalVar:
         """Return the function of a kernel. It is defined once for each key."""
+        types = [*(each.ty for each in kernel.arguments), *results]
+        kernel = kernel.stored_as(types, len(results))
         key = kernel.key
         if key not in self._functions:
             name = (kernel.name or op_name).removeprefix("relax.").replace(".", "_")
-            function = self._define(kernel, [*(each.ty for each in kernel.arguments), *results])
+            function = self._define(kernel, types)
             self._functions[key] = self.builder_.add_func(function, f"{name}_kernel")
         return self._functions[key]
 

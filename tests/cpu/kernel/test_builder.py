@@ -11,8 +11,9 @@ from machines import Run, each_target, run_kernels
 from tvm import tirx
 
 from relax_grad.cpu.kernel import builder as b
+from relax_grad.cpu.kernel._sums import Sums
 from relax_grad.cpu.kernel._tile import multiply_add, tile_size
-from relax_grad.cpu.kernel.builder import Accumulators, Sums, Vectors
+from relax_grad.cpu.kernel.builder import Accumulators, Vectors
 from relax_grad.cpu.target import CPU
 
 LANES = 4
