@@ -121,6 +121,7 @@ def _cases() -> Iterator[KernelCase]:
     yield from _products()
     for attrs, data, weight, out in _CONVOLUTIONS:
         yield from _convolutions(attrs, data, weight, out)
+    yield from _transposed_convolutions()
     for attrs, data, out in _POOLS:
         yield from _pools(attrs, data, out)
     yield from _norms()
@@ -202,6 +203,23 @@ def _convolutions(attrs, data, weight, out) -> Iterator[KernelCase]:
         lambda _, dy, x: weight_gradient(dy, x, weight, **attrs),
         detail=detail,
     )
+
+
+def _transposed_convolutions() -> Iterator[KernelCase]:
+    """They have the kernels of data gradients."""
+    for attrs, data, weight in [
+        ({"strides": 3, "output_padding": 1}, (9, 7), (9, 5, 4)),
+        ({"strides": 2}, (21, 5, 7), (21, 13, 2, 2)),
+        ({"strides": (1, 2, 1), "padding": 1}, (5, 3, 4, 5), (5, 6, 3, 3, 2)),
+    ]:
+        rank = len(data) - 1
+        function = getattr(relax.op.nn, f"conv{rank}d_transpose")
+        yield KernelCase(
+            f"relax.nn.conv{rank}d_transpose",
+            [(N, *data), weight],
+            lambda _, x, w, function=function, attrs=attrs: function(x, w, **attrs),
+            detail=f"{weight} {attrs}",
+        )
 
 
 #: Attributes and shapes of data and result.
