@@ -167,11 +167,13 @@ def _differentiate(
             source.name,
             variables,
             source.loss if source.loss else 0,
-            batch=function.params[source.batch[split[0]]].name,
+            batch=function.params[source.signature.batch[split[0]]].name,
             reduction=reduction,
             batch_norm=batch_norm,
             averaged=averaged,
-            seed=None if source.seed is None else function.params[source.seed].name,
+            seed=None
+            if source.signature.seed is None
+            else function.params[source.signature.seed].name,
             bucket_bytes=bucket_bytes,
             cotangent=cotangent,
             overlap=overlap,

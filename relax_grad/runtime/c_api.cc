@@ -159,39 +159,39 @@ relax_grad_tensor View(const std::pair<std::string, Tensor>& named) {
     throw Error(name + " has the dtype " + relax_grad::DtypeName(tensor) + ", which C does not get");
   }
   if (!tensor.IsContiguous()) throw Error(name + " has strides, which C does not get");
-  const DLTensor* found = tensor.GetDLTensorPtr();
+  const DLTensor* view = tensor.GetDLTensorPtr();
   return {name.c_str(),
           dtype->name,
-          found->ndim,
-          found->shape,
-          static_cast<char*>(found->data) + found->byte_offset,
-          tvm::ffi::GetDataSize(*found)};
+          view->ndim,
+          view->shape,
+          static_cast<char*>(view->data) + view->byte_offset,
+          tvm::ffi::GetDataSize(*view)};
 }
 
 /// Copies a tensor of the caller, whose parts are examined first.
-Tensor Copy(const relax_grad_tensor& given, const std::string& name) {
-  const relax_grad::Dtype* dtype = relax_grad::DtypeOf(Pointer(given.dtype, (name + ": dtype").c_str()));
-  if (dtype == nullptr) throw Error(name + ": there is no dtype " + given.dtype);
-  if (given.num_axes < 0 || given.num_axes > Number(relax_grad::kMostAxes)) {
+Tensor Copy(const relax_grad_tensor& buffer, const std::string& name) {
+  const relax_grad::Dtype* dtype = relax_grad::DtypeOf(Pointer(buffer.dtype, (name + ": dtype").c_str()));
+  if (dtype == nullptr) throw Error(name + ": there is no dtype " + buffer.dtype);
+  if (buffer.num_axes < 0 || buffer.num_axes > Number(relax_grad::kMostAxes)) {
     throw Error(name + ": num_axes must be from 0 to " + std::to_string(relax_grad::kMostAxes) +
-                ", but it is " + std::to_string(given.num_axes));
+                ", but it is " + std::to_string(buffer.num_axes));
   }
   std::vector<int64_t> shape;
-  if (given.num_axes) {
-    Pointer(given.shape, (name + ": shape").c_str());
-    shape.assign(given.shape, given.shape + given.num_axes);
+  if (buffer.num_axes) {
+    Pointer(buffer.shape, (name + ": shape").c_str());
+    shape.assign(buffer.shape, buffer.shape + buffer.num_axes);
   }
   for (int64_t extent : shape) {
     if (extent < 0) throw Error(name + " cannot have the shape " + relax_grad::ShapeText(shape));
   }
   auto size = relax_grad::Bytes(shape, dtype->bytes);
-  if (!size || static_cast<uint64_t>(*size) != given.num_bytes) {
-    throw Error(name + ": num_bytes is " + std::to_string(given.num_bytes) + ", but a tensor of " +
+  if (!size || static_cast<uint64_t>(*size) != buffer.num_bytes) {
+    throw Error(name + ": num_bytes is " + std::to_string(buffer.num_bytes) + ", but a tensor of " +
                 dtype->name + " and shape " + relax_grad::ShapeText(shape) + " has " +
                 (size ? std::to_string(*size) : "more than memory can hold"));
   }
-  if (*size) Pointer(given.data, (name + ": data").c_str());
-  const auto* bytes = static_cast<const unsigned char*>(given.data);
+  if (*size) Pointer(buffer.data, (name + ": data").c_str());
+  const auto* bytes = static_cast<const unsigned char*>(buffer.data);
   if (dtype->name == std::string("bool")) {
     for (int64_t i = 0; i < *size; ++i) {
       if (bytes[i] > 1) throw Error(name + " has booleans that are neither 0 nor 1");
@@ -203,31 +203,31 @@ Tensor Copy(const relax_grad_tensor& given, const std::string& name) {
 }
 
 /// Copies tensors of the caller, each of another name.
-Tensors CopyAll(const relax_grad_tensor* given, int64_t number, const char* what) {
+Tensors CopyAll(const relax_grad_tensor* buffers, int64_t number, const char* what) {
   if (number < 0) throw Error("number must not be negative, but it is " + std::to_string(number));
-  if (number) Pointer(given, what);
+  if (number) Pointer(buffers, what);
   Tensors copies;
   for (int64_t i = 0; i < number; ++i) {
     std::string place = std::string(what) + "[" + std::to_string(i) + "]";
-    std::string name = Pointer(given[i].name, (place + ": name").c_str());
+    std::string name = Pointer(buffers[i].name, (place + ": name").c_str());
     if (copies.count(name)) throw Error(name + " is given twice");
-    copies[name] = Copy(given[i], name);
+    copies[name] = Copy(buffers[i], name);
   }
   return copies;
 }
 
 /// Returns the inputs in the order of their types.
-std::vector<Tensor> InOrder(const Types& types, const relax_grad_tensor* given, int64_t number,
+std::vector<Tensor> InOrder(const Types& types, const relax_grad_tensor* buffers, int64_t number,
                             const char* what) {
-  Tensors copies = CopyAll(given, number, what);
+  Tensors copies = CopyAll(buffers, number, what);
   std::vector<Tensor> tensors;
   std::string names;
   for (const TensorType& type : types.all()) names += (names.empty() ? "" : ", ") + type.name;
   for (const TensorType& type : types.all()) {
-    auto found = copies.find(type.name);
-    if (found == copies.end()) throw Error(type.name + " is missing; the inputs are " + names);
-    tensors.push_back(found->second);
-    copies.erase(found);
+    auto copy = copies.find(type.name);
+    if (copy == copies.end()) throw Error(type.name + " is missing; the inputs are " + names);
+    tensors.push_back(copy->second);
+    copies.erase(copy);
   }
   if (!copies.empty()) {
     throw Error("there is no input " + copies.begin()->first + "; the inputs are " + names);
@@ -247,8 +247,8 @@ std::pair<std::string, double>& Hyperparameter(relax_grad_trainer& trainer, cons
 }
 
 const NamedTensors& Group(relax_grad_trainer& trainer, const char* name) {
-  auto found = trainer.groups.find(Pointer(name, "group"));
-  if (found != trainer.groups.end()) return found->second;
+  auto group = trainer.groups.find(Pointer(name, "group"));
+  if (group != trainer.groups.end()) return group->second;
   Tensors tensors = trainer.trainer.group(name);
   return trainer.groups[name] = NamedTensors(tensors.begin(), tensors.end());
 }
@@ -331,43 +331,43 @@ int32_t relax_grad_num_hyperparameters(relax_grad_trainer* trainer, int64_t* num
 int32_t relax_grad_hyperparameter_name(relax_grad_trainer* trainer, int64_t index,
                                        const char** name) {
   return Run([&] {
-    const auto& found = Trainers().Get(trainer, "trainer").hyperparameters;
-    size_t place = Place(index, found.size(), "hyperparameter");
-    *Pointer(name, "name") = found[place].first.c_str();
+    const auto& hyperparameters = Trainers().Get(trainer, "trainer").hyperparameters;
+    size_t place = Place(index, hyperparameters.size(), "hyperparameter");
+    *Pointer(name, "name") = hyperparameters[place].first.c_str();
   });
 }
 
 int32_t relax_grad_get_hyperparameter(relax_grad_trainer* trainer, const char* name,
                                       double* value) {
   return Run([&] {
-    double found = Hyperparameter(Trainers().Get(trainer, "trainer"), name).second;
-    *Pointer(value, "value") = found;
+    double number = Hyperparameter(Trainers().Get(trainer, "trainer"), name).second;
+    *Pointer(value, "value") = number;
   });
 }
 
 int32_t relax_grad_set_hyperparameter(relax_grad_trainer* trainer, const char* name, double value) {
   return Run([&] {
-    double& found = Hyperparameter(Trainers().Get(trainer, "trainer"), name).second;
+    double& number = Hyperparameter(Trainers().Get(trainer, "trainer"), name).second;
     if (!std::isfinite(value)) {
       throw Error(std::string(name) + " must be finite, but it is " + std::to_string(value));
     }
-    found = value;
+    number = value;
   });
 }
 
 int32_t relax_grad_step(relax_grad_trainer* trainer, const relax_grad_tensor* batch, int64_t number,
                         relax_grad_result* result) {
   return Run([&] {
-    relax_grad_trainer& found = Trainers().Get(trainer, "trainer");
+    relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
     Pointer(result, "result");
-    std::vector<Tensor> tensors = InOrder(found.batch, batch, number, "batch");
-    std::map<std::string, double> chosen(found.hyperparameters.begin(), found.hyperparameters.end());
+    std::vector<Tensor> tensors = InOrder(own.batch, batch, number, "batch");
+    std::map<std::string, double> chosen(own.hyperparameters.begin(), own.hyperparameters.end());
     // They would keep memory that the step needs.
-    found.outputs.clear();
-    found.groups.clear();
-    relax_grad::StepResult done = found.trainer.Step(tensors, chosen);
-    found.metrics.assign(done.metrics.begin(), done.metrics.end());
-    found.outputs.assign(done.outputs.begin(), done.outputs.end());
+    own.outputs.clear();
+    own.groups.clear();
+    relax_grad::StepResult done = own.trainer.Step(tensors, chosen);
+    own.metrics.assign(done.metrics.begin(), done.metrics.end());
+    own.outputs.assign(done.outputs.begin(), done.outputs.end());
     *result = {done.loss, done.applied ? 1 : 0};
   });
 }
@@ -375,14 +375,14 @@ int32_t relax_grad_step(relax_grad_trainer* trainer, const relax_grad_tensor* ba
 int32_t relax_grad_predict(relax_grad_trainer* trainer, const relax_grad_tensor* inputs,
                            int64_t number) {
   return Run([&] {
-    relax_grad_trainer& found = Trainers().Get(trainer, "trainer");
+    relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
     // It comes before the inputs are examined, as there are none without a function.
-    if (found.inputs.all().empty()) found.trainer.Predict({});
-    std::vector<Tensor> tensors = InOrder(found.inputs, inputs, number, "inputs");
-    found.outputs.clear();
-    std::vector<Tensor> outputs = found.trainer.Predict(tensors);
+    if (own.inputs.all().empty()) own.trainer.Predict({});
+    std::vector<Tensor> tensors = InOrder(own.inputs, inputs, number, "inputs");
+    own.outputs.clear();
+    std::vector<Tensor> outputs = own.trainer.Predict(tensors);
     for (const Tensor& output : outputs) {
-      found.outputs.emplace_back("output" + std::to_string(found.outputs.size()), output);
+      own.outputs.emplace_back("output" + std::to_string(own.outputs.size()), output);
     }
   });
 }
@@ -395,8 +395,8 @@ int32_t relax_grad_num_outputs(relax_grad_trainer* trainer, int64_t* number) {
 
 int32_t relax_grad_output(relax_grad_trainer* trainer, int64_t index, relax_grad_tensor* output) {
   return Run([&] {
-    const NamedTensors& found = Trainers().Get(trainer, "trainer").outputs;
-    *Pointer(output, "output") = View(found[Place(index, found.size(), "output")]);
+    const NamedTensors& outputs = Trainers().Get(trainer, "trainer").outputs;
+    *Pointer(output, "output") = View(outputs[Place(index, outputs.size(), "output")]);
   });
 }
 
@@ -409,11 +409,11 @@ int32_t relax_grad_num_metrics(relax_grad_trainer* trainer, int64_t* number) {
 int32_t relax_grad_metric(relax_grad_trainer* trainer, int64_t index, const char** name,
                           double* value) {
   return Run([&] {
-    const auto& found = Trainers().Get(trainer, "trainer").metrics;
-    const auto& [found_name, found_value] = found[Place(index, found.size(), "metric")];
+    const auto& metrics = Trainers().Get(trainer, "trainer").metrics;
+    const auto& [metric_name, metric_value] = metrics[Place(index, metrics.size(), "metric")];
     Pointer(value, "value");
-    *Pointer(name, "name") = found_name.c_str();
-    *value = found_value;
+    *Pointer(name, "name") = metric_name.c_str();
+    *value = metric_value;
   });
 }
 
@@ -426,27 +426,27 @@ int32_t relax_grad_num_group_tensors(relax_grad_trainer* trainer, const char* gr
 int32_t relax_grad_group_tensor(relax_grad_trainer* trainer, const char* group, int64_t index,
                              relax_grad_tensor* tensor) {
   return Run([&] {
-    const NamedTensors& found = Group(Trainers().Get(trainer, "trainer"), group);
-    *Pointer(tensor, "tensor") = View(found[Place(index, found.size(), "tensor of the group")]);
+    const NamedTensors& tensors = Group(Trainers().Get(trainer, "trainer"), group);
+    *Pointer(tensor, "tensor") = View(tensors[Place(index, tensors.size(), "tensor of the group")]);
   });
 }
 
 int32_t relax_grad_get_counters(relax_grad_trainer* trainer, relax_grad_counters* counters) {
   return Run([&] {
-    const relax_grad::Counters& found = Trainers().Get(trainer, "trainer").trainer.counters();
-    *Pointer(counters, "counters") = {found.seed,    found.steps, found.updates,
-                                      found.skipped, found.epoch, found.batch};
+    const relax_grad::Counters& own = Trainers().Get(trainer, "trainer").trainer.counters();
+    *Pointer(counters, "counters") = {own.seed,    own.steps, own.updates,
+                                      own.skipped, own.epoch, own.batch};
   });
 }
 
 int32_t relax_grad_set_counters(relax_grad_trainer* trainer, const relax_grad_counters* counters) {
   return Run([&] {
-    relax_grad_trainer& found = Trainers().Get(trainer, "trainer");
+    relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
     Pointer(counters, "counters");
-    relax_grad::Counters given{counters->seed,    counters->steps, counters->updates,
+    relax_grad::Counters changed{counters->seed,    counters->steps, counters->updates,
                                counters->skipped, counters->epoch, counters->batch};
-    relax_grad::CheckCounters(given, "counters");
-    found.trainer.counters() = given;
+    relax_grad::CheckCounters(changed, "counters");
+    own.trainer.counters() = changed;
   });
 }
 
@@ -456,11 +456,11 @@ int32_t relax_grad_save(relax_grad_trainer* trainer, const char* path) {
 
 int32_t relax_grad_load(relax_grad_trainer* trainer, const char* path) {
   return Run([&] {
-    relax_grad_trainer& found = Trainers().Get(trainer, "trainer");
-    found.trainer.Load(Pointer(path, "path"));
-    found.groups.clear();
-    found.outputs.clear();
-    found.metrics.clear();
+    relax_grad_trainer& own = Trainers().Get(trainer, "trainer");
+    own.trainer.Load(Pointer(path, "path"));
+    own.groups.clear();
+    own.outputs.clear();
+    own.metrics.clear();
   });
 }
 
@@ -490,8 +490,8 @@ int32_t relax_grad_num_file_tensors(relax_grad_file* file, int64_t* number) {
 
 int32_t relax_grad_file_tensor(relax_grad_file* file, int64_t index, relax_grad_tensor* tensor) {
   return Run([&] {
-    const NamedTensors& found = FilesOpen().Get(file, "file").tensors;
-    *Pointer(tensor, "tensor") = View(found[Place(index, found.size(), "tensor of the file")]);
+    const NamedTensors& tensors = FilesOpen().Get(file, "file").tensors;
+    *Pointer(tensor, "tensor") = View(tensors[Place(index, tensors.size(), "tensor of the file")]);
   });
 }
 

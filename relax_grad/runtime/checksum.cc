@@ -35,7 +35,7 @@ constexpr Tables MakeTables() {
 
 constexpr Tables kTables = MakeTables();
 
-bool IsHex(char each) { return (each >= '0' && each <= '9') || (each >= 'a' && each <= 'f'); }
+bool IsHex(char digit) { return (digit >= '0' && digit <= '9') || (digit >= 'a' && digit <= 'f'); }
 
 }  // namespace
 
@@ -55,9 +55,9 @@ uint32_t Crc32(const void* data, size_t size, uint32_t before) {
 
 std::string HexOf(uint32_t checksum) {
   static constexpr char kHex[] = "0123456789abcdef";
-  std::string found;
-  for (int shift = 28; shift >= 0; shift -= 4) found += kHex[checksum >> shift & 15];
-  return found;
+  std::string digits;
+  for (int shift = 28; shift >= 0; shift -= 4) digits += kHex[checksum >> shift & 15];
+  return digits;
 }
 
 std::optional<size_t> PlaceOfChecksum(std::string_view text) {
@@ -76,17 +76,17 @@ std::optional<size_t> PlaceOfChecksum(std::string_view text) {
   return std::nullopt;
 }
 
-void CheckChecksum(uint32_t found, std::string_view wanted, const std::string& where) {
-  if (HexOf(found) != wanted) {
-    throw Error(where + " is damaged: its checksum is " + HexOf(found) +
-                ", but it was written with " + Shown(wanted));
+void CheckChecksum(uint32_t actual, std::string_view written, const std::string& where) {
+  if (HexOf(actual) != written) {
+    throw Error(where + " is damaged: its checksum is " + HexOf(actual) +
+                ", but it was written with " + Shown(written));
   }
 }
 
 uint32_t Crc32OfText(std::string_view text, size_t place, uint32_t before) {
-  uint32_t found = Crc32(kNoChecksum, kDigits, Crc32(text.data(), place, before));
+  uint32_t start = Crc32(kNoChecksum, kDigits, Crc32(text.data(), place, before));
   std::string_view rest = text.substr(place + kDigits);
-  return Crc32(rest.data(), rest.size(), found);
+  return Crc32(rest.data(), rest.size(), start);
 }
 
 void CheckText(std::string_view text, size_t place, const std::string& where) {

@@ -32,7 +32,7 @@ std::string HexOf(uint32_t checksum);
 std::optional<size_t> PlaceOfChecksum(std::string_view text);
 
 /// Throws if a checksum differs from the digits in a file.
-void CheckChecksum(uint32_t found, std::string_view wanted, const std::string& where);
+void CheckChecksum(uint32_t actual, std::string_view written, const std::string& where);
 
 /// Throws if the checksum of a text differs from that at a place in it.
 void CheckText(std::string_view text, size_t place, const std::string& where);

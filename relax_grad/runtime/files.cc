@@ -39,20 +39,20 @@ class InputFile {
  public:
   explicit InputFile(const std::string& path)
       : path_(path), handle_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    struct stat found;
+    struct stat status;
     if (handle_ < 0) throw Error(path + " cannot be read: " + std::strerror(errno));
     std::string reason;
-    if (fstat(handle_, &found) != 0)
+    if (fstat(handle_, &status) != 0)
       reason = std::strerror(errno);
-    else if (S_ISDIR(found.st_mode))
+    else if (S_ISDIR(status.st_mode))
       reason = "it is a folder";
-    else if (!S_ISREG(found.st_mode))
+    else if (!S_ISREG(status.st_mode))
       reason = "it is no regular file";
     if (!reason.empty()) {
       close(handle_);
       throw Error(path + " cannot be read: " + reason);
     }
-    size_ = static_cast<uint64_t>(found.st_size);
+    size_ = static_cast<uint64_t>(status.st_size);
   }
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
@@ -154,7 +154,7 @@ File ReadTensors(const std::string& path) {
     const auto* bytes = static_cast<const unsigned char*>(tensor.data_ptr());
     bool is_boolean = entry.dtype->name == std::string_view("bool");
     if (is_boolean &&
-        std::any_of(bytes, bytes + size, [](unsigned char each) { return each > 1; })) {
+        std::any_of(bytes, bytes + size, [](unsigned char value) { return value > 1; })) {
       damaged(Shown(entry.name) + " has booleans that are neither 0 nor 1");
     }
     if (place.has_value()) checksum = Crc32(bytes, size, checksum);

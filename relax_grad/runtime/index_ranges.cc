@@ -38,7 +38,7 @@ void CheckIndices(const IndexRange& range, const Tensor& tensor, int64_t extent)
     for (size_t axis = 0; axis < place.size(); ++axis) text << (axis ? ", " : "[") << place[axis];
     text << (place.empty() ? "" : "]") << " is " << +values[i] << ", but it selects one of " << extent << " elements, and ";
     low < high ? text << "must be from " << low << " to " << high - 1 : text << "cannot be an index";
-    for (int64_t each : range.ignored) text << " or the ignored " << each;
+    for (int64_t value : range.ignored) text << " or the ignored " << value;
     text << "; Options::check_inputs = false leaves such values to the compiled step, whose results are then NaN";
     throw Error(text.str());
   }

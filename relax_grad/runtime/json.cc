@@ -16,10 +16,10 @@ namespace {
 constexpr size_t kMaxDepth = 64;
 constexpr size_t kShown = 100;
 
-bool IsDigit(char each) { return each >= '0' && each <= '9'; }
+bool IsDigit(char character) { return character >= '0' && character <= '9'; }
 
-void AppendUtf8(unsigned point, std::string* found) {
-  auto put = [&](unsigned byte) { found->push_back(static_cast<char>(byte)); };
+void AppendUtf8(unsigned point, std::string* text) {
+  auto put = [&](unsigned byte) { text->push_back(static_cast<char>(byte)); };
   if (point < 0x80) {
     put(point);
   } else if (point < 0x800) {
@@ -37,11 +37,11 @@ void AppendUtf8(unsigned point, std::string* found) {
   }
 }
 
-void AppendEscape(char each, std::string* found) {
+void AppendEscape(char character, std::string* text) {
   static constexpr char kDigits[] = "0123456789abcdef";
-  *found += "\\u00";
-  *found += kDigits[each >> 4 & 15];
-  *found += kDigits[each & 15];
+  *text += "\\u00";
+  *text += kDigits[character >> 4 & 15];
+  *text += kDigits[character & 15];
 }
 
 }  // namespace
@@ -51,20 +51,20 @@ JsonReader::JsonReader(std::string_view text, std::string where, bool allows_nan
 
 void JsonReader::Fail(const std::string& reason) const {
   std::string place;
-  for (const std::string& each : path_) place += (place.empty() ? "" : ".") + Shown(each);
+  for (const std::string& key : path_) place += (place.empty() ? "" : ".") + Shown(key);
   throw Error(where_ + " is damaged: " + (place.empty() ? "" : place + " ") + reason);
 }
 
 void JsonReader::FailHere(const std::string& expected) const {
-  std::string found = "the text ends";
+  std::string actual = "the text ends";
   if (at_ < text_.size()) {
     std::string_view rest = text_.substr(at_, 20);
     size_t length = 0;
     while (length < rest.size() && static_cast<signed char>(rest[length]) >= 0) ++length;
     length = std::min(length, rest.find_first_of(",\n", 1));
-    found = length ? "there is " + Shown(rest.substr(0, length)) : "there is no ASCII";
+    actual = length ? "there is " + Shown(rest.substr(0, length)) : "there is no ASCII";
   }
-  Fail("must be " + expected + ", but at byte " + std::to_string(at_) + " " + found);
+  Fail("must be " + expected + ", but at byte " + std::to_string(at_) + " " + actual);
 }
 
 void JsonReader::Space() {
@@ -138,11 +138,11 @@ void JsonReader::Array(const std::function<void()>& item) {
 unsigned JsonReader::Hex() {
   unsigned value = 0;
   for (int i = 0; i < 4; ++i, ++at_) {
-    char each = at_ < text_.size() ? text_[at_] : '"';
-    if (IsDigit(each)) {
-      value = value << 4 | static_cast<unsigned>(each - '0');
-    } else if ((each >= 'a' && each <= 'f') || (each >= 'A' && each <= 'F')) {
-      value = value << 4 | (static_cast<unsigned>(each | 32) - 'a' + 10);
+    char digit = at_ < text_.size() ? text_[at_] : '"';
+    if (IsDigit(digit)) {
+      value = value << 4 | static_cast<unsigned>(digit - '0');
+    } else if ((digit >= 'a' && digit <= 'f') || (digit >= 'A' && digit <= 'F')) {
+      value = value << 4 | (static_cast<unsigned>(digit | 32) - 'a' + 10);
     } else {
       FailHere("text, with four hexadecimal digits in an escape");
     }
@@ -151,13 +151,13 @@ unsigned JsonReader::Hex() {
 }
 
 /// Reads an escape, behind its backslash.
-void JsonReader::Escape(std::string* found) {
+void JsonReader::Escape(std::string* text) {
   static constexpr std::string_view kNames = "\"\\/bfnrt", kCharacters = "\"\\/\b\f\n\r\t";
   char name = at_ < text_.size() ? text_[at_] : '\0';
   size_t index = name ? kNames.find(name) : std::string_view::npos;
   if (index != std::string_view::npos) {
     ++at_;
-    found->push_back(kCharacters[index]);
+    text->push_back(kCharacters[index]);
     return;
   }
   if (name != 'u') FailHere("text, with a known escape");
@@ -171,11 +171,11 @@ void JsonReader::Escape(std::string* found) {
   } else if (point >= 0xD800 && point <= 0xDFFF) {
     Fail("has half a surrogate pair in a text");
   }
-  AppendUtf8(point, found);
+  AppendUtf8(point, text);
 }
 
 /// Reads one character of UTF-8: the shortest form, no surrogate, up to U+10FFFF.
-void JsonReader::Utf8(std::string* found) {
+void JsonReader::Utf8(std::string* text) {
   auto byte = [&](size_t i) {
     return i < text_.size() ? static_cast<unsigned char>(text_[i]) : 0u;
   };
@@ -189,37 +189,37 @@ void JsonReader::Utf8(std::string* found) {
   if (first == 0xF0) is_valid &= second >= 0x90;
   if (first == 0xF4) is_valid &= second < 0x90;
   if (!is_valid) Fail("has text that is no UTF-8, at byte " + std::to_string(at_));
-  found->append(text_.substr(at_, more + 1));
+  text->append(text_.substr(at_, more + 1));
   at_ += more + 1;
 }
 
 std::string JsonReader::Text() {
   if (!Take('"')) FailHere("text");
-  std::string found;
+  std::string text;
   while (true) {
     if (at_ >= text_.size()) FailHere("text, with a quotation mark at its end");
-    char each = text_[at_];
-    if (each == '"') {
+    char character = text_[at_];
+    if (character == '"') {
       ++at_;
-      return found;
+      return text;
     }
-    if (static_cast<unsigned char>(each) < 0x20) FailHere("text, without control characters");
-    if (each == '\\') {
+    if (static_cast<unsigned char>(character) < 0x20) FailHere("text, without control characters");
+    if (character == '\\') {
       ++at_;
-      Escape(&found);
+      Escape(&text);
     } else {
-      Utf8(&found);
+      Utf8(&text);
     }
   }
 }
 
 std::string JsonReader::Name() {
-  std::string found = Text();
-  if (found.empty()) Fail("is an empty text");
-  for (char each : found) {
-    if (static_cast<unsigned char>(each) < 0x20) Fail("has control characters: " + Shown(found));
+  std::string name = Text();
+  if (name.empty()) Fail("is an empty text");
+  for (char character : name) {
+    if (static_cast<unsigned char>(character) < 0x20) Fail("has control characters: " + Shown(name));
   }
-  return found;
+  return name;
 }
 
 void JsonReader::Digits() {
@@ -230,8 +230,8 @@ void JsonReader::Digits() {
 std::string_view JsonReader::Numeral() {
   Space();
   size_t begin = at_;
-  auto take = [&](char each) {
-    bool is_there = at_ < text_.size() && text_[at_] == each;
+  auto take = [&](char character) {
+    bool is_there = at_ < text_.size() && text_[at_] == character;
     at_ += is_there;
     return is_there;
   };
@@ -295,13 +295,13 @@ void JsonReader::End() {
 
 std::string Quoted(std::string_view text) {
   std::string quoted = "\"";
-  for (char each : text) {
-    if (static_cast<unsigned char>(each) < 0x20) {
-      AppendEscape(each, &quoted);
+  for (char character : text) {
+    if (static_cast<unsigned char>(character) < 0x20) {
+      AppendEscape(character, &quoted);
       continue;
     }
-    if (each == '"' || each == '\\') quoted += '\\';
-    quoted += each;
+    if (character == '"' || character == '\\') quoted += '\\';
+    quoted += character;
   }
   return quoted + '"';
 }
@@ -311,11 +311,11 @@ std::string Shown(std::string_view text) {
   // Characters of several bytes are whole.
   while (length && length < text.size() && (text[length] & 0xC0) == 0x80) --length;
   std::string shown;
-  for (char each : text.substr(0, length)) {
-    if (static_cast<unsigned char>(each) < 0x20) {
-      AppendEscape(each, &shown);
+  for (char character : text.substr(0, length)) {
+    if (static_cast<unsigned char>(character) < 0x20) {
+      AppendEscape(character, &shown);
     } else {
-      shown += each;
+      shown += character;
     }
   }
   return shown + (text.size() > length ? "..." : "");

@@ -53,8 +53,8 @@ class JsonReader {
   void Digits();
   std::string_view Numeral();
   unsigned Hex();
-  void Escape(std::string* found);
-  void Utf8(std::string* found);
+  void Escape(std::string* text);
+  void Utf8(std::string* text);
 
   std::string_view text_;
   std::string where_;

@@ -296,15 +296,15 @@ int64_t ManifestVersion(std::string_view text, const std::string& where) {
 }  // namespace
 
 const Dtype* DtypeOf(std::string_view name) {
-  for (const Dtype& each : kDtypes) {
-    if (name == each.name) return &each;
+  for (const Dtype& dtype : kDtypes) {
+    if (name == dtype.name) return &dtype;
   }
   return nullptr;
 }
 
 const Dtype* DtypeInFile(std::string_view name) {
-  for (const Dtype& each : kDtypes) {
-    if (name == each.in_file) return &each;
+  for (const Dtype& dtype : kDtypes) {
+    if (name == dtype.in_file) return &dtype;
   }
   return nullptr;
 }
@@ -331,12 +331,12 @@ Manifest ParseManifest(std::string_view text, const std::string& where) {
   auto place = PlaceOfChecksum(text);
   if (place.has_value()) CheckText(text, *place, where);
   int64_t version = ManifestVersion(text, where);
-  Manifest found = Reader(text, where).Read();
-  if (version >= kFirstWithChecksum && (!place.has_value() || found.library_checksum.empty())) {
+  Manifest manifest = Reader(text, where).Read();
+  if (version >= kFirstWithChecksum && (!place.has_value() || manifest.library_checksum.empty())) {
     throw Error(where + " is damaged: it has no checksum of " +
-                (place.has_value() ? found.library : "its own"));
+                (place.has_value() ? manifest.library : "its own"));
   }
-  return found;
+  return manifest;
 }
 
 }  // namespace relax_grad

@@ -67,9 +67,9 @@ Header ParseHeader(std::string_view text, int64_t size, const std::string& where
   });
   json.End();
   for (const Entry& entry : header.entries) Check(entry, size, json);
-  auto place = [](const Entry& each) { return std::tie(each.begin, each.end, each.name); };
+  auto place = [](const Entry& entry) { return std::tie(entry.begin, entry.end, entry.name); };
   std::sort(header.entries.begin(), header.entries.end(),
-            [&](const Entry& one, const Entry& other) { return place(one) < place(other); });
+            [&](const Entry& first, const Entry& second) { return place(first) < place(second); });
   int64_t used = 0;
   for (const Entry& entry : header.entries) {
     if (entry.begin < used)

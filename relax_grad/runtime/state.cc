@@ -29,12 +29,12 @@ const Counter kCounters[] = {
 Counters ReadCounters(JsonReader* json) {
   Counters counters;
   std::vector<std::string> names;
-  for (const Counter& each : kCounters) names.emplace_back(each.name);
+  for (const Counter& counter : kCounters) names.emplace_back(counter.name);
   json->Object(
       [&](const std::string& key) {
-        for (const Counter& each : kCounters) {
-          if (key == each.name) {
-            counters.*each.value = json->Integer(0, each.most);
+        for (const Counter& counter : kCounters) {
+          if (key == counter.name) {
+            counters.*counter.value = json->Integer(0, counter.most);
             return;
           }
         }
@@ -70,42 +70,42 @@ int64_t StateVersion(std::string_view text, const std::string& where) {
 }  // namespace
 
 Described ParseDescribed(std::string_view text, const std::string& where) {
-  Described found;
-  found.version = StateVersion(text, where);
+  Described described;
+  described.version = StateVersion(text, where);
   JsonReader json(text, where, true);
   json.Object(
       [&](const std::string& key) {
         if (key == "counters") {
-          found.counters = ReadCounters(&json);
+          described.counters = ReadCounters(&json);
         } else if (key == "history") {
-          found.history = ReadObject(&json);
+          described.history = ReadObject(&json);
         } else if (key == "more") {
-          found.more = ReadObject(&json);
+          described.more = ReadObject(&json);
         } else {
           json.Skip();
         }
       },
       {"counters", "history", "more"});
-  CheckCounters(found.counters, where + " is damaged");
-  return found;
+  CheckCounters(described.counters, where + " is damaged");
+  return described;
 }
 
 std::string DescribedText(const Described& described) {
   std::string counters;
-  for (const Counter& each : kCounters) {
-    counters += (counters.empty() ? "" : ", ") + Quoted(each.name) + ": " +
-                std::to_string(described.counters.*each.value);
+  for (const Counter& counter : kCounters) {
+    counters += (counters.empty() ? "" : ", ") + Quoted(counter.name) + ": " +
+                std::to_string(described.counters.*counter.value);
   }
   return "{\"version\": " + std::to_string(kVersion) + ", \"counters\": {" + counters +
          "}, \"history\": " + described.history + ", \"more\": " + described.more + "}";
 }
 
 void CheckCounters(const Counters& counters, const std::string& where) {
-  for (const Counter& each : kCounters) {
-    int64_t value = counters.*each.value;
-    if (value < 0 || value > each.most) {
-      throw Error(where + ": the counter " + each.name + " must be from 0 to " +
-                  std::to_string(each.most) + ", but it is " + std::to_string(value));
+  for (const Counter& counter : kCounters) {
+    int64_t value = counters.*counter.value;
+    if (value < 0 || value > counter.most) {
+      throw Error(where + ": the counter " + counter.name + " must be from 0 to " +
+                  std::to_string(counter.most) + ", but it is " + std::to_string(value));
     }
   }
   if (counters.skipped > counters.steps) {

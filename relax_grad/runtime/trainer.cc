@@ -6,6 +6,7 @@
 #include "index_ranges.h"
 #include "library.h"
 #include "manifest.h"
+#include "outcome.h"
 #include "safetensors.h"
 #include "state.h"
 
@@ -41,7 +42,7 @@ void Check(const std::string& what, const Tensor& tensor, const TensorType& spec
   std::ostringstream wanted;
   for (size_t i = 0; i < spec.shape.size(); ++i) {
     wanted << (i ? ", " : "");
-    spec.symbols[i].empty() ? wanted << spec.shape[i] : wanted << spec.symbols[i];
+    wanted << (spec.symbols[i].empty() ? std::to_string(spec.shape[i]) : spec.symbols[i]);
     if (!fits) continue;
     if (spec.symbols[i].empty()) {
       fits = shape[i] == spec.shape[i];
@@ -75,11 +76,11 @@ double Scalar(const Tensor& tensor) {
 
 std::vector<Tensor> TensorsOf(const ffi::Any& value) {
   if (auto tensor = value.as<Tensor>()) return {*tensor};
-  std::vector<Tensor> found;
-  for (const ffi::Any& each : value.cast<ffi::Array<ffi::Any>>()) {
-    for (const Tensor& tensor : TensorsOf(each)) found.push_back(tensor);
+  std::vector<Tensor> tensors;
+  for (const ffi::Any& field : value.cast<ffi::Array<ffi::Any>>()) {
+    for (const Tensor& tensor : TensorsOf(field)) tensors.push_back(tensor);
   }
-  return found;
+  return tensors;
 }
 
 }  // namespace
@@ -92,8 +93,8 @@ class Trainer::Impl {
     }
     std::string where = folder + "/manifest.json";
     manifest_ = Guarded(where, [&] { return ParseManifest(ReadFile(where, kMaxHeader), where); });
-    for (const TensorType& each : manifest_.batch) batch_names_.push_back(each.name);
-    for (const TensorType& each : manifest_.inputs) input_names_.push_back(each.name);
+    for (const TensorType& type : manifest_.batch) batch_names_.push_back(type.name);
+    for (const TensorType& type : manifest_.inputs) input_names_.push_back(type.name);
     for (const auto& [name, value] : manifest_.hyperparameters) hyperparameters_[name] = value;
     std::string library = folder + "/" + manifest_.library;
     Guarded(library, [&] {
@@ -103,10 +104,10 @@ class Trainer::Impl {
     Load(folder + "/" + manifest_.state);
   }
 
-  StepResult Step(const std::vector<Tensor>& batch, const std::map<std::string, double>& given) {
+  StepResult Step(const std::vector<Tensor>& batch, const std::map<std::string, double>& hyperparameters) {
     if (batch.size() != manifest_.batch.size()) {
       std::string names;
-      for (const TensorType& each : manifest_.batch) names += (names.empty() ? "" : ", ") + each.name;
+      for (const TensorType& type : manifest_.batch) names += (names.empty() ? "" : ", ") + type.name;
       throw Error("the step takes " + std::to_string(manifest_.batch.size()) + " tensors (" + names + "), but " +
                   std::to_string(batch.size()) + " were given");
     }
@@ -120,7 +121,7 @@ class Trainer::Impl {
     if (options_.check_inputs) CheckRanges(manifest_.ranges, manifest_.batch, batch, symbols);
     Begin(symbols);
     std::map<std::string, double> scalars = hyperparameters_;
-    for (const auto& [name, value] : given) {
+    for (const auto& [name, value] : hyperparameters) {
       if (!scalars.count(name)) throw Error("the step has no hyperparameter " + name);
       if (!std::isfinite(value)) throw Error(name + " must be finite, but it is " + std::to_string(value));
       scalars[name] = value;
@@ -131,38 +132,37 @@ class Trainer::Impl {
     int64_t seed = counters_.seed << 32 | (counters_.steps & 0xFFFFFFFF);
     arguments.emplace_back(MakeTensor<int64_t>({}, {seed}));
     for (const char* group : kGroups) arguments.emplace_back(groups_.at(group));
-    // Skipped batches have no place among those of an accumulated gradient.
-    bool updates = (counters_.steps - counters_.skipped + 1) % manifest_.accumulate == 0;
+    bool updates = IsUpdate(counters_.steps, counters_.skipped, manifest_.accumulate);
     StepResult result{0, {}, {}, true};
     ffi::Array<ffi::Any> results = Guarded("the step failed", [&] {
-      auto found = Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
-      result.loss = Scalar(found[0].cast<Tensor>());
-      auto metrics = found[1].cast<ffi::Array<Tensor>>(), outputs = found[2].cast<ffi::Array<Tensor>>();
+      auto fields = Call(updates ? *step_ : *accumulate_step_, arguments).cast<ffi::Array<ffi::Any>>();
+      result.loss = Scalar(fields[0].cast<Tensor>());
+      auto metrics = fields[1].cast<ffi::Array<Tensor>>(), outputs = fields[2].cast<ffi::Array<Tensor>>();
       for (size_t i = 0; i < manifest_.metrics.size(); ++i) {
         result.metrics[manifest_.metrics[i]] = Scalar(metrics[i]);
       }
       for (size_t i = 0; i < manifest_.outputs.size(); ++i) {
         result.outputs[manifest_.outputs[i]] = outputs[i];
       }
-      return found;
+      return fields;
     });
-    // The same cases as in Trainer.step of Python.
-    bool applied = !result.metrics.count("applied") || result.metrics["applied"] == 1.0;
-    bool is_scaled = result.metrics.count("loss_scale") != 0;
-    bool keeps = std::isfinite(result.loss) && (applied || is_scaled);
-    if (!keeps && !options_.skip_nonfinite) {
-      throw NotFiniteError((std::isfinite(result.loss) ? "a gradient is not finite" : "the loss is " + std::to_string(result.loss)) +
+    bool is_finite = std::isfinite(result.loss);
+    auto applied = result.metrics.find("applied");
+    bool is_applied = applied == result.metrics.end() || applied->second == 1.0;
+    Outcome outcome = OutcomeOf(is_finite, is_applied, result.metrics.count("loss_scale") != 0);
+    if (outcome.raises && !options_.skip_nonfinite) {
+      throw NotFiniteError((is_finite ? "a gradient is not finite" : "the loss is " + std::to_string(result.loss)) +
                            std::string(" in step ") + std::to_string(counters_.steps) + "; everything is as before the step");
     }
     counters_.steps += 1;
-    if (!keeps || !applied) counters_.skipped += 1;
-    if (keeps || is_scaled) {
+    if (outcome.is_skipped) counters_.skipped += 1;
+    if (outcome.takes_results) {
       groups_["params"] = results[3].cast<ffi::Array<Tensor>>();
       groups_["states"] = results[4].cast<ffi::Array<Tensor>>();
       groups_["optimizer_state"] = results[5].cast<ffi::Array<Tensor>>();
     }
-    if (updates && keeps && applied) counters_.updates += 1;
-    result.applied = keeps && applied;
+    if (updates && outcome.is_applied) counters_.updates += 1;
+    result.applied = outcome.is_applied;
     return result;
   }
 
@@ -189,11 +189,11 @@ class Trainer::Impl {
   }
 
   Tensors Group(const std::string& name) const {
-    auto found = groups_.find(name);
-    if (found == groups_.end()) throw Error("there is no group " + name + ": params, frozen, states, optimizer_state");
+    auto group = groups_.find(name);
+    if (group == groups_.end()) throw Error("there is no group " + name + ": params, frozen, states, optimizer_state");
     Tensors tensors;
     const std::vector<TensorType>& specs = manifest_.groups.at(name);
-    for (size_t i = 0; i < specs.size(); ++i) tensors[specs[i].name] = found->second[i];
+    for (size_t i = 0; i < specs.size(); ++i) tensors[specs[i].name] = group->second[i];
     return tensors;
   }
 
@@ -221,10 +221,10 @@ class Trainer::Impl {
       ffi::Array<Tensor> tensors;
       for (const TensorType& spec : manifest_.groups.at(group)) {
         std::string name = std::string(group) + "/" + spec.name;
-        auto found = file.tensors.find(name);
-        if (found == file.tensors.end()) throw Error(path + " lacks " + name + "; it was written by a trainer of another step");
-        Check(path + ": " + name, found->second, spec, nullptr);
-        tensors.push_back(found->second);
+        auto tensor = file.tensors.find(name);
+        if (tensor == file.tensors.end()) throw Error(path + " lacks " + name + "; it was written by a trainer of another step");
+        Check(path + ": " + name, tensor->second, spec, nullptr);
+        tensors.push_back(tensor->second);
         ++count;
       }
       groups[group] = tensors;
@@ -283,9 +283,9 @@ class Trainer::Impl {
     // dlopen searches the system's folders for a name without a slash.
     std::string path = library.find('/') == std::string::npos ? "./" + library : library;
     ffi::Module module = ffi::Module::LoadFromFile(ffi::String(path));
-    ffi::Function load = Function(Version(module, library), "vm_load_executable", library);
+    ffi::Function load = GetFunction(SelectVersion(module, library), "vm_load_executable", library);
     machine_ = load().cast<ffi::Module>();
-    Function(*machine_, "vm_initialization", library)(static_cast<int>(kDLCPU), 0, kPooledAllocator);
+    GetFunction(*machine_, "vm_initialization", library)(static_cast<int>(kDLCPU), 0, kPooledAllocator);
     // The seed, and the groups.
     size_t count = manifest_.batch.size() + manifest_.hyperparameters.size() + 1 + std::size(kGroups);
     step_ = FunctionOf("step", count, library);
@@ -296,7 +296,7 @@ class Trainer::Impl {
   }
 
   /// Returns the executable of a library that this processor runs, and notes its level.
-  ffi::Module Version(const ffi::Module& module, const std::string& library) {
+  ffi::Module SelectVersion(const ffi::Module& module, const std::string& library) {
     if (manifest_.levels.empty()) {
       if (!options_.level.empty()) throw Error(library + " was compiled for one processor, and has no version for " + options_.level);
       return module;
@@ -304,8 +304,8 @@ class Trainer::Impl {
     std::vector<ffi::Module> versions{module};
     for (bool has_more = true; has_more;) {
       has_more = false;
-      for (const ffi::Any& each : versions.back()->imports()) {
-        auto imported = each.cast<ffi::Module>();
+      for (const ffi::Any& member : versions.back()->imports()) {
+        auto imported = member.cast<ffi::Module>();
         if (imported->kind() != std::string("relax.VMExecutable")) continue;
         versions.push_back(imported);
         has_more = true;
@@ -316,11 +316,11 @@ class Trainer::Impl {
       throw Error(library + " has " + std::to_string(versions.size()) + " versions, but the manifest names " +
                   std::to_string(manifest_.levels.size()));
     }
-    std::set<std::string> found = CpuLevels();
+    std::set<std::string> levels = CpuLevels();
     std::string names;
     for (size_t i = manifest_.levels.size(); i-- > 0;) {
       bool is_wanted = options_.level.empty() || options_.level == manifest_.levels[i];
-      if (is_wanted && found.count(manifest_.levels[i])) {
+      if (is_wanted && levels.count(manifest_.levels[i])) {
         level_ = manifest_.levels[i];
         return versions[i];
       }
@@ -334,20 +334,20 @@ class Trainer::Impl {
 
   /// Returns a function of the machine; throws if it takes another number of arguments.
   ffi::Function FunctionOf(const std::string& name, size_t count, const std::string& library) const {
-    ffi::Function found = Function(*machine_, name, library);
-    ffi::Function arity = Function(*machine_, "get_function_arity", library);
+    ffi::Function function = GetFunction(*machine_, name, library);
+    ffi::Function arity = GetFunction(*machine_, "get_function_arity", library);
     int64_t taken = arity(ffi::String(name)).cast<int64_t>();
     if (taken != static_cast<int64_t>(count)) {
       throw Error(library + ": the function " + name + " takes " + std::to_string(taken) +
                   " arguments, but the manifest has " + std::to_string(count));
     }
-    return found;
+    return function;
   }
 
-  static ffi::Function Function(const ffi::Module& module, const std::string& name, const std::string& library) {
-    auto found = module->GetFunction(ffi::String(name));
-    if (!found.has_value()) throw Error(library + " has no function " + name);
-    return *found;
+  static ffi::Function GetFunction(const ffi::Module& module, const std::string& name, const std::string& library) {
+    auto function = module->GetFunction(ffi::String(name));
+    if (!function.has_value()) throw Error(library + " has no function " + name);
+    return *function;
   }
 
   static ffi::Any Call(const ffi::Function& function, const std::vector<ffi::Any>& arguments) {

@@ -29,13 +29,13 @@ constexpr std::string_view kSuffix = ".part";
 
 /// Returns the path behind symbolic links, whose last one may name no file.
 fs::path Resolved(const std::string& path) {
-  fs::path found = path;
+  fs::path resolved = path;
   std::error_code ignored;
   for (int i = 0; i < kMostLinks; ++i) {
-    if (!fs::is_symlink(found, ignored)) return found;
-    fs::path target = fs::read_symlink(found, ignored);
-    if (ignored) return found;
-    found = target.is_absolute() ? target : found.parent_path() / target;
+    if (!fs::is_symlink(resolved, ignored)) return resolved;
+    fs::path target = fs::read_symlink(resolved, ignored);
+    if (ignored) return resolved;
+    resolved = target.is_absolute() ? target : resolved.parent_path() / target;
   }
   throw Error(path + " cannot be written: there are too many symbolic links");
 }
@@ -56,17 +56,17 @@ class Handle {
 };
 
 bool IsSame(int handle, const fs::path& path) {
-  struct stat one, other;
-  return fstat(handle, &one) == 0 && lstat(path.c_str(), &other) == 0 &&
-         one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+  struct stat opened, named;
+  return fstat(handle, &opened) == 0 && lstat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
 bool IsLeftOver(const std::string& file, const std::string& name) {
   std::string start = "." + name + ".";
   if (file.size() != start.size() + kRandom + kSuffix.size()) return false;
   std::string_view random = std::string_view(file).substr(start.size(), kRandom);
-  auto fits = [](char each) {
-    return (each >= 'a' && each <= 'z') || (each >= '0' && each <= '9') || each == '_';
+  auto fits = [](char character) {
+    return (character >= 'a' && character <= 'z') || (character >= '0' && character <= '9') || character == '_';
   };
   return file.compare(0, start.size(), start) == 0 &&
          std::all_of(random.begin(), random.end(), fits) &&
@@ -76,14 +76,14 @@ bool IsLeftOver(const std::string& file, const std::string& name) {
 /// Removes files whose writers were killed: those that nobody has locked.
 void RemoveLeftOver(const fs::path& folder, const std::string& name) {
   std::error_code reason;
-  std::vector<fs::path> found;
+  std::vector<fs::path> left_over;
   for (fs::directory_iterator at(folder, reason), end; !reason && at != end; at.increment(reason)) {
-    if (IsLeftOver(at->path().filename().string(), name)) found.push_back(at->path());
+    if (IsLeftOver(at->path().filename().string(), name)) left_over.push_back(at->path());
   }
-  for (const fs::path& each : found) {
-    Handle handle(open(each.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  for (const fs::path& part : left_over) {
+    Handle handle(open(part.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (handle.number() >= 0 && flock(handle.number(), LOCK_EX | LOCK_NB) == 0)
-      unlink(each.c_str());
+      unlink(part.c_str());
   }
 }
 

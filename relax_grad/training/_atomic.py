@@ -34,8 +34,8 @@ def write_file(path: str | os.PathLike, parts: Iterable[bytes | memoryview]) -> 
     part, handle = _locked(path.parent, path.name, _create)
     with os.fdopen(handle, "wb") as file:
         try:
-            for each in parts:
-                file.write(each)
+            for data in parts:
+                file.write(data)
             file.flush()
             os.fsync(file.fileno())
             # The lock is held until no other process could take the file for one that was left over.
@@ -71,7 +71,7 @@ def new_folder(path: str | os.PathLike, last: str) -> Iterator[Path]:
     part, handle = _locked(parent, path.name, _create_folder)
     try:
         yield part
-        names = sorted(each.name for each in part.iterdir())
+        names = sorted(file.name for file in part.iterdir())
         for name in names:
             _sync(part / name)
         if is_fixed or not _replaced(part, path, names):
@@ -152,19 +152,19 @@ def _remove_left_over(folder: Path, name: str) -> None:
     """Remove what killed processes left of a file or folder."""
     pattern = re.compile(rf"\.{re.escape(name)}\.[0-9a-z_]{{8}}\.part")
     try:
-        found = [each for each in folder.iterdir() if pattern.fullmatch(each.name)]
+        parts = [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
     except OSError:
         return
-    for each in found:
-        is_folder = each.is_dir() and not each.is_symlink()
+    for part in parts:
+        is_folder = part.is_dir() and not part.is_symlink()
         try:
-            handle = os.open(each, os.O_RDONLY if is_folder else os.O_RDWR)
+            handle = os.open(part, os.O_RDONLY if is_folder else os.O_RDWR)
         except OSError:
             continue
         try:
             _lock(handle, waits=False)
             if fcntl is not None:
-                shutil.rmtree(each) if is_folder else each.unlink()
+                shutil.rmtree(part) if is_folder else part.unlink()
         except OSError:
             pass
         finally:
@@ -182,8 +182,8 @@ def _replaced(part: Path, path: Path, names: Sequence[str]) -> bool:
         if not path.is_dir():
             raise
 
-    def replaced(folder: str, found: Sequence[str]) -> Iterable[str]:
-        return set(names).intersection(found) if Path(folder) == path else ()
+    def replaced(folder: str, members: Sequence[str]) -> Iterable[str]:
+        return set(names).intersection(members) if Path(folder) == path else ()
 
     shutil.copytree(
         path, part, symlinks=True, ignore=replaced, copy_function=_link, dirs_exist_ok=True
@@ -203,15 +203,15 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _exchange(one: Path, other: Path) -> None:
+def _exchange(first: Path, second: Path) -> None:
     """Exchange the names of two folders, at once."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError) as error:
         raise OSError(errno.ENOSYS, "the system has no renameat2") from error
-    names = [os.fsencode(each) for each in (one, other)]
+    names = [os.fsencode(path) for path in (first, second)]
     if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(second))
 
 
 def _replace_files(part: Path, path: Path, names: Sequence[str], last: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import op
@@ -17,15 +15,13 @@ from ..ir.inlining import write_out_calls
 from ..ir.module import copy_with_new_vars, referred_to, unused, with_functions
 from ..ir.remat import REMAT, as_attribute
 from ._optimizer import Optimizer, Update
+from ._scaling import FIRST_SCALE, cotangent, next_scale, unscaled
+from ._shards import Shards
+from ._signature import MODEL_GROUPS
+from ._slots import EMA, GOOD_STEPS, GRADIENT, LOSS_SCALE, MASTER, STEP, Slot
 from ._source import Source
-from ._tensors import computed_in, shape_of
+from ._tensors import Emit, computed_in, shape_of
 from ._totals import count_of_invalid, invalid, sum_of_squares, total_over_workers
-
-#: Dynamic loss scaling as in ``torch.amp.GradScaler``: the initial scale, its factors, and the steps before it grows.
-_FIRST_SCALE, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
-
-#: The optimizer's state of dynamic loss scaling. A step that is not finite changes it.
-SCALE_SLOTS = ("loss_scale", "good_steps")
 
 #: The largest denominator that PyTorch adds to the norm of the gradients.
 _NORM_EPS = 1e-6
@@ -76,6 +72,21 @@ class Group:
 Differentiate = Callable[[Source, list[relax.Var], str, "str | None"], tvm.IRModule]
 
 
+@dataclass(frozen=True)
+class _Operands:
+    """The operands of an update: the tensors by their names, the scalars, and the number of the update.
+
+    ``shared`` has scalars of :class:`Update` for each group.
+    """
+
+    params: Mapping[str, relax.Expr]
+    gradients: Mapping[str, relax.Expr]
+    slots: Mapping[str, relax.Expr]
+    scalars: Mapping[str, relax.Expr]
+    step: relax.Expr
+    shared: dict[str, dict] = field(default_factory=dict)
+
+
 class Build:
     """The construction of the functions of a step.
 
@@ -111,11 +122,12 @@ class Build:
         divided: Collection[str] = (),
     ):
         self.source, self.groups, self.settings = source, groups, settings
-        self._differentiate, self._shards = differentiate, shards
+        self._differentiate, self._shards = differentiate, Shards(shards)
         self._divided = frozenset(divided)
-        function = source.function
-        self.types = {name: function.params[at].ty for name, at in source.params.items()}
-        self.hyperparameters = {k: v for each in groups for k, v in each.hyperparameters.items()}
+        self.types = source.signature.types(source.function, "params")
+        self.hyperparameters = {
+            name: default for group in groups for name, default in group.hyperparameters.items()
+        }
         self.fills: dict[str, float] = {}
         self.slots = self._slots()
         self.metrics = (
@@ -128,29 +140,30 @@ class Build:
 
     def _slots(self) -> dict[str, relax.TensorType]:
         """Return the types of the optimizer's state, and note the first values."""
-        found = {"step": relax.TensorType((), "int64")}
-        self.fills["step"] = 0
+        types = {STEP: relax.TensorType((), "int64")}
+        self.fills[STEP] = 0
         if self.settings.is_dynamic:
-            found["loss_scale"] = relax.TensorType((), "float32")
-            found["good_steps"] = relax.TensorType((), "int64")
-            self.fills.update(loss_scale=_FIRST_SCALE, good_steps=0)
+            types[LOSS_SCALE] = relax.TensorType((), "float32")
+            types[GOOD_STEPS] = relax.TensorType((), "int64")
+            self.fills.update({LOSS_SCALE: FIRST_SCALE, GOOD_STEPS: 0})
         for group in self.groups:
             for name in group.names:
-                kind = self.types[name]
-                whole = relax.TensorType(kind.shape, computed_in(kind))
-                group.optimizer.check_param(name, shape_of(kind))
+                ty = self.types[name]
+                whole = relax.TensorType(ty.shape, computed_in(ty))
+                group.optimizer.check_param(name, shape_of(ty))
                 self._check_shards(group.optimizer, name)
-                more = {
+                fills = {
                     **group.optimizer.slots(),
-                    **({"master": 0.0} if computed_in(kind) != dtype_of(kind) else {}),
-                    **({"ema": 0.0} if self.settings.ema is not None else {}),
-                    **({"gradient": 0.0} if self.settings.accumulate > 1 else {}),
+                    **({MASTER: 0.0} if computed_in(ty) != dtype_of(ty) else {}),
+                    **({EMA: 0.0} if self.settings.ema is not None else {}),
+                    **({GRADIENT: 0.0} if self.settings.accumulate > 1 else {}),
                 }
-                for slot, value in more.items():
-                    is_whole = self._shards == 1 or slot == "gradient"
-                    found[f"{slot}/{name}"] = whole if is_whole else self._part_of(whole)
-                    self.fills[f"{slot}/{name}"] = value
-        return found
+                for kind, fill in fills.items():
+                    slot = str(Slot(kind, name))
+                    is_whole = self._shards.count == 1 or kind == GRADIENT
+                    types[slot] = whole if is_whole else self._shards.type_of_part(whole)
+                    self.fills[slot] = fill
+        return types
 
     def _check_shards(self, optimizer: Optimizer, name: str) -> None:
         if name in self._divided and not optimizer.is_elementwise:
@@ -158,34 +171,11 @@ class Build:
                 f"{name} cannot be divided among workers with {type(optimizer).__name__}, because the update of an element depends on "
                 "others; use another optimizer, or leave the parameter whole"
             )
-        if self._shards > 1 and not optimizer.is_elementwise:
+        if self._shards.count > 1 and not optimizer.is_elementwise:
             raise ValueError(
                 f"the state of {type(optimizer).__name__} cannot be divided among workers, because the update of an element of "
                 f"{name} depends on others; use another optimizer, or leave the state whole"
             )
-
-    def _part_of(self, kind: relax.TensorType) -> relax.TensorType:
-        """Return the type of a worker's part of a tensor."""
-        count = math.prod(shape_of(kind))
-        return relax.TensorType((-(-count // self._shards),), dtype_of(kind))
-
-    def _own_part(self, emit, value: relax.Expr) -> relax.Expr:
-        """Return the worker's part of a tensor."""
-        count = math.prod(shape_of(value.ty))
-        padding = int(self._part_of(value.ty).shape.values[0]) * self._shards - count
-        flat = emit(op.reshape(value, (count,)))
-        if padding:
-            zeros = relax.const(np.zeros(padding, dtype_of(value.ty)))
-            flat = emit(op.concat([flat, zeros], 0))
-        return emit(op.distributed.redistribute_replica_to_shard(flat, self._shards, 0))
-
-    def _whole(self, emit, part: relax.Expr, kind: relax.TensorType) -> relax.Expr:
-        """Return the tensor whose parts the workers have."""
-        flat = emit(op.ccl.allgather(part, self._shards, False))
-        count = math.prod(shape_of(kind))
-        if int(flat.ty.shape.values[0]) > count:
-            flat = emit(op.strided_slice(flat, [0], [0], [count]))
-        return emit(op.reshape(flat, kind.shape))
 
     def module(self) -> tvm.IRModule:
         """Return the module of the source with the function ``step``, and ``accumulate`` where it is needed."""
@@ -195,9 +185,11 @@ class Build:
             functions["accumulate"] = self._function(module, adjoint, updates=False)
         if self.settings.remat is not None:
             mark = as_attribute(self.settings.remat)
-            functions = {name: each.with_attr(REMAT, mark) for name, each in functions.items()}
-        found = with_functions(self.source.module, functions, without=self._unneeded())
-        return _with_called(found, module)
+            functions = {
+                name: function.with_attr(REMAT, mark) for name, function in functions.items()
+            }
+        with_steps = with_functions(self.source.module, functions, without=self._unneeded())
+        return _with_called(with_steps, module)
 
     def _unneeded(self) -> list[str]:
         """Return the functions of the model that neither the step calls nor prediction."""
@@ -216,7 +208,7 @@ class Build:
     def _differentiated(self) -> tuple[tvm.IRModule, relax.GlobalVar]:
         source = self.source
         function = source.function
-        variables = [function.params[at] for at in source.params.values()]
+        variables = [function.params[at] for at in source.signature.params.values()]
         taken = {param.name for param in function.params}
         scaled = unused("loss_scale", taken) if self.settings.loss_scale is not None else False
         names = {variable.name_hint for variable in source.module.get_global_vars()}
@@ -230,103 +222,102 @@ class Build:
         module = add_adjoint(source.module, gradient, name)
         return module, module.get_global_var(name)
 
-    def _function(self, module: tvm.IRModule, adjoint, updates: bool) -> relax.Function:
+    def _function(
+        self, module: tvm.IRModule, adjoint: relax.GlobalVar, updates: bool
+    ) -> relax.Function:
+        """Return the function ``step``, or ``accumulate``, which updates no parameter."""
         source = self.source
-        function = source.function
-
-        def variable(name, at):
-            return relax.Var(name, function.params[at].ty)
-
-        def group(name, places):
-            return relax.Var(
-                name, relax.TupleType([function.params[at].ty for at in places.values()])
-            )
-
-        batch = [variable(name, at) for name, at in source.batch.items()]
+        signature, function = source.signature, source.function
+        batch = {
+            name: relax.Var(name, ty) for name, ty in signature.types(function, "batch").items()
+        }
         scalars = {
             name: relax.Var(_identifier(name), relax.TensorType((), "float64"))
             for name in self.hyperparameters
         }
         seed = relax.Var("seed", relax.TensorType((), "int64"))
-        groups = [group(name, getattr(source, name)) for name in ("params", "frozen", "states")]
-        state = relax.Var("optimizer_state", relax.TupleType(list(self.slots.values())))
-        params = [*batch, *scalars.values(), seed, *groups, state]
+        types = {group: signature.types(function, group) for group in MODEL_GROUPS}
+        types["optimizer_state"] = self.slots
+        tuples = {
+            group: relax.Var(group, relax.TupleType(list(fields.values())))
+            for group, fields in types.items()
+        }
         bb = relax.BlockBuilder(module)
         name = "step" if updates else "accumulate"
-        with bb.function(unused(name, {v.name_hint for v in module.get_global_vars()}), params):
-            fields = [
-                {key: bb.emit(relax.TupleGetItem(each, i)) for i, key in enumerate(places)}
-                for each, places in zip(
-                    [*groups, state],
-                    [source.params, source.frozen, source.states, self.slots],
-                    strict=True,
-                )
-            ]
-            arguments: list = [None] * len(function.params)
-            for at, value in zip(source.batch.values(), batch, strict=True):
-                arguments[at] = value
-            if source.seed is not None:
-                arguments[source.seed] = seed
-            for places, values in zip(
-                (source.params, source.frozen, source.states), fields, strict=False
-            ):
-                for key, at in places.items():
-                    arguments[at] = values[key]
-            result = self._body(bb, adjoint, arguments, fields, scalars, updates)
-            bb.emit_func_output(result)
-        callee = module[adjoint.name_hint]
-        whole = write_out_calls(bb.finalize()[_last(bb, name)], {adjoint: callee})
+        free_name = unused(name, {variable.name_hint for variable in module.get_global_vars()})
+        with bb.function(free_name, [*batch.values(), *scalars.values(), seed, *tuples.values()]):
+            groups = {
+                group: {
+                    key: bb.emit(relax.TupleGetItem(tuples[group], i)) for i, key in enumerate(keys)
+                }
+                for group, keys in types.items()
+            }
+            model = {key: value for group in MODEL_GROUPS for key, value in groups[group].items()}
+            arguments = signature.arguments(batch, model, seed)
+            variable = bb.emit_func_output(
+                self._body(bb.emit, adjoint, arguments, groups, scalars, updates)
+            )
+        whole = write_out_calls(bb.finalize()[variable], {adjoint: module[adjoint.name_hint]})
         return copy_with_new_vars(whole).with_attr("global_symbol", name)
 
-    def _body(self, bb, adjoint, arguments, fields, scalars, updates) -> relax.Expr:
+    def _body(
+        self,
+        emit: Emit,
+        adjoint: relax.GlobalVar,
+        arguments: Sequence[relax.Expr],
+        groups: Mapping[str, Mapping[str, relax.Expr]],
+        scalars: Mapping[str, relax.Expr],
+        updates: bool,
+    ) -> relax.Expr:
         settings, source = self.settings, self.source
-        params, _, states, slots = fields
-        emit = bb.emit
-        scale = None
-        if settings.loss_scale is not None:
-            dtype = dtype_of(_at(source.function.ret_ty, source.loss))
-            if settings.is_dynamic:
-                scale = emit(op.astype(slots["loss_scale"], dtype))
-            else:
-                scale = relax.const(float(settings.loss_scale), dtype)
-            shape = _at(source.function.ret_ty, source.loss).shape
-            if len(shape):
-                scale = emit(op.full(shape, scale, dtype))
-            arguments = [*arguments, scale]
-        both = emit(relax.Call(adjoint, arguments))
-        result = emit(relax.TupleGetItem(both, 0))
-        gradients = emit(relax.TupleGetItem(both, 1))
+        params, states, slots = (groups[key] for key in ("params", "states", "optimizer_state"))
+        scale = slots[LOSS_SCALE] if settings.is_dynamic else settings.loss_scale
+        if scale is not None:
+            loss_type = _type_at(source.function.ret_ty, source.loss)
+            arguments = [*arguments, cotangent(emit, loss_type, scale)]
+        call = emit(relax.Call(adjoint, arguments))
+        result = emit(relax.TupleGetItem(call, 0))
+        partials = emit(relax.TupleGetItem(call, 1))
         loss = _field(emit, result, source.loss)
         outputs = [_field(emit, result, source.outputs[name]) for name in self.outputs]
         new_states = {name: _field(emit, result, path) for name, path in source.new_states.items()}
-        found = {
+        gradients = {
             name: emit(
-                op.astype(emit(relax.TupleGetItem(gradients, i)), computed_in(self.types[name]))
+                op.astype(emit(relax.TupleGetItem(partials, i)), computed_in(self.types[name]))
             )
-            for i, name in enumerate(source.params)
+            for i, name in enumerate(params)
         }
-        found = self._scaled(emit, found, slots)
+        gradients = unscaled(emit, gradients, scale, settings.accumulate)
         if settings.accumulate > 1:
-            found = {
-                name: emit(op.add(slots[f"gradient/{name}"], each)) for name, each in found.items()
+            gradients = {
+                name: emit(op.add(slots[str(Slot(GRADIENT, name))], gradient))
+                for name, gradient in gradients.items()
             }
         if updates:
             metrics, params, states, slots = self._updated(
-                emit, loss, found, params, states, new_states, slots, scalars
+                emit, loss, gradients, params, states, new_states, slots, scalars
             )
         else:
-            metrics, states, slots = self._summed(emit, loss, found, states, new_states, slots)
+            metrics, states, slots = self._summed(emit, loss, gradients, states, new_states, slots)
         if self._differentiate is not None:
-            own = emit(op.astype(emit(relax.TupleGetItem(both, 2)), "float32"))
+            own = emit(op.astype(emit(relax.TupleGetItem(call, 2)), "float32"))
             metrics = [emit(op.reshape(own, ())) if own.ty.ndim else own, *metrics]
-        groups = [metrics, outputs, params.values(), states.values(), slots.values()]
-        return relax.Tuple([loss, *(relax.Tuple(list(each)) for each in groups)])
+        results = [metrics, outputs, params.values(), states.values(), slots.values()]
+        return relax.Tuple([loss, *(relax.Tuple(list(fields)) for fields in results)])
 
-    def _summed(self, emit, loss, sums, states, new_states, slots):
+    def _summed(
+        self,
+        emit: Emit,
+        loss: relax.Expr,
+        sums: Mapping[str, relax.Expr],
+        states: Mapping[str, relax.Expr],
+        new_states: Mapping[str, relax.Expr],
+        slots: Mapping[str, relax.Expr],
+    ) -> tuple[list[relax.Expr], Mapping[str, relax.Expr], Mapping[str, relax.Expr]]:
         """Return the metrics, and the new states and slots of a batch whose gradient is only added to the sums."""
         settings = self.settings
         metrics = {"grad_norm": relax.const(0.0, "float32")}
-        new_slots = {**slots, **{f"gradient/{name}": each for name, each in sums.items()}}
+        new_slots = {**slots, **{str(Slot(GRADIENT, name)): total for name, total in sums.items()}}
         if settings.skips:
             is_finite = self._is_finite(emit, loss, sums)
             keep = _selection(emit, is_finite)
@@ -334,33 +325,25 @@ class Build:
             metrics["applied"] = emit(op.astype(is_finite, "float32"))
         if settings.is_dynamic:
             # Steps without overflow count when they update.
-            new_slots.update(_next_scale(emit, is_finite, slots, counts=False))
-            metrics["loss_scale"] = slots["loss_scale"]
-        found = [metrics[name] for name in self.metrics if name != "own_loss"]
-        return found, new_states, new_slots
+            new_slots.update(next_scale(emit, is_finite, slots, counts=False))
+            metrics["loss_scale"] = slots[LOSS_SCALE]
+        return self._in_order(metrics), new_states, new_slots
 
-    def _scaled(self, emit, gradients, slots) -> dict[str, relax.Expr]:
-        """Return the share of the gradients in the mean of several batches, without the scale of the loss."""
-        settings = self.settings
-        if settings.is_dynamic:
-            scale = op.divide(
-                relax.const(1.0 / settings.accumulate, "float32"), slots["loss_scale"]
-            )
-            scale = emit(scale)
-        else:
-            factor = 1.0 / (settings.accumulate * float(settings.loss_scale or 1.0))
-            if factor == 1.0:
-                return gradients
-            return {
-                name: emit(op.multiply(each, relax.const(factor, dtype_of(each.ty))))
-                for name, each in gradients.items()
-            }
-        return {
-            name: emit(op.multiply(each, op.astype(scale, dtype_of(each.ty))))
-            for name, each in gradients.items()
-        }
+    def _in_order(self, metrics: Mapping[str, relax.Expr]) -> list[relax.Expr]:
+        """Return the metrics of a step but a worker's own loss."""
+        return [metrics[name] for name in self.metrics if name != "own_loss"]
 
-    def _updated(self, emit, loss, gradients, params, states, new_states, slots, scalars):
+    def _updated(
+        self,
+        emit: Emit,
+        loss: relax.Expr,
+        gradients: Mapping[str, relax.Expr],
+        params: Mapping[str, relax.Expr],
+        states: Mapping[str, relax.Expr],
+        new_states: Mapping[str, relax.Expr],
+        slots: Mapping[str, relax.Expr],
+        scalars: Mapping[str, relax.Expr],
+    ) -> tuple[list[relax.Expr], Mapping, Mapping, Mapping]:
         """Return the metrics, and the new parameters, states and slots."""
         settings, metrics = self.settings, {}
         # Clipped, an infinite gradient is finite.
@@ -368,87 +351,87 @@ class Build:
         if settings.clip_value is not None:
             bound = float(settings.clip_value)
             gradients = {
-                name: emit(op.clip(each, -bound, bound)) for name, each in gradients.items()
+                name: emit(op.clip(gradient, -bound, bound)) for name, gradient in gradients.items()
             }
         if settings.clip_norm is not None:
             gradients, metrics["grad_norm"] = self._clipped(emit, gradients)
         new_slots = dict(slots)
-        new_slots["step"] = emit(op.add(slots["step"], relax.const(1, "int64")))
-        step = emit(op.astype(new_slots["step"], "float64"))
-        new_params = {}
+        new_slots[STEP] = emit(op.add(slots[STEP], relax.const(1, "int64")))
+        step = emit(op.astype(new_slots[STEP], "float64"))
+        operands = _Operands(params, gradients, slots, scalars, step)
+        updated = {}
         for group in self.groups:
-            shared = {}
             for name in group.names:
-                new_params[name], changed = self._one(
-                    emit, group, name, params[name], gradients[name], slots, scalars, step, shared
-                )
+                updated[name], changed = self._update_parameter(emit, group, name, operands)
                 new_slots.update(changed)
-        new_params = {name: new_params[name] for name in params}
+        new_params = {name: updated[name] for name in params}
         if settings.accumulate > 1:
             for name in params:
-                key = f"gradient/{name}"
-                new_slots[key] = emit(op.zeros_like(slots[key]))
+                slot = str(Slot(GRADIENT, name))
+                new_slots[slot] = emit(op.zeros_like(slots[slot]))
         if settings.skips:
             keep = _selection(emit, is_finite)
             new_params, new_states = keep(new_params, params), keep(new_states, states)
             new_slots = keep(new_slots, slots)
             metrics["applied"] = emit(op.astype(is_finite, "float32"))
         if settings.is_dynamic:
-            new_slots.update(_next_scale(emit, is_finite, slots))
-            metrics["loss_scale"] = slots["loss_scale"]
-        found = [metrics[name] for name in self.metrics if name != "own_loss"]
-        return found, new_params, new_states, new_slots
+            new_slots.update(next_scale(emit, is_finite, slots))
+            metrics["loss_scale"] = slots[LOSS_SCALE]
+        return self._in_order(metrics), new_params, new_states, new_slots
 
-    def _one(self, emit, group, name, param, gradient, slots, scalars, step, shared):
+    def _update_parameter(
+        self, emit: Emit, group: Group, name: str, operands: _Operands
+    ) -> tuple[relax.Expr, dict[str, relax.Expr]]:
         """Return a new parameter and its new slots."""
-        kind = self.types[name]
-        dtype = computed_in(kind)
-        is_half = dtype != dtype_of(kind)
-        own = {slot: slots[f"{slot}/{name}"] for slot in group.optimizer.slots()}
-        if group.optimizer.maximize:
+        ty, shards, optimizer = self.types[name], self._shards, group.optimizer
+        param, gradient, slots = operands.params[name], operands.gradients[name], operands.slots
+        is_half = computed_in(ty) != dtype_of(ty)
+        master, average = str(Slot(MASTER, name)), str(Slot(EMA, name))
+        if optimizer.maximize:
             gradient = emit(op.negative(gradient))
-        decay = scalars.get(group.weight_decay, relax.const(0.0, "float64"))
-        old = slots[f"master/{name}"] if is_half else param
-        if self._shards > 1:
-            gradient = self._own_part(emit, gradient)
-            old = old if is_half else self._own_part(emit, param)
-        given = Update(
-            emit,
-            dtype,
-            name,
-            old,
-            gradient,
-            own,
-            scalars[group.lr],
-            decay,
-            step,
-            shared,
+        old = slots[master] if is_half else param
+        if shards.count > 1:
+            gradient = shards.part(emit, gradient)
+            old = old if is_half else shards.part(emit, param)
+        update = Update(
+            emit=emit,
+            dtype=computed_in(ty),
+            name=name,
+            param=old,
+            gradient=gradient,
+            slots={kind: slots[str(Slot(kind, name))] for kind in optimizer.slots()},
+            lr=operands.scalars[group.lr],
+            weight_decay=operands.scalars.get(group.weight_decay, relax.const(0.0, "float64")),
+            step=operands.step,
+            shared=operands.shared.setdefault(group.lr, {}),
         )
-        new, changed = group.optimizer.update(given)
-        changed = {f"{slot}/{name}": value for slot, value in changed.items()}
+        new, values = optimizer.update(update)
+        changed = {str(Slot(kind, name)): value for kind, value in values.items()}
         if self.settings.ema is not None:
-            changed[f"ema/{name}"] = given.mixed(
-                slots[f"ema/{name}"], new, float(self.settings.ema)
-            )
+            changed[average] = update.mixed(slots[average], new, float(self.settings.ema))
         if is_half:
-            changed[f"master/{name}"] = new
-            new = emit(op.astype(new, dtype_of(kind)))
-        return new if self._shards == 1 else self._whole(emit, new, kind), changed
+            changed[master] = new
+            new = emit(op.astype(new, dtype_of(ty)))
+        return new if shards.count == 1 else shards.whole(emit, new, ty), changed
 
-    def _clipped(self, emit, gradients):
+    def _clipped(
+        self, emit: Emit, gradients: Mapping[str, relax.Expr]
+    ) -> tuple[dict[str, relax.Expr], relax.Expr]:
         """Return gradients whose norm is at most ``clip_norm``, and their norm before."""
         norm = emit(op.sqrt(total_over_workers(emit, gradients, self._divided, sum_of_squares)))
         dtype = dtype_of(norm.ty)
         bound = relax.const(float(self.settings.clip_norm), dtype)
         ratio = op.divide(bound, op.add(norm, relax.const(_NORM_EPS, dtype)))
         factor = emit(op.minimum(ratio, relax.const(1.0, dtype)))
-        found = {
-            name: emit(op.multiply(each, op.astype(factor, dtype_of(each.ty))))
-            for name, each in gradients.items()
+        clipped = {
+            name: emit(op.multiply(gradient, op.astype(factor, dtype_of(gradient.ty))))
+            for name, gradient in gradients.items()
         }
-        return found, emit(op.astype(norm, "float32"))
+        return clipped, emit(op.astype(norm, "float32"))
 
-    def _is_finite(self, emit, loss, gradients) -> relax.Expr:
+    def _is_finite(
+        self, emit: Emit, loss: relax.Expr, gradients: Mapping[str, relax.Expr]
+    ) -> relax.Expr:
         """Return whether the loss and all gradients are finite."""
         count = emit(op.sum(invalid(loss)))
         if gradients:
@@ -461,62 +444,40 @@ def _with_called(module: tvm.IRModule, other: tvm.IRModule) -> tvm.IRModule:
     """Return a module with the functions of another one that its functions call, such as those of branches."""
     functions = dict(module.functions_items())
     known = {variable.name_hint for variable in functions}
-    available = {variable.name_hint: (variable, each) for variable, each in other.functions_items()}
+    available = {
+        variable.name_hint: (variable, function) for variable, function in other.functions_items()
+    }
     waiting = list(functions.values())
     while waiting:
         names = {variable.name_hint for variable in referred_to(waiting)} - known
         known |= names
-        found = [available[name] for name in sorted(names) if name in available]
-        functions.update(found)
-        waiting = [function for _, function in found]
+        added = [available[name] for name in sorted(names) if name in available]
+        functions.update(added)
+        waiting = [function for _, function in added]
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
-def _selection(emit, condition):
-    def keep(new, old):
+def _selection(emit: Emit, condition: relax.Expr) -> Callable[[Mapping, Mapping], dict]:
+    def keep(new: Mapping, old: Mapping) -> dict:
         return {
-            name: each if each.same_as(old[name]) else emit(op.where(condition, each, old[name]))
-            for name, each in new.items()
+            name: value if value.same_as(old[name]) else emit(op.where(condition, value, old[name]))
+            for name, value in new.items()
         }
 
     return keep
 
 
-def _next_scale(emit, is_finite, slots, counts: bool = True) -> dict[str, relax.Expr]:
-    """Return the new scale of the loss, and the new count of steps without overflow, in which this one may count."""
-    scale, good = slots["loss_scale"], slots["good_steps"]
-    smaller = op.multiply(scale, relax.const(_BACKOFF, "float32"))
-    zero = relax.const(0, "int64")
-    if not counts:
-        return {
-            "loss_scale": emit(op.where(is_finite, scale, smaller)),
-            "good_steps": emit(op.where(is_finite, good, zero)),
-        }
-    count = emit(op.add(good, relax.const(1, "int64")))
-    grows = emit(op.equal(count, relax.const(_INTERVAL, "int64")))
-    grown = op.where(grows, op.multiply(scale, relax.const(_GROWTH, "float32")), scale)
-    return {
-        "loss_scale": emit(op.where(is_finite, grown, smaller)),
-        "good_steps": emit(op.where(op.logical_and(is_finite, op.logical_not(grows)), count, zero)),
-    }
-
-
-def _field(emit, value, path):
+def _field(emit: Emit, value: relax.Expr, path: Iterable[int]) -> relax.Expr:
     for i in path:
         value = emit(relax.TupleGetItem(value, i))
     return value
 
 
-def _at(kind, path):
+def _type_at(ty: relax.Type, path: Iterable[int]) -> relax.Type:
     for i in path:
-        kind = kind.fields[i]
-    return kind
-
-
-def _last(bb, name):
-    module = bb.finalize()
-    return [v for v in module.get_global_vars() if v.name_hint.startswith(name)][-1]
+        ty = ty.fields[i]
+    return ty
 
 
 def _identifier(name: str) -> str:
-    return "".join(each if each.isalnum() else "_" for each in name)
+    return "".join(character if character.isalnum() else "_" for character in name)

@@ -8,7 +8,7 @@ from tvm.relax import op
 
 from ..ir.inlining import write_out_calls
 from ..ir.module import DONATED, copy_with_new_vars, unused, with_functions
-from ._build import SCALE_SLOTS
+from ._slots import SCALE_SLOTS
 from ._tensors import finite
 
 
@@ -45,11 +45,10 @@ def _guarded(module: tvm.IRModule, name: str, donated: list[list[int]]) -> relax
     """Return a function that returns its arguments if the loss is not finite."""
     function = module[name]
     params = [relax.Var(param.name, param.ty) for param in function.params]
-    bb = (
-        relax.BlockBuilder()
-    )  # that of the module would return its variable, whose type may be missing
+    # A builder of the module would return its variable, whose type may be missing.
+    bb = relax.BlockBuilder()
     variable = bb.add_func(function, name)
-    own = unused(name, {each.name_hint for each in module.get_global_vars()})
+    own = unused(name, {known.name_hint for known in module.get_global_vars()})
     with bb.function(own, params):
         result = bb.emit(relax.Call(variable, params))
         fields = [
@@ -71,8 +70,6 @@ def _guarded(module: tvm.IRModule, name: str, donated: list[list[int]]) -> relax
                     for k in range(len(params[at].ty.fields))
                 ]
             )
-        bb.emit_func_output(relax.Tuple(fields))
-    found = bb.finalize()
-    (made,) = (v for v in found.get_global_vars() if v.name_hint == own)
-    whole = copy_with_new_vars(write_out_calls(found[made], {variable: function}))
+        guarded = bb.emit_func_output(relax.Tuple(fields))
+    whole = copy_with_new_vars(write_out_calls(bb.finalize()[guarded], {variable: function}))
     return whole.with_attrs(dict(function.attrs.items())) if function.attrs else whole

@@ -9,7 +9,7 @@ from tvm import relax
 
 from ..ir.module import with_functions
 from . import _export
-from ._inputs import result_of
+from ._inputs import input_types, result_of
 
 
 class Evaluation:
@@ -40,15 +40,15 @@ class Evaluation:
         count = 0
         for batch in loader:
             named = isinstance(batch, Mapping)
-            given = () if named else batch if isinstance(batch, list | tuple) else (batch,)
-            tensors = trainer._batch(given, batch if named else {})
+            values = () if named else batch if isinstance(batch, list | tuple) else (batch,)
+            tensors = trainer._batch(values, batch if named else {})
             tensors = dict(zip(self._step.batch, tensors, strict=True))
             shape = next(iter(tensors.values())).shape if tensors else ()
             weight = int(shape[0]) if len(shape) else 1
-            found = {"loss": self._loss_of(trainer, tensors, ema)} if has_loss else {}
+            results = {"loss": self._loss_of(trainer, tensors, ema)} if has_loss else {}
             if metrics:
-                found |= self._metrics_of(trainer, tensors, metrics, ema)
-            for name, value in found.items():
+                results |= self._metrics_of(trainer, tensors, metrics, ema)
+            for name, value in results.items():
                 totals[name] += value * weight
             count += weight
         if not count:
@@ -64,35 +64,31 @@ class Evaluation:
             module = relax.transform.DeadCodeElimination([name])(module)
             executable = _export.compiled_module(module, self._target, self._options)
             self._loss = relax.VirtualMachine(executable, tvm.cpu())[name]
-        values = {**trainer._values_of(ema), **tensors}
+        model, seed = trainer._values_of(ema), tvm.runtime.tensor(trainer._seed())
         if source.evaluation:
-            seed = tvm.runtime.tensor(trainer._seed())
-            found = self._loss(*(values.get(param.name, seed) for param in function.params))
-            return float(found.numpy().reshape(()))
-        arguments: list = [None] * len(function.params)
-        if source.seed is not None:
-            arguments[source.seed] = tvm.runtime.tensor(trainer._seed())
-        for group in (source.batch, source.params, source.frozen, source.states):
-            for key, at in group.items():
-                arguments[at] = values[key]
-        result = self._loss(*arguments)
+            values = {**model, **tensors}
+            loss = self._loss(*(values.get(param.name, seed) for param in function.params))
+            return float(loss.numpy().reshape(()))
+        result = self._loss(*source.signature.arguments(tensors, model, seed))
         for i in source.loss:
             result = result[i]
         return float(result.numpy().reshape(()))
 
-    def _metrics_of(self, trainer, tensors, metrics, ema: bool) -> dict[str, float]:
-        forward = self._step.forward
-        names = []
-        if forward is not None:
-            params = list(self._step.module[forward.name].params)
-            names = [param.name for param in params[: len(params) - len(forward.values)]]
+    def _metrics_of(
+        self,
+        trainer,
+        tensors: Mapping[str, tvm.runtime.Tensor],
+        metrics: Mapping[str, Callable[..., float]],
+        ema: bool,
+    ) -> dict[str, float]:
+        names = input_types(self._step)
         inputs = [tensors[name] for name in names if name in tensors]
         outputs = trainer.predict(*inputs, ema=ema)
         outputs = outputs if isinstance(outputs, list) else [outputs]
-        targets = [each for name, each in tensors.items() if name not in names]
-        arrays = [each.numpy() for each in (*outputs, *targets)]
-        found = {}
+        targets = [tensor for name, tensor in tensors.items() if name not in names]
+        arrays = [tensor.numpy() for tensor in (*outputs, *targets)]
+        results = {}
         for name, metric in metrics.items():
             start = f"metrics: {name} must return a number, but it returns"
-            found[name] = result_of(start, metric(*arrays))
-        return found
+            results[name] = result_of(start, metric(*arrays))
+        return results

@@ -22,33 +22,36 @@ from ..ir.compat import dtype_of
 from ..ir.index_ranges import IndexRange
 from . import _atomic, _files
 from ._donation import donating
-from ._inputs import forward_ranges_of, ranges_of
+from ._inputs import forward_ranges_of, input_types, ranges_of
+from ._signature import GROUPS
 
 LIBRARY, STATE, MANIFEST = "step.so", "state.safetensors", "manifest.json"
 
 
-def target_of(given: tvm.target.Target | str | Mapping | None) -> tvm.target.Target:
+def target_of(target: tvm.target.Target | str | Mapping | None) -> tvm.target.Target:
     """Return the target of a step, a CPU; by default the processor of this machine."""
-    target = host() if given is None else tvm.target.Target(given)
-    if CPU.of(target) is None:
-        raise ValueError(f"target must be a CPU, but it is {target}")
-    return target
+    made = host() if target is None else tvm.target.Target(target)
+    if CPU.of(made) is None:
+        raise ValueError(f"target must be a CPU, but it is {made}")
+    return made
 
 
-def targets_of(given) -> list[tvm.target.Target]:
+def targets_of(
+    target: tvm.target.Target | str | Mapping | Sequence | None,
+) -> list[tvm.target.Target]:
     """Return the targets of an exported step: one, or several levels of x86-64 from the lowest."""
-    if isinstance(given, (str, Mapping, tvm.target.Target)) or not isinstance(given, Sequence):
-        return [target_of(given)]
-    targets = [target_of(each) for each in given]
+    if isinstance(target, (str, Mapping, tvm.target.Target)) or not isinstance(target, Sequence):
+        return [target_of(target)]
+    targets = [target_of(level) for level in target]
     if len(targets) == 1:
         return targets
     levels = list(map(level_of, targets))
     wrong = [target for target, level in zip(targets, levels, strict=True) if level is None]
     if wrong or not targets:
-        found = f"one is {wrong[0]}" if wrong else "there is none"
+        fault = f"one is {wrong[0]}" if wrong else "there is none"
         raise ValueError(
             "several targets must be levels of x86-64, as relax_grad.target.x86_64 returns them, "
-            f"but {found}"
+            f"but {fault}"
         )
     if len(set(levels)) < len(levels):
         raise ValueError(f"the levels of targets must differ, but they are {', '.join(levels)}")
@@ -64,7 +67,7 @@ def check_runs_here(target: tvm.target.Target) -> None:
         )
 
 
-def compiler_for(target: tvm.target.Target, given: str | os.PathLike | None) -> str | None:
+def compiler_for(target: tvm.target.Target, compiler: str | os.PathLike | None) -> str | None:
     """Return the C++ compiler that links a library for a target; None for TVM's choice.
 
     Raises
@@ -74,16 +77,16 @@ def compiler_for(target: tvm.target.Target, given: str | os.PathLike | None) -> 
     FileNotFoundError
         If the compiler is not installed.
     """
-    if given is None and not _is_foreign(target):
+    if compiler is None and not _is_foreign(target):
         return None
     kind = architecture(target)
-    if given is None:
+    if compiler is None:
         if "linux" not in str(target.attrs.get("mtriple", "")):
             raise ValueError(
                 f"compiler must name a C++ compiler for {target.attrs['mtriple']}: the default compilers are for Linux"
             )
-        given = f"{kind}-linux-gnu-g++"
-    compiler = os.fspath(given)
+        compiler = f"{kind}-linux-gnu-g++"
+    compiler = os.fspath(compiler)
     if shutil.which(compiler) is None:
         package = f"g++-{kind.replace('_', '-')}-linux-gnu"
         known = (
@@ -104,7 +107,9 @@ def _here() -> str:
     return {"arm64": "aarch64", "amd64": "x86_64"}.get(name, name)
 
 
-def compiled(step, target: tvm.target.Target, options: Mapping[str, object] | None, prefix=""):
+def compiled(
+    step, target: tvm.target.Target, options: Mapping[str, object] | None, prefix: str = ""
+) -> tvm.runtime.Executable:
     """Return the executable of a step.
 
     Parameters
@@ -164,15 +169,15 @@ def write_program(
     """
     targets = [target for target, _ in versions]
     executables = [executable for _, executable in versions]
-    for each, after in pairwise(executables):
-        each.mod.import_module(after.mod)
+    for executable, after in pairwise(executables):
+        executable.mod.import_module(after.mod)
     executables[0].export_library(
         str(folder / LIBRARY),
         fcompile=partial(_link, list(map(_prefix, targets))) if len(versions) > 1 else None,
         **({"cc": compiler} if compiler else {}),
     )
-    found = manifest(step, targets, (folder / LIBRARY).read_bytes())
-    text = f"{json.dumps(found, indent=1)}\n".encode()
+    description = manifest(step, targets, (folder / LIBRARY).read_bytes())
+    text = f"{json.dumps(description, indent=1)}\n".encode()
     (folder / MANIFEST).write_bytes(b"".join(_files.with_checksum(text, len(text))))
 
 
@@ -212,7 +217,7 @@ def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict
         "hyperparameters": [
             {"name": name, "default": value} for name, value in step.hyperparameters.items()
         ],
-        **{group: _tensors(getattr(step, group)) for group in _files.GROUPS},
+        **{group: _tensors(getattr(step, group)) for group in GROUPS},
         "metrics": list(step.metrics),
         "outputs": list(step.outputs),
         "accumulate": step.accumulate,
@@ -223,11 +228,9 @@ def manifest(step, targets: Sequence[tvm.target.Target], library: bytes) -> dict
 def _forward(step) -> dict | None:
     if step.forward is None:
         return None
-    params = list(step.module[step.forward.name].params)
-    inputs = params[: len(params) - len(step.forward.values)]
     return {
         "name": step.forward.name,
-        "inputs": _tensors({param.name: param.ty for param in inputs}),
+        "inputs": _tensors(input_types(step)),
         "index_ranges": _ranges(forward_ranges_of(step)),
         "values": list(step.forward.values),
     }
@@ -237,24 +240,24 @@ def _tensors(types: Mapping[str, relax.TensorType]) -> list[dict]:
     return [
         {
             "name": name,
-            "shape": [_extent(each) for each in kind.shape.values],
-            "dtype": dtype_of(kind),
+            "shape": [_extent(extent) for extent in ty.shape.values],
+            "dtype": dtype_of(ty),
         }
-        for name, kind in types.items()
+        for name, ty in types.items()
     ]
 
 
 def _ranges(ranges: Sequence[IndexRange]) -> list[dict]:
     return [
         {
-            "input": each.input,
-            "extent": each.extent,
-            "from_end": int(each.from_end),
-            "shift": each.shift,
-            "ignored": list(each.ignored),
-            "slices": [list(axis) for axis in each.slices],
+            "input": index_range.input,
+            "extent": index_range.extent,
+            "from_end": int(index_range.from_end),
+            "shift": index_range.shift,
+            "ignored": list(index_range.ignored),
+            "slices": [list(axis) for axis in index_range.slices],
         }
-        for each in ranges
+        for index_range in ranges
     ]
 
 
@@ -269,6 +272,6 @@ def write_state(
 ) -> None:
     """Write the tensors of all groups, and counters, history and further values."""
     tensors = {
-        f"{group}/{name}": each for group in _files.GROUPS for name, each in groups[group].items()
+        f"{group}/{name}": tensor for group in GROUPS for name, tensor in groups[group].items()
     }
     _files.write(path, tensors, dict(described))

@@ -26,9 +26,6 @@ FORMAT, VERSION, VERSIONS = "relax_grad.training", 2, (1, 2)
 CHECKSUM, NO_CHECKSUM = "crc32", "00000000"
 _PLACE = re.compile(rb'"crc32": ?"([0-9a-f]{8})"')
 
-#: The groups of tensors.
-GROUPS = ("params", "frozen", "states", "optimizer_state")
-
 _DTYPES = {
     "BOOL": "bool",
     "BF16": "bfloat16",
@@ -47,7 +44,7 @@ def write(path: str | os.PathLike, tensors: Mapping[str, tvm.runtime.Tensor], mo
     from safetensors.numpy import save
 
     text = json.dumps({"version": VERSION, **more})
-    arrays = {name: np.asarray(each.numpy()) for name, each in tensors.items()}
+    arrays = {name: np.asarray(tensor.numpy()) for name, tensor in tensors.items()}
     data = save(arrays, {FORMAT: text, CHECKSUM: NO_CHECKSUM})
     parts = with_checksum(data, 8 + _length_of_header(data))
     write_file(path, parts)
@@ -76,11 +73,11 @@ def _check(path: str | os.PathLike, data: bytes) -> bool:
     if place is None:
         return False
     view, (begin, end) = memoryview(data), place.span(1)
-    found = zlib.crc32(NO_CHECKSUM.encode(), zlib.crc32(view[:begin]))
-    found, wanted = f"{zlib.crc32(view[end:], found):08x}", data[begin:end].decode()
-    if found != wanted:
+    start = zlib.crc32(NO_CHECKSUM.encode(), zlib.crc32(view[:begin]))
+    actual, written = f"{zlib.crc32(view[end:], start):08x}", data[begin:end].decode()
+    if actual != written:
         raise ValueError(
-            f"{path} is damaged: its checksum is {found}, but it was written with {wanted}"
+            f"{path} is damaged: its checksum is {actual}, but it was written with {written}"
         )
     return True
 
@@ -97,7 +94,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     data = Path(path).read_bytes()
     has_checksum = _check(path, data)
     try:
-        found = dict(safetensors.deserialize(data))
+        entries = dict(safetensors.deserialize(data))
         header = _object(data[8 : 8 + _length_of_header(data)])
         text = header.get("__metadata__", {}).get(FORMAT)
         more = None if text is None else _object(text)
@@ -116,19 +113,19 @@ def read(path: str | os.PathLike) -> tuple[dict[str, np.ndarray], dict]:
     if version > VERSIONS[0] and not has_checksum:
         raise ValueError(f"{path} is damaged: it has no checksum")
     tensors = {}
-    for name, each in found.items():
-        dtype = _DTYPES.get(each["dtype"])
+    for name, entry in entries.items():
+        dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ValueError(
-                f"{path}: {name} has the dtype {each['dtype']}, which is not supported"
+                f"{path}: {name} has the dtype {entry['dtype']}, which is not supported"
             )
         if dtype == "bfloat16":
             import ml_dtypes
 
             dtype = ml_dtypes.bfloat16
-        if dtype == "bool" and np.any(np.frombuffer(each["data"], "uint8") > 1):
+        if dtype == "bool" and np.any(np.frombuffer(entry["data"], "uint8") > 1):
             raise ValueError(f"{path} is damaged: {name} has booleans that are neither 0 nor 1")
-        tensors[name] = np.frombuffer(each["data"], dtype).reshape(each["shape"]).copy()
+        tensors[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"]).copy()
     return tensors, more
 
 
@@ -136,10 +133,10 @@ def _object(text: str | bytes) -> object:
     """Return the value of a text of JSON; raise ValueError if a key stands twice."""
 
     def unique(pairs: list[tuple[str, object]]) -> dict:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError(f"one of the keys {', '.join(sorted(found))} stands twice")
-        return found
+        members = dict(pairs)
+        if len(members) < len(pairs):
+            raise ValueError(f"one of the keys {', '.join(sorted(members))} stands twice")
+        return members
 
     return json.loads(text, object_pairs_hook=unique)
 

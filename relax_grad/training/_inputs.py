@@ -1,4 +1,4 @@
-"""The arguments of one step: numbers and tensors."""
+"""The arguments of one step and of predictions: numbers and tensors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tvm import relax
 from ..cpu.threads import let_torch_threads_sleep
 from ..ir.compat import dtype_of
 from ..ir.index_ranges import IndexRange, index_ranges
+from ._slots import LR, Hyperparameter
 
 #: The alignment in bytes of tensors whose memory compiled functions read.
 _ALIGNMENT = 64
@@ -35,7 +36,61 @@ def result_of(start: str, value: object) -> float:
         raise TypeError(f"{start} {value!r}") from error
 
 
-def as_input(name: str, value: object, kind: relax.TensorType, symbols: dict) -> tvm.runtime.Tensor:
+def scalars_of(
+    hyperparameters: Mapping[str, float], lr: float | None, others: dict[str, object]
+) -> dict[str, float]:
+    """Return the values of hyperparameters, and remove them from ``others``.
+
+    Parameters
+    ----------
+    hyperparameters : Mapping[str, float]
+        The defaults.
+    lr : float, optional
+        The learning rate of a step, or the factor of those of its groups of parameters.
+    others : dict[str, object]
+        Values by the names of hyperparameters and of tensors.
+    """
+    scalars = dict(hyperparameters)
+    for name in list(others):
+        if name in scalars:
+            scalars[name] = number(name, others.pop(name))
+    if lr is not None:
+        lr = number("lr", lr)
+        for name in scalars:
+            kind, pattern = Hyperparameter.parse(name)
+            if kind == LR:
+                scalars[name] = lr if pattern is None else scalars[name] * lr
+    return scalars
+
+
+def named_values(
+    types: Mapping[str, relax.TensorType],
+    hyperparameters: Mapping[str, float],
+    batch: Sequence[object],
+    others: Mapping[str, object],
+) -> dict[str, object]:
+    """Return the inputs and targets of a step, which are given by position and by name, in the order of ``types``."""
+    if len(batch) > len(types):
+        raise TypeError(
+            f"the step takes {len(types)} tensors ({', '.join(types)}), but {len(batch)} were given"
+        )
+    values = dict(zip(types, batch, strict=False))
+    for name, value in others.items():
+        if name in values:
+            raise TypeError(f"{name} was given twice")
+        if name not in types:
+            known = ", ".join([*types, *hyperparameters])
+            raise TypeError(f"the step has no input or hyperparameter {name!r}; it has {known}")
+        values[name] = value
+    missing = [name for name in types if name not in values]
+    if missing:
+        raise TypeError(f"the step needs {', '.join(missing)} too")
+    return {name: values[name] for name in types}
+
+
+def as_input(
+    name: str, value: object, ty: relax.TensorType, symbols: dict[str, int]
+) -> tvm.runtime.Tensor:
     """Return an input as a tensor of TVM; a copy only of memory that TVM cannot read."""
     if isinstance(value, tvm.runtime.Tensor):
         # TVM refuses memory of others that is strided or not aligned.
@@ -51,16 +106,16 @@ def as_input(name: str, value: object, kind: relax.TensorType, symbols: dict) ->
             tensor = tvm.runtime.tensor(np.array(value, order="C"))
         except (TypeError, ValueError) as error:  # such as lists of different lengths, and strings
             raise TypeError(f"{name} must be an array or a tensor, but it is {value!r}") from error
-    dtype, shape = dtype_of(kind), tuple(tensor.shape)
-    wanted = tuple(kind.shape.values)
-    fits = len(shape) == len(wanted)
-    for found, extent in zip(shape, wanted, strict=False):
+    dtype, shape = dtype_of(ty), tuple(tensor.shape)
+    extents = tuple(ty.shape.values)
+    fits = len(shape) == len(extents)
+    for size, extent in zip(shape, extents, strict=False):
         if hasattr(extent, "value"):
-            fits = fits and int(extent) == found
+            fits = fits and int(extent) == size
         elif isinstance(extent, tvm.tirx.Var):
-            fits = fits and symbols.setdefault(extent.name, found) == found
+            fits = fits and symbols.setdefault(extent.name, size) == size
     if not fits or str(tensor.dtype) != dtype:
-        written = ", ".join(str(getattr(each, "value", each)) for each in wanted)
+        written = ", ".join(str(getattr(extent, "value", extent)) for extent in extents)
         raise ValueError(
             f"{name} must have shape ({written}) and dtype {dtype}, but it has {shape} and {tensor.dtype}"
         )
@@ -79,28 +134,37 @@ def ranges_of(step) -> tuple[IndexRange, ...]:
 
 def forward_ranges_of(step) -> tuple[IndexRange, ...]:
     """Return the ranges of the indices among the inputs of the prediction of a ``TrainStep``."""
-    if step.forward is None:
+    types = input_types(step)
+    if not types:
         return ()
-    params = list(step.module[step.forward.name].params)
-    types = {each.name: each.ty for each in params[: len(params) - len(step.forward.values)]}
     return _decided(index_ranges(step.module, step.forward.name, types), types)
+
+
+def input_types(step) -> dict[str, relax.TensorType]:
+    """Return the types of the inputs of a ``TrainStep``'s function for prediction; none if it has no such function."""
+    if step.forward is None:
+        return {}
+    params = list(step.module[step.forward.name].params)
+    return {param.name: param.ty for param in params[: len(params) - len(step.forward.values)]}
 
 
 def _decided(
     ranges: Sequence[IndexRange], types: Mapping[str, relax.TensorType]
 ) -> tuple[IndexRange, ...]:
     """Return the ranges whose extents the shapes of the inputs decide."""
-    extents = (extent for kind in types.values() for extent in kind.shape.values)
+    extents = (extent for ty in types.values() for extent in ty.shape.values)
     symbols = {extent.name for extent in extents if isinstance(extent, tvm.tirx.Var)}
-    return tuple(each for each in ranges if isinstance(each.extent, int) or each.extent in symbols)
+    return tuple(
+        known for known in ranges if isinstance(known.extent, int) or known.extent in symbols
+    )
 
 
 def check_ranges(
     ranges: Sequence[IndexRange], tensors: Mapping[str, tvm.runtime.Tensor], symbols: Mapping
 ) -> None:
     """Raise IndexError if an element is out of range."""
-    for each in ranges:
-        each.check(np.from_dlpack(tensors[each.input]), symbols, _REMEDY)
+    for index_range in ranges:
+        index_range.check(np.from_dlpack(tensors[index_range.input]), symbols, _REMEDY)
 
 
 def _of_torch(value) -> tvm.runtime.Tensor:

@@ -11,6 +11,8 @@ import numpy as np
 from .._validation import check_integer
 from ._inputs import result_of
 from ._progress import Bar
+from ._slots import LR, Hyperparameter
+from .step import StepResult
 
 
 class Loop:
@@ -30,7 +32,7 @@ class Loop:
         self._callbacks, self._evaluate = callbacks, evaluate
         self._patience, self._monitor = patience, monitor
         self._is_scheduler = hasattr(schedule, "get_last_lr")
-        kinds = [each.__name__ for each in type(schedule).__mro__]
+        kinds = [kind.__name__ for kind in type(schedule).__mro__]
         #: Whether the scheduler takes the monitored value after each epoch.
         self._is_plateau = "ReduceLROnPlateau" in kinds
         self._check()
@@ -46,7 +48,7 @@ class Loop:
                 "schedule must be a function of the number of the update, or a scheduler of torch.optim.lr_scheduler, "
                 f"but it is {schedule!r}"
             )
-        if callable(self._callbacks) or not all(callable(each) for each in self._callbacks):
+        if callable(self._callbacks) or not all(map(callable, self._callbacks)):
             raise TypeError(
                 f"callbacks must be a list of functions of the trainer, but it is {self._callbacks!r}"
             )
@@ -85,11 +87,11 @@ class Loop:
             while trainer.epoch < epochs:
                 if not self._epoch(f"epoch {trainer.epoch + 1}/{epochs}", bar):
                     break
-                found = self._evaluated()
-                bar.end({name: value for name, value in found.items() if name != "epoch"})
-                value = self._value(found)
+                evaluation = self._evaluated()
+                bar.end({name: value for name, value in evaluation.items() if name != "epoch"})
+                value = self._value(evaluation)
                 # The epoch is complete when all that follows it has succeeded.
-                trainer.history.evaluations.append(found)
+                trainer.history.evaluations.append(evaluation)
                 trainer.epoch += 1
                 trainer.batch = 0
                 if self._is_plateau:
@@ -110,28 +112,30 @@ class Loop:
 
     def _evaluated(self) -> dict[str, float]:
         trainer = self._trainer
-        found = {"epoch": trainer.epoch, "mean_loss": self._mean_loss()}
+        evaluation = {"epoch": trainer.epoch, "mean_loss": self._mean_loss()}
         if self._evaluate is None:
-            return found
-        given = self._evaluate(trainer)
-        if not isinstance(given, Mapping):
+            return evaluation
+        results = self._evaluate(trainer)
+        if not isinstance(results, Mapping):
             raise TypeError(
-                f"evaluate must return numbers by their names, but it returns {given!r}"
+                f"evaluate must return numbers by their names, but it returns {results!r}"
             )
-        for name, value in given.items():
+        for name, value in results.items():
             # Files hold the history, which takes numbers of Python.
-            found[name] = result_of(f"evaluate must return numbers, but its {name!r} is", value)
-        return found
+            evaluation[name] = result_of(
+                f"evaluate must return numbers, but its {name!r} is", value
+            )
+        return evaluation
 
-    def _value(self, found: Mapping[str, float]) -> float | None:
+    def _value(self, evaluation: Mapping[str, float]) -> float | None:
         if self._patience is None and not self._is_plateau:
             return None
-        if self._monitored not in found:
-            names = [name for name in found if name not in ("epoch", "mean_loss")]
+        if self._monitored not in evaluation:
+            names = [name for name in evaluation if name not in ("epoch", "mean_loss")]
             raise ValueError(
                 f"monitor: evaluate returns no {self._monitor!r}; it returns {', '.join(names) or 'nothing'}"
             )
-        return found[self._monitored]
+        return evaluation[self._monitored]
 
     def _mean_loss(self) -> float:
         """Return the mean loss of the epoch, without those of skipped steps that are infinite or NaN."""
@@ -175,11 +179,11 @@ class Loop:
             )
         return True
 
-    def _step(self, batch):
+    def _step(self, batch: object) -> StepResult:
         trainer, schedule, settings = self._trainer, self._schedule, {}
         if self._is_scheduler:
             hyperparameters = trainer.train_step.hyperparameters
-            names = [each for each in hyperparameters if each.partition(":")[0] == "lr"]
+            names = [name for name in hyperparameters if Hyperparameter.parse(name).kind == LR]
             rates = schedule.get_last_lr()
             if len(rates) != len(names):
                 raise ValueError(

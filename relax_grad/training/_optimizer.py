@@ -112,9 +112,9 @@ class Optimizer:
     is_elementwise = True
 
     def __post_init__(self):
-        for each in fields(self):
-            value = _checked(type(self).__name__, each, getattr(self, each.name))
-            object.__setattr__(self, each.name, value)
+        for member in fields(self):
+            value = _checked(type(self).__name__, member, getattr(self, member.name))
+            object.__setattr__(self, member.name, value)
         self._check()
 
     def _check(self) -> None:
@@ -142,7 +142,7 @@ class Optimizer:
         """Return the names of the tensors that the optimizer keeps for each parameter, with their initial values."""
         return {}
 
-    def update(self, given: Update) -> Results:
+    def update(self, operands: Update) -> Results:
         """Return the new parameter and the new slots."""
         raise NotImplementedError
 
@@ -152,22 +152,22 @@ def constant(value: float) -> relax.Expr:
     return relax.const(value, _SCALAR)
 
 
-def _checked(kind: str, given: Field, value: object) -> object:
+def _checked(kind: str, member: Field, value: object) -> object:
     """Return the value of a hyperparameter as a number of Python, or raise an error if its type is another one."""
-    expected = getattr(given.type, "__name__", given.type)
-    start = f"{kind}: {given.name} must be"
+    expected = getattr(member.type, "__name__", member.type)
+    start = f"{kind}: {member.name} must be"
     if expected == "bool":
         if not isinstance(value, bool | np.bool_):
             raise TypeError(f"{start} True or False, but it is {value!r}")
         return bool(value)
     if expected == "int":
-        return check_integer(f"{kind}: {given.name}", value)
+        return check_integer(f"{kind}: {member.name}", value)
     if str(expected).startswith("tuple["):
         count = str(expected).count("float")
         if not isinstance(value, list | tuple) or len(value) != count:
             raise ValueError(f"{start} a tuple of {count} numbers, but it is {value!r}")
-        return tuple(_number(start, each) for each in value)
-    if expected == "float" or given.name in ("lr", "weight_decay"):
+        return tuple(_number(start, number) for number in value)
+    if expected == "float" or member.name in ("lr", "weight_decay"):
         return _number(start, value)
     return value
 
@@ -176,9 +176,9 @@ def _number(start: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{start} a number, but it is {value!r}")
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
-        raise ValueError(f"{start} finite, but it is {found}")
-    return found
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{start} finite, but it is {number}")
+    return number

@@ -29,8 +29,8 @@ def packed(history: History) -> dict:
     """
     thin(history)
     columns = {}
-    for each in ("step", "epoch", "loss", "lr", "seconds"):
-        columns[each] = _column(each, getattr(history, each))
+    for name in ("step", "epoch", "loss", "lr", "seconds"):
+        columns[name] = _column(name, getattr(history, name))
     metrics = {name: _column(name, values) for name, values in history.metrics.items()}
     return {"columns": columns, "metrics": metrics, "evaluations": history.evaluations}
 
@@ -47,15 +47,15 @@ def unpacked(described: Mapping) -> dict:
         return dict(described)
     if set(described) != {"columns", "metrics", "evaluations"}:
         raise ValueError(f"it has {', '.join(described)}")
-    names = {each.name for each in fields(History)} - {"metrics", "evaluations"}
+    names = {column.name for column in fields(History)} - {"metrics", "evaluations"}
     columns, metrics, evaluations = (described[k] for k in ("columns", "metrics", "evaluations"))
     if not isinstance(columns, dict) or set(columns) != names:
         raise ValueError(f"its columns are not {', '.join(sorted(names))}")
     if not isinstance(metrics, dict) or not isinstance(evaluations, list):
         raise ValueError("metrics must be an object, and evaluations a list")
-    found = {name: _numbers(name, each) for name, each in columns.items()}
-    found["metrics"] = {name: _numbers(name, each) for name, each in metrics.items()}
-    return {**found, "evaluations": evaluations}
+    lists: dict = {name: _numbers(name, column) for name, column in columns.items()}
+    lists["metrics"] = {name: _numbers(name, column) for name, column in metrics.items()}
+    return {**lists, "evaluations": evaluations}
 
 
 def _column(name: str, values: Sequence[float]) -> list:

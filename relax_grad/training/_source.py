@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax
 
+from .._validation import alternatives
 from ..activity import holds_floats
 from ..ir.compat import dtype_of
 from ..ir.module import relax_function
 from ._lora import Lora
+from ._models import Import, OnnxImport, TorchImport
+from ._signature import Signature
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,8 @@ class Source:
         The module.
     name : str
         The name of the function.
-    seed : int or None
-        The position of the seed among the parameters.
-    batch, params, frozen, states : dict[str, int]
-        The positions of the parameters by their names.
+    signature : Signature
+        The roles of its parameters.
     values : dict[str, tvm.runtime.Tensor]
         The initial values that are known.
     loss : tuple[int, ...]
@@ -62,17 +63,13 @@ class Source:
 
     module: tvm.IRModule
     name: str
-    seed: int | None
-    batch: dict[str, int]
-    params: dict[str, int]
-    frozen: dict[str, int]
-    states: dict[str, int]
+    signature: Signature
     values: dict[str, tvm.runtime.Tensor]
     loss: tuple[int, ...]
     outputs: dict[str, tuple[int, ...]]
     new_states: dict[str, tuple[int, ...]]
-    forward: Forward | None
-    has_modes: bool
+    forward: Forward | None = None
+    has_modes: bool = False
     evaluation: str | None = None
 
     @property
@@ -109,9 +106,9 @@ def source_of(
         return _of_module(model, func_name, wrt, states)
     if states:
         raise ValueError("states are for modules; an import has its own")
-    if hasattr(model, "with_loss"):  # an ONNX import
-        return _of_onnx(model, func_name, wrt, loss, targets)
-    if hasattr(model, "aliases") and hasattr(model, "module"):
+    if isinstance(model, OnnxImport):
+        return _of_onnx(model, wrt, loss, targets)
+    if isinstance(model, TorchImport):
         if loss is not None or targets is not None:
             raise ValueError("loss and targets are for ONNX imports; pass the loss to from_module")
         return _of_torch(model, func_name, wrt)
@@ -121,7 +118,13 @@ def source_of(
     )
 
 
-def _of_module(model, name, wrt, states, adapted: Lora | None = None) -> Source:
+def _of_module(
+    model: tvm.IRModule,
+    name: str,
+    wrt: Sequence[str] | str | None,
+    states: Sequence[str],
+    adapted: Lora | None = None,
+) -> Source:
     function = relax_function(model, name)
     places = {param.name: i for i, param in enumerate(function.params)}
     if len(places) < len(function.params):
@@ -134,148 +137,137 @@ def _of_module(model, name, wrt, states, adapted: Lora | None = None) -> Source:
         raise ValueError(
             f"wrt must name the parameters of {name} to train; it has {', '.join(places)}"
         )
-    given = _names("wrt", wrt)
-    _check_known("wrt", given, places, name)
-    for each in given:
-        if each in states:
-            raise ValueError(f"{each} is in wrt and in states")
-    params = {each: places[each] for each in places if each in given}
+    trained = _names("wrt", wrt)
+    _check_known("wrt", trained, places, name)
+    for param in trained:
+        if param in states:
+            raise ValueError(f"{param} is in wrt and in states")
+    params = {param: at for param, at in places.items() if param in trained}
     _check_params(function, params)
     seed = places.get("seed")
-    if seed is not None and (seed in params.values() or not _is_seed(function.params[seed])):
+    base = adapted.base if adapted is not None else {}
+    frozen = {param: at for param, at in places.items() if param in base}
+    others = {*trained, *states, *frozen}
+    if seed is not None and ("seed" in others or not _is_seed(function.params[seed])):
         seed = None
-    kept = {each: places[each] for each in states}
-    base = (
-        {} if adapted is None else {each: at for each, at in places.items() if each in adapted.base}
-    )
-    taken = {*params.values(), *kept.values(), *base.values(), seed}
-    batch = {each: at for each, at in places.items() if at not in taken}
+    batch = {param: at for param, at in places.items() if param not in others and at != seed}
     is_tuple = isinstance(function.ret_ty, relax.TupleType)
     count = len(function.ret_ty.fields) if is_tuple else 1
     if count < 1 + len(states):
         raise ValueError(
             f"{name} must return the loss and {len(states)} new states, but it returns {count} values"
         )
-    rest = range(1, count - len(states))
+    outputs = range(1, count - len(states))
     return Source(
-        model,
-        name,
-        seed,
-        batch,
-        params,
-        base,
-        kept,
-        {} if adapted is None else {**adapted.params, **adapted.base},
-        (0,) if is_tuple else (),
-        {f"output{i - 1}" if len(rest) > 1 else "output": (i,) for i in rest},
-        {each: (count - len(states) + i,) for i, each in enumerate(states)},
-        None,
-        False,
+        module=model,
+        name=name,
+        signature=Signature(
+            seed, batch, params, frozen, {state: places[state] for state in states}
+        ),
+        values={} if adapted is None else {**adapted.params, **adapted.base},
+        loss=(0,) if is_tuple else (),
+        outputs={f"output{i - 1}" if len(outputs) > 1 else "output": (i,) for i in outputs},
+        new_states={state: (count - len(states) + i,) for i, state in enumerate(states)},
     )
 
 
-def _of_torch(model, name, wrt) -> Source:
+def _of_torch(model: TorchImport, name: str, wrt: Sequence[str] | str | None) -> Source:
     names = [variable.name_hint for variable in model.module.get_global_vars()]
     if name not in names:
         raise ValueError(
             f"the import has no function {name!r}, but {', '.join(sorted(names))}; pass a loss to from_module"
         )
-    function = model.module[name]
-    count = len(function.params)
-    groups = [["seed"], [*model.inputs, *model.targets], model.params, model.frozen, model.states]
-    places, at = [], 0
-    for group in groups:
-        places.append({key: at + i for i, key in enumerate(group)})
-        at += len(group)
-    if at != count:
-        raise ValueError(f"{name} has {count} parameters, but the import names {at}")
-    _, batch, params, frozen, states = places
-    params, frozen = _split(wrt, params, frozen)
+    signature = Signature.in_order(
+        [*model.inputs, *model.targets], model.params, model.frozen, model.states, has_seed=True
+    )
+    count = len(model.module[name].params)
+    if signature.num_params != count:
+        raise ValueError(
+            f"{name} has {count} parameters, but the import names {signature.num_params}"
+        )
     return Source(
-        model.module,
-        name,
-        0,
-        batch,
-        params,
-        frozen,
-        states,
-        {**model.params, **model.frozen, **model.states},
-        (0,),
-        {key: (1, i) for i, key in enumerate(model.outputs)},
-        {key: (2, i) for i, key in enumerate(model.states)},
-        Forward("forward", _values(model)) if "forward" in names else None,
-        True,
+        module=model.module,
+        name=name,
+        signature=_trained(signature, wrt),
+        values=_values(model),
+        loss=(0,),
+        outputs={output: (1, i) for i, output in enumerate(model.outputs)},
+        new_states={state: (2, i) for i, state in enumerate(model.states)},
+        forward=Forward("forward", tuple(_values(model))) if "forward" in names else None,
+        has_modes=True,
     )
 
 
-def _of_onnx(model, name, wrt, loss, targets) -> Source:
+def _of_onnx(
+    model: OnnxImport,
+    wrt: Sequence[str] | str | None,
+    loss: Callable | None,
+    targets: Mapping | None,
+) -> Source:
     if loss is None:
         raise ValueError(
             "loss must be given for an ONNX import: loss(bb, *outputs, *targets), as for Imported.with_loss"
         )
     module = model._with_losses(loss, targets)
     function = module["loss"]
-    first = 1 if model.draws else 0
-    count = int(function.attrs["num_input"])
-    names = [param.name for param in function.params]
-    batch = {each: i for i, each in enumerate(names) if first <= i < count}
-    places, at = [], count
-    for group in (model.params, model.frozen, model.states):
-        places.append({key: at + i for i, key in enumerate(group)})
-        at += len(group)
-    params, frozen = _split(wrt, *places[:2])
+    batch = [param.name for param in function.params[: int(function.attrs["num_input"])]]
+    signature = Signature.in_order(
+        batch[1:] if model.draws else batch,
+        *(model.params, model.frozen, model.states),
+        has_seed=model.draws,
+    )
+    first_state = 1 + len(model.outputs)
     return Source(
-        module,
-        "loss",
-        0 if model.draws else None,
-        batch,
-        params,
-        frozen,
-        places[2],
-        {**model.params, **model.frozen, **model.states},
-        (0,),
-        {key: (1 + i,) for i, key in enumerate(model.outputs)},
-        {key: (1 + len(model.outputs) + i,) for i, key in enumerate(model.states)},
-        Forward("inference" if model._infers else "main", _values(model)),
-        False,
-        "inference_loss" if model._infers else None,
+        module=module,
+        name="loss",
+        signature=_trained(signature, wrt),
+        values=_values(model),
+        loss=(0,),
+        outputs={output: (1 + i,) for i, output in enumerate(model.outputs)},
+        new_states={state: (first_state + i,) for i, state in enumerate(model.states)},
+        forward=Forward("inference" if model._infers else "main", tuple(_values(model))),
+        evaluation="inference_loss" if model._infers else None,
     )
 
 
-def _values(model) -> tuple[str, ...]:
-    """Return the names of the last parameters of an import's functions."""
-    return (*model.params, *model.frozen, *model.states)
+def _values(model: Import) -> dict[str, tvm.runtime.Tensor]:
+    """Return the last arguments of an import's functions by their names."""
+    return {**model.params, **model.frozen, **model.states}
 
 
-def _split(wrt, params: dict[str, int], frozen: dict[str, int]) -> tuple[dict, dict]:
-    """Return the parameters of which gradients are wanted, and the others."""
+def _trained(signature: Signature, wrt: Sequence[str] | str | None) -> Signature:
+    """Return the signature of an import in which the parameters of ``wrt`` are trained; by default all."""
     if wrt is None:
-        if not params:
+        if not signature.params:
             raise ValueError("the import has no trainable parameter")
-        return params, frozen
-    wanted = _names("wrt", wrt)
-    _check_known("wrt", wanted, params, "the import", "trainable parameter")
-    chosen = {key: at for key, at in params.items() if key in wanted}
-    return chosen, {**{key: at for key, at in params.items() if key not in wanted}, **frozen}
+        return signature
+    trained = _names("wrt", wrt)
+    _check_known("wrt", trained, signature.params, "the import", "trainable parameter")
+    return signature.training(trained)
 
 
-def _names(argument: str, given) -> list[str]:
-    names = [given] if isinstance(given, str) else given
+def _names(argument: str, value: Sequence[str] | str) -> list[str]:
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list | tuple | set | frozenset | dict) or not all(
-        isinstance(each, str) for each in names
+        isinstance(name, str) for name in names
     ):
-        raise TypeError(f"{argument} must be names of parameters, but it is {given!r}")
+        raise TypeError(f"{argument} must be names of parameters, but it is {value!r}")
     if len(set(names)) < len(names):
         raise ValueError(f"{argument} names a parameter twice: {', '.join(names)}")
     return list(names)
 
 
-def _check_known(argument, names, known, owner: str, kind: str = "parameter") -> None:
-    for each in names:
-        if each not in known:
-            shown = ", ".join(list(known)[:8]) + (", ..." if len(known) > 8 else "")
+def _check_known(
+    argument: str,
+    names: Sequence[str],
+    known: Collection[str],
+    owner: str,
+    kind: str = "parameter",
+) -> None:
+    for name in names:
+        if name not in known:
             raise ValueError(
-                f"{argument}: {owner} has no {kind} {each!r}; it has {shown or 'none'}"
+                f"{argument}: {owner} has no {kind} {name!r}; {alternatives(name, known)}"
             )
     if argument == "wrt" and not names:
         raise ValueError("wrt must name at least one parameter")
@@ -283,11 +275,11 @@ def _check_known(argument, names, known, owner: str, kind: str = "parameter") ->
 
 def _check_params(function: relax.Function, params: Mapping[str, int]) -> None:
     for name, at in params.items():
-        kind = function.params[at].ty
-        if not isinstance(kind, relax.TensorType) or not holds_floats(kind):
-            raise TypeError(f"wrt: {name} must be a floating-point tensor, but its type is {kind}")
+        ty = function.params[at].ty
+        if not isinstance(ty, relax.TensorType) or not holds_floats(ty):
+            raise TypeError(f"wrt: {name} must be a floating-point tensor, but its type is {ty}")
 
 
 def _is_seed(param: relax.Var) -> bool:
-    kind = param.ty
-    return isinstance(kind, relax.TensorType) and kind.ndim == 0 and str(dtype_of(kind)) == "int64"
+    ty = param.ty
+    return isinstance(ty, relax.TensorType) and ty.ndim == 0 and str(dtype_of(ty)) == "int64"

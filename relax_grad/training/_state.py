@@ -12,6 +12,7 @@ from .._validation import check_integer
 from ..ir.compat import dtype_of
 from . import _files
 from ._packing import unpacked
+from ._signature import GROUPS
 from ._tensors import shape_of
 from .history import COUNTERS, History
 
@@ -34,28 +35,28 @@ def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, di
     ValueError
         If the file is damaged or belongs to another step.
     """
-    found, described = _files.read(path)
+    arrays, described = _files.read(path)
     counters, history, more = _described(path, described)
-    unknown = [name for name in found if name.partition("/")[0] not in _files.GROUPS]
+    unknown = [key for key in arrays if key.partition("/")[0] not in GROUPS]
     if unknown:
         raise ValueError(
             f"{path} has an unknown {unknown[0]}; it was written by a trainer of another step"
         )
     groups = {}
-    for group in _files.GROUPS:
+    for group in GROUPS:
         types = getattr(step, group)
-        names = {key.partition("/")[2] for key in found if key.startswith(f"{group}/")}
-        for kind, some in (
+        names = {key.partition("/")[2] for key in arrays if key.startswith(f"{group}/")}
+        for fault, some in (
             ("lacks", set(types) - names),
             ("has an unknown", names - set(types)),
         ):
             if some:
                 raise ValueError(
-                    f"{path} {kind} {group}/{min(some)}; it was written by a trainer of another step"
+                    f"{path} {fault} {group}/{min(some)}; it was written by a trainer of another step"
                 )
         groups[group] = [
-            _loaded(path, f"{group}/{name}", found[f"{group}/{name}"], kind)
-            for name, kind in types.items()
+            _loaded(path, f"{group}/{name}", arrays[f"{group}/{name}"], ty)
+            for name, ty in types.items()
         ]
     return groups, counters, history, more
 
@@ -63,7 +64,7 @@ def read_state(path, step) -> tuple[dict[str, list], dict[str, int], History, di
 def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
     """Return the counters, the history and further values of a file."""
     parts = [described.get(name) for name in ("counters", "history", "more")]
-    if not all(isinstance(each, dict) for each in parts):
+    if not all(isinstance(part, dict) for part in parts):
         raise ValueError(f"{path} has no state of training; Trainer.save writes such files")
     counters, history, more = parts
     for name in COUNTERS:
@@ -89,7 +90,7 @@ def _described(path, described: dict) -> tuple[dict[str, int], History, dict]:
 
 def _fault_of(history: dict) -> str | None:
     """Return why an object is no history; None if it is one."""
-    fields = [each.name for each in dataclasses.fields(History)]
+    fields = [member.name for member in dataclasses.fields(History)]
     names = set(fields).symmetric_difference(history)
     if names:
         return f"{min(names)} is {'unknown' if min(names) in history else 'missing'}"
@@ -114,13 +115,15 @@ def _fault_of(history: dict) -> str | None:
 
 
 def _is_evaluation(value: object) -> bool:
-    return isinstance(value, dict) and all(type(each) in (int, float) for each in value.values())
+    return isinstance(value, dict) and all(
+        type(number) in (int, float) for number in value.values()
+    )
 
 
-def _loaded(path, key: str, array: np.ndarray, kind: relax.TensorType) -> tvm.runtime.Tensor:
-    shape = shape_of(kind)
-    if array.shape != shape or str(array.dtype) != dtype_of(kind):
+def _loaded(path, key: str, array: np.ndarray, ty: relax.TensorType) -> tvm.runtime.Tensor:
+    shape = shape_of(ty)
+    if array.shape != shape or str(array.dtype) != dtype_of(ty):
         raise ValueError(
-            f"{path}: {key} has shape {array.shape} and dtype {array.dtype}, but the step needs {shape} and {dtype_of(kind)}"
+            f"{path}: {key} has shape {array.shape} and dtype {array.dtype}, but the step needs {shape} and {dtype_of(ty)}"
         )
     return tvm.runtime.tensor(array)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -11,15 +13,18 @@ from ..ir.compat import dtype_of
 
 Tensors = dict[str, tvm.runtime.Tensor]
 
+#: Binds an expression to a variable.
+Emit = Callable[[relax.Expr], relax.Var]
 
-def computed_in(kind: relax.TensorType) -> str:
+
+def computed_in(ty: relax.TensorType) -> str:
     """Return the dtype in which a parameter is updated."""
-    return "float64" if dtype_of(kind) == "float64" else "float32"
+    return "float64" if dtype_of(ty) == "float64" else "float32"
 
 
-def shape_of(kind: relax.TensorType) -> tuple[int, ...]:
+def shape_of(ty: relax.TensorType) -> tuple[int, ...]:
     """Return the constant shape of a tensor."""
-    return tuple(int(each) for each in kind.shape.values)
+    return tuple(int(extent) for extent in ty.shape.values)
 
 
 def finite(x: relax.Expr) -> relax.Expr:
@@ -28,26 +33,26 @@ def finite(x: relax.Expr) -> relax.Expr:
     return op.isfinite(op.astype(x, "float32") if is_half else x)
 
 
-def as_tensor(name: str, value: object, kind: relax.TensorType) -> tvm.runtime.Tensor:
+def as_tensor(name: str, value: object, ty: relax.TensorType) -> tvm.runtime.Tensor:
     """Return a copy of a value, or raise ValueError if it has another type."""
     array = value.numpy() if isinstance(value, tvm.runtime.Tensor) else value
     if hasattr(array, "detach"):
         array = tvm.runtime.from_dlpack(array.detach().clone()).numpy()
     array = np.asarray(array)
-    shape = shape_of(kind)
-    if array.shape != shape or str(array.dtype) != dtype_of(kind):
+    shape = shape_of(ty)
+    if array.shape != shape or str(array.dtype) != dtype_of(ty):
         raise ValueError(
-            f"{name} must have shape {shape} and dtype {dtype_of(kind)}, but it has {array.shape} and {array.dtype}"
+            f"{name} must have shape {shape} and dtype {dtype_of(ty)}, but it has {array.shape} and {array.dtype}"
         )
     return tvm.runtime.tensor(np.array(array, order="C"))
 
 
 def copies_of(tensors: Tensors) -> Tensors:
-    return {name: tvm.runtime.tensor(each.numpy()) for name, each in tensors.items()}
+    return {name: tvm.runtime.tensor(tensor.numpy()) for name, tensor in tensors.items()}
 
 
-def leaves_of(result) -> list[tvm.runtime.Tensor]:
+def leaves_of(result: object) -> list[tvm.runtime.Tensor]:
     """Return the tensors of nested tuples."""
     if isinstance(result, tvm.runtime.Tensor):
         return [result]
-    return [leaf for each in result for leaf in leaves_of(each)]
+    return [leaf for field in result for leaf in leaves_of(field)]

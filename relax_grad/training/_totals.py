@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ..ir.compat import dtype_of
-from ._tensors import finite
+from ._tensors import Emit, finite
 
 #: Emits a total of some tensors.
 Total = Callable[[Callable, "Iterable[relax.Expr]"], relax.Expr]
@@ -30,19 +30,19 @@ def total_over_workers(
     total : Total
         Emits the total of a worker's tensors.
     """
-    own = [each for name, each in gradients.items() if name in divided]
-    others = [each for name, each in gradients.items() if name not in divided]
+    own = [gradient for name, gradient in gradients.items() if name in divided]
+    others = [gradient for name, gradient in gradients.items() if name not in divided]
     if not own:
         return total(emit, others)
-    found = emit(op.ccl.allreduce(total(emit, own), "sum", False))
-    return _sum(emit, found, total(emit, others)) if others else found
+    of_parts = emit(op.ccl.allreduce(total(emit, own), "sum", False))
+    return _sum(emit, of_parts, total(emit, others)) if others else of_parts
 
 
-def sum_of_squares(emit, tensors) -> relax.Expr:
+def sum_of_squares(emit: Emit, tensors: Iterable[relax.Expr]) -> relax.Expr:
     """Emit the sum of the squares of all elements."""
     total = None
-    for each in tensors:
-        square = emit(op.sum(op.multiply(each, each)))
+    for tensor in tensors:
+        square = emit(op.sum(op.multiply(tensor, tensor)))
         if dtype_of(square.ty) == "float64":
             square = (
                 emit(op.astype(square, "float32"))
@@ -53,19 +53,19 @@ def sum_of_squares(emit, tensors) -> relax.Expr:
     return total
 
 
-def count_of_invalid(emit, tensors) -> relax.Expr:
+def count_of_invalid(emit: Emit, tensors: Iterable[relax.Expr]) -> relax.Expr:
     """Emit the number of elements that are infinite or NaN."""
     total = None
-    for each in tensors:
-        count = emit(op.sum(invalid(each)))
+    for tensor in tensors:
+        count = emit(op.sum(invalid(tensor)))
         total = count if total is None else emit(op.add(total, count))
     return total
 
 
-def _sum(emit, a, b):
+def _sum(emit: Emit, a: relax.Expr, b: relax.Expr) -> relax.Expr:
     """Return the sum of two scalars, in the wider of their dtypes."""
     if dtype_of(a.ty) != dtype_of(b.ty):
-        a, b = (op.astype(each, "float64") for each in (a, b))
+        a, b = (op.astype(scalar, "float64") for scalar in (a, b))
     return emit(op.add(a, b))
 
 

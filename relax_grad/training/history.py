@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 #: The integers of a trainer that files hold.
 COUNTERS = ("seed", "steps", "updates", "skipped", "epoch", "batch")
-
 
 #: The steps of a history. Beyond it, every second one of the older three quarters is left out.
 MOST_STEPS = 1 << 20
@@ -41,7 +42,7 @@ class History:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     evaluations: list[dict] = field(default_factory=list)
 
-    def plot(self, path) -> None:
+    def plot(self, path: str | os.PathLike) -> None:
         """Draw the loss of each step, and write the picture to a file.
 
         Parameters
@@ -68,11 +69,31 @@ class History:
         figure.savefig(path)
 
 
+def record(
+    history: History,
+    step: int,
+    epoch: int,
+    loss: float,
+    lr: float,
+    seconds: float,
+    metrics: Mapping[str, float],
+) -> None:
+    """Add a step to a history, and thin it if it is long."""
+    history.step.append(step)
+    history.epoch.append(epoch)
+    history.loss.append(loss)
+    history.lr.append(lr)
+    history.seconds.append(seconds)
+    for name, value in metrics.items():
+        history.metrics.setdefault(name, []).append(value)
+    thin(history)
+
+
 def thin(history: History) -> None:
     """Leave out every second record of the older three quarters until there are at most :data:`MOST_STEPS`."""
     recent = MOST_STEPS // 4
     columns = [history.step, history.epoch, history.loss, history.lr, history.seconds]
     columns += history.metrics.values()
     while len(history.step) > MOST_STEPS:
-        for each in columns:
-            each[:-recent] = each[:-recent:2]
+        for column in columns:
+            column[:-recent] = column[:-recent:2]

@@ -106,11 +106,11 @@ def memory_of(
     for name, value in extents.items():
         extents[name] = check_integer(f"extents: the bound of {name}", value, 0, of="elements")
     groups = [step.params, step.frozen, step.states, step.optimizer_state, step.batch]
-    arguments = [sum(_bytes(kind, extents) for kind in group.values()) for group in groups]
-    found = planned(donating(step), "step", _export.target_of(target), extents)
-    return Memory(*arguments, *found)
+    arguments = [sum(_bytes(ty, extents) for ty in group.values()) for group in groups]
+    allocated = planned(donating(step), "step", _export.target_of(target), extents)
+    return Memory(*arguments, *allocated)
 
 
-def _bytes(kind: relax.TensorType, extents: Mapping[str, int]) -> int:
-    count = prod(value_of(extent, extents) for extent in kind.shape.values)
-    return count * tvm.DataType(dtype_of(kind)).bits // 8
+def _bytes(ty: relax.TensorType, extents: Mapping[str, int]) -> int:
+    count = prod(value_of(extent, extents) for extent in ty.shape.values)
+    return count * tvm.DataType(dtype_of(ty)).bits // 8

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from tvm import relax
 from tvm.relax import op
 
-from ._optimizer import Optimizer, Update, constant
+from ._optimizer import Optimizer, Results, Update, constant
+from ._tensors import shape_of
 
 __all__ = [
     "LAMB",
@@ -53,32 +54,34 @@ class SGD(Optimizer):
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise ValueError("SGD: nesterov requires a positive momentum and no dampening")
 
-    def slots(self):
+    def slots(self) -> dict[str, float]:
         return {"momentum_buffer": 0.0} if self.momentum else {}
 
-    def update(self, given):
-        change, slots = given.decayed(self.weight_decay != 0), {}
+    def update(self, operands: Update) -> Results:
+        change, slots = operands.decayed(self.weight_decay != 0), {}
         if self.momentum:
-            old = op.multiply(given.slots["momentum_buffer"], given.const(self.momentum))
+            old = op.multiply(operands.slots["momentum_buffer"], operands.const(self.momentum))
             if self.dampening:
                 # PyTorch does not dampen the first gradient.
-                share = given.scalar(
+                share = operands.scalar(
                     "share",
                     lambda: op.where(
-                        op.equal(given.step, constant(1.0)),
+                        op.equal(operands.step, constant(1.0)),
                         constant(1.0),
                         constant(1 - self.dampening),
                     ),
                 )
-                buffer = given.emit(op.add(old, op.multiply(change, share)))
+                buffer = operands.emit(op.add(old, op.multiply(change, share)))
             else:
-                buffer = given.emit(op.add(old, change))
+                buffer = operands.emit(op.add(old, change))
             slots["momentum_buffer"] = buffer
             change = buffer
             if self.nesterov:
-                ahead = op.multiply(buffer, given.const(self.momentum))
-                change = op.add(given.decayed(self.weight_decay != 0), ahead)
-        return given.emit(op.subtract(given.param, op.multiply(change, given.rate()))), slots
+                ahead = op.multiply(buffer, operands.const(self.momentum))
+                change = op.add(operands.decayed(self.weight_decay != 0), ahead)
+        return operands.emit(
+            op.subtract(operands.param, op.multiply(change, operands.rate()))
+        ), slots
 
 
 @dataclass(frozen=True)
@@ -112,25 +115,27 @@ class Adam(Optimizer):
         super()._check()
         _check_betas(self)
 
-    def slots(self):
+    def slots(self) -> dict[str, float]:
         more = {"max_exp_avg_sq": 0.0} if self.amsgrad else {}
         return {"exp_avg": 0.0, "exp_avg_sq": 0.0, **more}
 
-    def _prepared(self, given: Update) -> tuple[relax.Expr, relax.Expr]:
+    def _prepared(self, operands: Update) -> tuple[relax.Expr, relax.Expr]:
         """Return the parameter and the gradient after weight decay."""
-        return given.param, given.decayed(self.weight_decay != 0)
+        return operands.param, operands.decayed(self.weight_decay != 0)
 
-    def update(self, given):
-        param, gradient = self._prepared(given)
-        mean, square, slots = _moments(given, gradient, self.betas)
+    def update(self, operands: Update) -> Results:
+        param, gradient = self._prepared(operands)
+        mean, square, slots = _moments(operands, gradient, self.betas)
         if self.amsgrad:
-            square = given.emit(op.maximum(given.slots["max_exp_avg_sq"], square))
+            square = operands.emit(op.maximum(operands.slots["max_exp_avg_sq"], square))
             slots["max_exp_avg_sq"] = square
-        size = given.scalar("step_size", lambda: op.divide(given.lr, given.unbiased(self.betas[0])))
-        root = given.scalar("root", lambda: op.sqrt(given.unbiased(self.betas[1])))
-        scale = op.add(op.divide(op.sqrt(square), root), given.const(self.eps))
+        size = operands.scalar(
+            "step_size", lambda: op.divide(operands.lr, operands.unbiased(self.betas[0]))
+        )
+        root = operands.scalar("root", lambda: op.sqrt(operands.unbiased(self.betas[1])))
+        scale = op.add(op.divide(op.sqrt(square), root), operands.const(self.eps))
         change = op.multiply(op.divide(mean, scale), size)
-        return given.emit(op.subtract(param, change)), slots
+        return operands.emit(op.subtract(param, change)), slots
 
 
 @dataclass(frozen=True)
@@ -151,8 +156,8 @@ class AdamW(Adam):
 
     weight_decay: float = 1e-2
 
-    def _prepared(self, given):
-        return given.shrunk(self.weight_decay != 0), given.gradient
+    def _prepared(self, operands: Update) -> tuple[relax.Expr, relax.Expr]:
+        return operands.shrunk(self.weight_decay != 0), operands.gradient
 
 
 @dataclass(frozen=True)
@@ -192,22 +197,22 @@ class Adagrad(Optimizer):
         super()._check()
         self._check_not_negative("lr_decay", "initial_accumulator_value")
 
-    def slots(self):
+    def slots(self) -> dict[str, float]:
         return {"sum": self.initial_accumulator_value}
 
-    def update(self, given):
-        gradient = given.decayed(self.weight_decay != 0)
-        total = given.emit(op.add(given.slots["sum"], op.multiply(gradient, gradient)))
+    def update(self, operands: Update) -> Results:
+        gradient = operands.decayed(self.weight_decay != 0)
+        total = operands.emit(op.add(operands.slots["sum"], op.multiply(gradient, gradient)))
 
         def rate():
-            before = op.subtract(given.step, constant(1.0))
+            before = op.subtract(operands.step, constant(1.0))
             slowed = op.add(constant(1.0), op.multiply(before, constant(self.lr_decay)))
-            return op.divide(given.lr, slowed)
+            return op.divide(operands.lr, slowed)
 
-        size = given.scalar("step_size", rate) if self.lr_decay else given.rate()
-        scale = op.add(op.sqrt(total), given.const(self.eps))
+        size = operands.scalar("step_size", rate) if self.lr_decay else operands.rate()
+        scale = op.add(op.sqrt(total), operands.const(self.eps))
         change = op.multiply(op.divide(gradient, scale), size)
-        return given.emit(op.subtract(given.param, change)), {"sum": total}
+        return operands.emit(op.subtract(operands.param, change)), {"sum": total}
 
 
 @dataclass(frozen=True)
@@ -249,28 +254,32 @@ class RMSprop(Optimizer):
         self._check_shares(alpha=self.alpha)
         self._check_not_negative("momentum")
 
-    def slots(self):
+    def slots(self) -> dict[str, float]:
         return {
             "square_avg": 0.0,
             **({"grad_avg": 0.0} if self.centered else {}),
             **({"momentum_buffer": 0.0} if self.momentum else {}),
         }
 
-    def update(self, given):
-        gradient = given.decayed(self.weight_decay != 0)
-        square = given.mixed(given.slots["square_avg"], op.multiply(gradient, gradient), self.alpha)
+    def update(self, operands: Update) -> Results:
+        gradient = operands.decayed(self.weight_decay != 0)
+        square = operands.mixed(
+            operands.slots["square_avg"], op.multiply(gradient, gradient), self.alpha
+        )
         slots, variance = {"square_avg": square}, square
         if self.centered:
-            mean = given.mixed(given.slots["grad_avg"], gradient, self.alpha)
+            mean = operands.mixed(operands.slots["grad_avg"], gradient, self.alpha)
             slots["grad_avg"] = mean
             variance = op.subtract(square, op.multiply(mean, mean))
-        scale = op.add(op.sqrt(variance), given.const(self.eps))
+        scale = op.add(op.sqrt(variance), operands.const(self.eps))
         change = op.divide(gradient, scale)
         if self.momentum:
-            old = op.multiply(given.slots["momentum_buffer"], given.const(self.momentum))
-            change = given.emit(op.add(old, change))
+            old = op.multiply(operands.slots["momentum_buffer"], operands.const(self.momentum))
+            change = operands.emit(op.add(old, change))
             slots["momentum_buffer"] = change
-        return given.emit(op.subtract(given.param, op.multiply(change, given.rate()))), slots
+        return operands.emit(
+            op.subtract(operands.param, op.multiply(change, operands.rate()))
+        ), slots
 
 
 @dataclass(frozen=True)
@@ -301,16 +310,16 @@ class Lion(Optimizer):
         super()._check()
         _check_betas(self)
 
-    def slots(self):
+    def slots(self) -> dict[str, float]:
         return {"exp_avg": 0.0}
 
-    def update(self, given):
-        mean = given.slots["exp_avg"]
-        direction = op.sign(given.mixed(mean, given.gradient, self.betas[0]))
-        new = given.mixed(mean, given.gradient, self.betas[1])
-        param = given.shrunk(self.weight_decay != 0)
-        change = op.multiply(direction, given.rate())
-        return given.emit(op.subtract(param, change)), {"exp_avg": new}
+    def update(self, operands: Update) -> Results:
+        mean = operands.slots["exp_avg"]
+        direction = op.sign(operands.mixed(mean, operands.gradient, self.betas[0]))
+        new = operands.mixed(mean, operands.gradient, self.betas[1])
+        param = operands.shrunk(self.weight_decay != 0)
+        change = op.multiply(direction, operands.rate())
+        return operands.emit(op.subtract(param, change)), {"exp_avg": new}
 
 
 @dataclass(frozen=True)
@@ -348,26 +357,28 @@ class LAMB(Optimizer):
         super()._check()
         _check_betas(self)
 
-    def slots(self):
+    def slots(self) -> dict[str, float]:
         return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
 
-    def update(self, given):
-        mean, square, slots = _moments(given, given.gradient, self.betas)
-        first = given.scalar("first", lambda: given.unbiased(self.betas[0]))
-        root = given.scalar("root", lambda: op.sqrt(given.unbiased(self.betas[1])))
-        scale = op.add(op.divide(op.sqrt(square), root), given.const(self.eps))
+    def update(self, operands: Update) -> Results:
+        mean, square, slots = _moments(operands, operands.gradient, self.betas)
+        first = operands.scalar("first", lambda: operands.unbiased(self.betas[0]))
+        root = operands.scalar("root", lambda: op.sqrt(operands.unbiased(self.betas[1])))
+        scale = op.add(op.divide(op.sqrt(square), root), operands.const(self.eps))
         change = op.divide(op.divide(mean, first), scale)
         if self.weight_decay:
-            rate = given.scalar("weight_decay", lambda: given.weight_decay)
-            change = op.add(change, op.multiply(given.param, rate))
-        change = given.emit(change)
-        sizes = [given.emit(_norm(each)) for each in (given.param, change)]
-        zero = given.const(0.0)
+            rate = operands.scalar("weight_decay", lambda: operands.weight_decay)
+            change = op.add(change, op.multiply(operands.param, rate))
+        change = operands.emit(change)
+        sizes = [operands.emit(_norm(tensor)) for tensor in (operands.param, change)]
+        zero = operands.const(0.0)
         both = op.logical_and(op.greater(sizes[0], zero), op.greater(sizes[1], zero))
         # The denominator is positive where it is used.
-        ratio = op.divide(sizes[0], op.where(both, sizes[1], given.const(1.0)))
-        trust = given.emit(op.multiply(op.where(both, ratio, given.const(1.0)), given.rate()))
-        return given.emit(op.subtract(given.param, op.multiply(change, trust))), slots
+        ratio = op.divide(sizes[0], op.where(both, sizes[1], operands.const(1.0)))
+        trust = operands.emit(
+            op.multiply(op.where(both, ratio, operands.const(1.0)), operands.rate())
+        )
+        return operands.emit(op.subtract(operands.param, op.multiply(change, trust))), slots
 
 
 @dataclass(frozen=True)
@@ -418,46 +429,50 @@ class Muon(Optimizer):
                 f'Muon: adjust_lr_fn must be "original" or "match_rms_adamw", but it is {self.adjust_lr_fn!r}'
             )
 
-    def check_param(self, name, shape):
+    def check_param(self, name: str, shape: tuple[int, ...]) -> None:
         if len(shape) != 2:
             raise ValueError(
                 f"Muon updates matrices, but {name} has shape {tuple(shape)}; give it another optimizer by its name, "
                 f'for example {{"{name}": AdamW(), "*": Muon()}}'
             )
 
-    def slots(self):
+    def slots(self) -> dict[str, float]:
         return {"momentum_buffer": 0.0}
 
-    def update(self, given):
-        rows, columns = (int(each) for each in given.param.ty.shape.values)
-        buffer = given.mixed(given.slots["momentum_buffer"], given.gradient, self.momentum)
-        change = given.mixed(given.gradient, buffer, 1 - self.momentum) if self.nesterov else buffer
+    def update(self, operands: Update) -> Results:
+        rows, columns = shape_of(operands.param.ty)
+        buffer = operands.mixed(operands.slots["momentum_buffer"], operands.gradient, self.momentum)
+        change = (
+            operands.mixed(operands.gradient, buffer, 1 - self.momentum)
+            if self.nesterov
+            else buffer
+        )
         is_tall = rows > columns
-        x = given.emit(op.permute_dims(change)) if is_tall else change
-        size = op.maximum(_norm(x), given.const(self.eps))
-        x = given.emit(op.divide(x, size))
-        a, b, c = map(given.const, self.ns_coefficients)
+        x = operands.emit(op.permute_dims(change)) if is_tall else change
+        size = op.maximum(_norm(x), operands.const(self.eps))
+        x = operands.emit(op.divide(x, size))
+        a, b, c = map(operands.const, self.ns_coefficients)
         for _ in range(self.ns_steps):
-            gram = given.emit(op.matmul(x, op.permute_dims(x)))
-            square = given.emit(op.matmul(gram, gram))
-            polynomial = given.emit(op.add(op.multiply(gram, b), op.multiply(square, c)))
-            x = given.emit(op.add(op.multiply(x, a), op.matmul(polynomial, x)))
-        change = given.emit(op.permute_dims(x)) if is_tall else x
+            gram = operands.emit(op.matmul(x, op.permute_dims(x)))
+            square = operands.emit(op.matmul(gram, gram))
+            polynomial = operands.emit(op.add(op.multiply(gram, b), op.multiply(square, c)))
+            x = operands.emit(op.add(op.multiply(x, a), op.matmul(polynomial, x)))
+        change = operands.emit(op.permute_dims(x)) if is_tall else x
         if self.adjust_lr_fn == "original":
             factor = math.sqrt(max(1, rows / columns))
         else:
             factor = 0.2 * math.sqrt(max(rows, columns))
-        size = op.multiply(given.rate(), given.const(factor))
-        param = given.shrunk(self.weight_decay != 0)
-        return given.emit(op.subtract(param, op.multiply(change, size))), {
+        size = op.multiply(operands.rate(), operands.const(factor))
+        param = operands.shrunk(self.weight_decay != 0)
+        return operands.emit(op.subtract(param, op.multiply(change, size))), {
             "momentum_buffer": buffer
         }
 
 
-def _moments(given: Update, gradient: relax.Expr, betas: tuple[float, float]) -> tuple:
+def _moments(operands: Update, gradient: relax.Expr, betas: tuple[float, float]) -> tuple:
     """Return the means of the gradient and of its square, and both as slots."""
-    mean = given.mixed(given.slots["exp_avg"], gradient, betas[0])
-    square = given.mixed(given.slots["exp_avg_sq"], op.multiply(gradient, gradient), betas[1])
+    mean = operands.mixed(operands.slots["exp_avg"], gradient, betas[0])
+    square = operands.mixed(operands.slots["exp_avg_sq"], op.multiply(gradient, gradient), betas[1])
     return mean, square, {"exp_avg": mean, "exp_avg_sq": square}
 
 
@@ -465,5 +480,5 @@ def _norm(x: relax.Expr) -> relax.Expr:
     return op.sqrt(op.sum(op.multiply(x, x)))
 
 
-def _check_betas(given: Adam | Lion | LAMB) -> None:
-    given._check_shares(**{f"betas[{i}]": each for i, each in enumerate(given.betas)})
+def _check_betas(optimizer: Adam | Lion | LAMB) -> None:
+    optimizer._check_shares(**{f"betas[{i}]": beta for i, beta in enumerate(optimizer.betas)})

@@ -84,19 +84,19 @@ class SetupTrainer:
         legalize: bool = False,
     ):
         if not isinstance(loss_args, (list, tuple)) or not all(
-            isinstance(each, (tvm.ir.Type, relax.Var)) for each in loss_args
+            isinstance(ty, (tvm.ir.Type, relax.Var)) for ty in loss_args
         ):
             raise TypeError(
                 "loss_args must be a list of the types that the loss is called with, for example "
                 f"[relax.TensorType((8, 10), 'float32'), relax.TensorType((8,), 'int64')]; got {loss_args!r}"
             )
-        for name, found, kind in (
+        for name, value, kind in (
             ("loss", loss, relax.training.loss.Loss),
             ("optimizer", optimizer, relax.training.optimizer.Optimizer),
         ):
-            if not isinstance(found, kind):
+            if not isinstance(value, kind):
                 raise TypeError(
-                    f"{name} must be a relax.training.{name}.{kind.__name__}, not {found!r}"
+                    f"{name} must be a relax.training.{name}.{kind.__name__}, not {value!r}"
                 )
         self._loss, self._optimizer = loss, optimizer
         self._loss_args, self._legalize = list(loss_args), legalize
@@ -247,14 +247,14 @@ def _checked_counts(mod: tvm.IRModule) -> tuple[int, int]:
             raise ValueError(f"the module has a function {name} already; SetupTrainer adds it")
     counts = []
     for key, least in (("param_num", 1), ("state_num", 0)):
-        found = mod.attrs[key] if mod.attrs is not None and key in mod.attrs else None
-        if not isinstance(found, _INTEGERS) or int(found) < least:
+        value = mod.attrs[key] if mod.attrs is not None and key in mod.attrs else None
+        if not isinstance(value, _INTEGERS) or int(value) < least:
             raise ValueError(
                 f"the module must have the attribute {key}, an integer of at least {least}, but "
-                f"{'it has none' if found is None else f'it is {found!r}'}; set it with "
+                f"{'it has none' if value is None else f'it is {value!r}'}; set it with "
                 "mod.with_attrs({'param_num': ..., 'state_num': ...})"
             )
-        counts.append(int(found))
+        counts.append(int(value))
     if sum(counts) > len(backbone.params):
         raise ValueError(
             f"{_NAMES.BACKBONE_FUNC} must take {counts[0]} parameters and {counts[1]} states after "

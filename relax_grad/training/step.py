@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import tvm
@@ -13,9 +14,11 @@ from tvm import relax
 from .._validation import check_integer, matching
 from ..ir.compat import dtype_of
 from ..ir.remat import checked
-from . import _export, _files
+from . import _export
 from ._build import Build, Differentiate, Group, Settings
 from ._packing import packed
+from ._signature import GROUPS
+from ._slots import EMA, LR, MASTER, WEIGHT_DECAY, Hyperparameter, Slot
 from ._source import Forward, Source, source_of
 from ._state import check_seed
 from ._tensors import Tensors, as_tensor, shape_of
@@ -117,7 +120,7 @@ class TrainStep:
 
     def places(self) -> dict[str, int]:
         """Return the positions of parameters and frozen parameters in the loss's function, by their names."""
-        return {**self._source.params, **self._source.frozen}
+        return {**self._source.signature.params, **self._source.signature.frozen}
 
     def initial(
         self, values: Mapping[str, object] | None = None
@@ -139,27 +142,26 @@ class TrainStep:
         ValueError
             If a value is missing, has an unknown name, or has another shape or dtype.
         """
-        given = dict(values or {})
+        left = dict(values or {})
         groups = []
         for types in (self.params, self.frozen, self.states):
             group = {}
-            for name, kind in types.items():
-                value = given.pop(name, self._source.values.get(name))
+            for name, ty in types.items():
+                value = left.pop(name, self._source.values.get(name))
                 if value is None:
-                    raise ValueError(f"values: {name} is missing; its type is {kind}")
-                group[name] = as_tensor(name, value, kind)
+                    raise ValueError(f"values: {name} is missing; its type is {ty}")
+                group[name] = as_tensor(name, value, ty)
             groups.append(group)
-        if given:
-            raise ValueError(f"values: the step has no tensor {next(iter(given))!r}")
+        if left:
+            raise ValueError(f"values: the step has no tensor {next(iter(left))!r}")
         params = groups[0]
         slots = {}
-        for name, kind in self.optimizer_state.items():
-            slot, _, param = name.partition("/")
-            dtype = dtype_of(kind)
-            if slot in ("master", "ema"):
-                value = params[param].numpy().astype(dtype)
+        for name, ty in self.optimizer_state.items():
+            slot, dtype = Slot.parse(name), dtype_of(ty)
+            if slot.kind in (MASTER, EMA):
+                value = params[slot.param].numpy().astype(dtype)
             else:
-                value = np.full(shape_of(kind), self._fills[slot if not param else name], dtype)
+                value = np.full(shape_of(ty), self._fills[name], dtype)
             slots[name] = tvm.runtime.tensor(value)
         return (*groups, slots)
 
@@ -200,7 +202,7 @@ class TrainStep:
         seed = check_seed(seed)
         targets = _export.targets_of(target)
         compiler = _export.compiler_for(targets[0], compiler)
-        groups = dict(zip(_files.GROUPS, self.initial(values), strict=True))
+        groups = dict(zip(GROUPS, self.initial(values), strict=True))
         versions = _export.versions(self, targets, compile_options)
         counters = {**dict.fromkeys(COUNTERS, 0), "seed": seed}
         described = {"counters": counters, "history": packed(History()), "more": {}}
@@ -321,89 +323,87 @@ def _made(
     divided: Collection[str] = (),
 ) -> TrainStep:
     build = Build(source, groups, settings, differentiate, shards, divided)
-    params = source.function.params
-
-    def types(group):
-        return {name: params[at].ty for name, at in group.items()}
-
+    types = partial(source.signature.types, source.function)
     return TrainStep(
-        build.module(),
-        types(source.batch),
-        build.hyperparameters,
-        types(source.params),
-        types(source.frozen),
-        types(source.states),
-        build.slots,
-        build.metrics,
-        build.outputs,
-        settings.accumulate,
-        source.forward,
-        source,
-        build.fills,
-        (groups, settings),
+        module=build.module(),
+        batch=types("batch"),
+        hyperparameters=build.hyperparameters,
+        params=types("params"),
+        frozen=types("frozen"),
+        states=types("states"),
+        optimizer_state=build.slots,
+        metrics=build.metrics,
+        outputs=build.outputs,
+        accumulate=settings.accumulate,
+        forward=source.forward,
+        _source=source,
+        _fills=build.fills,
+        _recipe=(groups, settings),
     )
 
 
 def _check_constant(source: Source) -> None:
     """Check that all tensors of the batch have constant extents, so that a budget in bytes can be planned."""
-    for name, at in source.batch.items():
-        shape = source.function.params[at].ty.shape
-        if shape is None or not all(hasattr(each, "value") for each in shape.values):
+    for name, ty in source.signature.types(source.function, "batch").items():
+        if not _has_constant_shape(ty):
             raise ValueError(
-                f"remat: a budget needs constant extents, but the type of {name} is "
-                f"{source.function.params[at].ty}"
+                f"remat: a budget needs constant extents, but the type of {name} is {ty}"
             )
 
 
-def _groups(optimizer, source: Source) -> list[Group]:
+def _has_constant_shape(ty: relax.Type) -> bool:
+    shape = getattr(ty, "shape", None)
+    return shape is not None and all(hasattr(extent, "value") for extent in shape.values)
+
+
+def _groups(optimizer: Optimizer | Mapping[str, Optimizer] | object, source: Source) -> list[Group]:
     """Return the groups of parameters with their optimizers."""
-    function = source.function
-    for places, role in (
-        (source.params, "be trained"),
-        (source.states, "be a state"),
-        (source.frozen, "be kept"),
+    signature = source.signature
+    for group, role in (
+        ("params", "be trained"),
+        ("states", "be a state"),
+        ("frozen", "be kept"),
     ):
-        for name, at in places.items():
-            kind = function.params[at].ty
-            shape = getattr(kind, "shape", None)
-            if shape is None or not all(hasattr(each, "value") for each in shape.values):
+        for name, ty in signature.types(source.function, group).items():
+            if not _has_constant_shape(ty):
                 raise ValueError(
                     f"{name} must have a constant shape to {role}, because the trainer keeps it from step to step, but its type "
-                    f"is {kind}; give its symbolic extents numbers, or pass it with each batch"
+                    f"is {ty}; give its symbolic extents numbers, or pass it with each batch"
                 )
     if isinstance(optimizer, Optimizer):
-        return [Group(optimizer, "lr", "weight_decay", list(source.params))]
+        return [Group(optimizer, LR, WEIGHT_DECAY, list(signature.params))]
     if not isinstance(optimizer, Mapping) or not optimizer:
         raise TypeError(
             "optimizer must be an Optimizer of relax_grad.training, or a mapping of patterns to them, but it is "
             f"{optimizer!r}"
         )
-    left, groups = list(source.params), []
-    for pattern, each in optimizer.items():
-        if not isinstance(pattern, str) or not isinstance(each, Optimizer):
+    left, groups = list(signature.params), []
+    for pattern, member in optimizer.items():
+        if not isinstance(pattern, str) or not isinstance(member, Optimizer):
             raise TypeError(
-                f"optimizer: {pattern!r} must be a pattern of names, and {each!r} an Optimizer"
+                f"optimizer: {pattern!r} must be a pattern of names, and {member!r} an Optimizer"
             )
         names = matching("optimizer", pattern, left, "parameter", "or all have one already")
         left = [name for name in left if name not in names]
-        groups.append(Group(each, f"lr:{pattern}", f"weight_decay:{pattern}", names))
+        lr, decay = (str(Hyperparameter(kind, pattern)) for kind in (LR, WEIGHT_DECAY))
+        groups.append(Group(member, lr, decay, names))
     if left:
         raise ValueError(f'optimizer: no pattern matches {left[0]}; add "*" for all others')
     return groups
 
 
-def _check_numbers(clip_norm, clip_value, loss_scale, ema) -> None:
-    given = {"clip_norm": clip_norm, "clip_value": clip_value, "ema": ema}
+def _check_numbers(clip_norm: object, clip_value: object, loss_scale: object, ema: object) -> None:
+    numbers = {"clip_norm": clip_norm, "clip_value": clip_value, "ema": ema}
     if not isinstance(loss_scale, str):
-        given["loss_scale"] = loss_scale
+        numbers["loss_scale"] = loss_scale
     elif loss_scale != "dynamic":
         raise ValueError(f'loss_scale must be a number or "dynamic", but it is {loss_scale!r}')
-    for name, value in given.items():
+    for name, value in numbers.items():
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number, but it is {value!r}")
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, but it is {value}")
-    if ema is not None and ema >= 1:
+    if isinstance(ema, int | float) and ema >= 1:
         raise ValueError(f"ema must be below 1, but it is {ema}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -11,14 +12,17 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from . import _export, _files
+from . import _export
 from ._evaluation import Evaluation
-from ._inputs import as_input, check_ranges, forward_ranges_of, number, ranges_of
+from ._inputs import as_input, check_ranges, named_values, ranges_of, scalars_of
 from ._loop import Loop
+from ._outcome import OUTCOMES, is_update
 from ._packing import packed
+from ._prediction import Prediction, averages_of
+from ._signature import GROUPS, MODEL_GROUPS
 from ._state import check_seed, read_state
-from ._tensors import copies_of, leaves_of
-from .history import COUNTERS, History, thin
+from ._tensors import copies_of
+from .history import COUNTERS, History, record
 from .step import StepResult, Tensors, TrainStep
 
 #: Frees the memory that TVM's allocators keep for later tensors of the same size.
@@ -94,17 +98,17 @@ class Trainer:
         if not isinstance(check_inputs, bool):
             raise TypeError(f"check_inputs must be True or False, but it is {check_inputs!r}")
         self._ranges = ranges_of(step) if check_inputs else ()
-        self._forward_ranges = forward_ranges_of(step) if check_inputs else ()
         self.target = _export.target_of(target)
         _export.check_runs_here(self.target)
         self.train_step, self.seed, self.on_nan = step, seed, on_nan
-        self._groups = dict(zip(_files.GROUPS, step.initial(values), strict=True))
+        self._groups = dict(zip(GROUPS, step.initial(values), strict=True))
         self._compile_options = compile_options
         self._tuples = {name: list(group.values()) for name, group in self._groups.items()}
         self._executable = self._compiled(step)
         self._machine = self._started()
         self._extents: dict[str, int] = {}
         self._evaluation = Evaluation(step, self.target, compile_options)
+        self._prediction = Prediction(step, check_inputs)
         self.history = History()
         self.steps = self.updates = self.skipped = self.epoch = self.batch = 0
         #: The epochs that were complete in the last file that was loaded.
@@ -148,11 +152,8 @@ class Trainer:
         return copies_of(self._values())
 
     def _values(self) -> Tensors:
-        return {
-            name: each
-            for group in ("params", "frozen", "states")
-            for name, each in self._group(group).items()
-        }
+        groups = map(self._group, MODEL_GROUPS)
+        return {name: tensor for group in groups for name, tensor in group.items()}
 
     # Steps
 
@@ -183,71 +184,38 @@ class Trainer:
             If the loss or a gradient is not finite; parameters, states and counters are those before the step.
         """
         start = time.perf_counter()
-        scalars = self._scalars(lr, others)
+        scalars = scalars_of(self.train_step.hyperparameters, lr, others)
         arguments = self._batch(batch, others)
-        # Skipped batches have no place among those of an accumulated gradient.
-        updates = (self.steps - self.skipped + 1) % self.train_step.accumulate == 0
+        updates = is_update(self.steps, self.skipped, self.train_step.accumulate)
         function = self._machine["step" if updates else "accumulate"]
-        loss, metrics, outputs, params, states, slots = function(
+        loss, metrics, outputs, *groups = function(
             *arguments,
-            *(tvm.runtime.tensor(np.array(each, "float64")) for each in scalars.values()),
+            *(tvm.runtime.tensor(np.array(value, "float64")) for value in scalars.values()),
             tvm.runtime.tensor(self._seed()),
-            self._tuples["params"],
-            self._tuples["frozen"],
-            self._tuples["states"],
-            self._tuples["optimizer_state"],
+            *(self._tuples[group] for group in GROUPS),
         )
         value = float(loss.numpy().reshape(()))
-        metrics = {
-            name: float(each.numpy())
-            for name, each in zip(self.train_step.metrics, metrics, strict=True)
+        numbers = {
+            name: float(metric.numpy())
+            for name, metric in zip(self.train_step.metrics, metrics, strict=True)
         }
-        applied = metrics.get("applied", 1.0) == 1.0
-        is_scaled = "loss_scale" in metrics
-        keeps = math.isfinite(value) and (applied or is_scaled)
-        if not keeps and self.on_nan == "raise":
-            found = (
-                f"the loss is {value}" if not math.isfinite(value) else "a gradient is not finite"
-            )
+        is_applied = numbers.get("applied", 1.0) == 1.0
+        outcome = OUTCOMES[math.isfinite(value), is_applied, "loss_scale" in numbers]
+        if outcome.raises and self.on_nan == "raise":
+            cause = "a gradient is not finite" if math.isfinite(value) else f"the loss is {value}"
             raise FloatingPointError(
-                f"{found} in step {self.steps}; everything is as before the step. Lower the learning rate, clip the gradients, "
+                f"{cause} in step {self.steps}; everything is as before the step. Lower the learning rate, clip the gradients, "
                 'or skip such batches with on_nan="skip"'
             )
         self.steps += 1
-        if not keeps or not applied:
-            self.skipped += 1
-        if keeps or is_scaled:
-            self._tuples.update(params=params, states=states, optimizer_state=slots)
-        self.updates += updates and keeps and applied
-        self._note(value, scalars, metrics, time.perf_counter() - start)
+        self.skipped += outcome.is_skipped
+        if outcome.takes_results:
+            self._tuples.update(zip(("params", "states", "optimizer_state"), groups, strict=True))
+        self.updates += updates and outcome.is_applied
+        rate, seconds = next(iter(scalars.values())), time.perf_counter() - start
+        record(self.history, self.steps - 1, self.epoch, value, rate, seconds, numbers)
         named = dict(zip(self.train_step.outputs, outputs, strict=True))
-        return StepResult(value, metrics, named)
-
-    def _note(self, loss: float, scalars: Mapping, metrics: Mapping, seconds: float) -> None:
-        history = self.history
-        history.step.append(self.steps - 1)
-        history.epoch.append(self.epoch)
-        history.loss.append(loss)
-        history.lr.append(next(iter(scalars.values())))
-        history.seconds.append(seconds)
-        for name, value in metrics.items():
-            history.metrics.setdefault(name, []).append(value)
-        thin(history)
-
-    def _scalars(self, lr: float | None, others: dict) -> dict[str, float]:
-        """Return the hyperparameters, and remove them from ``others``."""
-        found = dict(self.train_step.hyperparameters)
-        for name in list(others):
-            if name in found:
-                found[name] = number(name, others.pop(name))
-        if lr is not None:
-            lr = number("lr", lr)
-            for name in found:
-                if name == "lr":
-                    found[name] = lr
-                elif name.startswith("lr:"):
-                    found[name] *= lr
-        return found
+        return StepResult(value, numbers, named)
 
     def _batch(self, batch: Sequence, others: Mapping) -> list[tvm.runtime.Tensor]:
         return self._checked(self.train_step.batch, batch, others)
@@ -256,23 +224,9 @@ class Trainer:
         self, types: Mapping[str, relax.TensorType], batch: Sequence, others: Mapping
     ) -> list[tvm.runtime.Tensor]:
         """Return the inputs and targets as tensors of these types."""
-        if len(batch) > len(types):
-            raise TypeError(
-                f"the step takes {len(types)} tensors ({', '.join(types)}), but {len(batch)} were given"
-            )
-        given = dict(zip(types, batch, strict=False))
-        for name, value in others.items():
-            if name in given:
-                raise TypeError(f"{name} was given twice")
-            if name not in types:
-                known = ", ".join([*types, *self.train_step.hyperparameters])
-                raise TypeError(f"the step has no input or hyperparameter {name!r}; it has {known}")
-            given[name] = value
-        missing = [name for name in types if name not in given]
-        if missing:
-            raise TypeError(f"the step needs {', '.join(missing)} too")
-        symbols: dict = {}
-        tensors = {name: as_input(name, given[name], kind, symbols) for name, kind in types.items()}
+        values = named_values(types, self.train_step.hyperparameters, batch, others)
+        symbols: dict[str, int] = {}
+        tensors = {name: as_input(name, values[name], ty, symbols) for name, ty in types.items()}
         check_ranges(self._ranges, tensors, symbols)
         self._begin(symbols)
         return list(tensors.values())
@@ -400,58 +354,21 @@ class Trainer:
         ValueError
             If the model has no function for prediction.
         """
-        forward = self.train_step.forward
-        if forward is None:
-            raise ValueError(
-                "the model has no function for prediction; imports of PyTorch and ONNX models have one"
-            )
-        values = self._values_of(ema)
-        function = self.train_step.module[forward.name]
-        kinds = [(param.name, param.ty) for param in function.params]
-        kinds = kinds[: len(kinds) - len(forward.values)]
-        if kinds and kinds[0][0] == "seed" and len(inputs) == len(kinds) - 1:
-            inputs = (self._seed(), *inputs)
-        if len(inputs) != len(kinds):
-            raise TypeError(
-                f"the model takes {len(kinds)} inputs ({', '.join(name for name, _ in kinds)}), but "
-                f"{len(inputs)} were given"
-            )
-        symbols: dict = {}
-        given = {
-            name: as_input(name, each, kind, symbols)
-            for (name, kind), each in zip(kinds, inputs, strict=True)
-        }
-        check_ranges(self._forward_ranges, given, symbols)
-        self._begin(symbols)
-        found = self._machine[forward.name](
-            *given.values(), *(values[name] for name in forward.values)
-        )
-        if isinstance(found, tvm.runtime.Tensor):
-            return found
-        outputs = leaves_of(found)
-        return outputs[0] if len(outputs) == 1 else outputs
+        return self._prediction.outputs(self, inputs, ema)
 
     def _values_of(self, ema: bool) -> Tensors:
-        return {**self._values(), **(self._averages() if ema else {})}
+        if not ema:
+            return self._values()
+        averages = averages_of(self._group("params"), self._group("optimizer_state"))
+        return {**self._values(), **averages}
 
     def _seed(self) -> np.ndarray:
         """Return the seed of the next step."""
         return np.array((self.seed << 32) | (self.steps & 0xFFFFFFFF), "int64")
 
-    def _averages(self) -> Tensors:
-        slots = self._group("optimizer_state")
-        if not any(name.startswith("ema/") for name in slots):
-            raise ValueError(
-                "the step has no moving average; make it with train_step(..., ema=0.999)"
-            )
-        return {
-            name: tvm.runtime.tensor(slots[f"ema/{name}"].numpy().astype(each.numpy().dtype))
-            for name, each in self._group("params").items()
-        }
-
     # Files
 
-    def save(self, path, more: Mapping[str, object] | None = None) -> None:
+    def save(self, path: str | os.PathLike, more: Mapping[str, object] | None = None) -> None:
         """Write everything that training needs to go on to one file of safetensors.
 
         The file is replaced only when the new one is complete.
@@ -469,10 +386,16 @@ class Trainer:
             "history": packed(self.history),
             "more": dict(more or {}),
         }
-        groups = {name: self._group(name) for name in _files.GROUPS}
+        groups = {name: self._group(name) for name in GROUPS}
         _export.write_state(path, groups, described)
 
-    def export(self, folder, *, target=None, compiler=None) -> None:
+    def export(
+        self,
+        folder: str | os.PathLike,
+        *,
+        target: tvm.target.Target | str | Mapping | Sequence | None = None,
+        compiler: str | os.PathLike | None = None,
+    ) -> None:
         """Write a folder for programs without Python, with the state of this moment.
 
         The C++ library in :func:`relax_grad.runtime.folder` runs it: ``step.so`` is the compiled step, ``state.safetensors``
@@ -501,7 +424,7 @@ class Trainer:
             _export.write_program(self.train_step, part, versions, compiler)
             self.save(part / _export.STATE)
 
-    def load(self, path) -> dict[str, object]:
+    def load(self, path: str | os.PathLike) -> dict[str, object]:
         """Go on from a file that :meth:`save` wrote.
 
         Parameters

@@ -159,7 +159,7 @@ def test_groups():
     ("settings", "error", "message"),
     [
         ({"wrt": None}, ValueError, "wrt must name the parameters of loss to train; it has x, y"),
-        ({"wrt": "z"}, ValueError, "wrt: loss has no parameter 'z'; it has x, y, w, b"),
+        ({"wrt": "z"}, ValueError, "wrt: loss has no parameter 'z'; there are x, y, w, b"),
         ({"wrt": []}, ValueError, "wrt must name at least one"),
         ({"wrt": 3}, TypeError, "wrt must be names of parameters, but it is 3"),
         ({"wrt": ["w", "w"]}, ValueError, "wrt names a parameter twice"),

@@ -1,0 +1,69 @@
+"""Predictions of the model of a ``Trainer``, which is not imported here: it imports this module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+
+from ..ir.index_ranges import IndexRange
+from ._inputs import as_input, check_ranges, forward_ranges_of, input_types
+from ._slots import EMA, Slot
+from ._tensors import Tensors, leaves_of
+
+
+class Prediction:
+    """The function of a step's module that computes the model's outputs in evaluation mode."""
+
+    def __init__(self, step, check_inputs: bool):
+        self._step = step
+        self._ranges: Sequence[IndexRange] = forward_ranges_of(step) if check_inputs else ()
+
+    def outputs(
+        self, trainer, inputs: Sequence[object], ema: bool
+    ) -> tvm.runtime.Tensor | list[tvm.runtime.Tensor]:
+        """Return the outputs; the arguments are those of :meth:`Trainer.predict`."""
+        forward = self._step.forward
+        if forward is None:
+            raise ValueError(
+                "the model has no function for prediction; imports of PyTorch and ONNX models have one"
+            )
+        values = trainer._values_of(ema)
+        types = input_types(self._step)
+        names = list(types)
+        if names[:1] == ["seed"] and len(inputs) == len(types) - 1:
+            inputs = (trainer._seed(), *inputs)
+        if len(inputs) != len(types):
+            raise TypeError(
+                f"the model takes {len(types)} inputs ({', '.join(types)}), but {len(inputs)} were given"
+            )
+        symbols: dict[str, int] = {}
+        tensors = {
+            name: as_input(name, value, ty, symbols)
+            for (name, ty), value in zip(types.items(), inputs, strict=True)
+        }
+        check_ranges(self._ranges, tensors, symbols)
+        trainer._begin(symbols)
+        result = trainer._machine[forward.name](
+            *tensors.values(), *(values[name] for name in forward.values)
+        )
+        if isinstance(result, tvm.runtime.Tensor):
+            return result
+        outputs = leaves_of(result)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+
+def averages_of(params: Tensors, slots: Tensors) -> Tensors:
+    """Return the moving averages of parameters, in their dtypes.
+
+    Raises
+    ------
+    ValueError
+        If the optimizer's state has none.
+    """
+    if not any(Slot.parse(name).kind == EMA for name in slots):
+        raise ValueError("the step has no moving average; make it with train_step(..., ema=0.999)")
+    return {
+        name: tvm.runtime.tensor(slots[str(Slot(EMA, name))].numpy().astype(param.numpy().dtype))
+        for name, param in params.items()
+    }

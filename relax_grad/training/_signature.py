@@ -1,0 +1,96 @@
+"""The roles of the parameters of a function that returns a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tvm import relax
+
+T = TypeVar("T")
+
+#: The groups of tensors that a model has, in the order of the parameters of an import's functions.
+MODEL_GROUPS = ("params", "frozen", "states")
+
+#: The groups of tensors that a step takes behind the batch, in their order. runtime/manifest.h has them as well.
+GROUPS = (*MODEL_GROUPS, "optimizer_state")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The positions of the parameters of a function, by their roles.
+
+    Attributes
+    ----------
+    seed : int or None
+        The position of the seed, if the function has one.
+    batch : dict[str, int]
+        The positions of inputs and targets by their names.
+    params, frozen, states : dict[str, int]
+        The positions of the parameters to train, of the parameters that stay, and of the states.
+    """
+
+    seed: int | None
+    batch: dict[str, int]
+    params: dict[str, int]
+    frozen: dict[str, int]
+    states: dict[str, int]
+
+    @classmethod
+    def in_order(
+        cls,
+        batch: Iterable[str],
+        params: Iterable[str],
+        frozen: Iterable[str],
+        states: Iterable[str],
+        *,
+        has_seed: bool,
+    ) -> Signature:
+        """Return the signature of an import's function: the seed, inputs, targets, parameters, frozen ones and states."""
+        start, groups = int(has_seed), []
+        for names in (batch, params, frozen, states):
+            groups.append({name: start + i for i, name in enumerate(names)})
+            start += len(groups[-1])
+        return cls(0 if has_seed else None, *groups)
+
+    @property
+    def groups(self) -> dict[str, dict[str, int]]:
+        """The positions of the model's tensors: ``params``, ``frozen`` and ``states``."""
+        return {group: getattr(self, group) for group in MODEL_GROUPS}
+
+    @property
+    def num_params(self) -> int:
+        """The number of all parameters."""
+        return len(self.batch) + sum(map(len, self.groups.values())) + (self.seed is not None)
+
+    def training(self, names: Collection[str]) -> Signature:
+        """Return the signature in which only the parameters of these names are trained; the others are frozen."""
+        others = {name: at for name, at in self.params.items() if name not in names}
+        params = {name: at for name, at in self.params.items() if name in names}
+        return replace(self, params=params, frozen={**others, **self.frozen})
+
+    def arguments(
+        self, batch: Mapping[str, T], model: Mapping[str, T], seed: T | None = None
+    ) -> list[T]:
+        """Return arguments in the order of the parameters.
+
+        Parameters
+        ----------
+        batch : Mapping[str, T]
+            The values of the batch by their names.
+        model : Mapping[str, T]
+            The values of parameters, frozen parameters and states, which may have the names of a batch too.
+        seed : T, optional
+            The seed, if the function has one.
+        """
+        values = {at: batch[name] for name, at in self.batch.items()}
+        for places in self.groups.values():
+            values.update({at: model[name] for name, at in places.items()})
+        if self.seed is not None:
+            values[self.seed] = seed
+        return [values[at] for at in range(self.num_params)]
+
+    def types(self, function: relax.Function, group: str) -> dict[str, relax.Type]:
+        """Return the types of a group of parameters by their names."""
+        return {name: function.params[at].ty for name, at in getattr(self, group).items()}
