@@ -31,13 +31,10 @@ if not _entry.deferred:
 #: Modules that differentiation does not need.
 _LATE = ("backend", "cli", "coverage", "distributed", "frontend", "testing", "training")
 
-#: Old names of modules; importing one warns.
-_DEPRECATED = ("dispatch", "schedule")
-
 
 def __getattr__(name: str):
     """Import the modules that differentiation does not need at their first use."""
-    if name in (*_LATE, *_DEPRECATED):
+    if name in _LATE:
         return importlib.import_module(f".{name}", __name__)
     if name in __all__ and _entry.deferred:
         _entry.register()

@@ -230,18 +230,6 @@ def test_bad_input(arguments, error, message):
         relax_grad.missing_gradients(*arguments)
 
 
-def test_the_old_name_of_wrt_warns():
-    mod = module(
-        [tensor("x", 4), tensor("y", 4)],
-        lambda bb, x, y: relax.op.sum(relax.op.add(opaque(bb, x, "a"), opaque(bb, y, "b"))),
-    )
-    with pytest.warns(DeprecationWarning, match="is now named wrt"):
-        found = missing(mod, require_grads="x")
-    assert found == missing(mod, wrt="x") != missing(mod, wrt="y")
-    with pytest.raises(TypeError, match="give wrt only"):
-        missing(mod, wrt="x", require_grads="y")
-
-
 def test_a_function_outside_of_relax_is_refused():
     bb = relax.BlockBuilder()
     x = tensor("x", 4)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-import pytest
 from processes import run_python
-
-from relax_grad import transform
 
 #: Seconds.
 LIMIT = 0.3
@@ -66,37 +63,3 @@ for name in {names}:
 print(hasattr(relax_grad, "nothing"))
 """
     assert run_python(code).split() == [*names, "False"]
-
-
-@pytest.mark.parametrize("name", ["dispatch", "schedule"])
-def test_old_names_of_modules_warn(name):
-    code = f"""
-import warnings
-import relax_grad
-with warnings.catch_warnings(record=True) as found:
-    warnings.simplefilter("always")
-    import relax_grad.{name} as old
-import relax_grad.cpu.{name} as new
-assert [each.category for each in found] == [DeprecationWarning], found
-assert "relax_grad.cpu.{name}" in str(found[0].message)
-for public in new.__all__:
-    assert getattr(old, public) is getattr(new, public)
-print(len(new.__all__))
-"""
-    assert int(run_python(code)) > 0
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("InlineOnlyCalls", "InlineSingleUse"),
-        ("MergeElements", "FuseSiblings"),
-        ("OrderForMemory", "ReorderForPeakMemory"),
-    ],
-)
-def test_old_names_of_passes_warn(old, new):
-    with pytest.warns(DeprecationWarning, match=f"relax_grad.transform.{old} is now {new}"):
-        found = getattr(transform, old)
-    assert found is getattr(transform, new)
-    assert old not in dir(transform)
-    assert new in dir(transform)

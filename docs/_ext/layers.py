@@ -64,17 +64,10 @@ ABOVE = {
         (0, 84),
     ),
     "": Part(
-        "`import relax_grad`: public names, registration, and modules under their old names",
+        "`import relax_grad`: public names, and registration",
         (
             *("autodiff", "functional", "legalize", "op", "registry", "rules", "tir", "transform"),
-            *(
-                "cpu.codegen",
-                "cpu.dispatch",
-                "cpu.pipeline",
-                "cpu.schedule",
-                "cpu.target",
-                "cpu.threads",
-            ),
+            *("cpu.codegen", "cpu.pipeline", "cpu.target", "cpu.threads"),
         ),
         (0, 300),
     ),
@@ -94,8 +87,8 @@ ABOVE = {
     "frontend": Part(
         "PyTorch and ONNX models as modules to train; random numbers",
         (
-            *("activity", "autodiff", "cpu.target", "cpu.threads", "op", "training"),
-            "transform",
+            *("activity", "autodiff", "cpu.pipeline", "cpu.target", "cpu.threads", "op"),
+            "training",
         ),
         (1, 478),
     ),
@@ -179,8 +172,6 @@ PARTS: dict[str, Part] = {**ABOVE, **DIFFERENTIATION.parts, **CPU.parts}
 MEMBERS = {
     "__main__": "cli",
     "target": "",
-    "dispatch": "",
-    "schedule": "",
     "cpu": "cpu.pipeline",
     "cpu.memory": "cpu.pipeline",
     "cpu.stages": "cpu.pipeline",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 
 import tvm
@@ -21,7 +20,6 @@ def missing_gradients(
     *,
     target_index: int | Sequence[int] | None = 0,
     allow_zero: str | Collection[str] = (),
-    require_grads: relax.Var | str | Sequence[relax.Var | str] | None = None,
 ) -> list[MissingGradient]:
     """Return every binding whose missing gradient prevents the differentiation of a function.
 
@@ -43,8 +41,6 @@ def missing_gradients(
         index nested tuples; None stands for the whole result.
     allow_zero : str or Collection[str]
         Operators that count as constants.
-    require_grads : relax.Var or str or Sequence, optional
-        The old name of ``wrt``, which warns.
 
     Returns
     -------
@@ -75,15 +71,5 @@ def missing_gradients(
     ...     print(missing.binding, missing.operator)
     y relax.call_pure_packed
     """
-    if require_grads is not None:
-        if wrt is not None:
-            raise TypeError("require_grads is the old name of wrt; give wrt only")
-        warnings.warn(
-            "the parameter require_grads of missing_gradients is now named wrt; the next release "
-            "removes the old name",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        wrt = require_grads
     settings = Gradient(func_name, as_variables(wrt, "wrt"), target_index, allow_zero=allow_zero)
     return missing(mod, settings, "wrt")

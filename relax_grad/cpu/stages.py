@@ -52,13 +52,7 @@ def passes(
     symbol_prefix : str
         A prefix for the names of the tensor functions.
     """
-    yield own.LiftBranches()
-    yield own.InlineSingleUse()
-    yield own.JoinSlices()
-    yield own.JoinProducts()
-    yield own.DivideSlices()
-    yield from stages.library_dispatch_passes(target)
-    yield dispatch
+    yield from kernel_passes(target, dispatch)
     yield from _legalize_passes(target, declarations)
     yield _view_reshapes
     yield own.FuseSiblings(target)
@@ -83,6 +77,27 @@ def passes(
         yield CompileFunctions(target, declarations)
         if symbol_prefix:
             yield PrefixSymbols(symbol_prefix)  # CompileFunctions may add a function
+
+
+def kernel_passes(
+    target: tvm.target.Target, dispatch: tvm.transform.Pass | None = None
+) -> Iterator[tvm.transform.Pass]:
+    """Yield the first passes of the pipeline: those that replace calls by calls of kernels and of TVM's functions.
+
+    Parameters
+    ----------
+    target : tvm.target.Target
+        The target of the compilation.
+    dispatch : tvm.transform.Pass, optional
+        The pass that replaces calls by calls of kernels; by default ``DispatchKernels``.
+    """
+    yield own.LiftBranches()
+    yield own.InlineSingleUse()
+    yield own.JoinSlices()
+    yield own.JoinProducts()
+    yield own.DivideSlices()
+    yield from stages.library_dispatch_passes(target)
+    yield dispatch or own.DispatchKernels(target)
 
 
 def _peak(target: tvm.target.Target, mod: tvm.IRModule, name: str) -> int:

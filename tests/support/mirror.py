@@ -25,7 +25,6 @@ TABLE: dict[str, tuple[str, ...]] = {
     "": ("test_install.py", "test_import.py"),
     "__main__": ("cli/test_start.py",),
     "_entry": ("cli/test_start.py",),
-    **dict.fromkeys(("dispatch", "schedule"), ("test_import.py",)),
     "target": ("cpu/test_target.py",),
     "transform": ("cpu/passes/test_public_passes.py", "test_import.py"),
     "runtime": (

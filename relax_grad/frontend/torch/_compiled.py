@@ -12,7 +12,6 @@ import tvm_ffi
 from torch.autograd.function import once_differentiable
 from tvm import relax
 
-from ... import transform
 from ...autodiff.gradient import Gradient, add_adjoint
 from ...autodiff.split import is_checkpointed, split
 from ...cpu.threads import let_torch_threads_sleep
@@ -153,21 +152,16 @@ def compiled(
 
 
 def _with_kernels(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Replace operators by calls of kernels, as the pipeline does.
+    """Replace operators by calls of kernels, by the first passes of the pipeline.
 
     A kernel may read transposed operands, and return residuals such as the places of maxima. These are found where one
     function has the calls of both passes.
     """
-    passes = [
-        transform.LiftBranches(),
-        transform.InlineSingleUse(),
-        transform.JoinSlices(),
-        transform.JoinProducts(),
-        transform.DivideSlices(),
-        transform.DispatchKernels(target),
-    ]
+    # Imported here: the import of kernels takes a while.
+    from ...cpu.stages import kernel_passes
+
     with target:
-        return tvm.transform.Sequential(passes)(module)
+        return tvm.transform.Sequential(list(kernel_passes(target)))(module)
 
 
 class Run(torch.autograd.Function):
