@@ -22,7 +22,13 @@ _EPILOG = EXIT_CODES.format(success="no problems", problem="problems; see the he
 class _Version(argparse.Action):
     """Prints the versions, which are looked up only here, and exits."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence | None,
+        option_string: str | None = None,
+    ) -> None:
         print(versions())
         parser.exit()
 
@@ -30,7 +36,13 @@ class _Version(argparse.Action):
 class _Completion(argparse.Action):
     """Prints the completion script of a shell, and exits."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence | None,
+        option_string: str | None = None,
+    ) -> None:
         try:
             import shtab
         except ImportError:

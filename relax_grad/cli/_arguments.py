@@ -18,7 +18,7 @@ OPERATORS = (
 )
 
 
-def add_json(parser) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     """Add the option ``--json`` to a parser or a group of options."""
     parser.add_argument(
         "--json",
@@ -27,7 +27,7 @@ def add_json(parser) -> None:
     )
 
 
-def add_verbose(parser, also: str = "") -> None:
+def add_verbose(parser: argparse._ActionsContainer, also: str = "") -> None:
     """Add the option ``--verbose``; ``also`` describes more effects of it."""
     parser.add_argument("--verbose", action="store_true", help=f"show TVM's own messages{also}")
 
@@ -54,13 +54,13 @@ def select(
     """
     if not patterns:
         return list(known)
-    found = []
+    selected = []
     for pattern in patterns:
         fitting = [name for name in known if fits(name, pattern)]
         if not fitting:
             raise ValueError(message(pattern))
-        found += fitting
-    return list(dict.fromkeys(found))
+        selected += fitting
+    return list(dict.fromkeys(selected))
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -101,7 +101,7 @@ def target_of(text: str) -> tvm.target.Target:
 def positive(kind: type) -> Callable[[str], object]:
     """Return a function for argparse that converts a text to a positive number of this type."""
 
-    def convert(text: str):
+    def convert(text: str) -> object:
         value = kind(text)
         if not value > 0:
             raise argparse.ArgumentTypeError(f"it must be positive, not {text}")

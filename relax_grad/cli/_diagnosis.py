@@ -103,18 +103,18 @@ def find_waste(target: tvm.target.Target) -> Iterator[Problem]:
             f"{count_of(cores - running, 'core')} of {cores} idle",
             f"{first} relax_grad.set_num_threads() before the first program runs",
         )
-    wanted, found = CPU.of(host()), CPU.of(target)
-    if found is None:
+    own, named = CPU.of(host()), CPU.of(target)
+    if named is None:
         return
-    if found.lanes < wanted.lanes:
+    if named.lanes < own.lanes:
         yield Problem(
-            f"the target {_named(target)} uses vectors of {found.lanes} float32, and this processor has "
-            f"vectors of {wanted.lanes}",
+            f"the target {_named(target)} uses vectors of {named.lanes} float32, and this processor has "
+            f"vectors of {own.lanes}",
             f"fast path: {_FAST}",
         )
-    if found.cores < cores:
+    if named.cores < cores:
         yield Problem(
-            f"the target {_named(target)} divides work for {count_of(found.cores, 'core')} of {cores}",
+            f"the target {_named(target)} divides work for {count_of(named.cores, 'core')} of {cores}",
             f"fast path: {_FAST}",
         )
 
@@ -163,9 +163,9 @@ def _processor() -> str:
 def _threads() -> str:
     set_by = [name for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ]
     values = ", ".join(f"{name}={os.environ[name]}" for name in set_by)
-    found, cores = threads.get_num_threads(), threads.cores()
-    idle = "; relax_grad.set_num_threads() uses all of them" if found < cores else ""
-    return f"{found} of TVM, {count_of(cores, 'core')}{idle}" + (f" ({values})" if values else "")
+    running, cores = threads.get_num_threads(), threads.cores()
+    idle = "; relax_grad.set_num_threads() uses all of them" if running < cores else ""
+    return f"{running} of TVM, {count_of(cores, 'core')}{idle}" + (f" ({values})" if values else "")
 
 
 def _device_types() -> list[tuple[str, int]]:
@@ -211,19 +211,19 @@ def _check_pipeline() -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=shape).astype("float32") for shape in ((64, 40), (40, 10)))
     params = [
-        relax.Var(name, relax.TensorType(each.shape, "float32"))
-        for name, each in (("x", x), ("w", w))
+        relax.Var(name, relax.TensorType(array.shape, "float32"))
+        for name, array in (("x", x), ("w", w))
     ]
     bb = relax.BlockBuilder()
     with bb.function("main", params):
         with bb.dataflow():
             scores = bb.emit(relax.op.tanh(bb.emit(relax.op.matmul(*params))))
-            loss = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(scores, scores))))
-        bb.emit_func_output(loss)
+            total = bb.emit_output(relax.op.sum(bb.emit(relax.op.multiply(scores, scores))))
+        bb.emit_func_output(total)
     executable = tvm.compile(value_and_grad(bb.get(), wrt="w"), host(), relax_pipeline="relax_grad")
     machine = relax.VirtualMachine(executable, tvm.cpu())
-    found, (gradient,) = machine["main_adjoint"](*map(tvm.runtime.tensor, (x, w)))
+    loss, (gradient,) = machine["main_adjoint"](*map(tvm.runtime.tensor, (x, w)))
     tanh = np.tanh(x.astype("float64") @ w)
-    np.testing.assert_allclose(found.numpy(), (tanh**2).sum(), rtol=1e-4)
+    np.testing.assert_allclose(loss.numpy(), (tanh**2).sum(), rtol=1e-4)
     wanted = x.T @ (2 * tanh * (1 - tanh**2))
     np.testing.assert_allclose(gradient.numpy(), wanted, rtol=1e-3, atol=1e-3)

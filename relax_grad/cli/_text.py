@@ -39,12 +39,12 @@ def version_table() -> dict[str, str | None]:
     }
 
 
-def print_json(value) -> None:
+def print_json(value: object) -> None:
     """Print a value to standard output as JSON, which has no NaN and no infinity: they become null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
-def _finite(value):
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

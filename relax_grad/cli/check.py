@@ -12,13 +12,19 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TextIO
 
 from . import _arguments
 from ._text import EXIT_CODES, PASSES, count_of, last_line, print_json, version_table, versions
 
 if TYPE_CHECKING:
+    import tvm
+
     from ..testing.samples import Sample
+
+#: The seconds between lines of progress if the output is not a terminal.
+_INTERVAL = 10.0
 
 _EPILOG = """\
 examples:
@@ -134,11 +140,12 @@ def check_operator(
     operator: str,
     *,
     through: str = "relax_grad",
-    target="llvm",
+    target: str | tvm.target.Target = "llvm",
     order: int | None = None,
     all_kinds: bool = False,
     torch: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
+    begin: Callable[[str], None] = lambda check: None,
 ) -> Outcome:
     """Check the samples of an operator; the other checks run even if one fails.
 
@@ -159,6 +166,8 @@ def check_operator(
         Whether to compare the samples that have a PyTorch reference with it.
     interrupted : Callable[[], bool]
         Tells whether to stop; called after each check.
+    begin : Callable[[str], None]
+        Called before each check with its place and its kind, such as ``"sample 2 of 9, float64"``.
 
     Raises
     ------
@@ -169,18 +178,20 @@ def check_operator(
 
     outcome = Outcome(operator)
     start = time.perf_counter()
+    begin("samples")
     try:
-        found = samples(operator)
+        members = samples(operator)
     except Exception as error:
-        found = []
+        members = []
         outcome.failures.append(("making the samples", error))
-    for index, sample in enumerate(found):
+    for index, sample in enumerate(members):
         name = f"sample {index}" + (f" ({sample.note})" if sample.note else "")
         cap = sample.order if order is None else min(order, sample.order)
         checks = list(_checks(sample, through, target, cap, all_kinds, torch))
         outcome.samples += bool(checks)
         outcome.skipped += not checks
         for kind, check in checks:
+            begin(f"sample {index + 1} of {len(members)}, {kind}")
             outcome.record(f"{name}, {kind}", check)
             if interrupted():
                 raise KeyboardInterrupt
@@ -189,7 +200,12 @@ def check_operator(
 
 
 def _checks(
-    sample: Sample, through: str, target, order: int, all_kinds: bool, torch: bool
+    sample: Sample,
+    through: str,
+    target: str | tvm.target.Target,
+    order: int,
+    all_kinds: bool,
+    torch: bool,
 ) -> Iterator[tuple[str, Callable[[], tuple[float, int]]]]:
     """Yield the kind of each check of a sample, and a function that runs it and returns error and order."""
     from ..testing import check_against_torch
@@ -230,8 +246,7 @@ def _check(operators: Sequence[str], args: argparse.Namespace) -> int:
     stream = sys.stderr if args.json else sys.stdout
     with _interrupts() as interrupted, _output(len(operators), stream) as (write, begin):
         write(f"{versions()}, through {args.through}, target {args.target.kind.name}")
-        for operator in operators:
-            begin(operator)
+        for done, operator in enumerate(operators):
             outcome = check_operator(
                 operator,
                 through=args.through,
@@ -240,6 +255,7 @@ def _check(operators: Sequence[str], args: argparse.Namespace) -> int:
                 all_kinds=args.all,
                 torch=args.torch,
                 interrupted=interrupted,
+                begin=partial(begin, done, operator),
             )
             outcomes.append(outcome)
             write(outcome.line(width), "red" if outcome.failures else None)
@@ -309,7 +325,7 @@ def _object(outcome: Outcome) -> dict:
 
 
 @contextmanager
-def _interrupts():
+def _interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that tells whether the user has pressed Ctrl-C.
 
     Python's KeyboardInterrupt is not enough: TVM turns one raised in a rule, or in another callback from
@@ -333,13 +349,25 @@ def _interrupts():
 
 
 @contextmanager
-def _output(total: int, stream):
-    """Yield a function that writes a line to a stream, and one that announces the next operator."""
+def _output(total: int, stream: TextIO) -> Iterator[tuple[Callable, Callable]]:
+    """Yield a function that writes a line to a stream, and one that announces the next check.
+
+    That takes the number of operators that are done, the operator and the check. Without a bar, a check that begins a
+    while after the last line is a line too.
+    """
     if not (stream.isatty() and importlib.util.find_spec("rich")):
-        yield (
-            (lambda line, style=None: print(line, file=stream, flush=True)),
-            (lambda operator: None),
-        )
+        last = time.monotonic()
+
+        def write_plain(line: str, style: str | None = None) -> None:
+            nonlocal last
+            last = time.monotonic()
+            print(line, file=stream, flush=True)
+
+        def begin_plain(done: int, operator: str, check: str) -> None:
+            if time.monotonic() - last >= _INTERVAL:
+                write_plain(f"    {done} of {total} done; {operator}: {check}")
+
+        yield write_plain, begin_plain
         return
 
     from rich.console import Console
@@ -354,18 +382,17 @@ def _output(total: int, stream):
     console = Console(file=stream, highlight=False)
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=total)
-        done = iter(range(total))
 
         def write(line: str, style: str | None = None) -> None:
             progress.console.print(line, style=style, markup=False, soft_wrap=True)
 
-        def begin(operator: str) -> None:
-            progress.update(task, completed=next(done), description=operator)
+        def begin(done: int, operator: str, check: str) -> None:
+            progress.update(task, completed=done, description=f"{operator}: {check}")
 
         yield write, begin
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command to the parser's subcommands."""
     check = commands.add_parser(
         "check",

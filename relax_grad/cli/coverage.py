@@ -41,7 +41,7 @@ examples:
 )
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "coverage",
@@ -65,20 +65,20 @@ def add_parser(commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return 1 if an operator is unclassified."""
-    found = _found(args)
+    items = _items(args)
     if args.json:
-        print_json([_object(item) for item in found])
+        print_json([_object(item) for item in items])
     else:
         lines = (
-            _markdown(found)
+            _markdown(items)
             if args.markdown
-            else _text(found, _width(), bool(args.verbose or args.operators))
+            else _text(items, _width(), bool(args.verbose or args.operators))
         )
         print("\n".join(lines))
-    return 1 if any(item.classification.kind == "unclassified" for item in found) else 0
+    return 1 if any(item.classification.kind == "unclassified" for item in items) else 0
 
 
-def _found(args: argparse.Namespace) -> list[OperatorCoverage]:
+def _items(args: argparse.Namespace) -> list[OperatorCoverage]:
     from .. import coverage
     from ..registry import operators
 
@@ -99,25 +99,25 @@ def _found(args: argparse.Namespace) -> list[OperatorCoverage]:
 
 def row(item: OperatorCoverage) -> tuple[str, ...]:
     """Return the cells of an operator's row: operator, gradient, rule, arguments and note."""
-    found = item.classification
-    if found.kind != "differentiable":
-        absent = "refused" if found.refused else "none"
-        kind = "unclassified" if found.kind == "unclassified" else absent
-        return found.op_name, kind, found.rule or "", "", found.reason or ""
-    note = f"replaces TVM's, which {found.corrects}" if found.corrects else ""
-    return found.op_name, "yes", found.rule, ", ".join(item.arguments), note
+    status = item.classification
+    if status.kind != "differentiable":
+        absent = "refused" if status.refused else "none"
+        kind = "unclassified" if status.kind == "unclassified" else absent
+        return status.op_name, kind, status.rule or "", "", status.reason or ""
+    note = f"replaces TVM's, which {status.corrects}" if status.corrects else ""
+    return status.op_name, "yes", status.rule, ", ".join(item.arguments), note
 
 
 def _object(item: OperatorCoverage) -> dict:
-    found = item.classification
+    status = item.classification
     return {
-        "operator": found.op_name,
-        "kind": found.kind,
-        "rule": found.rule,
+        "operator": status.op_name,
+        "kind": status.kind,
+        "rule": status.rule,
         "arguments": list(item.arguments),
-        "reason": found.reason,
-        "refused": found.refused,
-        "corrects": found.corrects,
+        "reason": status.reason,
+        "refused": status.refused,
+        "corrects": status.corrects,
     }
 
 
@@ -127,9 +127,9 @@ def _width() -> int:
     return min(max(shutil.get_terminal_size((otherwise, 24)).columns, fewest), most)
 
 
-def _text(found: Sequence[OperatorCoverage], width: int, with_faults: bool) -> Iterator[str]:
+def _text(items: Sequence[OperatorCoverage], width: int, with_faults: bool) -> Iterator[str]:
     rows = [("operator", "gradient", "arguments with a gradient, or the reason for its absence")]
-    rows += [_cells(item, with_faults) for item in found]
+    rows += [_cells(item, with_faults) for item in items]
     names = min(max(len(name) for name, _, _ in rows), _NAMES)
     kinds = max(len(kind) for _, kind, _ in rows)
     indent = " " * (names + 2)
@@ -144,7 +144,7 @@ def _text(found: Sequence[OperatorCoverage], width: int, with_faults: bool) -> I
         for line in others:
             yield f"{indent}{'':<{kinds}}  {line}"
     yield ""
-    yield summary(found)
+    yield summary(items)
 
 
 def _cells(item: OperatorCoverage, with_faults: bool) -> tuple[str, str, str]:
@@ -155,22 +155,22 @@ def _cells(item: OperatorCoverage, with_faults: bool) -> tuple[str, str, str]:
     return name, kind, "; ".join(filter(None, parts))
 
 
-def _markdown(found: Sequence[OperatorCoverage]) -> Iterator[str]:
+def _markdown(items: Sequence[OperatorCoverage]) -> Iterator[str]:
     def line(cells):
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
     yield line(_HEADER)
     yield "|" + "---|" * len(_HEADER)
-    for item in found:
+    for item in items:
         name, *cells = row(item)
         yield line((f"`{name}`", *cells))
     yield ""
-    yield summary(found)
+    yield summary(items)
 
 
-def summary(found: Sequence[OperatorCoverage]) -> str:
+def summary(items: Sequence[OperatorCoverage]) -> str:
     """Return the number of operators of each kind, in one sentence."""
-    kinds = Counter(item.classification.kind for item in found)
-    return f"{count_of(len(found), 'operator')}: " + ", ".join(
+    kinds = Counter(item.classification.kind for item in items)
+    return f"{count_of(len(items), 'operator')}: " + ", ".join(
         f"{kinds[kind]} {kind}" for kind in ("differentiable", "non-differentiable", "unclassified")
     )

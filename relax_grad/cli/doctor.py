@@ -17,7 +17,7 @@ extensions; the line after it names the remedy."""
 _EPILOG = EXIT_CODES.format(success="no problems", problem="problems")
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "doctor",
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
             shown(f"  {check.name:<45} {check.seconds:5.1f} s  {verdict}")
     problems += [check.problem for check in checks if check.problem]
     shown("")
-    for sign, found in (("*", advice), ("!", problems)):
-        for item in found:
+    for sign, items in (("*", advice), ("!", problems)):
+        for item in items:
             shown(f"{sign} {item.symptom}\n    {item.remedy}")
     shown("no problems" if not problems else count_of(len(problems), "problem"))
     if args.json:
@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
                 "versions": version_table(),
                 "facts": facts,
                 "checks": [
-                    {"name": each.name, "seconds": each.seconds, "ok": each.problem is None}
-                    for each in checks
+                    {"name": check.name, "seconds": check.seconds, "ok": check.problem is None}
+                    for check in checks
                 ],
                 "advice": [vars(item) for item in advice],
                 "problems": [vars(item) for item in problems],

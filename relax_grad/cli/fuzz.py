@@ -6,8 +6,10 @@ import argparse
 import importlib.util
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from . import _arguments
 from ._text import EXIT_CODES, PASSES, count_of, print_json, version_table, versions
@@ -33,7 +35,7 @@ examples:
 _INTERVAL = 60.0
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "fuzz",
@@ -161,7 +163,7 @@ def _subject(args: argparse.Namespace):
     return Gradients(Settings(args.through or "relax_grad", args.pipeline))
 
 
-def _summary(counts, subject, seconds: float):
+def _summary(counts, subject, seconds: float) -> Iterator[str]:
     preposition, noun = subject.part
     yield ""
     yield (
@@ -175,7 +177,7 @@ def _summary(counts, subject, seconds: float):
 
 
 @contextmanager
-def _output(stream):
+def _output(stream: TextIO) -> Iterator[tuple[Callable, Callable, Callable]]:
     """Yield functions that write a line, announce the next step, and show the time while a step runs."""
     if not (stream.isatty() and importlib.util.find_spec("rich")):
         yield (
@@ -204,7 +206,7 @@ def _output(stream):
         yield write, begin, progress.refresh
 
 
-def _at_intervals(stream):
+def _at_intervals(stream: TextIO) -> Callable[..., None]:
     """Return a function that prints the progress: the first program, then once per :data:`_INTERVAL`."""
     said = None
 

@@ -26,7 +26,7 @@ example:
 )
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: argparse._SubParsersAction) -> None:
     """Add the command to the parser's subcommands."""
     parser = commands.add_parser(
         "worker",

@@ -401,6 +401,24 @@ def test_plain_lines_without_rich(makers, monkeypatch):
     assert "relax.exp" in terminal.getvalue()
 
 
+def test_progress_within_an_operator(makers, monkeypatch, capsys):
+    makers.update({"relax.exp": smooth, "relax.nn.relu": wrong})
+    monkeypatch.setattr(check_command, "_INTERVAL", 0.0)
+    assert cli.main(["check", "--order", "1"]) == 1
+    shown = [line for line in capsys.readouterr().out.splitlines() if " done; " in line]
+    assert shown == [
+        f"    {done} of 2 done; {operator}: {check}"
+        for done, operator in enumerate(["relax.exp", "relax.nn.relu"])
+        for check in ("samples", "sample 1 of 2, float64", "sample 2 of 2, float64")
+    ]
+
+
+def test_a_quick_check_shows_no_progress(makers, capsys):
+    makers["relax.exp"] = smooth
+    assert cli.main(["check", "exp", "--order", "1"]) == 0
+    assert " done; " not in capsys.readouterr().out
+
+
 def test_version_of_the_module():
     result = subprocess.run(
         [sys.executable, "-m", "relax_grad", "--version"],
