@@ -1,4 +1,4 @@
-"""The functions of ``relax_grad_trainer.h``, called from C, Go and ctypes, train with the bits of Python."""
+"""The functions of ``relax_grad_trainer.h``, called from C, Go, Java and ctypes, train with the bits of Python."""
 
 from __future__ import annotations
 
@@ -216,3 +216,34 @@ def test_predictions_and_symbolic_extents(programs, tmp_path):
     data["input"][5, 1] = 7
     save_file(data, tmp_path / "data")
     assert re.search(r"error: input\[1, 1\] is 7", run([*program, *arguments], 1))
+
+
+def test_example_in_java(programs, exported, trained, tmp_path):
+    if shutil.which("javac") is None:
+        pytest.skip("javac is not installed (Debian's package default-jdk-headless)")
+    home = Path(shutil.which("javac")).resolve().parents[1]
+    if not (home / "include/linux/jni_md.h").exists():
+        pytest.skip(f"{home} has no headers of JNI for Linux")
+    _, _, folder, _ = exported
+    sources = ROOT / "examples/java_trainer"
+    run(["javac", "-Xlint:all", "-Werror", "-d", tmp_path, *sorted(sources.glob("*.java"))])
+    headers = (home / "include", home / "include/linux", HEADER.parent)
+    libraries = [f"-L{programs}", f"-Wl,-rpath,{programs}", "-lrelax_grad_trainer_c"]
+    warnings = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    command = ["gcc", *warnings, "-shared", "-fPIC", *(f"-I{header}" for header in headers)]
+    output = tmp_path / "libjava_trainer.so"
+    run([*command, sources / "java_trainer.c", "-o", output, *libraries])
+    java = ["java", "-Xcheck:jni", f"-Djava.library.path={tmp_path}", "-cp", tmp_path, "Train"]
+    arguments = [folder / "model", folder / "data", 2, 6, 0.125, tmp_path / "java"]
+    printed = run([*java, *arguments])
+    assert "epoch 2: mean loss" in printed
+    assert "WARNING" not in printed  # of -Xcheck:jni
+    same_bits(trained[1], tmp_path / "java")
+    for changed, code, message in (
+        ({1: tmp_path / "none"}, 1, "error: .*none cannot be read"),
+        ({3: 25}, 1, "error: x has 24 rows; a batch has 25, and x 24"),
+        ({3: 5}, 1, r"error: x must have shape \(6, 3\)"),
+        ({4: "fast"}, 2, "LEARNING_RATE a number"),
+    ):
+        values = [changed.get(i, value) for i, value in enumerate(arguments)]
+        assert re.search(message, run([*java, *values], code))
