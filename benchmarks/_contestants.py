@@ -49,15 +49,21 @@ class Contestant:
     arrays: Sequence[np.ndarray] = ()
 
 
-def contestants(entry: Row | Step, columns: Sequence[str]) -> dict[str, Contestant]:
-    """Return the contestants of a row or a step, by column, without those that cannot run it."""
+def contestants(
+    entry: Row | Step, columns: Sequence[str], target: tvm.target.Target | None = None
+) -> dict[str, Contestant]:
+    """Return the contestants of a row or a step, by column, without those that cannot run it.
+
+    relax_grad compiles for the target, by default this machine.
+    """
+    target = target or relax_grad.target.host()
     if isinstance(entry, Step):
-        return _each(columns, lambda column: _of_step(entry, column))
+        return _each(columns, lambda column: _of_step(entry, column, target))
     arrays = entry.arrays()
     columns = [column for column in columns if column != "jax" or entry.jax is not None]
-    found = _each(columns, lambda column: _of_row(entry, arrays, column))
+    found = _each(columns, lambda column: _of_row(entry, arrays, column, target))
     if entry.symbolic:
-        found["static"] = _of_row(replace(entry, symbolic=()), arrays, "relax_grad")
+        found["static"] = _of_row(replace(entry, symbolic=()), arrays, "relax_grad", target)
     return found
 
 
@@ -88,9 +94,13 @@ def difference(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> flo
     return worst
 
 
-def _of_row(row: Row, arrays: Sequence[np.ndarray], column: str) -> Contestant:
+def _of_row(
+    row: Row, arrays: Sequence[np.ndarray], column: str, target: tvm.target.Target
+) -> Contestant:
     if column in ("relax_grad", "TVM"):
-        return _by_tvm(row.module(arrays), "main", arrays, column == "relax_grad")
+        return _by_tvm(
+            row.module(arrays), "main", arrays, target if column == "relax_grad" else None
+        )
     if column == "jax":
         import jax
 
@@ -108,12 +118,12 @@ def _of_row(row: Row, arrays: Sequence[np.ndarray], column: str) -> Contestant:
     return _by_first_call(run)
 
 
-def _of_step(step: Step, column: str) -> Contestant:
+def _of_step(step: Step, column: str, target: tvm.target.Target) -> Contestant:
     network, inputs = _steps.initial(step)
     before = _steps.parameters(network)
     if column in ("relax_grad", "TVM"):
         module, arrays = _steps.in_relax(network, inputs)
-        found = _by_tvm(module, "step", arrays, column == "relax_grad")
+        found = _by_tvm(module, "step", arrays, target if column == "relax_grad" else None)
         found.arrays = arrays
     elif column == "jax":
         found = _by_first_call(_steps.in_jax(network, inputs))
@@ -131,10 +141,14 @@ def _by_first_call(run: Callable) -> Contestant:
 
 
 def _by_tvm(
-    module: tvm.IRModule, name: str, arrays: Sequence[np.ndarray], is_ours: bool
+    module: tvm.IRModule,
+    name: str,
+    arrays: Sequence[np.ndarray],
+    target: tvm.target.Target | None,
 ) -> Contestant:
-    """Compile with relax_grad for this machine, or with TVM's default pipeline."""
-    target = relax_grad.target.host() if is_ours else tvm.target.Target("llvm")
+    """Compile with relax_grad for a target; with TVM's default pipeline if it is None."""
+    is_ours = target is not None
+    target = target or tvm.target.Target("llvm")
     counter = _CountKernels()
     if is_ours:  # a separate, untimed run: with an instrument, one thread compiles the functions
         with tvm.transform.PassContext(instruments=[counter]), target:

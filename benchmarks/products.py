@@ -11,36 +11,13 @@ chosen one is more than 10 % slower than another.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import math
 import os
-import re
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from datetime import date
-from pathlib import Path
 
-from measure import processor
-
-HERE = Path(__file__).parent
-
-#: For each width of vectors: LLVM's processor (None: this one), the compiler's flags, and PyTorch's environment.
-WIDTHS: dict[str, tuple[str | None, list[str], dict[str, str]]] = {
-    "host": (None, ["-march=native"], {}),
-    "avx2": (
-        "haswell",
-        ["-mavx2", "-mfma"],
-        {
-            "ATEN_CPU_CAPABILITY": "avx2",
-            "ONEDNN_MAX_CPU_ISA": "AVX2",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        },
-    ),
-}
+from _widths import WIDTHS, digits, parser, peak, target_of, write
 
 LARGE = [
     (512, 512, 512),
@@ -83,9 +60,7 @@ def main() -> None:
         for width in args.vectors:
             _candidates(width)
         return
-    result = {
-        "date": date.today().isoformat(),
-        "processor": processor(),
+    about = {
         "threads": 2,
         "units": {
             "peak": "GFLOP/s of 1 and 2 threads",
@@ -94,18 +69,7 @@ def main() -> None:
             "least": "least time of relax_grad / least time of PyTorch",
         },
     }
-    for width in args.vectors:
-        command = [sys.executable, __file__, "--part", width, "--repeats", str(args.repeats)]
-        threads = dict.fromkeys(("TVM_NUM_THREADS", "OMP_NUM_THREADS"), "2")
-        environment = {**os.environ, **WIDTHS[width][2], **threads}
-        made = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-        result[width] = json.loads(made.stdout.splitlines()[-1])
-        print(_summary(width, result[width]))
-    name = re.sub(r"[^a-z0-9]+", "-", f"{result['processor']} {_target(None)}".lower()).strip("-")
-    path = args.out / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_text(result))
-    print(f"written to {path}")
+    write(__file__, args, about, _summary)
 
 
 def _measured(width: str, args: argparse.Namespace) -> dict:
@@ -122,8 +86,8 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
     torch.set_num_threads(2)
     relax_grad.set_num_threads(2)
     raise_mmap_threshold()
-    peak = [_peak(WIDTHS[width][1], number) for number in (1, 2)]
-    target = tvm.target.Target({"kind": "llvm", "mcpu": _target(width), "num-cores": 2})
+    peaks = [peak(WIDTHS[width][1], number) for number in (1, 2)]
+    target = tvm.target.Target({"kind": "llvm", "mcpu": target_of(width), "num-cores": 2})
     rows = []
     for sizes in [*LARGE, *SMALL]:
         forms = [product(*sizes, form[0] == "T", form[1] == "T") for form in _FORMS]
@@ -154,52 +118,15 @@ def _measured(width: str, args: argparse.Namespace) -> dict:
                     "sizes": list(sizes),
                     "us": round(least * 1e6, 2),
                     "gflops": round(2 * math.prod(sizes) / least / 1e9, 1),
-                    "median": _digits(ratios[len(ratios) // 2]),
-                    "least": _digits(least / min(times["torch"])),
+                    "median": digits(ratios[len(ratios) // 2]),
+                    "least": digits(least / min(times["torch"])),
                 }
             )
             print(rows[-1], file=sys.stderr, flush=True)
-    peak = [max(before, _peak(WIDTHS[width][1], n)) for n, before in zip((1, 2), peak, strict=True)]
-    return {"target": _target(width), "peak": [round(value) for value in peak], "rows": rows}
-
-
-def _digits(ratio: float) -> float:
-    """Return a ratio with two digits after the point, or two digits."""
-    return round(ratio, 2) if ratio > 0.1 else float(f"{ratio:.1e}")
-
-
-def _target(width: str | None) -> str:
-    import relax_grad
-
-    named = None if width is None else WIDTHS[width][0]
-    return named or str(relax_grad.target.host().attrs["mcpu"])
-
-
-def _peak(flags: list[str], threads: int) -> float:
-    """Return the GFLOP/s of multiply-adds in registers, in so many threads."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "peak.so")
-        command = ["cc", "-O2", "-ffp-contract=fast", "-shared", "-fPIC", *flags]
-        subprocess.run([*command, "-o", str(path), str(HERE / "_peak.c")], check=True)
-        library = ctypes.CDLL(str(path))
-    library.multiply_adds.restype = ctypes.c_double
-    real, pointer = ctypes.c_float, ctypes.POINTER(ctypes.c_float)
-    library.multiply_adds.argtypes = [ctypes.c_long, real, real, pointer]
-    done = [0.0] * threads
-
-    def run(i: int) -> None:
-        done[i] = library.multiply_adds(10_000_000, 0.999, 0.001, real())
-
-    best = 0.0
-    for _ in range(15):
-        workers = [threading.Thread(target=run, args=[i]) for i in range(threads)]
-        start = time.perf_counter()
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        best = max(best, sum(done) / (time.perf_counter() - start) / 1e9)
-    return best
+    peaks = [
+        max(before, peak(WIDTHS[width][1], n)) for n, before in zip((1, 2), peaks, strict=True)
+    ]
+    return {"target": target_of(width), "peak": [round(value) for value in peaks], "rows": rows}
 
 
 def _candidates(width: str) -> None:
@@ -212,7 +139,7 @@ def _candidates(width: str) -> None:
     from relax_grad.cpu.kernel.matmul import WAYS, Matmul, matmul
     from relax_grad.cpu.target import CPU
 
-    target = tvm.target.Target({"kind": "llvm", "mcpu": _target(width), "num-cores": 1})
+    target = tvm.target.Target({"kind": "llvm", "mcpu": target_of(width), "num-cores": 1})
     target, count = lower.optimizing(target), 0
     for sizes in SMALL:
         for form in _FORMS:
@@ -255,25 +182,12 @@ def _summary(width: str, part: dict) -> str:
     return "\n".join(lines)
 
 
-def _text(result: dict) -> str:
-    """Return JSON with a line for each row."""
-    text = json.dumps(result, indent=1)
-    return (
-        re.sub(r"\{\s*(\"group\"[^}]*)\}", lambda m: "{" + " ".join(m[1].split()) + "}", text)
-        + "\n"
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--vectors", nargs="+", choices=WIDTHS, default=list(WIDTHS))
-    parser.add_argument("--repeats", type=int, default=7, help="samples of each (default: 7)")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs/_measured/products")
-    parser.add_argument(
+    found = parser(__doc__, "products", 7)
+    found.add_argument(
         "--candidates", action="store_true", help="compare the ways to compute small products"
     )
-    parser.add_argument("--part", choices=WIDTHS, help=argparse.SUPPRESS)
-    return parser
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Attention without and with its gradients, for several lengths and sizes of heads, plain and causal."""
+"""Attention without and with its gradients, for several lengths and sizes of heads, plain, causal and grouped."""
 
 from __future__ import annotations
 
@@ -20,28 +20,39 @@ _SIZES = [
     (1, 2048, 4, 128),
 ]
 
+#: Sizes with a number of heads of the keys and values, which the heads of the queries share.
+_GROUPED = [((1, 1024, 12, 64), 4), ((1, 1024, 8, 128), 1)]
 
-def _rows(sizes: tuple[int, int, int, int], is_causal: bool) -> list[Row]:
+
+def rows(
+    sizes: tuple[int, int, int, int], is_causal: bool, key_heads: int | None = None
+) -> list[Row]:
+    """Return attention, and attention with its gradients."""
     mask = "TopLeft" if is_causal else None
+    batch, length, heads, features = sizes
+    keys = (batch, length, heads if key_heads is None else key_heads, features)
 
     def in_relax(_bb, q, k, v):
         return relax.op.nn.attention(q, k, v, causal_mask=mask)
 
     def in_torch(*tensors):
         q, k, v = (tensor.transpose(1, 2) for tensor in tensors)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal).transpose(1, 2)
+        found = F.scaled_dot_product_attention(
+            q, k, v, is_causal=is_causal, enable_gqa=key_heads is not None
+        )
+        return found.transpose(1, 2)
 
     def in_jax(jax, q, k, v):
         return jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)
 
     name = f"attention{', causal' if is_causal else ''}"
-    size = "x".join(map(str, sizes))
+    size = "x".join(map(str, sizes)) + ("" if key_heads is None else f", {key_heads} of keys")
     return [
-        Row("matmul", f"{name} {size}", [sizes] * 3, in_relax, in_torch, in_jax),
+        Row("matmul", f"{name} {size}", [sizes, keys, keys], in_relax, in_torch, in_jax),
         Row(
             "matmul",
             f"{name} and gradients {size}",
-            [sizes] * 4,
+            [sizes, keys, keys, sizes],
             in_relax,
             with_gradients(in_torch, 0, 1, 2),
             in_jax,
@@ -51,4 +62,7 @@ def _rows(sizes: tuple[int, int, int, int], is_causal: bool) -> list[Row]:
     ]
 
 
-ROWS = [row for sizes in _SIZES for is_causal in (False, True) for row in _rows(sizes, is_causal)]
+ROWS = [
+    *(row for sizes in _SIZES for is_causal in (False, True) for row in rows(sizes, is_causal)),
+    *(row for sizes, key_heads in _GROUPED for row in rows(sizes, True, key_heads)),
+]

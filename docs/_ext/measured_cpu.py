@@ -134,22 +134,35 @@ class Winograd(Measured):
         yield from table(("convolution", "", *found["columns"], "oneDNN"), rows, "llllll")
 
 
-class Products(Measured):
-    """The table of matrix products, with rows for each machine, width of vectors, and form."""
-
-    #: The folder has a file for each machine.
-    file = "products"
+class _OfMachines(Measured):
+    """A table of a folder that has a file for each machine, with a part for each width of vectors."""
 
     @staticmethod
     def read(path):
         return [json.loads(file.read_text("utf-8")) for file in sorted(path.glob("*.json"))]
 
+    def rows(self, measured: list[dict]) -> list[list[str]]:
+        """Return the rows of the table, of each machine and each width."""
+        widths = ("host", "avx2")
+        return [
+            row
+            for machine in measured
+            for width in widths
+            if width in machine
+            for row in self.of_width(machine, machine[width])
+        ]
+
+    def of_width(self, machine: dict, part: dict) -> Iterator[list[str]]:
+        """Yield the rows of a machine and a width; each directive implements this."""
+        raise NotImplementedError
+
+
+class Products(_OfMachines):
+    """The table of matrix products, with rows for each machine, width of vectors, and form."""
+
+    file = "products"
+
     def lines(self, measured):
-        rows = []
-        for machine in measured:
-            for width in ("host", "avx2"):
-                if width in machine:
-                    rows += self._of_width(machine, width)
         heads = (
             "processor, target",
             "products",
@@ -158,11 +171,9 @@ class Products(Measured):
             "of the peak: mean",
             "least",
         )
-        yield from table(heads, rows, "llrrrr")
+        yield from table(heads, self.rows(measured), "llrrrr")
 
-    @staticmethod
-    def _of_width(machine: dict, width: str) -> Iterator[list[str]]:
-        part = machine[width]
+    def of_width(self, machine, part):
         for group in ("large", "small"):
             members = [r for r in part["rows"] if r["group"] == group]
             medians = [r["median"] for r in members]
@@ -175,6 +186,70 @@ class Products(Measured):
                 f"{geometric_mean(shares):.2f}" if group == "large" else "",
                 f"{min(shares):.2f}" if group == "large" else "",
             ]
+
+
+class Attention(_OfMachines):
+    """The table of attention, with rows for each machine, width of vectors, and kind of mask and heads."""
+
+    file = "attention"
+
+    def lines(self, measured):
+        heads = (
+            "processor, target",
+            "attention",
+            "forward / PyTorch: mean",
+            "most",
+            "with gradients: mean",
+            "most",
+            "forward, of the peak",
+        )
+        yield from table(heads, self.rows(measured), "llrrrrr")
+
+    def of_width(self, machine, part):
+        kinds: dict[tuple, list[dict]] = {}
+        for row in part["rows"]:
+            kinds.setdefault((row["key_heads"] is not None, row["causal"]), []).append(row)
+        for (is_grouped, is_causal), members in kinds.items():
+            heads = "heads share keys" if is_grouped else "a head of keys each"
+            lengths = sorted(row["sizes"][1] for row in members)
+            ratios = []
+            for i in range(2):
+                medians = [row["median"][i] for row in members]
+                ratios += [f"{geometric_mean(medians):.2f}", f"{max(medians):.2f}"]
+            shares = [row["flops"] / row["us"][0] / 1e3 / part["peak"] for row in members]
+            yield [
+                f"{_processor(machine)}, {part['target']}",
+                f"{'causal' if is_causal else 'all keys'}, {heads}, {lengths[0]} to {lengths[-1]} positions",
+                *ratios,
+                f"{geometric_mean(shares):.2f}",
+            ]
+
+
+class AttentionSteps(_OfMachines):
+    """The table of the training steps that are measured with attention."""
+
+    file = "attention"
+
+    def lines(self, measured):
+        heads = ("processor, target", "step", "/ PyTorch", "/ torch.compile", "memory / PyTorch")
+        yield from table(heads, self.rows(measured), "llrrr")
+
+    def of_width(self, machine, part):
+        for step in part["steps"]:
+            compiled = step.get("torch.compile")
+            ours, theirs = step.get("memory", (None, None))
+            yield [
+                f"{_processor(machine)}, {part['target']}",
+                step["name"],
+                f"{step['median']:.2f}",
+                "" if compiled is None else f"{compiled:.2f}",
+                "" if ours is None else f"{ours / theirs:.2f}",
+            ]
+
+
+def _processor(machine: dict) -> str:
+    """Return the name of a processor, with the number of threads."""
+    return f"{machine['processor']} ({machine['threads']} thread{'s' * (machine['threads'] > 1)})"
 
 
 class Conditions(Measured):
@@ -220,6 +295,8 @@ def setup(app):
         ("cpu-families", Families),
         ("cpu-slower", Slower),
         ("cpu-products", Products),
+        ("cpu-attention", Attention),
+        ("cpu-attention-steps", AttentionSteps),
         ("compile-times", CompileTimes),
         ("winograd-errors", Winograd),
         ("cpu-conditions", Conditions),

@@ -1,0 +1,141 @@
+"""Measurements for each width of vectors: that of this machine, and AVX2, to which PyTorch is held too.
+
+A script measures each width in a process of its own, and writes a file for each machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+
+from measure import processor
+
+HERE = Path(__file__).parent
+
+#: For each width of vectors: LLVM's processor (None: this one), the compiler's flags, and PyTorch's environment.
+WIDTHS: dict[str, tuple[str | None, list[str], dict[str, str]]] = {
+    "host": (None, ["-march=native"], {}),
+    "avx2": (
+        "haswell",
+        ["-mavx2", "-mfma"],
+        {
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        },
+    ),
+}
+
+
+def parser(description: str, folder: str, repeats: int) -> argparse.ArgumentParser:
+    """Return the parser of the options that these scripts share."""
+    found = argparse.ArgumentParser(description=description.partition("\n")[0])
+    found.add_argument("--vectors", nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    found.add_argument(
+        "--repeats", type=int, default=repeats, help=f"samples of each (default: {repeats})"
+    )
+    found.add_argument("--out", type=Path, default=HERE.parent / "docs/_measured" / folder)
+    found.add_argument("--part", choices=WIDTHS, help=argparse.SUPPRESS)
+    return found
+
+
+def write(
+    script: str,
+    args: argparse.Namespace,
+    about: dict,
+    summary: Callable[[str, dict], str],
+    options: Sequence[str] = (),
+) -> None:
+    """Measure each width in a process of its own, print its summary, and write the file of this machine.
+
+    Parameters
+    ----------
+    script : str
+        The path of the script. With the option ``--part WIDTH``, its last line is the JSON of this width.
+    args : argparse.Namespace
+        The options of :func:`parser`.
+    about : dict
+        The head of the file beside the date and the processor; ``threads`` is the number of threads.
+    summary : Callable
+        Returns the text for a width and its measurements.
+    options : Sequence[str]
+        Further options of the script.
+    """
+    result = {"date": date.today().isoformat(), "processor": processor(), **about}
+    for width in args.vectors:
+        command = [sys.executable, script, "--part", width, "--repeats", str(args.repeats)]
+        threads = dict.fromkeys(("TVM_NUM_THREADS", "OMP_NUM_THREADS"), str(about["threads"]))
+        environment = {**os.environ, **WIDTHS[width][2], **threads}
+        made = subprocess.run(
+            [*command, *options], env=environment, stdout=subprocess.PIPE, check=True
+        )
+        result[width] = json.loads(made.stdout.splitlines()[-1])
+        print(summary(width, result[width]))
+    name = f"{result['processor']} {target_of(None)}".lower()
+    path = args.out / f"{re.sub(r'[^a-z0-9]+', '-', name).strip('-')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_text(result))
+    print(f"written to {path}")
+
+
+def digits(ratio: float) -> float:
+    """Return a ratio with two digits after the point, or two digits."""
+    return round(ratio, 2) if ratio > 0.1 else float(f"{ratio:.1e}")
+
+
+def target_of(width: str | None) -> str:
+    import relax_grad
+
+    named = None if width is None else WIDTHS[width][0]
+    return named or str(relax_grad.target.host().attrs["mcpu"])
+
+
+def peak(flags: list[str], threads: int) -> float:
+    """Return the GFLOP/s of multiply-adds in registers, in so many threads."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "peak.so")
+        command = ["cc", "-O2", "-ffp-contract=fast", "-shared", "-fPIC", *flags]
+        subprocess.run([*command, "-o", str(path), str(HERE / "_peak.c")], check=True)
+        library = ctypes.CDLL(str(path))
+    library.multiply_adds.restype = ctypes.c_double
+    real, pointer = ctypes.c_float, ctypes.POINTER(ctypes.c_float)
+    library.multiply_adds.argtypes = [ctypes.c_long, real, real, pointer]
+    done = [0.0] * threads
+
+    def run(i: int) -> None:
+        done[i] = library.multiply_adds(10_000_000, 0.999, 0.001, real())
+
+    best = 0.0
+    for _ in range(15):
+        workers = [threading.Thread(target=run, args=[i]) for i in range(threads)]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        best = max(best, sum(done) / (time.perf_counter() - start) / 1e9)
+    return best
+
+
+def _text(result: dict) -> str:
+    """Return JSON with a line for each row."""
+    text = json.dumps(result, indent=1)
+    return (
+        re.sub(
+            r"\{\s*(\"(?:group|sizes|name)\"[^}]*)\}",
+            lambda m: "{" + " ".join(m[1].split()) + "}",
+            text,
+        )
+        + "\n"
+    )

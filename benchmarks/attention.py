@@ -1,0 +1,194 @@
+"""Measure attention against PyTorch's scaled_dot_product_attention, for each width of vectors.
+
+``python benchmarks/attention.py`` measures attention without and with its gradients at lengths of 128 to 4096, interleaved,
+and training steps of a GPT, and writes ``docs/_measured/attention/PROCESSOR.json``: a file for each machine. PyTorch is held
+to AVX2 for the columns of AVX2. The peak is that of multiply-adds in registers.
+
+``--processor-time`` measures one thread by its processor time, for a machine that is not idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from _widths import WIDTHS, digits, parser, peak, target_of, write
+
+#: The batch, the length, the number of heads and their size, and the number of heads of the keys: None for as many.
+SIZES = [
+    *(((batch, length, 12, 64), None) for batch, length in ((8, 128), (4, 256), (2, 512))),
+    ((1, 1024, 12, 64), None),
+    ((1, 2048, 6, 64), None),
+    ((1, 4096, 2, 64), None),
+    ((8, 128, 8, 128), None),
+    ((2, 512, 8, 128), None),
+    ((1, 1024, 8, 128), None),
+    ((1, 2048, 4, 128), None),
+    ((1, 4096, 2, 128), None),
+    ((1, 1024, 12, 64), 4),
+    ((1, 1024, 8, 128), 2),
+    ((1, 2048, 8, 64), 1),
+]
+
+#: The training steps, by their names in ``_models.py``.
+STEPS = ("GPT, 6 layers, 384 wide, 4x256", "GPT, 4 layers, 256 wide, 1x1024")
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    if args.part is not None:
+        print(json.dumps(_measured(args.part, args)))
+        return
+    about = {
+        "threads": 1 if args.processor_time else 2,
+        "clock": "processor time" if args.processor_time else "wall time",
+        "units": {
+            "peak": "GFLOP/s of the threads",
+            "us": "microseconds of relax_grad: forward, and forward with gradients; the least times",
+            "torch_us": "microseconds of PyTorch",
+            "median": "time of relax_grad / time of PyTorch, the median of paired samples",
+            "memory": "memory that a step adds, in bytes: relax_grad's and PyTorch's",
+            "torch.compile": "median time of relax_grad / median time of torch.compile",
+        },
+    }
+    options = ["--processor-time"] if args.processor_time else []
+    write(__file__, args, about, _summary, options)
+
+
+def _measured(width: str, args: argparse.Namespace) -> dict:
+    """Return the peak and the rows of a width; in a process whose environment holds PyTorch to this width."""
+    import torch
+    import tvm
+    from _timing import raise_mmap_threshold
+
+    import relax_grad
+
+    threads = 1 if args.processor_time else 2
+    torch.set_num_threads(threads)
+    relax_grad.set_num_threads(threads)
+    raise_mmap_threshold()
+    before = peak(WIDTHS[width][1], threads)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": target_of(width), "num-cores": threads})
+    clock = time.thread_time if args.processor_time else time.perf_counter
+    rows = [
+        _row(sizes, is_causal, key_heads, target, args.repeats, clock)
+        for sizes, key_heads in SIZES
+        for is_causal in (False, True)
+    ]
+    steps = [_step(name, width, target, args.repeats, clock) for name in STEPS]
+    return {
+        "target": target_of(width),
+        "peak": round(max(before, peak(WIDTHS[width][1], threads))),
+        "rows": rows,
+        "steps": steps,
+    }
+
+
+def _row(sizes: tuple, is_causal: bool, key_heads: int | None, target, repeats: int, clock) -> dict:
+    """Return the times of a size without and with gradients, after a comparison of the results."""
+    import torch
+    import tvm
+    from _contestants import difference, flat
+    from _timing import measure
+    from rows.attentions import rows
+    from tvm import relax
+
+    contestants = {}
+    for name, row in zip(("forward", "both"), rows(sizes, is_causal, key_heads), strict=True):
+        arrays = row.arrays()
+        executable = tvm.compile(row.module(arrays), target, relax_pipeline="relax_grad")
+        function = relax.VirtualMachine(executable, tvm.cpu())["main"]
+        ours = [tvm.runtime.tensor(array) for array in arrays]
+        theirs = [torch.from_numpy(array) for array in arrays]
+
+        def by_torch(row=row, tensors=theirs):
+            with torch.no_grad():
+                return row.torch(*tensors)
+
+        contestants[name] = lambda f=function, x=ours: f(*x)
+        contestants[f"torch {name}"] = by_torch
+        found, wanted = (flat(each()) for each in (contestants[name], by_torch))
+        error = difference(found, wanted)
+        if not error < 1e-4:
+            raise SystemExit(
+                f"{row.name}: the results differ by {error:.1e} of the largest element"
+            )
+    times = measure(contestants, repeats, 40, clock)
+    batch, length, heads, features = sizes
+    #: The multiply-adds of two products of each query and each key that it attends to.
+    pairs = length * (length + 1) // 2 if is_causal else length**2
+    result = {
+        "sizes": list(sizes),
+        "key_heads": key_heads,
+        "causal": is_causal,
+        "us": [round(min(times[name]) * 1e6, 1) for name in ("forward", "both")],
+        "torch_us": [round(min(times[f"torch {name}"]) * 1e6, 1) for name in ("forward", "both")],
+        "median": [
+            _median_ratio(times[name], times[f"torch {name}"]) for name in ("forward", "both")
+        ],
+        "flops": 4 * batch * heads * pairs * features,
+    }
+    print(result, file=sys.stderr, flush=True)
+    return result
+
+
+def _step(name: str, width: str, target, repeats: int, clock) -> dict:
+    """Return the time and the memory of a training step beside those of PyTorch, and of torch.compile for this machine."""
+    import _memory
+    from _contestants import contestants, difference
+    from _models import STEPS as KNOWN
+    from _timing import measure
+
+    (step,) = (each for each in KNOWN if each.name == name)
+    columns = ["relax_grad", "torch", *(["torch.compile"] if width == "host" else [])]
+    found = contestants(step, columns, target)
+    error = difference(found["relax_grad"].results, found["torch"].results)
+    if not error < 1e-3:
+        raise SystemExit(f"{name}: the results differ by {error:.1e} of the largest element")
+    times = measure({column: each.run for column, each in found.items()}, repeats, 60, clock)
+    result = {
+        "name": name,
+        "ms": round(min(times["relax_grad"]) * 1e3, 1),
+        "median": _median_ratio(times["relax_grad"], times["torch"]),
+    }
+    if "torch.compile" in times:
+        result["torch.compile"] = _median_ratio(times["relax_grad"], times["torch.compile"])
+    memory = [
+        _memory.peak(name, column, found[column].executable, found[column].arrays)
+        for column in ("relax_grad", "torch")
+    ]
+    if None not in memory:
+        result["memory"] = memory
+    print(result, file=sys.stderr, flush=True)
+    return result
+
+
+def _median_ratio(ours: list[float], theirs: list[float]) -> float:
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return digits(ratios[len(ratios) // 2])
+
+
+def _summary(width: str, part: dict) -> str:
+    lines = [f"{width} ({part['target']}): peak {part['peak']} GFLOP/s"]
+    for i, what in enumerate(("forward", "forward and gradients")):
+        worst = max(part["rows"], key=lambda row: row["median"][i])
+        lines.append(
+            f"  {what}: at most {worst['median'][i]:.2f} of PyTorch's time, at {worst['sizes']}"
+            + (", causal" if worst["causal"] else "")
+        )
+    lines += [f"  {step['name']}: {step['median']:.2f} of PyTorch's time" for step in part["steps"]]
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    found = parser(__doc__, "attention", 7)
+    found.add_argument(
+        "--processor-time", action="store_true", help="measure one thread by its processor time"
+    )
+    return found
+
+
+if __name__ == "__main__":
+    main()
